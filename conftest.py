@@ -1,4 +1,6 @@
-"""Notebooks in one session of tests: none runs twice, and what they write at their smallest settings does not outlive the tests."""
+"""Notebooks in one session of tests: none runs twice, and what they write at their smallest settings does not outlive
+the tests.
+"""
 
 import shutil
 import tempfile
@@ -8,7 +10,9 @@ import pytest
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the cells of a notebook that a browser runs in this session: all of them, and no error may occur there either."""
+    """Leave out the cells of a notebook that a browser runs in this session: all of them, and no error may occur there
+    either.
+    """
     in_browser = set()
     for item in items:
         if item.nodeid.startswith("tests/browser/") and not any(mark.args[0] for mark in item.iter_markers("skipif")):
@@ -20,6 +24,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Remove the notebooks' temporary output (see workbench.widgets.controls.output_folder), if this session's notebooks wrote it."""
+    """Remove the notebooks' temporary output (see workbench.widgets.controls.output_folder), if this session's
+    notebooks wrote it.
+    """
     if any(item.nodeid.startswith(("notebooks/", "tests/browser/")) for item in session.items):
         shutil.rmtree(Path(tempfile.gettempdir()) / "workbench-tiny", ignore_errors=True)

@@ -1,4 +1,5 @@
-"""One rank of `make check-aarch64`: the same small jobs on two ranks, whatever their processors; rank 0 writes every step's loss.
+"""One rank of `make check-aarch64`: the same small jobs on two ranks, whatever their processors; rank 0 writes every
+step's loss.
 
 Usage, with torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) set: aarch64_trial.py FOLDER
 Afterwards, to compare two folders' losses: aarch64_trial.py --compare FILE FILE
@@ -37,7 +38,14 @@ name = "left"
 [[device]]
 name = "right"
 """
-SIZES = {"task": "classification", "train_samples": 8, "validation_samples": 4, "test_samples": 4, "batch_size": 4, "max_length": 24}
+SIZES = {
+    "task": "classification",
+    "train_samples": 8,
+    "validation_samples": 4,
+    "test_samples": 4,
+    "batch_size": 4,
+    "max_length": 24,
+}
 LIMIT = 1e-4
 
 
@@ -45,7 +53,8 @@ LIMIT = 1e-4
 def temporary_folder() -> Iterator[Path]:
     """Provide a temporary folder without the process that looks after it.
 
-    qemu tells a process another start time of itself than the kernel tells others, so such a process would take its owner for dead.
+    qemu tells a process another start time of itself than the kernel tells others, so such a process would take its
+    owner for dead.
     """
     with TemporaryDirectory() as folder:
         yield Path(folder)
@@ -65,19 +74,31 @@ def share(rank: int, **amount: int) -> Share:
 def write_reviews(file: Path) -> None:
     """Write some made-up reviews of two classes."""
     chance, words = random.Random(0), ("good", "bad", "film", "plot", "fine", "dull")
-    lines = [f"{' '.join(chance.choices(words, k=chance.randrange(2, 12)))} {number},{number % 2}\n" for number in range(64)]
+    lines = [
+        f"{' '.join(chance.choices(words, k=chance.randrange(2, 12)))} {number},{number % 2}\n" for number in range(64)
+    ]
     file.write_text("text,label\n" + "".join(lines))
 
 
 def jobs(data: str) -> dict[str, tuple[Job, Plan]]:
     """Return jobs and plans by name.
 
-    PAC+: the first epoch is a pipeline of both ranks, the second trains from the cache with the hand-written side network.
+    PAC+: the first epoch is a pipeline of both ranks, the second trains from the cache with the hand-written side
+    network.
     P-RGE: each rank takes two of the four queries.
     """
-    pipeline = (Stage(start=0, stop=1, shares=(share(0, samples=2),)), Stage(start=1, stop=2, shares=(share(1, samples=2),)))
+    pipeline = (
+        Stage(start=0, stop=1, shares=(share(0, samples=2),)),
+        Stage(start=1, stop=2, shares=(share(1, samples=2),)),
+    )
     cached = Stage(start=0, stop=2, shares=(share(0, samples=2), share(1, samples=2)))
-    plan = Plan(method="pac_plus", stages=pipeline, micro_batch_size=2, num_micro_batches=2, cached=cached)
+    plan = Plan(
+        method="pac_plus",
+        stages=pipeline,
+        micro_batch_size=2,
+        num_micro_batches=2,
+        cached=cached,
+    )
     made = {
         f"PAC+, {dtype} backbone": (
             Job(
@@ -118,12 +139,20 @@ def main(folder: Path) -> None:
     try:
         (folder / "two.toml").write_text(CLUSTER)
         cluster = load_cluster(folder / "two.toml")
-        while not ready.exists():  # an emulated processor takes minutes to import torch; whoever started this ends it if a rank dies
+        # an emulated processor takes minutes to import torch; whoever started this ends it if a rank dies
+        while not ready.exists():
             time.sleep(0.2)
         engines.lead(cluster)
         write_reviews(folder / "reviews.csv")
         for name, (job, plan) in jobs(str(folder / "reviews.csv")).items():
-            report = run(job, cluster, "execute", workdir=folder / name.replace(" ", "-"), chosen_plan=plan, engines=engines)
+            report = run(
+                job,
+                cluster,
+                "execute",
+                workdir=folder / name.replace(" ", "-"),
+                chosen_plan=plan,
+                engines=engines,
+            )
             losses[name] = [step.loss for step in report.steps]
             say(f"{name}: {losses[name]}")
     finally:

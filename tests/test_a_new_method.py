@@ -1,4 +1,5 @@
-"""The method of docs/a-new-method.md, taken from the page: simulated, executed, with a killed device, interrupted and resumed."""
+"""The method of docs/a-new-method.md, taken from the page: simulated, executed, with a killed device, interrupted and
+resumed."""
 
 from __future__ import annotations
 
@@ -35,26 +36,49 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (project / "bitfit").mkdir()
     (project / "bitfit" / "__init__.py").write_text('"""BitFit."""\n')
     parts = [(re.match(r"[^\n]*`([\w/]+\.(?:py|toml))`\n", part), part) for part in PAGE.read_text().split("\n## ")]
-    files = [(match.group(1), re.split(r"```(?:python|toml)\n", part)[1].partition("```")[0]) for match, part in parts if match]
+    files = [
+        (match.group(1), re.split(r"```(?:python|toml)\n", part)[1].partition("```")[0])
+        for match, part in parts
+        if match
+    ]
     names = ("options", "prepare", "phases", "method")
-    assert [name for name, _ in files] == ["pyproject.toml", *(f"bitfit/{name}.py" for name in names)]
+    assert [name for name, _ in files] == [
+        "pyproject.toml",
+        *(f"bitfit/{name}.py" for name in names),
+    ]
     for name, text in files:
         (project / name).write_text(text)
-    options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, "--target", site, project], check=True, timeout=LIMIT_S)
+    options = [
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+        "--disable-pip-version-check",
+    ]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", *options, "--target", site, project],
+        check=True,
+        timeout=LIMIT_S,
+    )
     return site
 
 
 @pytest.fixture(scope="module")
 def job(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    """Return a job of the installed method, which this process and its engines find as they find any installed package."""
+    """Return a job of the installed method, which this process and its engines find as they find any installed
+    package."""
     default_pool().stop()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("PYTHONPATH", str(site))
         patch.syspath_prepend(str(site))
         registered.cache_clear()
-        yield replace(tiny_job(write_data(tmp_path_factory.mktemp("data"))), method="bitfit", epochs=2, learning_rate=1e-4)
+        yield replace(
+            tiny_job(write_data(tmp_path_factory.mktemp("data"))),
+            method="bitfit",
+            epochs=2,
+            learning_rate=1e-4,
+        )
         default_pool().stop()
         for name in [name for name in sys.modules if name.partition(".")[0] == "bitfit"]:
             del sys.modules[name]
@@ -115,8 +139,23 @@ def test_the_command_line_lists_it(job: Job, tmp_path: Path) -> None:
     assert "bitfit" in subprocess.run(words, **settings).stdout  # type: ignore[call-overload]
     helped = subprocess.run([*words, "--method", "bitfit"], **settings)  # type: ignore[call-overload]
     assert "Options of bitfit" in helped.stdout and "dropout=0.1" in helped.stdout
-    words = ["--method", "bitfit", "--model", job.model, "--task", job.task, "--data", job.data, "--option", "dropout=0"]
-    told = subprocess.run([sys.executable, "-m", "workbench", "simulate", *words, "--json"], cwd=tmp_path, **settings)  # type: ignore[call-overload]
+    words = [
+        "--method",
+        "bitfit",
+        "--model",
+        job.model,
+        "--task",
+        job.task,
+        "--data",
+        job.data,
+        "--option",
+        "dropout=0",
+    ]
+    told = subprocess.run(
+        [sys.executable, "-m", "workbench", "simulate", *words, "--json"],
+        cwd=tmp_path,
+        **settings,
+    )  # type: ignore[call-overload]
     assert json.loads(told.stdout)["job"]["options"] == {"dropout": 0}
 
 
@@ -134,9 +173,18 @@ def test_devices_may_be_asked_for_its_functions_and_for_no_others(job: Job) -> N
         "try: CALLS.named('bitfit.method:plan_job')\n"
         "except WorkbenchError as error: print(error.found)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=LIMIT_S)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=LIMIT_S,
+    )
     job_type, payload, refused = done.stdout.splitlines()
-    assert (job_type, payload) == ("bitfit.phases.BitFitRankJob | None", "tuple[bitfit.prepare.PreparedJob, bool]")
+    assert (job_type, payload) == (
+        "bitfit.phases.BitFitRankJob | None",
+        "tuple[bitfit.prepare.PreparedJob, bool]",
+    )
     assert refused == "It is not in the table of functions that may be."
     assert declaration_of("bitfit").trains
 

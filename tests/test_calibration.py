@@ -24,7 +24,9 @@ def host_that_needs(factor: float) -> tuple[list[float], object]:
     return tried, late_share
 
 
-@pytest.mark.parametrize(("factor", "found"), [(0.7, 1.0), (1.01, 1.0), (1.2, 1.5), (2.2, 3.0), (5.0, 6.0), (15.0, 16.0), (100.0, 16.0)])
+@pytest.mark.parametrize(
+    ("factor", "found"), [(0.7, 1.0), (1.01, 1.0), (1.2, 1.5), (2.2, 3.0), (5.0, 6.0), (15.0, 16.0), (100.0, 16.0)]
+)
 def test_the_first_dilation_at_which_the_host_keeps_pace_is_found(factor: float, found: float) -> None:
     tried, late_share = host_that_needs(factor)
     assert find_dilation(late_share) == found  # type: ignore[arg-type]

@@ -14,7 +14,11 @@ LETTERS = "abcdefgh"
 
 def permute(weights: np.ndarray, num_heads: int) -> np.ndarray:
     """Interleave rotary halves, as the public conversion script to GGUF does it."""
-    return weights.reshape(num_heads, 2, weights.shape[0] // num_heads // 2, weights.shape[1]).swapaxes(1, 2).reshape(weights.shape)
+    return (
+        weights.reshape(num_heads, 2, weights.shape[0] // num_heads // 2, weights.shape[1])
+        .swapaxes(1, 2)
+        .reshape(weights.shape)
+    )
 
 
 def write_gguf(path, stack):
@@ -43,7 +47,11 @@ def write_gguf(path, stack):
     writer.add_unk_token_id(0)
     writer.add_pad_token_id(2)
     writer.add_chat_template("{{ messages }}")
-    names = {f"layers.{index}.{theirs}": f"blk.{index}.{ours}" for index in range(2) for ours, theirs in _NAMES["layers"].items()}
+    names = {
+        f"layers.{index}.{theirs}": f"blk.{index}.{ours}"
+        for index in range(2)
+        for ours, theirs in _NAMES["layers"].items()
+    }
     names |= {"embedding.embed_tokens": "token_embd", "final": "output_norm"}
     for name, tensor in stack.state_dict().items():
         module = name.removesuffix(".weight")

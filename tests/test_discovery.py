@@ -47,8 +47,17 @@ def test_what_is_seen_is_shown_as_text_and_is_a_candidate_only(monkeypatch: pyte
     hostile = Candidate("[red]al\x1b[31mpha", "10.0.0.4", 22, {"cores": "4", "version": "\x07" * 100})
     monkeypatch.setattr(discovery, "discover", lambda: (hostile,))
     answer = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["devices", "--discover"])
-    assert answer.exit_code == 0 and "[red]al" in answer.stdout and "\x1b" not in answer.stdout and "\x07" not in answer.stdout
-    assert "kit init USER@10.0.0.4" in answer.stdout and "candidate" in answer.stdout and "has the addresses" not in answer.stdout
+    assert (
+        answer.exit_code == 0
+        and "[red]al" in answer.stdout
+        and "\x1b" not in answer.stdout
+        and "\x07" not in answer.stdout
+    )
+    assert (
+        "kit init USER@10.0.0.4" in answer.stdout
+        and "candidate" in answer.stdout
+        and "has the addresses" not in answer.stdout
+    )
     twins = [Candidate("pi", f"10.0.0.{at}", 22, {}) for at in (4, 5)]
     monkeypatch.setattr(discovery, "discover", lambda: (*twins, hostile._replace(address="10.0.0.6")))
     told = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["devices", "--discover"]).stdout

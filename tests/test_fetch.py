@@ -13,7 +13,11 @@ from workbench.assets import fetch as module
 from workbench.assets.fetch import Asset, asset_path, fetch, sha256_of, untar, unzip
 from workbench.core.errors import ConfigError, MissingDataError
 
-FILES = {"toy_weights/model/weights.bin": b"w" * 1000, "toy_weights/model/config.json": b"{}", "toy_weights/code.py": b"print()"}
+FILES = {
+    "toy_weights/model/weights.bin": b"w" * 1000,
+    "toy_weights/model/config.json": b"{}",
+    "toy_weights/code.py": b"print()",
+}
 
 
 def make_wheel(folder: Path, files: dict[str, bytes] = FILES) -> Path:
@@ -21,7 +25,8 @@ def make_wheel(folder: Path, files: dict[str, bytes] = FILES) -> Path:
     path = folder / "toy_weights-1.0-py3-none-any.whl"
     metadata = {
         "toy_weights-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: toy-weights\nVersion: 1.0\n",
-        "toy_weights-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "toy_weights-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\n"
+        b"Tag: py3-none-any\n",
         "toy_weights-1.0.dist-info/RECORD": b"",
     }
     with zipfile.ZipFile(path, "w") as wheel:
@@ -62,7 +67,10 @@ def test_fetched_once_and_found_again(toy, monkeypatch):
         asset_path("toy")
     path = fetch(progress=lines.append)["toy"]
     assert path == asset_path("toy") and path.parent == cache
-    assert {file.name: file.read_bytes() for file in path.iterdir()} == {"weights.bin": b"w" * 1000, "config.json": b"{}"}
+    assert {file.name: file.read_bytes() for file in path.iterdir()} == {
+        "weights.bin": b"w" * 1000,
+        "config.json": b"{}",
+    }
     assert leftovers(cache) == [path.name]
     assert lines[0] == "toy: fetching toy-weights==1.0" and lines[1].startswith("toy: done")
     wheel.unlink()
@@ -195,7 +203,9 @@ def test_unknown_assets():
         asset_path("nonsense")
 
 
-@pytest.mark.parametrize("pyproject", ["", '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'])
+@pytest.mark.parametrize(
+    "pyproject", ["", '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n']
+)
 def test_nothing_of_an_sdist_runs(toy, monkeypatch, tmp_path, pyproject):
     """Its setup.py is not run and no build tool is fetched: the index holds nothing else."""
     ran = tmp_path / "ran"

@@ -1,4 +1,5 @@
-"""What imports what: the workbench neither its labs nor its studies, a floor only lower ones, the lowest neither torch nor transformers."""
+"""What imports what: the workbench neither its labs nor its studies, a floor only lower ones, the lowest neither torch
+nor transformers."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ NEVER = {
 }
 """What each package imports nothing of: a user runs without the studies, and a lab can be deleted."""
 
-MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+MODULES = sorted(
+    path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py"
+)
 
 
 def imported(path: Path) -> set[str]:
@@ -63,7 +66,13 @@ def faults(module: str, names: set[str]) -> list[str]:
     own, found = unit(module), []
     for name in sorted(names):
         parts = name.split(".")
-        if parts[0] == "workbench" and len(parts) > 1 and parts[1] in FLOOR and parts[1] != own and FLOOR[parts[1]] >= FLOOR[own]:
+        if (
+            parts[0] == "workbench"
+            and len(parts) > 1
+            and parts[1] in FLOOR
+            and parts[1] != own
+            and FLOOR[parts[1]] >= FLOOR[own]
+        ):
             found.append(f"{module} (floor {FLOOR[own]}) imports {name} (floor {FLOOR[parts[1]]})")
         if own in WITHOUT_TORCH and module != PROGRAM_OF_RANKS and parts[0] in HEAVY:
             found.append(f"{module} imports {name}, but {own} must work without it")
@@ -100,7 +109,9 @@ def test_package_imports_no_other_that_stands_beside_it(package: str) -> None:
 def test_no_module_imports_itself_through_others() -> None:
     imports = {}
     for name, path in SOURCES.items():
-        nodes = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom)]
+        nodes = [
+            node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom)
+        ]
         pairs = [(node.module or "", alias.name) for node in nodes for alias in node.names]
         named = {f"{module}.{what}" if f"{module}.{what}" in SOURCES else module for module, what in pairs}
         imports[name] = named & SOURCES.keys() - {name}
@@ -115,7 +126,9 @@ def test_no_module_imports_itself_through_others() -> None:
         return seen
 
     reach = {name: reached(name) for name in SOURCES}
-    circles = {frozenset(other for other in reach[name] if name in reach[other]) for name in SOURCES if name in reach[name]}
+    circles = {
+        frozenset(other for other in reach[name] if name in reach[other]) for name in SOURCES if name in reach[name]
+    }
     assert circles == set()
 
 
@@ -133,11 +146,27 @@ def test_third_party_imports_are_declared() -> None:
     from packaging.utils import canonicalize_name
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    optional = [line for extra, lines in project["optional-dependencies"].items() if extra not in ("all", "test") for line in lines]
+    optional = [
+        line
+        for extra, lines in project["optional-dependencies"].items()
+        if extra not in ("all", "test")
+        for line in lines
+    ]
     declared = {canonicalize_name(Requirement(line).name) for line in project["dependencies"] + optional}
     declared.add("executorch")  # installed apart, without what it asks for (see pyproject.toml and the Makefile)
-    distribution = {"sklearn": "scikit-learn", "choreographer": "kaleido"}  # kaleido's own browser driver
-    transitive = {"packaging", "tokenizers", "IPython", "traitlets", "huggingface_hub", "pandas", "pyarrow"}  # come with others
+    distribution = {
+        "sklearn": "scikit-learn",
+        "choreographer": "kaleido",
+    }  # kaleido's own browser driver
+    transitive = {
+        "packaging",
+        "tokenizers",
+        "IPython",
+        "traitlets",
+        "huggingface_hub",
+        "pandas",
+        "pyarrow",
+    }  # come with others
     undeclared = {}
     for path in (path for package in NEVER for path in (ROOT / package).rglob("*.py")):
         for name in imported(path):
@@ -154,15 +183,26 @@ def test_the_page_on_architecture_lists_the_floors_and_names_files_that_are_ther
     assert [set(re.findall(r"`(\w+)`", row)) for row in rows] == [set(names) for names in FLOORS[:-1]]
     assert all(f"`{package}`" in text for package in NEVER)
     assert all((ROOT / name).is_file() for name in re.findall(r"`(workbench/[\w/]+\.py)`", text))
-    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} | {path.stem for path in PACKAGE.glob("[a-z]*.py")}
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} | {
+        path.stem for path in PACKAGE.glob("[a-z]*.py")
+    }
     assert rooms | {"__main__"} == {name for names in FLOORS for name in names}
 
 
 METHODS = sorted(path.parent.name for path in PACKAGE.glob("methods/*/options.py") if path.parent.name != "training")
 USERS = {
-    "fine_tuning": {"methods/confidant/method.py", "methods/confidant/options.py", "methods/confidant/prepare.py"},
+    "fine_tuning": {
+        "methods/confidant/method.py",
+        "methods/confidant/options.py",
+        "methods/confidant/prepare.py",
+    },
     "galaxy_plus": {"cli/serve.py"},
-    "p_rge": {"cli/engine.py", "cli/predict.py", "cli/published.py", "trainings/queries.py"},
+    "p_rge": {
+        "cli/engine.py",
+        "cli/predict.py",
+        "cli/published.py",
+        "trainings/queries.py",
+    },
     "ringada": {"cli/published.py"},
 }
 """What imports from a method's folder: its commands, small trainings, and Confidant, which extends fine-tuning."""
@@ -172,7 +212,9 @@ USERS = {
 def test_a_method_is_a_folder_that_can_be_deleted(method: str) -> None:
     others = [module for module in MODULES if not module.startswith(f"methods/{method}/")]
     package = f"workbench.methods.{method}"
-    users = {module for module in others if any(f"{name}.".startswith(f"{package}.") for name in imported(PACKAGE / module))}
+    users = {
+        module for module in others if any(f"{name}.".startswith(f"{package}.") for name in imported(PACKAGE / module))
+    }
     assert users == USERS.get(method, set())
     named = [module for module in others if re.search(rf"\b{method}\b", (PACKAGE / module).read_text())]
     assert len(named) <= 4 or method == "fine_tuning", named

@@ -14,10 +14,30 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("workbench", "workbench_labs", "workbench_studies")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "data/README.md", ROOT / "workbench_studies/papers/README.md"]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "data/README.md",
+    ROOT / "workbench_studies/papers/README.md",
+]
 DOTTED = re.compile(r"(?<![\w/.-])[a-z]\w*(?:\.\w+)+")
 QUOTED = re.compile(r"`([^`\n]+)`")
-FILES = {"py", "md", "toml", "csv", "json", "jsonl", "html", "txt", "yml", "sh", "pt", "bin", "ipynb", "safetensors"}
+FILES = {
+    "py",
+    "md",
+    "toml",
+    "csv",
+    "json",
+    "jsonl",
+    "html",
+    "txt",
+    "yml",
+    "sh",
+    "pt",
+    "bin",
+    "ipynb",
+    "safetensors",
+}
 
 
 def module_of(path: Path) -> str:
@@ -59,7 +79,8 @@ def resolves(name: str) -> bool:
 
 
 def stale(text: str, given: Iterable[str] = ()) -> list[str]:
-    """Return the names in a text that look like ours and are not there.  given: names of arguments, whose attributes are no modules."""
+    """Return the names in a text that look like ours and are not there.  given: names of arguments, whose attributes
+    are no modules."""
     found = []
     for name in sorted(set(DOTTED.findall(text)) - NOT_OURS):
         head, last = name.split(".")[0], name.split(".")[-1]
@@ -71,12 +92,25 @@ def stale(text: str, given: Iterable[str] = ()) -> list[str]:
 
 
 def documented(path: Path) -> Iterator[tuple[int, str, set[str]]]:
-    """Yield every docstring of a file, and every string under a constant, with its line and the names of arguments that it may mean."""
+    """Yield every docstring of a file, and every string under a constant, with its line and the names of arguments that
+    it may mean."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         for child in getattr(node, "body", ()) if isinstance(getattr(node, "body", None), list) else ():
-            if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant) and isinstance(child.value.value, str):
-                arguments = {one.arg for one in ast.walk(node) if isinstance(one, ast.arg)} if not isinstance(node, ast.Module) else set()
-                fields = {one.target.id for one in ast.walk(node) if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)}
+            if (
+                isinstance(child, ast.Expr)
+                and isinstance(child.value, ast.Constant)
+                and isinstance(child.value.value, str)
+            ):
+                arguments = (
+                    {one.arg for one in ast.walk(node) if isinstance(one, ast.arg)}
+                    if not isinstance(node, ast.Module)
+                    else set()
+                )
+                fields = {
+                    one.target.id
+                    for one in ast.walk(node)
+                    if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+                }
                 yield child.lineno, child.value.value, arguments | fields
 
 
@@ -94,7 +128,21 @@ def test_pages_name_what_there_is(page: Path) -> None:
         assert stale(quoted) == [], quoted
 
 
-@pytest.mark.parametrize("name", ["workbench.profiler.stacks", "profiler.stacks", "core.plan.Plans", "absent_file.py"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "workbench.profiler.stacks",
+        "profiler.stacks",
+        "core.plan.Plans",
+        "absent_file.py",
+    ],
+)
 def test_the_rule_can_fail(name: str) -> None:
     assert stale(f"See {name}, which is gone.") == [name]
-    assert stale("See workbench.core.plan.Plan, core.plan and plan.py, given to config.seed.", {"config"}) == []
+    assert (
+        stale(
+            "See workbench.core.plan.Plan, core.plan and plan.py, given to config.seed.",
+            {"config"},
+        )
+        == []
+    )

@@ -14,9 +14,19 @@ NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 @pytest.mark.parametrize("name", ["00_quickstart", "06_ringada"])
 def test_a_notebook_takes_another_model_and_other_devices(name: str, tmp_path: Path) -> None:
-    parameters = {"cluster_name": "pair", "model": "tiny-gpt2", "epochs": 1, "train_samples": 64, "output": str(tmp_path / "output")}
+    parameters = {
+        "cluster_name": "pair",
+        "model": "tiny-gpt2",
+        "epochs": 1,
+        "train_samples": 64,
+        "output": str(tmp_path / "output"),
+    }
     run_notebook(NOTEBOOKS / f"{name}.ipynb", tmp_path / "done.ipynb", parameters)
     [path] = (tmp_path / "output").rglob("report.json")
     report = Report.read(path)
-    assert (report.job.model, report.job.epochs, [device.name for device in report.cluster.devices]) == ("tiny-gpt2", 1, ["oak", "birch"])
+    assert (report.job.model, report.job.epochs, [device.name for device in report.cluster.devices]) == (
+        "tiny-gpt2",
+        1,
+        ["oak", "birch"],
+    )
     assert list((tmp_path / "output").rglob("*.html"))

@@ -10,7 +10,13 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, metadata, packages_distributions, requires, version
+from importlib.metadata import (
+    PackageNotFoundError,
+    metadata,
+    packages_distributions,
+    requires,
+    version,
+)
 from pathlib import Path
 
 import pytest
@@ -35,7 +41,10 @@ def by_name(lines: list[str]) -> dict[str, Requirement]:
 
 EXTRAS = PROJECT["optional-dependencies"]
 DECLARED = PROJECT["dependencies"] + [line for name, extra in EXTRAS.items() if name != "all" for line in extra]
-LINUX, MACOS = {"sys_platform": "linux", "platform_system": "Linux"}, {"sys_platform": "darwin", "platform_system": "Darwin"}
+LINUX, MACOS = (
+    {"sys_platform": "linux", "platform_system": "Linux"},
+    {"sys_platform": "darwin", "platform_system": "Darwin"},
+)
 RASPBERRY_PI = LINUX | {"platform_machine": "aarch64"}
 
 
@@ -48,7 +57,11 @@ def applying(lines: Iterable[str], **environment: str) -> dict[str, Requirement]
 DIRECT = applying(DECLARED)
 CONDA = yaml.safe_load((ROOT / "environment.yml").read_text())
 OLDEST = "3.11.0"
-LOCK = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+LOCK = [
+    Requirement(line)
+    for line in (ROOT / "constraints.txt").read_text().splitlines()
+    if line and not line.startswith("#")
+]
 NOT_INSTALLED = {
     ("jax", "0.12.0.1"): ">=3.12",
     ("jaxlib", "0.12.0.1"): ">=3.12",
@@ -60,7 +73,11 @@ NOT_INSTALLED = {
 
 def pins_of(python: str = platform.python_version(), **environment: str) -> dict[str, Requirement]:
     """Return the pins that apply to a Python."""
-    named = {"python_full_version": python, "python_version": ".".join(python.split(".")[:2]), "implementation_version": python}
+    named = {
+        "python_full_version": python,
+        "python_version": ".".join(python.split(".")[:2]),
+        "implementation_version": python,
+    }
     return applying(map(str, LOCK), **(named | environment))
 
 
@@ -69,9 +86,16 @@ PINNED = pins_of()
 
 def test_environment_yml_repeats_pyproject() -> None:
     [pip] = [entry["pip"] for entry in CONDA["dependencies"] if isinstance(entry, dict)]
-    options, packages = [line for line in pip if line.startswith("--")], [line for line in pip if not line.startswith("--")]
+    options, packages = (
+        [line for line in pip if line.startswith("--")],
+        [line for line in pip if not line.startswith("--")],
+    )
     assert sorted(map(str, map(Requirement, packages))) == sorted(map(str, map(Requirement, DECLARED)))
-    assert options == ["--constraint constraints.txt", "--editable .", "--editable ./workbench_studies"]
+    assert options == [
+        "--constraint constraints.txt",
+        "--editable .",
+        "--editable ./workbench_studies",
+    ]
     assert CONDA["name"] == PROJECT["name"]
 
 
@@ -85,9 +109,14 @@ def test_environment_yml_takes_an_allowed_python() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(DIRECT))
-def test_direct_dependency_has_a_lower_bound_and_a_pin_that_satisfies_it(name: str) -> None:
+def test_direct_dependency_has_a_lower_bound_and_a_pin_that_satisfies_it(
+    name: str,
+) -> None:
     upper = ["<"] if name in BOUND_ABOVE else []
-    assert sorted(specifier.operator for specifier in DIRECT[name].specifier) == [*upper, ">="]
+    assert sorted(specifier.operator for specifier in DIRECT[name].specifier) == [
+        *upper,
+        ">=",
+    ]
     assert pinned_version(name) in DIRECT[name].specifier
 
 
@@ -104,8 +133,13 @@ def closure(direct: Iterable[Requirement] = DIRECT.values()) -> dict[str, Requir
     visited, waiting = set(), list(direct)
     while waiting:
         requirement = waiting.pop()
-        name, extras = canonicalize_name(requirement.name), frozenset(requirement.extras)
-        if (name, extras) in visited or (requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})):
+        name, extras = (
+            canonicalize_name(requirement.name),
+            frozenset(requirement.extras),
+        )
+        if (name, extras) in visited or (
+            requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})
+        ):
             continue
         visited.add((name, extras))
         found[name] = requirement
@@ -118,12 +152,15 @@ def closure(direct: Iterable[Requirement] = DIRECT.values()) -> dict[str, Requir
 
 def test_constraints_pin_everything_that_gets_installed() -> None:
     # torch's GPU builds bring libraries that torch itself pins to one version.
-    unpinned = {name for name in closure() if name not in PINNED and not name.startswith(("nvidia-", "cuda-", "triton"))}
+    unpinned = {
+        name for name in closure() if name not in PINNED and not name.startswith(("nvidia-", "cuda-", "triton"))
+    }
     assert unpinned == set()
 
 
 def excluded(pins: dict[str, Requirement], python: str) -> set[str]:
-    """Return the pins whose release does not allow a Python; known of what is installed, and of what NOT_INSTALLED names."""
+    """Return the pins whose release does not allow a Python; known of what is installed, and of what NOT_INSTALLED
+    names."""
     found = set()
     for name, pin in pins.items():
         [specifier] = pin.specifier
@@ -146,7 +183,9 @@ def excluded(pins: dict[str, Requirement], python: str) -> set[str]:
 def test_no_pin_excludes_the_oldest_python() -> None:
     assert Version(OLDEST) in SpecifierSet(PROJECT["requires-python"])
     assert excluded(pins_of(OLDEST), OLDEST) == set()
-    assert excluded(pins_of(OLDEST) | by_name(["soupsieve==4.1.1"]), OLDEST) == {"soupsieve"}, "what once kept Debian 12 out"
+    assert excluded(pins_of(OLDEST) | by_name(["soupsieve==4.1.1"]), OLDEST) == {"soupsieve"}, (
+        "what once kept Debian 12 out"
+    )
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64", "arm64"])
@@ -162,7 +201,9 @@ def test_aarch64_linux_gets_a_torch_that_runs_on_armv8_0_and_has_a_cpu_build() -
     assert str(pins_of(**RASPBERRY_PI)["torch"].specifier) == f"=={TORCH_FOR_ARMV8_0}"
     bound = applying(DECLARED, **RASPBERRY_PI)["torch"].specifier
     assert not [one for one in ("2.6.0", "2.10.0", "2.11.0", "2.13.0") if one in bound]
-    assert {str(pins_of(platform_machine=one, **LINUX)["torch"].specifier) for one in ("x86_64", "ppc64le")} == {"==2.13.0"}
+    assert {str(pins_of(platform_machine=one, **LINUX)["torch"].specifier) for one in ("x86_64", "ppc64le")} == {
+        "==2.13.0"
+    }
     # The wheels for Python 3.11 and 3.13 on the default index, 104 MB each.
     lock = (ROOT / "data/hashes.txt").read_text()
     [digests] = re.findall(rf"^torch=={TORCH_FOR_ARMV8_0}(?:.*\\\n)+", lock, re.MULTILINE)
@@ -171,7 +212,10 @@ def test_aarch64_linux_gets_a_torch_that_runs_on_armv8_0_and_has_a_cpu_build() -
 
 
 @pytest.mark.network
-@pytest.mark.parametrize("system", ["x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "aarch64-apple-darwin"])
+@pytest.mark.parametrize(
+    "system",
+    ["x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "aarch64-apple-darwin"],
+)
 @pytest.mark.parametrize("python", [OLDEST, "3.12", "3.13", "3.14"])
 def test_every_pin_has_a_wheel(python: str, system: str) -> None:
     if "network" not in os.environ.get("WORKBENCH_TESTS", ""):
@@ -187,7 +231,14 @@ def test_every_pin_has_a_wheel(python: str, system: str) -> None:
         "--constraint",
         "constraints.txt",
     ]
-    asked = [*uv, "--python-platform", system, "--python-version", python, "pyproject.toml"]
+    asked = [
+        *uv,
+        "--python-platform",
+        system,
+        "--python-version",
+        python,
+        "pyproject.toml",
+    ]
     environment = os.environ | {"MACOSX_DEPLOYMENT_TARGET": "14.0"}
     answer = subprocess.run(asked, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert answer.returncode == 0, answer.stderr
@@ -211,11 +262,25 @@ for name in workbench.cli.torchrun.CALLS._events:
 
 
 def test_a_device_takes_part_without_any_extra() -> None:
-    needed = {*closure(applying(PROJECT["dependencies"]).values()), canonicalize_name(PROJECT["name"])}
+    needed = {
+        *closure(applying(PROJECT["dependencies"]).values()),
+        canonicalize_name(PROJECT["name"]),
+    }
     modules = {name: {canonicalize_name(one) for one in owners} for name, owners in packages_distributions().items()}
     hidden = {name for name, owners in modules.items() if not owners & needed}
-    assert {"datasets", "ipyparallel", "jupyterlab", "pandas", "plotly"} <= hidden and "torch" not in hidden
-    subprocess.run([sys.executable, "-c", HIDING, " ".join(hidden)], check=True, capture_output=True, text=True)
+    assert {
+        "datasets",
+        "ipyparallel",
+        "jupyterlab",
+        "pandas",
+        "plotly",
+    } <= hidden and "torch" not in hidden
+    subprocess.run(
+        [sys.executable, "-c", HIDING, " ".join(hidden)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
 
 
 def test_the_lock_has_digests_of_every_pin_and_no_other() -> None:
@@ -224,7 +289,9 @@ def test_the_lock_has_digests_of_every_pin_and_no_other() -> None:
     heads = [re.sub(r" *\\$", "", block.splitlines()[0]) for block in blocks]
     assert [str(Requirement(head)) for head in heads] == [str(pin) for pin in LOCK]
     for block in blocks:
-        assert all(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}(?: \\)?", line) for line in block.splitlines()[1:] or [""]), block
+        assert all(
+            re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}(?: \\)?", line) for line in block.splitlines()[1:] or [""]
+        ), block
 
 
 def test_build_backend_is_pinned() -> None:
@@ -249,10 +316,13 @@ def test_console_script_and_version() -> None:
 
 
 def test_noisy_libraries_are_imported_by_those_who_quiet_them() -> None:
-    """peft imports bitsandbytes, which complains of kernels that nobody needs: require_peft and import_bitsandbytes hide that."""
+    """peft imports bitsandbytes, which complains of kernels that nobody needs: require_peft and import_bitsandbytes
+    hide that."""
     quiet = {"workbench/models/lora.py"}
     noisy = re.compile(r"^\s*(import|from) (peft|bitsandbytes)\b", re.MULTILINE)
-    found = {str(path.relative_to(ROOT)) for path in (ROOT / "workbench").rglob("*.py") if noisy.search(path.read_text())}
+    found = {
+        str(path.relative_to(ROOT)) for path in (ROOT / "workbench").rglob("*.py") if noisy.search(path.read_text())
+    }
     assert found <= quiet
 
 
@@ -275,28 +345,77 @@ def test_a_wheel_without_the_studies_runs_the_quickstart(tmp_path: Path) -> None
     temporary.mkdir()
     for words in (
         ["hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
-        ["pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(installed), f"--find-links={tmp_path}", PROJECT["name"]],
+        [
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-index",
+            "--target",
+            str(installed),
+            f"--find-links={tmp_path}",
+            PROJECT["name"],
+        ],
     ):
-        subprocess.run([sys.executable, "-m", *words], cwd=ROOT, check=True, capture_output=True, text=True)
+        subprocess.run(
+            [sys.executable, "-m", *words],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
     assert not (installed / "workbench_studies").exists()
     # The checkout is on every interpreter's path, too, as it is installed in editable form.
-    (installed / "sitecustomize.py").write_text(f"import sys\nsys.path[:] = [one for one in sys.path if one != {str(ROOT)!r}]\n")
-    settings = {"PYTHONPATH": str(installed), "TMPDIR": str(temporary), "WORKBENCH_TINY": "1", "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-c", CELLS, str(ROOT / "notebooks/00_quickstart.ipynb"), str(installed)]
+    (installed / "sitecustomize.py").write_text(
+        f"import sys\nsys.path[:] = [one for one in sys.path if one != {str(ROOT)!r}]\n"
+    )
+    settings = {
+        "PYTHONPATH": str(installed),
+        "TMPDIR": str(temporary),
+        "WORKBENCH_TINY": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    words = [
+        sys.executable,
+        "-c",
+        CELLS,
+        str(ROOT / "notebooks/00_quickstart.ipynb"),
+        str(installed),
+    ]
     done = subprocess.run(words, cwd=tmp_path, env=os.environ | settings, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert list(temporary.rglob("index.html")), done.stdout[-2000:]
 
 
-def test_the_studies_wheel_has_its_commands_and_its_papers_and_nothing_of_the_workbench(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(words, cwd=ROOT / "workbench_studies", check=True, capture_output=True, text=True)
+def test_the_studies_wheel_has_its_commands_and_its_papers_and_nothing_of_the_workbench(
+    tmp_path: Path,
+) -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "-t",
+        "wheel",
+        "-d",
+        str(tmp_path),
+    ]
+    subprocess.run(
+        words,
+        cwd=ROOT / "workbench_studies",
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     [wheel] = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as opened:
         names = opened.namelist()
         [commands] = [opened.read(name).decode() for name in names if name.endswith("entry_points.txt")]
     assert "[workbench.commands]" in commands and "reproduce = workbench_studies.papers.command:reproduce" in commands
     papers = {name.split("/")[2] for name in names if name.endswith("/items.toml")}
-    assert papers == {"pac_plus", "galaxy_plus", "p_rge", "ringada", "confidant"} and "workbench_studies/bench/bench.toml" in names
+    assert (
+        papers == {"pac_plus", "galaxy_plus", "p_rge", "ringada", "confidant"}
+        and "workbench_studies/bench/bench.toml" in names
+    )
     assert all(name.startswith(("workbench_studies/", "edge_llm_workbench_studies")) for name in names)
     assert not [name for name in names if "/trials/" in name]

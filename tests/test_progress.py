@@ -20,7 +20,8 @@ class Clock:
 def two_devices() -> Cluster:
     link = Link(bytes_per_s=1e6)
     return Cluster(
-        name="two", devices=tuple(Device(name=n, flops_per_s=1e9, memory_bytes=100_000_000, link=link) for n in ("fast", "slow"))
+        name="two",
+        devices=tuple(Device(name=n, flops_per_s=1e9, memory_bytes=100_000_000, link=link) for n in ("fast", "slow")),
     )
 
 
@@ -101,7 +102,9 @@ def test_a_devices_row_follows_its_events(state: RunState) -> None:
     state.update(Event("device", 1, message="loading", device=DeviceState("loading", used_bytes=10_000_000)))
     row = state.snapshot().devices[1]
     assert (row.doing, row.used_bytes, row.budget_bytes, row.busy_share) == ("loading", 10_000_000, 100_000_000, None)
-    state.update(Event("device", 1, 0, 2, 4, device=DeviceState("first epoch", step_s=2.0, busy_s=0.5, used_bytes=40_000_000)))
+    state.update(
+        Event("device", 1, 0, 2, 4, device=DeviceState("first epoch", step_s=2.0, busy_s=0.5, used_bytes=40_000_000))
+    )
     row = state.snapshot().devices[1]
     assert (row.doing, row.busy_share, row.used_bytes) == ("first epoch, step 3 of 4", 0.25, 40_000_000)
     state.update(Event("device", 1, 0, device=DeviceState("waiting for the others")))

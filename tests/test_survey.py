@@ -21,7 +21,16 @@ from workbench.methods.base import Event, ignore
 from workbench.methods.pac_plus import method
 from workbench.profiler.host import HostProfile, LinkSample, fit_link
 from workbench.runs import survey
-from workbench.runs.survey import DeviceRates, LayerRow, LayerSurvey, LinkRow, alike, survey_devices, survey_layers, survey_links
+from workbench.runs.survey import (
+    DeviceRates,
+    LayerRow,
+    LayerSurvey,
+    LinkRow,
+    alike,
+    survey_devices,
+    survey_layers,
+    survey_links,
+)
 from workbench.runtime.measuring import PacedGroup
 from workbench.runtime.pacing import RankLinks
 
@@ -37,27 +46,61 @@ HOST = HostProfile(
 
 def two_devices(bytes_per_s: float = 12.5e6) -> Cluster:
     link = Link(bytes_per_s=bytes_per_s, latency_s=0.002)
-    devices = (Device(name=name, flops_per_s=1e9, memory_bytes=10**9, link=link, host_share=0.5) for name in ("left", "right"))
+    devices = (
+        Device(name=name, flops_per_s=1e9, memory_bytes=10**9, link=link, host_share=0.5) for name in ("left", "right")
+    )
     return Cluster(name="two", devices=tuple(devices))
 
 
-def test_emulated_devices_have_their_share_of_this_machine_and_others_the_catalogues(monkeypatch) -> None:
+def test_emulated_devices_have_their_share_of_this_machine_and_others_the_catalogues(
+    monkeypatch,
+) -> None:
     monkeypatch.setattr(survey, "measure_host", lambda seconds: HOST)
     emulated, described = two_devices().devices
-    cluster = Cluster(name="mixed", devices=(emulated, replace(described, host_share=None, storage_bytes_per_s=90e6)))
+    cluster = Cluster(
+        name="mixed",
+        devices=(
+            emulated,
+            replace(described, host_share=None, storage_bytes_per_s=90e6),
+        ),
+    )
     host, (mine, other) = survey_devices(cluster)
     assert host is HOST
-    assert (mine.emulated, mine.flops_per_s, mine.memory_bytes_per_s, mine.storage_bytes_per_s) == (True, 50e9, 10e9, 300e6)
-    assert (other.emulated, other.flops_per_s, other.memory_bytes_per_s, other.storage_bytes_per_s) == (False, 1e9, None, 90e6)
+    assert (
+        mine.emulated,
+        mine.flops_per_s,
+        mine.memory_bytes_per_s,
+        mine.storage_bytes_per_s,
+    ) == (
+        True,
+        50e9,
+        10e9,
+        300e6,
+    )
+    assert (
+        other.emulated,
+        other.flops_per_s,
+        other.memory_bytes_per_s,
+        other.storage_bytes_per_s,
+    ) == (
+        False,
+        1e9,
+        None,
+        90e6,
+    )
 
 
 def test_links_between_emulated_devices_are_measured() -> None:
     used, rows = survey_links(two_devices(), repeats=2)
     assert used in ("kernel", "paced")
-    assert [(row.source, row.destination) for row in rows] == [("left", "right"), ("right", "left")]
+    assert [(row.source, row.destination) for row in rows] == [
+        ("left", "right"),
+        ("right", "left"),
+    ]
     for row in rows:
         assert row.described == Link(bytes_per_s=12.5e6, latency_s=0.004)
-        for sample in row.samples:  # an emulated link is never too fast, but for the kernel's burst of 16 KB; a busy machine makes it slow
+        # an emulated link is never too fast, but for the kernel's burst of 16 KB; a busy machine makes it slow
+        for sample in row.samples:
             assert sample.round_trip_s >= 2 * 0.004 + max(0, sample.nbytes - 2 * 16384) / 12.5e6
         assert row.measured == fit_link(row.samples)
         assert max(sample.nbytes for sample in row.samples) <= 0.3 * 12.5e6
@@ -75,7 +118,9 @@ def test_a_paced_group_waits_for_what_the_kernel_does_not_emulate(fidelity: Any,
             return "work"
 
     paced = PacedGroup(
-        Group(), RankLinks(cluster=two_devices(), rank=0, fidelity=fidelity), sleep=lambda seconds: calls.append(("sleep", seconds))
+        Group(),
+        RankLinks(cluster=two_devices(), rank=0, fidelity=fidelity),
+        sleep=lambda seconds: calls.append(("sleep", seconds)),
     )
     assert paced.send([torch.zeros(125_000, dtype=torch.uint8)], 1, 7) == "work"
     assert calls == [("sleep", pytest.approx(seconds)), ("send", 1, 7)]
@@ -88,9 +133,18 @@ def measured(monkeypatch, tmp_path: Path) -> list[int]:
 
     def measure_layers(stack, config, *, dtype, max_length):
         calls.append(1)
-        grid = Grid(batch_sizes=(1, 16), sequence_lengths=(8, 64), seconds=((1e-3, 2e-3), (4e-3, 8e-3)))
+        grid = Grid(
+            batch_sizes=(1, 16),
+            sequence_lengths=(8, 64),
+            seconds=((1e-3, 2e-3), (4e-3, 8e-3)),
+        )
         times = {"F": grid, "SF": grid, "SB": grid, "LOAD": grid, "STEP": grid}
-        sizes = {"frozen_bytes": 1000, "trainable_bytes": 100, "output_bytes_per_token": 10, "context_bytes_per_token": 20}
+        sizes = {
+            "frozen_bytes": 1000,
+            "trainable_bytes": 100,
+            "output_bytes_per_token": 10,
+            "context_bytes_per_token": 20,
+        }
         return tuple(LayerProfile(name=f"layer {index}", times=times, **sizes) for index in range(config.num_layers))
 
     monkeypatch.setattr(method, "measure_layers", measure_layers)
@@ -101,12 +155,23 @@ def measured(monkeypatch, tmp_path: Path) -> list[int]:
 @pytest.fixture(scope="module")
 def job(tmp_path_factory) -> Job:
     data = write_sentences(tmp_path_factory.mktemp("data") / "ratings")
-    return Job(model="tiny-bert", data=str(data), train_samples=32, validation_samples=8, test_samples=8)
+    return Job(
+        model="tiny-bert",
+        data=str(data),
+        train_samples=32,
+        validation_samples=8,
+        test_samples=8,
+    )
 
 
 def test_layers_beside_their_analytic_figures(measured: list[int], job: Job) -> None:
     found = survey_layers(job, two_devices(), batch_sizes=(1, 16), sequence_length=64, device="right")
-    assert (found.model, found.device, found.source, len(found.rows)) == ("tiny-bert", "right", "scaled", 12)
+    assert (found.model, found.device, found.source, len(found.rows)) == (
+        "tiny-bert",
+        "right",
+        "scaled",
+        12,
+    )
     row = found.rows[6]
     assert (row.layer, row.batch) == (0, 16)
     assert row.measured["forward_s"] == pytest.approx(2 * 2 * 8e-3)  # F and SF, on half a core
@@ -116,9 +181,15 @@ def test_layers_beside_their_analytic_figures(measured: list[int], job: Job) -> 
     products = 2 * 16 * 64 * (4 * hidden * hidden + 2 * hidden * feed_forward)
     attention = 4 * 16 * 64 * 64 * hidden
     assert row.analytic["forward_flops"] > products + attention  # the side network comes on top
-    assert row.flops_per_s == pytest.approx((row.analytic["forward_flops"] + row.analytic["backward_flops"]) / (6 * 8e-3))
+    assert row.flops_per_s == pytest.approx(
+        (row.analytic["forward_flops"] + row.analytic["backward_flops"]) / (6 * 8e-3)
+    )
     assert row.analytic["tap_bytes"] == 16 * 64 * hidden * 2 * 2  # b_0 and b_1, in bfloat16
-    assert [(first, last) for first, last, _ in alike(found)] == [(0, 0), (1, 4), (5, 5)]
+    assert [(first, last) for first, last, _ in alike(found)] == [
+        (0, 0),
+        (1, 4),
+        (5, 5),
+    ]
 
 
 def test_a_kept_profile_is_used_and_its_age_shown(measured: list[int], job: Job) -> None:
@@ -132,20 +203,32 @@ def test_a_kept_profile_is_used_and_its_age_shown(measured: list[int], job: Job)
 
 
 def test_the_key_knows_the_models_shape_the_adapter_and_the_cache(measured: list[int], job: Job, monkeypatch) -> None:
-    """Another model under the same name, another adapter, cache type, length or library version is measured again; another seed is not."""
+    """Another model under the same name, another adapter, cache type, length or library version is measured again;
+    another seed is not."""
     pac_plus = method.PacPlus()
     prepared = pac_plus.prepare(job, ignore)
     notes: list[str] = []
 
     def layers(changed) -> int:
-        pac_plus.host_layers(changed, lambda event: notes.append(event.message) if event.kind == "note" else None)
+        pac_plus.host_layers(
+            changed,
+            lambda event: notes.append(event.message) if event.kind == "note" else None,
+        )
         return len(measured)
 
     assert layers(prepared) == 1
     assert layers(replace(prepared, facts=replace(prepared.facts, feed_forward_size=65))) == 2
     assert layers(replace(prepared, adapter=replace(prepared.adapter, reduction=4))) == 3
     assert layers(replace(prepared, options=replace(prepared.options, cache_dtype="float32"))) == 4
-    assert layers(replace(prepared, train=replace(prepared.train, ids=((5,) * 65, *prepared.train.ids[1:])))) == 5
+    assert (
+        layers(
+            replace(
+                prepared,
+                train=replace(prepared.train, ids=((5,) * 65, *prepared.train.ids[1:])),
+            )
+        )
+        == 5
+    )
     assert layers(replace(prepared, adapter=replace(prepared.adapter, seed=7))) == 5
     fingerprint = {"torch": "0.0"}
     monkeypatch.setattr("workbench.profiler.cache.host_fingerprint", lambda: fingerprint)
@@ -155,7 +238,11 @@ def test_the_key_knows_the_models_shape_the_adapter_and_the_cache(measured: list
 
 @pytest.mark.parametrize(
     ("asked", "found"),
-    [({"device": "middle"}, "left, right"), ({"batch_sizes": (0,)}, "at least 1"), ({"sequence_length": 0}, "at least 1")],
+    [
+        ({"device": "middle"}, "left, right"),
+        ({"batch_sizes": (0,)}, "at least 1"),
+        ({"sequence_length": 0}, "at least 1"),
+    ],
 )
 def test_what_cannot_be_meant_is_refused(job: Job, asked, found: str) -> None:
     with pytest.raises(ConfigError, match=found):
@@ -168,7 +255,12 @@ def call(*words: str):
 
 def test_devices_measured_on_the_command_line(monkeypatch) -> None:
     rates = DeviceRates(
-        name="alpha", emulated=True, flops_per_s=5e10, memory_bytes_per_s=1e10, storage_bytes_per_s=3e8, memory_bytes=600_000_000
+        name="alpha",
+        emulated=True,
+        flops_per_s=5e10,
+        memory_bytes_per_s=1e10,
+        storage_bytes_per_s=3e8,
+        memory_bytes=600_000_000,
     )
     monkeypatch.setattr(printed, "survey_devices", lambda cluster: (HOST, (rates,)))
     shown = call("--measure").stdout
@@ -201,14 +293,25 @@ def test_links_on_the_command_line(monkeypatch) -> None:
     monkeypatch.setattr(printed, "survey_links", links)
     shown = call("--links", "--fidelity", "kernel").stdout
     assert asked == ["kernel"]
-    assert next(line for line in shown.splitlines() if "alpha > beta" in line).split()[3:] == ["1000", "944", "0.40", "0.45"]
+    assert next(line for line in shown.splitlines() if "alpha > beta" in line).split()[3:] == [
+        "1000",
+        "944",
+        "0.40",
+        "0.45",
+    ]
     kept = json.loads(call("--links", "--json").stdout)
     assert kept["label"] == "emulated, kernel links"
     assert kept["links"][0]["samples"][0]["bytes_per_s"] == pytest.approx(1e6)
 
 
 def test_layers_on_the_command_line(monkeypatch) -> None:
-    names = ("frozen_bytes", "trainable_bytes", "activation_bytes", "tap_bytes", "context_bytes")
+    names = (
+        "frozen_bytes",
+        "trainable_bytes",
+        "activation_bytes",
+        "tap_bytes",
+        "context_bytes",
+    )
     asked = []
 
     def layers(job, cluster, **settings):
@@ -218,8 +321,16 @@ def test_layers_on_the_command_line(monkeypatch) -> None:
             LayerRow(
                 layer=layer,
                 batch=batch,
-                measured={"forward_s": 0.001 * batch, "backward_s": 0.002 * batch, **dict.fromkeys(names, 2000)},
-                analytic={"forward_flops": 3e6, "backward_flops": 6e6, **dict.fromkeys(names, 3000)},
+                measured={
+                    "forward_s": 0.001 * batch,
+                    "backward_s": 0.002 * batch,
+                    **dict.fromkeys(names, 2000),
+                },
+                analytic={
+                    "forward_flops": 3e6,
+                    "backward_flops": 6e6,
+                    **dict.fromkeys(names, 3000),
+                },
             )
             for batch in (1, 2)
             for layer in range(3)
@@ -235,7 +346,19 @@ def test_layers_on_the_command_line(monkeypatch) -> None:
         )
 
     monkeypatch.setattr(printed, "survey_layers", layers)
-    result = call("--layers", "--model", "tiny-bert", "--batch", "1", "--batch", "2", "--length", "8", "--option", "reduction=4")
+    result = call(
+        "--layers",
+        "--model",
+        "tiny-bert",
+        "--batch",
+        "1",
+        "--batch",
+        "2",
+        "--length",
+        "8",
+        "--option",
+        "reduction=4",
+    )
     assert asked[0][0].model == "tiny-bert" and asked[0][0].options == {"reduction": 4}
     assert asked[0][1]["batch_sizes"] == (1, 2) and asked[0][1]["sequence_length"] == 8
     lines = [line for line in result.stdout.splitlines() if line.strip().startswith("0-2")]

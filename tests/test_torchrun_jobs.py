@@ -78,7 +78,14 @@ torchrun.main()
 
 
 def torchrun(*words: str, folder: Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--local-addr=127.0.0.1",
+        "--nproc-per-node=2",
+    ]
     temporary = folder / "temporary"  # torchrun leaves an empty folder of its own in there
     temporary.mkdir(exist_ok=True)
     environment = child_environment() | {
@@ -87,7 +94,14 @@ def torchrun(*words: str, folder: Path) -> subprocess.CompletedProcess:
         "WORKBENCH_CACHE": str(folder / "cache"),
         "TMPDIR": str(temporary),
     }
-    return subprocess.run([*command, *words], env=environment, capture_output=True, text=True, timeout=LIMIT_S, cwd=folder)
+    return subprocess.run(
+        [*command, *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        cwd=folder,
+    )
 
 
 def share(rank: int, samples: int) -> Share:
@@ -98,25 +112,61 @@ def share(rank: int, samples: int) -> Share:
 def test_jobs_under_torchrun_give_the_losses_of_one_process(tmp_path: Path) -> None:
     """A job file and a plan file, two processes, shared and local folder; every loss against training in this process.
 
-    PAC+ by the command, then P-RGE, whose steps are reported as they are made, and Confidant, whose first device has two processors: on
+    PAC+ by the command, then P-RGE, whose steps are reported as they are made, and Confidant, whose first device has
+    two processors: on
     one and on both the losses are the same.
     """
     options = {"cache_dtype": "float32"}
     data = str(write_sentences(tmp_path / "data"))
-    sizes = {"train_samples": 22, "validation_samples": 8, "test_samples": 8, "batch_size": 8, "micro_batches": 2, "epochs": 2}
-    job = Job(model="tiny-bert", learning_rate=5e-4, max_length=24, data=data, options=options, **sizes)
-    stages = (Stage(start=0, stop=4, shares=(share(1, 4),)), Stage(start=4, stop=6, shares=(share(0, 4),)))
+    sizes = {
+        "train_samples": 22,
+        "validation_samples": 8,
+        "test_samples": 8,
+        "batch_size": 8,
+        "micro_batches": 2,
+        "epochs": 2,
+    }
+    job = Job(
+        model="tiny-bert",
+        learning_rate=5e-4,
+        max_length=24,
+        data=data,
+        options=options,
+        **sizes,
+    )
+    stages = (
+        Stage(start=0, stop=4, shares=(share(1, 4),)),
+        Stage(start=4, stop=6, shares=(share(0, 4),)),
+    )
     cached = Stage(start=0, stop=6, shares=(share(0, 5), share(1, 3)))
-    plan = Plan(method="pac_plus", stages=stages, micro_batch_size=4, num_micro_batches=2, cached=cached)
+    plan = Plan(
+        method="pac_plus",
+        stages=stages,
+        micro_batch_size=4,
+        num_micro_batches=2,
+        cached=cached,
+    )
     queries, queries_plan = p_rge_job(data=data), shared(3, 1)
     pipeline = Plan(
         method="confidant",
-        stages=(Stage(start=0, stop=3, shares=(share(0, 8),)), Stage(start=3, stop=6, shares=(share(1, 8),))),
+        stages=(
+            Stage(start=0, stop=3, shares=(share(0, 8),)),
+            Stage(start=3, stop=6, shares=(share(1, 8),)),
+        ),
         micro_batch_size=8,
         num_micro_batches=1,
     )
-    divided = replace(job, method="confidant", options={"split": "heads_and_columns", "heads": "optimal"})
-    made = {"job": job, "plan": plan, "queries_Job": queries.job, "queries_Plan": queries_plan}
+    divided = replace(
+        job,
+        method="confidant",
+        options={"split": "heads_and_columns", "heads": "optimal"},
+    )
+    made = {
+        "job": job,
+        "plan": plan,
+        "queries_Job": queries.job,
+        "queries_Plan": queries_plan,
+    }
     made |= {
         "whole_Job": replace(divided, options={"split": "none"}),
         "shared_Job": divided,
@@ -128,14 +178,25 @@ def test_jobs_under_torchrun_give_the_losses_of_one_process(tmp_path: Path) -> N
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
     (tmp_path / "two.toml").write_text(CLUSTER.replace("FIRST", str(min(cores))).replace("LAST", str(max(cores))))
     (tmp_path / "main.py").write_text(MAIN)
-    files = ("--job=job.json", "--plan=plan.json", "--cluster=two.toml", "--report=report.json")
+    files = (
+        "--job=job.json",
+        "--plan=plan.json",
+        "--cluster=two.toml",
+        "--report=report.json",
+    )
     done = torchrun("main.py", *files, "--workdir=shared", "--local-folder=local", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "epoch 2 done" in done.stderr  # live progress of both ranks came to rank 0
     assert "(real)" in done.stdout
 
     report = Report.read(tmp_path / "report.json")
-    assert (report.source, report.fidelity, report.plan, report.job, report.valid) == ("real", "", plan, job, True)
+    assert (report.source, report.fidelity, report.plan, report.job, report.valid) == (
+        "real",
+        "",
+        plan,
+        job,
+        True,
+    )
     assert {timeline.source for name, timeline in report.timelines.items() if name.endswith("measured")} == {"real"}
     assert all(step.measured_s and step.predicted_s for step in report.steps)
     assert not list((tmp_path / "local").glob("*/*"))  # the cache went with the run
@@ -144,12 +205,17 @@ def test_jobs_under_torchrun_give_the_losses_of_one_process(tmp_path: Path) -> N
     report_of_queries = Report.read(tmp_path / "queries_report.json")
     assert (report_of_queries.source, report_of_queries.plan) == ("real", queries_plan)
     _, _, expected_losses = in_one_process(queries)
-    assert [step.loss for step in report_of_queries.steps] == pytest.approx([loss.mean().item() for loss in expected_losses], rel=1e-5)
+    assert [step.loss for step in report_of_queries.steps] == pytest.approx(
+        [loss.mean().item() for loss in expected_losses], rel=1e-5
+    )
 
     on_one, on_both = (Report.read(tmp_path / f"{name}_report.json") for name in ("whole", "shared"))
     assert [step.loss for step in on_both.steps] == pytest.approx([step.loss for step in on_one.steps], rel=1e-5)
     timeline = next(one for name, one in on_both.timelines.items() if name.endswith("measured"))
-    assert {span.op.stream for span in timeline.spans if span.op.kind == "ATTN"} == {"compute", "compute1"}
+    assert {span.op.stream for span in timeline.spans if span.op.kind == "ATTN"} == {
+        "compute",
+        "compute1",
+    }
 
     prepared = prepare(job)
     stack, split = load_stack(job.model), prepared.train
@@ -161,7 +227,16 @@ def test_jobs_under_torchrun_give_the_losses_of_one_process(tmp_path: Path) -> N
         steps = cached_steps(cached, owners, split.lengths, 2, seed=job.seed, epoch=epoch)
         return [collate(split, [sample for samples in step.samples for sample in samples]) for step in steps]
 
-    expected = [loss for _, loss in train_reference(stack, initial_adapter(prepared, stack), batches, 2, learning_rate=job.learning_rate)]
+    expected = [
+        loss
+        for _, loss in train_reference(
+            stack,
+            initial_adapter(prepared, stack),
+            batches,
+            2,
+            learning_rate=job.learning_rate,
+        )
+    ]
     losses = [step.loss for step in report.steps]
     assert losses[:3] == pytest.approx(expected[:3], rel=1e-5)
     assert losses[3:] == pytest.approx(expected[3:], rel=1e-4)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 LIMIT_S = 240.0
-"""Below the time limit of a whole test (timeout in pyproject.toml), so that a test which hangs says what it waited for."""
+"""Below the time limit of a whole test (timeout in pyproject.toml), so that a test which hangs says what it waited
+for."""
 
 T = TypeVar("T")
 

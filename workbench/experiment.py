@@ -23,12 +23,27 @@ from workbench.core.job import Fidelity, Job, Mode
 from workbench.core.methods import declaration_of, registered
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
-from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS, Report, SweepPoint, dilation_note
+from workbench.core.report import (
+    ALL_WEIGHTS,
+    TRAINED_WEIGHTS,
+    Report,
+    SweepPoint,
+    dilation_note,
+)
 from workbench.core.run_folder import require_temporary_space
 from workbench.core.serial import to_json, user_path
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.methods import load_method
-from workbench.methods.base import Event, Method, Outcome, Planned, Prediction, as_published, differences_note, ignore
+from workbench.methods.base import (
+    Event,
+    Method,
+    Outcome,
+    Planned,
+    Prediction,
+    as_published,
+    differences_note,
+    ignore,
+)
 from workbench.methods.common.folder import require_resumable
 from workbench.profiler.cache import host_fingerprint
 from workbench.runtime.engine_service import Engines
@@ -40,7 +55,13 @@ if TYPE_CHECKING:
     from workbench.runtime.ssh_devices import SshEngines
 
 
-def plan(job: Job, cluster: Cluster, mode: Mode = "simulate", *, progress: Callable[[Event], None] | None = None) -> Plan:
+def plan(
+    job: Job,
+    cluster: Cluster,
+    mode: Mode = "simulate",
+    *,
+    progress: Callable[[Event], None] | None = None,
+) -> Plan:
     """Return the method's plan for the job on the cluster.  Raises PlanError if nothing fits.
 
     mode: the mode that the plan is for.  It decides how the cost of devices unlike this host is found (see profile).
@@ -49,7 +70,11 @@ def plan(job: Job, cluster: Cluster, mode: Mode = "simulate", *, progress: Calla
     method, prepared, costs = _profiled(job, cluster, mode, progress or ignore)
     made = _planned(method, prepared, costs, cluster)
     note = differences_note(job)
-    notes = (*made.notes, *method.notes(Planned(prepared, costs, cluster, made)), *([note] if note else []))
+    notes = (
+        *made.notes,
+        *method.notes(Planned(prepared, costs, cluster, made)),
+        *([note] if note else []),
+    )
     return replace(made, notes=notes)
 
 
@@ -66,24 +91,40 @@ def _planned(method: Method, prepared: Any, costs: Profile, cluster: Cluster) ->
 
 
 def profile(
-    job: Job, cluster: Cluster, mode: Mode = "simulate", *, progress: Callable[[Event], None] | None = None, refresh: bool = False
+    job: Job,
+    cluster: Cluster,
+    mode: Mode = "simulate",
+    *,
+    progress: Callable[[Event], None] | None = None,
+    refresh: bool = False,
 ) -> Profile:
     """Return the cost of every layer on every device.
 
-    The cost on an emulated device is measured on this host and scaled to the device's share of a core.  If the devices are only
-    simulated, or real and not asked here, the cost on a different device model is computed from its FLOP/s.  refresh: repeat
+    The cost on an emulated device is measured on this host and scaled to the device's share of a core.  If the devices
+    are only
+    simulated, or real and not asked here, the cost on a different device model is computed from its FLOP/s.  refresh:
+    repeat
     measurements that are cached.
     """
     return _profiled(_settled(job), cluster, mode, progress or ignore, refresh=refresh)[2]
 
 
 def _profiled(
-    job: Job, cluster: Cluster, mode: Mode, notify: Callable[[Event], None], *, refresh: bool = False
+    job: Job,
+    cluster: Cluster,
+    mode: Mode,
+    notify: Callable[[Event], None],
+    *,
+    refresh: bool = False,
 ) -> tuple[Method, Any, Profile]:
     method = load_method(job.method)
     prepared = _prepared(method, job, cluster, notify)
     is_emulated = mode == "execute" and not cluster.is_real
-    return method, prepared, method.profile(prepared, cluster, notify, emulated=is_emulated, refresh=refresh)
+    return (
+        method,
+        prepared,
+        method.profile(prepared, cluster, notify, emulated=is_emulated, refresh=refresh),
+    )
 
 
 def run(
@@ -101,7 +142,8 @@ def run(
 ) -> Report:
     """Plan, simulate and (mode 'execute') run a job on a cluster.
 
-    workdir: where the run keeps snapshots, cache and the trained adapter; only one run may use it at a time.  By default it is a
+    workdir: where the run keeps snapshots, cache and the trained adapter; only one run may use it at a time.  By
+    default it is a
     separate folder under the cache folder.
     resume: continue an interrupted run of the same job from its newest snapshot.
     chosen_plan: run this plan instead of the planner's.  costs: plan and pace by these instead of measuring.
@@ -110,9 +152,17 @@ def run(
     """
     if not isinstance(job, Job) or not isinstance(cluster, Cluster):
         found = f"They are {type(job).__name__} and {type(cluster).__name__}."
-        raise ConfigError("A run of a job on a cluster was asked for.", found, "Give Job(...) and load_cluster('laptop').")
+        raise ConfigError(
+            "A run of a job on a cluster was asked for.",
+            found,
+            "Give Job(...) and load_cluster('laptop').",
+        )
     if mode not in ("simulate", "execute"):
-        raise ConfigError(f"The mode '{mode}' was asked for.", "There are simulate and execute.", "Choose one.")
+        raise ConfigError(
+            f"The mode '{mode}' was asked for.",
+            "There are simulate and execute.",
+            "Choose one.",
+        )
     job = _settled(job)
     if mode == "execute" and engines is None and cluster.is_real:
         own = (workdir or cache_folder() / "runs" / run_name(job, cluster)).absolute()
@@ -123,8 +173,21 @@ def run(
                     event = event._replace(device=event.device._replace(health=real.health(event.rank)))
                 (progress or ignore)(event)
 
-            settings: dict[str, Any] = {"resume": resume, "fidelity": fidelity, "chosen_plan": chosen_plan, "costs": costs}
-            report = run(job, cluster, mode, progress=with_health, workdir=own, engines=real, **settings)
+            settings: dict[str, Any] = {
+                "resume": resume,
+                "fidelity": fidelity,
+                "chosen_plan": chosen_plan,
+                "costs": costs,
+            }
+            report = run(
+                job,
+                cluster,
+                mode,
+                progress=with_health,
+                workdir=own,
+                engines=real,
+                **settings,
+            )
             timelines = {
                 name: replace(kept, clock_bound_s=real.clock_bound_s) if kept.source == "real" else kept
                 for name, kept in report.timelines.items()
@@ -146,7 +209,14 @@ def run(
 
     with contextlib.nullcontext() if folder is None else own_folder(folder):
         method = load_method(job.method)
-        prepared = _prepared(method, job, cluster, notify, warms_up=mode == "execute" and engines is None, engines=engines)
+        prepared = _prepared(
+            method,
+            job,
+            cluster,
+            notify,
+            warms_up=mode == "execute" and engines is None,
+            engines=engines,
+        )
         costs = costs or method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
         notify(Event("phase", message=f"Planning for {cluster.size_words}", stage="plan"))
         decided = chosen_plan or _planned(method, prepared, costs, cluster)
@@ -157,9 +227,14 @@ def run(
             notify(Event("note", message=note))
         prediction = method.predict(planned)
         layers = method.layer_costs(prepared, batch=1, sequence_length=1)
-        trained, frozen = (sum(getattr(layer, kind) for layer in layers) for kind in ("trainable_bytes", "frozen_bytes"))
+        trained, frozen = (
+            sum(getattr(layer, kind) for layer in layers) for kind in ("trainable_bytes", "frozen_bytes")
+        )
         if trained:
-            nbytes = prediction.bytes | {TRAINED_WEIGHTS: trained, ALL_WEIGHTS: trained + frozen}
+            nbytes = prediction.bytes | {
+                TRAINED_WEIGHTS: trained,
+                ALL_WEIGHTS: trained + frozen,
+            }
             prediction = replace(prediction, bytes=nbytes)
         notify(Event("predicted", predicted=prediction.steps))
         if folder is None:
@@ -171,12 +246,40 @@ def run(
         with full_disk_told(folder):
             calibration, dilation, running = None, 1.0, engines
             if running is None:
-                notify(Event("phase", message=f"Starting {cluster.size_words}", stage="start devices"))
+                notify(
+                    Event(
+                        "phase",
+                        message=f"Starting {cluster.size_words}",
+                        stage="start devices",
+                    )
+                )
                 running = emulated = default_pool().acquire(cluster, fidelity)
                 calibration = Calibration(method, planned, emulated)
-                dilation = calibration.dilate(max((step.predicted_s or 0.0 for step in prediction.steps), default=0.0), notify)
-            outcome = method.execute(planned, prediction, running, folder=folder, resume=resume, notify=notify)
-            report = _report(job, cluster, decided, prediction, outcome, _spent(began), dilation, notes=notes)
+                dilation = calibration.dilate(
+                    max(
+                        (step.predicted_s or 0.0 for step in prediction.steps),
+                        default=0.0,
+                    ),
+                    notify,
+                )
+            outcome = method.execute(
+                planned,
+                prediction,
+                running,
+                folder=folder,
+                resume=resume,
+                notify=notify,
+            )
+            report = _report(
+                job,
+                cluster,
+                decided,
+                prediction,
+                outcome,
+                _spent(began),
+                dilation,
+                notes=notes,
+            )
             if outcome.technique:
                 write_result(report, prepared, outcome.technique)
         if calibration is not None and not report.valid:
@@ -196,7 +299,8 @@ def sweep(
     workdir: Path | None = None,
     engines: Engines | None = None,
 ) -> tuple[SweepPoint, ...]:
-    """Return the step time of a few first-epoch steps under each plan: simulated, and also measured if mode is 'execute'.
+    """Return the step time of a few first-epoch steps under each plan: simulated, and also measured if mode is
+    'execute'.
 
     workdir: is made and removed.  engines: of real devices; by default those of the cluster are connected.
     """
@@ -205,7 +309,16 @@ def sweep(
     folder = workdir or cache_folder() / "runs" / f"sweep-{os.getpid()}"
     if mode == "execute" and engines is None and cluster.is_real:
         with connected(job, cluster, folder, notify) as real:
-            return sweep(job, cluster, plans, mode, num_steps=num_steps, progress=progress, workdir=folder, engines=real)
+            return sweep(
+                job,
+                cluster,
+                plans,
+                mode,
+                num_steps=num_steps,
+                progress=progress,
+                workdir=folder,
+                engines=real,
+            )
     is_emulated = mode == "execute" and engines is None
     if is_emulated:
         require_emulated(cluster)
@@ -215,7 +328,13 @@ def sweep(
     def measured(engines: Engines | None, again: str = "") -> tuple[SweepPoint, ...]:
         found = []
         for number, (name, plan) in enumerate(plans.items(), 1):
-            notify(Event("phase", message=f"Plan {number} of {len(plans)}: {name}{again}", stage="sweep"))
+            notify(
+                Event(
+                    "phase",
+                    message=f"Plan {number} of {len(plans)}: {name}{again}",
+                    stage="sweep",
+                )
+            )
             notify(Event("count", message="plans", step=number - 1, num_steps=len(plans)))
             planned = Planned(prepared, costs, cluster, plan)
             found.append(method.sweep_point(planned, name, engines, num_steps=num_steps, folder=folder))
@@ -249,19 +368,31 @@ def sweep(
 
 
 def require_possible(method: Method, job: Job, cluster: Cluster, engines: Engines | None = None) -> None:
-    """Check what needs neither the model nor the data: the method's settings, the faults' devices, the place of the data.
+    """Check what needs neither the model nor the data: the method's settings, the faults' devices, the place of the
+    data.
 
     engines: of real devices.  Raises ConfigError or MissingDataError.
     """
     declared = declaration_of(job.method)
     with_jax = [device.name for device in cluster.devices if device.framework == "jax"]
     if with_jax and not declared.runs_jax:
-        found = f"Only {' and '.join(name for name in registered() if declaration_of(name).runs_jax)} have layers that JAX computes."
-        raise ConfigError(f"{job.method} on '{with_jax[0]}', which computes with JAX, was asked for.", found, "Leave framework out.")
+        found = (
+            f"Only {' and '.join(name for name in registered() if declaration_of(name).runs_jax)} have layers that "
+            "JAX computes."
+        )
+        raise ConfigError(
+            f"{job.method} on '{with_jax[0]}', which computes with JAX, was asked for.",
+            found,
+            "Leave framework out.",
+        )
     method.require_known(job, cluster)
     if parse_faults(job.faults, cluster) and not declared.trains:
         asked = f"The faults '{job.faults}' in a run of {job.method} were asked for."
-        raise ConfigError(asked, "It answers one request after the other and does not train.", "Use `workbench serve --fault`.")
+        raise ConfigError(
+            asked,
+            "It answers one request after the other and does not train.",
+            "Use `workbench serve --fault`.",
+        )
     if job.faults and engines is not None and not engines.loses_devices:
         raise ConfigError(
             f"The faults '{job.faults}' were asked for.",
@@ -273,7 +404,11 @@ def require_possible(method: Method, job: Job, cluster: Cluster, engines: Engine
         raise ConfigError(asked, "It does not train by epochs.", "Leave converged_after out.")
     if job.data is not None and job.task not in FROM_FILES and not (data := user_path(job.data, "The data")).is_dir():
         found = "It is a file." if data.exists() else "There is no such folder."
-        raise MissingDataError(f"The data in '{job.data}' was asked for.", found, "Name a folder that holds the task's files.")
+        raise MissingDataError(
+            f"The data in '{job.data}' was asked for.",
+            found,
+            "Name a folder that holds the task's files.",
+        )
 
 
 def _prepared(
@@ -285,7 +420,8 @@ def _prepared(
     warms_up: bool = False,
     engines: Engines | None = None,
 ) -> Any:
-    """Return the job as its method prepares it.  Raises ConfigError for more samples than a split has, or for impossible faults.
+    """Return the job as its method prepares it.  Raises ConfigError for more samples than a split has, or for
+    impossible faults.
 
     warms_up: import the engines' libraries in another process meanwhile; both finish before anything is measured.
     engines: of real devices.
@@ -305,12 +441,20 @@ def _prepared(
         wanted, split = getattr(job, f"{name}_samples"), getattr(prepared.task, name)
         if wanted is not None and wanted > len(split):
             found = f"The {name} split of '{job.task}' has {len(split)}."
-            raise ConfigError(f"A job with {name}_samples = {wanted} was asked for.", found, f"Lower {name}_samples, or leave it out.")
+            raise ConfigError(
+                f"A job with {name}_samples = {wanted} was asked for.",
+                found,
+                f"Lower {name}_samples, or leave it out.",
+            )
     for fault in parse_faults(job.faults, cluster):
         num_steps = prepared.steps_on(cluster.world_size)
         if fault.start >= num_steps:
             asked = f"The fault '{fault.kind}' of '{cluster.devices[fault.rank].name}' {fault.when} was asked for."
-            raise ConfigError(asked, f"The run has {num_steps} steps.", "Name an earlier step, or do more steps.")
+            raise ConfigError(
+                asked,
+                f"The run has {num_steps} steps.",
+                "Name an earlier step, or do more steps.",
+            )
     return prepared
 
 
@@ -327,10 +471,18 @@ def over_ssh(cluster: Cluster, folder: Path | None = None, imports: Sequence[str
 
 
 @contextlib.contextmanager
-def connected(job: Job, cluster: Cluster, folder: Path, notify: Callable[[Event], None] = ignore) -> Iterator[SshEngines]:
+def connected(
+    job: Job, cluster: Cluster, folder: Path, notify: Callable[[Event], None] = ignore
+) -> Iterator[SshEngines]:
     """Lend a cluster's real devices, which have the job's model then.  folder: of the run."""
     devices = over_ssh(cluster, folder, ["transformers.modeling_utils"])
-    notify(Event("phase", message=f"Starting {cluster.size_words} over SSH", stage="start devices"))
+    notify(
+        Event(
+            "phase",
+            message=f"Starting {cluster.size_words} over SSH",
+            stage="start devices",
+        )
+    )
     with devices as real:
         real.bring_model(job.model)
         yield real
@@ -342,7 +494,8 @@ def require_emulated(cluster: Cluster) -> None:
     if real:
         raise RuntimeSetupError(
             f"Running on cluster '{cluster.name}' was asked for.",
-            f"{', '.join(real)} {'has an address' if len(real) == 1 else 'have addresses'}; this takes emulated devices only.",
+            f"{', '.join(real)} {'has an address' if len(real) == 1 else 'have addresses'}; this takes emulated "
+            "devices only.",
             "Use `workbench run`, or leave the address out to emulate them.",
         )
     if any(device.framework == "jax" for device in cluster.devices):
@@ -362,11 +515,15 @@ def run_name(job: Job, cluster: Cluster) -> str:
 
 def environment() -> dict[str, str]:
     """Return the software and hardware that the numbers were obtained with."""
-    return host_fingerprint() | {"load average": f"{os.getloadavg()[0]:.2f}" if hasattr(os, "getloadavg") else "unknown"}
+    return host_fingerprint() | {
+        "load average": f"{os.getloadavg()[0]:.2f}" if hasattr(os, "getloadavg") else "unknown"
+    }
 
 
 def _spent(began: Sequence[tuple[str, float]]) -> dict[str, float]:
-    """Return the seconds spent in each stage of a run so far, summed over stages of the same name.  began: the start time of each stage."""
+    """Return the seconds spent in each stage of a run so far, summed over stages of the same name.  began: the start
+    time of each stage.
+    """
     spent_s: dict[str, float] = {}
     for (stage, begin_s), (_, end_s) in pairwise([*began, ("", time.monotonic())]):
         spent_s[stage] = spent_s.get(stage, 0.0) + end_s - begin_s
@@ -404,18 +561,26 @@ def _report(
     if outcome is None:
         told = prediction.notes + tuple(recovery.told for recovery in prediction.recoveries)
         if job.faults and not told:
-            told = ("The job's faults are injected into devices when it is executed; this is a simulation without them.",)
+            told = (
+                "The job's faults are injected into devices when it is executed; this is a simulation without them.",
+            )
         return replace(report, recoveries=prediction.recoveries, notes=notes + told + differences)
     busy = outcome.overrun_share > BUSY_OVERRUN_SHARE
     metrics = {name: value for name, value in outcome.metrics.items() if math.isfinite(value)}
     waiting = {recovery.what: recovery for recovery in reversed(prediction.recoveries)}
-    recoveries = tuple(replace(one, predicted_s=waiting[one.what].seconds if one.what in waiting else None) for one in outcome.recoveries)
+    recoveries = tuple(
+        replace(one, predicted_s=waiting[one.what].seconds if one.what in waiting else None)
+        for one in outcome.recoveries
+    )
     notes += outcome.notes + tuple(recovery.told for recovery in recoveries)
     notes += tuple(f"The metric '{name}' is no number and left out." for name in outcome.metrics if name not in metrics)
     if dilation > 1:
         notes += (dilation_note(dilation),)
     if busy:
-        late = f"{outcome.overrun_share:.0%} of the emulated devices' time was late, at most {BUSY_OVERRUN_SHARE:.0%} is valid"
+        late = (
+            f"{outcome.overrun_share:.0%} of the emulated devices' time was late, at most {BUSY_OVERRUN_SHARE:.0%} "
+            "is valid"
+        )
         notes += (f"Host too busy: {late}. Close other programs and run again.",)
     return replace(
         report,

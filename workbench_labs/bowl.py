@@ -1,4 +1,6 @@
-"""Zeroth-order gradients (P-RGE, section 2): their error on planes and of a language model, and a bowl to descend into step by step."""
+"""Zeroth-order gradients (P-RGE, section 2): their error on planes and of a language model, and a bowl to descend into
+step by step.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,21 @@ from torch import Tensor
 from workbench.core.errors import ConfigError
 from workbench.core.names import FLOAT_TYPES
 from workbench.methods.p_rge.seeds import query_seed
-from workbench.methods.p_rge.zeroth_order import CausalModel, Prge, PromptLike, ZerothOrderConfig
-from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Message, Panel, button, lab_controls
+from workbench.methods.p_rge.zeroth_order import (
+    CausalModel,
+    Prge,
+    PromptLike,
+    ZerothOrderConfig,
+)
+from workbench.widgets.controls import (
+    BIG_FIRST,
+    FigureBox,
+    Html,
+    Message,
+    Panel,
+    button,
+    lab_controls,
+)
 from workbench_labs.plots.zeroth_order import GradientError, Point, Probe
 from workbench_labs.plots.zeroth_order import bowl as draw_bowl
 
@@ -27,7 +42,9 @@ AT_ONCE = 4
 
 
 def plane_error(dimension: int, queries: Sequence[int], *, repeats: int = 100) -> GradientError:
-    """Return the squared error of estimates on a plane, whose slope along z is z times its gradient: means of `repeats` estimates."""
+    """Return the squared error of estimates on a plane, whose slope along z is z times its gradient: means of `repeats`
+    estimates.
+    """
     generator = torch.Generator().manual_seed(0)
     exact = torch.nn.functional.normalize(torch.randn(dimension, generator=generator), dim=0)
     points = []
@@ -42,7 +59,9 @@ def plane_error(dimension: int, queries: Sequence[int], *, repeats: int = 100) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlopeStudy:
-    """Queries of one batch.  slopes: (exact, measured) of each.  length: of the exact gradient.  error: over the number of queries."""
+    """Queries of one batch.  slopes: (exact, measured) of each.  length: of the exact gradient.  error: over the number
+    of queries.
+    """
 
     epsilon: float
     length: float
@@ -64,8 +83,16 @@ def exact_gradient(model: CausalModel, batch: PromptLike) -> Tensor:
     return torch.cat([piece.reshape(-1).float() for piece in pieces])
 
 
-def study_slopes(model: CausalModel, batch: PromptLike, *, queries: int, epsilon: float, exact: Tensor | None = None) -> SlopeStudy:
-    """Measure the slopes of a number of queries of a batch's loss and compare with the exact gradient; theta does not change.
+def study_slopes(
+    model: CausalModel,
+    batch: PromptLike,
+    *,
+    queries: int,
+    epsilon: float,
+    exact: Tensor | None = None,
+) -> SlopeStudy:
+    """Measure the slopes of a number of queries of a batch's loss and compare with the exact gradient; theta does not
+    change.
 
     exact: the gradient if it is already known, such as a float32 model's for a model that computes in fewer bits.
     """
@@ -84,7 +111,10 @@ def study_slopes(model: CausalModel, batch: PromptLike, *, queries: int, epsilon
     points, count = [], 1
     while count <= queries:
         groups = [slice(first, first + count) for first in range(0, queries - count + 1, count)]
-        errors = [float(products[own, own].sum()) / count**2 - 2 * float(crossed[own].sum()) / count + squared for own in groups]
+        errors = [
+            float(products[own, own].sum()) / count**2 - 2 * float(crossed[own].sum()) / count + squared
+            for own in groups
+        ]
         points.append((count, sum(errors) / len(errors) / max(squared, 1e-30)))
         count *= 2
     dimension = model.trainables.num_values
@@ -97,9 +127,16 @@ def study_slopes(model: CausalModel, batch: PromptLike, *, queries: int, epsilon
 
 
 def epsilon_curve(
-    model: CausalModel, batch: PromptLike, epsilons: Sequence[float], *, queries: int, exact: Tensor | None = None
+    model: CausalModel,
+    batch: PromptLike,
+    epsilons: Sequence[float],
+    *,
+    queries: int,
+    exact: Tensor | None = None,
 ) -> list[SlopeStudy]:
-    """Return the same queries with each epsilon: if it is too large, the loss is curved; too small, rounding hides the differences."""
+    """Return the same queries with each epsilon: if it is too large, the loss is curved; too small, rounding hides the
+    differences.
+    """
     gradient = exact_gradient(model, batch) if exact is None else exact
     return [study_slopes(model, batch, queries=queries, epsilon=epsilon, exact=gradient) for epsilon in epsilons]
 
@@ -111,7 +148,8 @@ _WAVES = 5.0
 class Bowl:
     """L(x, y) = 1 + (x^2 + stretch y^2) / 8 + ripple (2 - cos 5x - cos 5y).
 
-    The 1 is the part of a language model's loss that training cannot remove.  precision: the dtype in which a loss is returned; the
+    The 1 is the part of a language model's loss that training cannot remove.  precision: the dtype in which a loss is
+    returned; the
     arithmetic is exact.
     """
 
@@ -122,7 +160,8 @@ class Bowl:
     def __post_init__(self) -> None:
         if self.stretch <= 0 or self.ripple < 0 or self.precision not in FLOAT_TYPES:
             raise ConfigError(
-                f"A bowl with stretch {self.stretch}, ripple {self.ripple} and losses in {self.precision} was asked for.",
+                f"A bowl with stretch {self.stretch}, ripple {self.ripple} and losses in {self.precision} was "
+                "asked for.",
                 f"They must be above 0, at least 0, and one of {', '.join(FLOAT_TYPES)}.",
                 "Change them.",
             )
@@ -144,10 +183,14 @@ class Bowl:
 
 
 def probe(bowl: Bowl, at: Point, *, queries: int, epsilon: float, seed: int, step: int) -> list[Probe]:
-    """Return a step's queries: random directions, and the slope along each from two losses (Algorithm 1, lines 4-11)."""
+    """Return a step's queries: random directions, and the slope along each from two losses (Algorithm 1, lines
+    4-11).
+    """
     if queries < 1 or not epsilon > 0:
         raise ConfigError(
-            f"{queries} queries with epsilon {epsilon} were asked for.", "1 and a number above 0 are the least.", "Raise them."
+            f"{queries} queries with epsilon {epsilon} were asked for.",
+            "1 and a number above 0 are the least.",
+            "Raise them.",
         )
     found = []
     for query in range(queries):
@@ -178,7 +221,14 @@ class Descent:
     @property
     def probes(self) -> list[Probe]:
         """Return the queries at the path's last point."""
-        return probe(self.bowl, self.path[-1], queries=self.queries, epsilon=self.epsilon, seed=self.seed, step=len(self.path) - 1)
+        return probe(
+            self.bowl,
+            self.path[-1],
+            queries=self.queries,
+            epsilon=self.epsilon,
+            seed=self.seed,
+            step=len(self.path) - 1,
+        )
 
     def step(self) -> None:
         """Go one step against the estimate (Algorithm 1, line 14)."""
@@ -188,7 +238,12 @@ class Descent:
 
 
 def descents(
-    bowl: Bowl, queries: Sequence[int], *, passes: int, learning_rate: Callable[[int], float], repeats: int
+    bowl: Bowl,
+    queries: Sequence[int],
+    *,
+    passes: int,
+    learning_rate: Callable[[int], float],
+    repeats: int,
 ) -> dict[str, list[tuple[float, float]]]:
     """Return, for each number of queries, the loss over the number of forward passes: medians of `repeats` descents.
 
@@ -196,11 +251,21 @@ def descents(
     """
     found = {}
     for count in queries:
-        given: dict[str, Any] = {"bowl": bowl, "queries": count, "epsilon": 0.01, "learning_rate": learning_rate(count)}
+        given: dict[str, Any] = {
+            "bowl": bowl,
+            "queries": count,
+            "epsilon": 0.01,
+            "learning_rate": learning_rate(count),
+        }
         walks = [Descent(**given, seed=seed) for seed in range(repeats)]
         points = []
         for step in range(passes // (2 * count) + 1):
-            points.append((2.0 * count * step, median(bowl.height(*walk.path[-1]) for walk in walks)))
+            points.append(
+                (
+                    2.0 * count * step,
+                    median(bowl.height(*walk.path[-1]) for walk in walks),
+                )
+            )
             for walk in walks:
                 walk.step()
         found[f"q = {count}"] = points
@@ -219,23 +284,50 @@ class BowlLab(Panel):
     def __init__(self, bowl: Bowl, *, queries: int = 4, seed: int = 0) -> None:
         self.descent = Descent(bowl=bowl, queries=queries, seed=seed)
         start = self.descent
-        self._controls = self.queries, self.epsilon, self.learning_rate, self.stretch, self.ripple, self.precision = lab_controls(
+        self._controls = (
+            self.queries,
+            self.epsilon,
+            self.learning_rate,
+            self.stretch,
+            self.ripple,
+            self.precision,
+        ) = lab_controls(
             "bowl",
             **{name: getattr(start, name) for name in ("queries", "epsilon", "learning_rate")},
             **{name: getattr(bowl, name) for name in ("stretch", "ripple", "precision")},
         )
         self.message, self.headline, self.figure = Message(), Html(), FigureBox()
         self._buttons = [
-            button("One step", "Go one step against the mean of the queries", "step-forward", lambda: self.walk(1), "success"),
-            button("Ten steps", "Go ten steps", "forward", lambda: self.walk(MANY), "success"),
-            button("Other noise", "Draw other directions at this point", "random", self._other_noise),
+            button(
+                "One step",
+                "Go one step against the mean of the queries",
+                "step-forward",
+                lambda: self.walk(1),
+                "success",
+            ),
+            button(
+                "Ten steps",
+                "Go ten steps",
+                "forward",
+                lambda: self.walk(MANY),
+                "success",
+            ),
+            button(
+                "Other noise",
+                "Draw other directions at this point",
+                "random",
+                self._other_noise,
+            ),
             button("Start again", "Go back to the first point", "undo", self._start_again),
         ]
         self._passes = 0
         for control in self._controls:
             control.observe(lambda _: self._changed(), names="value")
         columns = [widgets.VBox(self._controls[:3]), widgets.VBox(self._controls[3:])]
-        rows = [widgets.HBox(columns, layout=widgets.Layout(flex_flow="row wrap")), widgets.HBox(self._buttons)]
+        rows = [
+            widgets.HBox(columns, layout=widgets.Layout(flex_flow="row wrap")),
+            widgets.HBox(self._buttons),
+        ]
         super().__init__([*rows, self.message, self.headline, self.figure])
         self._draw()
 
@@ -247,14 +339,23 @@ class BowlLab(Panel):
             self._passes += 2 * self.descent.queries
             if math.hypot(*self.descent.path[-1]) > 1e3:
                 self.descent.path.pop()
-                self.message.error("The steps grow and leave the bowl. Take a smaller learning rate, or more queries, and start again.")
+                self.message.error(
+                    "The steps grow and leave the bowl. Take a smaller learning rate, or more queries, and start again."
+                )
                 break
         self._draw()
 
     def _changed(self) -> None:
         try:
-            self.descent.bowl = Bowl(stretch=self.stretch.value, ripple=self.ripple.value, precision=self.precision.value)
-            self.descent.queries, self.descent.epsilon = self.queries.value, self.epsilon.value
+            self.descent.bowl = Bowl(
+                stretch=self.stretch.value,
+                ripple=self.ripple.value,
+                precision=self.precision.value,
+            )
+            self.descent.queries, self.descent.epsilon = (
+                self.queries.value,
+                self.epsilon.value,
+            )
             self.descent.learning_rate = self.learning_rate.value
             self._draw()
         except ConfigError as error:  # nobody would see the error of a callback
@@ -278,7 +379,8 @@ class BowlLab(Panel):
         smooth = replace(walk.bowl, precision="float32")
         self.figure.show(draw_bowl(smooth.height, walk.path, probes, gradient=exact, epsilon=walk.epsilon))
         said = (
-            f"{abs(math.degrees(cmath.phase(complex(*mean) / complex(*exact)))):.0f}° beside the exact gradient, {ratio:.2f} times as long"
+            f"{abs(math.degrees(cmath.phase(complex(*mean) / complex(*exact)))):.0f}° beside the exact gradient, "
+            f"{ratio:.2f} times as long"
             if any(mean)
             else "both losses alike: no slope seen"
         )

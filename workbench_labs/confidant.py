@@ -1,4 +1,6 @@
-"""Labs of Confidant: partitions by hand, weight versions, stale gradients, heads over processors, recoveries (sections 2.3 and 3)."""
+"""Labs of Confidant: partitions by hand, weight versions, stale gradients, heads over processors, recoveries (sections
+2.3 and 3).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ from workbench.core.report import Report
 from workbench.core.schedule import STEP
 from workbench.core.timeline import Timeline
 from workbench.methods.confidant.equations import printed_need
-from workbench.methods.confidant.heads import EPSILONS, HeadProfile, allocate_as_printed, best_allocation, epsilon_name, random_profile
+from workbench.methods.confidant.heads import (
+    EPSILONS,
+    HeadProfile,
+    allocate_as_printed,
+    best_allocation,
+    epsilon_name,
+    random_profile,
+)
 from workbench.planners import Problem
 from workbench.planners.asynchronous import (
     Equation3,
@@ -37,25 +46,45 @@ from workbench.plots.style import CYCLE, Unit, finish, time_unit
 from workbench.profiler.analytic import analytic_profile
 from workbench.profiler.descriptions import FP32_BYTES, describe
 from workbench.simulator.steps import SAMPLES, equal_blocks, mini_batches
-from workbench.widgets.controls import BIG_FIRST, Explorer, Html, button, described, lab_controls, slider
+from workbench.widgets.controls import (
+    BIG_FIRST,
+    Explorer,
+    Html,
+    button,
+    described,
+    lab_controls,
+    slider,
+)
 from workbench.widgets.tables import Table
 from workbench_labs.planning import as_described
 
 SHOWN, LONG, STALE_STEPS = 6, 12, 40
-"""Number of mini-batches in a Gantt chart, number over which the long run's pace is averaged, and steps of a descent."""
+"""Number of mini-batches in a Gantt chart, number over which the long run's pace is averaged, and steps of a
+descent."""
 WRAPPED = widgets.Layout(flex_flow="row wrap")
 
 
 def pipeline(costs: Equation3, partition: Partition, count: int, *, title: str = "") -> Timeline:
-    """Return some mini-batches through an empty asynchronous pipeline, whether or not the memory suffices (simulated)."""
+    """Return some mini-batches through an empty asynchronous pipeline, whether or not the memory suffices
+    (simulated).
+    """
     plan = asynchronous_plan(costs, partition, method="confidant", check_memory=False)
-    return mini_batches(costs.profile, costs.cluster, plan, tokens=costs.memory_length, count=count, title=title)
+    return mini_batches(
+        costs.profile,
+        costs.cluster,
+        plan,
+        tokens=costs.memory_length,
+        count=count,
+        title=title,
+    )
 
 
 class PartitionLab(Explorer):
-    """Sliders for the cuts of a model over devices, and for their order; pace, Gantt chart and memory of the asynchronous pipeline.
+    """Sliders for the cuts of a model over devices, and for their order; pace, Gantt chart and memory of the
+    asynchronous pipeline.
 
-    costs: the input of Eq. 3.  partition: the controls' partition; reading it raises ConfigError for a device without a layer.
+    costs: the input of Eq. 3.  partition: the controls' partition; reading it raises ConfigError for a device without a
+    layer.
     """
 
     def __init__(self, model: str, cluster: Cluster, *, batch_size: int, tokens: int) -> None:
@@ -63,22 +92,60 @@ class PartitionLab(Explorer):
         sizes = {"batch_sizes": (batch_size,), "sequence_lengths": (tokens,)}
         profile = analytic_profile(self._model, bare, technique="full", **sizes)  # type: ignore[arg-type]
         self.costs = Equation3(Problem(profile, bare, batch_size=batch_size, sequence_length=tokens))
-        self._sizes = {"heads": self._model.heads, "hidden": self._model.hidden, "feed_forward": self._model.feed_forward}
-        orders = {" - ".join(bare.devices[rank].name for rank in order): order for order in permutations(range(bare.world_size))}
-        self.order = described(widgets.Dropdown, "Order", "Who comes first in the pipeline", width="30em", options=list(orders.items()))
+        self._sizes = {
+            "heads": self._model.heads,
+            "hidden": self._model.hidden,
+            "feed_forward": self._model.feed_forward,
+        }
+        orders = {
+            " - ".join(bare.devices[rank].name for rank in order): order
+            for order in permutations(range(bare.world_size))
+        }
+        self.order = described(
+            widgets.Dropdown,
+            "Order",
+            "Who comes first in the pipeline",
+            width="30em",
+            options=list(orders.items()),
+        )
         cuts = enumerate(even_partition(self.costs, self.order.value).cuts[1:-1], start=1)
         told = "Place {} of the pipeline has the layers before this one"
-        self.cuts = tuple(slider(f"Place {at} ends", told.format(at), cut, 1, profile.num_layers, width="24em") for at, cut in cuts)
+        self.cuts = tuple(
+            slider(
+                f"Place {at} ends",
+                told.format(at),
+                cut,
+                1,
+                profile.num_layers,
+                width="24em",
+            )
+            for at, cut in cuts
+        )
         presets: dict[str, tuple[str, Callable[[], Partition]]] = {
-            "Eq. 3": ("The best cuts in this order that fit", lambda: partition_in_order(self.costs, self.order.value)),
-            "By speed": ("FTPipeHD: memory is not looked at", lambda: partition_in_order(self.costs, self.order.value, in_memory=False)),
-            "Even": ("PipeDream, as the paper uses it", lambda: even_partition(self.costs, self.order.value)),
-            "Best order": ("Eq. 3 over all orders of all sets of devices", lambda: partition_in_any_order(self.costs)),
+            "Eq. 3": (
+                "The best cuts in this order that fit",
+                lambda: partition_in_order(self.costs, self.order.value),
+            ),
+            "By speed": (
+                "FTPipeHD: memory is not looked at",
+                lambda: partition_in_order(self.costs, self.order.value, in_memory=False),
+            ),
+            "Even": (
+                "PipeDream, as the paper uses it",
+                lambda: even_partition(self.costs, self.order.value),
+            ),
+            "Best order": (
+                "Eq. 3 over all orders of all sets of devices",
+                lambda: partition_in_any_order(self.costs),
+            ),
         }
         buttons = [button(name, told, "magic", partial(self._take, find)) for name, (told, find) in presets.items()]
         self.table = Html()
         super().__init__(
-            [widgets.HBox([self.order, *buttons], layout=WRAPPED), widgets.HBox(self.cuts, layout=WRAPPED)],
+            [
+                widgets.HBox([self.order, *buttons], layout=WRAPPED),
+                widgets.HBox(self.cuts, layout=WRAPPED),
+            ],
             [self.order, *self.cuts],
             lambda: self.partition,
             self._price,
@@ -90,7 +157,10 @@ class PartitionLab(Explorer):
     @property
     def partition(self) -> Partition:
         """Return the settings of the controls."""
-        order, cuts = self.order.value, (0, *(end.value for end in self.cuts), self.costs.profile.num_layers)
+        order, cuts = (
+            self.order.value,
+            (0, *(end.value for end in self.cuts), self.costs.profile.num_layers),
+        )
         for rank, (start, stop) in zip(order, pairwise(cuts), strict=True):
             if stop <= start:
                 asked = f"Layers [{start}, {stop}) on '{self.costs.cluster.devices[rank].name}' were asked for."
@@ -100,7 +170,11 @@ class PartitionLab(Explorer):
     def _take(self, find: Callable[[], Partition]) -> None:
         found = find()
         if found.pace_s == math.inf or len(found.order) < len(self.order.value):
-            idle = "In this order nothing fits." if found.pace_s == math.inf else "The best set of devices leaves some out."
+            idle = (
+                "In this order nothing fits."
+                if found.pace_s == math.inf
+                else "The best set of devices leaves some out."
+            )
             self.message.error(f"{idle} Choose another order.")
             return
         with self.setting():
@@ -110,8 +184,16 @@ class PartitionLab(Explorer):
 
     def _price(self, made: Partition) -> None:
         costs, rows, parts, lacking = self.costs, [], {}, []
-        for behind, rank, (start, stop) in zip(reversed(range(len(made.order))), made.order, pairwise(made.cuts), strict=True):
-            device, need = costs.cluster.devices[rank], costs.need(rank, behind, start, stop, num_stages=len(made.order))
+        for behind, rank, (start, stop) in zip(
+            reversed(range(len(made.order))),
+            made.order,
+            pairwise(made.cuts),
+            strict=True,
+        ):
+            device, need = (
+                costs.cluster.devices[rank],
+                costs.need(rank, behind, start, stop, num_stages=len(made.order)),
+            )
             stashed = behind * trainable_bytes(costs.profile.layers[rank][start:stop])
             parts[rank] = {
                 "weights": need.weights_bytes - stashed,
@@ -119,37 +201,102 @@ class PartitionLab(Explorer):
                 "gradients and optimizer": need.gradient_bytes + need.optimizer_bytes,
                 "activations and messages": need.context_bytes + need.workspace_bytes + need.boundary_bytes,
             }
-            sizes = {"num_layers": stop - start, "behind": behind, "batch": costs.batch_size, "tokens": costs.memory_length}
-            seconds, over = float(costs.seconds(rank)[start, stop]), need.total_bytes - device.memory_bytes
+            sizes = {
+                "num_layers": stop - start,
+                "behind": behind,
+                "batch": costs.batch_size,
+                "tokens": costs.memory_length,
+            }
+            seconds, over = (
+                float(costs.seconds(rank)[start, stop]),
+                need.total_bytes - device.memory_bytes,
+            )
             lacking += [f"{device.name} lacks {readable(over)}"] * (over > 0)
-            needed = [readable(nbytes) for nbytes in (need.total_bytes, printed_need(need, **sizes, **self._sizes), device.memory_bytes)]
-            rows.append((device.name, f"{start}-{stop - 1}", f"{behind}", f"{seconds:.3g} s", *needed, "too little" * (over > 0)))
+            needed = [
+                readable(nbytes)
+                for nbytes in (
+                    need.total_bytes,
+                    printed_need(need, **sizes, **self._sizes),
+                    device.memory_bytes,
+                )
+            ]
+            rows.append(
+                (
+                    device.name,
+                    f"{start}-{stop - 1}",
+                    f"{behind}",
+                    f"{seconds:.3g} s",
+                    *needed,
+                    "too little" * (over > 0),
+                )
+            )
         long_s = (pipeline(costs, made, 2 * LONG).makespan_s - pipeline(costs, made, LONG).makespan_s) / LONG
         best_s = partition_in_order(costs, made.order).pace_s
-        against = f"{made.pace_s / best_s - 1:+.0%} against Eq. 3 in this order" if best_s < math.inf else "nothing fits in this order"
+        against = (
+            f"{made.pace_s / best_s - 1:+.0%} against Eq. 3 in this order"
+            if best_s < math.inf
+            else "nothing fits in this order"
+        )
         words = f"{made.pace_s:.3g} s a mini-batch in the long run ({against})"
         first = f"Out of memory: {', '.join(lacking)}" if lacking else words
-        self.headline.value = BIG_FIRST.format(first, f"{f'if it did fit: {words}; ' * bool(lacking)}{long_s:.3g} s in the simulator")
-        columns = ("device", "layers", "stashed versions", "a mini-batch", "needs", "by Eq. 1 and 2 as printed", "has", "")
+        self.headline.value = BIG_FIRST.format(
+            first,
+            f"{f'if it did fit: {words}; ' * bool(lacking)}{long_s:.3g} s in the simulator",
+        )
+        columns = (
+            "device",
+            "layers",
+            "stashed versions",
+            "a mini-batch",
+            "needs",
+            "by Eq. 1 and 2 as printed",
+            "has",
+            "",
+        )
         self.table.value = Table(columns, rows)._repr_html_()
         self.show(
-            lambda: gantt(pipeline(costs, made, SHOWN, title=f"{SHOWN} mini-batches into an empty pipeline")),
-            lambda: needs(parts, costs.cluster, title="What each device needs, stashed versions of its weights included"),
+            lambda: gantt(
+                pipeline(
+                    costs,
+                    made,
+                    SHOWN,
+                    title=f"{SHOWN} mini-batches into an empty pipeline",
+                )
+            ),
+            lambda: needs(
+                parts,
+                costs.cluster,
+                title="What each device needs, stashed versions of its weights included",
+            ),
         )
 
 
 def stashed(num_stages: int, count: int) -> Timeline:
     """Return mini-batches through equal stages: forward 1 s, backward 2 s, a transfer .2 s (simulated)."""
     profile, cluster = equal_blocks(num_stages, num_stages, backward=2.0, transfer_s=0.2)
-    layer = replace(profile.layers[0][0], output_bytes_per_token=FP32_BYTES, gradient_bytes_per_token=FP32_BYTES)
+    layer = replace(
+        profile.layers[0][0],
+        output_bytes_per_token=FP32_BYTES,
+        gradient_bytes_per_token=FP32_BYTES,
+    )
     profile = replace(profile, layers=((layer,) * num_stages,) * num_stages)
-    cluster = replace(cluster, devices=tuple(replace(device, name=f"stage {at}") for at, device in enumerate(cluster.devices)))
+    cluster = replace(
+        cluster,
+        devices=tuple(replace(device, name=f"stage {at}") for at, device in enumerate(cluster.devices)),
+    )
     costs = Equation3(Problem(profile, cluster, batch_size=SAMPLES, sequence_length=1))
-    return pipeline(costs, even_partition(costs, range(num_stages)), count, title=f"{count} mini-batches, never drained")
+    return pipeline(
+        costs,
+        even_partition(costs, range(num_stages)),
+        count,
+        title=f"{count} mini-batches, never drained",
+    )
 
 
 def versions_at(timeline: Timeline, rank: int, time_s: float) -> dict[int, list[int]]:
-    """Return a device's weight versions, each with the mini-batches that used it forwards and have not had their backward pass."""
+    """Return a device's weight versions, each with the mini-batches that used it forwards and have not had their
+    backward pass.
+    """
     held: dict[int, list[int]] = {0: []}
     newest = 0
     for span in sorted((one for one in timeline.spans if one.rank == rank), key=lambda one: one.start_s):
@@ -168,20 +315,35 @@ def version_words(timeline: Timeline, rank: int, time_s: float) -> str:
     """Return versions_at as text, for a SchedulePlayer."""
     held = versions_at(timeline, rank, time_s)
     users = {version: f" for {', '.join(map(str, batches))}" if batches else "" for version, batches in held.items()}
-    return "; ".join(f"v{version}{' (newest)' * (version == max(held))}{users[version]}" for version in sorted(held, reverse=True))
+    return "; ".join(
+        f"v{version}{' (newest)' * (version == max(held))}{users[version]}" for version in sorted(held, reverse=True)
+    )
 
 
 def version_table(timeline: Timeline) -> Table:
     """Return the version of each stage's weights in the forward and backward pass of each mini-batch."""
-    read = {(span.op.stage, span.op.microbatch): span.op.reads[-1].part for span in timeline.spans if span.op.kind == "F"}
-    stages, count = range(len(timeline.device_names)), 1 + max(batch for _, batch in read)
+    read = {
+        (span.op.stage, span.op.microbatch): span.op.reads[-1].part for span in timeline.spans if span.op.kind == "F"
+    }
+    stages, count = (
+        range(len(timeline.device_names)),
+        1 + max(batch for _, batch in read),
+    )
     rows = [(f"{batch}", *(f"v{read[stage, batch]}" for stage in stages), f"v{batch + 1}") for batch in range(count)]
     columns = ("mini-batch", *timeline.device_names, "its update makes")
     return Table(columns, rows, title="Version with which a mini-batch goes forward, and back")
 
 
-def delayed_descent(start: float, gradient: Callable[[float], float], learning_rate: float, delay: int, steps: int) -> list[float]:
-    """Return the weights w_0 to w_steps of w_{t+1} = w_t - learning_rate x gradient(w_{t-delay}); weights before w_0 equal w_0."""
+def delayed_descent(
+    start: float,
+    gradient: Callable[[float], float],
+    learning_rate: float,
+    delay: int,
+    steps: int,
+) -> list[float]:
+    """Return the weights w_0 to w_steps of w_{t+1} = w_t - learning_rate x gradient(w_{t-delay}); weights before w_0
+    equal w_0.
+    """
     found = [start]
     for step in range(steps):
         found.append(found[-1] - learning_rate * gradient(found[max(0, step - delay)]))
@@ -189,11 +351,18 @@ def delayed_descent(start: float, gradient: Callable[[float], float], learning_r
 
 
 class StaleLab(Explorer):
-    """A slider for the learning rate: descents into the bowl w^2 / 2 with gradients that are 0 to 3 versions old (computed)."""
+    """A slider for the learning rate: descents into the bowl w^2 / 2 with gradients that are 0 to 3 versions old
+    (computed).
+    """
 
     def __init__(self, learning_rate: float = 0.3) -> None:
         [self.learning_rate] = lab_controls("stale", learning_rate=learning_rate)
-        super().__init__([self.learning_rate], [self.learning_rate], lambda: self.learning_rate.value, self._descend)
+        super().__init__(
+            [self.learning_rate],
+            [self.learning_rate],
+            lambda: self.learning_rate.value,
+            self._descend,
+        )
 
     def _descend(self, rate: float) -> None:
         paths = {delay: delayed_descent(1.0, lambda w: w, rate, delay, STALE_STEPS) for delay in range(4)}
@@ -201,8 +370,19 @@ class StaleLab(Explorer):
         worse = [f"{delay}" for delay, path in paths.items() if max(map(abs, path[-10:])) > 1]
         words = f"Delays of {', '.join(worse)} run away" if worse else "All come down"
         self.headline.value = BIG_FIRST.format(words, f"|w| after {STALE_STEPS} steps by delay: {ends} (computed)")
-        series = {f"delay {delay}": list(takewhile(lambda point: abs(point[1]) < 4, enumerate(path))) for delay, path in paths.items()}
-        self.show(lambda: lines(series, title="Descents with stale gradients", label="computed", x_title="step", y_title="w"))
+        series = {
+            f"delay {delay}": list(takewhile(lambda point: abs(point[1]) < 4, enumerate(path)))
+            for delay, path in paths.items()
+        }
+        self.show(
+            lambda: lines(
+                series,
+                title="Descents with stale gradients",
+                label="computed",
+                x_title="step",
+                y_title="w",
+            )
+        )
 
 
 def head_profile(seed: int) -> HeadProfile:
@@ -213,15 +393,28 @@ def head_profile(seed: int) -> HeadProfile:
 
 
 class HeadsLab(Explorer):
-    """A slider for each processor's attention heads, and Algorithm 1's epsilon; yours, Algorithm 1's and the optimum (computed)."""
+    """A slider for each processor's attention heads, and Algorithm 1's epsilon; yours, Algorithm 1's and the optimum
+    (computed).
+    """
 
     def __init__(self, profile: HeadProfile) -> None:
         self.profile, most = profile, profile.num_heads
         even = [end - first for first, end in proportional_ranges(most, (1,) * len(profile.seconds))]
         self.counts = tuple(
-            slider(f"Processor {at}", f"Heads on processor {at}", count, 0, most, width="24em") for at, count in enumerate(even, start=1)
+            slider(
+                f"Processor {at}",
+                f"Heads on processor {at}",
+                count,
+                0,
+                most,
+                width="24em",
+            )
+            for at, count in enumerate(even, start=1)
         )
-        told, options = "Algorithm 1's epsilon, as a share of the profile's largest step", [(epsilon_name(one), one) for one in EPSILONS]
+        told, options = (
+            "Algorithm 1's epsilon, as a share of the profile's largest step",
+            [(epsilon_name(one), one) for one in EPSILONS],
+        )
         self.epsilon = described(widgets.SelectionSlider, "Epsilon", told, value=0.5, options=options)
         super().__init__(
             [widgets.HBox(self.counts, layout=WRAPPED), self.epsilon],
@@ -232,7 +425,10 @@ class HeadsLab(Explorer):
 
     def _time(self, mine: tuple[int, ...], epsilon: float) -> None:
         profile, best = self.profile, best_allocation(self.profile)
-        unit, over = time_unit(max(row[-1] for row in profile.seconds)), sum(mine) - profile.num_heads
+        unit, over = (
+            time_unit(max(row[-1] for row in profile.seconds)),
+            sum(mine) - profile.num_heads,
+        )
         printed = allocate_as_printed(profile, epsilon_s=epsilon * profile.largest_step_s)
         found = {"yours": mine, "Algorithm 1": printed or (), "optimum": best}
         times = {name: unit.text(profile.time_s(counts)) if counts else "nothing" for name, counts in found.items()}
@@ -241,14 +437,31 @@ class HeadsLab(Explorer):
         if over:
             words = f"{abs(over)} head{'s' * (abs(over) > 1)} too {'many' if over > 0 else 'few'}"
         self.headline.value = BIG_FIRST.format(words, "; ".join(said) + " (computed from the profile)")
-        self.show(lambda: _heads_figure(profile, {name: counts for name, counts in found.items() if counts}, unit))
+        self.show(
+            lambda: _heads_figure(
+                profile,
+                {name: counts for name, counts in found.items() if counts},
+                unit,
+            )
+        )
 
 
 def _heads_figure(profile: HeadProfile, found: Mapping[str, Sequence[int]], unit: Unit) -> go.Figure:
-    figure, names = go.Figure(), [f"processor {at + 1}" for at in range(len(profile.seconds))]
+    figure, names = (
+        go.Figure(),
+        [f"processor {at + 1}" for at in range(len(profile.seconds))],
+    )
     for colour, (name, counts) in zip(CYCLE, found.items(), strict=False):
-        times = [row[count - 1] * unit.factor if count else 0.0 for row, count in zip(profile.seconds, counts, strict=True)]
-        figure.add_bar(x=names, y=times, name=name, marker={"color": colour}, text=[f"{count} heads" for count in counts])
+        times = [
+            row[count - 1] * unit.factor if count else 0.0 for row, count in zip(profile.seconds, counts, strict=True)
+        ]
+        figure.add_bar(
+            x=names,
+            y=times,
+            name=name,
+            marker={"color": colour},
+            text=[f"{count} heads" for count in counts],
+        )
     figure.update_yaxes(title=unit.name)
     title = "A layer's heads, computed at the same time"
     return finish(figure, title=title, label="computed", height=400)
@@ -262,8 +475,32 @@ def recovery_table(reports: Mapping[str, Report]) -> Table:
             parts = (one.noticed_s, one.planned_s, one.resumed_s, one.stood_still_s)
             of_simulation, of_run = (one.seconds, None) if report.mode == "simulate" else (one.predicted_s, one.seconds)
             whole = ("" if seconds is None else f"{seconds:.2f}" for seconds in (of_simulation, of_run))
-            rows.append((name, one.what, *(f"{seconds:.2f}" for seconds in parts), f"{one.repeated}", *whole, report.mark))
+            rows.append(
+                (
+                    name,
+                    one.what,
+                    *(f"{seconds:.2f}" for seconds in parts),
+                    f"{one.repeated}",
+                    *whole,
+                    report.mark,
+                )
+            )
         if not report.recoveries:
             rows.append((name, "nothing changed", *[""] * 8))
-    columns = ("run", "what", "noticed", "planned", "loaded and done", "stood still", "steps again", "simulated", "measured", "")
-    return Table(columns, rows, title="Seconds from a change of the devices to the end of the next step")
+    columns = (
+        "run",
+        "what",
+        "noticed",
+        "planned",
+        "loaded and done",
+        "stood still",
+        "steps again",
+        "simulated",
+        "measured",
+        "",
+    )
+    return Table(
+        columns,
+        rows,
+        title="Seconds from a change of the devices to the end of the next step",
+    )

@@ -14,12 +14,24 @@ from markupsafe import Markup
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
-from workbench.core.inference import InferencePlan, Paradigm, StackShape, proportional_parts
+from workbench.core.inference import (
+    InferencePlan,
+    Paradigm,
+    StackShape,
+    proportional_parts,
+)
 from workbench.core.timeline import Timeline
 from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.plots import gantt, needs
 from workbench.plots.style import byte_unit, evenly_spaced, time_unit
-from workbench.widgets.controls import BIG_FIRST, ON_COLOUR, Explorer, Html, button, slider
+from workbench.widgets.controls import (
+    BIG_FIRST,
+    ON_COLOUR,
+    Explorer,
+    Html,
+    button,
+    slider,
+)
 from workbench.widgets.forms import ClusterForm
 from workbench_labs.inference_problem import (
     PLANNERS,
@@ -69,13 +81,29 @@ class InferenceExplorer(Explorer):
         self.table.value = inference_table(self.compared, problem)._repr_html_()
         if made is None:
             return self.refuse("No plan fits.", first.why)
-        change = f" ({first.seconds / self._first_s - 1:+.0%} against the beginning)" if first.seconds != self._first_s else ""
+        change = (
+            f" ({first.seconds / self._first_s - 1:+.0%} against the beginning)"
+            if first.seconds != self._first_s
+            else ""
+        )
         words = "{} [{}, {}] on {} devices (simulated)".format(first.planner, *made.configuration, made.num_positions)
-        self.headline.value = BIG_FIRST.format(f"{time_unit(first.seconds).text(first.seconds)} a sequence{change}", words)
+        self.headline.value = BIG_FIRST.format(
+            f"{time_unit(first.seconds).text(first.seconds)} a sequence{change}", words
+        )
         names = [device.name for device in problem.cluster.devices]
         self.show(
-            lambda: layer_cut(made, problem.profile.stacks[0], names, length=problem.sequence_length, scheme=made.schemes[0]),
-            lambda: needs(inference_need_parts(problem, made), problem.cluster, title="What each device holds"),
+            lambda: layer_cut(
+                made,
+                problem.profile.stacks[0],
+                names,
+                length=problem.sequence_length,
+                scheme=made.schemes[0],
+            ),
+            lambda: needs(
+                inference_need_parts(problem, made),
+                problem.cluster,
+                title="What each device holds",
+            ),
             lambda: gantt(SequencePrice(problem).timeline(made)),
         )
 
@@ -103,15 +131,26 @@ WAYS = {
 MOST = 100  # maximum of a weight slider
 
 
-def plan_of_weights(weights: Sequence[int], shape: StackShape, *, paradigm: Paradigm = "hybrid", scheme: int = 1) -> InferencePlan:
-    """Return the plan that divides heads, columns and tokens in proportion to the devices' weights; weight 0 leaves a device out.
+def plan_of_weights(
+    weights: Sequence[int],
+    shape: StackShape,
+    *,
+    paradigm: Paradigm = "hybrid",
+    scheme: int = 1,
+) -> InferencePlan:
+    """Return the plan that divides heads, columns and tokens in proportion to the devices' weights; weight 0 leaves a
+    device out.
 
     Megatron-LM and sequence parallelism divide equally among the devices that take part.
     Raises ConfigError if no device takes part.
     """
     ranks = tuple(rank for rank, weight in enumerate(weights) if weight > 0)
     if not ranks:
-        raise ConfigError("A cut of the layer was asked for.", "No device takes part.", "Move a slider above 0.")
+        raise ConfigError(
+            "A cut of the layer was asked for.",
+            "No device takes part.",
+            "Move a slider above 0.",
+        )
     kept = [float(weights[rank]) if paradigm == "hybrid" else 1.0 for rank in ranks]
     return InferencePlan(
         method="by hand",
@@ -130,28 +169,51 @@ class LayerCutter(Explorer):
     plan: the controls' plan.  weights: initial values, by rank; the devices' speeds if not given.
     """
 
-    def __init__(self, shape: StackShape, cluster: Cluster, *, length: int, weights: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        shape: StackShape,
+        cluster: Cluster,
+        *,
+        length: int,
+        weights: Sequence[int] | None = None,
+    ) -> None:
         self.shape, self.cluster = shape, cluster
         fastest = max(device.flops_per_s for device in cluster.devices)
         first = weights or [max(1, round(MOST * device.flops_per_s / fastest)) for device in cluster.devices]
         self.way = widgets.ToggleButtons(
-            options=list(WAYS), tooltips=[way.tooltip for way in WAYS.values()], style={"button_width": "12em"}
+            options=list(WAYS),
+            tooltips=[way.tooltip for way in WAYS.values()],
+            style={"button_width": "12em"},
         )
         self.length = tokens_slider(length, len(cluster.devices), 512)
         self.weights = tuple(
-            slider(device.name, f"{device.name}: its part of the layer, relative to the others'", weight, 0, MOST)
+            slider(
+                device.name,
+                f"{device.name}: its part of the layer, relative to the others'",
+                weight,
+                0,
+                MOST,
+            )
             for device, weight in zip(cluster.devices, first, strict=True)
         )
         controls = [self.way, self.length, *self.weights]
         super().__init__(
-            controls, controls, lambda: (self.plan, WAYS[self.way.value].scheme, self.length.value), lambda asked: self._cut(*asked)
+            controls,
+            controls,
+            lambda: (self.plan, WAYS[self.way.value].scheme, self.length.value),
+            lambda asked: self._cut(*asked),
         )
 
     @property
     def plan(self) -> InferencePlan:
         """Return the plan that the controls describe.  Raises ConfigError if no device takes part."""
         way = WAYS[self.way.value]
-        return plan_of_weights([slider.value for slider in self.weights], self.shape, paradigm=way.paradigm, scheme=way.scheme)
+        return plan_of_weights(
+            [slider.value for slider in self.weights],
+            self.shape,
+            paradigm=way.paradigm,
+            scheme=way.scheme,
+        )
 
     def _cut(self, plan: InferencePlan, scheme: int, length: int) -> None:
         held = [sum(parts.values()) for parts in held_bytes(plan, self.shape, scheme=scheme)]
@@ -160,7 +222,9 @@ class LayerCutter(Explorer):
         name = self.cluster.devices[plan.ranks[largest]].name
         words = f"{name} holds the most, {byte_unit(held[largest]).text(held[largest])} of this layer"
         moved = f"{byte_unit(sent).text(sent)} travel for it"
-        self.headline.value = Markup("<div role='status' style='line-height:1.5'>{}; <b>{}</b></div>").format(words, moved)
+        self.headline.value = Markup("<div role='status' style='line-height:1.5'>{}; <b>{}</b></div>").format(
+            words, moved
+        )
         names = [device.name for device in self.cluster.devices]
         self.show(lambda: layer_cut(plan, self.shape, names, length=length, scheme=scheme))
 
@@ -176,7 +240,13 @@ class SchemeEditor(Explorer):
     schemes: initial values; the planner's if not given.
     """
 
-    def __init__(self, problem: SequenceProblem, *, schemes: Sequence[int] | None = None, planner: str = "Galaxy+") -> None:
+    def __init__(
+        self,
+        problem: SequenceProblem,
+        *,
+        schemes: Sequence[int] | None = None,
+        planner: str = "Galaxy+",
+    ) -> None:
         self.problem = problem
         self.planned = PLANNERS[planner](problem)
         self._seconds = SequencePrice(problem)
@@ -194,21 +264,42 @@ class SchemeEditor(Explorer):
             )
             for layer in range(layers)
         )
-        self.overlap = widgets.Checkbox(description="overlap", tooltip="Tiles travel while others are multiplied", indent=False)
-        self.both_ways = widgets.Checkbox(
-            description="both ways round the ring", tooltip="Half of each tile goes the other way", indent=False
+        self.overlap = widgets.Checkbox(
+            description="overlap",
+            tooltip="Tiles travel while others are multiplied",
+            indent=False,
         )
-        self.take_plan = button("Planner's plan", "Set everything as the planner has it", "magic", self._take_plan)
+        self.both_ways = widgets.Checkbox(
+            description="both ways round the ring",
+            tooltip="Half of each tile goes the other way",
+            indent=False,
+        )
+        self.take_plan = button(
+            "Planner's plan",
+            "Set everything as the planner has it",
+            "magic",
+            self._take_plan,
+        )
         self._arrange(with_schemes(problem, self.planned, schemes) if schemes is not None else self.planned)
-        grid = widgets.Box(list(self.layers), layout=widgets.Layout(flex_flow="row wrap", margin="0 0 0 9.6em"))
+        grid = widgets.Box(
+            list(self.layers),
+            layout=widgets.Layout(flex_flow="row wrap", margin="0 0 0 9.6em"),
+        )
         super().__init__(
-            [self.count, grid, widgets.HBox([self.take_plan, self.overlap, self.both_ways])],
+            [
+                self.count,
+                grid,
+                widgets.HBox([self.take_plan, self.overlap, self.both_ways]),
+            ],
             [self.overlap, self.both_ways],
             lambda: self.plan,
             self._price,
             tabs=("Memory", "Trade", "One layer", "When (Gantt chart)"),
         )
-        self.count.observe(lambda change: self._press([layer < change["new"] for layer in range(layers)]), names="value")
+        self.count.observe(
+            lambda change: self._press([layer < change["new"] for layer in range(layers)]),
+            names="value",
+        )
         for switch in self.layers:
             switch.observe(lambda _: self._press([one.value for one in self.layers]), names="value")
 
@@ -250,9 +341,23 @@ class SchemeEditor(Explorer):
         names = [device.name for device in problem.cluster.devices]
         mine = TradePoint(plan.schemes.count(2), self._seconds(plan), fullness(problem, plan))
         self.show(
-            lambda: needs(inference_need_parts(problem, plan), problem.cluster, title="What each device holds"),
-            lambda: trade(self._points(plan), mine, subtitle="the planner's partition; scheme 2 from the first layer on"),
-            lambda: layer_cut(plan, problem.profile.stacks[0], names, length=problem.sequence_length, scheme=plan.schemes[0]),
+            lambda: needs(
+                inference_need_parts(problem, plan),
+                problem.cluster,
+                title="What each device holds",
+            ),
+            lambda: trade(
+                self._points(plan),
+                mine,
+                subtitle="the planner's partition; scheme 2 from the first layer on",
+            ),
+            lambda: layer_cut(
+                plan,
+                problem.profile.stacks[0],
+                names,
+                length=problem.sequence_length,
+                scheme=plan.schemes[0],
+            ),
             lambda: gantt(timeline),
         )
 
@@ -268,8 +373,14 @@ class SchemeEditor(Explorer):
 
     def _headline(self, plan: InferencePlan, timeline: Timeline, *, fits: bool) -> str:
         first, second = plan.configuration
-        seconds, sent = self._seconds(plan), sum(timeline.bytes_sent(rank) for rank in range(timeline.world_size))
-        theirs = f"the planner's [{self.planned.configuration[0]}, {self.planned.configuration[1]}] takes {_text(self._planned_s)}"
+        seconds, sent = (
+            self._seconds(plan),
+            sum(timeline.bytes_sent(rank) for rank in range(timeline.world_size)),
+        )
+        theirs = (
+            f"the planner's [{self.planned.configuration[0]}, {self.planned.configuration[1]}] takes "
+            f"{_text(self._planned_s)}"
+        )
         moved = f"{byte_unit(sent).text(sent)} travel"
         if fits:
             words = f"{_text(seconds)} a sequence ({seconds / self._planned_s - 1:+.1%} against the planner)"

@@ -1,4 +1,5 @@
-"""One sequence to be split among devices, with the answers of planners, simulator and memory check (Galaxy+, section III-C).
+"""One sequence to be split among devices, with the answers of planners, simulator and memory check (Galaxy+, section
+III-C).
 
 And a serving system of which a device breaks, simulated at once (section III-E, Fig. 16).
 """
@@ -15,7 +16,12 @@ from workbench.core.cluster import Cluster
 from workbench.core.costs import MESSAGE_S
 from workbench.core.device_faults import Fault
 from workbench.core.errors import ConfigError, PlanError
-from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts
+from workbench.core.inference import (
+    InferencePlan,
+    InferenceProfile,
+    PieceCost,
+    StackCosts,
+)
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.spread import Spread
@@ -28,8 +34,16 @@ from workbench.methods.galaxy_plus.prepare import prepare
 from workbench.methods.galaxy_plus.prices import SequencePrice, tune
 from workbench.methods.galaxy_plus.profiles import HostQuestion
 from workbench.methods.galaxy_plus.serving.figures import serving
-from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingReport, StreamSettings
-from workbench.methods.galaxy_plus.serving.serve import planner_of, serve_emulated, simulated_times
+from workbench.methods.galaxy_plus.serving.records import (
+    ReschedulingSettings,
+    ServingReport,
+    StreamSettings,
+)
+from workbench.methods.galaxy_plus.serving.serve import (
+    planner_of,
+    serve_emulated,
+    simulated_times,
+)
 from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
 from workbench.planners import Problem
 from workbench.runtime.virtual_devices import VirtualWorld
@@ -42,7 +56,8 @@ SequenceProblem = Problem[InferenceProfile]
 """The problem of splitting one sequence among devices."""
 
 FEW, MORE = 3, 7
-"""Layers of two models.  Their difference gives the time of a layer, without the extra work of the first and the last one."""
+"""Layers of two models.  Their difference gives the time of a layer, without the extra work of the first and the last
+one."""
 
 
 def one_layer(problem: SequenceProblem) -> SequenceProblem:
@@ -52,10 +67,14 @@ def one_layer(problem: SequenceProblem) -> SequenceProblem:
 
 
 def with_schemes(problem: SequenceProblem, plan: InferencePlan, schemes: Sequence[int]) -> InferencePlan:
-    """Return a hybrid plan with other schemes, layer by layer.  Raises ConfigError if their number is not that of the layers."""
+    """Return a hybrid plan with other schemes, layer by layer.  Raises ConfigError if their number is not that of the
+    layers.
+    """
     if len(schemes) != problem.profile.num_layers:
         raise ConfigError(
-            f"Schemes for {len(schemes)} layers were asked for.", f"The model has {problem.profile.num_layers}.", "Give one for each."
+            f"Schemes for {len(schemes)} layers were asked for.",
+            f"The model has {problem.profile.num_layers}.",
+            "Give one for each.",
         )
     return replace(plan, method="by hand", schemes=tuple(schemes))
 
@@ -89,19 +108,35 @@ def refusal(problem: SequenceProblem, plan: InferencePlan) -> PlanError | None:
 
 
 def measured_problem(job: Job, cluster: Cluster) -> SequenceProblem:
-    """Return the problem of a job's requests; operations are measured on this machine once and kept, and scaled to the devices."""
+    """Return the problem of a job's requests; operations are measured on this machine once and kept, and scaled to the
+    devices.
+    """
     prepared = prepare(job)
     profile = load_method(job.method).profile(prepared, cluster, ignore, emulated=not cluster.is_real)
-    return Problem(inference_of(profile), cluster, sequence_length=prepared.typical_length, decoder_length=prepared.decoder_length)
+    return Problem(
+        inference_of(profile),
+        cluster,
+        sequence_length=prepared.typical_length,
+        decoder_length=prepared.decoder_length,
+    )
 
 
 def runnable(problem: SequenceProblem, made: InferencePlan) -> Plan:
     """Return a plan in the form that experiment.run and experiment.sweep take."""
-    return as_plan(replace(made, length=problem.sequence_length, predicted_s=SequencePrice(problem)(made)), problem.profile.stacks)
+    return as_plan(
+        replace(
+            made,
+            length=problem.sequence_length,
+            predicted_s=SequencePrice(problem)(made),
+        ),
+        problem.profile.stacks,
+    )
 
 
 def described_problem(model: str, cluster: Cluster, *, length: int) -> SequenceProblem:
-    """Return a problem at the paper's scale: a model of profiler.descriptions on catalogue devices, with computed, not measured, costs."""
+    """Return a problem at the paper's scale: a model of profiler.descriptions on catalogue devices, with computed, not
+    measured, costs.
+    """
     described = as_described(cluster)
     return Problem(analytic_inference(model, described), described, sequence_length=length)
 
@@ -113,7 +148,11 @@ def _galaxy_plus(problem: SequenceProblem) -> InferencePlan:
 def _oracle(problem: SequenceProblem) -> InferencePlan:
     found = galaxy_plus.oracle(problem)
     if found is None:
-        raise PlanError("The best plan by Eq. 5-9 was asked for.", "There is none that fits.", "Add memory or devices.")
+        raise PlanError(
+            "The best plan by Eq. 5-9 was asked for.",
+            "There is none that fits.",
+            "Add memory or devices.",
+        )
     return replace(found.plan, overlap=True)  # Eq. 5-9 ignore overlap; the others' plans have it
 
 
@@ -127,7 +166,8 @@ PLANNERS: dict[str, Callable[[SequenceProblem], InferencePlan]] = {
     "EdgeShard": galaxy_plus.edgeshard,
     "one device": galaxy_plus.local,
 }
-"""The planners and the systems that Galaxy+ is compared with (section IV-A), by the name that widgets and figures show."""
+"""The planners and the systems that Galaxy+ is compared with (section IV-A), by the name that widgets and figures
+show."""
 
 
 def compare_inference(problem: SequenceProblem, planners: Sequence[str] = tuple(PLANNERS)) -> tuple[Comparison, ...]:
@@ -135,7 +175,9 @@ def compare_inference(problem: SequenceProblem, planners: Sequence[str] = tuple(
     return compared(problem, {name: PLANNERS[name] for name in planners}, SequencePrice(problem))
 
 
-def overlap_cells(problem: SequenceProblem, plan: InferencePlan, megabits_per_s: Sequence[float]) -> tuple[OverlapCell, ...]:
+def overlap_cells(
+    problem: SequenceProblem, plan: InferencePlan, megabits_per_s: Sequence[float]
+) -> tuple[OverlapCell, ...]:
     """Return the gain from overlap (Galaxy+, section III-D): a layer of the plan's first scheme at each bandwidth.
 
     Each is timed as computation alone (links take no time), communication alone (operations take no time), and both.
@@ -144,7 +186,10 @@ def overlap_cells(problem: SequenceProblem, plan: InferencePlan, megabits_per_s:
     for megabit_per_s in megabits_per_s:
         cluster = with_bandwidth(problem.cluster, megabit_per_s)
         free = _without_latency(with_bandwidth(problem.cluster, 1e12))
-        idle = replace(problem.profile, costs=tuple(tuple(_nothing(one) for one in row) for row in problem.profile.costs))
+        idle = replace(
+            problem.profile,
+            costs=tuple(tuple(_nothing(one) for one in row) for row in problem.profile.costs),
+        )
         found.append(
             OverlapCell(
                 f"{megabit_per_s:g} Mbit/s",
@@ -171,11 +216,15 @@ def _nothing(costs: StackCosts) -> StackCosts:
 
 
 def _without_latency(cluster: Cluster) -> Cluster:
-    return replace(cluster, devices=tuple(replace(one, link=replace(one.link, latency_s=0.0)) for one in cluster.devices))
+    return replace(
+        cluster,
+        devices=tuple(replace(one, link=replace(one.link, latency_s=0.0)) for one in cluster.devices),
+    )
 
 
 class StragglerLab(Explorer):
-    """Controls for one fault and the reaction to it; throughput with and without re-scheduling, processors and events below.
+    """Controls for one fault and the reaction to it; throughput with and without re-scheduling, processors and events
+    below.
 
     reports: the results shown, by name.  fault, rescheduling: the controls' settings.
     """
@@ -189,7 +238,14 @@ class StragglerLab(Explorer):
         self._num_requests, self._tick_s = num_requests, whole_s / 100
         names = [(device.name, rank) for rank, device in enumerate(problem.cluster.devices)]
         controls = lab_controls("straggler", {"device": names}, device=1)
-        self.device, self.kind, self.factor, self.start, self.duration, self.reaction = controls
+        (
+            self.device,
+            self.kind,
+            self.factor,
+            self.start,
+            self.duration,
+            self.reaction,
+        ) = controls
         self.reports: dict[str, ServingReport] = {}
         super().__init__(
             [widgets.HBox(controls[:3]), widgets.HBox(controls[3:])],
@@ -205,7 +261,13 @@ class StragglerLab(Explorer):
         start_s = self.start.value * self._tick_s
         end_s = start_s + self.duration.value * self._tick_s
         factor = self.factor.value if self.kind.value == "slow" else 1.0
-        return Fault(kind=self.kind.value, rank=self.device.value, start=start_s, end=end_s, factor=factor)
+        return Fault(
+            kind=self.kind.value,
+            rank=self.device.value,
+            start=start_s,
+            end=end_s,
+            factor=factor,
+        )
 
     @property
     def rescheduling(self) -> ReschedulingSettings:
@@ -235,7 +297,12 @@ class StragglerLab(Explorer):
             stream=StreamSettings(num_requests=self._num_requests, length=self.problem.sequence_length),
             rescheduling=settings,
             faults=(fault,),
-            world=VirtualWorld(start_s=0.0, restart_s=20 * self._typical_s, join_s=self._typical_s, probe_s=0.2 * self._typical_s),
+            world=VirtualWorld(
+                start_s=0.0,
+                restart_s=20 * self._typical_s,
+                join_s=self._typical_s,
+                probe_s=0.2 * self._typical_s,
+            ),
         )
 
     def _headline(self, fault: Fault) -> str:
@@ -246,22 +313,43 @@ class StragglerLab(Explorer):
         words = f"{level / before:.0%} of the throughput in the second half of the fault"
         if "without" in self.reports:
             without = self.reports["without"]
-            other = without.throughput_per_s(fault.start + 0.5 * (fault.end - fault.start), min(fault.end, without.end_s))
+            other = without.throughput_per_s(
+                fault.start + 0.5 * (fault.end - fault.start),
+                min(fault.end, without.end_s),
+            )
             words += f", {other / before:.0%} without re-scheduling"
-        lost = f"{len(report.requests)} of {self._num_requests} requests answered, {report.num_lost} lost, {report.num_repeated} repeated"
+        lost = (
+            f"{len(report.requests)} of {self._num_requests} requests answered, {report.num_lost} lost, "
+            f"{report.num_repeated} repeated"
+        )
         return BIG_FIRST.format(words, f"{lost} (simulated)")
 
 
-def serve_here(job: Job, cluster: Cluster, plan: InferencePlan, *, stream: StreamSettings, **settings: Any) -> ServingReport:
+def serve_here(
+    job: Job,
+    cluster: Cluster,
+    plan: InferencePlan,
+    *,
+    stream: StreamSettings,
+    **settings: Any,
+) -> ServingReport:
     """Serve a stream on emulated devices, starting with a plan, and return its report (see serve_emulated).
 
     job: gives the model, and the settings for which it was profiled.  settings: rescheduling, faults, fidelity.
     """
-    return serve_emulated(HostQuestion.of(prepare(job)), cluster, stream=stream, first_plan=plan, **settings)
+    return serve_emulated(
+        HostQuestion.of(prepare(job)),
+        cluster,
+        stream=stream,
+        first_plan=plan,
+        **settings,
+    )
 
 
 def settings_for(request_s: float, *, reaction: Any = "exclude") -> ReschedulingSettings:
-    """Return settings whose times are a few requests long: for services as fast as a laptop's or as slow as a Raspberry Pi's."""
+    """Return settings whose times are a few requests long: for services as fast as a laptop's or as slow as a Raspberry
+    Pi's.
+    """
     return ReschedulingSettings(
         reaction=reaction,
         report_every_s=4 * request_s,

@@ -1,4 +1,6 @@
-"""What the parameters of each lab may be: their types and ranges, and what must go together; checked before a lab's first cell works."""
+"""What the parameters of each lab may be: their types and ranges, and what must go together; checked before a lab's
+first cell works.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ MOST_IN_ALL_ORDERS = 7
 
 
 class Parameters(Struct, frozen=True, kw_only=True):
-    """Those of all labs.  Fields that a Job has, too, are checked as its fields, and their ranges are not repeated here."""
+    """Those of all labs.  Fields that a Job has, too, are checked as its fields, and their ranges are not repeated
+    here.
+    """
 
     method: ClassVar[str] = "pac_plus"
     fidelity: Fidelity
@@ -53,7 +57,11 @@ class Parameters(Struct, frozen=True, kw_only=True):
     def job(self) -> Job:
         """Return the job that the lab runs, as far as its parameters describe it.  Raises ConfigError."""
         own = {field.name for field in fields(Job)} & set(self.__struct_fields__)
-        return Job(method=self.method, options=self.options, **{name: getattr(self, name) for name in own})
+        return Job(
+            method=self.method,
+            options=self.options,
+            **{name: getattr(self, name) for name in own},
+        )
 
     def check(self) -> None:
         """Raise ConfigError for an unknown name, and for values that do not go together."""
@@ -93,7 +101,10 @@ class Devices(Parameters, frozen=True, kw_only=True):
     model: str
     train_samples: Samples
     measure_s: Moments
-    message_bytes: Annotated[list[Annotated[int, Meta(ge=1, le=100_000_000)]], Meta(min_length=2, max_length=100)]
+    message_bytes: Annotated[
+        list[Annotated[int, Meta(ge=1, le=100_000_000)]],
+        Meta(min_length=2, max_length=100),
+    ]
     bandwidths: Annotated[list[Megabits], Meta(min_length=1, max_length=100)]
     slow_link: Annotated[float, Meta(ge=1, le=10_000)]
     my_cluster: Annotated[str, Meta(max_length=1 << 20)]
@@ -105,10 +116,18 @@ class Devices(Parameters, frozen=True, kw_only=True):
             try:
                 path.write_text(self.my_cluster, encoding="utf-8")
             except UnicodeEncodeError as error:
-                raise ConfigError("A cluster was described in my_cluster.", f"It is no text: {error}.", "Write it again.") from error
+                raise ConfigError(
+                    "A cluster was described in my_cluster.",
+                    f"It is no text: {error}.",
+                    "Write it again.",
+                ) from error
             cluster = load_cluster(path)
         if cluster.world_size < 2:
-            raise ConfigError("A cluster of one device was asked for (my_cluster).", "Messages travel between two.", "Describe another.")
+            raise ConfigError(
+                "A cluster of one device was asked for (my_cluster).",
+                "Messages travel between two.",
+                "Describe another.",
+            )
         return cluster
 
     def check(self) -> None:
@@ -116,7 +135,11 @@ class Devices(Parameters, frozen=True, kw_only=True):
         Parameters.check(self)
         if len(set(self.message_bytes)) < 2:
             asked = f"message_bytes = {self.message_bytes} was asked for."
-            raise ConfigError(asked, "Latency and bandwidth are fitted to messages of different sizes.", "Give two sizes or more.")
+            raise ConfigError(
+                asked,
+                "Latency and bandwidth are fitted to messages of different sizes.",
+                "Give two sizes or more.",
+            )
 
 
 class PacPlus(Trained, frozen=True, kw_only=True):
@@ -155,14 +178,26 @@ class HybridParallelism(Trained, frozen=True, kw_only=True):
         Trained.check(self)
         Job(batch_size=self.paper_batch_size, micro_batches=self.paper_micro_batches)
         require_few_orders(load_cluster(self.paper_cluster))
-        require_form(self.model, model_facts(self.model).num_layers, self.cluster(), self.my_layers, self.my_groups)
+        require_form(
+            self.model,
+            model_facts(self.model).num_layers,
+            self.cluster(),
+            self.my_layers,
+            self.my_groups,
+        )
         if self.sequence_length > self.max_length:
             asked = f"sequence_length = {self.sequence_length} and max_length = {self.max_length} were asked for."
-            raise ConfigError(asked, "A typical sample is not longer than the longest.", "Lower sequence_length, or raise max_length.")
+            raise ConfigError(
+                asked,
+                "A typical sample is not longer than the longest.",
+                "Lower sequence_length, or raise max_length.",
+            )
 
 
 class PRge(Trained, frozen=True, kw_only=True):
-    """04_p_rge.  parts: copies side by side in one pass.  measured_s: for each rate.  device_mb: of each device, for the model."""
+    """04_p_rge.  parts: copies side by side in one pass.  measured_s: for each rate.  device_mb: of each device, for
+    the model.
+    """
 
     method: ClassVar[str] = "p_rge"
     queries: Annotated[int, Meta(ge=1, le=4096)]
@@ -185,13 +220,34 @@ class PRge(Trained, frozen=True, kw_only=True):
     @property
     def options(self) -> dict[str, Any]:
         """Return P-RGE's options, as the run over several devices has them."""
-        return {"queries": self.spread_queries, "steps": self.spread_steps, "epsilon": self.epsilon, "loss": self.loss}
+        return {
+            "queries": self.spread_queries,
+            "steps": self.spread_steps,
+            "epsilon": self.epsilon,
+            "loss": self.loss,
+        }
 
     @property
     def job(self) -> Job:
         """Return the job, without micro-batches (see Parameters)."""
-        shared = {name: getattr(self, name) for name in ("model", "task", "seed", "batch_size", "learning_rate", "train_samples")}
-        return Job(method=self.method, micro_batches=1, options=self.options, validation_samples=self.validation_samples, **shared)
+        shared = {
+            name: getattr(self, name)
+            for name in (
+                "model",
+                "task",
+                "seed",
+                "batch_size",
+                "learning_rate",
+                "train_samples",
+            )
+        }
+        return Job(
+            method=self.method,
+            micro_batches=1,
+            options=self.options,
+            validation_samples=self.validation_samples,
+            **shared,
+        )
 
     def check(self) -> None:
         """Check also that another device is there when one dies (see Parameters)."""
@@ -200,7 +256,9 @@ class PRge(Trained, frozen=True, kw_only=True):
 
 
 class GalaxyPlus(Parameters, frozen=True, kw_only=True):
-    """05_galaxy_plus.  rounds: requests for each system and bandwidth.  straggler: the rank of the device that becomes slower."""
+    """05_galaxy_plus.  rounds: requests for each system and bandwidth.  straggler: the rank of the device that becomes
+    slower.
+    """
 
     method: ClassVar[str] = "galaxy_plus"
     paper_model: Text
@@ -211,7 +269,10 @@ class GalaxyPlus(Parameters, frozen=True, kw_only=True):
     model: str
     tokens: Tokens
     requests: Annotated[int, Meta(ge=1, le=10_000)]
-    bandwidths: Annotated[list[Annotated[float, Meta(ge=1, le=10_000)]], Meta(min_length=1, max_length=100)]
+    bandwidths: Annotated[
+        list[Annotated[float, Meta(ge=1, le=10_000)]],
+        Meta(min_length=1, max_length=100),
+    ]
     rounds: Annotated[int, Meta(ge=1, le=10_000)]
     text_model: str
     new_tokens: int
@@ -223,7 +284,13 @@ class GalaxyPlus(Parameters, frozen=True, kw_only=True):
     @property
     def job(self) -> Job:
         """Return the job of the requests (see Parameters)."""
-        return Job(method=self.method, model=self.model, task="sst2", test_samples=self.requests, max_length=self.tokens)
+        return Job(
+            method=self.method,
+            model=self.model,
+            task="sst2",
+            test_samples=self.requests,
+            max_length=self.tokens,
+        )
 
     def check(self) -> None:
         """Check also the paper's side, the text that is written, and the straggler's rank (see Parameters)."""
@@ -237,12 +304,19 @@ class GalaxyPlus(Parameters, frozen=True, kw_only=True):
             asked = f"straggler = {self.straggler} was asked for."
             todo = f"Choose a rank from 0 to {cluster.world_size - 1}."
             raise ConfigError(asked, f"'{cluster.name}' has {cluster.world_size} devices.", todo)
-        text = Job(method=self.method, model=self.text_model, options={"generate": self.new_tokens, "compare": 2}, test_samples=2)
+        text = Job(
+            method=self.method,
+            model=self.text_model,
+            options={"generate": self.new_tokens, "compare": 2},
+            test_samples=2,
+        )
         load_method(self.method).require_known(text, cluster)
 
 
 class RingAda(Trained, frozen=True, kw_only=True):
-    """06_ringada.  rule: which device owns which samples.  part_counts: micro-batches.  blocks, depth: the ring of the paper's Fig. 2."""
+    """06_ringada.  rule: which device owns which samples.  part_counts: micro-batches.  blocks, depth: the ring of the
+    paper's Fig. 2.
+    """
 
     method: ClassVar[str] = "ringada"
     validation_samples: Samples
@@ -253,7 +327,10 @@ class RingAda(Trained, frozen=True, kw_only=True):
     unfreezing: str
     unfreeze_every: int
     rule: str
-    part_counts: Annotated[list[Annotated[int, Meta(ge=1, le=SAMPLES)]], Meta(min_length=1, max_length=SAMPLES)]
+    part_counts: Annotated[
+        list[Annotated[int, Meta(ge=1, le=SAMPLES)]],
+        Meta(min_length=1, max_length=SAMPLES),
+    ]
     blocks: Annotated[list[Few], Meta(min_length=2, max_length=64)]
     depth: Annotated[int, Meta(ge=1)]
 
@@ -268,11 +345,17 @@ class RingAda(Trained, frozen=True, kw_only=True):
         Trained.check(self)
         if self.depth > sum(self.blocks):
             asked = f"depth = {self.depth} with blocks = {self.blocks} was asked for."
-            raise ConfigError(asked, f"The ring has {sum(self.blocks)} blocks, each with one adapter.", "Lower depth.")
+            raise ConfigError(
+                asked,
+                f"The ring has {sum(self.blocks)} blocks, each with one adapter.",
+                "Lower depth.",
+            )
 
 
 class Confidant(Trained, frozen=True, kw_only=True):
-    """07_confidant.  stages, mini_batches: of the pipeline to step through.  learning_rate: of the descents with stale gradients."""
+    """07_confidant.  stages, mini_batches: of the pipeline to step through.  learning_rate: of the descents with stale
+    gradients.
+    """
 
     method: ClassVar[str] = "confidant"
     paper_cluster: Text
@@ -297,14 +380,34 @@ class Confidant(Trained, frozen=True, kw_only=True):
     @property
     def options(self) -> dict[str, Any]:
         """Return Confidant's options."""
-        return {"technique": self.technique, "window": self.window, "devices": self.training_devices}
+        return {
+            "technique": self.technique,
+            "window": self.window,
+            "devices": self.training_devices,
+        }
 
     @property
     def job(self) -> Job:
         """Return the job; the descents' learning rate is not its own (see Parameters)."""
-        names = ("model", "task", "epochs", "seed", "batch_size", "train_samples", "validation_samples", "test_samples", "snapshot_every")
+        names = (
+            "model",
+            "task",
+            "epochs",
+            "seed",
+            "batch_size",
+            "train_samples",
+            "validation_samples",
+            "test_samples",
+            "snapshot_every",
+        )
         given = {name: getattr(self, name) for name in names}
-        return Job(method=self.method, options=self.options, faults=self.faults, snapshot_to="neighbour", **given)
+        return Job(
+            method=self.method,
+            options=self.options,
+            faults=self.faults,
+            snapshot_to="neighbour",
+            **given,
+        )
 
     def cluster(self) -> Cluster:
         """Return the cluster's first devices.  Raises ConfigError if it has fewer."""
@@ -319,7 +422,11 @@ class Confidant(Trained, frozen=True, kw_only=True):
         require_few_orders(load_cluster(self.paper_cluster))
         if self.training_devices > self.num_devices:
             asked = f"training_devices = {self.training_devices} of num_devices = {self.num_devices} was asked for."
-            raise ConfigError(asked, "So many are not there.", "Lower training_devices, or raise num_devices.")
+            raise ConfigError(
+                asked,
+                "So many are not there.",
+                "Lower training_devices, or raise num_devices.",
+            )
         for faults in (self.faults, f"leave:1@step{self.fault_step}"):
             parse_faults(faults, self.cluster())
 
@@ -337,7 +444,8 @@ LABS: dict[str, type[Parameters]] = {
 
 
 def check_parameters(lab: str, values: Mapping[str, Any]) -> None:
-    """Check what a lab's parameters cell, or papermill after it, has set.  lab: the notebook's name.  values: among others, by name.
+    """Check what a lab's parameters cell, or papermill after it, has set.  lab: the notebook's name.  values: among
+    others, by name.
 
     Raises ConfigError naming the parameter, its value and what it may be.
     """
@@ -345,8 +453,14 @@ def check_parameters(lab: str, values: Mapping[str, Any]) -> None:
     kind = LABS[lab]
     given = {name: values[name] for name in kind.__struct_fields__ if name in values}
     for name, value in given.items():
-        if isinstance(value, set | frozenset):  # msgspec would take it for a list, and a cell would look for its last value
-            raise ConfigError(f"The parameter {name} = {shown(value)} was asked for.", "A set has no order.", "Write a list: [...].")
+        if isinstance(
+            value, set | frozenset
+        ):  # msgspec would take it for a list, and a cell would look for its last value
+            raise ConfigError(
+                f"The parameter {name} = {shown(value)} was asked for.",
+                "A set has no order.",
+                "Write a list: [...].",
+            )
     given = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in given.items()}
     from_builtins(given, kind, source="the lab's parameters").check()
 
@@ -362,4 +476,8 @@ def require_few_orders(cluster: Cluster) -> None:
     """Raise ConfigError if a cluster has more devices than a lab tries in all orders."""
     if cluster.world_size > MOST_IN_ALL_ORDERS:
         asked = f"The cluster '{cluster.name}' with {cluster.world_size} devices was asked for."
-        raise ConfigError(asked, f"All orders of the devices are listed here, for at most {MOST_IN_ALL_ORDERS}.", "Choose a smaller one.")
+        raise ConfigError(
+            asked,
+            f"All orders of the devices are listed here, for at most {MOST_IN_ALL_ORDERS}.",
+            "Choose a smaller one.",
+        )

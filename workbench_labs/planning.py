@@ -1,6 +1,7 @@
 """Planning problems that can be changed and solved again, for the planner widgets (PAC+, section V-A, Algorithm 1).
 
-And the division of a step's queries among devices, by the planner or by hand (our extension of P-RGE, Algorithm 1, line 4).
+And the division of a step's queries among devices, by the planner or by hand (our extension of P-RGE, Algorithm 1, line
+4).
 """
 
 from __future__ import annotations
@@ -22,7 +23,17 @@ from workbench.methods.base import ignore
 from workbench.methods.p_rge.method import PRGE
 from workbench.methods.p_rge.queries import plan_queries
 from workbench.methods.p_rge.query_costs import whole
-from workbench.planners import Problem, candidates, data_parallel, fixed_plan, homogeneous, pipeline_parallel, plan, refine, standalone
+from workbench.planners import (
+    Problem,
+    candidates,
+    data_parallel,
+    fixed_plan,
+    homogeneous,
+    pipeline_parallel,
+    plan,
+    refine,
+    standalone,
+)
 from workbench.planners.fixed import Dispatch
 from workbench.planners.memory import Need, plan_needs, too_small
 from workbench.plots.breakdown import stacked_bars
@@ -38,7 +49,8 @@ TOKENS = 128
 
 
 def costs_on(profiled: Cluster, cluster: Cluster, costs: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
-    """Return the costs on each device of a cluster: those of the profiled device of its name, scaled if it is slower or faster now.
+    """Return the costs on each device of a cluster: those of the profiled device of its name, scaled if it is slower or
+    faster now.
 
     Raises ConfigError for a device that was not profiled.
     """
@@ -59,7 +71,8 @@ def costs_on(profiled: Cluster, cluster: Cluster, costs: Sequence[Sequence[Any]]
 
 
 def on(problem: Problem[Any], cluster: Cluster) -> Problem[Any]:
-    """Return the problem on the same devices with other speeds, memory or links; a profile's times scale with the speed.
+    """Return the problem on the same devices with other speeds, memory or links; a profile's times scale with the
+    speed.
 
     Raises ConfigError for a cluster of other devices.
     """
@@ -68,8 +81,16 @@ def on(problem: Problem[Any], cluster: Cluster) -> Problem[Any]:
     return replace(problem, cluster=cluster, profile=replace(problem.profile, **{rows: costs}))
 
 
-def by_hand(problem: Problem[Profile], layers: Sequence[int], groups: Sequence[Sequence[int]], *, dispatch: Dispatch = "speed") -> Plan:
-    """Return the plan of layers[i] layers on the ranks groups[i], whether it fits or not.  Raises ConfigError for an invalid plan."""
+def by_hand(
+    problem: Problem[Profile],
+    layers: Sequence[int],
+    groups: Sequence[Sequence[int]],
+    *,
+    dispatch: Dispatch = "speed",
+) -> Plan:
+    """Return the plan of layers[i] layers on the ranks groups[i], whether it fits or not.  Raises ConfigError for an
+    invalid plan.
+    """
     return fixed_plan(problem, layers=layers, groups=groups, dispatch=dispatch, check_memory=False)
 
 
@@ -96,7 +117,10 @@ def refusals(problem: Problem[Profile], plan: Plan) -> tuple[PlanError, ...]:
     needs = needs_of(problem, plan)
     over = {rank: need.total_bytes - problem.cluster.devices[rank].memory_bytes for rank, need in needs.items()}
     errors = []
-    for rank in sorted((rank for rank, excess in over.items() if excess > 0), key=lambda rank: -over[rank]):
+    for rank in sorted(
+        (rank for rank, excess in over.items() if excess > 0),
+        key=lambda rank: -over[rank],
+    ):
         index = plan.stage_of(rank)
         assert index is not None
         errors.append(too_small(problem.cluster, rank, index, plan.stages[index], needs[rank]))
@@ -107,7 +131,10 @@ def with_bandwidth(cluster: Cluster, megabit_per_s: float) -> Cluster:
     """Return the cluster with every link at megabit_per_s; the same object if its links already are."""
     if not cluster.pairs and all(one.link.bytes_per_s == megabit_per_s * 125_000 for one in cluster.devices):
         return cluster
-    return replace(cluster.with_bandwidth(megabit_per_s), name=f"{cluster.name}-{megabit_per_s:g}-mbit")
+    return replace(
+        cluster.with_bandwidth(megabit_per_s),
+        name=f"{cluster.name}-{megabit_per_s:g}-mbit",
+    )
 
 
 def with_memory(cluster: Cluster, memory_bytes: int) -> Cluster:
@@ -118,20 +145,36 @@ def with_memory(cluster: Cluster, memory_bytes: int) -> Cluster:
 
 def as_described(cluster: Cluster) -> Cluster:
     """Return the cluster with devices that are only simulated, so that their speed comes from the catalogue."""
-    return replace(cluster, devices=tuple(replace(device, host_share=None) for device in cluster.devices))
+    return replace(
+        cluster,
+        devices=tuple(replace(device, host_share=None) for device in cluster.devices),
+    )
 
 
 def paper_problem(model: str, cluster: Cluster, *, batch_size: int = 16, micro_batches: int = 4) -> Problem[Profile]:
-    """Return a problem at the paper's scale: a model of profiler.descriptions on catalogue devices, with computed, not measured, costs."""
+    """Return a problem at the paper's scale: a model of profiler.descriptions on catalogue devices, with computed, not
+    measured, costs.
+    """
     described = as_described(cluster)
     profile = analytic_profile(model, described, sequence_lengths=(TOKENS,))
-    return Problem(profile, described, batch_size=batch_size, micro_batches=micro_batches, sequence_length=TOKENS)
+    return Problem(
+        profile,
+        described,
+        batch_size=batch_size,
+        micro_batches=micro_batches,
+        sequence_length=TOKENS,
+    )
 
 
 PLANNERS: dict[str, Callable[[Problem[Profile]], Plan]] = {
     "Algorithm 1": partial(plan, cached=False),
     "Algorithm 1, any order": partial(plan, cached=False, order="all", objective="bottleneck"),
-    "simulated and refined": lambda problem: refine(candidates(problem), problem, partial(step_s, problem), max_prices=MAX_SIMULATIONS),
+    "simulated and refined": lambda problem: refine(
+        candidates(problem),
+        problem,
+        partial(step_s, problem),
+        max_prices=MAX_SIMULATIONS,
+    ),
     "as if all were equal": partial(homogeneous, cached=False),
     "pipeline": pipeline_parallel,
     "data parallel": data_parallel,
@@ -142,7 +185,9 @@ PLANNERS: dict[str, Callable[[Problem[Profile]], Plan]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One planner's plan, of mini-batches or of a sequence, and the simulated seconds of one; if nothing fits, `why` gives the reason."""
+    """One planner's plan, of mini-batches or of a sequence, and the simulated seconds of one; if nothing fits, `why`
+    gives the reason.
+    """
 
     planner: str
     plan: Any = None
@@ -167,7 +212,11 @@ def compare(problem: Problem[Profile], planners: Sequence[str] = tuple(PLANNERS)
     return compared(problem, {name: PLANNERS[name] for name in planners}, partial(step_s, problem))
 
 
-def compared(problem: Any, planners: Mapping[str, Callable[[Any], Any]], seconds: Callable[[Any], float]) -> tuple[Comparison, ...]:
+def compared(
+    problem: Any,
+    planners: Mapping[str, Callable[[Any], Any]],
+    seconds: Callable[[Any], float],
+) -> tuple[Comparison, ...]:
     """Return what some planners make of a problem.  seconds: of a plan."""
     found = []
     for name, planner in planners.items():
@@ -179,7 +228,9 @@ def compared(problem: Any, planners: Mapping[str, Callable[[Any], Any]], seconds
     return tuple(found)
 
 
-def scaling(model: str, device: Device, counts: Sequence[int], planners: Sequence[str]) -> dict[int, tuple[Comparison, ...]]:
+def scaling(
+    model: str, device: Device, counts: Sequence[int], planners: Sequence[str]
+) -> dict[int, tuple[Comparison, ...]]:
     """Return the planners' results for n equal devices, for each n of counts (PAC+, section VI-G, Fig. 16-17).
 
     A micro-batch has as many samples as there are devices, so that every grouping can divide it.
@@ -187,7 +238,11 @@ def scaling(model: str, device: Device, counts: Sequence[int], planners: Sequenc
     found = {}
     for count in counts:
         devices = tuple(replace(device, name=f"{device.model or device.name}-{number}") for number in range(count))
-        cluster = Cluster(name=f"{count} x {device.model or device.name}", devices=devices, description=f"{count} equal devices")
+        cluster = Cluster(
+            name=f"{count} x {device.model or device.name}",
+            devices=devices,
+            description=f"{count} equal devices",
+        )
         problem = paper_problem(model, cluster)
         found[count] = compare(replace(problem, batch_size=count * problem.micro_batches), planners)
     return found
@@ -203,7 +258,8 @@ def query_counts(problem: Problem[Profile], plan: Plan) -> tuple[int, ...]:
 
 
 def query_seconds(problem: Problem[Profile], counts: Sequence[int]) -> tuple[float, ...]:
-    """Return the seconds until each device has sent its losses (all wait for the slowest); infinity if its memory is too small.
+    """Return the seconds until each device has sent its losses (all wait for the slowest); infinity if its memory is
+    too small.
 
     Raises ConfigError unless the counts are the step's queries, divided among the devices.
     """
@@ -230,7 +286,9 @@ def query_step_s(problem: Problem[Profile], counts: Sequence[int]) -> float:
 
 
 def query_problem(job: Job, cluster: Cluster) -> Problem[Profile]:
-    """Return the problem of a job of the method p_rge; its costs are measured on this machine once, kept, and scaled to the devices."""
+    """Return the problem of a job of the method p_rge; its costs are measured on this machine once, kept, and scaled to
+    the devices.
+    """
     method = PRGE()
     prepared = method.prepare(job, ignore)
     profile = method.profile(prepared, cluster, ignore, emulated=not cluster.is_real)
@@ -251,14 +309,31 @@ class QueryDivider(Explorer):
         queries, size = problem.queries, problem.cluster.world_size
         equal = [queries // size + (rank < queries % size) for rank in range(size)]
         self.sliders = tuple(
-            slider(device.name, f"{device.name}: queries of each step", count, 0, queries, width="30em")
+            slider(
+                device.name,
+                f"{device.name}: queries of each step",
+                count,
+                0,
+                queries,
+                width="30em",
+            )
             for device, count in zip(problem.cluster.devices, counts or equal, strict=True)
         )
         self.take_plan = button(
-            "Planner's division", "Set the sliders as the planner has it", "magic", self._take_plan, layout=widgets.Layout(width="14em")
+            "Planner's division",
+            "Set the sliders as the planner has it",
+            "magic",
+            self._take_plan,
+            layout=widgets.Layout(width="14em"),
         )
         self.take_plan.disabled = self.planned is None
-        super().__init__([*self.sliders, self.take_plan], self.sliders, lambda: self.counts, self._divide, refused="Not a step yet.")
+        super().__init__(
+            [*self.sliders, self.take_plan],
+            self.sliders,
+            lambda: self.counts,
+            self._divide,
+            refused="Not a step yet.",
+        )
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -277,14 +352,29 @@ class QueryDivider(Explorer):
         names = [device.name for device in problem.cluster.devices]
         lacking = [name for name, taken in zip(names, seconds, strict=True) if math.isinf(taken)]
         if lacking:
-            return self.refuse("Out of memory.", f"{', '.join(lacking)}: not enough memory for the model.")
+            return self.refuse(
+                "Out of memory.",
+                f"{', '.join(lacking)}: not enough memory for the model.",
+            )
         whole_s = query_step_s(problem, counts)
         unit = time_unit(whole_s)
         waits = [max(seconds) - one for one in seconds]
         against = f" ({whole_s / self._planned_s - 1:+.1%} against the planner)"
         divided = f"queries {'-'.join(map(str, counts))} on {sum(map(bool, counts))} devices (simulated)"
         self.headline.value = BIG_FIRST.format(f"{unit.text(whole_s)} a step{against}", divided)
-        parts = {"its queries": [one * unit.factor for one in seconds], "idle": [one * unit.factor for one in waits]}
+        parts = {
+            "its queries": [one * unit.factor for one in seconds],
+            "idle": [one * unit.factor for one in waits],
+        }
         subtitle = f"{problem.profile.model}, q = {problem.queries}, E = {problem.batch_size}"
         title = "Until all losses are known"
-        self.show(lambda: stacked_bars(names, parts, title=title, label="simulated", x_title=unit.name, subtitle=subtitle))
+        self.show(
+            lambda: stacked_bars(
+                names,
+                parts,
+                title=title,
+                label="simulated",
+                x_title=unit.name,
+                subtitle=subtitle,
+            )
+        )

@@ -1,6 +1,7 @@
 """Costs and gains of PAC+'s choices, measured on this machine.
 
-Fewer bits: bytes in memory, error of the weights and of the taps, change of the answers (section IV-D, Eq. 1-2, Fig. 8).  Techniques:
+Fewer bits: bytes in memory, error of the weights and of the taps, change of the answers (section IV-D, Eq. 1-2, Fig.
+8).  Techniques:
 both passes of a step, the bytes that autograd keeps, the weights trained (section II, Fig. 3, Table I).
 """
 
@@ -20,7 +21,13 @@ from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.evaluation import predict
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss
-from workbench.models.quantization import QuantizationConfig, dequantize_blocks, held_bytes, quantize, quantize_blocks
+from workbench.models.quantization import (
+    QuantizationConfig,
+    dequantize_blocks,
+    held_bytes,
+    quantize,
+    quantize_blocks,
+)
 from workbench.plots.breakdown import stacked_bars
 from workbench.profiler.layers import saved_by_autograd
 from workbench.runtime.activation_records import RecordLayout
@@ -36,7 +43,8 @@ BLOCKWISE = ("int8", "int4", "nf4")
 class StoredBackbone:
     """A backbone whose weights are stored in one dtype.
 
-    held_bytes: real size in memory, constants included.  tap_error: root mean square of the last tap's change, as a share of that of the
+    held_bytes: real size in memory, constants included.  tap_error: root mean square of the last tap's change, as a
+    share of that of the
     tap.
     score: share of right answers, always with the same adapter.  forward_s: of all batches.
     """
@@ -48,8 +56,12 @@ class StoredBackbone:
     forward_s: float
 
 
-def stored_backbones(model: str, adapter: ParallelAdapter, batches: Callable[[], Sequence[Batch]]) -> tuple[StoredBackbone, ...]:
-    """Return the size and the effect of each storage dtype; the compute dtype is float32 for all, float16 storage included."""
+def stored_backbones(
+    model: str, adapter: ParallelAdapter, batches: Callable[[], Sequence[Batch]]
+) -> tuple[StoredBackbone, ...]:
+    """Return the size and the effect of each storage dtype; the compute dtype is float32 for all, float16 storage
+    included.
+    """
     found = []
     exact: torch.Tensor | None = None
     for storage in STORAGE_TYPES:  # float32, which is exact, is the first
@@ -63,12 +75,22 @@ def stored_backbones(model: str, adapter: ParallelAdapter, batches: Callable[[],
         seconds = time.perf_counter() - begin
         score = accuracy(predicted.answers("classification"), predicted.references())
         error = float((last - exact).square().mean().sqrt() / exact.square().mean().sqrt())
-        found.append(StoredBackbone(storage=storage, held_bytes=held_bytes(stack), tap_error=error, score=score, forward_s=seconds))
+        found.append(
+            StoredBackbone(
+                storage=storage,
+                held_bytes=held_bytes(stack),
+                tap_error=error,
+                score=score,
+                forward_s=seconds,
+            )
+        )
     return tuple(found)
 
 
 def block_errors(weight: torch.Tensor, *, block_size: int) -> dict[str, tuple[float, float]]:
-    """Return the root mean square and the largest error of a weight's first block after Eq. 1 and 2, for each storage dtype."""
+    """Return the root mean square and the largest error of a weight's first block after Eq. 1 and 2, for each storage
+    dtype.
+    """
     block = weight.detach().reshape(-1)[:block_size].float()
     errors = {}
     for storage in BLOCKWISE:
@@ -79,14 +101,19 @@ def block_errors(weight: torch.Tensor, *, block_size: int) -> dict[str, tuple[fl
 
 
 def cache_errors(tap: torch.Tensor, *, dtypes: Sequence[str]) -> dict[str, tuple[int, float]]:
-    """Return a token's bytes and the relative root-mean-square error of a tap (rows, d) that was written and read, for each dtype."""
+    """Return a token's bytes and the relative root-mean-square error of a tap (rows, d) that was written and read, for
+    each dtype.
+    """
     found = {}
     for dtype in dtypes:
         layout = RecordLayout(dtype=dtype, width=tap.shape[1], num_taps=1)
         raw = torch.zeros(len(tap), layout.row_bytes, dtype=torch.uint8)
         layout.encode(tap, raw)
         off = layout.decode(raw).float() - tap
-        found[dtype] = (layout.row_bytes, float(off.square().mean().sqrt() / tap.square().mean().sqrt()))
+        found[dtype] = (
+            layout.row_bytes,
+            float(off.square().mean().sqrt() / tap.square().mean().sqrt()),
+        )
     return found
 
 
@@ -101,7 +128,9 @@ TECHNIQUES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TechniqueCost:
-    """One technique on one batch.  forward_s, backward_s: medians.  saved_bytes: kept for the backward pass, without the weights."""
+    """One technique on one batch.  forward_s, backward_s: medians.  saved_bytes: kept for the backward pass, without
+    the weights.
+    """
 
     technique: str
     trained: int
@@ -115,8 +144,11 @@ class TechniqueCost:
         return TECHNIQUES[self.technique]
 
 
-def measure_techniques(model: str, batch: Batch, config: ParallelAdapterConfig, *, repeats: int = 3) -> tuple[TechniqueCost, ...]:
-    """Return every technique's cost of one batch in this process, at full speed; the techniques take turns.  A bar shows the progress.
+def measure_techniques(
+    model: str, batch: Batch, config: ParallelAdapterConfig, *, repeats: int = 3
+) -> tuple[TechniqueCost, ...]:
+    """Return every technique's cost of one batch in this process, at full speed; the techniques take turns.  A bar
+    shows the progress.
 
     config: of the Parallel Adapters; the others get its kind, outputs and seed.
     """
@@ -146,12 +178,23 @@ def measure_techniques(model: str, batch: Batch, config: ParallelAdapterConfig, 
 
 def cost_figure(costs: Sequence[TechniqueCost]) -> go.Figure:
     """Return the milliseconds of both passes for each technique."""
-    parts = {"forward": [1e3 * one.forward_s for one in costs], "backward": [1e3 * one.backward_s for one in costs]}
+    parts = {
+        "forward": [1e3 * one.forward_s for one in costs],
+        "backward": [1e3 * one.backward_s for one in costs],
+    }
     title = "A training step by technique"
-    return stacked_bars([one.label for one in costs], parts, title=title, label="measured in this process", x_title="ms")
+    return stacked_bars(
+        [one.label for one in costs],
+        parts,
+        title=title,
+        label="measured in this process",
+        x_title="ms",
+    )
 
 
-def _step(technique: str, model: str, batch: Batch, config: ParallelAdapterConfig) -> tuple[nn.Module, Callable[[], Tensor]]:
+def _step(
+    technique: str, model: str, batch: Batch, config: ParallelAdapterConfig
+) -> tuple[nn.Module, Callable[[], Tensor]]:
     """Return the trained parameters, and a function that runs a forward pass up to the loss."""
     stack = load_stack(model)
     if technique in ("full", "lora", "adapters"):
@@ -159,7 +202,11 @@ def _step(technique: str, model: str, batch: Batch, config: ParallelAdapterConfi
 
         def through_all() -> Tensor:
             _, last = stage(batch.input_ids, batch.attention_mask)
-            return task_loss(stage.logits(last, batch.attention_mask, batch.sample_ids, 0), batch.labels, config.kind)
+            return task_loss(
+                stage.logits(last, batch.attention_mask, batch.sample_ids, 0),
+                batch.labels,
+                config.kind,
+            )
 
         return stage, through_all
     adapter = ParallelAdapter(config).train()
@@ -173,7 +220,11 @@ def _step(technique: str, model: str, batch: Batch, config: ParallelAdapterConfi
         kept = taps()
 
     def beside() -> Tensor:
-        return task_loss(adapter.predict(kept or taps(), batch.attention_mask, batch.sample_ids), batch.labels, config.kind)
+        return task_loss(
+            adapter.predict(kept or taps(), batch.attention_mask, batch.sample_ids),
+            batch.labels,
+            config.kind,
+        )
 
     return adapter, beside
 

@@ -1,4 +1,6 @@
-"""Labs of the ring (RingAda, section IV): its blocks, depth and initiator; policies of unfreezing and splits of the data, trained here."""
+"""Labs of the ring (RingAda, section IV): its blocks, depth and initiator; policies of unfreezing and splits of the
+data, trained here.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from workbench.core.timeline import Timeline
 from workbench.methods.ringada.options import Unfreezing
 from workbench.methods.ringada.planner import ring_stages
 from workbench.methods.ringada.prepare import Policy
-from workbench.methods.ringada.published import FEDERATED, RING, layer_times, load_constants, simulated_round
+from workbench.methods.ringada.published import (
+    FEDERATED,
+    RING,
+    layer_times,
+    load_constants,
+    simulated_round,
+)
 from workbench.methods.ringada.schedule import Iteration, terminator
 from workbench.models.loading import model_facts
 from workbench.plots import gantt, lines
@@ -35,8 +43,16 @@ def ring_plan(blocks: tuple[int, ...]) -> Plan:
     return Plan(method="ringada", stages=stages, micro_batch_size=SAMPLES, num_micro_batches=1)
 
 
-def ring_timeline(blocks: tuple[int, ...], depth: int, *, micro_batches: int = 1, initiator: int = 0, transfer_s: float = 0.0) -> Timeline:
-    """Return some mini-batches of one initiator, one after the other; a block's forward pass takes 1 s, and its backward pass too.
+def ring_timeline(
+    blocks: tuple[int, ...],
+    depth: int,
+    *,
+    micro_batches: int = 1,
+    initiator: int = 0,
+    transfer_s: float = 0.0,
+) -> Timeline:
+    """Return some mini-batches of one initiator, one after the other; a block's forward pass takes 1 s, and its
+    backward pass too.
 
     depth: trained adapters, counted from the top.  transfer_s: seconds of an activation or gradient on a link.
     """
@@ -55,23 +71,46 @@ def ring_table(blocks: tuple[int, ...], depth: int, initiator: int = 0) -> Table
         frozen = range(stage.start, min(stage.stop, first))
         following = f"device {(number + 2)}" if number + 1 < len(blocks) else f"device {initiator + 1}, the initiator"
         back = "" if number < end else "nothing: here it ends" if number == end else f"gradient to device {number}"
-        roles = [name for name, is_it in (("initiator", number == initiator), ("terminator", number == end)) if is_it]
+        roles = [
+            name
+            for name, is_it in (
+                ("initiator", number == initiator),
+                ("terminator", number == end),
+            )
+            if is_it
+        ]
         rows.append((
             f"device {number + 1}", ", ".join(roles), f"{stage.start + 1}-{stage.stop}", f"{len(frozen)}",
             f"{stage.num_layers - len(frozen)}", f"activation to {following}", back,
         ))  # fmt: skip
-    columns = ("device", "role", "blocks", "frozen", "trained", "sends forward", "sends back")
+    columns = (
+        "device",
+        "role",
+        "blocks",
+        "frozen",
+        "trained",
+        "sends forward",
+        "sends back",
+    )
     return Table(columns, rows, title="What travels for a mini-batch; its labels never do")
 
 
 def policy_seconds(
-    unfreezing: Unfreezing, num_layers: int, steps: int, seconds: Mapping[int, float], every: int
+    unfreezing: Unfreezing,
+    num_layers: int,
+    steps: int,
+    seconds: Mapping[int, float],
+    every: int,
 ) -> list[tuple[float, float]]:
     """Return (mini-batches, time so far) of a fixed unfreezing schedule with 16 mini-batches a round.
 
     seconds: of a mini-batch, by the number of trained adapters.
     """
-    policy, passed, points = Policy(num_layers=num_layers, unfreezing=unfreezing, every=every), 0.0, [(0.0, 0.0)]
+    policy, passed, points = (
+        Policy(num_layers=num_layers, unfreezing=unfreezing, every=every),
+        0.0,
+        [(0.0, 0.0)],
+    )
     for step in range(steps):
         passed += seconds[num_layers - policy.first_unfrozen(step // 16, step)]
         if (step + 1) % (steps // 20) == 0:
@@ -80,16 +119,26 @@ def policy_seconds(
 
 
 class RingLab(Explorer):
-    """Sliders for depth, micro-batches and initiator of a ring of equal devices; its table and Gantt chart below (simulated)."""
+    """Sliders for depth, micro-batches and initiator of a ring of equal devices; its table and Gantt chart below
+    (simulated).
+    """
 
     def __init__(self, blocks: tuple[int, ...] = (3, 3, 3, 3), depth: int = 3) -> None:
         self.blocks = blocks
         self.depth, self.micro_batches, self.initiator = controls = lab_controls("ring", depth=depth)
-        self.depth.max, self.initiator.max, self.table = sum(blocks), len(blocks), Html()
+        self.depth.max, self.initiator.max, self.table = (
+            sum(blocks),
+            len(blocks),
+            Html(),
+        )
         super().__init__(
             [widgets.HBox(controls)],
             controls,
-            lambda: (self.depth.value, self.micro_batches.value, self.initiator.value - 1),
+            lambda: (
+                self.depth.value,
+                self.micro_batches.value,
+                self.initiator.value - 1,
+            ),
             lambda asked: self._answer_to(*asked),
             below=[self.table],
         )
@@ -98,8 +147,13 @@ class RingLab(Explorer):
         timeline = ring_timeline(self.blocks, depth, micro_batches=micro_batches, initiator=initiator)
         each, least = timeline.makespan_s / TOGETHER, 2 * depth
         words = f"{each:.3g} layer times a mini-batch, {2 * sum(self.blocks) / each:.2f} times as fast as one device"
-        rule = f"whole mini-batches with {depth} trained adapters take at least {least} layer times on any number of devices"
-        self.headline.value = BIG_FIRST.format(words, f"{rule} (simulated, {TOGETHER} mini-batches from beginning to end)")
+        rule = (
+            f"whole mini-batches with {depth} trained adapters take at least {least} layer times on any number of "
+            "devices"
+        )
+        self.headline.value = BIG_FIRST.format(
+            words, f"{rule} (simulated, {TOGETHER} mini-batches from beginning to end)"
+        )
         self.table.value = ring_table(self.blocks, depth, initiator)._repr_html_()
         self.show(lambda: gantt(timeline))
 
@@ -110,7 +164,9 @@ BY_NUMBER = ("steps", "rounds")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A setting: when one more adapter is unfrozen, which device owns which sentences, and ring or federated averaging."""
+    """A setting: when one more adapter is unfrozen, which device owns which sentences, and ring or federated
+    averaging.
+    """
 
     unfreezing: Unfreezing = "steps"
     every: int = 8
@@ -126,7 +182,9 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """curve: trained here.  times: layer times after each of its points (simulated).  depths: trained layers by mini-batch."""
+    """curve: trained here.  times: layer times after each of its points (simulated).  depths: trained layers by
+    mini-batch.
+    """
 
     curve: Curve
     times: tuple[float, ...]
@@ -135,62 +193,126 @@ class Learned:
 
 def learn(training: Training, tried: Tried) -> Learned:
     """Train in this process, and simulate the time as that of twelve blocks on four equal devices."""
-    num_layers, constants, depths = model_facts(training.model).num_layers, load_constants(), list[int]()
-    policy, is_federated = Policy(num_layers=num_layers, unfreezing=tried.unfreezing, every=tried.every), tried.scheme == FEDERATED
+    num_layers, constants, depths = (
+        model_facts(training.model).num_layers,
+        load_constants(),
+        list[int](),
+    )
+    policy, is_federated = (
+        Policy(num_layers=num_layers, unfreezing=tried.unfreezing, every=tried.every),
+        tried.scheme == FEDERATED,
+    )
 
     def trained(step: int, num_layers: int, history: Sequence[float]) -> int:
         done = step // DEVICES  # rounds of one mini-batch on each device
         if policy.is_adaptive:
-            lowest = policy.adapted([fmean(history[DEVICES * number : DEVICES * (number + 1)]) for number in range(done)])[-1]
+            lowest = policy.adapted(
+                [fmean(history[DEVICES * number : DEVICES * (number + 1)]) for number in range(done)]
+            )[-1]
         else:
             lowest = policy.first_unfrozen(done, step)
         depths.append(num_layers if is_federated else num_layers - lowest)
         return depths[-1]
 
-    curve = train_in_turn(training, 0, trained, devices=DEVICES, rule=tried.rule, is_federated=is_federated)
+    curve = train_in_turn(
+        training,
+        0,
+        trained,
+        devices=DEVICES,
+        rule=tried.rule,
+        is_federated=is_federated,
+    )
     seconds = layer_times(constants, tried.scheme, constants.micro_batches)[0]
     passed = list(accumulate(seconds[depth * constants.layers // num_layers] for depth in depths))
-    return Learned(curve=curve, times=tuple(passed[at - 1] for at in training.ends), depths=tuple(depths))
+    return Learned(
+        curve=curve,
+        times=tuple(passed[at - 1] for at in training.ends),
+        depths=tuple(depths),
+    )
 
 
 class LearningLab(Explorer):
-    """Controls for policy, split and scheme; each setting is trained once, and its curves stay (trained here, time simulated).
+    """Controls for policy, split and scheme; each setting is trained once, and its curves stay (trained here, time
+    simulated).
 
     tried: settings that are trained first.  learned: what has been trained so far.
     """
 
     def __init__(self, training: Training, tried: Sequence[Tried]) -> None:
-        self.training, self.learned, self._first = training, dict[Tried, Learned](), tuple(tried)
+        self.training, self.learned, self._first = (
+            training,
+            dict[Tried, Learned](),
+            tuple(tried),
+        )
         last = tried[-1]
         names = [name for name in get_args(Unfreezing) if name != "gradient_norm"]
-        first = {"unfreezing": last.unfreezing, "every": last.every, "rule": last.rule, "scheme": last.scheme}
+        first = {
+            "unfreezing": last.unfreezing,
+            "every": last.every,
+            "rule": last.rule,
+            "scheme": last.scheme,
+        }
         controls = lab_controls("learning", {"unfreezing": names}, **first)
         self.unfreezing, self.every, self.rule, self.scheme = controls
         self.table = Html()
         tabs = ("Loss by time", "Loss by mini-batches", "Accuracy")
-        super().__init__([widgets.HBox(controls)], controls, self._asked_for, self._answer_to, tabs=tabs, below=[self.table])
+        super().__init__(
+            [widgets.HBox(controls)],
+            controls,
+            self._asked_for,
+            self._answer_to,
+            tabs=tabs,
+            below=[self.table],
+        )
 
     def _asked_for(self) -> Tried:
         is_federated = self.scheme.value == FEDERATED  # trains all layers
-        asked = Tried(unfreezing="all" if is_federated else self.unfreezing.value, rule=self.rule.value, scheme=self.scheme.value)
+        asked = Tried(
+            unfreezing="all" if is_federated else self.unfreezing.value,
+            rule=self.rule.value,
+            scheme=self.scheme.value,
+        )
         return replace(asked, every=self.every.value) if asked.unfreezing in BY_NUMBER else asked
 
     def _answer_to(self, asked: Tried) -> None:
         for one in (*self._first, asked):
             if one not in self.learned:
-                self.headline.value = BIG_FIRST.format(f"Training {one.name}", f"{self.training.steps} mini-batches, in this process")
+                self.headline.value = BIG_FIRST.format(
+                    f"Training {one.name}",
+                    f"{self.training.steps} mini-batches, in this process",
+                )
                 self.learned[one] = learn(self.training, one)
-        own, metric = self.learned[asked].curve, next(iter(self.learned[asked].curve.test))
+        own, metric = (
+            self.learned[asked].curve,
+            next(iter(self.learned[asked].curve.test)),
+        )
         words = f"{self.learned[asked].times[-1]:.0f} layer times for {self.training.steps} mini-batches (simulated)"
         self.headline.value = BIG_FIRST.format(
-            f"{asked.name}: last loss {own.losses[-1]:.3f}, test {metric} {own.test[metric]:.1f} %", words
+            f"{asked.name}: last loss {own.losses[-1]:.3f}, test {metric} {own.test[metric]:.1f} %",
+            words,
         )
         rows = [
-            (one.name, f"{found.depths[-1]}", f"{found.curve.losses[-1]:.3f}", f"{found.curve.test[metric]:.1f}", f"{found.times[-1]:.0f}")
+            (
+                one.name,
+                f"{found.depths[-1]}",
+                f"{found.curve.losses[-1]:.3f}",
+                f"{found.curve.test[metric]:.1f}",
+                f"{found.times[-1]:.0f}",
+            )
             for one, found in self.learned.items()
         ]
-        columns = ("setting", "trained layers at the end", "last loss", f"test {metric}, %", "layer times (simulated)")
-        self.table.value = Table(columns, rows, title="Tried so far; one seed, so a point or two means little")._repr_html_()
+        columns = (
+            "setting",
+            "trained layers at the end",
+            "last loss",
+            f"test {metric}, %",
+            "layer times (simulated)",
+        )
+        self.table.value = Table(
+            columns,
+            rows,
+            title="Tried so far; one seed, so a point or two means little",
+        )._repr_html_()
         self.show(self.by_time, self.by_mini_batches, self.by_score)
 
     def by_time(self) -> go.Figure:
@@ -202,14 +324,27 @@ class LearningLab(Explorer):
 
     def by_mini_batches(self) -> go.Figure:
         """Return the losses of all settings so far by mini-batches."""
-        return self._by_mini_batches("training loss", {one: found.curve.losses for one, found in self.learned.items()})
+        return self._by_mini_batches(
+            "training loss",
+            {one: found.curve.losses for one, found in self.learned.items()},
+        )
 
     def by_score(self) -> go.Figure:
         """Return the validation scores of all settings so far by mini-batches."""
-        return self._by_mini_batches("validation accuracy, %", {one: found.curve.scores for one, found in self.learned.items()})
+        return self._by_mini_batches(
+            "validation accuracy, %",
+            {one: found.curve.scores for one, found in self.learned.items()},
+        )
 
     def _by_mini_batches(self, what: str, values: Mapping[Tried, Sequence[float]]) -> go.Figure:
         series = {one.name: [*zip(map(float, self.training.ends), own, strict=True)] for one, own in values.items()}
         title = f"{what.partition(',')[0].capitalize()} by mini-batches"
-        figure = lines(series, title=title, label="executed", x_title="mini-batches", y_title=what, subtitle=self.training.model)
+        figure = lines(
+            series,
+            title=title,
+            label="executed",
+            x_title="mini-batches",
+            y_title=what,
+            subtitle=self.training.model,
+        )
         return figure.update_yaxes(rangemode="normal")

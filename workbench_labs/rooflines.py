@@ -11,7 +11,15 @@ import ipywidgets as widgets
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from workbench.methods.p_rge.analytic import Execution, Machine, matrix_params, parts_at_once, pass_flops, pass_s, step_s
+from workbench.methods.p_rge.analytic import (
+    Execution,
+    Machine,
+    matrix_params,
+    parts_at_once,
+    pass_flops,
+    pass_s,
+    step_s,
+)
 from workbench.methods.p_rge.published import load_constants
 from workbench.methods.p_rge.zeroth_order import CausalModel, PromptLike
 from workbench.models.products import linear
@@ -26,14 +34,18 @@ from workbench_labs.plots.zeroth_order import Pass, roofline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRoofline:
-    """One thread of this machine.  flops_per_s: of a large product.  bytes_per_s: of memory.  passes: of one model, by rising parts."""
+    """One thread of this machine.  flops_per_s: of a large product.  bytes_per_s: of memory.  passes: of one model, by
+    rising parts.
+    """
 
     flops_per_s: float
     bytes_per_s: float
     passes: tuple[Pass, ...]
 
     def machine(self, num_layers: int) -> Machine:
-        """Return the rates for the time model.  The smallest pass's time above its roof is taken as a fixed cost of its layers."""
+        """Return the rates for the time model.  The smallest pass's time above its roof is taken as a fixed cost of its
+        layers.
+        """
         [first, *_] = self.passes
         roof_s = max(first.flops / self.flops_per_s, first.weight_bytes / self.bytes_per_s)
         return Machine(
@@ -45,9 +57,15 @@ class HostRoofline:
 
 
 def measure_roofline(
-    model: CausalModel, batch: PromptLike, parts: Sequence[int], *, seconds: float = 1.0, pass_budget_s: float = 20.0
+    model: CausalModel,
+    batch: PromptLike,
+    parts: Sequence[int],
+    *,
+    seconds: float = 1.0,
+    pass_budget_s: float = 20.0,
 ) -> HostRoofline:
-    """Return this machine's two rates and the time of passes with several parts of `batch`, all timed in turn on one thread.
+    """Return this machine's two rates and the time of passes with several parts of `batch`, all timed in turn on one
+    thread.
 
     seconds: for each rate.  pass_budget_s: for all passes together; every number of parts is timed at least once.
     """
@@ -73,7 +91,11 @@ def measure_roofline(
             model.trainables.bind(copies[count])
             return count
 
-        timings = time_calls({count: (partial(bind, count), run) for count in counts}, repeats=5, budget_s=pass_budget_s)
+        timings = time_calls(
+            {count: (partial(bind, count), run) for count in counts},
+            repeats=5,
+            budget_s=pass_budget_s,
+        )
     finally:
         model.trainables.bind(None)
     rate = gemm_rate(seconds=seconds, product=torch.inference_mode()(linear))  # the matrix product that the passes use
@@ -91,7 +113,9 @@ def one_by_one(found: Sequence[Pass]) -> dict[str, list[tuple[float, float]]]:
 
 
 def _weight_bytes(model: CausalModel) -> int:
-    """Return the bytes of all matrices that a pass multiplies with: the layers' and the head's, without the embedding table."""
+    """Return the bytes of all matrices that a pass multiplies with: the layers' and the head's, without the embedding
+    table.
+    """
     matrices = [one for one in model.backbone.layers.parameters() if one.dim() == 2 and not one.requires_grad]
     weight = getattr(model.head, "weight", None)
     total = sum(one.numel() * one.element_size() for one in matrices)
@@ -129,7 +153,9 @@ def paper_machines() -> dict[str, Choice]:
     }
 
 
-def execution_costs(model: str, choice: Choice, *, queries: int, batch_size: int, tokens: int) -> tuple[ExecutionCost, ...]:
+def execution_costs(
+    model: str, choice: Choice, *, queries: int, batch_size: int, tokens: int
+) -> tuple[ExecutionCost, ...]:
     """Return the simulated time of a step by each execution.  Raises ConfigError for an unknown model or q below 1."""
     described, (machine, weight_bytes) = describe(model), choice
     found = []
@@ -159,14 +185,28 @@ class RooflineExplorer(Explorer):
     costs: the results shown.  machines: those of paper_machines() and more; the first is chosen.
     """
 
-    def __init__(self, machines: Mapping[str, Choice] | None = None, *, model: str = "TinyLlama-1.1B") -> None:
+    def __init__(
+        self,
+        machines: Mapping[str, Choice] | None = None,
+        *,
+        model: str = "TinyLlama-1.1B",
+    ) -> None:
         self._machines = dict(machines or paper_machines())
         controls = lab_controls("roofline", {"machine": tuple(self._machines)}, model=model)
         self.machine, self.model, self.queries, self.batch_size, self.tokens = controls
         self.table = Html()
         self.costs: tuple[ExecutionCost, ...] = ()
-        row = widgets.HBox([widgets.VBox(controls[:2]), widgets.VBox(controls[2:])], layout=widgets.Layout(flex_flow="row wrap"))
-        super().__init__([row], controls, lambda: [control.value for control in controls], lambda at: self._cost(*at), below=[self.table])
+        row = widgets.HBox(
+            [widgets.VBox(controls[:2]), widgets.VBox(controls[2:])],
+            layout=widgets.Layout(flex_flow="row wrap"),
+        )
+        super().__init__(
+            [row],
+            controls,
+            lambda: [control.value for control in controls],
+            lambda at: self._cost(*at),
+            below=[self.table],
+        )
 
     def _cost(self, machine: str, model: str, q: int, each: int, tokens: int) -> None:
         choice = self._machines[machine]
@@ -176,7 +216,9 @@ class RooflineExplorer(Explorer):
         gain = first.step_s / best.step_s
         said = f"all in one pass is {first.step_s / self.costs[-1].step_s:.2f} times as fast as one after the other"
         worth = (
-            "Bound by arithmetic already: little to gain." if gain < 1.1 else "Weights and launches are shared: further parts cost little."
+            "Bound by arithmetic already: little to gain."
+            if gain < 1.1
+            else "Weights and launches are shared: further parts cost little."
         )
         self.headline.value = BIG_FIRST.format(said, f"{worth} (simulated)")
         rows = [
@@ -190,7 +232,14 @@ class RooflineExplorer(Explorer):
             )
             for one in self.costs
         ]
-        columns = ("execution", "passes", "rows of each", "one pass", "a step", "times as fast")
+        columns = (
+            "execution",
+            "passes",
+            "rows of each",
+            "one pass",
+            "a step",
+            "times as fast",
+        )
         self.table.value = Table(columns, rows)._repr_html_()
         self.show(
             lambda: roofline(

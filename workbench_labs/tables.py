@@ -21,12 +21,21 @@ from workbench_labs.planning import Comparison
 def comparison_table(compared: Sequence[Comparison]) -> Table:
     """Return each planner's plan and throughput; if a plan does not fit, which device lacks how much memory."""
     rows = [
-        (one.planner, one.plan.partition(), one.plan.grouping(), f"{one.samples_per_s:.3g}")
+        (
+            one.planner,
+            one.plan.partition(),
+            one.plan.grouping(),
+            f"{one.samples_per_s:.3g}",
+        )
         if one.plan is not None
         else (one.planner, "out of memory", one.why.split(" (weights")[0], "")
         for one in compared
     ]
-    return Table(("planner", "layers", "device groups", "samples/s"), rows, title="What each planner makes of it (simulated)")
+    return Table(
+        ("planner", "layers", "device groups", "samples/s"),
+        rows,
+        title="What each planner makes of it (simulated)",
+    )
 
 
 def phases_table(plans: Sequence[Plan], simulated_s: Sequence[float]) -> Table:
@@ -42,29 +51,49 @@ def phases_table(plans: Sequence[Plan], simulated_s: Sequence[float]) -> Table:
         )
         for plan, seconds in zip(plans, simulated_s, strict=True)
     ]
-    columns = ("stages", "layers", "device groups", "beginning", "execution", "ending", "sum (Eq. 7)", "simulated")
+    columns = (
+        "stages",
+        "layers",
+        "device groups",
+        "beginning",
+        "execution",
+        "ending",
+        "sum (Eq. 7)",
+        "simulated",
+    )
     return Table(columns, rows, title="The best plan for each number of stages, in ms")
 
 
 def orders_table(problem: Problem[Profile]) -> Table:
-    """Return Algorithm 1's best plans in the device orders that it searches, and what the order in which the cluster lists them loses.
+    """Return Algorithm 1's best plans in the device orders that it searches, and what the order in which the cluster
+    lists them loses.
 
     Without Eq. 5's error: by PhaseTimes.bottleneck_s, and then by simulation.
     """
     devices = problem.cluster.devices
     steps: dict[tuple[int, ...], tuple[float, Plan]] = {}
     for plan in candidates(problem, order="all", objective="bottleneck"):
-        order, seconds = tuple(rank for stage in plan.stages for rank in stage.ranks), step_s(problem, plan)
+        order, seconds = (
+            tuple(rank for stage in plan.stages for rank in stage.ranks),
+            step_s(problem, plan),
+        )
         if order not in steps or seconds < steps[order][0]:
             steps[order] = seconds, plan
     try:
-        listed_s = min(step_s(problem, plan) for plan in candidates(problem, order=range(len(devices)), objective="bottleneck"))
+        listed_s = min(
+            step_s(problem, plan) for plan in candidates(problem, order=range(len(devices)), objective="bottleneck")
+        )
         best_s = min(listed_s, *(step_s for step_s, _ in steps.values()))
         listed = f"{listed_s * 1e3:.0f} ms, {listed_s / best_s - 1:.0%} more than the best"
     except PlanError:
         listed = "nothing fits"
     rows = [
-        (" - ".join(devices[rank].name for rank in order), plan.partition(), plan.grouping(), f"{step_s * 1e3:.0f}")
+        (
+            " - ".join(devices[rank].name for rank in order),
+            plan.partition(),
+            plan.grouping(),
+            f"{step_s * 1e3:.0f}",
+        )
         for order, (step_s, plan) in sorted(steps.items(), key=lambda one: one[1][0])[:6]
     ]
     return Table(
@@ -75,13 +104,28 @@ def orders_table(problem: Problem[Profile]) -> Table:
     )
 
 
-def grouping_table(model: str, found: Mapping[int, Sequence[Comparison]], paper: Mapping[int, str], *, planner: str) -> Table:
-    """Return the planner's device groups for each number of devices, next to those that the paper prints (PAC+, Fig. 17)."""
+def grouping_table(
+    model: str,
+    found: Mapping[int, Sequence[Comparison]],
+    paper: Mapping[int, str],
+    *,
+    planner: str,
+) -> Table:
+    """Return the planner's device groups for each number of devices, next to those that the paper prints (PAC+, Fig.
+    17).
+    """
     rows = []
     for count, compared in found.items():
         [one] = [one for one in compared if one.planner == planner]
         ours = "out of memory" if one.plan is None else one.plan.grouping()
-        rows.append((str(count), ours, paper.get(count, ""), "same" if ours == paper.get(count) else "other"))
+        rows.append(
+            (
+                str(count),
+                ours,
+                paper.get(count, ""),
+                "same" if ours == paper.get(count) else "other",
+            )
+        )
     return Table(("devices", "ours", "paper", ""), rows, title=f"{model}: device groups")
 
 
@@ -90,14 +134,20 @@ def split_words(plan: InferencePlan, length: int) -> tuple[str, str, str]:
     if plan.paradigm == "pipeline":
         return f"layers {', '.join(map(str, plan.layers))}", "all", "all"
     first, second = plan.configuration
-    schemes = f"[{first}, {second}]" if plan.paradigm == "hybrid" else {"tensor": "tensor parallel", "sequence": "by tokens"}[plan.paradigm]
+    schemes = (
+        f"[{first}, {second}]"
+        if plan.paradigm == "hybrid"
+        else {"tensor": "tensor parallel", "sequence": "by tokens"}[plan.paradigm]
+    )
     heads = "-".join(map(str, plan.units)) if plan.paradigm != "sequence" else "all"
     tokens = "-".join(map(str, plan.tokens(length))) if plan.paradigm != "tensor" else "all"
     return schemes, heads, tokens
 
 
 def inference_table(compared: Sequence[Comparison], problem: SequenceProblem) -> Table:
-    """Return each planner's plan, its simulated latency of a sequence and the ratio to the first that fits; else what is missing."""
+    """Return each planner's plan, its simulated latency of a sequence and the ratio to the first that fits; else what
+    is missing.
+    """
     names = [device.name for device in problem.cluster.devices]
     fastest = next((one.seconds for one in compared if one.plan is not None), 0.0)
     rows, refused = [], []
@@ -109,11 +159,27 @@ def inference_table(compared: Sequence[Comparison], problem: SequenceProblem) ->
         schemes, heads, tokens = split_words(one.plan, problem.sequence_length)
         devices = ", ".join(names[rank] for rank in one.plan.ranks)
         rows.append(
-            (one.planner, schemes, devices, heads, tokens, time_unit(one.seconds).text(one.seconds), f"{one.seconds / fastest:.2f}")
+            (
+                one.planner,
+                schemes,
+                devices,
+                heads,
+                tokens,
+                time_unit(one.seconds).text(one.seconds),
+                f"{one.seconds / fastest:.2f}",
+            )
         )
     over = f"over {compared[0].planner}" if compared and compared[0].plan is not None else "over the first"
     return Table(
-        ("planner", "[scheme 1, scheme 2]", "ring", "heads", "tokens", "simulated", over),
+        (
+            "planner",
+            "[scheme 1, scheme 2]",
+            "ring",
+            "heads",
+            "tokens",
+            "simulated",
+            over,
+        ),
         rows,
         title=f"{problem.profile.model}, {problem.sequence_length} tokens on {problem.cluster.name}",
         note=" ".join(refused),
@@ -130,9 +196,18 @@ def inference_plan_table(plan: InferencePlan, problem: SequenceProblem) -> Table
         if position is None:
             return device.name, "", "", "", "idle", ""
         total = sum(needed[rank].values())
-        parts = [str(plan.units[position]) if plan.units else "all", str(plan.columns[position]) if plan.columns else "all"]
+        parts = [
+            str(plan.units[position]) if plan.units else "all",
+            str(plan.columns[position]) if plan.columns else "all",
+        ]
         tokens = str(plan.tokens(problem.sequence_length)[position]) if plan.shares else "all"
-        return device.name, *parts, tokens, byte_unit(total).text(total), byte_unit(device.memory_bytes).text(device.memory_bytes)
+        return (
+            device.name,
+            *parts,
+            tokens,
+            byte_unit(total).text(total),
+            byte_unit(device.memory_bytes).text(device.memory_bytes),
+        )
 
     return Table(
         ("device", "heads", "columns", "tokens", "holds", "budget"),

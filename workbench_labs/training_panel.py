@@ -1,4 +1,6 @@
-"""Watch a language model learn with forward passes, and continue a training inside an inference engine (P-RGE, section 3.3)."""
+"""Watch a language model learn with forward passes, and continue a training inside an inference engine (P-RGE, section
+3.3).
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,25 @@ from markupsafe import Markup
 from torch import Tensor
 
 from workbench.core.errors import ConfigError, RuntimeSetupError
-from workbench.methods.p_rge.inference_engine import EngineConfig, EngineTrainer, export_program, require_executorch
+from workbench.methods.p_rge.inference_engine import (
+    EngineConfig,
+    EngineTrainer,
+    export_program,
+    require_executorch,
+)
 from workbench.methods.p_rge.zeroth_order import CausalModel, Prge
 from workbench.tasks.tokenize import padded_length
 from workbench.trainings.queries import Curve, QueryTraining, Trial
-from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Message, Panel, button, lab_controls, number
+from workbench.widgets.controls import (
+    BIG_FIRST,
+    FigureBox,
+    Html,
+    Message,
+    Panel,
+    button,
+    lab_controls,
+    number,
+)
 from workbench.widgets.tables import Table
 from workbench_labs.plots.zeroth_order import learning
 
@@ -34,7 +50,8 @@ STDERR = 2
 class EngineRun:
     """The result.  losses: (step, mean loss) in the engine.  scores: by where, on the validation split.
 
-    difference: the largest relative difference of a pass's loss.  values: the largest difference of a trained value, as a share of the
+    difference: the largest relative difference of a pass's loss.  values: the largest difference of a trained value, as
+    a share of the
     largest one.  why: what was missing, '' if nothing was; if something was, the numbers are 0.
     """
 
@@ -59,10 +76,16 @@ class EngineRun:
 
     def _table(self) -> Table:
         rows = [
-            ("the program", f"{self.file_bytes / 1e6:.1f} MB, exported in {self.export_s:.1f} s"),
+            (
+                "the program",
+                f"{self.file_bytes / 1e6:.1f} MB, exported in {self.export_s:.1f} s",
+            ),
             ("a step in the engine", f"{self.step_s * 1e3:.0f} ms"),
             ("the same step in PyTorch", f"{self.eager_step_s * 1e3:.0f} ms"),
-            (f"losses of {len(self.losses)} steps", f"differ by {self.difference:.1e} at most"),
+            (
+                f"losses of {len(self.losses)} steps",
+                f"differ by {self.difference:.1e} at most",
+            ),
             ("trained values", f"differ by {self.values:.1e} of the largest"),
             *((f"validation score, {name}", f"{score:.3f}") for name, score in self.scores),
         ]
@@ -70,13 +93,16 @@ class EngineRun:
 
 
 def continue_in_engine(training: QueryTraining, folder: Path, *, steps: int) -> EngineRun:
-    """Export the current model and make `steps` more steps in ExecuTorch and in PyTorch, with the same noise and samples.
+    """Export the current model and make `steps` more steps in ExecuTorch and in PyTorch, with the same noise and
+    samples.
 
     The engine's trained values are set in the model for a score; afterwards the training has its former state again.
     If ExecuTorch is not installed, or for no steps, the result says so.
     """
     if steps < 1:
-        return EngineRun(why="Not run: no step was asked for. Exporting takes longer than all other cells at the smallest settings.")
+        return EngineRun(
+            why="Not run: no step was asked for. Exporting takes longer than all other cells at the smallest settings."
+        )
     try:
         require_executorch()
     except ConfigError as error:
@@ -97,7 +123,12 @@ def continue_in_engine(training: QueryTraining, folder: Path, *, steps: int) -> 
         return training.model.trainables.noise(seed).numpy()[:size]
 
     with _native_messages_dropped():
-        engine = EngineTrainer(exported.path, seed=settings.seed, noise_of=noise_of, threads=torch.get_num_threads())
+        engine = EngineTrainer(
+            exported.path,
+            seed=settings.seed,
+            noise_of=noise_of,
+            threads=torch.get_num_threads(),
+        )
     engine.step_number = training.curve.steps
     with _put_back(theta) as begun:
         made = _steps_beside(engine, training, steps)
@@ -120,7 +151,10 @@ def continue_in_engine(training: QueryTraining, folder: Path, *, steps: int) -> 
 
 def _steps_beside(engine: EngineTrainer, training: QueryTraining, steps: int) -> EngineRun:
     """Make the same steps in the engine and in PyTorch."""
-    settings, estimator = training.settings, Prge(training.model, training.settings.zeroth_order)
+    settings, estimator = (
+        training.settings,
+        Prge(training.model, training.settings.zeroth_order),
+    )
     losses, difference, seconds, eager_seconds = [], 0.0, [], []
     for at in range(training.curve.steps, training.curve.steps + steps):
         batch = training.batch(at)
@@ -133,12 +167,19 @@ def _steps_beside(engine: EngineTrainer, training: QueryTraining, steps: int) ->
         losses.append((at + 1, ours.loss))
         pairs = zip(ours.losses, result.losses.tolist(), strict=True)
         difference = max([difference, *(abs(one - other) / abs(other) for one, other in pairs)])
-    return EngineRun(losses=tuple(losses), difference=difference, step_s=median(seconds), eager_step_s=median(eager_seconds))
+    return EngineRun(
+        losses=tuple(losses),
+        difference=difference,
+        step_s=median(seconds),
+        eager_step_s=median(eager_seconds),
+    )
 
 
 @contextmanager
 def _put_back(theta: Tensor) -> Iterator[Tensor]:
-    """Yield the trained values, and restore them at the end, also after an error: the log does not contain these steps."""
+    """Yield the trained values, and restore them at the end, also after an error: the log does not contain these
+    steps.
+    """
     begun = theta.detach().clone()
     try:
         yield begun
@@ -149,7 +190,9 @@ def _put_back(theta: Tensor) -> Iterator[Tensor]:
 
 @contextmanager
 def _native_messages_dropped() -> Iterator[None]:
-    """Keep messages of the runtime's C++ code about the processor out of the notebook at start-up; its errors come as exceptions."""
+    """Keep messages of the runtime's C++ code about the processor out of the notebook at start-up; its errors come as
+    exceptions.
+    """
     kept, nowhere = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, STDERR)
@@ -168,7 +211,8 @@ LOSSES = {"vocabulary": "over all tokens", "label_words": "among the label words
 class TrainingPanel(Panel):
     """Trains in a thread, so that the kernel stays free; `trained()` gives a cell the finished training.
 
-    folder: for the logs of steps, one for each setting.  A stopped training resumes from its log, also after a restart of the kernel.
+    folder: for the logs of steps, one for each setting.  A stopped training resumes from its log, also after a restart
+    of the kernel.
     None: no log.
     """
 
@@ -178,28 +222,51 @@ class TrainingPanel(Panel):
         first = {name: getattr(settings, name) for name in FIELDS}
         self.controls = dict(zip(FIELDS, lab_controls("forward_passes", **first), strict=True))
         self.steps = number("Steps", steps, "Steps in all, those of the log included")
-        self.run_button = button("Learn", "Train in this process, on one thread or more", "play", self.start, "success")
-        self.stop_button = button("Pause", "End after this step; Learn goes on from it", "pause", self._stop.set, "warning")
+        self.run_button = button(
+            "Learn",
+            "Train in this process, on one thread or more",
+            "play",
+            self.start,
+            "success",
+        )
+        self.stop_button = button(
+            "Pause",
+            "End after this step; Learn goes on from it",
+            "pause",
+            self._stop.set,
+            "warning",
+        )
         self.stop_button.disabled = True
         self.message, self.headline, self.figure = Message(), Html(), FigureBox()
         self._training: QueryTraining | None = None
         self._thread: threading.Thread | None = None
         self._drawn_at = 0.0
         queries, samples, *others = self.controls.values()
-        rows = [[queries, samples, self.steps], others, [self.run_button, self.stop_button]]
+        rows = [
+            [queries, samples, self.steps],
+            others,
+            [self.run_button, self.stop_button],
+        ]
         super().__init__([*map(widgets.HBox, rows), self.message, self.headline, self.figure])
         self.figure.layout.display = "none"
 
     @property
     def settings(self) -> Trial:
         """Return the settings of the fields."""
-        return replace(self._origin, **{name: control.value for name, control in self.controls.items()})
+        return replace(
+            self._origin,
+            **{name: control.value for name, control in self.controls.items()},
+        )
 
     @property
     def log_path(self) -> Path:
         """Return the log file for the fields' settings.  Raises ConfigError if the panel keeps none."""
         if self._folder is None:
-            raise ConfigError("A log of steps was asked for.", "The panel keeps none.", "Give it a folder.")
+            raise ConfigError(
+                "A log of steps was asked for.",
+                "The panel keeps none.",
+                "Give it a folder.",
+            )
         return self.settings.steps_path(self._folder)
 
     def start(self) -> None:
@@ -207,13 +274,22 @@ class TrainingPanel(Panel):
         self.message.clear()
         try:
             if self._thread is not None and self._thread.is_alive():
-                raise RuntimeSetupError("Training was asked for.", "It is going on.", "Wait, or press Pause.")
+                raise RuntimeSetupError(
+                    "Training was asked for.",
+                    "It is going on.",
+                    "Wait, or press Pause.",
+                )
             settings, steps = self._described()
         except Exception as error:  # nobody would see the error of a callback
             self.message.show_exception(error)
             return
         self._stop.clear()
-        self._thread = threading.Thread(target=self._work, args=(settings, steps), name="workbench-training", daemon=True)
+        self._thread = threading.Thread(
+            target=self._work,
+            args=(settings, steps),
+            name="workbench-training",
+            daemon=True,
+        )
         self._thread.start()
 
     def wait(self) -> None:
@@ -236,13 +312,17 @@ class TrainingPanel(Panel):
         _ = settings.zeroth_order  # refuses invalid settings
         if settings.batch_size < 1 or self.steps.value < 1:
             raise ConfigError(
-                f"{self.steps.value} steps of {settings.batch_size} samples were asked for.", "Nothing would be learnt.", "Give at least 1."
+                f"{self.steps.value} steps of {settings.batch_size} samples were asked for.",
+                "Nothing would be learnt.",
+                "Give at least 1.",
             )
         return settings, self.steps.value
 
     def _train(self, settings: Trial, steps: int) -> QueryTraining:
         if self._training is None or self._training.settings != settings:
-            self.headline.value = Markup("<div role='status'>Loading {} and {} ...</div>").format(settings.model, settings.task)
+            self.headline.value = Markup("<div role='status'>Loading {} and {} ...</div>").format(
+                settings.model, settings.task
+            )
             self._training = QueryTraining(settings, self._folder)
         self._training.score_untrained()
         self._training.run(steps, self._tell, self._stop.is_set)
@@ -273,12 +353,17 @@ class TrainingPanel(Panel):
         last = f", {training.task.metric} {curve.scores[-1][1]:.3f} after {curve.scores[-1][0]}" if curve.scores else ""
         known = f" ({curve.resumed} of them from the log)" if curve.resumed else ""
         passes = f"{curve.steps * 2 * q:,} forward passes of {each} samples, no backward pass"
-        self.headline.value = BIG_FIRST.format(f"{curve.steps} steps{known}{last}", f"{passes}; {curve.step_s * 1e3:.0f} ms a step")
+        self.headline.value = BIG_FIRST.format(
+            f"{curve.steps} steps{known}{last}",
+            f"{passes}; {curve.step_s * 1e3:.0f} ms a step",
+        )
 
 
 def frozen_and_trained(model: CausalModel) -> tuple[int, int]:
     """Return the number of frozen weights and the number of trained weights."""
-    unique = {tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values() if isinstance(tensor, torch.Tensor)}
+    unique = {
+        tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values() if isinstance(tensor, torch.Tensor)
+    }
     trained = model.trainables.num_values
     return sum(unique.values()) - trained, trained
 

@@ -31,8 +31,15 @@ LIMIT_S = 600
 """For each thing that is waited for: so long that only what never comes fails, however busy the host is."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SETTINGS = {
-    "@jupyterlab/apputils-extension/notification": {"checkForUpdates": False, "fetchNews": "false", "doNotDisturbMode": True},
-    "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none", "scrollPastEnd": False},
+    "@jupyterlab/apputils-extension/notification": {
+        "checkForUpdates": False,
+        "fetchNews": "false",
+        "doNotDisturbMode": True,
+    },
+    "@jupyterlab/notebook-extension/tracker": {
+        "windowingMode": "none",
+        "scrollPastEnd": False,
+    },
 }
 
 
@@ -45,7 +52,8 @@ def missing() -> str:
 
 @contextmanager
 def jupyterlab(folder: Path, notebooks: list[Path]) -> Iterator[str]:
-    """Serve copies of the notebooks from `folder` and give the address (with %s for a notebook's name); end with all that was started."""
+    """Serve copies of the notebooks from `folder` and give the address (with %s for a notebook's name); end with all
+    that was started."""
     work = folder / "work" / "notebooks"
     work.mkdir(parents=True)
     for notebook in notebooks:
@@ -65,14 +73,45 @@ def jupyterlab(folder: Path, notebooks: list[Path]) -> Iterator[str]:
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
         "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
         "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
-        **{name: str(folder / name.lower()) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")},
+        **{
+            name: str(folder / name.lower())
+            for name in (
+                "JUPYTER_CONFIG_DIR",
+                "JUPYTER_DATA_DIR",
+                "JUPYTER_RUNTIME_DIR",
+                "IPYTHONDIR",
+            )
+        },
     }
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--expose-app-in-browser", "--ip=127.0.0.1"]
-    command += [f"--port={port}", "--port-retries=0", f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={work}"]
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--no-browser",
+        "--allow-root",
+        "--expose-app-in-browser",
+        "--ip=127.0.0.1",
+    ]
+    command += [
+        f"--port={port}",
+        "--port-retries=0",
+        f"--IdentityProvider.token={token}",
+        f"--ServerApp.root_dir={work}",
+    ]
     log = (folder / "jupyterlab.log").open("w")
-    server = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=work, start_new_session=True)
+    server = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        cwd=work,
+        start_new_session=True,
+    )
     try:
-        wait_until(lambda: _answers(f"http://127.0.0.1:{port}/api/status?token={token}", server), "JupyterLab to answer")
+        wait_until(
+            lambda: _answers(f"http://127.0.0.1:{port}/api/status?token={token}", server),
+            "JupyterLab to answer",
+        )
         yield f"http://127.0.0.1:{port}/doc/tree/%s?token={token}&reset"
     finally:
         _end(server)
@@ -150,9 +189,17 @@ class Notebook:
     """A notebook open in the browser."""
 
     def __init__(self, driver: webdriver.Chrome, address: str, name: str, screenshots: Path) -> None:
-        self.driver, self.address, self.name, self.screenshots = driver, address % name, name, screenshots
+        self.driver, self.address, self.name, self.screenshots = (
+            driver,
+            address % name,
+            name,
+            screenshots,
+        )
         if self.js("return Boolean(window.jupyterapp)"):  # loading JupyterLab again takes seconds
-            self.js("jupyterapp.commands.execute('docmanager:open', {path: arguments[0]})", name)
+            self.js(
+                "jupyterapp.commands.execute('docmanager:open', {path: arguments[0]})",
+                name,
+            )
         else:
             driver.get(self.address)
         self._wait_until_open()
@@ -166,7 +213,10 @@ class Notebook:
 
     def run_all(self) -> None:
         """Run all cells and wait until the kernel is idle."""
-        self.js("window.allDone = false; jupyterapp.commands.execute('notebook:run-all-cells').finally(() => { window.allDone = true; });")
+        self.js(
+            "window.allDone = false; jupyterapp.commands.execute('notebook:run-all-cells').finally(() => { "
+            "window.allDone = true; });"
+        )
         wait_until(lambda: self.js("return window.allDone"), f"all cells of {self.name}")
         self.wait_idle()
 
@@ -189,7 +239,10 @@ class Notebook:
 
     def wait_idle(self) -> None:
         """Wait until the kernel has nothing to do."""
-        wait_until(lambda: self.js(f"return {_PANEL}.sessionContext.session.kernel.status === 'idle'"), "the kernel to be idle")
+        wait_until(
+            lambda: self.js(f"return {_PANEL}.sessionContext.session.kernel.status === 'idle'"),
+            "the kernel to be idle",
+        )
 
     def cells(self) -> list[dict[str, Any]]:
         """Return the cells as they are now."""
@@ -203,18 +256,28 @@ class Notebook:
                 continue
             if cell["execution_count"] is None:
                 found.append(f"cell {number} did not run")
-            found += [f"cell {number}: {out['ename']}: {out['evalue']}" for out in cell["outputs"] if out["output_type"] == "error"]
+            found += [
+                f"cell {number}: {out['ename']}: {out['evalue']}"
+                for out in cell["outputs"]
+                if out["output_type"] == "error"
+            ]
         # Asked in the page: to send all its text takes the driver seconds.
         shown = "return arguments[0].filter(words => document.body.innerText.includes(words))"
-        found += self.js(shown, ["Error displaying widget", "Error creating widget", "Loading widget"])
+        found += self.js(
+            shown,
+            ["Error displaying widget", "Error creating widget", "Loading widget"],
+        )
         return found
 
     def barriers(self) -> list[str]:
-        """Return what axe-core calls serious or critical in the widgets, for readers with a screen reader or weak eyes."""
+        """Return what axe-core calls serious or critical in the widgets, for readers with a screen reader or weak
+        eyes."""
         script = resources.files("axe_core_python").joinpath("axe.min.js").read_text()
         self.js(script)
         found = self.driver.execute_async_script(_AXE)
-        return [f"{one['id']}: {html}" for one in found if one["impact"] in ("serious", "critical") for html in one["nodes"]]
+        return [
+            f"{one['id']}: {html}" for one in found if one["impact"] in ("serious", "critical") for html in one["nodes"]
+        ]
 
     def named(self, css: str, tooltip: str) -> WebElement:
         """Return the element of the widget with this tooltip, scrolled into sight."""
@@ -226,17 +289,32 @@ class Notebook:
     def text_of(self, css: str) -> str:
         """Return the text of all elements that match, read at one moment."""
         elements = "Array.from(document.querySelectorAll(arguments[0]))"
-        return str(self.js(f"return {elements}.map(one => one.innerText ?? one.textContent).join(' ')", css))
+        return str(
+            self.js(
+                f"return {elements}.map(one => one.innerText ?? one.textContent).join(' ')",
+                css,
+            )
+        )
 
     def press(self, label: str) -> None:
         """Press the button with this label by its key, as somebody without a mouse would."""
-        [button] = [one for one in self.driver.find_elements(By.CSS_SELECTOR, "button.jupyter-button") if one.text.strip() == label]
-        self.js("arguments[0].scrollIntoView({block: 'center'}); arguments[0].focus()", button)
+        [button] = [
+            one
+            for one in self.driver.find_elements(By.CSS_SELECTOR, "button.jupyter-button")
+            if one.text.strip() == label
+        ]
+        self.js(
+            "arguments[0].scrollIntoView({block: 'center'}); arguments[0].focus()",
+            button,
+        )
         button.send_keys(Keys.SPACE)
 
     def reopen(self) -> None:
         """Save the notebook, end its kernel and open it again."""
-        self.js("window.saved = false; jupyterapp.commands.execute('docmanager:save').finally(() => { window.saved = true; });")
+        self.js(
+            "window.saved = false; jupyterapp.commands.execute('docmanager:save').finally(() => { window.saved = "
+            "true; });"
+        )
         wait_until(lambda: self.js("return window.saved"), "the notebook to be saved")
         self.close()
         self.driver.get(self.address)
@@ -267,7 +345,8 @@ _SCROLLER = "document.querySelector('.jp-WindowedPanel-outer')"
 _READY = f"""
     const panel = window.jupyterapp && {_PANEL};
     const kernel = panel && panel.sessionContext && panel.sessionContext.session && panel.sessionContext.session.kernel;
-    return Boolean(kernel) && panel.context.path === arguments[0] && kernel.status === 'idle' && panel.content.widgets.length > 1;
+    const is_open = panel && panel.context.path === arguments[0];
+    return Boolean(kernel) && is_open && kernel.status === 'idle' && panel.content.widgets.length > 1;
 """
 _AXE = """
     const done = arguments[0];

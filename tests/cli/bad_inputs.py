@@ -1,4 +1,5 @@
-"""Bad inputs, one a line, grouped by where they are given: `input -> what the message must quote` (without an arrow: the last value)."""
+"""Bad inputs, one a line, grouped by where they are given: `input -> what the message must quote` (without an arrow:
+the last value)."""
 
 from __future__ import annotations
 

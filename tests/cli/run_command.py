@@ -20,16 +20,31 @@ JOB = ("--model", "tiny-bert", "--epochs", str(EPOCHS), "--batch-size", "8")
 
 
 class Command:
-    """`workbench run` of a small job, as a process of its own with a temporary folder of its own.  job: None is JOB, by PAC+."""
+    """`workbench run` of a small job, as a process of its own with a temporary folder of its own.  job: None is JOB, by
+    PAC+."""
 
     def __init__(self, folder: Path, data: Path, cache: Path, job: Sequence[str] | None = None) -> None:
-        self.folder, self.work, self.report = folder, folder / "work", folder / "report.json"
+        self.folder, self.work, self.report = (
+            folder,
+            folder / "work",
+            folder / "report.json",
+        )
         self.temporary = folder / "t"  # a short name: paths of sockets in it must stay short
         self.temporary.mkdir()
         # Slow devices: an epoch takes long enough to be interrupted in, and costs the host nothing.
         (folder / "two.toml").write_text(CLUSTER_FILE.replace("0.5", "0.1").replace("0.4", "0.08"))
         self.process: subprocess.Popen[str] | None = None
-        self.words = [sys.executable, "-m", "workbench", "run", "--task", "sst2", "--data", str(data), *(JOB if job is None else job)]
+        self.words = [
+            sys.executable,
+            "-m",
+            "workbench",
+            "run",
+            "--task",
+            "sst2",
+            "--data",
+            str(data),
+            *(JOB if job is None else job),
+        ]
         self.words += ["--cluster", str(folder / "two.toml"), "--fidelity", "paced"]
         self.words += ["--workdir", str(self.work), "--report", str(self.report)]
         self.environment = os.environ | {
@@ -67,7 +82,9 @@ class Command:
         ports = []
         for child in family:
             name = next((word for word in child.cmdline() if word.startswith("workbench.")), "")
-            ports += [(name, other.laddr.port) for other in child.net_connections("tcp") if other.status == psutil.CONN_LISTEN]
+            ports += [
+                (name, other.laddr.port) for other in child.net_connections("tcp") if other.status == psutil.CONN_LISTEN
+            ]
         return family, ports
 
     def survivors(self) -> list[str]:

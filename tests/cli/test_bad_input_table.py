@@ -1,4 +1,5 @@
-"""Bad input over every command and file: exit code 2, one sentence that quotes it, no traceback, no hang, nothing written."""
+"""Bad input over every command and file: exit code 2, one sentence that quotes it, no traceback, no hang, nothing
+written."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ TEXTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """words: the command, with places such as {file} in it.  files: what is written before, by name.  quote: what the message must hold."""
+    """words: the command, with places such as {file} in it.  files: what is written before, by name.  quote: what the
+    message must hold."""
 
     words: str
     quote: str
@@ -49,7 +51,8 @@ class Case:
 
 
 def split(text: str) -> list[tuple[str, str]]:
-    """Return each line's input and what the message must quote of it: its last value, or what stands behind the arrow."""
+    """Return each line's input and what the message must quote of it: its last value, or what stands behind the
+    arrow."""
     found = []
     for line in filter(None, text.splitlines()):
         given, arrow, quote = line.rpartition(" -> ") if " -> " in line else (line, "", "")
@@ -61,32 +64,59 @@ def split(text: str) -> list[tuple[str, str]]:
 def cases() -> Iterator[Case]:
     for words, quote in split(bad_inputs.COMMANDS):
         yield Case(words=words, quote=quote)
-    for command, options in (("run", bad_inputs.NUMBERS | bad_inputs.TRAINING), ("simulate", bad_inputs.NUMBERS)):
+    for command, options in (
+        ("run", bad_inputs.NUMBERS | bad_inputs.TRAINING),
+        ("simulate", bad_inputs.NUMBERS),
+    ):
         for option, values in options.items():
             yield from (
                 Case(
-                    words=f"{command} --data {{data}} --task sst2 --model tiny-bert {option} {value}", quote=value.replace("e300", "e+300")
+                    words=f"{command} --data {{data}} --task sst2 --model tiny-bert {option} {value}",
+                    quote=value.replace("e300", "e+300"),
                 )
                 for value in values.split()
             )
     for method, text in bad_inputs.OPTIONS.items():
         model = "tiny-gpt2" if method == "p_rge" else "tiny-bert"
-        job = f"simulate --cluster {{sound}} --method {method} --model {model} --task sst2 --data {{data}} --train-samples 16"
+        job = (
+            f"simulate --cluster {{sound}} --method {method} --model {model} --task sst2 --data {{data}} "
+            "--train-samples 16"
+        )
         for words, quote in split(text):
-            yield Case(words=" ".join([job, *(f"--option {word}" for word in re.split(r" (?=\w+=)", words))]), quote=quote)
+            yield Case(
+                words=" ".join(
+                    [
+                        job,
+                        *(f"--option {word}" for word in re.split(r" (?=\w+=)", words)),
+                    ]
+                ),
+                quote=quote,
+            )
     for words, quote in split(bad_inputs.STEP_FAULTS):
         job = "run --cluster {sound} --model tiny-bert --task sst2 --data {data} --train-samples 16"
         yield Case(words=f"{job} --fault {words}", quote=quote)
     for words, quote in split(bad_inputs.FAULTS):
-        yield Case(words=f"serve --cluster {{sound}} --model tiny-bert --mode simulate --requests 20 --fault {words}", quote=quote)
+        yield Case(
+            words=f"serve --cluster {{sound}} --model tiny-bert --mode simulate --requests 20 --fault {words}",
+            quote=quote,
+        )
     for part, text in bad_inputs.CLUSTERS.items():
         assert part in CLUSTER_FILE
         for given, quote in split(text):
             spoiled = CLUSTER_FILE.replace(part, given.format(**TEXTS).replace("\\n", "\n"), 1)
-            yield Case(words="simulate --cluster {folder}/mine.toml --model tiny-bert", quote=quote, files=(("mine.toml", spoiled),))
+            yield Case(
+                words="simulate --cluster {folder}/mine.toml --model tiny-bert",
+                quote=quote,
+                files=(("mine.toml", spoiled),),
+            )
     for given, quote in split(bad_inputs.JOBS):
         files = (("job.json", given.format(**TEXTS)),)
-        yield Case(words="--job {folder}/job.json", quote=quote, files=files, app="workbench.cli.torchrun")
+        yield Case(
+            words="--job {folder}/job.json",
+            quote=quote,
+            files=files,
+            app="workbench.cli.torchrun",
+        )
     sound = json.loads(to_json(made_up_report.report()))
     for given, quote in split(bad_inputs.REPORTS):
         path, _, value = given.partition(" = ")
@@ -121,9 +151,24 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for name in ("empty", "here"):
         (folder / name).mkdir()
     os.mkfifo(folder / "pipe.toml")
-    names = {"file": "file.csv", "binary": "binary.toml", "sound": "sound.toml", "loop": "loop.toml", "fifo": "pipe.toml", "empty": "empty"}
-    made = {"folder": folder, "data": write_data(folder / "data"), "report": made_up_report.report().write(folder / "report.json")}
-    return TEXTS | {name: str(path) for name, path in made.items()} | {name: str(folder / file) for name, file in names.items()}
+    names = {
+        "file": "file.csv",
+        "binary": "binary.toml",
+        "sound": "sound.toml",
+        "loop": "loop.toml",
+        "fifo": "pipe.toml",
+        "empty": "empty",
+    }
+    made = {
+        "folder": folder,
+        "data": write_data(folder / "data"),
+        "report": made_up_report.report().write(folder / "report.json"),
+    }
+    return (
+        TEXTS
+        | {name: str(path) for name, path in made.items()}
+        | {name: str(folder / file) for name, file in names.items()}
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -154,7 +199,11 @@ def held(folder: Path) -> set[tuple[str, int]]:
     return {(str(path), path.lstat().st_size if path.is_file() else 0) for path in folder.rglob("*")}
 
 
-@pytest.mark.parametrize("case", CASES, ids=[f"{number}: {case.words[:60]} {case.quote[:20]}" for number, case in enumerate(CASES)])
+@pytest.mark.parametrize(
+    "case",
+    CASES,
+    ids=[f"{number}: {case.words[:60]} {case.quote[:20]}" for number, case in enumerate(CASES)],
+)
 def test_refused_in_one_sentence(case: Case, places: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(places["folder"])
     monkeypatch.chdir(folder / "here")
@@ -174,7 +223,10 @@ def test_there_are_many() -> None:
     assert len(set(CASES)) == len(CASES) >= 300
 
 
-@pytest.mark.parametrize("holding", ["./", "snapshots/", "fingerprint.txt/", "adapter/x", "steps", "notes.txt"])
+@pytest.mark.parametrize(
+    "holding",
+    ["./", "snapshots/", "fingerprint.txt/", "adapter/x", "steps", "notes.txt"],
+)
 def test_folders_without_a_run_are_not_resumed(holding: str, tmp_path: Path) -> None:
     path = tmp_path / "run" / holding
     (path if holding.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
@@ -182,7 +234,8 @@ def test_folders_without_a_run_are_not_resumed(holding: str, tmp_path: Path) -> 
         path.write_text("x")
     before = held(tmp_path)
     assert "It holds no run" in refusal(
-        ["run", "--model", "tiny-bert", "--resume", "--workdir", str(tmp_path / "run")], "workbench.cli.app"
+        ["run", "--model", "tiny-bert", "--resume", "--workdir", str(tmp_path / "run")],
+        "workbench.cli.app",
     )
     assert held(tmp_path) == before
 
@@ -190,7 +243,10 @@ def test_folders_without_a_run_are_not_resumed(holding: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("kept", "found"),
     [
-        (Job(epochs=7, options={"reduction": 4}), "epochs = 7 instead of 3, option reduction = 4 instead of None"),
+        (
+            Job(epochs=7, options={"reduction": 4}),
+            "epochs = 7 instead of 3, option reduction = 4 instead of None",
+        ),
         (Job(data="there"), "data = there instead of None"),
         (Job(), "the plan, the model's weights or the dataset have changed"),
     ],
@@ -201,7 +257,16 @@ def test_resuming_another_job_names_what_differs(kept: Job, found: str, tmp_path
         holds_run(tmp_path, "mine", Job())
     assert holds_run(tmp_path, "another", kept)
     of_a_former_version = to_json(Job()).replace('"snapshot_every"', '"backup_every"')
-    for other in ("another\n{", "another\n", "", "\xff", f"another\n{of_a_former_version}"):
+    for other in (
+        "another\n{",
+        "another\n",
+        "",
+        "\xff",
+        f"another\n{of_a_former_version}",
+    ):
         (tmp_path / "fingerprint.txt").write_text(other)
-        with pytest.raises(CacheError, match=r"Another version of the workbench made it, or its fingerprint\.txt was changed"):
+        with pytest.raises(
+            CacheError,
+            match=r"Another version of the workbench made it, or its fingerprint\.txt was changed",
+        ):
             holds_run(tmp_path, "mine", Job())

@@ -1,4 +1,5 @@
-"""`workbench run --method p_rge` killed in mid-run: nothing is left running, and the same command with --resume ends the same."""
+"""`workbench run --method p_rge` killed in mid-run: nothing is left running, and the same command with --resume ends
+the same."""
 
 from __future__ import annotations
 
@@ -19,7 +20,18 @@ from workbench.methods.p_rge.zeroth_order import read_log
 from workbench.runtime.engines import default_pool
 
 STEPS = 30
-JOB = ("--method", "p_rge", "--model", "tiny-llama-2", "--batch-size", "2", "--micro-batches", "1", "--learning-rate", "0.005")
+JOB = (
+    "--method",
+    "p_rge",
+    "--model",
+    "tiny-llama-2",
+    "--batch-size",
+    "2",
+    "--micro-batches",
+    "1",
+    "--learning-rate",
+    "0.005",
+)
 OPTIONS = ("--option", "queries=4", "--option", f"steps={STEPS}")
 
 
@@ -46,13 +58,17 @@ def call(command: Command, *more: str) -> str:
 def test_a_run_that_is_killed_goes_on_from_its_log_and_makes_the_same_weights(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data, cache = write_data(tmp_path_factory.mktemp("data")), tmp_path_factory.mktemp("cache")
+    data, cache = (
+        write_data(tmp_path_factory.mktemp("data")),
+        tmp_path_factory.mktemp("cache"),
+    )
     monkeypatch.setenv("WORKBENCH_CACHE", str(cache))
     whole, killed = (Command(tmp_path_factory.mktemp("c"), data, cache, (*JOB, *OPTIONS)) for _ in range(2))
     try:
         said = call(whole)
         assert "accuracy" in said
-        # What gradients would have moved stands beside what travelled, unless a profile measured on a busy machine left a device out.
+        # What gradients would have moved stands beside what travelled, unless a profile measured on a busy machine left
+        # a device out.
         plan = Report.read(whole.report).plan
         divided = sum(len(stage.shares) for stage in plan.stages) > 1
         assert ("first-order data parallelism would send" in said) == divided

@@ -1,4 +1,5 @@
-"""`workbench kit` with real OpenSSH servers, without a network: `ssh` reaches `sshd -i` through a pipe; and hosts with faults, scripted."""
+"""`workbench kit` with real OpenSSH servers, without a network: `ssh` reaches `sshd -i` through a pipe; and hosts with
+faults, scripted."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ def kit(*words: str, code: int = 0) -> str:
     return done.output
 
 
-def test_from_addresses_to_devices_that_are_ready_and_clean_again(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_addresses_to_devices_that_are_ready_and_clean_again(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (hosts.home("alpha") / ".bashrc").write_text("echo Welcome to alpha\n")
     assert "2 devices" in kit("init", "alpha", "beta")
     refused = kit("check", code=2)
@@ -65,7 +68,9 @@ def test_from_addresses_to_devices_that_are_ready_and_clean_again(hosts: Hosts, 
     assert trusting.count("trusted ED25519 SHA256:") == 2
     assert trusting.count("It has no libraries yet") == 2 and "kit setup" in trusting
 
-    Path("kit.toml").write_text(Path("kit.toml").read_text().replace("[defaults]\n", f'[defaults]\npython = "{sys.executable}"\n'))
+    Path("kit.toml").write_text(
+        Path("kit.toml").read_text().replace("[defaults]\n", f'[defaults]\npython = "{sys.executable}"\n')
+    )
     found = json.loads(kit("check", "--json"))
     assert [one["problem"] for one in found] == ["", ""]
     assert found[0]["facts"]["cores"] >= 1 and abs(found[0]["facts"]["clock_off_s"]) < 60
@@ -73,7 +78,11 @@ def test_from_addresses_to_devices_that_are_ready_and_clean_again(hosts: Hosts, 
     kit("setup")
     [code] = (hosts.home("alpha") / ".workbench-kit").glob("code-*")
     assert (code / "workbench/runtime/pipe_engine.py").is_file()
-    subprocess.run([sys.executable, "-P", "-c", "import workbench.tasks"], env={"PYTHONPATH": str(code)}, check=True)  # with its data
+    subprocess.run(
+        [sys.executable, "-P", "-c", "import workbench.tasks"],
+        env={"PYTHONPATH": str(code)},
+        check=True,
+    )  # with its data
     assert "is ready already" in kit("setup") and "is ready already" in kit("upgrade")
 
     hosts.new_host_key("beta")
@@ -103,17 +112,38 @@ def test_a_host_that_refuses_is_named_with_what_to_do(hosts: Hosts) -> None:
 
 
 def test_keys_and_jump_hosts_that_cannot_be_used_are_named(hosts: Hosts) -> None:
-    with open(hosts.folder / "config", "a") as config:  # both are reached by way of alpha, whose key this user does not know
+    with open(
+        hosts.folder / "config", "a"
+    ) as config:  # both are reached by way of alpha, whose key this user does not know
         config.write("Host beyond\n  ProxyJump alpha\n")
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", str(hosts.folder / "locked")], check=True)
-    (hosts.folder / "config").write_text((hosts.folder / "config").read_text().replace(f"IdentityFile {hosts.folder}/user", "", 1))
+    subprocess.run(
+        [
+            "ssh-keygen",
+            "-q",
+            "-t",
+            "ed25519",
+            "-N",
+            "secret",
+            "-f",
+            str(hosts.folder / "locked"),
+        ],
+        check=True,
+    )
+    (hosts.folder / "config").write_text(
+        (hosts.folder / "config").read_text().replace(f"IdentityFile {hosts.folder}/user", "", 1)
+    )
     kit("init", "alpha", "beta", "beyond")
     described = Path("kit.toml").read_text().replace('address = "beta"', 'address = "beta"\nkey = "~/.ssh/id_nowhere"')
-    Path("kit.toml").write_text(described.replace('address = "alpha"', f'address = "alpha"\nkey = "{hosts.folder}/locked"'))
+    Path("kit.toml").write_text(
+        described.replace('address = "alpha"', f'address = "alpha"\nkey = "{hosts.folder}/locked"')
+    )
     kit("check", "--trust", code=2)
     found = {one["device"]: (one["problem"], one["todo"]) for one in json.loads(kit("check", "--json", code=2))}
     assert "has a passphrase, and no ssh-agent holds it" in found["alpha"][0] and "ssh-add" in found["alpha"][1]
-    assert found["beta"] == ("There is no key file '~/.ssh/id_nowhere'.", "Name your private key with key = in the kit's file.")
+    assert found["beta"] == (
+        "There is no key file '~/.ssh/id_nowhere'.",
+        "Name your private key with key = in the kit's file.",
+    )
     assert "such as a jump host, is not trusted" in found["beyond"][0] and "ssh JUMPHOST" in found["beyond"][1]
 
 
@@ -129,7 +159,11 @@ def test_keys_and_jump_hosts_that_cannot_be_used_are_named(hosts: Hosts) -> None
     ],
 )
 def test_addresses_are_taken_as_people_write_them(
-    word: str, address: str, port: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    word: str,
+    address: str,
+    port: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     kit("init", word)
@@ -156,7 +190,9 @@ BAD_ADDRESSES = (
 
 
 @pytest.mark.parametrize("address", BAD_ADDRESSES)
-def test_what_is_no_address_is_refused_where_it_is_described(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_address_is_refused_where_it_is_described(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert "is no address of a device" in kit("init", "--", address, code=2)
     Path("kit.toml").write_text(f'[defaults]\nmodel = "rpi-4b-m"\n[[device]]\nname = "a"\naddress = "{address}"\n')
@@ -165,7 +201,9 @@ def test_what_is_no_address_is_refused_where_it_is_described(address: str, tmp_p
 
 
 @pytest.mark.parametrize("word", ["boards.txt", "./boards", "~/boards", "lists/boards.csv", "BOARDS.TXT"])
-def test_a_file_of_addresses_that_is_not_there_is_no_device(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_addresses_that_is_not_there_is_no_device(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert "There is no such file" in kit("init", word, code=2)
@@ -190,15 +228,30 @@ def test_a_kit_from_discovery_and_with_measured_figures(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(discovery, "discover", lambda: ())
     assert "None announces its SSH" in kit("init", "--discover", code=2)
-    found = (Candidate("pi0", "10.0.0.4", 22, {}), Candidate("pi1", "10.0.0.5", 2222, {}))
+    found = (
+        Candidate("pi0", "10.0.0.4", 22, {}),
+        Candidate("pi1", "10.0.0.5", 2222, {}),
+    )
     monkeypatch.setattr(discovery, "discover", lambda: found)
     kit("init", "--discover", "--user", "ann")
     first, second = load_cluster("kit.toml").devices
-    assert (first.address, first.port, second.address, second.port) == ("ann@10.0.0.4", None, "ann@10.0.0.5", 2222)
+    assert (first.address, first.port, second.address, second.port) == (
+        "ann@10.0.0.4",
+        None,
+        "ann@10.0.0.5",
+        2222,
+    )
 
     slow, fast = Link(bytes_per_s=1e7, latency_s=2e-3), Link(bytes_per_s=1.25e8)
     rates = [
-        DeviceRates(name=one.name, emulated=False, flops_per_s=7e9, memory_bytes_per_s=2e9, storage_bytes_per_s=4e7, memory_bytes=10**9)
+        DeviceRates(
+            name=one.name,
+            emulated=False,
+            flops_per_s=7e9,
+            memory_bytes_per_s=2e9,
+            storage_bytes_per_s=4e7,
+            memory_bytes=10**9,
+        )
         for one in (first, second)
     ]
     pairs = ((first.name, second.name, slow), (second.name, first.name, fast))
@@ -208,7 +261,10 @@ def test_a_kit_from_discovery_and_with_measured_figures(tmp_path: Path, monkeypa
     assert re.search(r"10\.0\.0\.4 > 10\.0\.0\.5 +\S+ +80 ", kit("measure"))
     assert load_cluster("kit.toml").link(0, 1) == slow
     rows = (replace(rows[0], measured=fast), replace(rows[1], measured=slow))
-    for words in (["--measure"], ["--links"]):  # the same measurement, kept in the same way
+    for words in (
+        ["--measure"],
+        ["--links"],
+    ):  # the same measurement, kept in the same way
         done = CliRunner().invoke(app, ["devices", *words, "--cluster", "kit.toml", "--json"])
         assert done.exit_code == 0, done.output
     measured = load_cluster("kit.toml")
@@ -227,20 +283,40 @@ def test_a_kit_from_a_file_of_addresses_and_a_subnet(tmp_path: Path, monkeypatch
         monkeypatch.setattr(discovery, "SSH_PORT", server.getsockname()[1])
         (tmp_path / "boards.txt").write_text("# the class's\nann@pi0.local  # the first\n\nbob@127.0.0.0/29\n")
         kit("init", "boards.txt", "pi@10.0.0.4")
-    assert [one.address for one in load_cluster("kit.toml").devices] == ["ann@pi0.local", "bob@127.0.0.2", "pi@10.0.0.4"]
+    assert [one.address for one in load_cluster("kit.toml").devices] == [
+        "ann@pi0.local",
+        "bob@127.0.0.2",
+        "pi@10.0.0.4",
+    ]
     assert "more than 1024 addresses" in kit("init", "pi@10.0.0.0/8", "--file", "more.toml", code=2)
     assert "It is no subnet" in kit("init", "pi@10.0.0.0/x", "--file", "more.toml", code=2)
 
 
 def test_where_pip_finds_packages_uv_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
-    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_TRUSTED_HOST"):
+    for name in (
+        "PIP_INDEX_URL",
+        "PIP_EXTRA_INDEX_URL",
+        "PIP_FIND_LINKS",
+        "PIP_TRUSTED_HOST",
+    ):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "pip.conf").write_text("[global]\nfind-links = /wheels\ntimeout = 9\n")
     assert index_options() == ["--find-links", "/wheels"]
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://one.example https://two.example")
-    extra = ["--extra-index-url", "https://one.example", "--extra-index-url", "https://two.example"]
-    assert index_options() == ["--find-links", "/wheels", *extra, "--index-strategy", "unsafe-best-match"]
+    extra = [
+        "--extra-index-url",
+        "https://one.example",
+        "--extra-index-url",
+        "https://two.example",
+    ]
+    assert index_options() == [
+        "--find-links",
+        "/wheels",
+        *extra,
+        "--index-strategy",
+        "unsafe-best-match",
+    ]
 
 
 def greeting(machine: str, python: str) -> Greeting:
@@ -248,11 +324,21 @@ def greeting(machine: str, python: str) -> Greeting:
 
 
 def test_libraries_are_installed_with_the_locks_digests_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wheel, said, brought = tmp_path / "torch-1.0+cpu-py3-none-any.whl", list[str](), list[str]()
+    wheel, said, brought = (
+        tmp_path / "torch-1.0+cpu-py3-none-any.whl",
+        list[str](),
+        list[str](),
+    )
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("torch/__init__.py", "")
-        archive.writestr("torch-1.0+cpu.dist-info/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 1.0+cpu\n")
-        archive.writestr("torch-1.0+cpu.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            "torch-1.0+cpu.dist-info/METADATA",
+            "Metadata-Version: 2.1\nName: torch\nVersion: 1.0+cpu\n",
+        )
+        archive.writestr(
+            "torch-1.0+cpu.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
         archive.writestr("torch-1.0+cpu.dist-info/RECORD", "")
 
     class Device:
@@ -262,33 +348,63 @@ def test_libraries_are_installed_with_the_locks_digests_only(tmp_path: Path, mon
             return False
 
     monkeypatch.setattr(ssh_setup, "pinned", lambda packages, greeting: ("torch==1.0",))
-    monkeypatch.setattr(ssh_setup, "index_options", lambda: ["--offline", "--no-index", "--find-links", str(tmp_path)])
+    monkeypatch.setattr(
+        ssh_setup,
+        "index_options",
+        lambda: ["--offline", "--no-index", "--find-links", str(tmp_path)],
+    )
     monkeypatch.setattr(ssh_setup, "data_folder", lambda: tmp_path)
     monkeypatch.setattr(
-        ssh_setup, "_bring_archive", lambda device, folder, files, **how: brought.extend([*(str(name) for _, name in files), how["trial"]])
+        ssh_setup,
+        "_bring_archive",
+        lambda device, folder, files, **how: brought.extend([*(str(name) for _, name in files), how["trial"]]),
     )
-    for digest, is_taken in ((hashlib.sha256(wheel.read_bytes()).hexdigest(), True), (64 * "0", False)):
-        (tmp_path / "hashes.txt").write_text(f"other==2.0 \\\n    --hash=sha256:{64 * '1'}\ntorch==1.0 \\\n    --hash=sha256:{digest}\n")
+    for digest, is_taken in (
+        (hashlib.sha256(wheel.read_bytes()).hexdigest(), True),
+        (64 * "0", False),
+    ):
+        (tmp_path / "hashes.txt").write_text(
+            f"other==2.0 \\\n    --hash=sha256:{64 * '1'}\ntorch==1.0 \\\n    --hash=sha256:{digest}\n"
+        )
         with nullcontext() if is_taken else pytest.raises(RuntimeSetupError, match="Hash mismatch for `torch"):
             ssh_setup.install(Device(), said.append)  # type: ignore[arg-type]
     assert brought.count("torch/__init__.py") == brought.count(ssh_setup.TRIAL) == 1
-    other = ssh_setup.locked(["torch==1.0"], lambda pin: f"torch==1.0+cpu \\\n    --hash=sha256:{64 * '2'}", said.append)
-    assert other == [f"torch==1.0+cpu --hash=sha256:{64 * '0'} --hash=sha256:{64 * '2'}"] and "no digest of this build" in said[-1]
+    other = ssh_setup.locked(
+        ["torch==1.0"],
+        lambda pin: f"torch==1.0+cpu \\\n    --hash=sha256:{64 * '2'}",
+        said.append,
+    )
+    assert (
+        other == [f"torch==1.0+cpu --hash=sha256:{64 * '0'} --hash=sha256:{64 * '2'}"]
+        and "no digest of this build" in said[-1]
+    )
 
 
-def test_a_device_gets_the_locks_versions_for_its_own_python_and_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_gets_the_locks_versions_for_its_own_python_and_processor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pins = {
         (machine, python): dict(pin.split("==") for pin in ssh_setup.pinned(("torch",), greeting(machine, python)))
         for machine in ("x86_64", "aarch64")
         for python in ("3.11.2", "3.13.5")
     }
-    assert {machine: one["torch"] for (machine, _), one in pins.items()} == {"x86_64": "2.13.0", "aarch64": TORCH_FOR_ARMV8_0}
-    assert {key for key, one in pins.items() if "setuptools" in one} >= {("x86_64", "3.13.5"), ("aarch64", "3.13.5")}
+    assert {machine: one["torch"] for (machine, _), one in pins.items()} == {
+        "x86_64": "2.13.0",
+        "aarch64": TORCH_FOR_ARMV8_0,
+    }
+    assert {key for key, one in pins.items() if "setuptools" in one} >= {
+        ("x86_64", "3.13.5"),
+        ("aarch64", "3.13.5"),
+    }
     assert all({"jinja2", "markupsafe", "numpy"} & set(one) == {"jinja2", "markupsafe"} for one in pins.values())
 
     installed = ssh_setup.distribution
     older = SimpleNamespace(version="1.9.9", requires=[])
-    monkeypatch.setattr(ssh_setup, "distribution", lambda name: older if name == "sympy" else installed(name))
+    monkeypatch.setattr(
+        ssh_setup,
+        "distribution",
+        lambda name: older if name == "sympy" else installed(name),
+    )
     with pytest.raises(RuntimeSetupError, match=r"lock does not know sympy==1\.9\.9\. .*make setup"):
         ssh_setup.pinned(("torch",), greeting("aarch64", "3.13.5"))
 
@@ -310,57 +426,110 @@ def test_what_crashes_on_a_device_does_not_count_as_installed(tmp_path: Path, mo
     module.write_text("answer = 42\n")
     with closing(Connection("alpha", ssh_login.agent_command(load_cluster("kit.toml").devices[0]))) as connection:
         connection.open()
-        for trial, holds in ((crash, False), ("import module; assert module.answer == 42", True)):
+        for trial, holds in (
+            (crash, False),
+            ("import module; assert module.answer == 42", True),
+        ):
             with nullcontext() if holds else pytest.raises(RuntimeSetupError, match="ends with SIGILL"):
-                ssh_setup._bring_archive(connection, "env-1", [(module, Path("module.py"))], python=True, trial=trial)
+                ssh_setup._bring_archive(
+                    connection,
+                    "env-1",
+                    [(module, Path("module.py"))],
+                    python=True,
+                    trial=trial,
+                )
             assert connection.ask("holds", folder="env-1") is holds
         assert sorted(path.name for path in Path(connection.greeting.kit).glob("env-1*")) == ["env-1"]
 
 
 def refusing(log: str, code: int = 255, said: str = "") -> str:
-    """Return a shell's line that behaves like ssh.  log: what ssh itself writes; said: what comes from the device's stderr."""
+    """Return a shell's line that behaves like ssh.  log: what ssh itself writes; said: what comes from the device's
+    stderr."""
     return f"echo '{log}' >>$0; echo '{said}' >&2; exit {code}"
 
 
 def processor(features: str, torch: str) -> str:
     """Return what makes a host an aarch64 one with these features and this torch."""
-    text = "".join(f"processor\t: {core}\nBogoMIPS\t: 108.00\nFeatures\t: {features}\nCPU architecture: 8\n\n" for core in range(4))
+    text = "".join(
+        f"processor\t: {core}\nBogoMIPS\t: 108.00\nFeatures\t: {features}\nCPU architecture: 8\n\n" for core in range(4)
+    )
     return (
         f"import builtins, io, platform, subprocess, types\nread, run, text = open, subprocess.run, {text!r}\n"
         "platform.machine = lambda: 'aarch64'\n"
-        "builtins.open = lambda path, *more, **named: io.StringIO(text) if path == '/proc/cpuinfo' else read(path, *more, **named)\n"
+        "builtins.open = lambda path, *more, **named: io.StringIO(text) if path == '/proc/cpuinfo' else "
+        "read(path, *more, **named)\n"
         "def said(command, **named):\n"
-        f"    return types.SimpleNamespace(stdout='{torch}\\n') if 'importlib.metadata' in command[-1] else run(command, **named)\n"
+        f"    return types.SimpleNamespace(stdout='{torch}\\n') if 'importlib.metadata' in command[-1] else "
+        "run(command, **named)\n"
         "subprocess.run = said"
     )
 
 
 def telling(change: str) -> str:
-    """Return what makes an agent's messages other ones.  change: of `said`, the fields of a message, or `found` in it."""
+    """Return what makes an agent's messages other ones.  change: of `said`, the fields of a message, or `found` in
+    it."""
     return (
         "import json\nreal = json.dumps\ndef dumps(said):\n    found = said.get('found')\n"
-        f"    found = found if isinstance(found, dict) else {{}}\n    {change}\n    return real(said)\njson.dumps = dumps"
+        f"    found = found if isinstance(found, dict) else {{}}\n    {change}\n    return "
+        "real(said)\njson.dumps = dumps"
     )
 
 
 CHANGED_KEY = "@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @"
 LOGGED_IN = 'Authenticated to h ([10.0.0.4]:22) using "publickey".'
-FAULTY = {  # what the host does: a shell's line in place of ssh, or what its Python runs before the agent; problem; mend
-    "no key": (refusing("pi@h: Permission denied (publickey)."), "It does not accept the key.", "ssh-copy-id"),
-    "another host key": (refusing(CHANGED_KEY), "not the one that was trusted", "--forget"),
-    "imitates ssh": (refusing(LOGGED_IN, 255, CHANGED_KEY), "ends it with status 255 before Python starts.", "ordinary shell"),
-    "closed port": (refusing("ssh: connect to host h port 22: Connection refused"), "Nothing listens", "enable --now ssh"),
-    "no Python": (refusing(LOGGED_IN, 127, "sh: 1: exec: python3: not found"), "It has no python3.", "apt install python3"),
-    "no shell": (f"echo This account is not available.; {refusing(LOGGED_IN, 1, 'Keep out.')}", "says: This account is not", "chsh"),
+# what the host does: a shell's line in place of ssh, or what its Python runs before the agent; problem; mend
+FAULTY = {
+    "no key": (
+        refusing("pi@h: Permission denied (publickey)."),
+        "It does not accept the key.",
+        "ssh-copy-id",
+    ),
+    "another host key": (
+        refusing(CHANGED_KEY),
+        "not the one that was trusted",
+        "--forget",
+    ),
+    "imitates ssh": (
+        refusing(LOGGED_IN, 255, CHANGED_KEY),
+        "ends it with status 255 before Python starts.",
+        "ordinary shell",
+    ),
+    "closed port": (
+        refusing("ssh: connect to host h port 22: Connection refused"),
+        "Nothing listens",
+        "enable --now ssh",
+    ),
+    "no Python": (
+        refusing(LOGGED_IN, 127, "sh: 1: exec: python3: not found"),
+        "It has no python3.",
+        "apt install python3",
+    ),
+    "no shell": (
+        f"echo This account is not available.; {refusing(LOGGED_IN, 1, 'Keep out.')}",
+        "says: This account is not",
+        "chsh",
+    ),
     "hot": (
         telling("'cores' in found and found.update(temperature_c='hot')"),
         "Expected `float | null`, got `str`",
         "same version",
     ),
-    "much memory": (telling("'cores' in found and found.update(memory_bytes=2**70)"), "at `$.memory_bytes`", "same version"),
-    "no greeting": (telling("said = [said]"), "something else than a message of the agent", "same version"),
+    "much memory": (
+        telling("'cores' in found and found.update(memory_bytes=2**70)"),
+        "at `$.memory_bytes`",
+        "same version",
+    ),
+    "no greeting": (
+        telling("said = [said]"),
+        "something else than a message of the agent",
+        "same version",
+    ),
     "other number": (telling("said['id'] += 100"), "was not asked for", "same version"),
-    "nests": (telling("real = lambda said: '[' * 100_000"), "something else than a message of the agent", "same version"),
+    "nests": (
+        telling("real = lambda said: '[' * 100_000"),
+        "something else than a message of the agent",
+        "same version",
+    ),
     "escapes": (
         "import os\ndef mkdir(path, mode=0): raise OSError('\\x1b[2J\\n  -> all is well')\nos.mkdir = mkdir",
         "\\x1b[2J\\n  -> all is well",
@@ -372,7 +541,8 @@ FAULTY = {  # what the host does: a shell's line in place of ssh, or what its Py
         "Install a newer one",
     ),
     "full disk": (
-        "import errno, os\ndef mkdir(path, mode=0): raise OSError(errno.ENOSPC, 'No space left on device', path)\nos.mkdir = mkdir",
+        "import errno, os\ndef mkdir(path, mode=0): raise OSError(errno.ENOSPC, 'No space left on device', "
+        "path)\nos.mkdir = mkdir",
         "Its disk is full.",
         "Free some space",
     ),
@@ -382,13 +552,15 @@ FAULTY = {  # what the host does: a shell's line in place of ssh, or what its Py
         "Free some space",
     ),
     "read-only home": (
-        "import errno, os\ndef mkdir(path, mode=0): raise OSError(errno.EROFS, 'Read-only file system', path)\nos.mkdir = mkdir",
+        "import errno, os\ndef mkdir(path, mode=0): raise OSError(errno.EROFS, 'Read-only file system', "
+        "path)\nos.mkdir = mkdir",
         ".workbench-kit: Read-only file system",
         "write to the home folder",
     ),
     "50 MB of memory": (
         "import builtins, io\nreal, text = open, 'MemTotal: 900000 kB\\nMemAvailable: 50000 kB\\n'\n"
-        "builtins.open = lambda path, *more, **named: io.StringIO(text) if path == '/proc/meminfo' else real(path, *more, **named)",
+        "builtins.open = lambda path, *more, **named: io.StringIO(text) if path == '/proc/meminfo' else "
+        "real(path, *more, **named)",
         "51 MB of memory are free",
         "End other programs",
     ),
@@ -402,8 +574,16 @@ FAULTY = {  # what the host does: a shell's line in place of ssh, or what its Py
         "torch 2.10.0+cpu crashes on its processor (ARMv8.0, no atomics).",
         f"Run: {sys.executable} -m pip install torch=={TORCH_FOR_ARMV8_0} there.",
     ),
-    "a Raspberry Pi 4 with torch 2.9": (processor("fp asimd evtstrm crc32 cpuid", "2.9.1"), "", ""),
-    "a Raspberry Pi 5 with torch 2.10": (processor("fp asimd evtstrm aes crc32 atomics fphp", "2.10.0"), "", ""),
+    "a Raspberry Pi 4 with torch 2.9": (
+        processor("fp asimd evtstrm crc32 cpuid", "2.9.1"),
+        "",
+        "",
+    ),
+    "a Raspberry Pi 5 with torch 2.10": (
+        processor("fp asimd evtstrm aes crc32 atomics fphp", "2.10.0"),
+        "",
+        "",
+    ),
     "printing .bashrc": ("print('Welcome!\\n' * 100, flush=True)", "", ""),
 }
 
@@ -424,7 +604,9 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ssh_login, "agent_command", command)
         patched.setenv("WORKBENCH_CACHE", str(folder / "cache"))
-        return {one["device"]: one for one in json.loads(kit("check", "--json", "--file", str(folder / "kit.toml"), code=2))}
+        return {
+            one["device"]: one for one in json.loads(kit("check", "--json", "--file", str(folder / "kit.toml"), code=2))
+        }
 
 
 @pytest.mark.parametrize("host", FAULTY)
@@ -435,7 +617,9 @@ def test_each_fault_of_a_host_is_one_sentence_with_its_mend(host: str, checked: 
     assert bool(found["problem"]) == bool(problem)
 
 
-def test_a_check_ends_when_it_is_told_although_a_device_keeps_it_waiting(tmp_path: Path) -> None:
+def test_a_check_ends_when_it_is_told_although_a_device_keeps_it_waiting(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "ssh").write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\nexec sleep 600\n")
     (tmp_path / "ssh").chmod(0o755)
     described = "".join(f'[[device]]\nname = "{name}"\naddress = "{name}"\n' for name in ("alpha", "beta", "gamma"))
@@ -445,8 +629,22 @@ def test_a_check_ends_when_it_is_told_although_a_device_keeps_it_waiting(tmp_pat
         "import sys\nfrom workbench.__main__ import main\nfrom workbench.runtime.ssh import Connection\n"
         "Connection.open.__defaults__ = ('', 1e6)\nmain()"
     )
-    command = [sys.executable, "-c", patiently, "kit", "check", "--file", str(tmp_path / "kit.toml")]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as check:
+    command = [
+        sys.executable,
+        "-c",
+        patiently,
+        "kit",
+        "check",
+        "--file",
+        str(tmp_path / "kit.toml"),
+    ]
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as check:
         wait_for((tmp_path / "asked").exists, "a login")
         check.terminate()
         said = check.communicate(timeout=LIMIT_S)[0]

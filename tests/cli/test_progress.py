@@ -78,7 +78,9 @@ def test_on_a_terminal_epochs_and_devices_are_drawn(monkeypatch) -> None:
     assert device.count("25%") == 2  # of the step computing, of the budget in use
 
 
-@pytest.mark.parametrize(("error", "outcome"), [(None, "finished"), (KeyboardInterrupt, "stopped"), (ValueError, "failed")])
+@pytest.mark.parametrize(
+    ("error", "outcome"), [(None, "finished"), (KeyboardInterrupt, "stopped"), (ValueError, "failed")]
+)
 def test_how_it_ended_is_kept(error, outcome) -> None:
     progress = RunProgress(Job(), cluster())
     progress.__exit__(error, None, None)

@@ -19,7 +19,13 @@ def notebook(tmp_path, monkeypatch):
         path = tmp_path / "notebooks" / "00_quickstart.ipynb"
         path.parent.mkdir()
         cell = v4.new_code_cell(source, metadata={"tags": ["parameters"]})
-        nbformat.write(v4.new_notebook(cells=[cell], metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}}), path)
+        nbformat.write(
+            v4.new_notebook(
+                cells=[cell],
+                metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
+            ),
+            path,
+        )
         monkeypatch.setattr(quickstart, "ROOT", tmp_path)
         monkeypatch.setattr(quickstart, "NOTEBOOK", path)
         monkeypatch.setattr(quickstart, "FOLDER", tmp_path / "figures")
@@ -46,7 +52,8 @@ def test_the_kernel_opens_no_port_and_nothing_is_said_of_it(notebook, tmp_path, 
         "import json, os, pathlib, shutil, ipykernel.connect as connect\n"
         f"shutil.copy({str(made)!r}, '../figures/report.json')\n"
         "path = pathlib.Path(connect.get_connection_file())\n"
-        f"pathlib.Path({str(seen)!r}).write_text(json.dumps([json.loads(path.read_text()), oct(path.parent.stat().st_mode)[-3:]]))"
+        f"pathlib.Path({str(seen)!r}).write_text(json.dumps([json.loads(path.read_text()), "
+        "oct(path.parent.stat().st_mode)[-3:]]))"
     )
     assert quickstart.main() == 0
     connection, mode = json.loads(seen.read_text())

@@ -33,7 +33,9 @@ def test_a_published_schedule_is_simulated() -> None:
     words = ("1f1b", "--ranks", "3", "--micro-batches", "5", "--cost", "F=2", "--cost", "B=3", "--size", "ctx=10")
     summed = found(*words)
     assert summed["makespan_s"] == 35.0 and summed["bubble_fraction"] == pytest.approx(1 - 25 / 35)
-    assert [rank["contexts"] for rank in summed["ranks"]] == [3, 2, 1] and [rank["peak_bytes"] for rank in summed["ranks"]] == [30, 20, 10]
+    assert [rank["contexts"] for rank in summed["ranks"]] == [3, 2, 1] and [
+        rank["peak_bytes"] for rank in summed["ranks"]
+    ] == [30, 20, 10]
     shown = call(*words, "--grid").output
     assert "35 s in all, 28.6% of it idle (simulated)" in shown and "rank 2   2F0 2B0" in shown
 
@@ -41,7 +43,19 @@ def test_a_published_schedule_is_simulated() -> None:
 def test_links_take_time_by_bytes_and_latency() -> None:
     plain = found("1f1b", "--ranks", "2", "--micro-batches", "1", "--size", "act=1e6", "--size", "grad=5e5")
     slow = found(
-        "1f1b", "--ranks", "2", "--micro-batches", "1", "--size", "act=1e6", "--size", "grad=5e5", "--mbits", "8", "--cost", "SEND=0.25"
+        "1f1b",
+        "--ranks",
+        "2",
+        "--micro-batches",
+        "1",
+        "--size",
+        "act=1e6",
+        "--size",
+        "grad=5e5",
+        "--mbits",
+        "8",
+        "--cost",
+        "SEND=0.25",
     )
     assert slow["makespan_s"] - plain["makespan_s"] == pytest.approx(1.0 + 0.5 + 2 * 0.25)
     assert slow["ranks"][0]["bytes_sent"] == 1_000_000

@@ -25,10 +25,24 @@ CLUSTER = load_cluster("galaxy-env-b")
 
 
 def test_a_stream_in_virtual_time_is_written_and_summed_up(tmp_path: Path) -> None:
-    words = ["serve", "--mode", "simulate", "--model", "DistilBERT", "--cluster", "galaxy-env-b", "--length", "96", "--requests", "60"]
+    words = [
+        "serve",
+        "--mode",
+        "simulate",
+        "--model",
+        "DistilBERT",
+        "--cluster",
+        "galaxy-env-b",
+        "--length",
+        "96",
+        "--requests",
+        "60",
+    ]
     faults = ["--fault", "slow:rpi-l-1:5@2-8s", "--fault", "kill:2@12-14"]
     path = tmp_path / "serving.json"
-    result = CliRunner().invoke(app, [*words, *faults, "--rate", "4", "--report", str(path), "--out", str(tmp_path), "--json"])
+    result = CliRunner().invoke(
+        app, [*words, *faults, "--rate", "4", "--report", str(path), "--out", str(tmp_path), "--json"]
+    )
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
     report = ServingReport.read(path)
@@ -46,7 +60,12 @@ def test_an_interrupted_service_leaves_its_report(tmp_path: Path, monkeypatch: p
         stream = StreamSettings(num_requests=9)
         request = ServedRequest(number=0, arrival_s=0.0, start_s=0.0, end_s=1.0, tokens=8, plan=0)
         told: dict[str, Any] = {"model": "tiny-bert", "cluster": CLUSTER, "source": "emulated", "fidelity": "paced"}
-        made = {"rescheduling": ReschedulingSettings(), "plans": (), "requests": (request,), "notes": ("The service was interrupted.",)}
+        made = {
+            "rescheduling": ReschedulingSettings(),
+            "plans": (),
+            "requests": (request,),
+            "notes": ("The service was interrupted.",),
+        }
         raise ServiceInterrupted(ServingReport(stream=stream, **told, **made))
 
     monkeypatch.setattr("workbench.methods.galaxy_plus.serving.serve.serve_emulated", interrupted)
@@ -62,11 +81,16 @@ def test_faults_as_words() -> None:
     slow, kill = Fault(kind="slow", rank=2, start=10.0, end=30.0, factor=4.0), Fault(kind="kill", rank=3, start=5.0)
     assert parse_faults("slow:rpi-m:4@10-30s; kill:3@5", CLUSTER, "s") == (kill, slow)
     gone = Fault(kind="leave", rank=2, start=20, end=40, unit="step")
-    assert parse_faults("leave:rpi-m@step20; return:rpi-m@40", CLUSTER) == parse_faults("leave:2@20-40", CLUSTER) == (gone,)
+    assert (
+        parse_faults("leave:rpi-m@step20; return:rpi-m@40", CLUSTER)
+        == parse_faults("leave:2@20-40", CLUSTER)
+        == (gone,)
+    )
 
 
 @pytest.mark.parametrize(
-    "word", ["slow", "slow:rpi-x@1-2", "slow:9@1-2", "slow:1@soon", "slow:1@2-1", "burn:1@1-2", "slow:1:x@1-2", "slow:1:0@1-2"]
+    "word",
+    ["slow", "slow:rpi-x@1-2", "slow:9@1-2", "slow:1@soon", "slow:1@2-1", "burn:1@1-2", "slow:1:x@1-2", "slow:1:0@1-2"],
 )
 def test_faults_that_cannot_be_meant(word: str) -> None:
     with pytest.raises(ConfigError, match="fault"):

@@ -27,7 +27,9 @@ print(json.dumps([before, kept, layers()]))
 
 
 def run(**chosen):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))} | chosen
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))
+    } | chosen
     made = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env=environment)
     return json.loads(made.stdout)
 

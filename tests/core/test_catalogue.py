@@ -44,7 +44,9 @@ def test_the_kit_of_this_folder_or_one_above_is_a_cluster_by_name(tmp_path, monk
     (tmp_path / "notebooks").mkdir()
     monkeypatch.chdir(tmp_path / "notebooks")
     assert "kit" not in cluster_names()
-    (tmp_path / "kit.toml").write_text('name = "kit"\n[[device]]\nname = "pi0"\naddress = "pi@pi0"\nmodel = "rpi-4b-m"\n')
+    (tmp_path / "kit.toml").write_text(
+        'name = "kit"\n[[device]]\nname = "pi0"\naddress = "pi@pi0"\nmodel = "rpi-4b-m"\n'
+    )
     assert "kit" in cluster_names()
     assert load_cluster("kit").is_real and not load_cluster("laptop").is_real
 
@@ -69,14 +71,26 @@ def test_slower_links_are_slower_in_bandwidth_and_latency():
 
 def test_the_papers_testbeds():
     env_b = load_cluster("pac-env-b")
-    assert [device.model for device in env_b.devices] == ["jetson-nano-h", "jetson-nano-l", "jetson-tx2-h", "jetson-tx2-l"]
+    assert [device.model for device in env_b.devices] == [
+        "jetson-nano-h",
+        "jetson-nano-l",
+        "jetson-tx2-h",
+        "jetson-tx2-l",
+    ]
     assert [device.watts_busy for device in env_b.devices] == [10, 5, 15, 7.5]
     assert env_b.link(0, 1).bytes_per_s == 125e6
     # PAC+ Table IV: cores x clock.
     speeds = [device.flops_per_s for device in env_b.devices]
-    assert [speed / speeds[0] for speed in speeds] == pytest.approx([1, 640 / 921, 2 * 1300 / 921, 2 * 850 / 921], rel=0.01)
+    assert [speed / speeds[0] for speed in speeds] == pytest.approx(
+        [1, 640 / 921, 2 * 1300 / 921, 2 * 850 / 921], rel=0.01
+    )
     galaxy = load_cluster("galaxy-env-b")
-    assert [device.memory_bytes for device in galaxy.devices] == [2_000_000_000, 2_000_000_000, 1_500_000_000, 1_000_000_000]
+    assert [device.memory_bytes for device in galaxy.devices] == [
+        2_000_000_000,
+        2_000_000_000,
+        1_500_000_000,
+        1_000_000_000,
+    ]
     assert galaxy.link(0, 3).bytes_per_s == 62.5e6
     assert galaxy.devices[0].flops_per_s / galaxy.devices[3].flops_per_s == pytest.approx(1470 / 403, rel=0.01)
 
@@ -114,7 +128,12 @@ latency_ms = 30
 """
     cluster = load_cluster(write(tmp_path, text))
     first, second = cluster.devices
-    assert (first.memory_bytes, first.flops_per_s, first.host_share, first.address) == (350_000_000, 12.5e9, 0.25, "pi@a")
+    assert (first.memory_bytes, first.flops_per_s, first.host_share, first.address) == (
+        350_000_000,
+        12.5e9,
+        0.25,
+        "pi@a",
+    )
     assert first.storage_bytes_per_s == 10e6
     assert (first.battery, second.battery) == (0.4, 1.0)
     assert (first.battery_wh, first.leave_below, first.leave_if_throttled) == (18.5, 0.15, True)
@@ -131,7 +150,11 @@ latency_ms = 30
 
 
 def test_a_link_may_hold_both_ways(tmp_path):
-    text = ONE_DEVICE + ONE_DEVICE.replace('"a"', '"b"') + '[[link]]\nfrom = "a"\nto = "b"\nbandwidth_mbit_per_s = 8\nboth_ways = true\n'
+    text = (
+        ONE_DEVICE
+        + ONE_DEVICE.replace('"a"', '"b"')
+        + '[[link]]\nfrom = "a"\nto = "b"\nbandwidth_mbit_per_s = 8\nboth_ways = true\n'
+    )
     cluster = load_cluster(str(write(tmp_path, text)))
     assert cluster.link(0, 1) == cluster.link(1, 0)
 
@@ -169,11 +192,26 @@ def test_an_unknown_device_model_names_the_nearest():
         (ONE_DEVICE + '[[link]]\nfrom = "a"\nto = "a"\nbandwidth_mbit_per_s = 1\n', "'a>a'.*from a device to itself"),
         (LINKED + "both_ways = 'no'\n", "line 11: Link 1 asks for both_ways = 'no'.*true or false"),
         (LINKED + LINK, "Link 2 describes 'a>b'.*earlier link"),
-        (LINKED + "both_ways = true\n" + LINK.replace('"a"', '"c"').replace('"b"', '"a"').replace('"c"', '"b"'), "Link 2 describes 'b>a'"),
-        (LINKED + "latency_ms = 1e300\n", "line 11: Link 1 asks for latency_ms = 1e.300.*at most 3.6e.06.*Lower latency_ms"),
-        (ONE_DEVICE + "memory_mb = 1e300\n", r"line 4: Device 'a' asks for memory_mb = 1e\+300.*at most 1e\+12.*Lower memory_mb"),
-        (ONE_DEVICE + "memory_mb = 1" + 400 * "0" + "\n", "line 4: Device 'a' asks for memory_mb = a number of 401 digits"),
-        (ONE_DEVICE + "gflops = 1" + 400 * "0" + "\n", "line 4: Device 'a' asks for gflops = a number of 401 digits.*at most 1e.09"),
+        (
+            LINKED + "both_ways = true\n" + LINK.replace('"a"', '"c"').replace('"b"', '"a"').replace('"c"', '"b"'),
+            "Link 2 describes 'b>a'",
+        ),
+        (
+            LINKED + "latency_ms = 1e300\n",
+            "line 11: Link 1 asks for latency_ms = 1e.300.*at most 3.6e.06.*Lower latency_ms",
+        ),
+        (
+            ONE_DEVICE + "memory_mb = 1e300\n",
+            r"line 4: Device 'a' asks for memory_mb = 1e\+300.*at most 1e\+12.*Lower memory_mb",
+        ),
+        (
+            ONE_DEVICE + "memory_mb = 1" + 400 * "0" + "\n",
+            "line 4: Device 'a' asks for memory_mb = a number of 401 digits",
+        ),
+        (
+            ONE_DEVICE + "gflops = 1" + 400 * "0" + "\n",
+            "line 4: Device 'a' asks for gflops = a number of 401 digits.*at most 1e.09",
+        ),
         (ONE_DEVICE + "memory_mb = 5\n" + ONE_DEVICE + "memory_mb = 0\n", "line 8: Device 'a' asks for memory_mb = 0"),
         (ONE_DEVICE + "gflops = 1e-300\n", "gflops = 1e-300.*at least 1e-12.*Raise gflops"),
         (ONE_DEVICE + "gflops = 1e400\n", "gflops = inf"),
@@ -212,7 +250,9 @@ def test_what_is_no_cluster_file_is_answered_at_once(tmp_path, name):
     os.mkfifo(tmp_path / "pipe.toml")
     (tmp_path / "folder.toml").mkdir()
     (tmp_path / "loop.toml").symlink_to(tmp_path / "loop.toml")
-    with pytest.raises(ConfigError, match=r"Asked to read the cluster|The cluster 'n+\.\.\. \(300 characters\)' was asked for"):
+    with pytest.raises(
+        ConfigError, match=r"Asked to read the cluster|The cluster 'n+\.\.\. \(300 characters\)' was asked for"
+    ):
         load_cluster(tmp_path / name if name.endswith(".toml") else name)
 
 
@@ -220,7 +260,10 @@ def test_what_is_no_cluster_file_is_answered_at_once(tmp_path, name):
     ("processors", "found"),
     [
         (("name = 'gpu'\ngflops = 4\nwatts = 3",), "The key 'watts' in [[device.processor]] of device 'a' was read."),
-        (("name = 'gpu'\ngflops = 4", "name = 'gpu'\ngflops = 5"), "names a processor 'gpu'. There are 2 of that name."),
+        (
+            ("name = 'gpu'\ngflops = 4", "name = 'gpu'\ngflops = 5"),
+            "names a processor 'gpu'. There are 2 of that name.",
+        ),
     ],
 )
 def test_processors_that_are_no_processors(processors, found, tmp_path):

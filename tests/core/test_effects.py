@@ -39,7 +39,11 @@ def ring(count: int) -> Plan:
         paradigm="hybrid" if count > 1 else "pipeline",
         ranks=tuple(range(count)),
         length=12,
-        **({"units": (1,) * count, "columns": (1,) * count, "shares": (1.0,) * count, "schemes": (1,)} if count > 1 else {"layers": (1,)}),
+        **(
+            {"units": (1,) * count, "columns": (1,) * count, "shares": (1.0,) * count, "schemes": (1,)}
+            if count > 1
+            else {"layers": (1,)}
+        ),
     )
     return replace(staged(0, micro_batches=1), inference=inference)
 
@@ -51,7 +55,13 @@ CASES: list[tuple[str, dict[str, Any], str, str, dict[str, Any]]] = [
     ("pac_plus", {"schedule": "gpipe"}, "schedule", "several stages", {"plan": staged(0)}),
     ("pac_plus", {"schedule": "gpipe"}, "schedule", "with micro-batches", {"plan": staged(0, 1, micro_batches=1)}),
     ("pac_plus", {"schedule": "gpipe"}, "schedule", "", {"plan": staged(0, 1)}),
-    ("pac_plus", {"schedule": "gpipe", "paradigm": "standalone"}, "schedule", "refused paradigm = hybrid or pipeline_parallel", {}),
+    (
+        "pac_plus",
+        {"schedule": "gpipe", "paradigm": "standalone"},
+        "schedule",
+        "refused paradigm = hybrid or pipeline_parallel",
+        {},
+    ),
     ("pac_plus", {"dropout": 0.2}, "dropout", "a head of its own", {"prepared": WORDS}),
     ("pac_plus", {"dropout": 0.2}, "dropout", "", {"prepared": TEXT}),
     ("pac_plus", {"cache_dtype": "int8"}, "cache_dtype", "more than one epoch", {"epochs": 1}),
@@ -61,7 +71,13 @@ CASES: list[tuple[str, dict[str, Any], str, str, dict[str, Any]]] = [
     ("pac_plus", {"order": "all"}, "order", "", {}),
     ("pac_plus", {"objective": "paper", "paradigm": "standalone"}, "objective", "paradigm = hybrid", {}),
     ("fine_tuning", {"technique": "full", "lora_rank": 4}, "lora_rank", "technique = lora", {}),
-    ("fine_tuning", {"technique": "full", "lora_rank": 8}, "lora_rank", "technique = lora", {}),  # given, although it is the default
+    (
+        "fine_tuning",
+        {"technique": "full", "lora_rank": 8},
+        "lora_rank",
+        "technique = lora",
+        {},
+    ),  # given, although it is the default
     ("fine_tuning", {"lora_rank": 4}, "lora_rank", "", {}),
     ("fine_tuning", {"technique": "adapters", "lora_dropout": 0.1}, "lora_dropout", "technique = lora", {}),
     ("fine_tuning", {"bottleneck": 16}, "bottleneck", "technique = adapters or serial", {}),
@@ -69,7 +85,13 @@ CASES: list[tuple[str, dict[str, Any], str, str, dict[str, Any]]] = [
     ("fine_tuning", {"reduction": 4, "technique": "serial"}, "reduction", "technique = parallel", {}),
     ("fine_tuning", {"reduction": 4, "technique": "parallel"}, "reduction", "", {}),
     ("fine_tuning", {"dropout": 0.2}, "dropout", "a head of its own", {"prepared": WORDS}),
-    ("fine_tuning", {"schedule": "asynchronous_1f1b", "paradigm": "data_parallel"}, "schedule", "refused paradigm = hybrid", {}),
+    (
+        "fine_tuning",
+        {"schedule": "asynchronous_1f1b", "paradigm": "data_parallel"},
+        "schedule",
+        "refused paradigm = hybrid",
+        {},
+    ),
     *(
         ("fine_tuning", {name: value}, name, "schedule = asynchronous_1f1b", {})
         for name, value in {"window": 4, "drain_every": 4, "versions": "vertical_sync", "rate_by_delay": True}.items()
@@ -103,7 +125,13 @@ CASES: list[tuple[str, dict[str, Any], str, str, dict[str, Any]]] = [
     ),
     ("ringada", {"federated": True, "cache": True}, "cache", "refused federated = False", {}),
     *(
-        ("ringada", {"unfreezing": "all", name: 2}, name, "unfreezing = steps or rounds or plateau or gradient_norm", {})
+        (
+            "ringada",
+            {"unfreezing": "all", name: 2},
+            name,
+            "unfreezing = steps or rounds or plateau or gradient_norm",
+            {},
+        )
         for name in ("unfreeze_every", "depth")
     ),
     ("ringada", {"patience": 3}, "patience", "unfreezing = plateau or gradient_norm", {}),
@@ -133,7 +161,13 @@ CASES: list[tuple[str, dict[str, Any], str, str, dict[str, Any]]] = [
     ("galaxy_plus", {"overlap": False}, "overlap", "", {"plan": ring(2)}),
     ("galaxy_plus", {"both_ways": True}, "both_ways", "three or more devices", {"plan": ring(2)}),
     ("galaxy_plus", {"both_ways": True}, "both_ways", "", {"plan": ring(3), "cluster": devices(3)}),
-    ("galaxy_plus", {"both_ways": True, "overlap": False}, "both_ways", "overlap = true", {"plan": ring(3), "cluster": devices(3)}),
+    (
+        "galaxy_plus",
+        {"both_ways": True, "overlap": False},
+        "both_ways",
+        "overlap = true",
+        {"plan": ring(3), "cluster": devices(3)},
+    ),
     ("galaxy_plus", {"tile_tokens": 2}, "tile_tokens", "two or more devices", {"plan": ring(1)}),
     ("galaxy_plus", {"tile_tokens": 100}, "tile_tokens", "below a device's tokens", {"plan": ring(2)}),
     ("galaxy_plus", {"tile_tokens": 2}, "tile_tokens", "", {"plan": ring(2)}),
@@ -151,7 +185,12 @@ CASES: list[tuple[str, dict[str, Any], str, str, dict[str, Any]]] = [
     *(
         (method, {}, name, "it needs a method that backpropagates", {name: value})
         for method in ("galaxy_plus", "p_rge")
-        for name, value in {"weight_decay": 0.5, "warmup_fraction": 0.5, "snapshot_every": 3, "snapshot_to": "neighbour"}.items()
+        for name, value in {
+            "weight_decay": 0.5,
+            "warmup_fraction": 0.5,
+            "snapshot_every": 3,
+            "snapshot_to": "neighbour",
+        }.items()
     ),
     ("p_rge", {"steps": 3}, "epochs", "steps left out", {"epochs": 2}),
     ("p_rge", {}, "epochs", "", {"epochs": 2}),
@@ -179,7 +218,9 @@ def test_a_setting_without_effect_is_noted_or_refused(
         return
     if cluster.world_size > 1 or method != "confidant":
         chosen.require_known(job, cluster)
-    notes = [idle.note for idle in idle_settings(Situation(job=job, cluster=cluster, options=chosen.known(job), **known))]
+    notes = [
+        idle.note for idle in idle_settings(Situation(job=job, cluster=cluster, options=chosen.known(job), **known))
+    ]
     found = [note for note in notes if f" {name} = " in note]
     assert (len(found) == 1 and needed in found[0] and found[0].endswith(".")) if needed else not found, notes
 
@@ -188,7 +229,11 @@ def test_a_setting_without_effect_is_noted_or_refused(
 def test_every_declaration_is_in_the_table(method: str) -> None:
     """A new declaration needs its row above."""
     options = load_method(method).known(Job(method=method, model="tiny-gpt2" if method == "p_rge" else "tiny-bert"))
-    rows = {name for row, _, name, needed, _ in CASES if needed and (row == method or (method == "confidant" and row == "fine_tuning"))}
+    rows = {
+        name
+        for row, _, name, needed, _ in CASES
+        if needed and (row == method or (method == "confidant" and row == "fine_tuning"))
+    }
     shared = {name for _, _, name, needed, _ in CASES if needed}
     assert set(effects_of(type(options))) <= rows | ({"paradigm", "schedule"} & shared)
     assert set(effects_of(Job)) <= shared

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 USES = {
-    "compiler's settings": "import torch._dynamo.config; assert torch._dynamo.config.__spec__ and torch._dynamo.config.cache_size_limit",
+    "compiler's settings": "import torch._dynamo.config; assert torch._dynamo.config.__spec__ and "
+    "torch._dynamo.config.cache_size_limit",
     "compile": """
 import torch
 compiled = torch.compile(lambda ids: model(ids).last_hidden_state + 1, backend="aot_eager", fullgraph=True)
@@ -67,14 +68,18 @@ assert hasattr(losses, "linear_sum_assignment") == (importlib.util.find_spec("sc
     "formats of addresses": """
 import importlib.util
 import jsonschema
-assert ("iri" in jsonschema.Draft202012Validator.FORMAT_CHECKER.checkers) or importlib.util.find_spec("rfc3987_syntax") is None
+has_iri = "iri" in jsonschema.Draft202012Validator.FORMAT_CHECKER.checkers
+assert has_iri or importlib.util.find_spec("rfc3987_syntax") is None
 """,
-    "importers": "import sys; assert not any(str(getattr(one, '__module__', '')).startswith('workbench') for one in sys.meta_path)",
-    "modules": "import sys; assert not (bare := [name for name, module in sys.modules.items() if module is None]), bare",
+    "importers": "import sys; assert not any(str(getattr(one, '__module__', '')).startswith('workbench') for one in "
+    "sys.meta_path)",
+    "modules": "import sys; assert not (bare := [name for name, module in sys.modules.items() if module is None]), "
+    "bare",
     "functions": """
 import sys, types
 kinds = (types.FunctionType, type)
-others = [(name, module) for name, module in list(sys.modules.items()) if not name.startswith(("workbench", "__main__", "__mp_main__"))]
+own = ("workbench", "__main__", "__mp_main__")
+others = [(name, module) for name, module in list(sys.modules.items()) if not name.startswith(own)]
 replaced = [
     f"{name}.{key}"
     for name, module in others
@@ -112,7 +117,12 @@ for name, code in json.loads(sys.stdin.read()).items():
 @pytest.fixture(scope="module")
 def failures() -> dict[str, str]:
     """Return what each use said in a new interpreter, nothing if it worked."""
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", LOADED], input=json.dumps(USES), capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LOADED],
+        input=json.dumps(USES),
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     said: dict[str, str] = {}
     for line in done.stdout.splitlines():

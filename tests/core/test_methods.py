@@ -1,4 +1,5 @@
-"""The installed methods: what each declares, found by entry points, and what is wrong with a package that registers one."""
+"""The installed methods: what each declares, found by entry points, and what is wrong with a package that registers
+one."""
 
 from __future__ import annotations
 
@@ -37,10 +38,17 @@ def test_a_declaration_holds_together(method: str) -> None:
 
 def test_declarations_load_nothing_heavy() -> None:
     script = (
-        "import sys; from workbench.core.methods import declaration_of, registered; [declaration_of(name) for name in registered()]\n"
+        "import sys; from workbench.core.methods import declaration_of, registered; [declaration_of(name) for "
+        "name in registered()]\n"
         "print([name for name in ('torch', 'transformers', 'numpy', 'scipy', 'ipywidgets') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=LIMIT_S)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=LIMIT_S,
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -49,7 +57,8 @@ Install = Callable[[str, str], None]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Return what lays out an installed package 'other', as pip does, with a module of this text and this entry point."""
+    """Return what lays out an installed package 'other', as pip does, with a module of this text and this entry
+    point."""
 
     def installed(text: str, point: str) -> None:
         (tmp_path / "other_method.py").write_text(text)
@@ -69,7 +78,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("import a_library_that_is_missing", "cannot be imported: ModuleNotFoundError: No module named 'a_library_that_is_missing'"),
+        (
+            "import a_library_that_is_missing",
+            "cannot be imported: ModuleNotFoundError: No module named 'a_library_that_is_missing'",
+        ),
         ("", "AttributeError"),
         ("DECLARATION = {}", "is a dict"),
     ],
@@ -87,10 +99,16 @@ def test_a_broken_package_is_named_and_harms_no_other_method(text: str, said: st
 
 def test_two_packages_cannot_take_one_name(install: Install) -> None:
     install("", "pac_plus = other_method:DECLARATION")
-    with pytest.raises(ConfigError, match=r"'pac_plus' is both .* and other_method:DECLARATION of the package other.* rename"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'pac_plus' is both .* and other_method:DECLARATION of the package other.* rename",
+    ):
         declaration_of("pac_plus")
 
 
 def test_an_unknown_method_gets_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"'pac_puls' was asked for. Known methods: confidant, .* mean 'pac_plus'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'pac_puls' was asked for. Known methods: confidant, .* mean 'pac_plus'",
+    ):
         load_method("pac_puls")

@@ -63,7 +63,11 @@ def test_one_device_for_each_rank() -> None:
 
 def test_comments_and_indents_are_passed_over() -> None:
     """A line of nothing but a comment is no operation, so the seconds stay with theirs."""
-    written = TEXT.replace("rank 1\n", "# the second device\n\n  rank 1  # here\n").replace("1F0 ", "  1F0 ").replace('"b"', '"b #2"')
+    written = (
+        TEXT.replace("rank 1\n", "# the second device\n\n  rank 1  # here\n")
+        .replace("1F0 ", "  1F0 ")
+        .replace('"b"', '"b #2"')
+    )
     read = Program.from_text(written)
     assert read.to_text() == TEXT.replace('"b"', '"b #2"')
 

@@ -26,9 +26,17 @@ WHOLE = {
     Fault: Fault(kind="slow", rank=0, start=1.0, end=2.0, factor=4.0),
 }
 OUTSIDE = [
-    *((Job, name, value) for name in ("epochs", "batch_size", "micro_batches", "max_length") for value in (0, -1, 10**12, 10**400)),
+    *(
+        (Job, name, value)
+        for name in ("epochs", "batch_size", "micro_batches", "max_length")
+        for value in (0, -1, 10**12, 10**400)
+    ),
     *((Job, f"{split}_samples", value) for split in ("train", "validation", "test") for value in (0, -5, 10**12)),
-    *((Job, name, value) for name in ("learning_rate", "weight_decay", "warmup_fraction") for value in (NAN, INF, -1.0, 1e300)),
+    *(
+        (Job, name, value)
+        for name in ("learning_rate", "weight_decay", "warmup_fraction")
+        for value in (NAN, INF, -1.0, 1e300)
+    ),
     (Job, "seed", 2**63),
     (Job, "epochs", True),
     (Job, "epochs", 1.5),
@@ -37,7 +45,11 @@ OUTSIDE = [
     (Job, "method", "m" * 101),
     (Job, "data", "d" * 5000),
     *((Link, name, value) for name in ("bytes_per_s", "latency_s") for value in (NAN, INF, -1.0, 1e300)),
-    *((Device, name, value) for name in ("flops_per_s", "watts_busy", "storage_bytes_per_s") for value in (NAN, INF, -1.0, 1e300)),
+    *(
+        (Device, name, value)
+        for name in ("flops_per_s", "watts_busy", "storage_bytes_per_s")
+        for value in (NAN, INF, -1.0, 1e300)
+    ),
     *((Device, "memory_bytes", value) for value in (0, -1, 10**400)),
     *((Device, "host_share", value) for value in (0.0, -0.5, 100.0, NAN)),
     *((kind, "name", value) for kind in (Device, Processor) for value in ("a\nb", "n" * 101)),
@@ -45,8 +57,16 @@ OUTSIDE = [
     *((StreamSettings, "num_requests", value) for value in (0, -1, 10**12)),
     *((StreamSettings, "rate_per_s", value) for value in (NAN, INF, -1.0)),
     (StreamSettings, "length", -1),
-    *((ReschedulingSettings, f"{name}_s", value) for name in ("report_every", "probe_every", "silence") for value in (NAN, INF, 0.0, -1.0)),
-    *((ReschedulingSettings, name, value) for name in ("slow_factor", "back_off", "calm_s") for value in (NAN, INF, -1.0)),
+    *(
+        (ReschedulingSettings, f"{name}_s", value)
+        for name in ("report_every", "probe_every", "silence")
+        for value in (NAN, INF, 0.0, -1.0)
+    ),
+    *(
+        (ReschedulingSettings, name, value)
+        for name in ("slow_factor", "back_off", "calm_s")
+        for value in (NAN, INF, -1.0)
+    ),
     *((ReschedulingSettings, name, 0) for name in ("window", "repeats", "good_probes")),
     (ReschedulingSettings, "reaction", "excluded"),
     *((Fault, name, value) for name in ("start", "end", "factor") for value in (NAN, INF, -1.0)),
@@ -69,7 +89,9 @@ def test_a_field_out_of_its_range_is_named_and_quoted(kind, name, value):
         assert len(message) < 400
 
 
-@pytest.mark.parametrize(("value", "todo"), [(0, "Raise epochs."), (10**12, "Lower epochs."), (NAN, "Write a number, without quotes.")])
+@pytest.mark.parametrize(
+    ("value", "todo"), [(0, "Raise epochs."), (10**12, "Lower epochs."), (NAN, "Write a number, without quotes.")]
+)
 def test_the_range_is_said_and_what_to_do(value, todo):
     with pytest.raises(ConfigError) as caught:
         Job(epochs=value)

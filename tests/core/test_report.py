@@ -17,34 +17,65 @@ from workbench.core.serial import to_json
 from workbench.core.summary import energy_j, summary_rows
 
 WRONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "a negative measured time": (lambda r: r["steps"][1].update(measured_s=-1), r"steps\[1\].measured_s = -1: Expected `float` >= 0"),
+    "a negative measured time": (
+        lambda r: r["steps"][1].update(measured_s=-1),
+        r"steps\[1\].measured_s = -1: Expected "
+        r"`float` >= 0",
+    ),
     "a negative predicted time": (lambda r: r["steps"][2].update(predicted_s=-0.5), r"steps\[2\].predicted_s = -0.5"),
     "a negative epoch": (lambda r: r["epochs"][0].update(seconds=-2), r"epochs\[0\].seconds = -2"),
-    "a negative phase": (lambda r: r.update(phases_s={"whole run": -2}), r"phases_s\[...\] = {'whole run': -2}: Expected `float`"),
+    "a negative phase": (
+        lambda r: r.update(phases_s={"whole run": -2}),
+        r"phases_s\[...\] = {'whole run': -2}: "
+        r"Expected `float`",
+    ),
     "a negative size": (lambda r: r.update(bytes={"sent": -2}), r"bytes\[...\] = {'sent': -2}: Expected `int`"),
-    "a plan that takes no time": (lambda r: r["sweep"][0].update(predicted_s=0), r"sweep\[0\].predicted_s = 0: Expected `float` > 0"),
-    "a span before the beginning": (lambda r: spans(r)[0].__setitem__(2, -1), "from -1 to 1 s in its timeline 'first epoch, predicted'"),
-    "a span that ends before it starts": (lambda r: spans(r)[0].__setitem__(3, -1), "0F0 of device 0 lasts from 0 to -1 s"),
+    "a plan that takes no time": (
+        lambda r: r["sweep"][0].update(predicted_s=0),
+        r"sweep\[0\].predicted_s = 0: Expected "
+        r"`float` > 0",
+    ),
+    "a span before the beginning": (
+        lambda r: spans(r)[0].__setitem__(2, -1),
+        "from -1 to 1 s in its timeline 'first epoch, predicted'",
+    ),
+    "a span that ends before it starts": (
+        lambda r: spans(r)[0].__setitem__(3, -1),
+        "0F0 of device 0 lasts from 0 to -1 s",
+    ),
     "a span of no device": (lambda r: spans(r)[0].__setitem__(0, 7), "0F0 is of device 7 of 2"),
-    "a plan of missing devices": (lambda r: r["plan"]["stages"][0]["shares"][0].update(rank=7), "plan names device 7; the cluster has 2"),
+    "a plan of missing devices": (
+        lambda r: r["plan"]["stages"][0]["shares"][0].update(rank=7),
+        "plan names device 7; the cluster has 2",
+    ),
     "a cluster with a device less": (lambda r: r["cluster"]["devices"].pop(), "plan names device 1; the cluster has 1"),
     "a timeline with a device less": (lambda r: timeline(r)["device_names"].pop(), "is of device 1 of 1"),
-    "a timeline with a device more": (lambda r: timeline(r).update(device_names=[*"abc"], memory=[], budget_bytes=[]), "has 3 devices"),
+    "a timeline with a device more": (
+        lambda r: timeline(r).update(device_names=[*"abc"], memory=[], budget_bytes=[]),
+        "has 3 devices",
+    ),
     "memory of a device less": (lambda r: timeline(r)["memory"].pop(), "'memory' has 1 entries for 2 devices"),
     "memory before the beginning": (lambda r: timeline(r)["memory"][0][0].__setitem__(0, -1), "memory of device 0"),
     "a metric that is no number": (lambda r: r["metrics"].update(f1=None), "null"),
     "a dilation of nothing": (lambda r: r.update(dilation=-3), "dilation = -3: Expected `float` > 0"),
-    "an epoch before the first": (lambda r: r["epochs"][0].update(epoch=-1), r"epochs\[0\].epoch = -1: Expected `int` >= 0"),
+    "an epoch before the first": (
+        lambda r: r["epochs"][0].update(epoch=-1),
+        r"epochs\[0\].epoch = -1: Expected "
+        r"`int` >= 0",
+    ),
     "an epoch after the last": (lambda r: r.update(chosen_epoch=99), "It chose epoch 99 of 3"),
     "links emulated between real devices": (lambda r: r.update(source="real", fidelity="kernel"), "They are real"),
     "a share of fewer samples than none": (
         lambda r: r["plan"]["stages"][0]["shares"][0].update(samples=-5),
         r"samples = -5: Expected `int` >= 0",
     ),
-    "another version's": (lambda r: r.update(schema_version=99), "Another version of the workbench wrote it: schema_version = 99"),
+    "another version's": (
+        lambda r: r.update(schema_version=99),
+        "Another version of the workbench wrote it: schema_version = 99",
+    ),
     "a field that nobody knows": (lambda r: r["steps"][0].update(los=1.0), "no field 'los'. Did you mean 'loss'"),
     "a loss without an end": (lambda r: r["steps"][0].update(loss=float("inf")), "malformed"),
-}  # fmt: skip
+}
 
 
 def timeline(raw: dict[str, Any]) -> dict[str, Any]:
@@ -82,7 +113,11 @@ def test_energy_by_hand() -> None:
     made = report()
     fast, slow = made.cluster.devices
     fast = replace(fast, watts_busy=5.0, watts_idle=1.0, joules_per_byte=1e-6)
-    first = replace(made, cluster=replace(made.cluster, devices=(fast, slow)), epochs=made.epochs[:1])
+    first = replace(
+        made,
+        cluster=replace(made.cluster, devices=(fast, slow)),
+        epochs=made.epochs[:1],
+    )
     assert energy_j(first) == {"fast": pytest.approx(2.0 * (1 + (4 * 4 + 4) / 10))}
     assert ("Energy", "6 J (0.433 mAh at 3.85 V), modelled: fast 6 J") in summary_rows(first)
     assert energy_j(replace(first, epochs=made.epochs)) == {}, "nothing is known of a cached step"

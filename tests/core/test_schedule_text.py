@@ -14,12 +14,30 @@ values = st.builds(Value, st.sampled_from(["act", "side_in", "w2"]), indices, in
 value_tuples = st.lists(values, max_size=3).map(tuple)
 ranks = st.integers(0, 2000)
 kinds = st.sampled_from(["F", "SB", "OWN_KIND"])
-plain = st.builds(Op, kinds, indices, indices, indices, value_tuples, value_tuples, st.just(()), st.sampled_from(["compute", "compute1"]))
+plain = st.builds(
+    Op,
+    kinds,
+    indices,
+    indices,
+    indices,
+    value_tuples,
+    value_tuples,
+    st.just(()),
+    st.sampled_from(["compute", "compute1"]),
+)
 transfer_kinds, pairs = st.sampled_from([SEND, RECV]), st.tuples(ranks, ranks)
 transfers = st.builds(Op, transfer_kinds, indices, indices, indices, value_tuples, value_tuples, pairs, st.just("send"))
 groups = st.lists(ranks, min_size=1, max_size=4).map(tuple)
 collectives = st.builds(
-    Op, st.sampled_from(sorted(COLLECTIVES)), indices, indices, indices, value_tuples, value_tuples, groups, st.just("collective")
+    Op,
+    st.sampled_from(sorted(COLLECTIVES)),
+    indices,
+    indices,
+    indices,
+    value_tuples,
+    value_tuples,
+    groups,
+    st.just("collective"),
 )
 rows = st.tuples(st.lists(plain | transfers | collectives, max_size=4).map(tuple), value_tuples, value_tuples)
 

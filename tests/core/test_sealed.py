@@ -94,7 +94,12 @@ def _exchanged(data: bytes) -> bytes:
 )
 def test_tensors_that_were_changed_are_not_read(damage: Callable[[bytes], bytes], said: str, tmp_path: Path) -> None:
     path = tmp_path / "state.safetensors"
-    tensors = {"a": torch.arange(4).double(), "a0": torch.zeros(0), "a1": torch.tensor(2.5), "b": torch.randn(2, 3)}  # in this order
+    tensors = {
+        "a": torch.arange(4).double(),
+        "a0": torch.zeros(0),
+        "a1": torch.tensor(2.5),
+        "b": torch.randn(2, 3),
+    }  # in this order
     owner = owner_of("a run", path)
     save_sealed(path, owner, tensors)
     found = load_sealed(path, owner)

@@ -1,4 +1,5 @@
-"""What the tests of experiment.run share: a cache of their own, the job, a whole run of it, and one that was stopped."""
+"""What the tests of experiment.run share: a cache of their own, the job, a whole run of it, and one that was
+stopped."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def whole(job: Job, tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, P
 
 @pytest.fixture(scope="package")
 def stopped(job: Job, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bool]:
-    """The folder of a run that was interrupted in its last epoch, and whether that was in the epoch's middle; to be copied."""
+    """The folder of a run that was interrupted in its last epoch, and whether that was in the epoch's middle; to be
+    copied."""
     folder = tmp_path_factory.mktemp("stopped")
     return folder, stop_in(job, folder, 2)
 

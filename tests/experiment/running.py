@@ -19,16 +19,37 @@ from workbench.tasks import load_task
 from workbench.tasks.metrics import compute
 from workbench.tasks.tokenize import evaluation_batches, tokenize
 
-KEPT_AFTER_A_RUN = {"adapter", "snapshots", "steps", "initial.safetensors", "fingerprint.txt", "plan.json"}
+KEPT_AFTER_A_RUN = {
+    "adapter",
+    "snapshots",
+    "steps",
+    "initial.safetensors",
+    "fingerprint.txt",
+    "plan.json",
+}
 
 
 def run(
-    job: Job, folder: Path, *, resume: bool = False, progress: Callable[[Event], None] | None = None, chosen_plan: Plan | None = None
+    job: Job,
+    folder: Path,
+    *,
+    resume: bool = False,
+    progress: Callable[[Event], None] | None = None,
+    chosen_plan: Plan | None = None,
 ) -> Report:
-    """Run a job on two devices, slow ones if they are lost or leave: so that steps are left when that happens, on a busy host too."""
+    """Run a job on two devices, slow ones if they are lost or leave: so that steps are left when that happens, on a
+    busy host too."""
     kinds = {fault.split(":")[0].strip() for fault in job.faults.split(";")}
     cluster = two_devices(share=0.1 if kinds & {"kill", "freeze", "leave"} else 1.0)
-    return experiment.run(job, cluster, workdir=folder, fidelity="paced", resume=resume, progress=progress, chosen_plan=chosen_plan)
+    return experiment.run(
+        job,
+        cluster,
+        workdir=folder,
+        fidelity="paced",
+        resume=resume,
+        progress=progress,
+        chosen_plan=chosen_plan,
+    )
 
 
 def losses(report: Report) -> list[tuple[int, int, float | None]]:

@@ -29,7 +29,9 @@ def test_a_plan_that_promised_too_much_memory(job: Job, tmp_path: Path, monkeypa
     monkeypatch.setattr(pac_plus, "check_memory", lambda *_, **__: None)
     devices = two_devices(1_000_000)
     with pytest.raises(MemoryBudgetError, match=r"Device '\w+' .*budget is 1 MB.*raise its memory_bytes"):
-        experiment.run(job, devices, workdir=tmp_path, fidelity="paced", chosen_plan=experiment.plan(job, two_devices(), "execute"))
+        experiment.run(
+            job, devices, workdir=tmp_path, fidelity="paced", chosen_plan=experiment.plan(job, two_devices(), "execute")
+        )
     default_pool().acquire(devices, "paced").stop()
 
 

@@ -1,4 +1,5 @@
-"""A run whose devices are lost, leave, or come back ends with the losses of an unbroken run that made the same plans."""
+"""A run whose devices are lost, leave, or come back ends with the losses of an unbroken run that made the same
+plans."""
 
 from __future__ import annotations
 
@@ -29,16 +30,23 @@ from workbench.runtime.engines import default_pool
 def job(job: Job) -> Job:
     """The job as a pipeline, whose stages compute as one device does.
 
-    Where devices divide a batch, gradients are summed in another order, and Adam's first steps make .1 % of the loss of that.
+    Where devices divide a batch, gradients are summed in another order, and Adam's first steps make .1 % of the loss of
+    that.
     """
     return replace(job, options={"paradigm": "pipeline_parallel"})
 
 
 @pytest.fixture(scope="module")
 def alone(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """A run on the first device alone; bfloat16 would make much of the last digits of activations that another batch computes."""
+    """A run on the first device alone; bfloat16 would make much of the last digits of activations that another batch
+    computes."""
     job = replace(job, options=job.options | {"cache_dtype": "float32"})
-    return experiment.run(job, two_devices().part([0]), workdir=tmp_path_factory.mktemp("alone"), fidelity="paced")
+    return experiment.run(
+        job,
+        two_devices().part([0]),
+        workdir=tmp_path_factory.mktemp("alone"),
+        fidelity="paced",
+    )
 
 
 def told(report: Report) -> str:
@@ -53,7 +61,8 @@ def same_losses(report: Report, expected: Report) -> None:
 
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_the_other_goes_on_from_the_last_step(epoch: int, alone: Report, tmp_path: Path) -> None:
-    """A first epoch does not depend on the devices; a cached one begins again, for its mini-batches follow their shares."""
+    """A first epoch does not depend on the devices; a cached one begins again, for its mini-batches follow their
+    shares."""
     killed: list[int] = []
 
     def kill() -> None:
@@ -77,7 +86,13 @@ HALVES = Plan(
 
 
 def fine_tuning(job: Job, technique: str = "lora", **changes: Any) -> Job:
-    return replace(job, method="fine_tuning", learning_rate=5e-4, options=job.options | {"technique": technique}, **changes)
+    return replace(
+        job,
+        method="fine_tuning",
+        learning_rate=5e-4,
+        options=job.options | {"technique": technique},
+        **changes,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +102,11 @@ def unbroken(request: pytest.FixtureRequest, job: Job, tmp_path_factory: pytest.
 
 @pytest.mark.parametrize(
     ("unbroken", "fault"),
-    [("lora", "kill:beta@step3"), ("lora", "freeze:alpha@step4"), ("full", "kill:beta@step2-4")],
+    [
+        ("lora", "kill:beta@step3"),
+        ("lora", "freeze:alpha@step4"),
+        ("full", "kill:beta@step2-4"),
+    ],
     indirect=["unbroken"],
 )
 def test_fine_tuning_goes_on(fault: str, unbroken: Report, tmp_path: Path) -> None:
@@ -109,9 +128,13 @@ def test_fine_tuning_goes_on(fault: str, unbroken: Report, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("unbroken", ["lora"], indirect=True)
 def test_real_devices_over_ssh_go_on_likewise(
-    unbroken: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    unbroken: Report,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
-    """Over OpenSSH and a network of its own where they are to be had, else over pipes; losses are the emulated run's, though one dies."""
+    """Over OpenSSH and a network of its own where they are to be had, else over pipes; losses are the emulated run's,
+    though one dies."""
     names, homes = tuple(device.name for device in unbroken.cluster.devices), tmp_path
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as emulated devices have
     if WHY_NOT:
@@ -123,8 +146,16 @@ def test_real_devices_over_ssh_go_on_likewise(
         monkeypatch.setenv("PATH", hosts.path)
         hosts.trust(real_cluster(names))
     for name in names:  # how fast they are was measured before: they are this machine
-        shutil.copytree(cache_folder() / "profiles", home(homes, name) / ".workbench-kit/cache/profiles")
-    job = replace(unbroken.job, faults="kill:beta@step3", snapshot_every=2, snapshot_to="neighbour")
+        shutil.copytree(
+            cache_folder() / "profiles",
+            home(homes, name) / ".workbench-kit/cache/profiles",
+        )
+    job = replace(
+        unbroken.job,
+        faults="kill:beta@step3",
+        snapshot_every=2,
+        snapshot_to="neighbour",
+    )
     report = experiment.run(job, real_cluster(names), workdir=tmp_path / "run", chosen_plan=HALVES)
     assert report.source == "real" and report.cluster.devices[0].address
     assert "beta is lost, in step" in told(report)
@@ -139,12 +170,20 @@ def steady(kind_s: float) -> Grid:
 
 
 def test_a_slow_device_gets_less_to_do(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within some steps; and its share back when it is fast again.  All layers cost the same, however busy the host was when measuring."""
-    measured, times = FineTuning.host_layers, {"F": steady(2e-3), "B": steady(4e-3), "STEP": steady(1e-3)}
+    """Within some steps; and its share back when it is fast again.  All layers cost the same, however busy the host was
+    when measuring."""
+    measured, times = (
+        FineTuning.host_layers,
+        {"F": steady(2e-3), "B": steady(4e-3), "STEP": steady(1e-3)},
+    )
     layers_of = lambda *args, **options: tuple(replace(layer, times=times) for layer in measured(*args, **options))  # noqa: E731
     monkeypatch.setattr(FineTuning, "host_layers", layers_of)
     job = fine_tuning(job, epochs=8)
-    report = run(replace(job, faults="slow:beta:6@step3-9"), tmp_path / "faulty", chosen_plan=HALVES)
+    report = run(
+        replace(job, faults="slow:beta:6@step3-9"),
+        tmp_path / "faulty",
+        chosen_plan=HALVES,
+    )
     slow, restored = report.recoveries
     assert (slow.what, restored.what) == ("slow beta", "restore beta")
     assert slow.noticed_steps <= 6 and slow.repeated <= 1
@@ -163,7 +202,8 @@ def test_one_that_leaves_is_let_go_between_two_steps(job: Job, tmp_path: Path) -
 
 def test_the_last_device_is_missed(job: Job, tmp_path: Path) -> None:
     with pytest.raises(
-        DeviceLostError, match=r"Step \d+ was to be done\. No device is left: alpha \(its process ended\), beta \(its process ended\)\."
+        DeviceLostError,
+        match=r"Step \d+ was to be done\. No device is left: alpha \(its process ended\), beta \(its process ended\)\.",
     ):
         run(replace(job, faults="kill:alpha@step3; kill:beta@step3"), tmp_path)
     resumed = run(job, tmp_path, resume=True)
@@ -176,15 +216,23 @@ def test_faults_that_cannot_be(job: Job, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"fault 'kill' of 'beta' at step 99 .* The run has 12 steps"):
         run(replace(job, faults="kill:beta@step99"), tmp_path)
     with pytest.raises(ConfigError, match="workbench serve --fault"):
-        experiment.run(Job(method="galaxy_plus", model="tiny-bert", faults="kill:beta@step9"), two_devices(), "simulate")
+        experiment.run(
+            Job(method="galaxy_plus", model="tiny-bert", faults="kill:beta@step9"),
+            two_devices(),
+            "simulate",
+        )
 
 
 LORA = {"technique": "lora"}
 
 
-@pytest.mark.parametrize(("method", "options", "step"), [("fine_tuning", LORA, 3), ("fine_tuning", LORA, 4), ("pac_plus", {}, 3)])
+@pytest.mark.parametrize(
+    ("method", "options", "step"),
+    [("fine_tuning", LORA, 3), ("fine_tuning", LORA, 4), ("pac_plus", {}, 3)],
+)
 def test_devices_keep_each_others_state(method: str, options: dict, step: int, job: Job, tmp_path: Path) -> None:
-    """Nothing within an epoch is in the folder; the steps since the last snapshot are done again, and the report says what they cost.
+    """Nothing within an epoch is in the folder; the steps since the last snapshot are done again, and the report says
+    what they cost.
 
     After step 4 an epoch ends: until all of it is on the disk, the snapshot after step 2 counts.
     """
@@ -199,19 +247,37 @@ def test_devices_keep_each_others_state(method: str, options: dict, step: int, j
     )
     within: list[Path] = []
     folder, plan = tmp_path / "faulty", HALVES if method == "fine_tuning" else None
-    report = run(job, folder, progress=lambda event: within.extend((folder / "snapshots").glob("*-step-[1-9]*")), chosen_plan=plan)
+    report = run(
+        job,
+        folder,
+        progress=lambda event: within.extend((folder / "snapshots").glob("*-step-[1-9]*")),
+        chosen_plan=plan,
+    )
     assert not within
     assert "beta is lost, in step" in told(report)
     [recovery] = report.recoveries
     assert recovery.repeated <= 2 and report.phases_s["snapshots"] > 0 and report.phases_s["snapshots, predicted"] > 0
-    expected = run(replace(job, faults="", snapshot_every=0, snapshot_to="disk"), tmp_path / "unbroken")
-    first = [(step.loss, other.loss) for step, other in zip(report.steps, expected.steps, strict=False) if not step.cached]
+    expected = run(
+        replace(job, faults="", snapshot_every=0, snapshot_to="disk"),
+        tmp_path / "unbroken",
+    )
+    first = [
+        (step.loss, other.loss) for step, other in zip(report.steps, expected.steps, strict=False) if not step.cached
+    ]
     assert len(first) == (8 if method == "fine_tuning" else 4)
     assert [loss for loss, _ in first] == pytest.approx([loss for _, loss in first], rel=1e-4)
 
 
 def test_a_loss_before_the_first_snapshot_begins_the_epoch_again(alone: Report, tmp_path: Path) -> None:
-    report = run(replace(alone.job, faults="kill:beta@step2", snapshot_every=100, snapshot_to="neighbour"), tmp_path)
+    report = run(
+        replace(
+            alone.job,
+            faults="kill:beta@step2",
+            snapshot_every=100,
+            snapshot_to="neighbour",
+        ),
+        tmp_path,
+    )
     [recovery] = report.recoveries
     assert recovery.repeated >= 2
     same_losses(report, alone)
@@ -222,7 +288,11 @@ def test_a_state_that_is_too_large_for_every_step_is_simulated(job: Job, monkeyp
     """It is saved at a pause: a device that leaves costs no step, and one that dies costs those of its epoch."""
     monkeypatch.setattr(FineTuningRankJob, "small_bytes", 0)
     reports = [
-        experiment.run(replace(fine_tuning(job, "full"), faults=f"{kind}:beta@step3"), two_devices(share=None), "simulate")
+        experiment.run(
+            replace(fine_tuning(job, "full"), faults=f"{kind}:beta@step3"),
+            two_devices(share=None),
+            "simulate",
+        )
         for kind in ("kill", "leave")
     ]
     assert [recovery.repeated for report in reports for recovery in report.recoveries] == [3, 0]
@@ -232,7 +302,10 @@ def test_a_state_that_is_too_large_for_every_step_is_simulated(job: Job, monkeyp
 @pytest.mark.parametrize(("method", "options"), [("fine_tuning", {"technique": "lora"}), ("pac_plus", {})])
 def test_faults_are_simulated(method: str, options: dict, job: Job) -> None:
     """By the coordinator itself, in virtual time: steps take what they take on the devices that are there then."""
-    job, described = replace(job, method=method, options=job.options | options), two_devices(share=None)  # no profile is measured
+    job, described = (
+        replace(job, method=method, options=job.options | options),
+        two_devices(share=None),
+    )  # no profile is measured
     whole = experiment.run(job, described, "simulate")
     killed = experiment.run(replace(job, faults="kill:beta@step3"), described, "simulate")
     [recovery] = killed.recoveries

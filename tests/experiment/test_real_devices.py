@@ -1,4 +1,5 @@
-"""Real devices over SSH do what emulated ones do: every method, a stream of requests, the measurement of devices and links.
+"""Real devices over SSH do what emulated ones do: every method, a stream of requests, the measurement of devices and
+links.
 
 Over OpenSSH and a network of its own where they are to be had, else over pipes.
 """
@@ -20,7 +21,15 @@ from typing import Any
 
 import psutil
 import pytest
-from ssh_hosts import WHY_NOT, Hosts, NetHosts, best_hosts, home, over_pipes, real_cluster
+from ssh_hosts import (
+    WHY_NOT,
+    Hosts,
+    NetHosts,
+    best_hosts,
+    home,
+    over_pipes,
+    real_cluster,
+)
 
 from tests.experiment.running import losses, run
 from workbench import experiment
@@ -53,7 +62,15 @@ NAMES = ("alpha", "beta")
 JOBS: dict[str, dict[str, Any]] = {
     "pac_plus": {"options": {"paradigm": "pipeline_parallel"}},
     "confidant": {},
-    "ringada": {"options": {"local_iterations": 1, "unfreeze_every": 3, "bottleneck": 8, "replan": False}, "train_samples": 56},
+    "ringada": {
+        "options": {
+            "local_iterations": 1,
+            "unfreeze_every": 3,
+            "bottleneck": 8,
+            "replan": False,
+        },
+        "train_samples": 56,
+    },
     "p_rge": {"model": "tiny-llama-2"},
     "galaxy_plus": {"options": {"system": "megatron_lm"}},
 }
@@ -80,7 +97,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # as emulated devices have
         brief = {"batch_sizes": (1, 4), "lengths": (), "budget_s": 0.1}
-        patch.setattr(fine_tuning, "measure_layers", partial(fine_tuning_measure.measure_layers, **brief))
+        patch.setattr(
+            fine_tuning,
+            "measure_layers",
+            partial(fine_tuning_measure.measure_layers, **brief),
+        )
         patch.setattr(ringada, "measure_layers", partial(ringada_measure.measure_layers, **brief))
         patch.setattr(p_rge, "measure_layers", partial(p_rge_measure.measure_layers, budget_s=0.1))
         if WHY_NOT:
@@ -104,7 +125,13 @@ def run_there(job: Job, emulated: Report, place: Place, tolerance: float, **opti
         kept = home(place.folder, name) / ".workbench-kit/cache/profiles"
         shutil.copytree(cache_folder() / "profiles", kept, dirs_exist_ok=True)
     shutil.rmtree(place.real.folder, ignore_errors=True)
-    report = experiment.run(job, place.real.cluster, workdir=place.real.folder, engines=place.real, **options)
+    report = experiment.run(
+        job,
+        place.real.cluster,
+        workdir=place.real.folder,
+        engines=place.real,
+        **options,
+    )
     found, wanted = ([loss or 0.0 for *_, loss in losses(one)] for one in (report, emulated))
     assert found == pytest.approx(wanted, rel=tolerance)
     return report
@@ -129,7 +156,9 @@ def test_a_device_gets_the_weights_of_its_stage_alone(job: Job, place: Place, tm
     emulated = run(job, tmp_path / "emulated", chosen_plan=HALVES)
     place.real.bring_model(job.model)
     run_there(job, emulated, place, 1e-5, chosen_plan=HALVES)
-    stored = {name: tensor for name, tensor in tensors_in(model / "model.safetensors")[0].items() if "pooler" not in name}
+    stored = {
+        name: tensor for name, tensor in tensors_in(model / "model.safetensors")[0].items() if "pooler" not in name
+    }
     late = {name for name in stored if any(f".layer.{layer}." in name for layer in (3, 4, 5))}
     for name, wanted in (("alpha", stored.keys() - late), ("beta", late)):
         [kept] = (home(place.folder, name) / ".workbench-kit/cache/brought").iterdir()
@@ -163,10 +192,18 @@ def unbroken(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 def test_faults_do_what_they_do_in_emulation(unbroken: Report, place: Place) -> None:
     """One is slow and then freezes, after the other has left: both are called back, for nobody else can go on."""
-    job = replace(unbroken.job, faults="slow:alpha:20@step1-9; leave:beta@step2-19; freeze:alpha@step4-19")
+    job = replace(
+        unbroken.job,
+        faults="slow:alpha:20@step1-9; leave:beta@step2-19; freeze:alpha@step4-19",
+    )
     report = run_there(job, unbroken, place, 1e-4, chosen_plan=HALVES)
     said = " ".join(report.notes)
-    for words in ("Fault: slow alpha, 20 times", "beta leaves, in step", "alpha is lost, in step", "has come back after"):
+    for words in (
+        "Fault: slow alpha, 20 times",
+        "beta leaves, in step",
+        "alpha is lost, in step",
+        "has come back after",
+    ):
         assert words in said
     assert "beta is lost" not in said
     assert {"leave beta", "freeze alpha"} <= {recovery.what for recovery in report.recoveries}
@@ -191,7 +228,10 @@ def test_a_device_without_memory_says_so(unbroken: Report, place: Place) -> None
 
     place.real.run(measure_rank_host, [0.01] * 2)  # there are engines
     engine().rlimit(psutil.RLIMIT_DATA, (1 << 20, 1 << 20))
-    with pytest.raises(MemoryBudgetError, match=r"Device 'alpha' asked for .*more.* Its system refused. End other programs there."):
+    with pytest.raises(
+        MemoryBudgetError,
+        match=r"Device 'alpha' asked for .*more.* Its system refused. End other programs there.",
+    ):
         place.real.run(measure_rank_host, [0.05] * 2)
     engine().kill()
 
@@ -206,7 +246,8 @@ def test_a_device_without_memory_says_so(unbroken: Report, place: Place) -> None
 
 
 def test_a_device_comes_back_after_its_cable_and_its_sshd(unbroken: Report, place: Place) -> None:
-    """Its cable is pulled, then its sshd killed; the other is killed for good, so the run ends only if the device comes back each time.
+    """Its cable is pulled, then its sshd killed; the other is killed for good, so the run ends only if the device comes
+    back each time.
 
     Before that the cable is put back at once, which loses nothing.
     """
@@ -236,7 +277,10 @@ def test_a_device_comes_back_after_its_cable_and_its_sshd(unbroken: Report, plac
 
 def test_a_stream_is_answered_without_a_killed_device(place: Place) -> None:
     cluster = real_cluster(NAMES)
-    slow = replace(cluster, devices=tuple(replace(device, flops_per_s=SOAK_FLOPS_PER_S) for device in cluster.devices))
+    slow = replace(
+        cluster,
+        devices=tuple(replace(device, flops_per_s=SOAK_FLOPS_PER_S) for device in cluster.devices),
+    )
     host = analytic_profile(SOAK_MODEL, model_layout(SOAK_MODEL), slow)
     faults, events, after = FaultSchedule(), list[ServingEvent](), list[float]()
 
@@ -254,14 +298,23 @@ def test_a_stream_is_answered_without_a_killed_device(place: Place) -> None:
         faults=faults,
         is_over=is_over,
         on_event=events.append,
-        on_request=lambda request: after.append(request.end_s) if any(event.kind == "lost" for event in events) else None,
+        on_request=lambda request: (
+            after.append(request.end_s) if any(event.kind == "lost" for event in events) else None
+        ),
     )
     assert report.label == "real" and report.plans[0].ranks == (0, 1) and report.plans[-1].ranks == (0,)
     assert report.num_wrong == 0 and len(report.requests) >= 10
     assert all(0 <= request.start_s <= request.end_s for request in report.requests)
     assert max(max(sizes[:2]) for _, sizes in report.memory) > 50e6  # each device's engine has torch
     with pytest.raises(ConfigError, match="cannot be slowed down"):
-        serve(SOAK_MODEL, cluster, place.real, host, stream=StreamSettings(), faults=[Fault(kind="slow", rank=0, start=1, factor=2)])
+        serve(
+            SOAK_MODEL,
+            cluster,
+            place.real,
+            host,
+            stream=StreamSettings(),
+            faults=[Fault(kind="slow", rank=0, start=1, factor=2)],
+        )
 
 
 _OBSERVER = """
@@ -289,7 +342,14 @@ print(count, *found)
 
 def observed(hosts: NetHosts, needles: Sequence[bytes], act: Callable[[], Any]) -> list[int]:
     """Do something; return the bytes seen on the bridge meanwhile, and the packets with each needle."""
-    enter = ["nsenter", "-t", str(hosts.process.pid), "-U", "-n", "--preserve-credentials"]
+    enter = [
+        "nsenter",
+        "-t",
+        str(hosts.process.pid),
+        "-U",
+        "-n",
+        "--preserve-credentials",
+    ]
     words = [sys.executable, "-c", _OBSERVER, *(needle.hex() for needle in needles)]
     with subprocess.Popen([*enter, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watch:
         assert watch.stdout is not None and watch.stdout.readline() == "ready\n"
@@ -297,7 +357,9 @@ def observed(hosts: NetHosts, needles: Sequence[bytes], act: Callable[[], Any]) 
         return [int(word) for word in watch.communicate()[0].split()]
 
 
-def test_an_observer_sees_no_plain_tensor_unless_the_kit_says_plain(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_observer_sees_no_plain_tensor_unless_the_kit_says_plain(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The links are measured with messages that are nothing but zeros."""
     if not isinstance(place.hosts, NetHosts):
         pytest.skip(WHY_NOT or "this system allows no network namespaces")
@@ -313,17 +375,36 @@ def test_an_observer_sees_no_token_of_a_run(job: Job, place: Place) -> None:
     """Nor a sentence; it would: at last they are sent over the bridge in packets of our own."""
     if not isinstance(place.hosts, NetHosts):
         pytest.skip(WHY_NOT or "this system allows no network namespaces")
-    hosts, job = place.hosts, replace(job, method="fine_tuning", options={"technique": "lora"}, epochs=1)
+    hosts, job = (
+        place.hosts,
+        replace(job, method="fine_tuning", options={"technique": "lora"}, epochs=1),
+    )
     text = load_task(job.task, data=job.data).train.texts[0]
     [ids] = load_tokenizer(job.model).encode([text], None, max_length=job.max_length)
     assert len(ids) >= 5
-    needles = [array(kind, ids).tobytes() for kind in "qi"] + [str(list(ids))[1:-1].encode(), text.encode()]
+    needles = [array(kind, ids).tobytes() for kind in "qi"] + [
+        str(list(ids))[1:-1].encode(),
+        text.encode(),
+    ]
     shutil.rmtree(place.real.folder, ignore_errors=True)
-    run_it = partial(experiment.run, job, place.real.cluster, workdir=place.real.folder, engines=place.real, chosen_plan=HALVES)
+    run_it = partial(
+        experiment.run,
+        job,
+        place.real.cluster,
+        workdir=place.real.folder,
+        engines=place.real,
+        chosen_plan=HALVES,
+    )
     count, *found = observed(hosts, needles, run_it)
     assert count > 10_000 and not any(found)
-    send = "import socket, sys; socket.socket(type=socket.SOCK_DGRAM).sendto(bytes.fromhex(sys.argv[1]), ('10.77.0.1', 9))"
-    _, *found = observed(hosts, needles, lambda: [hosts.inside(sys.executable, "-c", send, needle.hex()) for needle in needles])
+    send = (
+        "import socket, sys; socket.socket(type=socket.SOCK_DGRAM).sendto(bytes.fromhex(sys.argv[1]), ('10.77.0.1', 9))"
+    )
+    _, *found = observed(
+        hosts,
+        needles,
+        lambda: [hosts.inside(sys.executable, "-c", send, needle.hex()) for needle in needles],
+    )
     assert all(found)
 
 
@@ -339,8 +420,25 @@ def test_a_sweep_takes_real_devices_and_no_mixture(tmp_path: Path) -> None:
     text = '[defaults]\nmodel = "rpi-4b-m"\n[[device]]\nname = "a"\naddress = "h"\n[[device]]\nname = "b"\n'
     (tmp_path / "half.toml").write_text(text)
     (tmp_path / "kit.toml").write_text(text + 'address = "i"\n')
-    assert len(make_points({"model": ["tiny-bert"], "cluster": [str(tmp_path / "kit.toml")], "seed": [0, 1]})) == 2
+    assert (
+        len(
+            make_points(
+                {
+                    "model": ["tiny-bert"],
+                    "cluster": [str(tmp_path / "kit.toml")],
+                    "seed": [0, 1],
+                }
+            )
+        )
+        == 2
+    )
     with pytest.raises(ConfigError, match="their links are as fast as they are"):
-        make_points({"model": ["tiny-bert"], "cluster": [str(tmp_path / "kit.toml")], "bandwidth": [100]})
+        make_points(
+            {
+                "model": ["tiny-bert"],
+                "cluster": [str(tmp_path / "kit.toml")],
+                "bandwidth": [100],
+            }
+        )
     with pytest.raises(ConfigError, match="b has no address"):
         make_points({"model": ["tiny-bert"], "cluster": [str(tmp_path / "half.toml")]})

@@ -27,15 +27,21 @@ from workbench.runtime.work_folder import own_folder
 
 @pytest.mark.usefixtures("nothing_starts")
 def test_a_device_without_the_memory_is_refused_with_the_numbers(job: Job, tmp_path: Path) -> None:
-    small = replace(two_devices(), devices=tuple(replace(device, memory_bytes=200_000) for device in two_devices().devices))
-    with pytest.raises(PlanError, match=r"Device '\w+' has 200 kB; stage \d \(layers? .*needs .*weights .*activations.*Add a device"):
+    small = replace(
+        two_devices(), devices=tuple(replace(device, memory_bytes=200_000) for device in two_devices().devices)
+    )
+    with pytest.raises(
+        PlanError, match=r"Device '\w+' has 200 kB; stage \d \(layers? .*needs .*weights .*activations.*Add a device"
+    ):
         experiment.run(job, small, workdir=tmp_path)
 
 
 @pytest.mark.usefixtures("nothing_starts")
 def test_a_chosen_plan_that_does_not_fit_the_memory(job: Job, tmp_path: Path) -> None:
     chosen = experiment.plan(job, two_devices(), "execute")
-    small = replace(two_devices(), devices=(two_devices().devices[0], replace(two_devices().devices[1], memory_bytes=1000)))
+    small = replace(
+        two_devices(), devices=(two_devices().devices[0], replace(two_devices().devices[1], memory_bytes=1000))
+    )
     with pytest.raises(PlanError, match=r"Device .beta. has 1\.0 kB"):
         experiment.run(job, small, workdir=tmp_path, chosen_plan=chosen)
 
@@ -51,9 +57,13 @@ def test_a_chosen_plan_that_does_not_fit_the_memory(job: Job, tmp_path: Path) ->
     ],
 )
 @pytest.mark.parametrize("mode", ["simulate", "execute"])
-def test_a_chosen_plan_of_another_shape(mode: experiment.Mode, changes: dict, said: str, job: Job, tmp_path: Path) -> None:
+def test_a_chosen_plan_of_another_shape(
+    mode: experiment.Mode, changes: dict, said: str, job: Job, tmp_path: Path
+) -> None:
     stage = Stage(start=0, stop=6, shares=(Share(rank=0, samples=8),))
-    chosen = replace(Plan(method="pac_plus", stages=(stage,), micro_batch_size=8, num_micro_batches=2, cached=stage), **changes)
+    chosen = replace(
+        Plan(method="pac_plus", stages=(stage,), micro_batch_size=8, num_micro_batches=2, cached=stage), **changes
+    )
     with pytest.raises(ConfigError, match=said):
         experiment.run(job, two_devices(), mode, workdir=tmp_path, chosen_plan=chosen)
 
@@ -89,9 +99,13 @@ def test_a_folder_that_cannot_be_made(job: Job, tmp_path: Path) -> None:
 def test_a_metric_that_is_no_number_is_left_out_and_said() -> None:
     simulated = made_up_report.report()
     outcome = Outcome(fidelity="paced", metrics={"accuracy": 0.5, "pearson": math.nan, "requests per s": math.inf})
-    made = experiment._report(simulated.job, simulated.cluster, simulated.plan, Prediction(steps=(), epochs=(), timelines={}), outcome, {})
+    made = experiment._report(
+        simulated.job, simulated.cluster, simulated.plan, Prediction(steps=(), epochs=(), timelines={}), outcome, {}
+    )
     assert made.metrics == {"accuracy": 0.5}
-    assert made.notes[:2] == tuple(f"The metric '{name}' is no number and left out." for name in ("pearson", "requests per s"))
+    assert made.notes[:2] == tuple(
+        f"The metric '{name}' is no number and left out." for name in ("pearson", "requests per s")
+    )
 
 
 FORWARD_ONLY = {"method": "p_rge", "model": "tiny-gpt2", "micro_batches": 1}
@@ -102,7 +116,11 @@ FORWARD_ONLY = {"method": "p_rge", "model": "tiny-gpt2", "micro_batches": 1}
 @pytest.mark.parametrize(
     ("changes", "said", "unsaid"),
     [
-        ({"model": "tiny-llama", "options": {"initialization": "torch_pruned"}}, "does not take 'llama' apart", "trained"),
+        (
+            {"model": "tiny-llama", "options": {"initialization": "torch_pruned"}},
+            "does not take 'llama' apart",
+            "trained",
+        ),
         ({"method": "confidant", "options": {"devices": 3}}, r"devices = 3 .* has 2 devices\. Lower it", "stage"),
         (FORWARD_ONLY | {"options": {"queries": 5000}}, "at most 4,096", "65,536"),
         (FORWARD_ONLY | {"options": {"queries": 70_000}}, "at most 4,096", "65,536"),
@@ -125,7 +143,8 @@ def test_a_step_time_that_no_setting_meets_is_refused_and_one_that_leaves_sample
     plain = experiment.run(job, cluster, "simulate")
     assert not any("From step" in note for note in plain.notes)
     with pytest.raises(
-        PlanError, match=r"at most 1e-12 s .*\(step_s\).* The shortest, of 1 queries of 1 samples, .* takes .* s\. Raise step_s"
+        PlanError,
+        match=r"at most 1e-12 s .*\(step_s\).* The shortest, of 1 queries of 1 samples, .* takes .* s\. Raise step_s",
     ):
         experiment.plan(replace(job, options={"step_s": 1e-12}), cluster)
     limit = 0.7 * plain.plan.total_s
@@ -134,4 +153,7 @@ def test_a_step_time_that_no_setting_meets_is_refused_and_one_that_leaves_sample
     trained = len(report.steps) * report.plan.micro_batch_size
     asked = len(plain.steps) * job.batch_size
     assert trained < asked
-    assert "From step 1 on" in report.notes[0] and f"train on {trained} samples, where {asked} were asked for" in report.notes[1]
+    assert (
+        "From step 1 on" in report.notes[0]
+        and f"train on {trained} samples, where {asked} were asked for" in report.notes[1]
+    )

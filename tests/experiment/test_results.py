@@ -1,4 +1,5 @@
-"""From a CSV of a hundred rows in three classes to a predicted sentence, by every method; by peft or transformers alone where they can."""
+"""From a CSV of a hundred rows in three classes to a predicted sentence, by every method; by peft or transformers alone
+where they can."""
 
 from __future__ import annotations
 
@@ -40,7 +41,12 @@ FORMS = {
     "p_rge": ("peft", "lora_fa"),
     "ringada": ("edge-llm-workbench", "adapters"),
 }
-SETTINGS: dict[str, Any] = {"epochs": 2, "batch_size": 10, "micro_batches": 2, "learning_rate": 1e-2}
+SETTINGS: dict[str, Any] = {
+    "epochs": 2,
+    "batch_size": 10,
+    "micro_batches": 2,
+    "learning_rate": 1e-2,
+}
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # of peft and transformers
 
 
@@ -55,7 +61,9 @@ def write_csv(path: Path, count: int, seed: int) -> Path:
 
 def files_in(folder: Path) -> set[str]:
     # Unlike Path.rglob, os.walk goes on where a folder vanishes while the run works in it.
-    return {(Path(place) / name).relative_to(folder).as_posix() for place, _, names in os.walk(folder) for name in names}
+    return {
+        (Path(place) / name).relative_to(folder).as_posix() for place, _, names in os.walk(folder) for name in names
+    }
 
 
 class Kept(NamedTuple):
@@ -69,17 +77,29 @@ class Kept(NamedTuple):
     @classmethod
     def of(cls, line: str) -> Kept:
         name, source, _, _, removed = (cell.strip() for cell in line.strip("| ").split("|"))
-        pattern = re.sub(r"(?<=-)[A-Z](?=[-.])", r"\\d+", re.escape(name.strip("`")).replace(r"\-", "-").replace(r"\.", "."))
+        pattern = re.sub(
+            r"(?<=-)[A-Z](?=[-.])",
+            r"\\d+",
+            re.escape(name.strip("`")).replace(r"\-", "-").replace(r"\.", "."),
+        )
         methods = {TITLES[one] for one in source.split("; ") if one in TITLES}
         if source.startswith("all"):
             methods = {*TITLES.values()} - {method for title, method in TITLES.items() if source == f"all but {title}"}
         perhaps = methods | {method for title, method in TITLES.items() if f"{title} with" in source}
         return cls(
-            re.compile(pattern.replace("NAME", "[^/]+") + (".*" if pattern.endswith("/") else "")), methods, perhaps, removed[:5] == "stays"
+            re.compile(pattern.replace("NAME", "[^/]+") + (".*" if pattern.endswith("/") else "")),
+            methods,
+            perhaps,
+            removed[:5] == "stays",
         )
 
 
-TITLES = {"PAC+": "pac_plus", "P-RGE": "p_rge", "RingAda": "ringada", "fine-tuning": "fine_tuning"}
+TITLES = {
+    "PAC+": "pac_plus",
+    "P-RGE": "p_rge",
+    "RingAda": "ringada",
+    "fine-tuning": "fine_tuning",
+}
 TABLE = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
 ROWS = [Kept.of(line) for line in TABLE.splitlines() if line.startswith("| `")]
 
@@ -88,7 +108,11 @@ class Trained:
     """Every method's run of one job, each once."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.data, base = folder, write_csv(folder / "reviews.csv", 100, 0), folder / "base"
+        self.folder, self.data, base = (
+            folder,
+            write_csv(folder / "reviews.csv", 100, 0),
+            folder / "base",
+        )
         load_model("tiny-gpt2-2").save_pretrained(base)
         save_tokenizer("tiny-gpt2-2", base)
         self.base, self._loaded = base, dict[str, LoadedResult]()
@@ -104,13 +128,26 @@ class Trained:
         options: dict[str, Any] = {"technique": form} if form in ("lora", "full", "adapters") else {}
         method = "fine_tuning" if options else form
         options |= {"local_iterations": 1} if form == "ringada" else {}  # several rounds in an epoch
-        return Job(method=method, columns="text=review,label=verdict", options=options, **settings, **SETTINGS)
+        return Job(
+            method=method,
+            columns="text=review,label=verdict",
+            options=options,
+            **settings,
+            **SETTINGS,
+        )
 
     def __getitem__(self, form: str) -> LoadedResult:
         if form not in self._loaded:
             seen = self.seen[form] = set[str]()
-            report = run(self.job(form), self.folder / form, progress=lambda event: seen.update(files_in(self.folder / form)))
-            assert sum(report.spent_s.values()) > 0 and {"load", "profile", "plan", "train", "evaluate"} <= report.spent_s.keys()
+            report = run(
+                self.job(form),
+                self.folder / form,
+                progress=lambda event: seen.update(files_in(self.folder / form)),
+            )
+            assert (
+                sum(report.spent_s.values()) > 0
+                and {"load", "profile", "plan", "train", "evaluate"} <= report.spent_s.keys()
+            )
             self._loaded[form] = load_result(self.folder / form)
             assert self._loaded[form].about.metrics == report.metrics
         return self._loaded[form]
@@ -120,7 +157,11 @@ class Trained:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     with pytest.MonkeyPatch.context() as patch:
         brief = {"batch_sizes": (1, 4), "lengths": (), "budget_s": 0.1}
-        patch.setattr(fine_tuning, "measure_layers", partial(fine_tuning_measure.measure_layers, **brief))
+        patch.setattr(
+            fine_tuning,
+            "measure_layers",
+            partial(fine_tuning_measure.measure_layers, **brief),
+        )
         patch.setattr(ringada, "measure_layers", partial(ringada_measure.measure_layers, **brief))
         patch.setattr(p_rge, "measure_layers", partial(p_rge_measure.measure_layers, budget_s=0.1))
         return Trained(tmp_path_factory.mktemp("results"))
@@ -148,7 +189,11 @@ def test_a_run_leaves_what_the_docs_say(form: str, trained: Trained) -> None:
 def test_from_a_csv_to_a_predicted_sentence(form: str, trained: Trained, tmp_path: Path) -> None:
     """The same answers on the command line, from a file and in Python; the run's own score again; other data scored."""
     model, folder = trained[form], str(trained.folder / form)
-    assert (model.about.technique, model.about.class_names, model.about.job.method) == (FORMS[form][1], CLASSES, trained.job(form).method)
+    assert (model.about.technique, model.about.class_names, model.about.job.method) == (
+        FORMS[form][1],
+        CLASSES,
+        trained.job(form).method,
+    )
     answers = call("predict", folder, *SENTENCES)
     assert [one["answer"] for one in answers] == [answer.answer for answer in model.predict(SENTENCES)]
     for one in answers:
@@ -157,25 +202,39 @@ def test_from_a_csv_to_a_predicted_sentence(form: str, trained: Trained, tmp_pat
     (tmp_path / "some.txt").write_text("\n".join(SENTENCES) + "\n")
     (tmp_path / "some.csv").write_text("\n".join(["id,review", *(f"7,{text}" for text in SENTENCES)]) + "\n")
     for name in ("some.txt", "some.csv"):
-        assert [one["answer"] for one in call("predict", folder, "--file", str(tmp_path / name))] == [one["answer"] for one in answers]
+        assert [one["answer"] for one in call("predict", folder, "--file", str(tmp_path / name))] == [
+            one["answer"] for one in answers
+        ]
     again = call("evaluate", folder)
     assert again["metrics"] == pytest.approx(model.about.metrics) and again["samples"] == 20
     other = write_csv(tmp_path / "other.csv", 40, 1)
     rows = [line.rsplit(",", 1) for line in other.read_text().splitlines()[1:]]
-    right = [answer.answer == label for answer, (_, label) in zip(model.predict([text for text, _ in rows]), rows, strict=True)]
+    right = [
+        answer.answer == label
+        for answer, (_, label) in zip(model.predict([text for text, _ in rows]), rows, strict=True)
+    ]
     scored = call("evaluate", folder, "--data", str(other))
-    assert (scored["samples"], scored["metrics"]["accuracy"]) == (40, pytest.approx(sum(right) / 40))
+    assert (scored["samples"], scored["metrics"]["accuracy"]) == (
+        40,
+        pytest.approx(sum(right) / 40),
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_cards_code_loads_the_result_by_the_library_that_it_names(
-    form: str, trained: Trained, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    form: str,
+    trained: Trained,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     model, folder = trained[form], trained.folder / form / "adapter"
     card = (folder / "README.md").read_text()
     [code] = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     library = FORMS[form][0]
-    assert f"library_name: {library}\n" in card and "name: reviews.csv, columns review, verdict; 70 training samples" in card
+    assert (
+        f"library_name: {library}\n" in card
+        and "name: reviews.csv, columns review, verdict; 70 training samples" in card
+    )
     monkeypatch.chdir(folder)
     made: dict[str, Any] = {}
     exec(code, made)
@@ -198,13 +257,29 @@ def test_what_cannot_be_predicted_is_told(trained: Trained, tmp_path: Path) -> N
     for words, told in (
         (("predict", folder), "sentences 0, second texts 0, file ''"),
         (("predict", str(tmp_path), "a film"), "There is no result.json"),
-        (("predict", folder, "a film", "--pair", "a town"), "is text. Give 1 for each sample"),
-        (("predict", folder, "--file", data), "The data have the columns 'words', 'verdict'"),
         (
-            ("evaluate", folder, "--data", data, "--columns", "text=words,label=verdict"),
+            ("predict", folder, "a film", "--pair", "a town"),
+            "is text. Give 1 for each sample",
+        ),
+        (
+            ("predict", folder, "--file", data),
+            "The data have the columns 'words', 'verdict'",
+        ),
+        (
+            (
+                "evaluate",
+                folder,
+                "--data",
+                data,
+                "--columns",
+                "text=words,label=verdict",
+            ),
             "has 'awful'. The data hold 'awful'; the classes are 'bad', 'fine', 'good'",
         ),
-        (("evaluate", folder, "--calibration", "mean_prior"), "A head answers here, no prompt"),
+        (
+            ("evaluate", folder, "--calibration", "mean_prior"),
+            "A head answers here, no prompt",
+        ),
         (("evaluate", folder, "--task", "mrpc"), "It has those of its training"),
     ):
         assert told in refused(*words)

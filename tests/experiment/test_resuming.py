@@ -32,11 +32,15 @@ def test_an_interrupted_run_goes_on_from_its_last_completed_step(
 ) -> None:
     in_its_middle = copied(stopped, tmp_path) if epoch == 2 else stop_in(job, tmp_path, epoch)
     again: list[Event] = []
-    resumed = run(job, tmp_path, resume=True, progress=lambda event: again.append(event) if event.kind == "step" else None)
+    resumed = run(
+        job, tmp_path, resume=True, progress=lambda event: again.append(event) if event.kind == "step" else None
+    )
     assert losses(resumed) == losses(whole[0])
     assert again[0].epoch == epoch
     assert again[0].step > 0 or not in_its_middle
-    assert len(again) == sum((event_epoch, step) >= (again[0].epoch, again[0].step) for event_epoch, step, _ in losses(whole[0]))
+    assert len(again) == sum(
+        (event_epoch, step) >= (again[0].epoch, again[0].step) for event_epoch, step, _ in losses(whole[0])
+    )
     assert resumed.metrics == whole[0].metrics
     assert {path.name for path in tmp_path.iterdir()} == KEPT_AFTER_A_RUN
 
@@ -89,17 +93,26 @@ def _garble(cache: Path) -> None:
     ],
 )
 def test_a_cache_that_cannot_be_used_is_told_and_filled_again(
-    damage: Callable[[Path], None], said: str, job: Job, whole: tuple[Report, Path], stopped: tuple[Path, bool], tmp_path: Path
+    damage: Callable[[Path], None],
+    said: str,
+    job: Job,
+    whole: tuple[Report, Path],
+    stopped: tuple[Path, bool],
+    tmp_path: Path,
 ) -> None:
     copied(stopped, tmp_path)
     damage(next(path for path in sorted(tmp_path.glob("devices/*/cache")) if (path / "taps.bin").stat().st_size))
     resumed = run(job, tmp_path, resume=True)
     assert [said in note for note in resumed.notes if "activation cache" in note] == [True]  # and nothing of a tape
     assert "filling the cache again" in resumed.phases_s
-    assert [loss for _, _, loss in losses(resumed)] == pytest.approx([loss for _, _, loss in losses(whole[0])], rel=1e-6)
+    assert [loss for _, _, loss in losses(resumed)] == pytest.approx(
+        [loss for _, _, loss in losses(whole[0])], rel=1e-6
+    )
 
 
-def test_a_damaged_snapshot_costs_its_epoch_only(job: Job, whole: tuple[Report, Path], stopped: tuple[Path, bool], tmp_path: Path) -> None:
+def test_a_damaged_snapshot_costs_its_epoch_only(
+    job: Job, whole: tuple[Report, Path], stopped: tuple[Path, bool], tmp_path: Path
+) -> None:
     copied(stopped, tmp_path)
     [snapshot] = (tmp_path / "snapshots").glob("weights-epoch-2-step-0-*")
     content = bytearray(snapshot.read_bytes())
@@ -111,7 +124,9 @@ def test_a_damaged_snapshot_costs_its_epoch_only(job: Job, whole: tuple[Report, 
     assert losses(resumed) == losses(whole[0])
 
 
-def test_an_edited_loss_does_not_enter_the_report(job: Job, whole: tuple[Report, Path], stopped: tuple[Path, bool], tmp_path: Path) -> None:
+def test_an_edited_loss_does_not_enter_the_report(
+    job: Job, whole: tuple[Report, Path], stopped: tuple[Path, bool], tmp_path: Path
+) -> None:
     copied(stopped, tmp_path)
     [log] = (tmp_path / "steps").glob("epoch-1-from-0-rank-0.jsonl")
     lines = log.read_bytes().splitlines(keepends=True)

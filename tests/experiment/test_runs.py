@@ -39,14 +39,18 @@ def test_diverged_training_is_told(job: Job, tmp_path: Path) -> None:
         run(replace(job, learning_rate=1e3), tmp_path)
 
 
-@pytest.mark.parametrize("changes", [{"epochs": 1}, {"train_samples": 3}, {"batch_size": 1, "micro_batches": 1, "train_samples": 4}])
+@pytest.mark.parametrize(
+    "changes", [{"epochs": 1}, {"train_samples": 3}, {"batch_size": 1, "micro_batches": 1, "train_samples": 4}]
+)
 def test_small_jobs(changes: dict, job: Job, tmp_path: Path) -> None:
     report = run(replace(job, **changes), tmp_path)
     assert len(report.epochs) == changes.get("epochs", EPOCHS)
     assert all(step.loss for step in report.steps)
 
 
-def test_a_dilation_is_found_once_stated_and_divided_out(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dilation_is_found_once_stated_and_divided_out(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found: list[float] = []
     monkeypatch.delenv("WORKBENCH_DILATION", raising=False)
 
@@ -67,7 +71,9 @@ def test_a_dilation_is_found_once_stated_and_divided_out(job: Job, tmp_path: Pat
     assert 0 <= found[0] < 1
 
 
-def test_a_run_that_is_late_all_the_same_is_invalid_and_calibrated_again(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_late_all_the_same_is_invalid_and_calibrated_again(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found: list[float] = []
     monkeypatch.delenv("WORKBENCH_DILATION", raising=False)
 

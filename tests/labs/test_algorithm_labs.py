@@ -26,7 +26,9 @@ def split() -> TokenizedSplit:
 
 
 def test_only_techniques_inside_the_backbone_keep_its_activations(split: TokenizedSplit) -> None:
-    costs = {one.technique: one for one in measure_techniques(MODEL, next(evaluation_batches(split, 16)), CONFIG, repeats=1)}
+    costs = {
+        one.technique: one for one in measure_techniques(MODEL, next(evaluation_batches(split, 16)), CONFIG, repeats=1)
+    }
     assert costs["full"].trained > sum(one.numel() for one in load_stack(MODEL).parameters())  # and a head
     assert costs["lora"].saved_bytes > 2 * costs["parallel_adapters"].saved_bytes
     assert costs["parallel_adapters"].trained == sum(one.numel() for one in ParallelAdapter(CONFIG).parameters())
@@ -37,8 +39,14 @@ def test_only_techniques_inside_the_backbone_keep_its_activations(split: Tokeniz
 
 
 def test_fewer_bits_hold_less_and_err_more(split: TokenizedSplit) -> None:
-    found = {one.storage: one for one in stored_backbones(MODEL, ParallelAdapter(CONFIG), lambda: list(evaluation_batches(split)))}
-    assert found["float32"].tap_error == 0 and found["float32"].held_bytes > found["int8"].held_bytes > found["int4"].held_bytes
+    found = {
+        one.storage: one
+        for one in stored_backbones(MODEL, ParallelAdapter(CONFIG), lambda: list(evaluation_batches(split)))
+    }
+    assert (
+        found["float32"].tap_error == 0
+        and found["float32"].held_bytes > found["int8"].held_bytes > found["int4"].held_bytes
+    )
     assert 0 < found["int8"].tap_error < found["int4"].tap_error
 
 
@@ -50,7 +58,9 @@ def test_block_errors_keep_within_equation_1() -> None:
 
 
 def test_cache_errors_grow_as_bytes_shrink() -> None:
-    found = cache_errors(torch.randn(10, 64, generator=torch.Generator().manual_seed(0)), dtypes=("float32", "bfloat16", "int8"))
+    found = cache_errors(
+        torch.randn(10, 64, generator=torch.Generator().manual_seed(0)), dtypes=("float32", "bfloat16", "int8")
+    )
     assert [row for row, _ in found.values()] == [256, 128, 68]
     errors = [error for _, error in found.values()]
     assert errors[0] == 0 < errors[1] < errors[2] < 0.02

@@ -44,7 +44,10 @@ def test_a_partition_by_hand_against_equation_3() -> None:
 
 def test_versions_are_where_the_paper_says() -> None:
     timeline = stashed(4, 8)
-    assert [version_words(timeline, rank, 13.5) for rank in (0, 3)] == ["v1 (newest) for 4; v0 for 1, 2, 3", "v3 (newest) for 3"]
+    assert [version_words(timeline, rank, 13.5) for rank in (0, 3)] == [
+        "v1 (newest) for 4; v0 for 1, 2, 3",
+        "v3 (newest) for 3",
+    ]
     rows = version_table(timeline).rows
     assert rows[6] == ("6", "v3", "v4", "v5", "v6", "v7")
     assert rows[2] == ("2", "v0", "v0", "v1", "v2", "v3")
@@ -72,7 +75,9 @@ def test_heads_by_hand_against_algorithm_1_and_the_optimum() -> None:
 
 def test_recoveries_of_several_runs() -> None:
     report = make_report(first_s=8.0, cached_s=2.0)
-    recovery = Recovery(what="kill beta", step=1, noticed_s=0.1, planned_s=0.2, resumed_s=0.3, repeated=1, predicted_s=0.5)
+    recovery = Recovery(
+        what="kill beta", step=1, noticed_s=0.1, planned_s=0.2, resumed_s=0.3, repeated=1, predicted_s=0.5
+    )
     rows = recovery_table({"killed": replace(report, mode="execute", recoveries=(recovery,)), "quiet": report}).rows
     assert rows[0][1:5] == ("kill beta", "0.10", "0.20", "0.30") and rows[0][-3:] == ("0.50", "0.60", "")
     assert rows[1][1] == "nothing changed"

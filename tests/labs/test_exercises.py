@@ -58,8 +58,16 @@ def with_unequal(*shares: float):
         (lambda answer: exercises.check_half_time(answer, REPORT), 3, 4),
         (lambda answer: exercises.check_share(answer, CLUSTER, "alpha", 3), 0.1667, 1.5),
         (lambda answer: exercises.check_transfer(answer, CLUSTER, "alpha", "beta", 4_000_000), 0.0324, 0.004),
-        (lambda answer: exercises.check_cluster(answer, cores=2), with_unequal(0.1, 0.2, 0.3), with_unequal(0.1, 0.2, 0.2)),
-        (lambda answer: exercises.check_cluster(answer, cores=2), with_unequal(0.1, 0.2, 0.3), with_unequal(0.9, 0.8, 0.7)),
+        (
+            lambda answer: exercises.check_cluster(answer, cores=2),
+            with_unequal(0.1, 0.2, 0.3),
+            with_unequal(0.1, 0.2, 0.2),
+        ),
+        (
+            lambda answer: exercises.check_cluster(answer, cores=2),
+            with_unequal(0.1, 0.2, 0.3),
+            with_unequal(0.9, 0.8, 0.7),
+        ),
         (lambda answer: exercises.check_cluster(answer, cores=2), with_unequal(0.1, 0.2, 0.3), with_unequal(0.1, 0.2)),
         (lambda answer: exercises.check_trainable_share(answer, 10, 990), 0.01, 1.0),
         (lambda answer: exercises.check_cache_bytes(answer, **SIZES), 20 * 384 * 7 * 2, 20 * 384 * 6 * 2),
@@ -70,7 +78,11 @@ def with_unequal(*shares: float):
         (lambda answer: exercises.check_quantized_bytes(answer, bits=4, block_size=64), 0.5625, 0.5),
         (lambda answer: exercises.check_terminator(answer, blocks=(4, 5, 2, 3), depth=4), 3, 4),
         (lambda answer: exercises.check_least_time(answer, depth=4), 8, 4),
-        (lambda answer: exercises.check_pipelined_time(answer, num_stages=4, layers_per_stage=3, micro_batches=4), 10.5, 6),
+        (
+            lambda answer: exercises.check_pipelined_time(answer, num_stages=4, layers_per_stage=3, micro_batches=4),
+            10.5,
+            6,
+        ),
         (lambda answer: exercises.check_last_unfrozen(answer, num_layers=12, every=40), 440, 480),
         (lambda answer: exercises.check_link_bytes(answer, samples=32, tokens=24, hidden_size=384), 1_179_648, 294_912),
         (exercises.check_terminator_code, _terminator, lambda spans, depth: len(spans) - 1),
@@ -87,9 +99,21 @@ def with_unequal(*shares: float):
         (lambda answer: exercises.check_heads(answer, TWO_PROCESSORS), [9, 3], [9, 9]),
         (lambda answer: exercises.check_head_bound(answer, share=0.35), 1.212, 1.54),
         (lambda answer: exercises.check_stable_rate(answer, delay=3), 0.445, 0.7),
-        (lambda answer: exercises.check_notice(answer, nbytes=110e6, bytes_per_s=20e6, step_s=1.5, still_s=0.3), 7.3, 5.5),
-        (exercises.check_delayed_code, _delayed, lambda w, gradient, rate, delay, steps: _delayed(w, gradient, rate, 0, steps)),
-        (exercises.check_compatibility_code, _compatibility, lambda capacities, batteries, p, eta: [p * one for one in batteries]),
+        (
+            lambda answer: exercises.check_notice(answer, nbytes=110e6, bytes_per_s=20e6, step_s=1.5, still_s=0.3),
+            7.3,
+            5.5,
+        ),
+        (
+            exercises.check_delayed_code,
+            _delayed,
+            lambda w, gradient, rate, delay, steps: _delayed(w, gradient, rate, 0, steps),
+        ),
+        (
+            exercises.check_compatibility_code,
+            _compatibility,
+            lambda capacities, batteries, p, eta: [p * one for one in batteries],
+        ),
         (lambda answer: exercises.check_bubble(answer, num_stages=4, num_micro_batches=4), 3 / 7, 0.25),
     ],
 )
@@ -122,7 +146,9 @@ def test_a_cache_that_never_halves_the_time_is_told() -> None:
     assert "never" in exercises.check_half_time(3, make_report(first_s=2.0, cached_s=1.5)).message
 
 
-@pytest.mark.parametrize(("mine_s", "passed", "said"), [(0.9, True, "beat"), (1.1, True, "within 20 %"), (1.5, False, "Get within")])
+@pytest.mark.parametrize(
+    ("mine_s", "passed", "said"), [(0.9, True, "beat"), (1.1, True, "within 20 %"), (1.5, False, "Get within")]
+)
 def test_a_plan_of_ones_own_is_compared_with_the_planners(monkeypatch, mine_s: float, passed: bool, said: str) -> None:
     def sweep(job, cluster, plans, mode, *, num_steps):
         assert mode == "simulate"
@@ -157,10 +183,16 @@ def test_checks_of_plans() -> None:
     assert exercises.check_grouping("OOM", compare(problem, ("data parallel",))[0]).passed
     need = needs_of(problem, planned)[0].total_bytes
     name = problem.cluster.devices[0].name
-    assert [exercises.check_memory_floor(answer, problem, planned, name).passed for answer in (None, need, need / 2)] == [None, True, False]
+    assert [
+        exercises.check_memory_floor(answer, problem, planned, name).passed for answer in (None, need, need / 2)
+    ] == [None, True, False]
     refined = PLANNERS["simulated and refined"](problem)
     assert step_s(problem, refined) < step_s(problem, planned)
-    assert [exercises.check_faster_split(one, problem, planned).passed for one in (None, refined, planned)] == [None, True, False]
+    assert [exercises.check_faster_split(one, problem, planned).passed for one in (None, refined, planned)] == [
+        None,
+        True,
+        False,
+    ]
     too_large = by_hand(problem, [23, 1], [[0], [2]])
     assert "nano-h" in str(exercises.check_faster_split(too_large, problem, planned))
     assert not exercises.check_faster_split("a plan", problem, planned).passed  # type: ignore[arg-type]

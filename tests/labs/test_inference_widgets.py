@@ -1,4 +1,5 @@
-"""Widgets of single-shot inference: what they show is what planners, simulator and memory check say of the plan in hand."""
+"""Widgets of single-shot inference: what they show is what planners, simulator and memory check say of the plan in
+hand."""
 
 from __future__ import annotations
 
@@ -14,7 +15,11 @@ from workbench.tasks import load_task
 from workbench.widgets import SchedulePlayer, passages_folder
 from workbench_labs import exercises
 from workbench_labs.exercises.dividing import break_even
-from workbench_labs.inference_explorer import InferenceExplorer, LayerCutter, SchemeEditor
+from workbench_labs.inference_explorer import (
+    InferenceExplorer,
+    LayerCutter,
+    SchemeEditor,
+)
 from workbench_labs.inference_problem import (
     PLANNERS,
     SequenceProblem,
@@ -58,15 +63,21 @@ def test_prices_of_few_layers_are_those_of_all(problem: SequenceProblem, algorit
         with_schemes(problem, algorithm_1, [1, 2])
 
 
-def test_a_slower_device_scales_its_operations_and_no_others(problem: SequenceProblem) -> None:
+def test_a_slower_device_scales_its_operations_and_no_others(
+    problem: SequenceProblem,
+) -> None:
     slow = on(problem, problem.cluster.slowed(1, 2.0)).profile.costs
     was = problem.profile.costs
-    assert slow[1][0].seconds("UP", 10, 100) == pytest.approx(2 * was[1][0].seconds("UP", 10, 100)) and slow[0] == was[0]
+    assert (
+        slow[1][0].seconds("UP", 10, 100) == pytest.approx(2 * was[1][0].seconds("UP", 10, 100)) and slow[0] == was[0]
+    )
     with pytest.raises(ConfigError, match="alpha"):
         on(problem, load_cluster("laptop"))
 
 
-def test_planners_stand_beside_each_other_and_who_does_not_fit_says_why(problem: SequenceProblem) -> None:
+def test_planners_stand_beside_each_other_and_who_does_not_fit_says_why(
+    problem: SequenceProblem,
+) -> None:
     found = compare_inference(problem, ("Galaxy+", "Algorithm 1", "Megatron-LM"))
     assert found[0].seconds <= found[1].seconds < found[2].seconds
     table = str(inference_table(found, problem))
@@ -84,7 +95,11 @@ def test_cutting_a_layer_follows_the_sliders(problem: SequenceProblem) -> None:
     cutter.way.value = "scheme 2"
     cutter.weights[3].value = 0
     cutter.wait()
-    assert cutter.plan.num_positions == 3 and "on 3 devices" in cutter.figure.heading.value and "scheme 2" in cutter.figure.heading.value
+    assert (
+        cutter.plan.num_positions == 3
+        and "on 3 devices" in cutter.figure.heading.value
+        and "scheme 2" in cutter.figure.heading.value
+    )
     cutter.way.value = "Megatron-LM"
     assert set(cutter.plan.units) == {4}  # equal, whatever the sliders say
     for slider in cutter.weights:
@@ -93,7 +108,9 @@ def test_cutting_a_layer_follows_the_sliders(problem: SequenceProblem) -> None:
     assert "No device takes part" in cutter.message.value
 
 
-def test_schemes_are_chosen_by_slider_and_layer_by_layer(tight: SequenceProblem) -> None:
+def test_schemes_are_chosen_by_slider_and_layer_by_layer(
+    tight: SequenceProblem,
+) -> None:
     editor = SchemeEditor(tight, schemes=[1] * 6, planner="Algorithm 1")
     assert editor.plan.configuration == (6, 0) and "a sequence" in editor.headline.value and editor.message.value == ""
     editor.count.value = 2
@@ -125,7 +142,9 @@ def test_the_player_steps_through_the_ring_by_operations(problem: SequenceProble
         player.forth.click()
         assert player.slider.value > before
         seen.append(player.table.value)
-    assert any("queries, keys, values of tile" in table for table in seen) and any("send embedded tile" in table for table in seen)
+    assert any("queries, keys, values of tile" in table for table in seen) and any(
+        "send embedded tile" in table for table in seen
+    )
     player.back.click()
     assert player.table.value == seen[-2]
     player.slider.value = 0
@@ -154,7 +173,9 @@ def test_the_explorer_follows_its_sliders(problem: SequenceProblem) -> None:
     assert "No plan fits" in explorer.headline.value and "role='alert'" in explorer.message.value
 
 
-def test_a_straggler_is_left_out_and_a_killed_device_costs_no_request(problem: SequenceProblem) -> None:
+def test_a_straggler_is_left_out_and_a_killed_device_costs_no_request(
+    problem: SequenceProblem,
+) -> None:
     lab = StragglerLab(problem, num_requests=120)
     with_it, without = lab.reports["with re-scheduling"], lab.reports["without"]
     assert with_it.events_of("excluded", rank=1) and not without.events_of("excluded")
@@ -170,29 +191,73 @@ def test_passages_are_a_task_of_longer_texts(tmp_path) -> None:
     assert len(task.test) == 3 and min(len(text.split()) for text in task.test.texts) > 60
 
 
-def test_exercises_tell_right_from_wrong(problem: SequenceProblem, tight: SequenceProblem, algorithm_1: InferencePlan) -> None:
+def test_exercises_tell_right_from_wrong(
+    problem: SequenceProblem, tight: SequenceProblem, algorithm_1: InferencePlan
+) -> None:
     shape = problem.profile.stacks[0]
     moved = sum(sent_bytes(algorithm_1, shape, length=284, scheme=1))
     ring = {"num_devices": 4, "product_s": 0.005}
     partly = with_schemes(tight, PLANNERS["Algorithm 1"](tight), [1] * 6)
     slower = replace(algorithm_1, units=(1, 1, 1, 9))
-    most = max(count for count in range(7) if refusal(tight, with_schemes(tight, partly, [2] * count + [1] * (6 - count))) is None)
+    most = max(
+        count
+        for count in range(7)
+        if refusal(tight, with_schemes(tight, partly, [2] * count + [1] * (6 - count))) is None
+    )
     assert 0 < most < 6
     cases = (
-        (lambda answer: exercises.check_travelling_bytes(answer, algorithm_1, shape, length=284, scheme=1), moved, moved / 2),
-        (lambda answer: exercises.check_ring_time(answer, transfer_s=0.003, overlapped=True, **ring), 0.020, 0.029),
-        (lambda answer: exercises.check_ring_time(answer, transfer_s=0.008, overlapped=True, **ring), 0.029, 0.020),
-        (lambda answer: exercises.check_ring_time(answer, transfer_s=0.003, overlapped=False, **ring), 0.029, 0.020),
-        (lambda answer: exercises.check_most_scheme_2(answer, tight, partly), most, most + 1),
-        (lambda answer: exercises.check_most_scheme_2(answer, tight, partly), most, most - 1),
-        (lambda answer: exercises.check_faster_inference(answer, problem, slower), algorithm_1, slower),
-        (lambda answer: exercises.check_faster_inference(answer, problem, algorithm_1), PLANNERS["Galaxy+"](problem), "a plan"),
+        (
+            lambda answer: exercises.check_travelling_bytes(answer, algorithm_1, shape, length=284, scheme=1),
+            moved,
+            moved / 2,
+        ),
+        (
+            lambda answer: exercises.check_ring_time(answer, transfer_s=0.003, overlapped=True, **ring),
+            0.020,
+            0.029,
+        ),
+        (
+            lambda answer: exercises.check_ring_time(answer, transfer_s=0.008, overlapped=True, **ring),
+            0.029,
+            0.020,
+        ),
+        (
+            lambda answer: exercises.check_ring_time(answer, transfer_s=0.003, overlapped=False, **ring),
+            0.029,
+            0.020,
+        ),
+        (
+            lambda answer: exercises.check_most_scheme_2(answer, tight, partly),
+            most,
+            most + 1,
+        ),
+        (
+            lambda answer: exercises.check_most_scheme_2(answer, tight, partly),
+            most,
+            most - 1,
+        ),
+        (
+            lambda answer: exercises.check_faster_inference(answer, problem, slower),
+            algorithm_1,
+            slower,
+        ),
+        (
+            lambda answer: exercises.check_faster_inference(answer, problem, algorithm_1),
+            PLANNERS["Galaxy+"](problem),
+            "a plan",
+        ),
     )
     for check, right, wrong in cases:
-        assert [check(answer).passed for answer in (None, right, wrong)] == [None, True, False]  # type: ignore[arg-type]
+        assert [check(answer).passed for answer in (None, right, wrong)] == [
+            None,
+            True,
+            False,
+        ]  # type: ignore[arg-type]
 
 
-def test_break_even_is_where_waiting_costs_what_leaving_out_does(problem: SequenceProblem, algorithm_1: InferencePlan) -> None:
+def test_break_even_is_where_waiting_costs_what_leaving_out_does(
+    problem: SequenceProblem, algorithm_1: InferencePlan
+) -> None:
     factor = break_even(problem, algorithm_1, 1)
     waiting = SequencePrice(replace(problem, profile=problem.profile.slowed(1, factor)))(algorithm_1)
     much = SequencePrice(replace(problem, profile=problem.profile.slowed(1, 2 * factor)))(algorithm_1)

@@ -69,7 +69,10 @@ def test_every_planner_gives_a_plan_that_fits_or_says_who_lacks_what(planner: st
 
 
 def test_refined_is_never_slower_than_algorithm_1_and_ignoring_heterogeneity_costs(problem: Problem) -> None:
-    rate = {one.planner: one.samples_per_s for one in compare(problem, ("Algorithm 1", "simulated and refined", "as if all were equal"))}
+    rate = {
+        one.planner: one.samples_per_s
+        for one in compare(problem, ("Algorithm 1", "simulated and refined", "as if all were equal"))
+    }
     assert rate["simulated and refined"] >= rate["Algorithm 1"] > rate["as if all were equal"]
 
 
@@ -105,7 +108,10 @@ def test_moving_a_slider_plans_anew_in_place(problem: Problem) -> None:
     explorer.micro_batches.value = 1
     explorer.planner.value = "one device"
     explorer.wait()
-    assert explorer.answer.plan is not None and len(explorer.answer.plan.stages) == explorer.answer.plan.num_micro_batches == 1
+    assert (
+        explorer.answer.plan is not None
+        and len(explorer.answer.plan.stages) == explorer.answer.plan.num_micro_batches == 1
+    )
     explorer.tabs.selected_index = 2
     assert "every device is within its budget" in explorer.tabs.children[2].heading.value
 
@@ -146,7 +152,11 @@ def test_a_split_that_does_not_fit_names_device_and_bytes(problem: Problem) -> N
     editor = SplitEditor(problem, layers=[21, 3], groups=[[0], [2]])
     need = needs_of(problem, editor.plan)[0].total_bytes
     assert need > problem.cluster.devices[0].memory_bytes
-    assert "Out of memory" in editor.headline.value and "nano-h" in editor.message.value and f"{need / 1e9:.1f} GB" in editor.message.value
+    assert (
+        "Out of memory" in editor.headline.value
+        and "nano-h" in editor.message.value
+        and f"{need / 1e9:.1f} GB" in editor.message.value
+    )
     editor.tabs.selected_index = 2
     editor.wait()
     assert "Out of memory: nano-h" in editor.tabs.children[2].heading.value

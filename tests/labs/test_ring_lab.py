@@ -11,7 +11,12 @@ from workbench_labs.ring import LearningLab, RingLab, Tried, policy_seconds, rin
 def test_the_ring_of_figure_2() -> None:
     rows = {row[0]: row[1:] for row in ring_table((4, 5, 2, 3), 3).rows}
     assert rows["device 1"][0] == "initiator" and rows["device 4"][0] == "terminator"
-    assert [rows[f"device {number}"][2:4] for number in (1, 2, 3, 4)] == [("4", "0"), ("5", "0"), ("2", "0"), ("0", "3")]
+    assert [rows[f"device {number}"][2:4] for number in (1, 2, 3, 4)] == [
+        ("4", "0"),
+        ("5", "0"),
+        ("2", "0"),
+        ("0", "3"),
+    ]
     assert rows["device 4"][4] == "activation to device 1, the initiator" and rows["device 4"][5].startswith("nothing")
     deeper = {row[0]: row[1:] for row in ring_table((4, 5, 2, 3), 4, initiator=1).rows}
     assert deeper["device 3"][0] == "terminator" and deeper["device 4"][5] == "gradient to device 3"

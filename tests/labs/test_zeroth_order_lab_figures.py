@@ -32,7 +32,10 @@ def test_the_bowl_shows_both_points_of_every_query_and_their_mean_at_the_gradien
     probes = [Probe((1.0, 0.0), 2.0), Probe((0.0, -1.0), 1.0)]
     figure = bowl(lambda x, y: x * x + y * y, [(3.0, 0.0), (1.0, 2.0)], probes, gradient=(2.0, 0.0), epsilon=0.5)
     plus, minus = trace(figure, "θ + εz"), trace(figure, "θ − εz")
-    assert (list(plus.x), list(plus.y)) == ([1.5, 1.0], [2.0, 1.5]) and (list(minus.x), list(minus.y)) == ([0.5, 1.0], [2.0, 2.5])
+    assert (list(plus.x), list(plus.y)) == ([1.5, 1.0], [2.0, 1.5]) and (list(minus.x), list(minus.y)) == (
+        [0.5, 1.0],
+        [2.0, 2.5],
+    )
     exact, mean = trace(figure, "exact: −∇L"), trace(figure, "their mean")
     assert exact.x[:2] == (1.0, 1.0 - ARROW) and exact.y[:2] == (2.0, 2.0)
     # The mean of g z is (1, -1/2): half as long as the gradient in x, and up.
@@ -81,7 +84,11 @@ def test_the_roof_is_memory_left_of_the_ridge_and_arithmetic_right_of_it() -> No
 def test_learning_has_losses_their_mean_scores_baselines_and_the_engine() -> None:
     losses = [(1, 4.0), (2, 2.0), (3, 3.0)]
     figure = learning(losses, [(0, 0.5), (3, 0.75)], baselines={"zero-shot": 0.5}, engine=[(4, 2.5)], label="measured")
-    assert list(trace(figure, "loss of a step").y) == [4.0, 2.0, 3.0] and list(trace(figure, "its mean").y) == [4.0, 3.0, 3.0]
+    assert list(trace(figure, "loss of a step").y) == [4.0, 2.0, 3.0] and list(trace(figure, "its mean").y) == [
+        4.0,
+        3.0,
+        3.0,
+    ]
     scores, base = trace(figure, "validation accuracy"), trace(figure, "zero-shot 0.50")
     assert scores.yaxis == "y2" and list(scores.y) == [0.5, 0.75] and list(base.y) == [0.5, 0.5] and base.x[1] == 4
     assert list(trace(figure, "loss in the engine").x) == [4]

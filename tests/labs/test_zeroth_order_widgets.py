@@ -24,13 +24,37 @@ from workbench.tasks.prompts import PromptBatch
 from workbench.trainings.queries import QueryTraining, Trial
 from workbench_labs import exercises, training_panel
 from workbench_labs.bowl import epsilon_curve, exact_gradient, plane_error, study_slopes
-from workbench_labs.planning import QueryDivider, query_counts, query_seconds, query_step_s, with_memory
+from workbench_labs.planning import (
+    QueryDivider,
+    query_counts,
+    query_seconds,
+    query_step_s,
+    with_memory,
+)
 from workbench_labs.plots.zeroth_order import Pass
-from workbench_labs.rooflines import RooflineExplorer, execution_costs, measure_roofline, one_by_one, paper_machines
-from workbench_labs.training_panel import TrainingPanel, continue_in_engine, figure_of, frozen_and_trained
+from workbench_labs.rooflines import (
+    RooflineExplorer,
+    execution_costs,
+    measure_roofline,
+    one_by_one,
+    paper_machines,
+)
+from workbench_labs.training_panel import (
+    TrainingPanel,
+    continue_in_engine,
+    figure_of,
+    frozen_and_trained,
+)
 
 SETTINGS = Trial(
-    model="tiny-llama", method="P-RGE", queries=2, batch_size=2, learning_rate=5e-3, samples=(16, 8, 8), max_length=64, score_every=2
+    model="tiny-llama",
+    method="P-RGE",
+    queries=2,
+    batch_size=2,
+    learning_rate=5e-3,
+    samples=(16, 8, 8),
+    max_length=64,
+    score_every=2,
 )
 
 
@@ -46,15 +70,29 @@ def problem() -> Problem:
 
     def layers(slower: float) -> tuple[LayerProfile, ...]:
         grids = {
-            kind: Grid(batch_sizes=(1, 2), sequence_lengths=(1, 2), seconds=((at, at), (2 * at, 2 * at)))
+            kind: Grid(
+                batch_sizes=(1, 2),
+                sequence_lengths=(1, 2),
+                seconds=((at, at), (2 * at, 2 * at)),
+            )
             for kind, at in (("F", 0.5e-3 * slower), ("STEP", 1e-6 * slower))
         }
         one = LayerProfile(
-            name="layer", times=grids, frozen_bytes=10**6, trainable_bytes=1000, output_bytes_per_token=64, context_bytes_per_token=0
+            name="layer",
+            times=grids,
+            frozen_bytes=10**6,
+            trainable_bytes=1000,
+            output_bytes_per_token=64,
+            context_bytes_per_token=0,
         )
         return (one, one)
 
-    profile = Profile(model="made up", method="p_rge", source="measured", layers=tuple(layers(slower) for slower in (1, 2, 4, 8)))
+    profile = Profile(
+        model="made up",
+        method="p_rge",
+        source="measured",
+        layers=tuple(layers(slower) for slower in (1, 2, 4, 8)),
+    )
     return Problem(profile, load_cluster("laptop"), queries=8, sequence_length=1)
 
 
@@ -74,7 +112,9 @@ def test_a_models_slopes_are_those_of_its_gradient(training: QueryTraining) -> N
     noise = [model.trainables.noise(query_seed(0, 0, query)) for query in range(8)]
     mean = sum(z * measured for z, (_, measured) in zip(noise, study.slopes, strict=True)) / 8
     queries, error = study.error.points[-1]
-    assert queries == 8 and error == pytest.approx(float((mean - gradient).square().sum() / gradient.square().sum()), rel=1e-3)
+    assert queries == 8 and error == pytest.approx(
+        float((mean - gradient).square().sum() / gradient.square().sum()), rel=1e-3
+    )
     assert study.error.dimension == model.trainables.num_values == frozen_and_trained(model)[1]
     curve = epsilon_curve(model, batch, (1e-3, 1.0), queries=4, exact=gradient)
     assert curve[0].deviation < 0.05 < curve[1].deviation
@@ -85,11 +125,18 @@ def test_passes_are_counted_and_timed_by_parts(training: QueryTraining) -> None:
     batch = training.batch(0, samples=1)
     host = measure_roofline(training.model, batch, (2, 1), seconds=0.01, pass_budget_s=0.01)
     one, two = host.passes
-    assert (one.parts, two.parts) == (1, 2) and two.flops == pytest.approx(2 * one.flops, rel=0.01) and one.weight_bytes == two.weight_bytes
+    assert (
+        (one.parts, two.parts) == (1, 2)
+        and two.flops == pytest.approx(2 * one.flops, rel=0.01)
+        and one.weight_bytes == two.weight_bytes
+    )
     tokens, layers = batch.input_ids.shape[1], training.model.backbone.layers
     matrices = sum(p.numel() for p in layers.parameters() if p.dim() == 2 and not p.requires_grad)
     assert one.flops > 2 * matrices * tokens and one.seconds > 0
-    assert one_by_one(host.passes)["one after the other"][1] == (2, pytest.approx(2e3 * one.seconds))
+    assert one_by_one(host.passes)["one after the other"][1] == (
+        2,
+        pytest.approx(2e3 * one.seconds),
+    )
     assert host.machine(len(layers)).flops_per_s == host.flops_per_s
     training.model.part_losses(batch)  # nothing stays bound
 
@@ -104,15 +151,27 @@ def test_the_roofline_explorer_follows_its_controls() -> None:
     ]
     gain = explorer.costs[0].step_s / explorer.costs[-1].step_s
     assert gain > 4 and f"{gain:.2f} times as fast" in explorer.headline.value
-    explorer.tokens.value, explorer.batch_size.value, explorer.model.value = 256, 16, "Llama2-7B"
+    explorer.tokens.value, explorer.batch_size.value, explorer.model.value = (
+        256,
+        16,
+        "Llama2-7B",
+    )
     explorer.wait()
     assert explorer.costs[0].step_s / explorer.costs[-1].step_s < 1.1 and "little to gain" in explorer.headline.value
     assert "Llama2-7B" in explorer.figure.heading.value and "sequential" in explorer.table.value
-    jetson = execution_costs("TinyLlama-1.1B", paper_machines()["Jetson Orin Nano, NF4 (Table 4)"], queries=1, batch_size=1, tokens=64)
+    jetson = execution_costs(
+        "TinyLlama-1.1B",
+        paper_machines()["Jetson Orin Nano, NF4 (Table 4)"],
+        queries=1,
+        batch_size=1,
+        tokens=64,
+    )
     assert jetson[0].step_s / jetson[2].step_s == pytest.approx(1.62, rel=0.25)  # Table 4's speed-up
 
 
-def test_training_is_watched_paused_and_gone_on_with_from_its_log(tmp_path: Path) -> None:
+def test_training_is_watched_paused_and_gone_on_with_from_its_log(
+    tmp_path: Path,
+) -> None:
     whole = QueryTraining(SETTINGS)
     whole.score_untrained()
     curve = whole.run(4)
@@ -125,7 +184,10 @@ def test_training_is_watched_paused_and_gone_on_with_from_its_log(tmp_path: Path
     assert "3 steps, accuracy" in panel.headline.value and panel.log_path.is_file()
     again = TrainingPanel(SETTINGS, 4, folder=tmp_path)
     finished = again.trained()
-    assert "4 steps (3 of them from the log)" in again.headline.value and "16 forward passes of 2 samples" in again.headline.value
+    assert (
+        "4 steps (3 of them from the log)" in again.headline.value
+        and "16 forward passes of 2 samples" in again.headline.value
+    )
     assert finished.curve.losses == curve.losses and finished.curve.baselines == curve.baselines
     assert torch.equal(finished.model.trainables.flat, whole.model.trainables.flat)
     assert again.trained() is finished and list(figure_of(finished).data[0].y) == [loss for _, loss in curve.losses]
@@ -144,29 +206,48 @@ def test_training_is_watched_paused_and_gone_on_with_from_its_log(tmp_path: Path
 
 
 class _StandIn:
-    """In place of the inference engine: a model of its own that makes the same steps, and is off by `wrong` in each loss."""
+    """In place of the inference engine: a model of its own that makes the same steps, and is off by `wrong` in each
+    loss."""
 
     wrong = 0.0
 
     def __init__(self, path: str, *, seed: int, noise_of: Callable[[int, int], Any], threads: int) -> None:
         self.inner, self.step_number = QueryTraining(SETTINGS), 0
         size = self.inner.model.trainables.num_values
-        assert torch.equal(torch.from_numpy(noise_of(7, size)), self.inner.model.trainables.noise(7)) and Path(path).is_file()
+        assert (
+            torch.equal(
+                torch.from_numpy(noise_of(7, size)),
+                self.inner.model.trainables.noise(7),
+            )
+            and Path(path).is_file()
+        )
 
     def step(self, batch: PromptBatch, learning_rate: float) -> EngineStep:
         result = self.inner.step()
         self.step_number += 1
         losses = tuple(loss * (1 + self.wrong) for loss in result.losses.tolist())
-        return EngineStep(step=self.step_number - 1, losses=losses, gradients=result.log.gradients, log=result.log)
+        return EngineStep(
+            step=self.step_number - 1,
+            losses=losses,
+            gradients=result.log.gradients,
+            log=result.log,
+        )
 
     def theta(self) -> Any:
         return self.inner.model.trainables.flat.detach().numpy()
 
 
 @pytest.mark.parametrize("wrong", [0.0, 0.01])
-def test_the_engine_goes_on_beside_pytorch(wrong: float, training: QueryTraining, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_goes_on_beside_pytorch(
+    wrong: float,
+    training: QueryTraining,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def export(model: CausalModel, path: Path, config: EngineConfig, *, name: str) -> SimpleNamespace:
-        assert config.sequence_length >= max(training.train.lengths) and config.num_targets == training.train.max_targets
+        assert (
+            config.sequence_length >= max(training.train.lengths) and config.num_targets == training.train.max_targets
+        )
         path.write_bytes(bytes(1000))
         return SimpleNamespace(path=str(path), file_bytes=1000, export_s=0.1)
 
@@ -178,7 +259,11 @@ def test_the_engine_goes_on_beside_pytorch(wrong: float, training: QueryTraining
     run = continue_in_engine(training, tmp_path, steps=2)
     assert run.difference == pytest.approx(wrong, abs=1e-6) and run.values == pytest.approx(0, abs=1e-6)
     assert [step for step, _ in run.losses] == [1, 2] and run.scores[0][0] == "before"
-    assert run.scores[1][1] == run.scores[2][1] and "after 2 steps in the engine" in str(run) and "<table" in run._repr_html_()
+    assert (
+        run.scores[1][1] == run.scores[2][1]
+        and "after 2 steps in the engine" in str(run)
+        and "<table" in run._repr_html_()
+    )
     assert torch.equal(training.model.trainables.flat, before) and training.curve.steps == 0
     # Interrupted, it leaves the training as it was: what it had made is in no log.
     monkeypatch.setattr(_StandIn, "theta", lambda engine: pytest.fail("went on"))
@@ -208,7 +293,9 @@ def test_the_real_engine_goes_on_beside_pytorch(tmp_path: Path) -> None:
     assert torch.equal(training.model.trainables.flat, before)
 
 
-def test_the_engine_says_so_where_it_is_not_installed(training: QueryTraining, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_says_so_where_it_is_not_installed(
+    training: QueryTraining, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def missing() -> None:
         raise ConfigError("A program was asked for.", "ExecuTorch is not installed.", "Install it.")
 
@@ -247,21 +334,52 @@ def test_exercises_tell_right_from_wrong(problem: Problem) -> None:
     log = StepLog(step=0, seeds=(1, 2), gradients=(0.5, 0.25), learning_rate=1e-3)
     passes = [Pass(parts, parts * 1e9, 1e9, seconds) for parts, seconds in ((1, 1.0), (4, 1.5), (8, 6.0))]
     cases = (
-        (lambda answer: exercises.check_projected_gradient(answer, plus=0.731, minus=0.694, epsilon=0.01), 1.85, 3.7),
-        (lambda answer: exercises.check_forward_passes(answer, queries=4, steps=300), 2400, 1200),
-        (lambda answer: exercises.check_queries_for_error(answer, dimension=4608), 4609, 1),
+        (
+            lambda answer: exercises.check_projected_gradient(answer, plus=0.731, minus=0.694, epsilon=0.01),
+            1.85,
+            3.7,
+        ),
+        (
+            lambda answer: exercises.check_forward_passes(answer, queries=4, steps=300),
+            2400,
+            1200,
+        ),
+        (
+            lambda answer: exercises.check_queries_for_error(answer, dimension=4608),
+            4609,
+            1,
+        ),
         (lambda answer: exercises.check_knee(answer, passes), 4, 8),
         (lambda answer: exercises.check_travelling(answer, log), 16, 8),
-        (lambda answer: exercises.check_division(answer, problem), query_counts(problem, plan_queries(problem)), (2, 2, 2, 2)),
-        (lambda answer: exercises.check_division(answer, problem), query_counts(problem, plan_queries(problem)), (8,)),
+        (
+            lambda answer: exercises.check_division(answer, problem),
+            query_counts(problem, plan_queries(problem)),
+            (2, 2, 2, 2),
+        ),
+        (
+            lambda answer: exercises.check_division(answer, problem),
+            query_counts(problem, plan_queries(problem)),
+            (8,),
+        ),
     )
     for check, right, wrong in cases:
-        assert [check(answer).passed for answer in (None, right, wrong)] == [None, True, False], check(right)
+        assert [check(answer).passed for answer in (None, right, wrong)] == [
+            None,
+            True,
+            False,
+        ], check(right)
         assert len(check(wrong).message) > 20
 
 
-def test_the_epsilon_of_a_study_is_judged_by_its_slopes(training: QueryTraining) -> None:
+def test_the_epsilon_of_a_study_is_judged_by_its_slopes(
+    training: QueryTraining,
+) -> None:
     studies = epsilon_curve(training.model, training.batch(0), (1e-3, 1.0), queries=2)
     check = exercises.check_epsilon
-    assert [check(answer, studies).passed for answer in (None, 1e-3, 1.0, 0.5)] == [None, True, False, False]
+    assert [check(answer, studies).passed for answer in (None, 1e-3, 1.0, 0.5)] == [
+        None,
+        True,
+        False,
+        False,
+    ]
     assert "0.5 is none of" in check(0.5, studies).message

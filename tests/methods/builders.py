@@ -20,12 +20,24 @@ from workbench.tasks.tokenize import IGNORED, TokenizedSplit, Window, collate
 
 LEARNING_RATE = 5e-4
 FLOAT32 = QuantizationConfig(storage="float32")
-CACHED = Stage(start=0, stop=6, shares=(Share(rank=0, samples=3), Share(rank=1, samples=3), Share(rank=3, samples=2)))
+CACHED = Stage(
+    start=0,
+    stop=6,
+    shares=(
+        Share(rank=0, samples=3),
+        Share(rank=1, samples=3),
+        Share(rank=3, samples=2),
+    ),
+)
 
 
 def stage(start: int, stop: int, **samples: int) -> Stage:
     """Return a stage; samples by rank: r0=3, r1=1."""
-    return Stage(start=start, stop=stop, shares=tuple(Share(rank=int(name[1:]), samples=count) for name, count in samples.items()))
+    return Stage(
+        start=start,
+        stop=stop,
+        shares=tuple(Share(rank=int(name[1:]), samples=count) for name, count in samples.items()),
+    )
 
 
 PLANS = {
@@ -33,8 +45,17 @@ PLANS = {
     "[6] on [4]": (stage(0, 6, r0=1, r1=1, r2=1, r3=1),),
     "[3, 3] on [1-1]": (stage(0, 3, r1=4), stage(3, 6, r0=4)),
     "[3, 3] on [2-2]": (stage(0, 3, r0=3, r1=1), stage(3, 6, r2=2, r3=2)),
-    "[2, 2, 2] on [2-1-1]": (stage(0, 2, r0=1, r1=3), stage(2, 4, r2=4), stage(4, 6, r3=4)),
-    "[2, 2, 1, 1] on [1-1-1-1]": (stage(0, 2, r0=4), stage(2, 4, r1=4), stage(4, 5, r2=4), stage(5, 6, r3=4)),
+    "[2, 2, 2] on [2-1-1]": (
+        stage(0, 2, r0=1, r1=3),
+        stage(2, 4, r2=4),
+        stage(4, 6, r3=4),
+    ),
+    "[2, 2, 1, 1] on [1-1-1-1]": (
+        stage(0, 2, r0=4),
+        stage(2, 4, r1=4),
+        stage(4, 5, r2=4),
+        stage(5, 6, r3=4),
+    ),
 }
 
 
@@ -49,7 +70,8 @@ def made_up_split(
 ) -> TokenizedSplit:
     """Return samples of 3 to 19 tokens with labels by chance.
 
-    start_id, words: of an encoder-decoder, and what it is to write.  kind: labels of a regression are numbers around 3; of spans, tags
+    start_id, words: of an encoder-decoder, and what it is to write.  kind: labels of a regression are numbers around 3;
+    of spans, tags
     and following tokens the targets are by chance, too.
     """
     chance = random.Random(seed)
@@ -57,7 +79,10 @@ def made_up_split(
     rated, windows = kind == "regression", []
     for number, sample in enumerate(ids if kind in (*TOKEN_KINDS, "text_generation") else ()):
         tagged = kind != "question_answering"
-        targets = [chance.choice((0, 1, IGNORED)) if tagged else chance.randrange(len(sample)) for _ in (sample if tagged else "12")]
+        targets = [
+            chance.choice((0, 1, IGNORED)) if tagged else chance.randrange(len(sample))
+            for _ in (sample if tagged else "12")
+        ]
         windows.append(Window(number, 100 + number, 0, (), tuple(targets), tagged))
     return TokenizedSplit(
         ids=ids,
@@ -95,7 +120,8 @@ def adapter_config(stack: LayerStack, kind: Kind = "classification") -> Parallel
 
 
 def initial_adapter(stack: LayerStack, split: TokenizedSplit, kind: Kind = "classification") -> ParallelAdapter:
-    """Return a calibrated adapter: without calibration the random models' small activations make the side network ill-conditioned."""
+    """Return a calibrated adapter: without calibration the random models' small activations make the side network
+    ill-conditioned."""
     adapter = ParallelAdapter(adapter_config(stack, kind))
     if stack.language_model_head is not None and kind in WORD_KINDS:
         adapter.attach(stack.language_model_head)
@@ -123,9 +149,21 @@ def make_rank_job(
     if start_epoch == 0:
         save_initial(initial_adapter(stack, split, kind), folder, "test")
     return PacPlusRankJob(
-        job=Job(model=model, epochs=epochs, batch_size=batch_size, micro_batches=2, learning_rate=LEARNING_RATE),
+        job=Job(
+            model=model,
+            epochs=epochs,
+            batch_size=batch_size,
+            micro_batches=2,
+            learning_rate=LEARNING_RATE,
+        ),
         cluster=cluster,
-        plan=Plan(method="pac_plus", stages=stages, micro_batch_size=batch_size // 2, num_micro_batches=2, cached=CACHED),
+        plan=Plan(
+            method="pac_plus",
+            stages=stages,
+            micro_batch_size=batch_size // 2,
+            num_micro_batches=2,
+            cached=CACHED,
+        ),
         profile=free_profile(stack.num_layers, cluster.world_size),
         is_paced=False,
         adapter=adapter_config(stack, kind),
@@ -140,9 +178,22 @@ def make_rank_job(
 
 def free_profile(num_layers: int, world_size: int) -> Profile:
     """Return a profile in which nothing takes time or memory."""
-    sizes = dict.fromkeys(("frozen_bytes", "trainable_bytes", "output_bytes_per_token", "context_bytes_per_token"), 0)
+    sizes = dict.fromkeys(
+        (
+            "frozen_bytes",
+            "trainable_bytes",
+            "output_bytes_per_token",
+            "context_bytes_per_token",
+        ),
+        0,
+    )
     layers = tuple(LayerProfile(name=f"layer {index}", times={}, **sizes) for index in range(num_layers))
-    return Profile(model="made up", method="made up", source="analytic", layers=(layers,) * world_size)
+    return Profile(
+        model="made up",
+        method="made up",
+        source="analytic",
+        layers=(layers,) * world_size,
+    )
 
 
 def losses_of(results: list[RankResult]) -> dict[tuple[int, int], float]:
@@ -161,7 +212,9 @@ def write_sentences(folder: Path) -> Path:
     for source in SOURCES:
         lines = []
         for number in range(1, 12000):
-            words = " ".join(chance.choice(("good", "bad", "film", "plot", "fine", "dull")) for _ in range(chance.randrange(2, 15)))
+            words = " ".join(
+                chance.choice(("good", "bad", "film", "plot", "fine", "dull")) for _ in range(chance.randrange(2, 15))
+            )
             lines.append(f"{number}\t{(number % 9 - 4) / 2}\t{words} {number} of {source}")
         (folder / f"{source}_GroundTruth.txt").write_text("\n".join(lines))
     return folder

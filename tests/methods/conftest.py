@@ -17,7 +17,8 @@ def four_devices(memory_bytes: int = 2_000_000_000) -> Cluster:
     return Cluster(
         name="test",
         devices=tuple(
-            Device(name=f"device-{index}", flops_per_s=1e9, memory_bytes=memory_bytes, link=link, host_share=1.0) for index in range(4)
+            Device(name=f"device-{index}", flops_per_s=1e9, memory_bytes=memory_bytes, link=link, host_share=1.0)
+            for index in range(4)
         ),
     )
 

@@ -35,9 +35,20 @@ def ring_plan(*blocks: tuple[int, int], micro_batches: int = 2) -> Plan:
     """Return the ring of (rank, number of layers), in its order."""
     stages, at = [], 0
     for rank, count in blocks:
-        stages.append(Stage(start=at, stop=at + count, shares=(Share(rank=rank, samples=8 // micro_batches),)))
+        stages.append(
+            Stage(
+                start=at,
+                stop=at + count,
+                shares=(Share(rank=rank, samples=8 // micro_batches),),
+            )
+        )
         at += count
-    return Plan(method="ringada", stages=tuple(stages), micro_batch_size=8 // micro_batches, num_micro_batches=micro_batches)
+    return Plan(
+        method="ringada",
+        stages=tuple(stages),
+        micro_batch_size=8 // micro_batches,
+        num_micro_batches=micro_batches,
+    )
 
 
 def ring_job(
@@ -58,15 +69,29 @@ def ring_job(
 ) -> RingRankJob:
     """Return a run whose adapters are unfrozen one after the other, by a policy."""
     stack, facts = load_stack(model), model_facts(model)
-    sizes: dict[str, Any] = {"hidden_size": stack.hidden_size, "num_layers": stack.num_layers, "kind": kind}
+    sizes: dict[str, Any] = {
+        "hidden_size": stack.hidden_size,
+        "num_layers": stack.num_layers,
+        "kind": kind,
+    }
     if stack.family.reads_images:
         split, sizes = (
-            tokenize(load_task("digits").train.take(range(samples)), load_tokenizer(model), max_length=1),
+            tokenize(
+                load_task("digits").train.take(range(samples)),
+                load_tokenizer(model),
+                max_length=1,
+            ),
             sizes | {"num_outputs": 10},
         )
     else:
         split = split_for(stack, samples, kind)
-    job = Job(model=model, epochs=epochs, batch_size=8, micro_batches=plan.num_micro_batches, learning_rate=LEARNING_RATE)
+    job = Job(
+        model=model,
+        epochs=epochs,
+        batch_size=8,
+        micro_batches=plan.num_micro_batches,
+        learning_rate=LEARNING_RATE,
+    )
     return RingRankJob(
         job=job,
         cluster=cluster,
@@ -74,11 +99,24 @@ def ring_job(
         profile=free_profile(stack.num_layers, cluster.world_size),
         is_paced=False,
         split=split,
-        config=TechniqueConfig(technique="parallel" if parallel else "serial", bottleneck=8, reduction=4, **sizes),
+        config=TechniqueConfig(
+            technique="parallel" if parallel else "serial",
+            bottleneck=8,
+            reduction=4,
+            **sizes,
+        ),
         facts=facts,
         options=RingAdaOptions(local_iterations=local_iterations, cache=cache, federated=federated),
-        policy=Policy(num_layers=stack.num_layers, every=every, unfreezing=unfreezing, patience=1, threshold=0.05),
-        owned={device.name: tuple(range(rank, samples, cluster.world_size)) for rank, device in enumerate(cluster.devices)},
+        policy=Policy(
+            num_layers=stack.num_layers,
+            every=every,
+            unfreezing=unfreezing,
+            patience=1,
+            threshold=0.05,
+        ),
+        owned={
+            device.name: tuple(range(rank, samples, cluster.world_size)) for rank, device in enumerate(cluster.devices)
+        },
         typical_length=16,
         folder=folder,
     )
@@ -87,8 +125,19 @@ def ring_job(
 def train_plainly(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Return each mini-batch's loss and the final weights of one process that does one mini-batch after the other."""
     trained, logits_of = _whole(job)
-    groups = [{"params": [one], "weight_decay": job.job.weight_decay if one.ndim >= 2 else 0.0} for one in trained.values()]
-    optimizer, policy, losses, step = torch.optim.AdamW(groups, lr=1.0), job.policy, [], 0
+    groups = [
+        {
+            "params": [one],
+            "weight_decay": job.job.weight_decay if one.ndim >= 2 else 0.0,
+        }
+        for one in trained.values()
+    ]
+    optimizer, policy, losses, step = (
+        torch.optim.AdamW(groups, lr=1.0),
+        job.policy,
+        [],
+        0,
+    )
     brought: list[float] = []
     for epoch in range(job.job.epochs):
         for planned in job.planned_epoch(epoch):
@@ -102,16 +151,25 @@ def train_plainly(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor
                 for name, parameter in trained.items():
                     if _layer_of(name) < first:
                         parameter.grad = None
-                of_adapters = [one.grad for name, one in trained.items() if _layer_of(name) < 99 and one.grad is not None]
+                of_adapters = [
+                    one.grad for name, one in trained.items() if _layer_of(name) < 99 and one.grad is not None
+                ]
                 squared.append(sum(float(gradient.square().sum()) for gradient in of_adapters))
                 for group in optimizer.param_groups:
-                    group["lr"] = learning_rate_at(step, job.num_steps, job.job.learning_rate, job.job.warmup_fraction)
+                    group["lr"] = learning_rate_at(
+                        step,
+                        job.num_steps,
+                        job.job.learning_rate,
+                        job.job.warmup_fraction,
+                    )
                 optimizer.step()
                 optimizer.zero_grad()
                 losses.append(loss.item())
                 step += 1
             size = len(squared)
-            brought.append(sum(losses[-size:]) / size if policy.unfreezing == "plateau" else (sum(squared) / size) ** 0.5)
+            brought.append(
+                sum(losses[-size:]) / size if policy.unfreezing == "plateau" else (sum(squared) / size) ** 0.5
+            )
     assert not policy.is_adaptive or len(set(policy.adapted(brought))) > 1
     return losses, {name: parameter.detach() for name, parameter in trained.items()}
 
@@ -120,11 +178,20 @@ def begun(planned: Round) -> list[tuple[int, Iteration]]:
     """Return a round's mini-batches, each with its first micro-batch."""
     assert isinstance(planned.shape, RoundShape)
     iterations = planned.shape.iterations
-    return list(zip(accumulate((one.num_micro_batches for one in iterations), initial=0), iterations, strict=False))
+    return list(
+        zip(
+            accumulate((one.num_micro_batches for one in iterations), initial=0),
+            iterations,
+            strict=False,
+        )
+    )
 
 
-def _whole(job: RingRankJob) -> tuple[dict[str, torch.nn.Parameter], Callable[[Batch, int], torch.Tensor]]:
-    """Return the trained parameters of a whole model by name, and a function that computes the logits of a batch in an epoch."""
+def _whole(
+    job: RingRankJob,
+) -> tuple[dict[str, torch.nn.Parameter], Callable[[Batch, int], torch.Tensor]]:
+    """Return the trained parameters of a whole model by name, and a function that computes the logits of a batch in an
+    epoch."""
     stack = load_stack(job.job.model)
     backbone = copy.deepcopy(stack.stage(0, stack.num_layers))
     model = TechniqueStage(backbone, job.config)
@@ -135,7 +202,13 @@ def _whole(job: RingRankJob) -> tuple[dict[str, torch.nn.Parameter], Callable[[B
     def beside(batch: Batch, epoch: int) -> torch.Tensor:
         with torch.no_grad():
             taps = backbone(batch.input_ids, batch.attention_mask)[1]
-        return side.head(side(None, taps, batch.attention_mask), taps[-1], batch.attention_mask, batch.sample_ids, epoch)
+        return side.head(
+            side(None, taps, batch.attention_mask),
+            taps[-1],
+            batch.attention_mask,
+            batch.sample_ids,
+            epoch,
+        )
 
     return model.trained(), beside
 
@@ -147,19 +220,33 @@ def _layer_of(name: str) -> int:
 
 
 def train_federated(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Return each mini-batch's loss and the final weights of one process that trains each device's copy, round by round, and averages."""
+    """Return each mini-batch's loss and the final weights of one process that trains each device's copy, round by
+    round, and averages."""
     stack, losses = load_stack(job.job.model), list[float]()
     copies = [TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), job.config) for _ in job.cluster.devices]
     optimizers = []
     for model in copies:
         decays = [(one, job.job.weight_decay if one.ndim >= 2 else 0.0) for one in model.trained().values()]
-        optimizers.append(torch.optim.AdamW([{"params": [one], "weight_decay": decay} for one, decay in decays], lr=1.0))
+        optimizers.append(
+            torch.optim.AdamW(
+                [{"params": [one], "weight_decay": decay} for one, decay in decays],
+                lr=1.0,
+            )
+        )
     for number in range(job.num_rounds):
         epoch, planned = number // job.rounds_per_epoch, job.round(number)
         for at, (start, one) in enumerate(begun(planned)):
             model, optimizer = copies[one.initiator], optimizers[one.initiator]
-            batch = collate(job.split, [row for part in planned.samples[start : start + one.num_micro_batches] for row in part])
-            logits = model.logits(model(batch.input_ids, batch.attention_mask)[1], batch.attention_mask, batch.sample_ids, epoch)
+            batch = collate(
+                job.split,
+                [row for part in planned.samples[start : start + one.num_micro_batches] for row in part],
+            )
+            logits = model.logits(
+                model(batch.input_ids, batch.attention_mask)[1],
+                batch.attention_mask,
+                batch.sample_ids,
+                epoch,
+            )
             loss = task_loss(logits, batch.labels, job.config.kind)
             loss.backward()
             step = number * job.steps_per_round + at
@@ -171,17 +258,24 @@ def train_federated(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tens
         with torch.no_grad():
             for own in zip(*(model.trained().values() for model in copies), strict=True):
                 moments = [optimizer.state[one] for optimizer, one in zip(optimizers, own, strict=True)]
-                for tensors in ([one.data for one in own], *([one[name] for one in moments] for name in ("exp_avg", "exp_avg_sq"))):
+                for tensors in (
+                    [one.data for one in own],
+                    *([one[name] for one in moments] for name in ("exp_avg", "exp_avg_sq")),
+                ):
                     mean = torch.stack(tensors).mean(dim=0)
                     for one in tensors:
                         one.copy_(mean)
     return losses, {name: one.detach() for name, one in copies[0].trained().items()}
 
 
-def train_on_ring(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor], list[dict[Value, Any]]]:
-    """Return the same of the ring's programs, every rank's operations in this process, and every value that was held at the end.
+def train_on_ring(
+    job: RingRankJob,
+) -> tuple[list[float], dict[str, torch.Tensor], list[dict[Value, Any]]]:
+    """Return the same of the ring's programs, every rank's operations in this process, and every value that was held at
+    the end.
 
-    Where the plan's layers are moved, other phases begin with all that the former ones have trained; their caches are filled again.
+    Where the plan's layers are moved, other phases begin with all that the former ones have trained; their caches are
+    filled again.
     """
     phases: list[RingPhase] = []
     losses: list[float] = []
@@ -200,8 +294,13 @@ def train_on_ring(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor
             planned = job.round(number)
             programs = [phase.phase.program(phase.shape(planned)) for phase in phases]
             [program] = {program.digest: program for program in programs}.values()
-            held = run_program(program, {rank: phase.handlers(epoch, planned) for rank, phase in enumerate(phases)})
-            found = {value.microbatch: float(loss) for own in held for value, loss in own.items() if value.name == "loss"}
+            held = run_program(
+                program,
+                {rank: phase.handlers(epoch, planned) for rank, phase in enumerate(phases)},
+            )
+            found = {
+                value.microbatch: float(loss) for own in held for value, loss in own.items() if value.name == "loss"
+            }
             for start, one in begun(planned):
                 losses.append(sum(found[start + m] for m in range(one.num_micro_batches)) * len(begun(planned)))
     weights = {
@@ -215,7 +314,12 @@ def train_on_ring(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor
 
 def _phase(job: RingRankJob, rank: int) -> RingPhase:
     context = SimpleNamespace(own_folder=lambda folder: folder / f"rank-{rank}")
-    session: Any = SimpleNamespace(rank=rank, rank_job=job, progress=SimpleNamespace(phase=lambda name: None), context=context)
+    session: Any = SimpleNamespace(
+        rank=rank,
+        rank_job=job,
+        progress=SimpleNamespace(phase=lambda name: None),
+        context=context,
+    )
     phase = RingPhase(session, job.phases()[0], RankResult(rank=rank))
     phase.load(0)
     return phase
@@ -224,4 +328,8 @@ def _phase(job: RingRankJob, rank: int) -> RingPhase:
 def unequal_links(cluster: Cluster) -> Cluster:
     """Return the cluster with one fast pair, so that the initiators' order is not the ring's."""
     names = [device.name for device in cluster.devices]
-    return Cluster(name="unequal", devices=cluster.devices, pairs={f"{names[0]}>{names[-1]}": Link(bytes_per_s=1e10)})
+    return Cluster(
+        name="unequal",
+        devices=cluster.devices,
+        pairs={f"{names[0]}>{names[-1]}": Link(bytes_per_s=1e10)},
+    )

@@ -1,6 +1,7 @@
 """Technique x schedule x precision: every combination gives what one process gives, or is refused in a sentence.
 
-All ranks' operations run in this process, by the handlers that devices use.  Two steps: gradients of the first, losses of both.
+All ranks' operations run in this process, by the handlers that devices use.  Two steps: gradients of the first, losses
+of both.
 """
 
 import copy
@@ -70,7 +71,8 @@ CUTS = ("1F1B", "data parallel", "hybrid by GPipe")
 OTHER_MODELS = ("tiny-gpt2", "tiny-llama", "tiny-t5", "tiny-bart")
 SAMPLES, BATCH = 14, 8  # the second mini-batch is smaller
 TOLERANCES = 1e-5, 1e-5
-"""Of the first step's loss, ten times as much of the second's; and of gradients, as a share of the greatest twice as much.
+"""Of the first step's loss, ten times as much of the second's; and of gradients, as a share of the greatest twice as
+much.
 
 AdamW divides by gradients' own size, which carries float noise of tiny ones into the weights.
 """
@@ -78,8 +80,14 @@ IN_FEW_BITS = 1e-4, 1e-2
 """Activations in bfloat16 or int8 are multiplied as they are stored, and by one process in float64."""
 
 COMBINATIONS = [
-    *((technique, name, storage, "tiny-bert") for technique, name, storage in product((*TECHNIQUES, PARALLEL), SCHEDULES, PRECISIONS)),
-    *((technique, name, "float32", model) for technique, name, model in product((*TECHNIQUES, PARALLEL), CUTS, OTHER_MODELS)),
+    *(
+        (technique, name, storage, "tiny-bert")
+        for technique, name, storage in product((*TECHNIQUES, PARALLEL), SCHEDULES, PRECISIONS)
+    ),
+    *(
+        (technique, name, "float32", model)
+        for technique, name, model in product((*TECHNIQUES, PARALLEL), CUTS, OTHER_MODELS)
+    ),
 ]
 INVALID = {("full", storage) for storage in PRECISIONS if storage != "float32"}
 
@@ -101,11 +109,23 @@ def backbone(model: str, storage: str) -> LayerStack:
 
 
 def job(model: str) -> Job:
-    return Job(model=model, epochs=1, batch_size=BATCH, micro_batches=2, learning_rate=LEARNING_RATE)
+    return Job(
+        model=model,
+        epochs=1,
+        batch_size=BATCH,
+        micro_batches=2,
+        learning_rate=LEARNING_RATE,
+    )
 
 
 def plan_of(stages: Sequence[Stage], *, cached: Stage | None = None) -> Plan:
-    return Plan(method="test", stages=tuple(stages), micro_batch_size=BATCH // 2, num_micro_batches=2, cached=cached)
+    return Plan(
+        method="test",
+        stages=tuple(stages),
+        micro_batch_size=BATCH // 2,
+        num_micro_batches=2,
+        cached=cached,
+    )
 
 
 def train(module: torch.nn.Module, losses: Sequence[Any]) -> Reference:
@@ -136,38 +156,62 @@ def compare(
     for step, (program, own) in enumerate(zip(programs, tables, strict=True)):
         values = run_program(program, {rank: one.table() for rank, one in own.items()})  # type: ignore[attr-defined]
         parts = [content.item() for held in values for value, content in held.items() if value.name == "loss"]
-        assert sum(parts) == pytest.approx(reference.losses[step], rel=10 * of_loss if step else of_loss), f"{what}, step {step + 1}"
+        assert sum(parts) == pytest.approx(reference.losses[step], rel=10 * of_loss if step else of_loss), (
+            f"{what}, step {step + 1}"
+        )
         moments: dict[str, torch.Tensor] = {}
         for one in own.values() if step == 0 else ():
             for name, tensor in one.optimizer.named_tensors().items():
                 assert torch.equal(moments.setdefault(name, tensor), tensor), f"{what}: ranks differ in {name}"
-        found = {name.removeprefix("exp_avg/"): 10 * tensor for name, tensor in moments.items() if name.startswith("exp_avg/")}
+        found = {
+            name.removeprefix("exp_avg/"): 10 * tensor
+            for name, tensor in moments.items()
+            if name.startswith("exp_avg/")
+        }
         assert step or set(found) == set(reference.gradients), what
         for name, tensor in found.items():
             limits = {"rtol": of_gradient, "atol": 2 * of_gradient * scale}
-            torch.testing.assert_close(tensor, reference.gradients[name].float(), msg=partial("{}: {}\n{}".format, what, name), **limits)
+            torch.testing.assert_close(
+                tensor,
+                reference.gradients[name].float(),
+                msg=partial("{}: {}\n{}".format, what, name),
+                **limits,
+            )
 
 
 def technique_config(stack: LayerStack, technique: str, kind: Kind = "classification") -> TechniqueConfig:
     """Narrow adapters keep the tiny models' gradients from vanishing in the many."""
-    sizes = {"hidden_size": stack.hidden_size, "num_layers": stack.num_layers, "bottleneck": 8}
+    sizes = {
+        "hidden_size": stack.hidden_size,
+        "num_layers": stack.num_layers,
+        "bottleneck": 8,
+    }
     return TechniqueConfig(technique=technique, kind=kind, **sizes)  # type: ignore[arg-type]
 
 
 @cache
 def fine_tuned_plainly(model: str, technique: str, storage: str, kind: Kind) -> Reference:
     stack = backbone(model, storage)
-    whole = TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), technique_config(stack, technique, kind))
+    whole = TechniqueStage(
+        copy.deepcopy(stack.stage(0, stack.num_layers)),
+        technique_config(stack, technique, kind),
+    )
 
     def loss(batch: Batch) -> torch.Tensor:
         _, last_hidden = whole(batch.input_ids, batch.attention_mask)
-        return task_loss(whole.logits(last_hidden, batch.attention_mask, batch.sample_ids, 0), batch.labels, kind)
+        return task_loss(
+            whole.logits(last_hidden, batch.attention_mask, batch.sample_ids, 0),
+            batch.labels,
+            kind,
+        )
 
     planned = fine_tuning_job(model, technique, storage, "one device", kind)
     return train(whole, [lambda batch=batch: loss(batch) for batch in batches(planned)])
 
 
-def fine_tuning_job(model: str, technique: str, storage: str, name: str, kind: Kind = "classification") -> FineTuningRankJob:
+def fine_tuning_job(
+    model: str, technique: str, storage: str, name: str, kind: Kind = "classification"
+) -> FineTuningRankJob:
     stages, order = SCHEDULES[name]
     return FineTuningRankJob(
         job=job(model),
@@ -184,25 +228,56 @@ def fine_tuning_job(model: str, technique: str, storage: str, name: str, kind: K
 
 def batches(rank_job: Any) -> list[Batch]:
     """Return the mini-batches of the first epoch, whole."""
-    return [collate(rank_job.split, [one for part in step.samples for one in part]) for step in rank_job.planned_epoch(0)]
+    return [
+        collate(rank_job.split, [one for part in step.samples for one in part]) for step in rank_job.planned_epoch(0)
+    ]
 
 
-def check_fine_tuning(model: str, technique: str, storage: str, name: str, what: str, kind: Kind = "classification") -> None:
+def check_fine_tuning(
+    model: str,
+    technique: str,
+    storage: str,
+    name: str,
+    what: str,
+    kind: Kind = "classification",
+) -> None:
     rank_job = fine_tuning_job(model, technique, storage, name, kind)
     (phase,), steps = rank_job.phases(), rank_job.planned_epoch(0)
     tables: list[dict[int, StepHandlers]] = [{} for _ in steps]
     for own in rank_job.plan.stages:
         for rank in own.ranks:
-            part = TechniqueStage(copy.deepcopy(backbone(model, storage).stage(own.start, own.stop)), rank_job.config)
-            compute, optimizer = StageCompute(part), make_optimizer(rank_job, part, len(steps))
+            part = TechniqueStage(
+                copy.deepcopy(backbone(model, storage).stage(own.start, own.stop)),
+                rank_job.config,
+            )
+            compute, optimizer = (
+                StageCompute(part),
+                make_optimizer(rank_job, part, len(steps)),
+            )
             for table, step in zip(tables, steps, strict=True):
                 share = share_of(rank, rank_job.plan, step, rank_job.split)
-                table[rank] = BackpropagationHandlers(shared=rank_job.shared, compute=compute, optimizer=optimizer, epoch=0, **share)
-    compare(fine_tuned_plainly(model, technique, storage, kind), [phase.program(step.shape) for step in steps], tables, what)
+                table[rank] = BackpropagationHandlers(
+                    shared=rank_job.shared,
+                    compute=compute,
+                    optimizer=optimizer,
+                    epoch=0,
+                    **share,
+                )
+    compare(
+        fine_tuned_plainly(model, technique, storage, kind),
+        [phase.program(step.shape) for step in steps],
+        tables,
+        what,
+    )
 
 
 def pac_plus_job(
-    model: str, storage: str, name: str, folder: Path, cached: str = "float32", kind: Kind = "classification"
+    model: str,
+    storage: str,
+    name: str,
+    folder: Path,
+    cached: str = "float32",
+    kind: Kind = "classification",
 ) -> PacPlusRankJob:
     stages, order = SCHEDULES[name]
     stack = backbone(model, storage)
@@ -244,7 +319,14 @@ def side_loss(adapter: ParallelAdapter, taps: Sequence[torch.Tensor], batch: Bat
     return task_loss(logits, batch.labels, adapter.config.kind)
 
 
-def check_parallel_adapters(model: str, storage: str, name: str, folder: Path, what: str, kind: Kind = "classification") -> None:
+def check_parallel_adapters(
+    model: str,
+    storage: str,
+    name: str,
+    folder: Path,
+    what: str,
+    kind: Kind = "classification",
+) -> None:
     rank_job = pac_plus_job(model, storage, name, folder, kind=kind)
     steps = rank_job.planned_epoch(0)
     tables: list[dict[int, StepHandlers]] = [{} for _ in steps]
@@ -260,7 +342,8 @@ def check_parallel_adapters(model: str, storage: str, name: str, folder: Path, w
 
 @pytest.mark.parametrize("technique", (*TECHNIQUES, PARALLEL))
 def test_every_combination_equals_one_process(technique: str, tmp_path: Path) -> None:
-    """Losses and gradients to 1e-5: weights in few bits are the same codes on every device, and computed with in float32."""
+    """Losses and gradients to 1e-5: weights in few bits are the same codes on every device, and computed with in
+    float32."""
     for own, name, storage, model in COMBINATIONS:
         if own != technique or (own, storage) in INVALID:
             continue
@@ -286,7 +369,11 @@ def test_answers_and_tags_equal_one_process(technique: str, kind: Kind, tmp_path
 @pytest.mark.parametrize("technique", ("lora", "adapters", "serial", PARALLEL))
 def test_generated_text_equals_one_process(technique: str, tmp_path: Path) -> None:
     """The head is the backbone's own, which the last stage alone has and nobody trains."""
-    for name, model in (("1F1B", "tiny-llama"), ("hybrid by GPipe", "tiny-gpt2"), ("data parallel", "tiny-opt")):
+    for name, model in (
+        ("1F1B", "tiny-llama"),
+        ("hybrid by GPipe", "tiny-gpt2"),
+        ("data parallel", "tiny-opt"),
+    ):
         what = f"{technique}, {name}, text_generation, {model}"
         if technique == PARALLEL:
             check_parallel_adapters(model, "float32", name, tmp_path, what, "text_generation")
@@ -299,13 +386,22 @@ def test_generated_text_equals_one_process(technique: str, tmp_path: Path) -> No
 def test_every_precision_of_backbone_and_cache_equals_one_process(storage: str, cached: str, tmp_path: Path) -> None:
     """Cached epochs: one process reads the same records, so that the cache's own rounding makes no difference."""
     model = "tiny-bert"
-    stack, rank_job = backbone(model, storage), pac_plus_job(model, storage, "hybrid", tmp_path, cached)
+    stack, rank_job = (
+        backbone(model, storage),
+        pac_plus_job(model, storage, "hybrid", tmp_path, cached),
+    )
     split = rank_job.split
-    records = ActivationCache.create(tmp_path / "cache", rank_job.manifest(0, tuple(range(SAMPLES)), whole_taps(rank_job.adapter)))
+    records = ActivationCache.create(
+        tmp_path / "cache",
+        rank_job.manifest(0, tuple(range(SAMPLES)), whole_taps(rank_job.adapter)),
+    )
     for sample in range(SAMPLES):
         batch = collate(split, [sample])
         with torch.no_grad():
-            records.write_batch([sample], [tap.to(cache_dtype(cached)) for tap in stack(batch.input_ids, batch.attention_mask)[1]])
+            records.write_batch(
+                [sample],
+                [tap.to(cache_dtype(cached)) for tap in stack(batch.input_ids, batch.attention_mask)[1]],
+            )
     steps = rank_job.phases()[1].steps(1)
     adapter = initial_adapter(stack, split).double()
 
@@ -318,7 +414,10 @@ def test_every_precision_of_backbone_and_cache_equals_one_process(storage: str, 
     tables: list[dict[int, StepHandlers]] = [{} for _ in steps]
     for rank in CACHED.ranks:
         side = make_adapter(rank_job, 0, stack.num_layers)
-        compute, optimizer = SideCompute(side, None, tap_dtype=cache_dtype(cached)), make_optimizer(rank_job, side, len(steps))
+        compute, optimizer = (
+            SideCompute(side, None, tap_dtype=cache_dtype(cached)),
+            make_optimizer(rank_job, side, len(steps)),
+        )
         own = [(step.samples[rank], step.shape.lengths[rank]) for step in steps if step.samples[rank]]
         ahead = CachedBatches(records, own, depth=0, packs=compute.packs)
         for table, step in zip(tables, steps, strict=True):
@@ -331,18 +430,36 @@ def test_every_precision_of_backbone_and_cache_equals_one_process(storage: str, 
                 cache=ahead,
                 epoch=0,
             )
-    programs, tolerances = [Programs(rank_job).cached(step.shape) for step in steps], TOLERANCES if cached == "float32" else IN_FEW_BITS
+    programs, tolerances = (
+        [Programs(rank_job).cached(step.shape) for step in steps],
+        TOLERANCES if cached == "float32" else IN_FEW_BITS,
+    )
     compare(reference, programs, tables, f"{storage}, cache in {cached}", tolerances)
     records.remove()
 
 
 REFUSED = [
-    *(("fine_tuning", {"technique": "full", "backbone_dtype": storage}, "stay as they are") for storage in PRECISIONS[1:]),
     *(
-        (method, {"schedule": "gpipe", "paradigm": paradigm}, "needs paradigm = hybrid or pipeline_parallel")
+        (
+            "fine_tuning",
+            {"technique": "full", "backbone_dtype": storage},
+            "stay as they are",
+        )
+        for storage in PRECISIONS[1:]
+    ),
+    *(
+        (
+            method,
+            {"schedule": "gpipe", "paradigm": paradigm},
+            "needs paradigm = hybrid or pipeline_parallel",
+        )
         for method, paradigm in product(("fine_tuning", "pac_plus"), ("standalone", "data_parallel"))
     ),
-    ("fine_tuning", {"schedule": "asynchronous_1f1b", "paradigm": "data_parallel"}, "needs paradigm = hybrid or pipeline_parallel"),
+    (
+        "fine_tuning",
+        {"schedule": "asynchronous_1f1b", "paradigm": "data_parallel"},
+        "needs paradigm = hybrid or pipeline_parallel",
+    ),
     ("pac_plus", {"schedule": "asynchronous_1f1b"}, "drained after each mini-batch"),
     ("fine_tuning", {"technique": "parallel adapters"}, "one of full, lora, adapters"),
     ("fine_tuning", {"cache_dtype": "int8"}, "Known: "),

@@ -36,7 +36,13 @@ def stage_of(**changes: object) -> TechniqueStage:
 def test_ratings_are_standardised_by_the_training_samples_alone(tmp_path: Path) -> None:
     """What is saved knows how: loaded again it answers in the labels' own units."""
     sizes = {"train_samples": 40, "validation_samples": 8, "test_samples": 8, "max_length": 16}
-    job = Job(method="fine_tuning", model="tiny-bert", task="sentiment-rating", data=str(write_sentences(tmp_path / "data")), **sizes)
+    job = Job(
+        method="fine_tuning",
+        model="tiny-bert",
+        task="sentiment-rating",
+        data=str(write_sentences(tmp_path / "data")),
+        **sizes,
+    )
     prepared = prepare(job)
     mean, deviation = fmean(prepared.train.labels), pstdev(prepared.train.labels)
     assert (prepared.config.label_mean, prepared.config.label_std) == pytest.approx((mean, deviation))
@@ -55,7 +61,9 @@ def test_the_loss_is_that_of_standardised_labels() -> None:
     labels, ids, mask = torch.tensor([3.5, 2.0, 3.1]), torch.randint(5, 60, (3, 7)), torch.ones(3, 7, dtype=torch.int64)
     losses, gradients = [], []
     for model, targets in ((stage_of(label_mean=3.0, label_std=0.5), labels), (stage_of(), (labels - 3.0) / 0.5)):
-        context = StageCompute(model).forward(ids, mask, Targets(labels=targets, sample_ids=torch.arange(3), epoch=0, total=3))
+        context = StageCompute(model).forward(
+            ids, mask, Targets(labels=targets, sample_ids=torch.arange(3), epoch=0, total=3)
+        )
         context.output.backward()
         losses.append(context.output)
         gradients.append({name: parameter.grad for name, parameter in model.trained().items()})

@@ -20,14 +20,24 @@ from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.quantization.stored import held_bytes, store
 from workbench.profiler.analytic import layer_costs
 
-SIZES = {"train_samples": 16, "validation_samples": 8, "test_samples": 8, "max_length": 16, "batch_size": 8, "micro_batches": 2}
+SIZES = {
+    "train_samples": 16,
+    "validation_samples": 8,
+    "test_samples": 8,
+    "max_length": 16,
+    "batch_size": 8,
+    "micro_batches": 2,
+}
 STORED = ("float16", "bfloat16", "int8", "int4", "nf4")
 
 
 def two_of_a_kind(memory_bytes: int = 10**9) -> Cluster:
     """Return devices that are not emulated, so that the catalogue's figures count."""
     link = Link(bytes_per_s=1e6)
-    devices = (Device(name=name, flops_per_s=1e9, memory_bytes=memory_bytes, link=link, model="some") for name in ("alpha", "beta"))
+    devices = (
+        Device(name=name, flops_per_s=1e9, memory_bytes=memory_bytes, link=link, model="some")
+        for name in ("alpha", "beta")
+    )
     return Cluster(name="some", devices=tuple(devices))
 
 
@@ -84,7 +94,11 @@ def test_stored_formats_change_bytes_and_time(method: str, options: dict[str, An
 
 @pytest.mark.parametrize(
     ("method", "options"),
-    [("pac_plus", {"compute_dtype": "bfloat16"}), ("pac_plus", {"compute_dtype": "float16"}), ("p_rge", {"compute_dtype": "bfloat16"})],
+    [
+        ("pac_plus", {"compute_dtype": "bfloat16"}),
+        ("pac_plus", {"compute_dtype": "float16"}),
+        ("p_rge", {"compute_dtype": "bfloat16"}),
+    ],
 )
 def test_computing_in_16_bits_halves_what_is_sent(method: str, options: dict[str, Any]) -> None:
     (plain, _), (other, notes) = layers_of(method), layers_of(method, **options)
@@ -105,7 +119,13 @@ def test_the_cache_s_format_changes_taps_and_reading(cache: str, in_memory: floa
 def test_a_plan_follows_the_format() -> None:
     """A model that is too large for a device in float32 fits in nf4."""
     options = {"paradigm": "standalone", "technique": "serial", "bottleneck": 2}
-    job = Job(method="fine_tuning", model="tiny-bert", epochs=1, options=options, **SIZES | {"batch_size": 1, "micro_batches": 1})
+    job = Job(
+        method="fine_tuning",
+        model="tiny-bert",
+        epochs=1,
+        options=options,
+        **SIZES | {"batch_size": 1, "micro_batches": 1},
+    )
     cluster = two_of_a_kind(560_000)
     with pytest.raises(PlanError, match="alpha"):
         experiment.plan(job, cluster)

@@ -1,4 +1,5 @@
-"""A run that was interrupted on four devices goes on with others, another number of them in another order, as if nothing had happened."""
+"""A run that was interrupted on four devices goes on with others, another number of them in another order, as if
+nothing had happened."""
 
 from __future__ import annotations
 
@@ -30,7 +31,11 @@ FOUR = Plan(
     num_micro_batches=2,
     cached=stage(0, 6, r0=2, r1=2, r2=2, r3=2),
 )
-THREE = replace(FOUR, stages=(stage(0, 3, r2=2, r0=2), stage(3, 6, r1=4)), cached=stage(0, 6, r0=3, r1=3, r2=2))
+THREE = replace(
+    FOUR,
+    stages=(stage(0, 3, r2=2, r0=2), stage(3, 6, r1=4)),
+    cached=stage(0, 6, r0=3, r1=3, r2=2),
+)
 
 
 def three_devices() -> Cluster:
@@ -47,7 +52,12 @@ def three(engines: EngineCluster) -> Iterator[EngineCluster]:
 
 def on_three(job: RankJob, plan: Plan) -> Any:
     cut = tuple(job.profile.layers[rank] for rank in range(3))
-    return replace(job, cluster=three_devices(), plan=plan, profile=replace(job.profile, layers=cut))
+    return replace(
+        job,
+        cluster=three_devices(),
+        plan=plan,
+        profile=replace(job.profile, layers=cut),
+    )
 
 
 def go_on(job: Any, engines: EngineCluster) -> tuple[list[RankResult], tuple[int, int], dict]:
@@ -66,23 +76,38 @@ def same_weights(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 
 
 @pytest.fixture(scope="module")
-def pac_plus_whole(three: EngineCluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[tuple[int, int], float]]:
+def pac_plus_whole(
+    three: EngineCluster, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, dict[tuple[int, int], float]]:
     """An unbroken PAC+ run on the three devices, and its losses."""
     job = on_three(pac_plus_job(tmp_path_factory.mktemp("whole")), THREE)
     return job, losses_of(three.run(train_rank, [job] * 3))
 
 
 def pac_plus_job(folder: Path, plan: Plan = FOUR) -> Any:
-    job = make_rank_job(load_stack("tiny-bert"), "tiny-bert", plan.stages, four_devices(), folder, samples=SAMPLES, epochs=EPOCHS)
+    job = make_rank_job(
+        load_stack("tiny-bert"),
+        "tiny-bert",
+        plan.stages,
+        four_devices(),
+        folder,
+        samples=SAMPLES,
+        epochs=EPOCHS,
+    )
     return replace(job, plan=plan)
 
 
-def test_pac_plus_goes_on_in_its_first_epoch(engines: EngineCluster, three: EngineCluster, pac_plus_whole, tmp_path: Path) -> None:
-    """After two steps on four devices: the rest on three; what these have not taped of the two steps, their backbone fills."""
+def test_pac_plus_goes_on_in_its_first_epoch(
+    engines: EngineCluster, three: EngineCluster, pac_plus_whole, tmp_path: Path
+) -> None:
+    """After two steps on four devices: the rest on three; what these have not taped of the two steps, their backbone
+    fills."""
     job = pac_plus_job(tmp_path)
     begin(job)
     engines.run(stop_in_the_first_epoch, [job] * 4)
-    others, again = (take_up(on_three(job, THREE)) for _ in range(2))  # the second time they were interrupted before a step
+    others, again = (
+        take_up(on_three(job, THREE)) for _ in range(2)
+    )  # the second time they were interrupted before a step
     assert not others.is_same and again.is_same and len(again.results) == 4
     joined = again.joined([RankResult(rank=rank) for rank in range(3)])  # ranks of the four are not theirs
     assert not any(trace.spans for result in joined for trace in result.steps)
@@ -93,10 +118,14 @@ def test_pac_plus_goes_on_in_its_first_epoch(engines: EngineCluster, three: Engi
     same_weights(on_three(job, THREE).trained(EPOCHS - 1), pac_plus_whole[0].trained(EPOCHS - 1))
 
 
-def test_pac_plus_moves_the_shards_to_other_devices(engines: EngineCluster, three: EngineCluster, tmp_path: Path) -> None:
-    """In a cached epoch on four devices; a lost one's samples are filled again, otherwise the shards move and no backbone runs.
+def test_pac_plus_moves_the_shards_to_other_devices(
+    engines: EngineCluster, three: EngineCluster, tmp_path: Path
+) -> None:
+    """In a cached epoch on four devices; a lost one's samples are filled again, otherwise the shards move and no
+    backbone runs.
 
-    The mini-batches of cached epochs follow the devices' shares, so the epoch is done again, and the run ends as one does whose first
+    The mini-batches of cached epochs follow the devices' shares, so the epoch is done again, and the run ends as one
+    does whose first
     epoch was that of the four and whose others were those of the three: first epochs do not depend on the devices.
     """
     job = pac_plus_job(tmp_path / "run")
@@ -134,8 +163,15 @@ def test_an_unchanged_plan_keeps_the_steps_of_a_cached_epoch(engines: EngineClus
 
 
 @pytest.mark.parametrize(("model", "technique"), [("tiny-bert", "lora"), ("tiny-t5", "full")])
-def test_fine_tuning_goes_on(model: str, technique: str, engines: EngineCluster, three: EngineCluster, tmp_path: Path) -> None:
-    """After two of three steps of the second epoch, and again after one more, on four devices again: losses and weights."""
+def test_fine_tuning_goes_on(
+    model: str,
+    technique: str,
+    engines: EngineCluster,
+    three: EngineCluster,
+    tmp_path: Path,
+) -> None:
+    """After two of three steps of the second epoch, and again after one more, on four devices again: losses and
+    weights."""
     whole = fine_tuning_job(model, technique, "[2, 2, 1, 1] on [1-1-1-1]", tmp_path / "whole")
     expected = losses_of(engines.run(train_rank, [whole] * 4))
     job = replace(whole, folder=tmp_path / "run")

@@ -19,7 +19,14 @@ STEPS = [([0, 2], 8), ([1, 5], 2), ([4, 3], 5), ([2], 6)]
 
 @pytest.fixture
 def cache(tmp_path: Path) -> ActivationCache:
-    manifest = CacheManifest(fingerprint="x", samples=tuple(range(6)), lengths=LENGTHS, num_taps=3, width=8, dtype="float32")
+    manifest = CacheManifest(
+        fingerprint="x",
+        samples=tuple(range(6)),
+        lengths=LENGTHS,
+        num_taps=3,
+        width=8,
+        dtype="float32",
+    )
     cache = ActivationCache.create(tmp_path, manifest)
     for sample, length in enumerate(LENGTHS):
         cache.write_batch([sample], [torch.randn(1, length, 8) for _ in range(3)])
@@ -39,7 +46,10 @@ def test_each_step_gets_its_own_taps(depth: int, packs: bool, cache: ActivationC
 
 
 def test_a_step_that_was_not_announced_is_a_mistake(cache: ActivationCache) -> None:
-    with CachedBatches(cache, STEPS) as batches, pytest.raises(AssertionError, match="order"):
+    with (
+        CachedBatches(cache, STEPS) as batches,
+        pytest.raises(AssertionError, match="order"),
+    ):
         batches.batch([1, 5], 2)
 
 
@@ -65,8 +75,11 @@ def test_buffers_go_with_the_epoch(cache: ActivationCache) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_it_reads_ahead_but_not_further_than_its_buffers(depth: int, cache: ActivationCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a step's taps are in use, `depth` more may be read: a buffer is never filled before its reader asks for the next."""
+def test_it_reads_ahead_but_not_further_than_its_buffers(
+    depth: int, cache: ActivationCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a step's taps are in use, `depth` more may be read: a buffer is never filled before its reader asks for the
+    next."""
     read: list[list[int]] = []
     ahead, asked = list[int](), 0
 

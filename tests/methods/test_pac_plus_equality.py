@@ -12,7 +12,14 @@ import torch
 from plain_training import reference_loss, train_reference
 from stopped_run import train_rank
 
-from tests.methods.builders import CACHED, LEARNING_RATE, PLANS, initial_adapter, losses_of, make_rank_job
+from tests.methods.builders import (
+    CACHED,
+    LEARNING_RATE,
+    PLANS,
+    initial_adapter,
+    losses_of,
+    make_rank_job,
+)
 from tests.methods.conftest import four_devices
 from workbench.core.errors import DamagedError
 from workbench.methods.common.session import RankResult
@@ -77,13 +84,25 @@ CASES: list[tuple[str, str, Kind]] = [
 
 
 @pytest.mark.parametrize(("model", "name", "kind"), CASES)
-def test_losses_and_weights_equal_one_process(model: str, name: str, kind: Kind, engines: EngineCluster, tmp_path: Path) -> None:
-    """First epoch through any split, then cached epochs: every loss and every weight, against uncached single-process training.
+def test_losses_and_weights_equal_one_process(
+    model: str, name: str, kind: Kind, engines: EngineCluster, tmp_path: Path
+) -> None:
+    """First epoch through any split, then cached epochs: every loss and every weight, against uncached single-process
+    training.
 
     Encoder-decoders are cut inside either stack and between them, with label and text targets.
     """
     stack = load_stack(model)
-    job = make_rank_job(stack, model, PLANS[name], four_devices(), tmp_path, samples=SAMPLES, epochs=EPOCHS, kind=kind)
+    job = make_rank_job(
+        stack,
+        model,
+        PLANS[name],
+        four_devices(),
+        tmp_path,
+        samples=SAMPLES,
+        epochs=EPOCHS,
+        kind=kind,
+    )
     losses = losses_of(engines.run(train_rank, [job] * 4))
     reference, weights = train_in_one_process(stack, job.split, kind)
     # AdamW divides by gradients' own size, which carries float noise of tiny gradients into later steps.
@@ -91,27 +110,44 @@ def test_losses_and_weights_equal_one_process(model: str, name: str, kind: Kind,
     trained = job.trained(EPOCHS - 1)
     for parameter, tensor in weights.items():
         # Softmax does not see the keys' bias: its gradient is float noise, which AdamW blows up to the learning rate.
-        # And a decoder that reads one token, always the same, gives its embedding's W_down, queries and keys no gradient.
+        # And a decoder that reads one token, always the same, gives its embedding's W_down, queries and keys no
+        # gradient.
         is_noise = parameter.endswith(("query_key_value.bias", "key_value.bias")) or (
-            job.adapter.target_length == 1 and parameter.startswith(("decoder_first", "layers.3.query", "layers.4.query", "layers.5.query"))
+            job.adapter.target_length == 1
+            and parameter.startswith(("decoder_first", "layers.3.query", "layers.4.query", "layers.5.query"))
         )
         if not is_noise:
             torch.testing.assert_close(trained[parameter], tensor, rtol=1e-3, atol=2e-4)
 
 
-def test_a_backbone_computed_with_in_bfloat16_gives_what_it_gives_in_one_process(engines: EngineCluster, tmp_path: Path) -> None:
+def test_a_backbone_computed_with_in_bfloat16_gives_what_it_gives_in_one_process(
+    engines: EngineCluster, tmp_path: Path
+) -> None:
     model = "tiny-bert"
     quantization = QuantizationConfig(storage="bfloat16", compute="bfloat16")
     stack = quantize(load_stack(model), quantization)
-    job = make_rank_job(stack, model, PLANS[HYBRID], four_devices(), tmp_path, samples=SAMPLES, epochs=EPOCHS, quantization=quantization)
+    job = make_rank_job(
+        stack,
+        model,
+        PLANS[HYBRID],
+        four_devices(),
+        tmp_path,
+        samples=SAMPLES,
+        epochs=EPOCHS,
+        quantization=quantization,
+    )
     losses = losses_of(engines.run(train_rank, [job] * 4))
     # bfloat16 rounds the sums of smaller products in another order.
-    assert losses == {step: pytest.approx(loss, rel=1e-2) for step, loss in train_in_one_process(stack, job.split)[0].items()}
+    assert losses == {
+        step: pytest.approx(loss, rel=1e-2) for step, loss in train_in_one_process(stack, job.split)[0].items()
+    }
 
 
 def gradients_equal(moments: Mapping[str, torch.Tensor], stack: LayerStack, split: TokenizedSplit) -> None:
     """Compare AdamW's first moments after one step, a tenth of the gradients, with one process's gradients."""
-    stack = copy.deepcopy(stack).double()  # In float32 the reference itself would be the less exact of the two on some processors.
+    stack = copy.deepcopy(
+        stack
+    ).double()  # In float32 the reference itself would be the less exact of the two on some processors.
     adapter = initial_adapter(stack, split).double().train()
     (batch,) = epoch_batches(split.lengths, 8, 0, 0)
     reference_loss(stack, adapter, collate(split, batch), 0).backward()
@@ -119,7 +155,12 @@ def gradients_equal(moments: Mapping[str, torch.Tensor], stack: LayerStack, spli
     scale = max(gradient.abs().max().item() for gradient in gradients.values())
     for name, gradient in gradients.items():
         assert gradient.abs().max() > 0, f"{name} got no gradient"
-        torch.testing.assert_close(moments[f"exp_avg/{name}"].double() * 10, gradient, rtol=1e-5, atol=5e-6 * scale)
+        torch.testing.assert_close(
+            moments[f"exp_avg/{name}"].double() * 10,
+            gradient,
+            rtol=1e-5,
+            atol=5e-6 * scale,
+        )
 
 
 def test_gradients_on_devices_equal_one_process(engines: EngineCluster, tmp_path: Path) -> None:
@@ -135,7 +176,15 @@ def test_the_cache_holds_what_the_backbone_gives(engines: EngineCluster, tmp_pat
     """Every owner's records equal the backbone's activations of its samples, bit for bit in the cache's type."""
     model = "tiny-bert"
     stack = load_stack(model)
-    job = make_rank_job(stack, model, PLANS["[2, 2, 2] on [2-1-1]"], four_devices(), tmp_path, samples=SAMPLES, epochs=2)
+    job = make_rank_job(
+        stack,
+        model,
+        PLANS["[2, 2, 2] on [2-1-1]"],
+        four_devices(),
+        tmp_path,
+        samples=SAMPLES,
+        epochs=2,
+    )
     engines.run(train_rank, [job] * 4)
     seen = set()
     for rank in CACHED.ranks:
@@ -146,7 +195,12 @@ def test_the_cache_holds_what_the_backbone_gives(engines: EngineCluster, tmp_pat
             with torch.no_grad():
                 _, taps = stack(batch.input_ids, batch.attention_mask)
             expected_taps = torch.stack([tap[0, : job.split.lengths[sample]] for tap in taps])
-            torch.testing.assert_close(torch.stack(cache.batch([sample], None)), expected_taps, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                torch.stack(cache.batch([sample], None)),
+                expected_taps,
+                rtol=1e-5,
+                atol=1e-5,
+            )
             seen.add(sample)
     assert seen == set(range(SAMPLES))
 
@@ -155,24 +209,46 @@ WHOLE = PLANS[HYBRID]
 
 
 @pytest.fixture(scope="module")
-def whole(engines: EngineCluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[tuple[int, int], float]]:
+def whole(
+    engines: EngineCluster, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[tuple[int, int], float]]:
     """The folder of an uninterrupted run of three epochs, and its losses."""
     folder = tmp_path_factory.mktemp("whole")
-    job = make_rank_job(load_stack("tiny-bert"), "tiny-bert", WHOLE, four_devices(), folder, samples=SAMPLES, epochs=3)
+    job = make_rank_job(
+        load_stack("tiny-bert"),
+        "tiny-bert",
+        WHOLE,
+        four_devices(),
+        folder,
+        samples=SAMPLES,
+        epochs=3,
+    )
     return folder, losses_of(engines.run(train_rank, [job] * 4))
 
 
 def without_its_end(whole: Path, folder: Path) -> Path:
     """Return a copy of a run that ended after two of its three epochs."""
     shutil.copytree(whole, folder)
-    for path in (*(folder / "snapshots").glob("*-epoch-2-step-[12]-*"), *(folder / "snapshots").glob("*-epoch-3-step-0-*")):
+    for path in (
+        *(folder / "snapshots").glob("*-epoch-2-step-[12]-*"),
+        *(folder / "snapshots").glob("*-epoch-3-step-0-*"),
+    ):
         path.unlink()
     return folder
 
 
 def resume(folder: Path, engines: EngineCluster) -> tuple[list[RankResult], dict[tuple[int, int], float]]:
     """Return what ranks did of the rest, and all losses."""
-    job = make_rank_job(load_stack("tiny-bert"), "tiny-bert", WHOLE, four_devices(), folder, samples=SAMPLES, epochs=3, start_epoch=2)
+    job = make_rank_job(
+        load_stack("tiny-bert"),
+        "tiny-bert",
+        WHOLE,
+        four_devices(),
+        folder,
+        samples=SAMPLES,
+        epochs=3,
+        start_epoch=2,
+    )
     former = take_up(job)
     assert (former.epochs, former.step) == (2, 0)
     results = engines.run(train_rank, [replace(job, start_epoch=former.epochs, state=former.state)] * 4)
@@ -217,31 +293,69 @@ def exchange(one: Path, other: Path) -> None:
     other.write_bytes(content)
 
 
-WEIGHTS, LOGS = "snapshots/weights-epoch-{}-step-0-layers-0-6.safetensors", "steps/epoch-{}-from-0-rank-{}.jsonl"
+WEIGHTS, LOGS = (
+    "snapshots/weights-epoch-{}-step-0-layers-0-6.safetensors",
+    "steps/epoch-{}-from-0-rank-{}.jsonl",
+)
 
 
 @pytest.mark.parametrize(
     ("damage", "at", "said"),
     [
-        (lambda folder: flip(folder / WEIGHTS.format(2)), (1, 0), "were changed after they were written"),
-        (lambda folder: os.truncate(folder / WEIGHTS.format(3), 900), (2, 0), "cut or changed"),
-        (lambda folder: (folder / WEIGHTS.format(2)).unlink(), (1, 0), "Epochs 2 to 3 are done again"),
+        (
+            lambda folder: flip(folder / WEIGHTS.format(2)),
+            (1, 0),
+            "were changed after they were written",
+        ),
+        (
+            lambda folder: os.truncate(folder / WEIGHTS.format(3), 900),
+            (2, 0),
+            "cut or changed",
+        ),
+        (
+            lambda folder: (folder / WEIGHTS.format(2)).unlink(),
+            (1, 0),
+            "Epochs 2 to 3 are done again",
+        ),
         (
             lambda folder: exchange(*(folder / WEIGHTS.format(epoch) for epoch in (2, 3))),
             (1, 0),
             "belongs to weights-epoch-3-step-0-layers-0-6.safetensors",
         ),
         (
-            lambda folder: edit(folder / LOGS.format(1, 0), lambda lines: [line.replace(b"[1,1,", b"[1,7,") for line in lines]),
+            lambda folder: edit(
+                folder / LOGS.format(1, 0),
+                lambda lines: [line.replace(b"[1,1,", b"[1,7,") for line in lines],
+            ),
             (1, 0),
             "line 3",
         ),
-        (lambda folder: edit(folder / LOGS.format(1, 1), lambda lines: lines[1:]), (1, 0), "Line 1 was changed"),
-        (lambda folder: edit(folder / LOGS.format(2, 1), lambda lines: [*lines[:2], *lines[3:]]), (2, 0), "line 3 was changed"),
-        (lambda folder: edit(folder / LOGS.format(2, 0), lambda lines: lines[:-1]), (2, 0), ""),  # as a crash may leave it
+        (
+            lambda folder: edit(folder / LOGS.format(1, 1), lambda lines: lines[1:]),
+            (1, 0),
+            "Line 1 was changed",
+        ),
+        (
+            lambda folder: edit(folder / LOGS.format(2, 1), lambda lines: [*lines[:2], *lines[3:]]),
+            (2, 0),
+            "line 3 was changed",
+        ),
+        (
+            lambda folder: edit(folder / LOGS.format(2, 0), lambda lines: lines[:-1]),
+            (2, 0),
+            "",
+        ),  # as a crash may leave it
         (lambda folder: (folder / LOGS.format(2, 1)).unlink(), (2, 0), ""),
-        (lambda folder: exchange(*(folder / LOGS.format(1, rank) for rank in (0, 1))), (1, 0), "belongs to epoch-1-from-0-rank-1.jsonl"),
-        (lambda folder: flip(folder / "plan.json"), (3, 0), "'plan.json' was to be read"),
+        (
+            lambda folder: exchange(*(folder / LOGS.format(1, rank) for rank in (0, 1))),
+            (1, 0),
+            "belongs to epoch-1-from-0-rank-1.jsonl",
+        ),
+        (
+            lambda folder: flip(folder / "plan.json"),
+            (3, 0),
+            "'plan.json' was to be read",
+        ),
     ],
     ids=[
         "changed weights",
@@ -258,12 +372,24 @@ WEIGHTS, LOGS = "snapshots/weights-epoch-{}-step-0-layers-0-6.safetensors", "ste
     ],
 )
 def test_what_was_damaged_is_told_and_never_used(
-    damage: Callable[[Path], object], at: tuple[int, int], said: str, tmp_path: Path, whole: tuple[Path, dict[tuple[int, int], float]]
+    damage: Callable[[Path], object],
+    at: tuple[int, int],
+    said: str,
+    tmp_path: Path,
+    whole: tuple[Path, dict[tuple[int, int], float]],
 ) -> None:
     """The run goes on from the newest intact snapshot up to which all is intact, with the losses until then."""
     folder = tmp_path / "run"
     shutil.copytree(whole[0], folder)
-    job = make_rank_job(load_stack("tiny-bert"), "tiny-bert", WHOLE, four_devices(), folder, samples=SAMPLES, epochs=3)
+    job = make_rank_job(
+        load_stack("tiny-bert"),
+        "tiny-bert",
+        WHOLE,
+        four_devices(),
+        folder,
+        samples=SAMPLES,
+        epochs=3,
+    )
     begin(job)
     assert (take_up(job).epochs, take_up(job).damage) == (3, ())
     damage(folder)
@@ -272,12 +398,27 @@ def test_what_was_damaged_is_told_and_never_used(
     assert said in " ".join(former.damage) and bool(former.damage) == bool(said)
     assert losses_of(former.results) == {step: loss for step, loss in whole[1].items() if step < at}
     again = take_up(job)  # what was damaged is gone, and nothing is told twice
-    assert ((again.epochs, again.step), again.damage, again.results) == (at, (), former.results)
+    assert ((again.epochs, again.step), again.damage, again.results) == (
+        at,
+        (),
+        former.results,
+    )
 
 
 def test_an_initial_state_that_was_changed_is_not_used(tmp_path: Path, whole: tuple[Path, object]) -> None:
     shutil.copytree(whole[0], tmp_path / "run")
-    job = make_rank_job(load_stack("tiny-bert"), "tiny-bert", WHOLE, four_devices(), tmp_path / "run", samples=SAMPLES, epochs=3)
+    job = make_rank_job(
+        load_stack("tiny-bert"),
+        "tiny-bert",
+        WHOLE,
+        four_devices(),
+        tmp_path / "run",
+        samples=SAMPLES,
+        epochs=3,
+    )
     flip(tmp_path / "run" / "initial.safetensors")
-    with pytest.raises(DamagedError, match=r"'initial.safetensors' was to be read\. The values of .* were changed"):
+    with pytest.raises(
+        DamagedError,
+        match=r"'initial.safetensors' was to be read\. The values of .* were changed",
+    ):
         make_adapter(job, 0, job.adapter.num_layers)

@@ -28,7 +28,11 @@ def test_idle_devices_outwait_epochs_longer_than_the_timeout(engines: EngineClus
         context_bytes_per_token=0,
     )
     slow = replace(
-        job, plan=replace(job.plan, cached=alone), profile=replace(job.profile, layers=((layer,) * 6,) * 4), is_paced=True, timeout_s=4.0
+        job,
+        plan=replace(job.plan, cached=alone),
+        profile=replace(job.profile, layers=((layer,) * 6,) * 4),
+        is_paced=True,
+        timeout_s=4.0,
     )
     losses = losses_of(engines.run(train_rank, [slow] * 4))
     assert sorted(losses) == [(epoch, step) for epoch in range(2) for step in range(4)]

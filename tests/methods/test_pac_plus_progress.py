@@ -20,7 +20,15 @@ from workbench.runtime.memory import MemoryBudget, MemoryReading
 
 
 def test_devices_tell_phase_step_computing_and_memory(engines: EngineCluster, tmp_path: Path) -> None:
-    job = make_rank_job(load_stack("tiny-bert"), "tiny-bert", PLANS["[2, 2, 2] on [2-1-1]"], four_devices(), tmp_path, samples=22, epochs=2)
+    job = make_rank_job(
+        load_stack("tiny-bert"),
+        "tiny-bert",
+        PLANS["[2, 2, 2] on [2-1-1]"],
+        four_devices(),
+        tmp_path,
+        samples=22,
+        epochs=2,
+    )
     events: list[Event] = []
     state = RunState(Job(epochs=2), four_devices())
 
@@ -38,7 +46,14 @@ def test_devices_tell_phase_step_computing_and_memory(engines: EngineCluster, tm
             phases[event.rank].append(event.device.phase)
     assert "waiting for the others" in phases[0]
     worked = [phase for phase in phases[0] if phase != "waiting for the others"]
-    assert worked == ["loading", "first epoch", "sharing the activations", "sharing the adapter", "cached epoch", "done"]
+    assert worked == [
+        "loading",
+        "first epoch",
+        "sharing the activations",
+        "sharing the adapter",
+        "cached epoch",
+        "done",
+    ]
     assert phases[2][-2:] == ["idle", "done"]  # no share in the cached epochs
     whole = [event for event in events if event.kind == "step"]
     assert [(event.epoch, event.step) for event in whole] == [(epoch, step) for epoch in (0, 1) for step in range(3)]
@@ -67,7 +82,12 @@ def test_a_lost_devices_step_stays_known_between_phases() -> None:
     reporter.phase("loading")
     reporter.phase("first epoch", 0)
     reporter.step(StepTrace(epoch=0, step=3, samples=8, start_s=1.0, end_s=2.0, loss=0.5, busy_s=0.5), 10, cached=False)
-    reporter.step(StepTrace(epoch=0, step=4, samples=8, start_s=2.5, end_s=4.0, loss=0.5, busy_s=0.5), 10, cached=False, trains=False)
+    reporter.step(
+        StepTrace(epoch=0, step=4, samples=8, start_s=2.5, end_s=4.0, loss=0.5, busy_s=0.5),
+        10,
+        cached=False,
+        trains=False,
+    )
     reporter.phase("sharing the adapter")
     assert "epoch" not in told[0] and told[1]["epoch"] == 0
     assert told[2]["step_s"] == pytest.approx(1.0)

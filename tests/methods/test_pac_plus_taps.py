@@ -24,7 +24,9 @@ def test_every_cut_gives_each_tap_its_place(border: int | None) -> None:
             for start, stop in zip((0, *cuts), (*cuts, 6), strict=True):
                 taps = stage_taps(start, stop, border)
                 assert whole[taps.first : taps.first + taps.total] == names(start, stop, border)
-                targets = [name for name in names(start, stop, border) if border is not None and whole.index(name) > border]
+                targets = [
+                    name for name in names(start, stop, border) if border is not None and whole.index(name) > border
+                ]
                 assert taps.num_target_taps == len(targets)
 
 

@@ -25,7 +25,10 @@ def test_each_published_value_is_allowed_differs_from_the_default_and_says_where
     for name, one in options.items():
         assert getattr(read_options(method, settings, {name: one.value}), name) == one.value != defaults[name]
     for name, one in of_job.items():
-        assert getattr(replace(Job(), **{name: one.value, **({"micro_batches": 1} if name == "batch_size" else {})}), name) == one.value
+        assert (
+            getattr(replace(Job(), **{name: one.value, **({"micro_batches": 1} if name == "batch_size" else {})}), name)
+            == one.value
+        )
         assert getattr(Job(), name) != one.value
     assert all(one.where for one in (*options.values(), *of_job.values()))
 
@@ -60,7 +63,9 @@ def test_settings_given_otherwise_stay(given: dict[str, Any], expected: dict[str
 
 def test_what_still_differs_is_named() -> None:
     job = as_published(Job(options={"order": "all"}, as_published=True))
-    assert differences_note(job) == "Settings that differ from the paper, whose values are in brackets: order=all (given)."
+    assert (
+        differences_note(job) == "Settings that differ from the paper, whose values are in brackets: order=all (given)."
+    )
 
 
 def test_confidant_s_defaults_are_published_and_fine_tuning_is_no_paper_s_method() -> None:
@@ -68,7 +73,9 @@ def test_confidant_s_defaults_are_published_and_fine_tuning_is_no_paper_s_method
         assert differences_note(Job(method=method)) == ""
     job = Job(method="confidant", as_published=True)
     assert as_published(job) == job
-    with pytest.raises(ConfigError, match=r"published settings of fine_tuning were asked for.*Leave --as-published out"):
+    with pytest.raises(
+        ConfigError, match=r"published settings of fine_tuning were asked for.*Leave --as-published out"
+    ):
         as_published(Job(method="fine_tuning", as_published=True))
 
 

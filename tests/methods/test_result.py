@@ -35,17 +35,25 @@ def saved(folder: Path, job: Job) -> LoadedResult:
     prepared: Any
     if job.method == "pac_plus":
         prepared = pac_plus_prepare.prepare(job)
-        save_adapter(folder, ParallelAdapter(prepared.adapter).state_dict(), TrainedDescription(config=prepared.adapter, model=job.model))
+        save_adapter(
+            folder,
+            ParallelAdapter(prepared.adapter).state_dict(),
+            TrainedDescription(config=prepared.adapter, model=job.model),
+        )
     elif job.method == "fine_tuning":
         prepared = fine_tuning_prepare.prepare(job)
         stack = load_stack(job.model)
         model = TechniqueStage(stack.stage(0, stack.num_layers), prepared.config)
         quantization = prepared.quantization
-        save_trained(folder, model, TrainedDescription(config=prepared.config, model=job.model, quantization=quantization))
+        save_trained(
+            folder, model, TrainedDescription(config=prepared.config, model=job.model, quantization=quantization)
+        )
     else:
         prepared = p_rge_prepare.prepare(job)
         values = p_rge_worker.load_model(prepared).trainables.state()
-        save_prompted(folder / "trained.safetensors", values, TrainedDescription(config=prepared.trainable, model=job.model))
+        save_prompted(
+            folder / "trained.safetensors", values, TrainedDescription(config=prepared.trainable, model=job.model)
+        )
     metrics = {METRICS.get(prepared.task.kind, "accuracy"): 0.5}
     made = replace(report(), job=job, artifacts={"adapter": str(folder)}, metrics=metrics, chosen_epoch=2)
     write_result(made, prepared, "lora")
@@ -58,7 +66,10 @@ def test_numbers_for_pairs_over_a_backbone_in_few_bits(tmp_path: Path) -> None:
     rows = [f"a film,{'the film ' * (row % 7 + 1)},{row % 7 / 2}" for row in range(60)]
     data.write_text("\n".join(["sentence1,sentence2,score", *rows]) + "\n")
     options = {"technique": "lora", "backbone_dtype": "int8"}
-    model = saved(tmp_path / "result", Job(method="fine_tuning", model="tiny-bert-2", task="regression", data=str(data), options=options))
+    model = saved(
+        tmp_path / "result",
+        Job(method="fine_tuning", model="tiny-bert-2", task="regression", data=str(data), options=options),
+    )
     whole = saved(tmp_path / "float32", replace(model.about.job, options={"technique": "lora"}))
     [answer] = model.predict([("a film", "the film")])
     assert isinstance(answer.answer, float) and answer.probabilities == {}
@@ -70,7 +81,9 @@ def test_numbers_for_pairs_over_a_backbone_in_few_bits(tmp_path: Path) -> None:
     assert model.read(str(other), "text=one,pair=two")[1] == ("news", "people")
     assert model.evaluate(samples=4).samples == 4
     other.write_text("one,two\na film,the film\n")
-    assert model.read(str(other), "text=one,pair=two,label=stars,source=who") == [("a film", "the film")], "a prediction needs no label"
+    assert model.read(str(other), "text=one,pair=two,label=stars,source=who") == [("a film", "the film")], (
+        "a prediction needs no label"
+    )
     with pytest.raises(ConfigError, match=r"is text and pair. Give 2 for each sample"):
         model.predict(["a film"])
     card = (tmp_path / "result" / "README.md").read_text()
@@ -89,7 +102,14 @@ def test_words_that_a_decoder_writes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("task", ["copa", "squad", "boolq"])
 def test_prompts_of_every_kind(task: str, tmp_path: Path) -> None:
     write_official(tmp_path / "data", task)
-    job = Job(method="p_rge", model="tiny-llama-2", task=task, data=str(tmp_path / "data"), max_length=128, options={"rank": 2})
+    job = Job(
+        method="p_rge",
+        model="tiny-llama-2",
+        task=task,
+        data=str(tmp_path / "data"),
+        max_length=128,
+        options={"rank": 2},
+    )
     model = saved(tmp_path / "result", job)
     names = {"copa": ("premise", "conjunction", "candidate1", "candidate2"), "squad": ("title", "context", "question")}
     assert model.about.texts == names.get(task, ("passage", "question"))
@@ -118,19 +138,28 @@ def test_pictures_are_scored_and_not_read_from_sentences(tmp_path: Path) -> None
 
 def test_rows_that_may_have_been_trained_on_are_not_scored(tmp_path: Path) -> None:
     data = tmp_path / "a.csv"
-    lines = ["text,label", *(f"{'bad' if row % 2 else 'nice'} lamp {row},{'neg' if row % 2 else 'pos'}" for row in range(40))]
+    lines = [
+        "text,label",
+        *(f"{'bad' if row % 2 else 'nice'} lamp {row},{'neg' if row % 2 else 'pos'}" for row in range(40)),
+    ]
     data.write_text("\n".join(lines) + "\n")
     model = saved(tmp_path / "result", Job(model="tiny-bert-2", task="classification", data=str(data)))
     assert (model.evaluate().samples, model.evaluate(split="validation").samples) == (8, 4)
     for more in ("nice lamp 40,pos", "nice lamp 40,average\nbad lamp 41,average"):
         data.write_text("\n".join([*lines, more]) + "\n")
-        with pytest.raises(ConfigError, match=r"have changed since, so rows of it may have been trained on|the classes are 'neg', 'pos'"):
+        with pytest.raises(
+            ConfigError,
+            match=r"have changed since, so rows of it may have been trained on|the classes are 'neg', 'pos'",
+        ):
             model.evaluate()
     data.write_text("\n".join(lines) + "\n")
     assert model.evaluate().samples == 8
     (tmp_path / "new.csv").write_text("text,label\na lamp,neg\na lamp,neg\n")
     assert model.evaluate(str(tmp_path / "new.csv")).samples == 2, "of a file with one of the classes alone"
-    for text, told in (("text,label\na,0\nb,1\n", "the classes are 'neg', 'pos'"), ("text\na\n", "Wanted is one of label")):
+    for text, told in (
+        ("text,label\na,0\nb,1\n", "the classes are 'neg', 'pos'"),
+        ("text\na\n", "Wanted is one of label"),
+    ):
         (tmp_path / "new.csv").write_text(text)
         with pytest.raises(ConfigError, match=told):
             model.evaluate(str(tmp_path / "new.csv"))
@@ -144,7 +173,9 @@ def test_rows_that_may_have_been_trained_on_are_not_scored(tmp_path: Path) -> No
 @pytest.mark.filterwarnings("ignore")
 def test_tags_of_later_data_are_matched_by_name(tmp_path: Path) -> None:
     def write(name: str, rows: list[tuple[list[str], list[Any]]]) -> str:
-        (tmp_path / name).write_text("".join(json.dumps({"tokens": words, "tags": tags}) + "\n" for words, tags in rows))
+        (tmp_path / name).write_text(
+            "".join(json.dumps({"tokens": words, "tags": tags}) + "\n" for words, tags in rows)
+        )
         return str(tmp_path / name)
 
     rows: list[tuple[list[str], list[Any]]] = [(["Emma", "left", f"R{n}"], ["B-PER", "O", "B-LOC"]) for n in range(20)]
@@ -157,7 +188,9 @@ def test_tags_of_later_data_are_matched_by_name(tmp_path: Path) -> None:
     assert model.evaluate(fewer).samples == 2
     texts = model.read(fewer)
     assert texts == [("Emma left",)] * 2
-    with pytest.raises(ConfigError, match=r"has 'B-ORG'\. The data hold 'B-ORG', 'O'; the classes are 'O', 'B-LOC', 'B-PER'"):
+    with pytest.raises(
+        ConfigError, match=r"has 'B-ORG'\. The data hold 'B-ORG', 'O'; the classes are 'O', 'B-LOC', 'B-PER'"
+    ):
         model.evaluate(write("c.jsonl", [(["Emma", "left"], ["B-ORG", "O"])]))
     [answer] = model.predict(["10\xa0km away"])
     assert str(answer.answer).count("/") == 2, "a no-break space divides no words"
@@ -185,7 +218,10 @@ def integers(folder: Path) -> None:
 
 
 CHANGED: dict[str, tuple[Any, str]] = {
-    "another base model in adapter.json": (field("adapter.json", model="tiny-gpt2-2"), "trained for the base model tiny-gpt2-2"),
+    "another base model in adapter.json": (
+        field("adapter.json", model="tiny-gpt2-2"),
+        "trained for the base model tiny-gpt2-2",
+    ),
     "integer weights": (integers, "holds integers"),
     "an unknown kind": (field("result.json", kind="zzz"), "kind = 'zzz'"),
     "another kind": (field("result.json", kind="question_answering"), "trained for the kind classification"),

@@ -11,7 +11,14 @@ from stopped_run import train_rank
 
 from tests.methods.builders import losses_of
 from tests.methods.conftest import four_devices
-from tests.methods.ring_builders import ring_job, ring_plan, train_federated, train_on_ring, train_plainly, unequal_links
+from tests.methods.ring_builders import (
+    ring_job,
+    ring_plan,
+    train_federated,
+    train_on_ring,
+    train_plainly,
+    unequal_links,
+)
 from workbench.core import Plan, Share, Stage
 from workbench.core.schedule import SEND
 from workbench.methods.ringada.options import Unfreezing
@@ -56,7 +63,13 @@ def test_a_ring_trains_as_one_process(
 ) -> None:
     cluster = unequal_links(four_devices()) if unequal else four_devices()
     plan = ring_plan(*blocks, micro_batches=micro_batches)
-    fields = {"every": every, "unfreezing": unfreezing, "local_iterations": local_iterations, "epochs": 4, "cache": cache}
+    fields = {
+        "every": every,
+        "unfreezing": unfreezing,
+        "local_iterations": local_iterations,
+        "epochs": 4,
+        "cache": cache,
+    }
     job = ring_job(model, plan, cluster, tmp_path, **fields)  # type: ignore[arg-type]
     assert any(planned.shape.cached for epoch in range(4) for planned in job.planned_epoch(epoch)) == cache  # type: ignore[attr-defined]
     expected, weights = train_plainly(job)
@@ -91,7 +104,13 @@ def test_parallel_adapters_on_a_ring_train_as_one_process(
     tmp_path: Path,
 ) -> None:
     plan = ring_plan(*blocks, micro_batches=micro_batches)
-    fields = {"every": every, "unfreezing": unfreezing, "local_iterations": local_iterations, "epochs": 4, "parallel": True}
+    fields = {
+        "every": every,
+        "unfreezing": unfreezing,
+        "local_iterations": local_iterations,
+        "epochs": 4,
+        "parallel": True,
+    }
     job = ring_job(model, plan, four_devices(), tmp_path, cache=cache, **fields)  # type: ignore[arg-type]
     assert any(planned.shape.cached for epoch in range(4) for planned in job.planned_epoch(epoch)) == cache  # type: ignore[attr-defined]
     expected, weights = train_plainly(job)
@@ -118,7 +137,11 @@ def test_a_ring_whose_layers_are_moved_between_rounds_trains_as_one_process(
     """Twice, to other devices too: in the middle of an epoch, and at its end."""
     plans = [
         ring_plan(*blocks)
-        for blocks in (((0, 1), (1, 1), (2, 2), (3, 2)), ((3, 2), (1, 1), (0, 2), (2, 1)), ((1, 3), (0, 1), (3, 1), (2, 1)))
+        for blocks in (
+            ((0, 1), (1, 1), (2, 2), (3, 2)),
+            ((3, 2), (1, 1), (0, 2), (2, 1)),
+            ((1, 3), (0, 1), (3, 1), (2, 1)),
+        )
     ]
     job = ring_job(
         model,
@@ -144,12 +167,24 @@ def test_a_ring_whose_layers_are_moved_between_rounds_trains_as_one_process(
 
 
 @pytest.mark.parametrize(("model", "micro_batches", "local_iterations"), [("tiny-bert", 2, 2), ("tiny-t5", 1, 3)])
-def test_federated_averaging_is_that_of_one_process(model: str, micro_batches: int, local_iterations: int, tmp_path: Path) -> None:
+def test_federated_averaging_is_that_of_one_process(
+    model: str, micro_batches: int, local_iterations: int, tmp_path: Path
+) -> None:
     size = 8 // micro_batches
-    whole = Stage(start=0, stop=load_stack(model).num_layers, shares=tuple(Share(rank=rank, samples=size) for rank in range(4)))
+    whole = Stage(
+        start=0, stop=load_stack(model).num_layers, shares=tuple(Share(rank=rank, samples=size) for rank in range(4))
+    )
     plan = Plan(method="ringada", stages=(whole,), micro_batch_size=size, num_micro_batches=micro_batches)
     job = ring_job(
-        model, plan, four_devices(), tmp_path, unfreezing="all", local_iterations=local_iterations, epochs=4, samples=90, federated=True
+        model,
+        plan,
+        four_devices(),
+        tmp_path,
+        unfreezing="all",
+        local_iterations=local_iterations,
+        epochs=4,
+        samples=90,
+        federated=True,
     )
     assert job.num_rounds > 2
     expected, weights = train_federated(job)
@@ -160,17 +195,25 @@ def test_federated_averaging_is_that_of_one_process(model: str, micro_batches: i
 
 
 @pytest.mark.parametrize("kind", TOKEN_KINDS)
-def test_a_ring_learns_answers_and_tags_as_one_process_and_shows_no_device_those_of_others(kind: Kind, tmp_path: Path) -> None:
+def test_a_ring_learns_answers_and_tags_as_one_process_and_shows_no_device_those_of_others(
+    kind: Kind, tmp_path: Path
+) -> None:
     job = ring_job("tiny-bert", ring_plan((0, 2), (1, 2), (2, 1), (3, 1)), four_devices(), tmp_path, kind=kind)
     expected, _ = train_plainly(job)
     assert train_on_ring(job)[0] == pytest.approx(expected, rel=1e-5)
     for rank, device in enumerate(job.cluster.devices):
         own, seen = set(job.owned[device.name]), job.on_rank(rank).split
         assert all(seen.windows[row] == job.split.windows[row] for row in own)
-        assert all(set(window.targets) == {0} and not window.offsets for row, window in enumerate(seen.windows) if row not in own)
+        assert all(
+            set(window.targets) == {0} and not window.offsets
+            for row, window in enumerate(seen.windows)
+            if row not in own
+        )
 
 
-def test_devices_train_as_one_process_and_only_the_ring_s_values_cross_their_links(engines: EngineCluster, tmp_path: Path) -> None:
+def test_devices_train_as_one_process_and_only_the_ring_s_values_cross_their_links(
+    engines: EngineCluster, tmp_path: Path
+) -> None:
     """Executed on four devices: losses, weights, and every message."""
     plan = ring_plan((0, 2), (2, 1), (1, 2), (3, 1))
     job = replace(ring_job("tiny-bert", plan, unequal_links(four_devices()), tmp_path), trace_steps=100)
@@ -184,7 +227,9 @@ def test_devices_train_as_one_process_and_only_the_ring_s_values_cross_their_lin
     assert set(trained) == set(weights)
     for name, tensor in weights.items():
         torch.testing.assert_close(trained[name], tensor, rtol=1e-5, atol=1e-5)
-    sent = [(trace, span) for result in results for trace in result.steps for span in trace.spans if span.op.kind == SEND]
+    sent = [
+        (trace, span) for result in results for trace in result.steps for span in trace.spans if span.op.kind == SEND
+    ]
     assert {span.op.reads[0].name for _, span in sent} == {"emb", "act", "grad", "head", "free"}
     for trace, span in sent:
         planned = job.planned_epoch(trace.epoch)[trace.step]

@@ -1,4 +1,5 @@
-"""Asynchronous 1F1B with stashed weights gives what one process gives that applies each stage's gradient with the stage's delay."""
+"""Asynchronous 1F1B with stashed weights gives what one process gives that applies each stage's gradient with the
+stage's delay."""
 
 from __future__ import annotations
 
@@ -23,7 +24,13 @@ from workbench.core.virtual_workers import VersionRule, delay_of
 from workbench.methods.fine_tuning.divided import divided_or_whole
 from workbench.methods.fine_tuning.handlers import BackpropagationHandlers, StageCompute
 from workbench.methods.fine_tuning.jax_stage import JaxStageCompute
-from workbench.methods.fine_tuning.phases import FineTuningRankJob, StashingHandlers, TechniquePhase, WindowOptimizer, all_parts
+from workbench.methods.fine_tuning.phases import (
+    FineTuningRankJob,
+    StashingHandlers,
+    TechniquePhase,
+    WindowOptimizer,
+    all_parts,
+)
 from workbench.methods.training.handlers import share_of
 from workbench.methods.training.interrupted import begin, take_up
 from workbench.methods.training.phases import make_optimizer
@@ -56,11 +63,20 @@ def asynchronous_job(
     for rank, layers in blocks:
         stages.append(Stage(start=at, stop=at + layers, shares=(Share(rank=rank, samples=BATCH),)))
         at += layers
-    sizes = {"hidden_size": stack.hidden_size, "num_layers": stack.num_layers, "bottleneck": 8}
+    sizes = {
+        "hidden_size": stack.hidden_size,
+        "num_layers": stack.num_layers,
+        "bottleneck": 8,
+    }
     return FineTuningRankJob(
         job=Job(model=model, epochs=EPOCHS, batch_size=BATCH, learning_rate=LEARNING_RATE),
         cluster=four_devices(),
-        plan=Plan(method="test", stages=tuple(stages), micro_batch_size=BATCH, num_micro_batches=1),
+        plan=Plan(
+            method="test",
+            stages=tuple(stages),
+            micro_batch_size=BATCH,
+            num_micro_batches=1,
+        ),
         profile=free_profile(6, 4),
         is_paced=False,
         config=TechniqueConfig(technique=technique, **sizes),  # type: ignore[arg-type]
@@ -92,21 +108,27 @@ def by_sgd(optimizer: FlatAdamW) -> FlatAdamW:
 def with_delays(job: FineTuningRankJob, rule: str = "adamw") -> tuple[list[float], Mapping[str, Tensor]]:
     """Return every mini-batch's loss and the final weights of a plain loop over the whole model.
 
-    Of mini-batch m since the last drain stage i of N computes with its weights after mini-batch m - (N - i) since then, or with the first
-    ones since then; each gradient is taken at these weights and applied to the newest.  The other rules have another delay.
+    Of mini-batch m since the last drain stage i of N computes with its weights after mini-batch m - (N - i) since then,
+    or with the first
+    ones since then; each gradient is taken at these weights and applied to the newest.  The other rules have another
+    delay.
     """
     stack, stages = load_stack(job.job.model), len(job.plan.stages)
     model = TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), job.config).train()
     owner = stage_of_parameter(job)
     weights = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    optimizer: torch.optim.Optimizer = plain_optimizer(model, 0.01) if rule == "adamw" else torch.optim.SGD(weights.values())
+    optimizer: torch.optim.Optimizer = (
+        plain_optimizer(model, 0.01) if rule == "adamw" else torch.optim.SGD(weights.values())
+    )
     assert set(weights) == set(owner)
     planned = [(epoch, window) for epoch in range(EPOCHS) for window in job.planned_windows(epoch)]
     parts, losses, history = job.per_update, list[float](), list[dict[str, Tensor]]()
     num_batches = sum(len(window.samples) for _, window in planned) // parts
     for epoch, window in planned:
         if window.shape.continues is None:
-            history = [{name: one.detach().clone() for name, one in weights.items()}]  # after 0, 1, 2, ... mini-batches since the drain
+            history = [
+                {name: one.detach().clone() for name, one in weights.items()}
+            ]  # after 0, 1, 2, ... mini-batches since the drain
         for samples in (sum(window.samples[at : at + parts], ()) for at in range(0, len(window.samples), parts)):
             number = len(history) - 1
             batch = collate(job.split, samples)
@@ -119,7 +141,10 @@ def with_delays(job: FineTuningRankJob, rule: str = "adamw") -> tuple[list[float
             loss.backward()
             for name, one in weights.items():
                 one.data.copy_(history[-1][name])
-            set_learning_rate(optimizer, learning_rate_at(len(losses), num_batches, job.job.learning_rate, 0.06))
+            set_learning_rate(
+                optimizer,
+                learning_rate_at(len(losses), num_batches, job.job.learning_rate, 0.06),
+            )
             optimizer.step()
             optimizer.zero_grad()
             history.append({name: one.detach().clone() for name, one in weights.items()})
@@ -128,26 +153,152 @@ def with_delays(job: FineTuningRankJob, rule: str = "adamw") -> tuple[list[float
 
 
 @pytest.mark.parametrize(
-    ("model", "technique", "blocks", "drain_every", "rule", "divisions", "window", "versions"),
+    (
+        "model",
+        "technique",
+        "blocks",
+        "drain_every",
+        "rule",
+        "divisions",
+        "window",
+        "versions",
+    ),
     [
-        ("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "adamw", {1: HEADS}, 5, "stashing"),
+        (
+            "tiny-bert",
+            "full",
+            ((0, 2), (1, 2), (2, 1), (3, 1)),
+            0,
+            "adamw",
+            {1: HEADS},
+            5,
+            "stashing",
+        ),
         ("tiny-gpt2", "lora", ((2, 3), (0, 1), (1, 2)), 0, "sgd", {}, 3, "stashing"),
-        ("tiny-llama", "full", ((1, 1), (0, 5)), 0, "adamw", {0: BOTH, 1: BOTH}, 2, "stashing"),
+        (
+            "tiny-llama",
+            "full",
+            ((1, 1), (0, 5)),
+            0,
+            "adamw",
+            {0: BOTH, 1: BOTH},
+            2,
+            "stashing",
+        ),
         ("tiny-bert", "serial", ((0, 1), (1, 5)), 0, "sgd", {}, 7, "stashing"),
-        ("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "sgd", {1: HEADS}, 4, "vertical_sync"),
-        ("tiny-gpt2", "lora", ((2, 3), (0, 1), (1, 2)), 3, "adamw", {}, 0, "vertical_sync"),
+        (
+            "tiny-bert",
+            "full",
+            ((0, 2), (1, 2), (2, 1), (3, 1)),
+            0,
+            "sgd",
+            {1: HEADS},
+            4,
+            "vertical_sync",
+        ),
+        (
+            "tiny-gpt2",
+            "lora",
+            ((2, 3), (0, 1), (1, 2)),
+            3,
+            "adamw",
+            {},
+            0,
+            "vertical_sync",
+        ),
         ("tiny-bert", "full", ((0, 3), (1, 3)), 0, "sgd", {}, 3, "two"),
         ("tiny-gpt2", "lora", ((2, 3), (0, 3)), 0, "adamw", {0: HEADS}, 2, "two"),
-        ("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "adamw", {1: HEADS}, 0, "stashing"),
+        (
+            "tiny-bert",
+            "full",
+            ((0, 2), (1, 2), (2, 1), (3, 1)),
+            0,
+            "adamw",
+            {1: HEADS},
+            0,
+            "stashing",
+        ),
         ("tiny-bert", "lora", ((0, 1), (1, 5)), 0, "adamw", {}, 0, "stashing"),
-        ("tiny-gpt2", "serial", ((2, 3), (0, 1), (1, 2)), 0, "adamw", {0: HEADS, 2: HEADS}, 0, "stashing"),
-        ("tiny-llama", "full", ((1, 1), (0, 4), (3, 1)), 3, "adamw", {0: BOTH, 1: BOTH, 3: BOTH}, 0, "stashing"),
-        ("tiny-t5", "serial", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "adamw", {}, 0, "stashing"),
-        ("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "sgd", {}, 0, "stashing"),
-        ("tiny-gpt2", "parallel", ((2, 3), (0, 1), (1, 2)), 0, "sgd", {}, 3, "stashing"),
-        ("tiny-t5", "parallel", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "sgd", {}, 0, "stashing"),
-        ("tiny-bart", "lora", ((0, 1), (1, 1), (2, 2), (3, 2)), 5, "sgd", {}, 0, "stashing"),
-        ("tiny-gpt2", "full", ((1, 1), (0, 5)), 0, "sgd", {0: HEADS, 1: HEADS}, 0, "stashing"),
+        (
+            "tiny-gpt2",
+            "serial",
+            ((2, 3), (0, 1), (1, 2)),
+            0,
+            "adamw",
+            {0: HEADS, 2: HEADS},
+            0,
+            "stashing",
+        ),
+        (
+            "tiny-llama",
+            "full",
+            ((1, 1), (0, 4), (3, 1)),
+            3,
+            "adamw",
+            {0: BOTH, 1: BOTH, 3: BOTH},
+            0,
+            "stashing",
+        ),
+        (
+            "tiny-t5",
+            "serial",
+            ((0, 2), (1, 2), (2, 1), (3, 1)),
+            0,
+            "adamw",
+            {},
+            0,
+            "stashing",
+        ),
+        (
+            "tiny-bert",
+            "full",
+            ((0, 2), (1, 2), (2, 1), (3, 1)),
+            0,
+            "sgd",
+            {},
+            0,
+            "stashing",
+        ),
+        (
+            "tiny-gpt2",
+            "parallel",
+            ((2, 3), (0, 1), (1, 2)),
+            0,
+            "sgd",
+            {},
+            3,
+            "stashing",
+        ),
+        (
+            "tiny-t5",
+            "parallel",
+            ((0, 2), (1, 2), (2, 1), (3, 1)),
+            0,
+            "sgd",
+            {},
+            0,
+            "stashing",
+        ),
+        (
+            "tiny-bart",
+            "lora",
+            ((0, 1), (1, 1), (2, 2), (3, 2)),
+            5,
+            "sgd",
+            {},
+            0,
+            "stashing",
+        ),
+        (
+            "tiny-gpt2",
+            "full",
+            ((1, 1), (0, 5)),
+            0,
+            "sgd",
+            {0: HEADS, 1: HEADS},
+            0,
+            "stashing",
+        ),
     ],
 )
 def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
@@ -162,11 +313,15 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
     tmp_path: Path,
     jax: Sequence[int] = (),
 ) -> None:
-    """Each loss and each weight, to 1e-5; on some devices two processors share each layer.  jax: ranks that compute with JAX.
+    """Each loss and each weight, to 1e-5; on some devices two processors share each layer.  jax: ranks that compute
+    with JAX.
 
     With a window the pipeline never drains, also not between the epochs.
     """
-    job = replace(asynchronous_job(model, technique, blocks, tmp_path, drain_every, window, versions), divisions=divisions)
+    job = replace(
+        asynchronous_job(model, technique, blocks, tmp_path, drain_every, window, versions),
+        divisions=divisions,
+    )
     if rule == "sgd":
         job = replace(job, job=replace(job.job, learning_rate=0.1))
     expected, weights = with_delays(job, rule)
@@ -176,7 +331,10 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
         part = TechniqueStage(copy.deepcopy(load_stack(model).stage(own.start, own.stop)), job.config)
         inner = make_optimizer(job, part, num_batches)
         inner = inner if rule == "adamw" else by_sgd(inner)
-        optimizers[own.ranks[0]] = part, WindowOptimizer(inner, num_batches, drain_every or window)
+        optimizers[own.ranks[0]] = (
+            part,
+            WindowOptimizer(inner, num_batches, drain_every or window),
+        )
         trained |= part.trained()
     computes = {
         rank: JaxStageCompute(part, activation="gelu", heads=4) if rank in jax else StageCompute(part)
@@ -188,7 +346,13 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
             tables = {}
             for rank, (_, optimizer) in optimizers.items():
                 share = share_of(rank, job.plan, all_parts(planned), job.split) | {"total": planned.shape.samples}
-                each = divided_or_whole(divisions.get(rank), compute=computes[rank], optimizer=optimizer.inner, epoch=epoch, **share)
+                each = divided_or_whole(
+                    divisions.get(rank),
+                    compute=computes[rank],
+                    optimizer=optimizer.inner,
+                    epoch=epoch,
+                    **share,
+                )
                 kept = 0 if versions == "stashing" else delay_of(versions, 0, len(blocks))
                 begins = planned.shape.continues is None
                 tables[rank] = StashingHandlers(each=each, begins=begins, kept=kept, per_update=job.per_update).table()
@@ -198,8 +362,13 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
             held = [dict.fromkeys(values) | own for values, own in zip(schedule.inputs, carried, strict=True)]
             assert all(set(own) <= set(values) for values, own in zip(schedule.inputs, carried, strict=True))
             values = run_schedule(schedule, tables, held, program.costs.spec)
-            carried = [{given_as: own[output] for output, given_as in pairs} for own, pairs in zip(values, schedule.carried, strict=True)]
-            found = {value.microbatch: one.item() for held in values for value, one in held.items() if value.name == "loss"}
+            carried = [
+                {given_as: own[output] for output, given_as in pairs}
+                for own, pairs in zip(values, schedule.carried, strict=True)
+            ]
+            found = {
+                value.microbatch: one.item() for held in values for value, one in held.items() if value.name == "loss"
+            }
             for at in range(0, len(planned.samples), job.per_update):
                 parts = range(at, at + job.per_update)
                 share = planned.shape.samples / sum(planned.shape.sizes[part] for part in parts)
@@ -214,9 +383,19 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
 
 @needs_jax
 def test_a_stage_by_jax_stashes_alike(tmp_path: Path) -> None:
-    """LoRA in the first stage, whose embedding is torch's, and in one whose versions change while mini-batches are in flight."""
+    """LoRA in the first stage, whose embedding is torch's, and in one whose versions change while mini-batches are in
+    flight."""
     test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
-        "tiny-distilbert", "lora", ((0, 2), (1, 2), (2, 2)), 0, "adamw", {}, 0, "stashing", tmp_path, jax=(0, 1)
+        "tiny-distilbert",
+        "lora",
+        ((0, 2), (1, 2), (2, 2)),
+        0,
+        "adamw",
+        {},
+        0,
+        "stashing",
+        tmp_path,
+        jax=(0, 1),
     )
 
 
@@ -226,24 +405,58 @@ def test_a_stage_holds_a_version_for_each_mini_batch_in_flight(tmp_path: Path) -
     (phase,), held = job.phases(), {}
     planned, tables, most = phase.steps(0)[0], {}, dict.fromkeys(range(4), 0)
     for rank, own in enumerate(job.plan.stages):
-        part = TechniqueStage(copy.deepcopy(load_stack("tiny-bert").stage(own.start, own.stop)), job.config)
+        part = TechniqueStage(
+            copy.deepcopy(load_stack("tiny-bert").stage(own.start, own.stop)),
+            job.config,
+        )
         share = share_of(rank, job.plan, planned, job.split)
         optimizer = make_optimizer(job, part, 8)
         each = BackpropagationHandlers(shared=(), compute=StageCompute(part), optimizer=optimizer, epoch=0, **share)
-        inner, in_flight = StashingHandlers(each=each).table(), held.setdefault(rank, {})
+        inner, in_flight = (
+            StashingHandlers(each=each).table(),
+            held.setdefault(rank, {}),
+        )
 
-        def forward(op, reads, *, rank=rank, inner=inner, optimizer=optimizer, in_flight=in_flight):
-            in_flight[op.microbatch] = optimizer.parameters.data_ptr(), optimizer.parameters.clone()
-            most[rank] = max(most[rank], len({at for at, _ in in_flight.values()} | {optimizer.parameters.data_ptr()}))
+        def forward(
+            op,
+            reads,
+            *,
+            rank=rank,
+            inner=inner,
+            optimizer=optimizer,
+            in_flight=in_flight,
+        ):
+            in_flight[op.microbatch] = (
+                optimizer.parameters.data_ptr(),
+                optimizer.parameters.clone(),
+            )
+            most[rank] = max(
+                most[rank],
+                len({at for at, _ in in_flight.values()} | {optimizer.parameters.data_ptr()}),
+            )
             return inner["F"](op, reads)
 
-        def backward(op, reads, *, rank=rank, inner=inner, optimizer=optimizer, in_flight=in_flight, part=part):
+        def backward(
+            op,
+            reads,
+            *,
+            rank=rank,
+            inner=inner,
+            optimizer=optimizer,
+            in_flight=in_flight,
+            part=part,
+        ):
             _, version = in_flight.pop(op.microbatch)
             result = inner["B"](op, reads)
             name, (at, shape) = next(iter(optimizer._slots.items()))
             used = dict(part.named_parameters())[name].detach()
-            assert torch.equal(used, version[at : at + shape.numel()].view(shape)), "the version used forward is the one used backward"
-            most[rank] = max(most[rank], len({at for at, _ in in_flight.values()} | {optimizer.parameters.data_ptr()}))
+            assert torch.equal(used, version[at : at + shape.numel()].view(shape)), (
+                "the version used forward is the one used backward"
+            )
+            most[rank] = max(
+                most[rank],
+                len({at for at, _ in in_flight.values()} | {optimizer.parameters.data_ptr()}),
+            )
             return result
 
         tables[rank] = inner | {"F": forward, "B": backward}
@@ -260,7 +473,8 @@ def of_windows(expected: Sequence[float], job: FineTuningRankJob) -> list[float]
 
 
 def test_devices_stash_as_one_process_and_go_on_after_a_window(engines: EngineCluster, tmp_path: Path) -> None:
-    """Executed on four devices in windows of three mini-batches: losses, weights; stopped in the second epoch, and gone on."""
+    """Executed on four devices in windows of three mini-batches: losses, weights; stopped in the second epoch, and gone
+    on."""
     job = asynchronous_job("tiny-bert", "serial", ((0, 2), (1, 2), (2, 1), (3, 1)), tmp_path, 3)
     expected, weights = with_delays(job)
     losses = losses_of(engines.run(train_rank, [job] * 4))
@@ -270,7 +484,10 @@ def test_devices_stash_as_one_process_and_go_on_after_a_window(engines: EngineCl
     engines.run(stop_in_the_second_epoch, [stopped] * 4)
     former = take_up(stopped)
     assert (former.epochs, former.step) == (1, 2)
-    results = engines.run(train_rank, [replace(stopped, start_epoch=1, start_step=2, state=former.state)] * 4)
+    results = engines.run(
+        train_rank,
+        [replace(stopped, start_epoch=1, start_step=2, state=former.state)] * 4,
+    )
     assert losses_of([*former.results, *results]) == pytest.approx(losses, rel=1e-6)
     for name, tensor in stopped.trained(EPOCHS - 1).items():
         torch.testing.assert_close(tensor, job.trained(EPOCHS - 1)[name], rtol=1e-6, atol=1e-7)
@@ -290,13 +507,20 @@ def test_devices_never_drain(engines: EngineCluster, tmp_path: Path) -> None:
         torch.testing.assert_close(trained[name], tensor, rtol=1e-5, atol=1e-5)
 
 
-def test_a_window_that_does_not_follow_the_last_one_begins_with_an_empty_pipeline(tmp_path: Path) -> None:
+def test_a_window_that_does_not_follow_the_last_one_begins_with_an_empty_pipeline(
+    tmp_path: Path,
+) -> None:
     """Such as those of a sweep, which are done twice, and the first after a pause."""
     job = asynchronous_job("tiny-bert", "serial", ((0, 2), (1, 2), (2, 1), (3, 1)), tmp_path, 0, 4)
     (first, second), phase = job.planned_windows(0), object.__new__(TechniquePhase)
     phase.rank_job = job
     assert phase.shape(second).continues is None
-    for done, following, continues in ((first, second, True), (first, first, False), (second, second, False), (second, first, False)):
+    for done, following, continues in (
+        (first, second, True),
+        (first, first, False),
+        (second, second, False),
+        (second, first, False),
+    ):
         phase._begun = done.ahead  # type: ignore[attr-defined]
         assert (phase.shape(following).continues is not None) == continues
     phase.rank_job = asynchronous_job("tiny-bert", "serial", ((0, 2), (1, 2), (2, 1), (3, 1)), tmp_path, 0, 5)

@@ -8,7 +8,11 @@ import torch
 from torch import Tensor
 
 from workbench.models.evaluation import BatchLike, attach_head
-from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
+from workbench.models.optimization import (
+    learning_rate_at,
+    make_optimizer,
+    set_learning_rate,
+)
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.stack import LayerStack
 
@@ -25,7 +29,8 @@ def train_reference(
 ) -> Iterator[tuple[int, float]]:
     """Train the adapter in place; yield (epoch, mean loss of the mini-batch) after each step.
 
-    epochs: epochs(epoch) gives the mini-batches of that epoch, as many as of the first.  In sequence-to-sequence the adapter is given
+    epochs: epochs(epoch) gives the mini-batches of that epoch, as many as of the first.  In sequence-to-sequence the
+    adapter is given
     the stack's head.
     """
     attach_head(stack, adapter)
@@ -37,7 +42,10 @@ def train_reference(
             loss = reference_loss(stack, adapter, batch, epoch)
             loss.backward()
             step = epoch * steps_per_epoch + index
-            set_learning_rate(optimizer, learning_rate_at(step, num_epochs * steps_per_epoch, learning_rate, warmup_fraction))
+            set_learning_rate(
+                optimizer,
+                learning_rate_at(step, num_epochs * steps_per_epoch, learning_rate, warmup_fraction),
+            )
             optimizer.step()
             optimizer.zero_grad()
             yield epoch, loss.item()

@@ -18,7 +18,11 @@ needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason="JAX is not inst
 def values(name: str) -> torch.Tensor:
     """Return (2, 3) values of a type, the largest that float16 has among them."""
     dtype = getattr(torch, name)
-    return torch.tensor([[0, 1, 2.5], [-3.25, 65504, 7]]).to(dtype) if dtype.is_floating_point else torch.arange(6).reshape(2, 3).to(dtype)
+    return (
+        torch.tensor([[0, 1, 2.5], [-3.25, 65504, 7]]).to(dtype)
+        if dtype.is_floating_point
+        else torch.arange(6).reshape(2, 3).to(dtype)
+    )
 
 
 @needs_jax
@@ -37,7 +41,9 @@ def test_a_message_is_the_same_tensor_in_every_framework(name: str, form: str) -
         assert received.info == {"MNN": "NHWC"}
         for receiver in FRAMEWORKS[: 2 if name in ("float64", "int64") else 3]:
             found = received.to(receiver)
-            assert type(found).__module__.split(".")[0].removesuffix("lib") == receiver and str(found.dtype).endswith(name)
+            assert type(found).__module__.split(".")[0].removesuffix("lib") == receiver and str(found.dtype).endswith(
+                name
+            )
             assert torch.equal(to_torch(found), original)
 
 
@@ -60,7 +66,8 @@ def test_small_and_empty_tensors() -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda whole: whole[:3], lambda whole: whole[:-2], lambda whole: whole[:-4], lambda whole: b"\xff" + whole[1:]]
+    "damage",
+    [lambda whole: whole[:3], lambda whole: whole[:-2], lambda whole: whole[:-4], lambda whole: b"\xff" + whole[1:]],
 )
 def test_a_damaged_message_is_refused(damage) -> None:
     with pytest.raises(ConfigError, match="was read as a tensor"):

@@ -1,17 +1,24 @@
-"""An encoder-decoder, cut anywhere, gives the numbers of the whole Hugging Face model; so do the variants of each family."""
+"""An encoder-decoder, cut anywhere, gives the numbers of the whole Hugging Face model; so do the variants of each
+family."""
 
 import pytest
 import torch
 
 from workbench.core.errors import ConfigError
 from workbench.models import loading
-from workbench.models.loading import load_language_model_head, load_stack, load_stage, model_facts
+from workbench.models.loading import (
+    load_language_model_head,
+    load_stack,
+    load_stage,
+    model_facts,
+)
 from workbench.models.stack import LayerStack
 
 from .helpers import TARGET_LENGTH, batch_for, check_embeddings
 from .test_stack import reference
 
-# tiny models have 3 encoder and 3 decoder layers: cuts within each, between both, and stages that reach over the border.
+# tiny models have 3 encoder and 3 decoder layers: cuts within each, between both, and stages that reach over the
+# border.
 SPLITS = ([6], [3, 3], [2, 2, 2], [1, 4, 1], [4, 2], [1] * 6)
 
 
@@ -38,7 +45,11 @@ def run(stack, batch, split, decoder_ids):
         start += layers
         taps += new
         length = batch.attention_mask.shape[1]
-        assert hidden.shape == (len(batch.labels), length + (TARGET_LENGTH if start > stack.num_encoder_layers else 0), 32)
+        assert hidden.shape == (
+            len(batch.labels),
+            length + (TARGET_LENGTH if start > stack.num_encoder_layers else 0),
+            32,
+        )
     return hidden, taps
 
 
@@ -85,22 +96,39 @@ def test_a_later_target_token_changes_nothing_before_it(stack):
 def test_a_stage_holds_what_it_needs_and_names_what_others_hold_too(family, stack):
     stages = [stack.stage(*bounds) for bounds in ((0, 2), (2, 4), (4, 6))]
     assert [stage.embedding is not None for stage in stages] == [True, False, False]
-    assert [stage.decoder_embedding is not None for stage in stages] == [False, True, False]
+    assert [stage.decoder_embedding is not None for stage in stages] == [
+        False,
+        True,
+        False,
+    ]
     shared = [set(stage.shared_parameters()) for stage in stages]
     if family == "t5":
-        assert [stage.encoder_final is not None for stage in stages] == [False, True, False]
+        assert [stage.encoder_final is not None for stage in stages] == [
+            False,
+            True,
+            False,
+        ]
         both = {"position bias", "decoder position bias"}
-        assert shared == [{"words", "position bias"}, {"words", *both}, {"decoder position bias"}]
+        assert shared == [
+            {"words", "position bias"},
+            {"words", *both},
+            {"decoder position bias"},
+        ]
     else:
         assert shared == [{"words"}, {"words"}, set()]
     assert stages[0].shared_parameters()["words"] is stages[1].shared_parameters()["words"]
 
 
 def test_gradients_through_stages_equal_the_whole_models(family, stack):
-    """Full fine-tuning by hand: what crosses a stage boundary is the joint tensor, shared parameters' gradients are added up."""
+    """Full fine-tuning by hand: what crosses a stage boundary is the joint tensor, shared parameters' gradients are
+    added up."""
     batch, model = batch_for(stack, (9, 4)), reference(f"tiny-{family}")
     model.requires_grad_(True)
-    output = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, decoder_input_ids=batch.decoder_ids)
+    output = model(
+        input_ids=batch.input_ids,
+        attention_mask=batch.attention_mask,
+        decoder_input_ids=batch.decoder_ids,
+    )
     output.last_hidden_state.square().sum().backward()
     wanted = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad(set_to_none=True)
@@ -162,16 +190,30 @@ def test_stacks_of_other_lengths(tmp_path):
     stack = load_stack(str(tmp_path))
     batch = batch_for(stack)
     with torch.no_grad():
-        expected = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, decoder_input_ids=batch.decoder_ids)
-    close(load_cut(tmp_path)(batch.input_ids, batch.attention_mask, batch.decoder_ids), expected.last_hidden_state)
+        expected = model(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            decoder_input_ids=batch.decoder_ids,
+        )
+    close(
+        load_cut(tmp_path)(batch.input_ids, batch.attention_mask, batch.decoder_ids),
+        expected.last_hidden_state,
+    )
     assert model_facts(str(tmp_path)).num_encoder_layers == stack.num_encoder_layers == model.config.encoder_layers
 
 
 def test_gated_t5_with_an_own_head_and_narrow_attention(tmp_path, monkeypatch):
     """T5 v1.1: gated feed-forward, a head that is not the word embedding, heads x size != d."""
-    changes = {"feed_forward_proj": "gated-gelu", "is_gated_act": True, "dense_act_fn": "gelu_new", "scale_decoder_outputs": False}
+    changes = {
+        "feed_forward_proj": "gated-gelu",
+        "is_gated_act": True,
+        "dense_act_fn": "gelu_new",
+        "scale_decoder_outputs": False,
+    }
     model = saved(tmp_path, "tiny-t5", "AutoModelForSeq2SeqLM", d_kv=4, **changes)
-    model.lm_head.weight = torch.nn.Parameter(torch.randn(model.lm_head.weight.shape, generator=torch.Generator().manual_seed(1)))
+    model.lm_head.weight = torch.nn.Parameter(
+        torch.randn(model.lm_head.weight.shape, generator=torch.Generator().manual_seed(1))
+    )
     model.save_pretrained(tmp_path)
     monkeypatch.setattr(loading, "load_stack", lambda *args: pytest.fail("the whole model was loaded"))
     facts, call = model_facts(str(tmp_path)), load_cut(tmp_path)
@@ -181,9 +223,16 @@ def test_gated_t5_with_an_own_head_and_narrow_attention(tmp_path, monkeypatch):
     stack = load_stack(str(tmp_path))
     batch = batch_for(stack)
     with torch.no_grad():
-        expected = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, decoder_input_ids=batch.decoder_ids).logits
+        expected = model(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            decoder_input_ids=batch.decoder_ids,
+        ).logits
     close(head(call(batch.input_ids, batch.attention_mask, batch.decoder_ids)), expected)
-    close(stack.language_model_head(stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)[0]), expected)
+    close(
+        stack.language_model_head(stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)[0]),
+        expected,
+    )
     check_embeddings(facts, stack)
 
 
@@ -197,11 +246,22 @@ def test_the_language_model_head(tmp_path, name):
     batch = batch_for(stack)
     states, _ = stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)
     with torch.no_grad():
-        expected = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, decoder_input_ids=batch.decoder_ids).logits
-    for head in (stack.language_model_head, load_language_model_head(str(tmp_path)), load_language_model_head(str(tmp_path))):
+        expected = model(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            decoder_input_ids=batch.decoder_ids,
+        ).logits
+    for head in (
+        stack.language_model_head,
+        load_language_model_head(str(tmp_path)),
+        load_language_model_head(str(tmp_path)),
+    ):
         close(head(states), expected)
     tiny = load_language_model_head(name)
-    assert not tiny.weight.requires_grad and tiny.weight.shape == (model.config.vocab_size, 32)
+    assert not tiny.weight.requires_grad and tiny.weight.shape == (
+        model.config.vocab_size,
+        32,
+    )
     assert (tiny.scale == 32**-0.5) == (name == "tiny-t5")
     assert load_language_model_head(str(tmp_path), torch.bfloat16)(states.bfloat16()).dtype == torch.bfloat16
 
@@ -209,7 +269,11 @@ def test_the_language_model_head(tmp_path, name):
 def test_opt_350m_projects_its_words_and_normalises_behind(tmp_path):
     model = saved(tmp_path, "tiny-opt", do_layer_norm_before=False, word_embed_proj_dim=16)
     stack = load_stack(str(tmp_path))
-    assert stack.final is None and set(stack.embedding) == {"words", "positions", "project_in"}
+    assert stack.final is None and set(stack.embedding) == {
+        "words",
+        "positions",
+        "project_in",
+    }
     batch = batch_for(stack)
     with torch.no_grad():
         expected = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state

@@ -16,7 +16,14 @@ RAGGED = (5, 1, 8, 3)
 
 
 def config(*, is_causal: bool = False, **changes: object) -> ParallelAdapterConfig:
-    return ParallelAdapterConfig(hidden_size=48, num_layers=4, reduction=2, num_heads=3, is_causal=is_causal, **changes)
+    return ParallelAdapterConfig(
+        hidden_size=48,
+        num_layers=4,
+        reduction=2,
+        num_heads=3,
+        is_causal=is_causal,
+        **changes,
+    )
 
 
 def stage(start: int, stop: int, **changes: bool) -> ParallelAdapterStage:
@@ -40,11 +47,17 @@ def inputs(adapter: ParallelAdapterStage, lengths: tuple[int, ...]) -> tuple[Ten
     mask = (torch.arange(longest) < torch.tensor(lengths)[:, None]).long()
     count = adapter.stop - adapter.start + (adapter.start == 0)
     taps = [torch.randn(len(lengths), longest, 48, generator=drawn) for _ in range(count)]
-    return mask, taps, None if adapter.start == 0 else torch.randn(len(lengths), longest, 24, generator=drawn)
+    return (
+        mask,
+        taps,
+        None if adapter.start == 0 else torch.randn(len(lengths), longest, 24, generator=drawn),
+    )
 
 
 def gradients(adapter: ParallelAdapterStage) -> dict[str, Tensor]:
-    return {name: parameter.grad.clone() for name, parameter in adapter.named_parameters() if parameter.grad is not None}
+    return {
+        name: parameter.grad.clone() for name, parameter in adapter.named_parameters() if parameter.grad is not None
+    }
 
 
 def close(mine: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float = 1e-5) -> None:
@@ -53,7 +66,11 @@ def close(mine: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float =
     for name, gradient in theirs.items():
         assert gradient.abs().max() > 0, f"{name} got no gradient"
         torch.testing.assert_close(
-            mine[name], gradient, rtol=tolerance, atol=tolerance * scale, msg=lambda text, name=name: f"{name}: {text}"
+            mine[name],
+            gradient,
+            rtol=tolerance,
+            atol=tolerance * scale,
+            msg=lambda text, name=name: f"{name}: {text}",
         )
 
 
@@ -61,7 +78,8 @@ def close(mine: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float =
 @pytest.mark.parametrize("lengths", [RAGGED, (6, 6), (1,)])
 @pytest.mark.parametrize(("start", "stop"), [(0, 4), (0, 2), (1, 3), (2, 4)])
 def test_every_stage_equals_autograd(start: int, stop: int, lengths: tuple[int, ...], is_causal: bool) -> None:
-    """Side output, side input's gradient and every parameter's, which are added to what is there; padding has no say."""
+    """Side output, side input's gradient and every parameter's, which are added to what is there; padding has no
+    say."""
     adapter = stage(start, stop, is_causal=is_causal)
     mask, taps, side = inputs(adapter, lengths)
     gradient = torch.randn(*mask.shape, 24, generator=torch.Generator().manual_seed(2)) * mask[:, :, None]
@@ -75,10 +93,15 @@ def test_every_stage_equals_autograd(start: int, stop: int, lengths: tuple[int, 
     fast = FastSide(adapter)
     packing = fast.packing(mask)
     for _ in range(2):
-        output, context = fast.forward(None if side is None else packing.pack(side.detach()), [packing.pack(tap) for tap in taps], packing)
+        output, context = fast.forward(
+            None if side is None else packing.pack(side.detach()),
+            [packing.pack(tap) for tap in taps],
+            packing,
+        )
         returned = fast.backward(context, packing.pack(gradient))
     torch.testing.assert_close(output, packing.pack(expected), rtol=1e-5, atol=1e-5)
-    # One token alone attends to itself whatever queries and keys say; of more, nobody sees the keys' bias: float noise on both sides.
+    # One token alone attends to itself whatever queries and keys say; of more, nobody sees the keys' bias: float noise
+    # on both sides.
     ours = {name: grad for name, grad in gradients(adapter).items() if not name.startswith("last.")}
     for found in (ours, autograd):
         for name in [name for name in found if "query_key_value" in name]:
@@ -89,14 +112,23 @@ def test_every_stage_equals_autograd(start: int, stop: int, lengths: tuple[int, 
     else:
         assert side.grad is not None and returned is not None
         scale = side.grad.abs().max().item()
-        torch.testing.assert_close(2 * packing.unpack(returned), side.grad * mask[:, :, None], rtol=1e-5, atol=1e-5 * scale)
+        torch.testing.assert_close(
+            2 * packing.unpack(returned),
+            side.grad * mask[:, :, None],
+            rtol=1e-5,
+            atol=1e-5 * scale,
+        )
 
 
 def test_loss_and_head_equal_autograd() -> None:
     adapter = ParallelAdapterStage(config(), 0, 4).train()
     mask, taps, _ = inputs(adapter, RAGGED)
     labels, ids = torch.tensor([0, 1, 1, 0]), torch.tensor([7, 3, 9, 4])
-    expected = task_loss(adapter.head(adapter(None, taps, mask), taps[-1], mask, ids, 2), labels, "classification")
+    expected = task_loss(
+        adapter.head(adapter(None, taps, mask), taps[-1], mask, ids, 2),
+        labels,
+        "classification",
+    )
     expected.backward()
     autograd = gradients(adapter)
     adapter.zero_grad()
@@ -119,7 +151,8 @@ def test_loss_and_head_equal_autograd() -> None:
 
 @pytest.mark.parametrize(("in_bfloat16", "tolerance"), [(True, 0.02), (False, 1e-5)])
 def test_bfloat16_taps_cost_bfloat16s_precision_and_no_more(in_bfloat16: bool, tolerance: float) -> None:
-    """Products with a tap in its own type differ from those in float32 by bfloat16's rounding of weights and results."""
+    """Products with a tap in its own type differ from those in float32 by bfloat16's rounding of weights and
+    results."""
     adapter = stage(0, 4)
     mask, taps, _ = inputs(adapter, RAGGED)
     half = [tap.bfloat16() for tap in taps]
@@ -139,7 +172,8 @@ def test_bfloat16_taps_cost_bfloat16s_precision_and_no_more(in_bfloat16: bool, t
 
 
 def test_ever_new_numbers_of_tokens_take_no_more_memory() -> None:
-    """Every step has as many tokens as none before it: nothing may be compiled for each and kept (a quarter of a megabyte was)."""
+    """Every step has as many tokens as none before it: nothing may be compiled for each and kept (a quarter of a
+    megabyte was)."""
     if not read_memory().data_bytes:
         pytest.skip("this system does not tell")
     adapter = stage(0, 4)

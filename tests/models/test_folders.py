@@ -1,4 +1,5 @@
-"""Model folders: what loads gives transformers' numbers on every path; what is spoiled is refused on every path, in one sentence."""
+"""Model folders: what loads gives transformers' numbers on every path; what is spoiled is refused on every path, in one
+sentence."""
 
 from __future__ import annotations
 
@@ -18,7 +19,13 @@ from tests.models.sharding.builders import Case, hybrid, model_of, run_plan
 from workbench.core.errors import WorkbenchError
 from workbench.methods.p_rge.zeroth_order import TrainableConfig, load_causal_model
 from workbench.models.families import FAMILIES
-from workbench.models.loading import load_stack, load_stage, load_tokenizer, model_config, model_facts
+from workbench.models.loading import (
+    load_stack,
+    load_stage,
+    load_tokenizer,
+    model_config,
+    model_facts,
+)
 from workbench.models.sharding import ModelShard, model_layout, open_weights, shard_spec
 from workbench.models.tokenizer import tiny_tokenizer
 
@@ -73,7 +80,9 @@ def header(data: bytes) -> Spoil:
 
 def another(name: str, like: str) -> Spoil:
     """Return what adds a tensor of the shape of another one."""
-    return tensors(lambda found: found | {name: torch.randn(next(found[key].shape for key in found if key.endswith(like)))})
+    return tensors(
+        lambda found: found | {name: torch.randn(next(found[key].shape for key in found if key.endswith(like)))}
+    )
 
 
 def whole(name: str, ids: Tensor, mask: Tensor, targets: Tensor | None) -> Tensor:
@@ -96,7 +105,13 @@ def sharded(name: str, ids: Tensor, mask: Tensor, targets: Tensor | None, what: 
     shards = [ModelShard(layout, spec, source) for spec in specs]
     found = []
     for number, length in enumerate(mask.sum(1).tolist()):  # single-shot inference knows no padding
-        one = run_plan(plan, shards, ids[None, number, :length], None if targets is None else targets[None, number], what=what)
+        one = run_plan(
+            plan,
+            shards,
+            ids[None, number, :length],
+            None if targets is None else targets[None, number],
+            what=what,
+        )
         found.append(one if targets is not None else torch.nn.functional.pad(one, (0, 0, 0, ids.shape[1] - length)))
     return torch.cat(found)
 
@@ -133,8 +148,15 @@ def reference(folder: Path, ids: Tensor, mask: Tensor, targets: Tensor | None) -
 def batch_for(family: str) -> tuple[Tensor, Tensor, Tensor | None]:
     generator = torch.Generator().manual_seed(5)
     if family == "vit":
-        return torch.randint(256, (2, 17, 4), generator=generator, dtype=torch.uint8), torch.ones(2, 17, dtype=torch.int64), None
-    ids, targets = torch.randint(4, 1000, (2, 9), generator=generator), torch.randint(4, 1000, (2, 5), generator=generator)
+        return (
+            torch.randint(256, (2, 17, 4), generator=generator, dtype=torch.uint8),
+            torch.ones(2, 17, dtype=torch.int64),
+            None,
+        )
+    ids, targets = (
+        torch.randint(4, 1000, (2, 9), generator=generator),
+        torch.randint(4, 1000, (2, 5), generator=generator),
+    )
     mask = torch.ones_like(ids)
     mask[1, 6:] = 0
     return ids * mask, mask, targets if FAMILIES[family].decoder else None
@@ -142,12 +164,24 @@ def batch_for(family: str) -> tuple[Tensor, Tensor, Tensor | None]:
 
 ODD: dict[str, tuple[str, dict[str, Any], Spoil | None]] = {
     **{f"{family} as it is": (family, {}, None) for family in FAMILIES},
-    "bert: gelu_new, wide": ("bert", {"hidden_act": "gelu_new", "intermediate_size": 200}, None),
+    "bert: gelu_new, wide": (
+        "bert",
+        {"hidden_act": "gelu_new", "intermediate_size": 200},
+        None,
+    ),
     "bert: one token type": ("bert", {"type_vocab_size": 1}, None),
     "gpt2: untied": ("gpt2", {"tie_word_embeddings": False}, None),
-    "gpt2: tied, a head of its own in the file": ("gpt2", {}, another("lm_head.weight", "wte.weight")),
+    "gpt2: tied, a head of its own in the file": (
+        "gpt2",
+        {},
+        another("lm_head.weight", "wte.weight"),
+    ),
     "gpt2: not scaled": ("gpt2", {"scale_attn_weights": False}, None),
-    "gpt2: scaled by layer": ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "activation_function": "relu"}, None),
+    "gpt2: scaled by layer": (
+        "gpt2",
+        {"scale_attn_by_inverse_layer_idx": True, "activation_function": "relu"},
+        None,
+    ),
     "llama: tied": ("llama", {"tie_word_embeddings": True}, None),
     "llama: untied": ("llama", {"tie_word_embeddings": False}, None),
     "llama: tied, a head of its own in the file": (
@@ -159,27 +193,70 @@ ODD: dict[str, tuple[str, dict[str, Any], Spoil | None]] = {
         "llama",
         {
             "num_key_value_heads": 4,
-            "rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 1e4,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+            }
             | {"original_max_position_embeddings": 8},
         },
         None,
     ),
     "llama: one group, biases, wide heads": (
         "llama",
-        {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True, "head_dim": 12},
+        {
+            "num_key_value_heads": 1,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "head_dim": 12,
+        },
         None,
     ),
     "opt: untied": ("opt", {"tie_word_embeddings": False}, None),
-    "opt: norms behind, narrow words": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}, None),
-    "opt: without biases and norm weights": ("opt", {"enable_bias": False, "layer_norm_elementwise_affine": False}, None),
+    "opt: norms behind, narrow words": (
+        "opt",
+        {"do_layer_norm_before": False, "word_embed_proj_dim": 16},
+        None,
+    ),
+    "opt: without biases and norm weights": (
+        "opt",
+        {"enable_bias": False, "layer_norm_elementwise_affine": False},
+        None,
+    ),
     "vit: without biases": ("vit", {"qkv_bias": False, "hidden_act": "gelu_new"}, None),
     "t5: untied": ("t5", {"tie_word_embeddings": False}, None),
-    "t5: gated, other head size": ("t5", {"feed_forward_proj": "gated-gelu", "d_kv": 16}, None),
-    "t5: gated, untied": ("t5", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, None),
-    "t5: tied, encoder words of their own in the file": ("t5", {}, another("encoder.embed_tokens.weight", "shared.weight")),
+    "t5: gated, other head size": (
+        "t5",
+        {"feed_forward_proj": "gated-gelu", "d_kv": 16},
+        None,
+    ),
+    "t5: gated, untied": (
+        "t5",
+        {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        None,
+    ),
+    "t5: tied, encoder words of their own in the file": (
+        "t5",
+        {},
+        another("encoder.embed_tokens.weight", "shared.weight"),
+    ),
     "bart: untied": ("bart", {"tie_word_embeddings": False}, None),
-    "bart: other stacks": ("bart", {"decoder_attention_heads": 8, "decoder_ffn_dim": 96, "activation_function": "quick_gelu"}, None),
-    "bart: scaled": ("bart", {"scale_embedding": True, "activation_function": "relu"}, None),
+    "bart: other stacks": (
+        "bart",
+        {
+            "decoder_attention_heads": 8,
+            "decoder_ffn_dim": 96,
+            "activation_function": "quick_gelu",
+        },
+        None,
+    ),
+    "bart: scaled": (
+        "bart",
+        {"scale_embedding": True, "activation_function": "relu"},
+        None,
+    ),
 }
 
 
@@ -212,7 +289,12 @@ def test_pairs_with_one_token_type(tmp_path: Path) -> None:
     ids, mask, _ = batch_for("bert")
     expected, _ = reference(folder, ids, mask, None)
     second = torch.cat([ids[:, :4], ~ids[:, 4:]], dim=1)
-    torch.testing.assert_close(whole(str(folder), second, mask, None)[mask.bool()], expected[mask.bool()], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        whole(str(folder), second, mask, None)[mask.bool()],
+        expected[mask.bool()],
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 def missing(part: str) -> Spoil:
@@ -225,14 +307,30 @@ def missing(part: str) -> Spoil:
     return tensors(drop)
 
 
-QUERY = {"bert": "query", "distilbert": "q_lin", "gpt2": "c_attn", "llama": "q_proj", "opt": "q_proj", "bart": "q_proj", "t5": ".q."}
-FINAL = {"gpt2": "ln_f", "llama": "model.norm", "opt": "decoder.final_layer_norm", "vit": "layernorm.w", "t5": "decoder.final_layer_norm"}
+QUERY = {
+    "bert": "query",
+    "distilbert": "q_lin",
+    "gpt2": "c_attn",
+    "llama": "q_proj",
+    "opt": "q_proj",
+    "bart": "q_proj",
+    "t5": ".q.",
+}
+FINAL = {
+    "gpt2": "ln_f",
+    "llama": "model.norm",
+    "opt": "decoder.final_layer_norm",
+    "vit": "layernorm.w",
+    "t5": "decoder.final_layer_norm",
+}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_missing_weights_are_named_on_every_path(family: str, tmp_path: Path) -> None:
     """A tensor, a final norm, a layer, a head; all of them under a foreign prefix: never random numbers."""
-    first_layer = {"t5": "block.0.", "gpt2": "h.0."}.get(family, "layers.0." if family in ("llama", "opt", "bart") else "layer.0.")
+    first_layer = {"t5": "block.0.", "gpt2": "h.0."}.get(
+        family, "layers.0." if family in ("llama", "opt", "bart") else "layer.0."
+    )
     ways = {
         "one tensor": missing(QUERY.get(family, "query")),
         "prefix": tensors(lambda found: {f"foreign.{key}": one for key, one in found.items()}),
@@ -243,7 +341,11 @@ def test_missing_weights_are_named_on_every_path(family: str, tmp_path: Path) ->
     if FAMILIES[family].is_causal:
         ways["head"] = missing("lm_head")
     for number, (way, spoil) in enumerate(ways.items()):
-        folder = write(tmp_path / str(number), family, **({"tie_word_embeddings": False} if way == "head" else {}))
+        folder = write(
+            tmp_path / str(number),
+            family,
+            **({"tie_word_embeddings": False} if way == "head" else {}),
+        )
         spoil(folder)
         paths = {"forward-only": forward_only} if way == "head" else PATHS
         for path in paths.values():
@@ -263,7 +365,9 @@ def test_sizes_that_no_model_has_are_refused_in_every_family(family: str, tmp_pa
             with pytest.raises(WorkbenchError) as caught:
                 whole(str(folder), *batch_for(family))
             assert "\n" not in str(caught.value) and "asked for" in str(caught.value)
-            assert f"{field} = 0, which must be 1 to" in str(caught.value) or value != 0 or field != "num_attention_heads"
+            assert (
+                f"{field} = 0, which must be 1 to" in str(caught.value) or value != 0 or field != "num_attention_heads"
+            )
             (folder / "config.json").write_text(text)
 
 
@@ -286,9 +390,15 @@ def unpickles(folder: Path) -> None:
 
 def own_code(folder: Path) -> None:
     """A folder that brings code for its configuration, tokenizer and model, which writes a file if it runs."""
-    maps = {"AutoConfig": "evil.Config", "AutoModel": "evil.Model", "AutoTokenizer": ["evil.Tokenizer", "evil.Tokenizer"]}
+    maps = {
+        "AutoConfig": "evil.Config",
+        "AutoModel": "evil.Model",
+        "AutoTokenizer": ["evil.Tokenizer", "evil.Tokenizer"],
+    }
     settings(model_type="evil", auto_map=maps)(folder)
-    (folder / "evil.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\nclass Config: pass\nclass Model: pass\nclass Tokenizer: pass\n")
+    (folder / "evil.py").write_text(
+        f"open({str(folder / 'ran')!r}, 'w')\nclass Config: pass\nclass Model: pass\nclass Tokenizer: pass\n"
+    )
 
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -296,8 +406,14 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
     "weights cut": (lambda folder: os.truncate(folder / WEIGHTS, 5000), "truncated"),
     "weights empty": (content(WEIGHTS, b""), "truncated"),
     "weights of 7 bytes": (content(WEIGHTS, b"1234567"), "truncated"),
-    "header of 2^60 bytes": (content(WEIGHTS, struct.pack("<Q", 1 << 60) + b"{}"), "truncated"),
-    "header that is a list": (header(b"[12]"), "malformed: Expected `object`, got `array`"),
+    "header of 2^60 bytes": (
+        content(WEIGHTS, struct.pack("<Q", 1 << 60) + b"{}"),
+        "truncated",
+    ),
+    "header that is a list": (
+        header(b"[12]"),
+        "malformed: Expected `object`, got `array`",
+    ),
     "header without offsets": (header(b'{"a":{"b":1}}'), "malformed: .*dtype"),
     "header with the bytes of another shape": (
         header(b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,4]}}'),
@@ -305,12 +421,24 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
     ),
     "noise": (content(WEIGHTS, bytes(range(200, 256)) * 40), "do not load"),
     "pickle": (unpickles, r"in pytorch_model\.bin alone, a pickle.*save_pretrained"),
-    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "no file named model.safetensors"),
+    "no weights": (
+        lambda folder: (folder / WEIGHTS).unlink(),
+        "no file named model.safetensors",
+    ),
     "index malformed": (content(INDEX, b"{"), "index.json' is malformed"),
     "index that is a list": (content(INDEX, b"[]"), "malformed: Expected `object`"),
-    "index of a missing file": (content(INDEX, b'{"weight_map": {"a": "x.safetensors"}}'), "x.safetensors"),
-    "index that leads outside": (content(INDEX, b'{"weight_map": {"a": "../x.safetensors"}}'), "not in the folder"),
-    "hidden_size 128": (settings(hidden_size=128), r"\(32,\), by its configuration \(128,\)"),
+    "index of a missing file": (
+        content(INDEX, b'{"weight_map": {"a": "x.safetensors"}}'),
+        "x.safetensors",
+    ),
+    "index that leads outside": (
+        content(INDEX, b'{"weight_map": {"a": "../x.safetensors"}}'),
+        "not in the folder",
+    ),
+    "hidden_size 128": (
+        settings(hidden_size=128),
+        r"\(32,\), by its configuration \(128,\)",
+    ),
     "hidden_size -384": (settings(hidden_size=-384), "hidden_size = -384"),
     "hidden_size '32'": (settings(hidden_size="32"), "hidden_size"),
     "heads 0": (settings(num_attention_heads=0), "num_attention_heads = 0"),
@@ -320,20 +448,37 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
     "layers 5": (settings(num_hidden_layers=5), "4 layers"),
     "layers 3": (settings(num_hidden_layers=3), "4 layers"),
     "layers 0": (settings(num_hidden_layers=0), "num_hidden_layers = 0"),
-    "layers 10^9": (settings(num_hidden_layers=10**9), "num_hidden_layers = 1000000000"),
+    "layers 10^9": (
+        settings(num_hidden_layers=10**9),
+        "num_hidden_layers = 1000000000",
+    ),
     "padding behind the vocabulary": (settings(pad_token_id=10**9), "[Pp]adding_idx"),
     "vocabulary -1": (settings(vocab_size=-1), "vocab_size = -1"),
     "vocabulary 7": (settings(vocab_size=7), r"\(7, 32\)"),
-    "positions 10^12": (settings(max_position_embeddings=10**12), "max_position_embeddings"),
+    "positions 10^12": (
+        settings(max_position_embeddings=10**12),
+        "max_position_embeddings",
+    ),
     "labels 10^9": (settings(num_labels=10**9), "num_labels = 1000000000"),
-    "already quantized": (settings(quantization_config={"quant_method": "bitsandbytes"}), "already quantized, by bitsandbytes"),
+    "already quantized": (
+        settings(quantization_config={"quant_method": "bitsandbytes"}),
+        "already quantized, by bitsandbytes",
+    ),
     "a family with code of its own": (own_code, "family 'evil'"),
     "a weight that is NaN": (
-        tensors(lambda found: found | {key: one * float("nan") for key, one in found.items() if "layer.0.output.dense" in key}),
+        tensors(
+            lambda found: (
+                found | {key: one * float("nan") for key, one in found.items() if "layer.0.output.dense" in key}
+            )
+        ),
         "no numbers",
     ),
     "a weight without an end": (
-        tensors(lambda found: found | {key: one / 0 for key, one in found.items() if "layer.3.attention.self.key.weight" in key}),
+        tensors(
+            lambda found: (
+                found | {key: one / 0 for key, one in found.items() if "layer.3.attention.self.key.weight" in key}
+            )
+        ),
         "no numbers",
     ),
     "activation": (settings(hidden_act="nope"), "nope"),
@@ -342,11 +487,20 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
     "configuration cut": (content("config.json", b'{"model_'), "config.json"),
     "configuration that is a list": (content("config.json", b"[]"), "model_type"),
     "configuration of bytes": (content("config.json", b"\xff\xfe\x00"), "config.json"),
-    "no configuration": (lambda folder: (folder / "config.json").unlink(), "no config.json"),
-    "tokenizer cut": (lambda folder: os.truncate(folder / "tokenizer.json", 100), "tokenizer.json"),
+    "no configuration": (
+        lambda folder: (folder / "config.json").unlink(),
+        "no config.json",
+    ),
+    "tokenizer cut": (
+        lambda folder: os.truncate(folder / "tokenizer.json", 100),
+        "tokenizer.json",
+    ),
     "tokenizer empty": (content("tokenizer.json", b""), "tokenizer.json"),
     "tokenizer of bytes": (content("tokenizer.json", b"\xff\xfe"), "tokenizer.json"),
-    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer.json"),
+    "no tokenizer": (
+        lambda folder: (folder / "tokenizer.json").unlink(),
+        "no tokenizer.json",
+    ),
 }
 
 
@@ -363,7 +517,10 @@ def test_spoiled_folders_are_refused_in_one_sentence(way: str, good: Path, tmp_p
     def as_a_run(name: str, *batch: Any) -> Any:
         return load_tokenizer(name) and model_facts(name) and whole(name, *batch)
 
-    for path in (as_a_run, *(() if "tokenizer" in way else PATHS.values())):  # a stage needs no tokenizer
+    for path in (
+        as_a_run,
+        *(() if "tokenizer" in way else PATHS.values()),
+    ):  # a stage needs no tokenizer
         with pytest.raises(WorkbenchError, match=words) as caught:
             path(str(folder), *batch_for("bert"))
         assert "\n" not in str(caught.value) and "Traceback" not in str(caught.value)

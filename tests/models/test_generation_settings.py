@@ -52,7 +52,13 @@ SETTINGS = {
     "begin_suppress, forced_bos": {"begin_suppress_tokens": list(range(40)), "forced_bos_token_id": 4},
     "repetition_penalty": {"repetition_penalty": 1.8},
     "no_repeat_ngram": {"no_repeat_ngram_size": 2},
-    "sampling and beams are not greedy": {"do_sample": True, "temperature": 0.5, "top_k": 3, "num_beams": 4, "length_penalty": 2.0},
+    "sampling and beams are not greedy": {
+        "do_sample": True,
+        "temperature": 0.5,
+        "top_k": 3,
+        "num_beams": 4,
+        "length_penalty": 2.0,
+    },
 }
 
 
@@ -66,7 +72,9 @@ def test_texts_equal_transformers(family: str, settings: dict[str, Any], folders
 
 @pytest.mark.parametrize("family", ["gpt2", "bart"])
 @pytest.mark.parametrize("least", [{}, {"min_length": 11}, {"min_new_tokens": 6}])
-def test_ends_end_a_text_and_not_before_its_least_length(family: str, least: dict[str, int], folders: dict[str, Path]) -> None:
+def test_ends_end_a_text_and_not_before_its_least_length(
+    family: str, least: dict[str, int], folders: dict[str, Path]
+) -> None:
     """Ends are tokens that the model would choose third, as a number and as a list."""
     plain = PLAIN | ({"decoder_start_token_id": 2} if family == "bart" else {})
     free, _ = texts(folders[family], plain)

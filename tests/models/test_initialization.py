@@ -53,11 +53,22 @@ def test_every_weight_learns_but_those_between_two_zeros(how, family):
     if how != "all_zero":
         assert not {name for name in still if name.endswith("weight")}
     elif family != "t5":
-        branches = ("attention_norm.", "query_key_value.", "attention_output.weight", "feed_forward_norm.", "expand.", "contract.weight")
-        assert still == {name for name in before if name.startswith("layers.") and any(part in name for part in branches)}
+        branches = (
+            "attention_norm.",
+            "query_key_value.",
+            "attention_output.weight",
+            "feed_forward_norm.",
+            "expand.",
+            "contract.weight",
+        )
+        assert still == {
+            name for name in before if name.startswith("layers.") and any(part in name for part in branches)
+        }
         assert len(still) == 10 * adapter.config.num_layers
     else:
-        assert {"first.weight", "layers.0.down.weight"} <= still, "nothing of the encoder reaches a decoder whose cross-attention is zero"
+        assert {"first.weight", "layers.0.down.weight"} <= still, (
+            "nothing of the encoder reaches a decoder whose cross-attention is zero"
+        )
 
 
 def test_seed_changes_weights_and_a_stage_has_the_wholes():
@@ -81,7 +92,9 @@ def test_pruning_slices_the_backbone(family):
     for projection in (adapter.first, adapter.layers["5"].down, *adapter.decoder_first.values()):
         torch.testing.assert_close(projection(tap), tap[..., hidden])
     # Every row of W_up's input channel goes back to where it came from.
-    assert adapter.last.up.weight.nonzero().tolist() == [[index, column] for column, index in enumerate(hidden.tolist())]
+    assert adapter.last.up.weight.nonzero().tolist() == [
+        [index, column] for column, index in enumerate(hidden.tolist())
+    ]
     rows = adapter.layers["3"].expand.weight / 2  # sqrt(32 / 8)
     source = parts[3]["up"][:, hidden]
     for row in rows[: min(len(rows), len(source))]:

@@ -41,7 +41,9 @@ def plain_loop(model, epochs=2, with_ids=True):
     for epoch in range(epochs):
         model.set_epoch(epoch)
         for index, batch in enumerate(batches()):
-            loss = model(**arguments(batch), labels=batch.labels, sample_ids=batch.sample_ids if with_ids else None).loss
+            loss = model(
+                **arguments(batch), labels=batch.labels, sample_ids=batch.sample_ids if with_ids else None
+            ).loss
             loss.backward()
             set_learning_rate(optimizer, learning_rate_at(2 * epoch + index, 2 * epochs, 2e-3, 0.06))
             optimizer.step()
@@ -126,7 +128,9 @@ def test_counting_does_not_depend_on_storage():
 @pytest.mark.parametrize("storage", ["bfloat16", "int8", "nf4"])
 def test_a_quantized_backbone_trains_and_loads(storage, tmp_path):
     quantization, batch = QuantizationConfig(storage=storage), small_batch()
-    model = get_parallel_adapter_model("tiny-llama-2", reduction=4, quantization=quantization, initialization="pruned", dropout=0.0)
+    model = get_parallel_adapter_model(
+        "tiny-llama-2", reduction=4, quantization=quantization, initialization="pruned", dropout=0.0
+    )
     losses = plain_loop(model, epochs=6)
     assert sum(losses[-2:]) < sum(losses[:2])
     model.eval().save_pretrained(tmp_path)
@@ -162,22 +166,38 @@ def samples(count=48):
 def pad(rows):
     width = max(len(row["input_ids"]) for row in rows)
     ids = torch.tensor([row["input_ids"] + [0] * (width - len(row["input_ids"])) for row in rows])
-    return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": torch.tensor([row["labels"] for row in rows])}
+    return {
+        "input_ids": ids,
+        "attention_mask": (ids > 0).long(),
+        "labels": torch.tensor([row["labels"] for row in rows]),
+    }
 
 
 def test_trainer_reduces_the_loss_and_saves_only_the_adapter(tmp_path):
     model = get_parallel_adapter_model(hugging_face(), reduction=4)
     frozen = {name: tensor.clone() for name, tensor in model.backbone.state_dict().items()}
     settings = TrainingArguments(
-        output_dir=str(tmp_path), num_train_epochs=5, per_device_train_batch_size=8, learning_rate=1e-2, report_to=[], use_cpu=True,
-        logging_strategy="no", save_strategy="no", disable_tqdm=True, seed=0, gradient_accumulation_steps=2,
-    )  # fmt: skip
+        output_dir=str(tmp_path),
+        num_train_epochs=5,
+        per_device_train_batch_size=8,
+        learning_rate=1e-2,
+        report_to=[],
+        use_cpu=True,
+        logging_strategy="no",
+        save_strategy="no",
+        disable_tqdm=True,
+        seed=0,
+        gradient_accumulation_steps=2,
+    )
     trainer = Trainer(model=model, args=settings, train_dataset=samples(), eval_dataset=samples(), data_collator=pad)
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
     assert trainer.evaluate()["eval_loss"] < 0.5 * before
     predictions = trainer.predict(samples()).predictions
-    assert predictions.shape == (48, 2) and (predictions.argmax(axis=1) == [row["labels"] for row in samples()]).mean() > 0.9
+    assert (
+        predictions.shape == (48, 2)
+        and (predictions.argmax(axis=1) == [row["labels"] for row in samples()]).mean() > 0.9
+    )
     trainer.save_model(str(tmp_path / "saved"))
     saved = load_file(tmp_path / "saved" / "model.safetensors")
     assert set(saved) == {f"adapter.{name}" for name in model.adapter.state_dict()}
@@ -208,7 +228,14 @@ def test_text_numbers_differ_with_tokens_and_their_order():
 
 def test_a_family_without_support():
     model = AutoModel.from_config(
-        AutoConfig.for_model("albert", hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, embedding_size=16)
+        AutoConfig.for_model(
+            "albert",
+            hidden_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=32,
+            embedding_size=16,
+        )
     )
     with pytest.raises(ConfigError, match=r"family 'albert'.*families\.py"):
         get_parallel_adapter_model(model)

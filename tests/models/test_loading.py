@@ -109,7 +109,9 @@ def test_a_stage_alone():
     torch.testing.assert_close(stage(hidden, mask)[0], stack.stage(4, 6)(hidden, mask)[0])
 
 
-@pytest.mark.parametrize("name", ["nonsense", "tiny-mamba", "tiny-bert-0", "tiny-bert-six", "two/many/slashes", "spaces are/not names", ""])
+@pytest.mark.parametrize(
+    "name", ["nonsense", "tiny-mamba", "tiny-bert-0", "tiny-bert-six", "two/many/slashes", "spaces are/not names", ""]
+)
 def test_unknown_names_list_the_known_ones(name):
     with pytest.raises(ConfigError, match="all-MiniLM-L6-v2") as caught:
         load_stack(name)

@@ -9,7 +9,11 @@ from workbench.models.evaluation import calibrate, set_statistics
 from workbench.models.families import FAMILIES
 from workbench.models.loading import load_stack
 from workbench.models.optimization import make_optimizer
-from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage, task_loss
+from workbench.models.parallel_adapter import (
+    ParallelAdapter,
+    ParallelAdapterStage,
+    task_loss,
+)
 from workbench.models.side_layers import TapProjection
 
 from .helpers import batch_for, small_config
@@ -29,7 +33,8 @@ def close(ours, theirs):
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 def test_stages_give_the_whole_adapters_loss_and_gradients(stack, split):
-    """Backbone and side network cut into stages, each stage's micro-batches cut into pieces, gradients handed over by hand."""
+    """Backbone and side network cut into stages, each stage's micro-batches cut into pieces, gradients handed over by
+    hand."""
     batch, config = batch_for(stack), small_config(stack)
     whole = ParallelAdapter(config).train()
     statistics = calibrate(stack, [batch])
@@ -63,7 +68,8 @@ def test_stages_give_the_whole_adapters_loss_and_gradients(stack, split):
     wanted = {name: parameter.grad for name, parameter in whole.named_parameters()}
     assert found.keys() == wanted.keys()
     for name in wanted:
-        # Relative to the largest entry (small ones are differences of large ones); lambda's sums thousands of terms that cancel.
+        # Relative to the largest entry (small ones are differences of large ones); lambda's sums thousands of terms
+        # that cancel.
         scale = wanted[name].abs().max().item()
         assert (found[name] - wanted[name]).abs().max().item() <= 1e-5 * scale + 5e-8, name
 
@@ -73,7 +79,11 @@ def test_no_gradient_and_no_graph_through_the_backbone(stack):
     _, taps = stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)
     assert all(tap.grad_fn is None and not tap.requires_grad for tap in taps)
     adapter.predict(taps, batch.attention_mask, batch.sample_ids).sum().backward()
-    assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in adapter.parameters() if parameter.ndim > 1)
+    assert all(
+        parameter.grad is not None and parameter.grad.abs().sum() > 0
+        for parameter in adapter.parameters()
+        if parameter.ndim > 1
+    )
     assert all(parameter.grad is None for parameter in stack.parameters())
 
 
@@ -85,7 +95,12 @@ def test_padding_changes_nothing(stack):
         mask = batch.attention_mask[row : row + 1, :length]
         piece = batch.rows(row, row + 1)
         _, alone = stack(piece.input_ids[:, :length], mask, piece.decoder_ids)
-        torch.testing.assert_close(adapter.predict(alone, mask, batch.sample_ids[:1]), together[row : row + 1], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            adapter.predict(alone, mask, batch.sample_ids[:1]),
+            together[row : row + 1],
+            rtol=1e-4,
+            atol=1e-6,
+        )
 
 
 def test_the_equations_of_figure_6():
@@ -140,7 +155,9 @@ def test_minilm_has_the_published_number_of_trainable_parameters():
 
 
 def test_regression_loss_and_output():
-    adapter = ParallelAdapter(ParallelAdapterConfig(hidden_size=32, num_layers=1, kind="regression", num_outputs=1, dropout=0.0))
+    adapter = ParallelAdapter(
+        ParallelAdapterConfig(hidden_size=32, num_layers=1, kind="regression", num_outputs=1, dropout=0.0)
+    )
     taps, mask = [torch.randn(3, 2, 32), torch.randn(3, 2, 32)], torch.ones(3, 2)
     logits = adapter.predict(taps, mask, torch.arange(3))
     assert logits.shape == (3, 1)
@@ -151,14 +168,27 @@ def test_regression_loss_and_output():
 def test_a_regression_learns_standardised_labels_and_answers_in_their_own_units():
     """Its loss and gradients are those of labels of mean 0 and deviation 1."""
     torch.manual_seed(0)  # float32 rounds some gradients of other draws by more than the tolerance
-    shape = {"hidden_size": 32, "num_layers": 1, "kind": "regression", "num_outputs": 1, "dropout": 0.0}
+    shape = {
+        "hidden_size": 32,
+        "num_layers": 1,
+        "kind": "regression",
+        "num_outputs": 1,
+        "dropout": 0.0,
+    }
     plain = ParallelAdapter(ParallelAdapterConfig(**shape)).train()
     scaled = ParallelAdapter(ParallelAdapterConfig(**shape, label_mean=3.0, label_std=0.5)).train()
     scaled.load_state_dict(plain.state_dict())
-    taps, mask, labels = [torch.randn(3, 2, 32), torch.randn(3, 2, 32)], torch.ones(3, 2), torch.tensor([3.5, 2.0, 3.1])
+    taps, mask, labels = (
+        [torch.randn(3, 2, 32), torch.randn(3, 2, 32)],
+        torch.ones(3, 2),
+        torch.tensor([3.5, 2.0, 3.1]),
+    )
     ours, theirs = (adapter.predict(taps, mask, torch.arange(3)) for adapter in (scaled, plain))
     close(ours, 0.5 * theirs + 3.0)
-    losses = task_loss(ours, labels, "regression", label_std=0.5), task_loss(theirs, (labels - 3.0) / 0.5, "regression")
+    losses = (
+        task_loss(ours, labels, "regression", label_std=0.5),
+        task_loss(theirs, (labels - 3.0) / 0.5, "regression"),
+    )
     close(*losses)
     for loss in losses:
         loss.backward()

@@ -1,4 +1,5 @@
-"""Forward passes by oneDNN give what they give by PyTorch's own choice; the choice is forced, so that any x86 processor tries it."""
+"""Forward passes by oneDNN give what they give by PyTorch's own choice; the choice is forced, so that any x86 processor
+tries it."""
 
 import itertools
 
@@ -7,15 +8,27 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from workbench.methods.p_rge.zeroth_order import Prge, TrainableConfig, ZerothOrderConfig, load_causal_model
+from workbench.methods.p_rge.zeroth_order import (
+    Prge,
+    TrainableConfig,
+    ZerothOrderConfig,
+    load_causal_model,
+)
 from workbench.methods.pac_plus.fast_side import multiplies_bfloat16
 from workbench.models import products
-from workbench.models.products import ForwardLinear, filled_length, is_even, linear, use_fastest
+from workbench.models.products import (
+    ForwardLinear,
+    filled_length,
+    is_even,
+    linear,
+    use_fastest,
+)
 
 from .zeroth_order.prompts import prompts
 
 needs_onednn = pytest.mark.skipif(
-    not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")), reason="PyTorch without oneDNN"
+    not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")),
+    reason="PyTorch without oneDNN",
 )
 
 
@@ -57,11 +70,24 @@ def test_only_amds_processors_with_avx512_prefer_it(found, expected, monkeypatch
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", None, raising=False)
     assert products.prefers_onednn.__wrapped__() is expected
     monkeypatch.delattr(torch.cpu, "get_capabilities")
-    assert products.prefers_onednn.__wrapped__() is False and not multiplies_bfloat16()  # an older PyTorch does not tell
+    assert (
+        products.prefers_onednn.__wrapped__() is False and not multiplies_bfloat16()
+    )  # an older PyTorch does not tell
 
 
 def test_few_numbers_of_rows_are_even():
-    assert [rows for rows in range(30, 70) if is_even(rows)] == [30, 32, 36, 40, 44, 48, 52, 56, 60, 64]
+    assert [rows for rows in range(30, 70) if is_even(rows)] == [
+        30,
+        32,
+        36,
+        40,
+        44,
+        48,
+        52,
+        56,
+        60,
+        64,
+    ]
     assert all(is_even(rows) for rows in range(1, 17))
     for power in range(4, 14):
         assert sum(is_even(rows) for rows in range(1 << power, 2 << power)) == 8
@@ -85,7 +111,13 @@ def test_product_is_that_of_pytorch(bias, by_onednn):
     generator = torch.Generator().manual_seed(0)
     layer = nn.Linear(48, 40, bias=bias)
     wide = torch.randn(4, 6, 100, generator=generator)
-    for inputs in (wide[..., :48].contiguous(), wide[..., 3:51], wide[..., :48].transpose(0, 1), wide[0, 0, :48], wide[:0, :, :48]):
+    for inputs in (
+        wide[..., :48].contiguous(),
+        wide[..., 3:51],
+        wide[..., :48].transpose(0, 1),
+        wide[0, 0, :48],
+        wide[:0, :, :48],
+    ):
         with torch.inference_mode():
             torch.testing.assert_close(linear(inputs, layer.weight, layer.bias), layer(inputs))
     assert len(by_onednn) == 4  # all but the empty one
@@ -140,7 +172,13 @@ def test_rows_are_filled_up_where_that_is_little(by_onednn):
 
     assert filled(1, 17) == 17  # with autograd
     with torch.inference_mode():
-        assert [filled(1, length) for length in (16, 17, 33, 100, 129)] == [16, 18, 36, 104, 144]
+        assert [filled(1, length) for length in (16, 17, 33, 100, 129)] == [
+            16,
+            18,
+            36,
+            104,
+            144,
+        ]
         assert [filled(8, length) for length in (17, 64)] == [18, 64]
         assert filled(3, 37) == 40
         assert filled(17, 20) == 20  # never even
@@ -149,11 +187,15 @@ def test_rows_are_filled_up_where_that_is_little(by_onednn):
 
 @needs_onednn
 @pytest.mark.parametrize(
-    ("family", "lengths"), list(itertools.product(("llama", "gpt2", "opt", "t5", "bert"), [(13, 19, 18), (3, 37, 5, 4), (17,)]))
+    ("family", "lengths"),
+    list(itertools.product(("llama", "gpt2", "opt", "t5", "bert"), [(13, 19, 18), (3, 37, 5, 4), (17,)])),
 )
 def test_losses_are_those_without(family, lengths, by_onednn, monkeypatch):
     """Batches that are filled up, packed ones among them.  Of GPT-2, whose layers are no nn.Linear, the head."""
-    model, batch = load_causal_model(f"tiny-{family}-2", TrainableConfig(rank=4, num_outputs=3)), prompts(family, lengths=lengths)
+    model, batch = (
+        load_causal_model(f"tiny-{family}-2", TrainableConfig(rank=4, num_outputs=3)),
+        prompts(family, lengths=lengths),
+    )
     model.trainables.flat.add_(model.trainables.noise(99), alpha=0.05)
     found = {}
     for execution in ("sequential", "both"):

@@ -15,7 +15,14 @@ from workbench.models.families import FAMILIES
 from workbench.models.loading import load_stack
 from workbench.models.lora import import_bitsandbytes
 from workbench.models.products import LanguageModelHead
-from workbench.models.quantization import QuantizationConfig, QuantizedEmbedding, QuantizedLinear, dense_weight, held_bytes, quantize
+from workbench.models.quantization import (
+    QuantizationConfig,
+    QuantizedEmbedding,
+    QuantizedLinear,
+    dense_weight,
+    held_bytes,
+    quantize,
+)
 from workbench.models.quantization.config import dequantize_blocks, quantize_blocks
 from workbench.models.quantization.stored import BlockWeight, store
 
@@ -28,7 +35,9 @@ def run(stack):
     """Return the taps of a batch with padding."""
     stage = stack.stage(0, stack.num_layers)
     torch.manual_seed(0)
-    inputs, mask, targets = stage.make_inputs(3, 17 if stack.family.reads_images else 5, 2)  # tiny pictures have 16 patches
+    inputs, mask, targets = stage.make_inputs(
+        3, 17 if stack.family.reads_images else 5, 2
+    )  # tiny pictures have 16 patches
     mask = mask.clone()
     if not stack.family.reads_images:
         mask[1, 3:] = 0
@@ -54,7 +63,9 @@ def test_every_family_runs_in_every_type(family, storage, compute):
     assert quantize(stack, QuantizationConfig(storage=storage, compute=compute)) is stack
     taps = run(stack)
     assert {tap.dtype for tap in taps} == {getattr(torch, compute)}
-    assert distance(taps, expected) < {**FLOATS, **CODED}[storage] + (FLOATS["bfloat16"] if compute == "bfloat16" else 0)
+    assert distance(taps, expected) < {**FLOATS, **CODED}[storage] + (
+        FLOATS["bfloat16"] if compute == "bfloat16" else 0
+    )
     if storage != "float32" or compute != "float32":
         replaced = [module for module in stack.modules() if isinstance(module, QuantizedLinear)]
         heads = sum(isinstance(module, LanguageModelHead) for module in load_stack(f"tiny-{family}-2").modules())
@@ -89,7 +100,9 @@ def test_quantizing_layer_by_layer_is_quantizing_the_whole():
     quantize(parts, config)
     assert all(torch.equal(a, b) for a, b in zip(run(whole), run(parts), strict=True))
     stage = quantize(load_stack("tiny-gpt2-3").stage(1, 3), config)
-    assert all(torch.equal(stage.state_dict()[name], whole.stage(1, 3).state_dict()[name]) for name in stage.state_dict())
+    assert all(
+        torch.equal(stage.state_dict()[name], whole.stage(1, 3).state_dict()[name]) for name in stage.state_dict()
+    )
 
 
 @pytest.mark.parametrize("storage", ["float16", "int8", "int4", "nf4"])
@@ -154,10 +167,14 @@ def test_bitsandbytes_makes_the_same_codes():
 
 @needs_bitsandbytes
 def test_the_library_says_nothing_and_asks_no_hub(tmp_path):
-    (tmp_path / "kernels.py").write_text("def get_kernel(*names, **options):\n    raise SystemExit('a kernel was asked for')\n")
+    (tmp_path / "kernels.py").write_text(
+        "def get_kernel(*names, **options):\n    raise SystemExit('a kernel was asked for')\n"
+    )
     code = "from workbench.models.lora import import_bitsandbytes as i; i(); import kernels; print('done')"
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {code}"], capture_output=True, text=True
+        [sys.executable, "-W", "error", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {code}"],
+        capture_output=True,
+        text=True,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
@@ -241,4 +258,6 @@ def test_held_bytes_of_a_library_tensor_and_of_tied_weights():
     assert held_bytes(pair) == 256
     pair[1].weight = tied.weight
     assert held_bytes(pair) == 128
-    assert held_bytes(BlockWeight(torch.randn(8, 8), "int4", QuantizationConfig(storage="int4", block_size=32))) == 32 + 8
+    assert (
+        held_bytes(BlockWeight(torch.randn(8, 8), "int4", QuantizationConfig(storage="int4", block_size=32))) == 32 + 8
+    )

@@ -20,7 +20,9 @@ CODED = ("int8", "int4", "nf4")
 WIDEST_GAP = max(right - left for left, right in itertools.pairwise(NF4_VALUES))
 BOUND = {"int8": 1 / (2 * 127), "int4": 1 / 14, "nf4": WIDEST_GAP / 2}
 # Zero, and magnitudes over forty powers of ten, so that a block has outliers; float32 rounds them once more.
-NUMBERS = st.one_of(st.just(0.0), st.floats(1e-20, 1e20), st.floats(-1e20, -1e-20), st.sampled_from([-1.0, -0.5, 0.25, 1.0]))
+NUMBERS = st.one_of(
+    st.just(0.0), st.floats(1e-20, 1e20), st.floats(-1e20, -1e-20), st.sampled_from([-1.0, -0.5, 0.25, 1.0])
+)
 
 
 def round_trip(values, storage, block_size):

@@ -19,7 +19,9 @@ def saved(tmp_path):
     set_statistics(adapter, calibrate(stack, [batch]))
     with torch.no_grad():
         for parameter in adapter.parameters():
-            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())))
+            parameter.add_(
+                0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+            )
     description = TrainedDescription(config=adapter.config, model="tiny-gpt2")
     save_adapter(tmp_path / "adapter", adapter.state_dict(), description)
     return tmp_path / "adapter", stack, adapter, batch, description
@@ -29,7 +31,10 @@ def test_a_loaded_adapter_predicts_the_same(saved):
     """On a stack that is loaded again; tests/experiment does so in a fresh process."""
     folder, stack, adapter, batch, _ = saved
     loaded, description = load_adapter(folder)
-    (expected,), (found,) = predict(stack, [adapter], [batch]), predict(load_stack(description.model), [loaded], [batch])
+    (expected,), (found,) = (
+        predict(stack, [adapter], [batch]),
+        predict(load_stack(description.model), [loaded], [batch]),
+    )
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-5, atol=1e-6)
 
 

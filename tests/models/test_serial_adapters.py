@@ -12,12 +12,26 @@ from workbench.models.lora import SerialAdapter
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 
-FAMILIES = ("tiny-bert", "tiny-distilbert", "tiny-gpt2", "tiny-llama", "tiny-opt", "tiny-vit", "tiny-t5", "tiny-bart")
+FAMILIES = (
+    "tiny-bert",
+    "tiny-distilbert",
+    "tiny-gpt2",
+    "tiny-llama",
+    "tiny-opt",
+    "tiny-vit",
+    "tiny-t5",
+    "tiny-bart",
+)
 
 
 def build(stack: LayerStack) -> TechniqueStage:
     """Return a whole model with adapters that do something."""
-    config = TechniqueConfig(technique="serial", hidden_size=stack.hidden_size, num_layers=stack.num_layers, bottleneck=8)
+    config = TechniqueConfig(
+        technique="serial",
+        hidden_size=stack.hidden_size,
+        num_layers=stack.num_layers,
+        bottleneck=8,
+    )
     model = TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), config)
     with torch.no_grad():
         for parameter in model.adapters.parameters():
@@ -73,7 +87,8 @@ def test_parts_of_a_stage_are_the_whole(name: str) -> None:
 
 
 def test_the_trained_share_of_bert_base_is_near_2_percent_at_a_bottleneck_of_119() -> None:
-    """Section II-A says nearly 2 %; MAD-X's task adapters (16 times narrower, 48) are .8 % of BERT-base's 110 million."""
+    """Section II-A says nearly 2 %; MAD-X's task adapters (16 times narrower, 48) are .8 % of BERT-base's 110
+    million."""
     per_unit = 12 * 2 * 768
     assert 119 * per_unit / 110e6 == pytest.approx(0.02, rel=0.01)
     assert 48 * per_unit / 110e6 == pytest.approx(0.008, rel=0.01)

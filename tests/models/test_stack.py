@@ -31,7 +31,9 @@ def padded_batch():
 
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)
-@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if not (family.decoder or family.reads_images)])
+@pytest.mark.parametrize(
+    "family", [name for name, family in FAMILIES.items() if not (family.decoder or family.reads_images)]
+)
 @pytest.mark.parametrize("is_padded", [True, False])
 def test_stages_equal_the_whole_model(family, split, is_padded):
     name = f"tiny-{family}"
@@ -71,7 +73,9 @@ def test_padding_changes_nothing(family):
 def test_pictures(split):
     tokenizer, stack, model = load_tokenizer("tiny-vit"), load_stack("tiny-vit"), reference("tiny-vit")
     images = [bytes(range(start, start + 64)) for start in (0, 90, 180)]
-    tokens = torch.tensor([[list(token) for token in image] for image in tokenizer.encode_images(images)], dtype=torch.uint8)
+    tokens = torch.tensor(
+        [[list(token) for token in image] for image in tokenizer.encode_images(images)], dtype=torch.uint8
+    )
     pixels = torch.tensor([list(image) for image in images]).view(3, 1, 8, 8) / 127.5 - 1
     with torch.no_grad():
         expected = model(pixels, output_hidden_states=True)
@@ -83,14 +87,18 @@ def test_pictures(split):
     for ours, theirs in zip(taps[:-1], expected.hidden_states, strict=False):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
     # Batches of the runtime are padded to a multiple of eight tokens.
-    padded, mask = torch.nn.functional.pad(tokens, (0, 0, 0, 7), value=9), torch.nn.functional.pad(torch.ones(3, 17), (0, 7))
+    padded, mask = (
+        torch.nn.functional.pad(tokens, (0, 0, 0, 7), value=9),
+        torch.nn.functional.pad(torch.ones(3, 17), (0, 7)),
+    )
     torch.testing.assert_close(stack(padded, mask)[0][:, :17], expected.last_hidden_state, rtol=1e-5, atol=1e-6)
     with pytest.raises(ConfigError, match="'digits'"):
         stack(*padded_batch())
 
 
 @pytest.mark.parametrize(
-    "texts", [("a cat", "no dog"), ("a [SEP] cat", "no dog"), ("a cat", "[SEP] no [SEP] dog"), ("", "no dog"), ("[SEP]", "")]
+    "texts",
+    [("a cat", "no dog"), ("a [SEP] cat", "no dog"), ("a cat", "[SEP] no [SEP] dog"), ("", "no dog"), ("[SEP]", "")],
 )
 def test_token_types_of_a_pair_are_those_of_the_tokenizer(texts):
     tokenizer, stack, model = load_tokenizer("tiny-bert"), load_stack("tiny-bert"), reference("tiny-bert")

@@ -1,4 +1,5 @@
-"""Full fine-tuning, LoRA and Adapters: what is trained, how it begins, that stages are parts of the whole, what is saved of it."""
+"""Full fine-tuning, LoRA and Adapters: what is trained, how it begins, that stages are parts of the whole, what is
+saved of it."""
 
 from __future__ import annotations
 
@@ -20,17 +21,32 @@ from workbench.models.evaluation import answer_scores
 from workbench.models.loading import load_model, load_stack, model_config
 from workbench.models.lora import require_peft
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss
-from workbench.models.saving import TrainedDescription, load_trained, save_tokenizer, save_trained, set_trained
+from workbench.models.saving import (
+    TrainedDescription,
+    load_trained,
+    save_tokenizer,
+    save_trained,
+    set_trained,
+)
 from workbench.models.side_layers import TOKEN_KINDS
 from workbench.models.stack import LayerStack
-from workbench.models.techniques import TechniqueConfig, TechniqueStage, _TrainedEmbedding
+from workbench.models.techniques import (
+    TechniqueConfig,
+    TechniqueStage,
+    _TrainedEmbedding,
+)
 
 FAMILIES = ("bert", "distilbert", "gpt2", "llama", "opt", "vit", "t5", "bart")
 TECHNIQUES = ("full", "lora", "adapters")
 
 
 def config_for(stack: LayerStack, technique: str, **changes: object) -> TechniqueConfig:
-    settings = {"technique": technique, "hidden_size": stack.hidden_size, "num_layers": stack.num_layers, "bottleneck": 8}
+    settings = {
+        "technique": technique,
+        "hidden_size": stack.hidden_size,
+        "num_layers": stack.num_layers,
+        "bottleneck": 8,
+    }
     return TechniqueConfig(**settings | changes)
 
 
@@ -43,11 +59,14 @@ def inputs_of(stack: LayerStack) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("technique", TECHNIQUES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_stages_are_parts_of_the_whole(family: str, technique: str) -> None:
-    """Any cut: the same names, the same initial weights, the same logits; every trained parameter of the last stage gets a gradient."""
+    """Any cut: the same names, the same initial weights, the same logits; every trained parameter of the last stage
+    gets a gradient."""
     stack = load_stack(f"tiny-{family}")
     config, (ids, mask) = config_for(stack, technique), inputs_of(stack)
     whole = TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), config)
-    parts = [TechniqueStage(copy.deepcopy(stack.stage(start, stop)), config) for start, stop in ((0, 2), (2, 4), (4, 6))]
+    parts = [
+        TechniqueStage(copy.deepcopy(stack.stage(start, stop)), config) for start, stop in ((0, 2), (2, 4), (4, 6))
+    ]
     union = {name: parameter for part in parts for name, parameter in part.trained().items()}
     assert set(union) == set(whole.trained())
     for name, parameter in whole.trained().items():
@@ -57,7 +76,12 @@ def test_stages_are_parts_of_the_whole(family: str, technique: str) -> None:
         hidden, last = part(hidden, mask)
     samples = torch.arange(4)
     logits = parts[-1].logits(last, mask, samples, 3)
-    torch.testing.assert_close(logits, whole.logits(whole(ids, mask)[1], mask, samples, 3), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        logits,
+        whole.logits(whole(ids, mask)[1], mask, samples, 3),
+        rtol=1e-5,
+        atol=1e-6,
+    )
     logits.square().sum().backward()
     assert not [name for name, parameter in parts[-1].trained().items() if parameter.grad is None]
 
@@ -70,7 +94,10 @@ def test_lora_and_adapters_begin_at_the_backbone(family: str) -> None:
     with torch.no_grad():
         expected = stack(ids, mask)[0]
         for technique, tolerance in (("lora", 1e-6), ("adapters", 1e-2)):
-            model = TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), config_for(stack, technique))
+            model = TechniqueStage(
+                copy.deepcopy(stack.stage(0, stack.num_layers)),
+                config_for(stack, technique),
+            )
             torch.testing.assert_close(model(ids, mask)[1], expected, rtol=tolerance, atol=tolerance)
             for name, parameter in model.trained().items():
                 if name.startswith("adapters.") or ".lora_B." in name:
@@ -79,7 +106,8 @@ def test_lora_and_adapters_begin_at_the_backbone(family: str) -> None:
 
 
 def test_what_each_technique_trains() -> None:
-    """Full: all. LoRA: r (in + out) for queries and values.  Adapters: two bottlenecks and two norms in each layer.  All: the head."""
+    """Full: all. LoRA: r (in + out) for queries and values.  Adapters: two bottlenecks and two norms in each layer.
+    All: the head."""
     stack = load_stack("tiny-bert")
     trained = {}
     for technique in TECHNIQUES:
@@ -120,7 +148,12 @@ def test_a_result_loads_again_and_by_peft_or_transformers_alone(family: str, tec
     load_model(f"tiny-{family}-2").save_pretrained(base)
     save_tokenizer(f"tiny-{family}-2", base)
     stack = load_stack(str(base))
-    regression = {"kind": "regression", "num_outputs": 1, "label_mean": 3.0, "label_std": 2.0}
+    regression = {
+        "kind": "regression",
+        "num_outputs": 1,
+        "label_mean": 3.0,
+        "label_std": 2.0,
+    }
     config = config_for(stack, technique, **(regression if family == "gpt2" else {"num_outputs": 3}))
     (ids, mask), samples = inputs_of(stack), torch.arange(4)
     if not stack.family.reads_images:
@@ -141,28 +174,51 @@ def test_a_result_loads_again_and_by_peft_or_transformers_alone(family: str, tec
     loaded, _ = load_trained(folder)
     with torch.no_grad():
         expected = model.logits(model(ids, mask)[1], mask, samples, 0)
-        torch.testing.assert_close(loaded.logits(loaded(ids, mask)[1], mask, samples, 0), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            loaded.logits(loaded(ids, mask)[1], mask, samples, 0),
+            expected,
+            rtol=1e-5,
+            atol=1e-5,
+        )
     is_ours = technique == "adapters" or family in ("opt", "t5", "vit")
     assert (folder / "trained.safetensors").is_file() == is_ours
     if is_ours:
         return
     if technique == "lora":
-        alone: Any = require_peft().AutoPeftModelForTokenClassification.from_pretrained(folder, num_labels=config.num_outputs).eval()
+        alone: Any = (
+            require_peft()
+            .AutoPeftModelForTokenClassification.from_pretrained(folder, num_labels=config.num_outputs)
+            .eval()
+        )
     else:
         alone = AutoModelForTokenClassification.from_pretrained(folder).eval()
         assert alone.config.id2label == dict(enumerate(names or ("LABEL_0",)))
     with torch.no_grad():
         logits = alone(input_ids=ids, attention_mask=mask).logits
-    torch.testing.assert_close((logits * mask[..., None]).sum(1) / mask[..., None].sum(1), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        (logits * mask[..., None]).sum(1) / mask[..., None].sum(1),
+        expected,
+        rtol=1e-5,
+        atol=1e-5,
+    )
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("kind", TOKEN_KINDS)
 @pytest.mark.parametrize(
-    ("family", "technique"), [("bert", "full"), ("distilbert", "lora"), ("gpt2", "full"), ("llama", "lora"), ("opt", "lora")]
+    ("family", "technique"),
+    [
+        ("bert", "full"),
+        ("distilbert", "lora"),
+        ("gpt2", "full"),
+        ("llama", "lora"),
+        ("opt", "lora"),
+    ],
 )
-def test_answers_and_tags_load_again_and_by_peft_or_transformers_alone(family: str, technique: str, kind: str, tmp_path: Path) -> None:
+def test_answers_and_tags_load_again_and_by_peft_or_transformers_alone(
+    family: str, technique: str, kind: str, tmp_path: Path
+) -> None:
     """Heads that read every token are those of transformers' own classes; only the padding's logits differ."""
     load_model(f"tiny-{family}-2").save_pretrained(tmp_path / "base")
     save_tokenizer(f"tiny-{family}-2", tmp_path / "base")
@@ -176,17 +232,27 @@ def test_answers_and_tags_load_again_and_by_peft_or_transformers_alone(family: s
     model.eval()
     with torch.no_grad():
         expected = model.logits(model(ids, mask)[1], mask, samples, 0)
-        torch.testing.assert_close(loaded.logits(loaded(ids, mask)[1], mask, samples, 0), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            loaded.logits(loaded(ids, mask)[1], mask, samples, 0),
+            expected,
+            rtol=1e-5,
+            atol=1e-5,
+        )
     assert expected.shape == (4, 8, 2) and (kind != "question_answering" or (expected[0, 5:] < -1e30).all())
     if (folder / "trained.safetensors").is_file():
         assert family == "opt" and kind == "token_classification", "transformers has no such class"
         return
     makers = require_peft() if technique == "lora" else transformers
-    maker = {"question_answering": "ModelForQuestionAnswering", "token_classification": "ModelForTokenClassification"}[kind]
+    maker = {
+        "question_answering": "ModelForQuestionAnswering",
+        "token_classification": "ModelForTokenClassification",
+    }[kind]
     alone = getattr(makers, ("AutoPeft" if technique == "lora" else "Auto") + maker).from_pretrained(folder).eval()
     with torch.no_grad():
         found = alone(input_ids=ids, attention_mask=mask)
-    logits = found.logits if kind == "token_classification" else torch.stack([found.start_logits, found.end_logits], dim=2)
+    logits = (
+        found.logits if kind == "token_classification" else torch.stack([found.start_logits, found.end_logits], dim=2)
+    )
     torch.testing.assert_close(logits[mask == 1], expected[mask == 1], rtol=1e-5, atol=1e-5)
 
 
@@ -202,7 +268,10 @@ def test_text_generation_has_transformers_own_loss_and_loads_again(family: str, 
     base.save_pretrained(tmp_path / "base")
     save_tokenizer(f"tiny-{family}-2", tmp_path / "base")
     stack = load_stack(str(tmp_path / "base"), with_head=True)
-    chosen, folder = config_for(stack, technique, kind="text_generation"), tmp_path / "result"
+    chosen, folder = (
+        config_for(stack, technique, kind="text_generation"),
+        tmp_path / "result",
+    )
     (ids, mask), samples = inputs_of(stack), torch.arange(4)
     mask[0, 5:] = 0
     labels = torch.where((torch.arange(8) >= 2) & (mask == 1), ids, -100)  # two tokens of a prompt, then its answer
@@ -219,7 +288,12 @@ def test_text_generation_has_transformers_own_loss_and_loads_again(family: str, 
     save_trained(folder, model, TrainedDescription(config=chosen, model=str(tmp_path / "base")))
     loaded, _ = load_trained(folder)
     with torch.no_grad():
-        torch.testing.assert_close(loaded.logits(loaded(ids, mask)[1], mask, samples, 0), logits, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            loaded.logits(loaded(ids, mask)[1], mask, samples, 0),
+            logits,
+            rtol=1e-5,
+            atol=1e-5,
+        )
         if technique != "lora":
             return
         alone = require_peft().AutoPeftModelForCausalLM.from_pretrained(folder).eval()
@@ -246,7 +320,10 @@ def test_a_damaged_result_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(WorkbenchError, match=r"fine-tuned model .* No such file"):
         load_trained(tmp_path)
     tensors = load_file(weights)
-    save_file({name: tensor for name, tensor in tensors.items() if "classifier" not in name}, weights)
+    save_file(
+        {name: tensor for name, tensor in tensors.items() if "classifier" not in name},
+        weights,
+    )
     with pytest.raises(WorkbenchError, match=r"'head.output.weight' was asked for. It is missing"):
         load_trained(folder)
     weights.write_bytes(whole[:-100])
@@ -287,4 +364,8 @@ def test_parallel_adapters_in_two_stages_are_pac_plus_s(name: str) -> None:
     whole = ParallelAdapter(last.adapters.config)
     torch.testing.assert_close(logits, whole.predict(stack(ids, mask)[1], mask, samples, 1))
     logits.sum().backward()
-    assert between.shape[2] == width + width // 2 and not between.grad[..., :width].any() and between.grad[..., width:].any()
+    assert (
+        between.shape[2] == width + width // 2
+        and not between.grad[..., :width].any()
+        and between.grad[..., width:].any()
+    )

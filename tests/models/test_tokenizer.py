@@ -63,7 +63,9 @@ def bare_folder(folder, family, tokenizer_config):
         backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
         settings = {"model_type": "bert", "type_vocab_size": 2, "pad_token_id": 0}
     else:
-        backend = Tokenizer(models.BPE({letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
+        backend = Tokenizer(
+            models.BPE({letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, [])
+        )
         backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
         backend.add_special_tokens(["<|endoftext|>"])
         settings = {"model_type": family}
@@ -73,7 +75,9 @@ def bare_folder(folder, family, tokenizer_config):
 
 
 @pytest.mark.parametrize("truncated", [5, 64])
-@pytest.mark.parametrize("pair", [("a cat", "no dog"), ("a [SEP] cat", "no [MASK] dog"), ("", "x"), ("cat " * 9, "dog " * 9)])
+@pytest.mark.parametrize(
+    "pair", [("a cat", "no dog"), ("a [SEP] cat", "no [MASK] dog"), ("", "x"), ("cat " * 9, "dog " * 9)]
+)
 def test_special_tokens_in_tokenizer_json_alone(tmp_path, pair, truncated):
     from transformers import AutoTokenizer
 
@@ -116,7 +120,9 @@ def test_a_tokenizer_without_an_end_learns_no_answers(tmp_path):
 
 
 @pytest.mark.parametrize("model", ["tiny-bert", "all-MiniLM-L6-v2", "SmolLM2-135M"])
-@pytest.mark.parametrize("long", ["good film " * 20_000, "x" * 150_000, " " * 150_000 + "good film", "a" + "\n\n" * 80_000 + "film"])
+@pytest.mark.parametrize(
+    "long", ["good film " * 20_000, "x" * 150_000, " " * 150_000 + "good film", "a" + "\n\n" * 80_000 + "film"]
+)
 def test_the_beginning_of_a_very_long_text_has_the_same_tokens(model, long):
     tokenizer = load_tokenizer(model)
     tokenizer.backend.enable_truncation(32)

@@ -13,7 +13,9 @@ from workbench.models.parallel_adapter import ParallelAdapter
 
 from .helpers import small_batch, small_config
 
-needs_package = pytest.mark.skipif(importlib.util.find_spec("torch_pruning") is None, reason="the extra 'pruning' is not installed")
+needs_package = pytest.mark.skipif(
+    importlib.util.find_spec("torch_pruning") is None, reason="the extra 'pruning' is not installed"
+)
 
 
 @needs_package

@@ -20,10 +20,20 @@ SEQUENCE_LENGTH = 4
 
 def grid(per_sample_s: float, fixed_s: float = 0.0) -> Grid:
     """Return fixed + per sample x batch, the same at any sequence length."""
-    return Grid(batch_sizes=(1, 2), sequence_lengths=(SEQUENCE_LENGTH,), seconds=((fixed_s + per_sample_s,), (fixed_s + 2 * per_sample_s,)))
+    return Grid(
+        batch_sizes=(1, 2),
+        sequence_lengths=(SEQUENCE_LENGTH,),
+        seconds=((fixed_s + per_sample_s,), (fixed_s + 2 * per_sample_s,)),
+    )
 
 
-def layer(forward_s: float = 1.0, backward_s: float = 1.0, *, fixed_s: float = 0.0, **sizes: int) -> LayerProfile:
+def layer(
+    forward_s: float = 1.0,
+    backward_s: float = 1.0,
+    *,
+    fixed_s: float = 0.0,
+    **sizes: int,
+) -> LayerProfile:
     """Return a layer; sizes not given are small."""
     given = {
         "frozen_bytes": 1000,
@@ -39,20 +49,40 @@ def layer(forward_s: float = 1.0, backward_s: float = 1.0, *, fixed_s: float = 0
         times={
             "F": grid(forward_s, fixed_s),
             "SB": grid(backward_s, fixed_s),
-            "STEP": Grid(batch_sizes=(1,), sequence_lengths=(SEQUENCE_LENGTH,), seconds=((0.01,),)),
+            "STEP": Grid(
+                batch_sizes=(1,),
+                sequence_lengths=(SEQUENCE_LENGTH,),
+                seconds=((0.01,),),
+            ),
         },
         **given,
     )
 
 
-def device(name: str, *, memory_bytes: int = 10**9, bytes_per_s: float = 1e9, latency_s: float = 0.0) -> Device:
+def device(
+    name: str,
+    *,
+    memory_bytes: int = 10**9,
+    bytes_per_s: float = 1e9,
+    latency_s: float = 0.0,
+) -> Device:
     """Return a device; its speed is in the profile."""
-    return Device(name=name, flops_per_s=1e9, memory_bytes=memory_bytes, link=Link(bytes_per_s=bytes_per_s, latency_s=latency_s))
+    return Device(
+        name=name,
+        flops_per_s=1e9,
+        memory_bytes=memory_bytes,
+        link=Link(bytes_per_s=bytes_per_s, latency_s=latency_s),
+    )
 
 
 def profile_of(rows: list[list[LayerProfile]]) -> Profile:
     """Return a measured profile."""
-    return Profile(model="toy", method="pac_plus", source="measured", layers=tuple(tuple(row) for row in rows))
+    return Profile(
+        model="toy",
+        method="pac_plus",
+        source="measured",
+        layers=tuple(tuple(row) for row in rows),
+    )
 
 
 def equal(num_layers: int, world_size: int, **sizes: int) -> tuple[Profile, Cluster]:
@@ -81,7 +111,10 @@ def unequal(seed: int, *, num_layers: int, world_size: int, tight: bool) -> tupl
         for _ in range(num_layers)
     ]
     times = [(draw.uniform(0.5, 2), draw.uniform(0.2, 3), draw.uniform(0, 1)) for _ in range(num_layers)]
-    rows = [[layer(f / v, b / v, fixed_s=c / v, **size) for (f, b, c), size in zip(times, sizes, strict=True)] for v in speeds]
+    rows = [
+        [layer(f / v, b / v, fixed_s=c / v, **size) for (f, b, c), size in zip(times, sizes, strict=True)]
+        for v in speeds
+    ]
     whole = sum(size["frozen_bytes"] + 4 * size["trainable_bytes"] for size in sizes)
     devices = tuple(
         device(
@@ -96,7 +129,8 @@ def unequal(seed: int, *, num_layers: int, world_size: int, tight: bool) -> tupl
 
 
 def rough(seed: int, *, num_layers: int, world_size: int, tight: bool) -> tuple[Profile, Cluster]:
-    """Return `unequal` with more that differs: times that fall with a sample more, links by pair, decoders' bytes per sample."""
+    """Return `unequal` with more that differs: times that fall with a sample more, links by pair, decoders' bytes per
+    sample."""
     profile, cluster = unequal(seed, num_layers=num_layers, world_size=world_size, tight=tight)
     draw = random.Random(seed)
     falling = draw.random() < 0.7
@@ -113,7 +147,11 @@ def rough(seed: int, *, num_layers: int, world_size: int, tight: bool) -> tuple[
 
     def measured() -> Grid:
         seconds = [draw.uniform(0.5, 3) if falling else 0.5 * batch + draw.random() / 4 for batch in (1, 2, 3, 4)]
-        return Grid(batch_sizes=(1, 2, 3, 4), sequence_lengths=(SEQUENCE_LENGTH,), seconds=tuple((one,) for one in seconds))
+        return Grid(
+            batch_sizes=(1, 2, 3, 4),
+            sequence_lengths=(SEQUENCE_LENGTH,),
+            seconds=tuple((one,) for one in seconds),
+        )
 
     rows = [
         [replace(one, times=one.times | {"F": measured()}, **sizes) for one, sizes in zip(row, per_sample, strict=True)]
@@ -145,4 +183,11 @@ def simulated_s(profile: Profile, cluster: Cluster, plan: Plan) -> float:
     sizes = (plan.micro_batch_size,) * plan.num_micro_batches
     schedule = insert_transfers(hybrid_1f1b(plan, sizes, world_size=cluster.world_size))
     costs = plan_costs(profile, cluster, plan, sizes=sizes, lengths=(SEQUENCE_LENGTH,) * len(sizes))
-    return simulate(Program(schedule=schedule, costs=costs, devices=tuple(one.name for one in cluster.devices)), memory=False).makespan_s
+    return simulate(
+        Program(
+            schedule=schedule,
+            costs=costs,
+            devices=tuple(one.name for one in cluster.devices),
+        ),
+        memory=False,
+    ).makespan_s

@@ -6,14 +6,28 @@ import random
 from typing import Any
 
 from workbench.core.cluster import Cluster, Device, Link
-from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape
+from workbench.core.inference import (
+    InferencePlan,
+    InferenceProfile,
+    PieceCost,
+    StackCosts,
+    StackShape,
+)
 from workbench.methods.galaxy_plus.planners import check, needs
 from workbench.methods.galaxy_plus.planners.memory import InferenceNeed
 from workbench.planners import Problem
 from workbench_studies.papers.galaxy_plus.testbed import as_printed
 
 
-def costs(speed: float, *, hidden: int, unit_width: int, per_op_s: float = 0.0, conn: float = 1.0, cross: bool = False) -> StackCosts:
+def costs(
+    speed: float,
+    *,
+    hidden: int,
+    unit_width: int,
+    per_op_s: float = 0.0,
+    conn: float = 1.0,
+    cross: bool = False,
+) -> StackCosts:
     """Return the costs of one layer on a device of `speed` FLOP/s."""
 
     def gemm(flops: float) -> PieceCost:
@@ -40,7 +54,14 @@ def costs(speed: float, *, hidden: int, unit_width: int, per_op_s: float = 0.0, 
     return StackCosts(pieces=pieces)
 
 
-def shape(num_layers: int, num_units: int, *, unit_width: int = 64, columns: int | None = None, cross: bool = False) -> StackShape:
+def shape(
+    num_layers: int,
+    num_units: int,
+    *,
+    unit_width: int = 64,
+    columns: int | None = None,
+    cross: bool = False,
+) -> StackShape:
     """Return a stack in fp32: four square matrices, and a feed-forward network four times as wide unless given."""
     hidden = num_units * unit_width
     return StackShape(
@@ -57,9 +78,20 @@ def shape(num_layers: int, num_units: int, *, unit_width: int = 64, columns: int
     )
 
 
-def device(name: str, *, memory_bytes: int = 10**12, mbit_per_s: float = 500.0, latency_s: float = 2e-4) -> Device:
+def device(
+    name: str,
+    *,
+    memory_bytes: int = 10**12,
+    mbit_per_s: float = 500.0,
+    latency_s: float = 2e-4,
+) -> Device:
     """Return a device; its speed is in the profile."""
-    return Device(name=name, flops_per_s=1e9, memory_bytes=memory_bytes, link=Link(bytes_per_s=mbit_per_s * 125e3, latency_s=latency_s))
+    return Device(
+        name=name,
+        flops_per_s=1e9,
+        memory_bytes=memory_bytes,
+        link=Link(bytes_per_s=mbit_per_s * 125e3, latency_s=latency_s),
+    )
 
 
 def instance(
@@ -74,7 +106,8 @@ def instance(
     first_bytes: int = 0,
     latency_s: float = 2e-4,
 ) -> tuple[InferenceProfile, Cluster]:
-    """Return a profile and a cluster of devices d0, d1, ... of these FLOP/s; numbers that are not lists hold for every device."""
+    """Return a profile and a cluster of devices d0, d1, ... of these FLOP/s; numbers that are not lists hold for every
+    device."""
 
     def each(given, rank):
         return given[rank] if isinstance(given, list) else given
@@ -93,20 +126,36 @@ def instance(
         )
         for rank, speed in enumerate(speeds)
     )
-    profile = InferenceProfile(model="toy", source="analytic", stacks=stacks, costs=rows, first_bytes=first_bytes)
+    profile = InferenceProfile(
+        model="toy",
+        source="analytic",
+        stacks=stacks,
+        costs=rows,
+        first_bytes=first_bytes,
+    )
     devices = tuple(
-        device(f"d{rank}", memory_bytes=each(memory_bytes, rank), mbit_per_s=each(mbit_per_s, rank), latency_s=latency_s)
+        device(
+            f"d{rank}",
+            memory_bytes=each(memory_bytes, rank),
+            mbit_per_s=each(mbit_per_s, rank),
+            latency_s=latency_s,
+        )
         for rank in range(len(speeds))
     )
     return profile, Cluster(name="toy", devices=devices, pairs=pairs or {})
 
 
-def unequal(seed: int, *, world_size: int | None = None, stack: StackShape | None = None) -> tuple[InferenceProfile, Cluster, int]:
+def unequal(
+    seed: int, *, world_size: int | None = None, stack: StackShape | None = None
+) -> tuple[InferenceProfile, Cluster, int]:
     """Return a random instance and a number of tokens: 2 to 8 devices of unequal speed, overheads, memory and links."""
     draw = random.Random(seed)
     count = world_size or draw.randint(2, 8)
     one = stack or shape(
-        draw.choice((6, 12, 24, 48)), draw.choice((8, 12, 16, 20, 32)), unit_width=draw.choice((32, 64, 128)), columns=None
+        draw.choice((6, 12, 24, 48)),
+        draw.choice((8, 12, 16, 20, 32)),
+        unit_width=draw.choice((32, 64, 128)),
+        columns=None,
     )
     fast = draw.choice((2e9, 2e10, 2e11))
     speeds = [fast * draw.choice((1.0, 0.5, 0.27, 0.13)) * draw.uniform(0.8, 1.2) for _ in range(count)]
@@ -119,7 +168,10 @@ def unequal(seed: int, *, world_size: int | None = None, stack: StackShape | Non
         for i in range(count):
             for j in range(count):
                 if i != j and draw.random() < 0.4:
-                    pairs[f"d{i}>d{j}"] = Link(bytes_per_s=125e3 * draw.choice((60, 125, 500, 1000)), latency_s=draw.uniform(0, 1e-3))
+                    pairs[f"d{i}>d{j}"] = Link(
+                        bytes_per_s=125e3 * draw.choice((60, 125, 500, 1000)),
+                        latency_s=draw.uniform(0, 1e-3),
+                    )
     profile, cluster = instance(
         speeds,
         (one,),
@@ -134,7 +186,12 @@ def unequal(seed: int, *, world_size: int | None = None, stack: StackShape | Non
 
 
 def sequence(
-    profile: InferenceProfile, cluster: Cluster, *, length: int, is_printed: bool = False, **given: Any
+    profile: InferenceProfile,
+    cluster: Cluster,
+    *,
+    length: int,
+    is_printed: bool = False,
+    **given: Any,
 ) -> Problem[InferenceProfile]:
     """Return the problem of a sequence.  is_printed: memory counts as in Eq. 8-9."""
     profile, cluster = as_printed(profile, cluster) if is_printed else (profile, cluster)

@@ -1,4 +1,5 @@
-"""Random unequal clusters, and the product's planner against brute force on them: `python -m tests.planners.random_clusters 0 1000`."""
+"""Random unequal clusters, and the product's planner against brute force on them: `python -m
+tests.planners.random_clusters 0 1000`."""
 
 from __future__ import annotations
 
@@ -28,11 +29,18 @@ MARGIN = 1.15
 
 
 def random_cluster(
-    seed: int, *, world_size: int | None = None, num_layers: int | None = None, max_layers: int = 10
+    seed: int,
+    *,
+    world_size: int | None = None,
+    num_layers: int | None = None,
+    max_layers: int = 10,
 ) -> tuple[Profile, Cluster, dict[str, int]]:
     """Return layers, devices of speeds up to 100 times apart, of tight memory in half of the seeds, and a job."""
     draw = random.Random(seed)
-    world_size, num_layers = world_size or draw.randint(2, 5), num_layers or draw.randint(4, max_layers)
+    world_size, num_layers = (
+        world_size or draw.randint(2, 5),
+        num_layers or draw.randint(4, max_layers),
+    )
     speeds = [10 ** draw.uniform(-2, 0) for _ in range(world_size)]
     alike = draw.random() < 0.5  # transformer layers, with embeddings in front
     sizes = [
@@ -47,10 +55,19 @@ def random_cluster(
     ]
     times = [(draw.uniform(0.5, 2), draw.uniform(0.2, 3), draw.uniform(0, 1)) for _ in sizes]
     if alike:
-        sizes, times = [sizes[0], *[sizes[1]] * (num_layers - 1)], [times[0], *[times[1]] * (num_layers - 1)]
-    rows = [[layer(f / v, b / v, fixed_s=c / v, **size) for (f, b, c), size in zip(times, sizes, strict=True)] for v in speeds]
+        sizes, times = (
+            [sizes[0], *[sizes[1]] * (num_layers - 1)],
+            [times[0], *[times[1]] * (num_layers - 1)],
+        )
+    rows = [
+        [layer(f / v, b / v, fixed_s=c / v, **size) for (f, b, c), size in zip(times, sizes, strict=True)]
+        for v in speeds
+    ]
     whole = sum(size["frozen_bytes"] + 4 * size["trainable_bytes"] for size in sizes)
-    tight, links = seed % 2 == 0, [draw.choice((50.0, 200.0, 1e4)) for _ in range(world_size)]
+    tight, links = (
+        seed % 2 == 0,
+        [draw.choice((50.0, 200.0, 1e4)) for _ in range(world_size)],
+    )
     devices = tuple(
         device(
             f"d{rank}",
@@ -61,16 +78,26 @@ def random_cluster(
         for rank in range(world_size)
     )
     micro_batches = draw.choice((2, 4))
-    job = {"batch_size": micro_batches * draw.randint(1, 4), "micro_batches": micro_batches, "sequence_length": SEQUENCE_LENGTH}
+    job = {
+        "batch_size": micro_batches * draw.randint(1, 4),
+        "micro_batches": micro_batches,
+        "sequence_length": SEQUENCE_LENGTH,
+    }
     return profile_of(rows), Cluster(name="random", devices=devices), job
 
 
-def brute_force(profile: Profile, cluster: Cluster, job: dict[str, int], *, orders: bool) -> list[tuple[float, tuple[Stage, ...]]]:
-    """Return (bottleneck_s, stages) of every plan that fits, cheapest first: each partition of the layers x groups of the devices.
+def brute_force(
+    profile: Profile, cluster: Cluster, job: dict[str, int], *, orders: bool
+) -> list[tuple[float, tuple[Stage, ...]]]:
+    """Return (bottleneck_s, stages) of every plan that fits, cheapest first: each partition of the layers x groups of
+    the devices.
 
     orders: the groups in any order, instead of contiguous in the given one.  Samples are divided by Eq. 4.
     """
-    size, micro_batches = job["batch_size"] // job["micro_batches"], job["micro_batches"]
+    size, micro_batches = (
+        job["batch_size"] // job["micro_batches"],
+        job["micro_batches"],
+    )
     count, num_layers = cluster.world_size, profile.num_layers
     most = min(count, num_layers)
     times = StageTimes(Problem(profile, cluster, **job))
@@ -102,10 +129,19 @@ def brute_force(profile: Profile, cluster: Cluster, job: dict[str, int], *, orde
                     yield (own, *tail)
 
     found = {stages for s in range(1, most + 1) for stages in extend(0, tuple(range(count)), s)}
-    return sorted(((closed_form(stages, micro_batches).bottleneck_s, stages) for stages in found), key=lambda pair: pair[0])
+    return sorted(
+        ((closed_form(stages, micro_batches).bottleneck_s, stages) for stages in found),
+        key=lambda pair: pair[0],
+    )
 
 
-def planned(profile: Profile, cluster: Cluster, job: dict[str, int], judge: Callable[[Plan], float], order: Literal["all"] | None) -> Plan:
+def planned(
+    profile: Profile,
+    cluster: Cluster,
+    job: dict[str, int],
+    judge: Callable[[Plan], float],
+    order: Literal["all"] | None,
+) -> Plan:
     """Return the plan that methods/pac_plus makes."""
     problem = Problem(profile, cluster, **job)
     found = candidates(problem, order=order, objective="bottleneck")
@@ -113,7 +149,8 @@ def planned(profile: Profile, cluster: Cluster, job: dict[str, int], judge: Call
 
 
 class Result(NamedTuple):
-    """ratio: our simulated step over the best plan's, None if there is no plan of ours.  refused: although some order fits."""
+    """ratio: our simulated step over the best plan's, None if there is no plan of ours.  refused: although some order
+    fits."""
 
     ratio: float | None
     refused: bool = False
@@ -154,7 +191,13 @@ def _planner_s(order: Literal["all"] | None, clusters: int = 12) -> list[float]:
         profile, cluster, job = random_cluster(seed, world_size=8, num_layers=48)
         began = time.process_time()
         with contextlib.suppress(PlanError):
-            planned(profile, cluster, job, lambda plan: simulated_s(profile, cluster, plan), order)  # noqa: B023
+            planned(
+                profile,
+                cluster,
+                job,
+                lambda plan: simulated_s(profile, cluster, plan),  # noqa: B023
+                order,
+            )
             seconds.append(time.process_time() - began)
     return seconds
 
@@ -166,13 +209,17 @@ def main(first: int, stop: int) -> None:
         results = [compare(seed, order) for seed in range(first, stop)]
         ratios = [result.ratio for result in results if result.ratio is not None]
         print(
-            f"order {order or 'given'}: {len(ratios)} plans, {sum(result.refused for result in results)} refused wrongly,"
+            f"order {order or 'given'}: {len(ratios)} plans, {sum(result.refused for result in results)} refused "
+            "wrongly,"
             f" {sum(ratio > 1.05 for ratio in ratios)} above 5 %, {sum(ratio > 1.01 for ratio in ratios)} above 1 %,"
             f" worst {max(ratios):.3f}"
         )
         print(*(result.told for result in results if (result.ratio or 0) > 1.05), sep="\n")
         seconds = _planner_s(order)
-        print(f"  48 layers on 8 devices: median {statistics.median(seconds):.3f} s, most {max(seconds):.3f} s", flush=True)
+        print(
+            f"  48 layers on 8 devices: median {statistics.median(seconds):.3f} s, most {max(seconds):.3f} s",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

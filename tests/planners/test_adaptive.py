@@ -18,11 +18,16 @@ def test_candidates_keep_the_work_then_halve_it_then_lower_the_precision() -> No
     same = [setting for setting in found if setting.passes == 16 and setting.precision == "float32"]
     assert same == [Setting(4, 4), Setting(8, 2), Setting(16, 1), Setting(2, 8), Setting(1, 16)]
     assert found[: len(same)] == tuple(same)
-    assert [setting.passes for setting in found if setting.precision == "int8"] == [setting.passes for setting in found[: len(found) // 3]]
+    assert [setting.passes for setting in found if setting.precision == "int8"] == [
+        setting.passes for setting in found[: len(found) // 3]
+    ]
     assert list(dict.fromkeys(setting.precision for setting in found)) == ["float32", "int8", "nf4"]
     assert candidates(Setting(1, 1)) == (Setting(1, 1),)
     # A run that has lowered its precision does not raise it by itself.
-    assert {setting.precision for setting in candidates(Setting(1, 2, "int8"), precisions=("float32", "nf4"))} == {"int8", "nf4"}
+    assert {setting.precision for setting in candidates(Setting(1, 2, "int8"), precisions=("float32", "nf4"))} == {
+        "int8",
+        "nf4",
+    }
 
 
 def test_the_most_wanted_that_fits_is_chosen() -> None:
@@ -35,7 +40,9 @@ def test_the_most_wanted_that_fits_is_chosen() -> None:
         return Price(0.1 * rows)
 
     assert choose(candidates(ASKED), price) == Setting(4, 1)
-    assert choose(candidates(ASKED, precisions=("int8",)), price) == Setting(4, 1)  # precision is kept as long as something fits
+    assert choose(candidates(ASKED, precisions=("int8",)), price) == Setting(
+        4, 1
+    )  # precision is kept as long as something fits
     assert choose([ASKED, Setting(4, 4, "int8")], price) == Setting(4, 4, "int8")
     assert choose(candidates(ASKED), price, step_s=0.45) == Setting(2, 1)
     assert choose(candidates(ASKED), price, step_s=0.01) == Setting(1, 1)  # none is so fast: the fastest

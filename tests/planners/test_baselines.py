@@ -1,4 +1,5 @@
-"""Asteroid, PAC+ (Homo) and the tables of systems and paradigms: plans that run, refusals that name device and bytes."""
+"""Asteroid, PAC+ (Homo) and the tables of systems and paradigms: plans that run, refusals that name device and
+bytes."""
 
 from dataclasses import replace
 
@@ -7,10 +8,27 @@ import pytest
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.virtual_workers import VirtualWorkers
-from workbench.planners import PARADIGMS, Problem, asteroid, candidates, homogeneous, memory, plan
+from workbench.planners import (
+    PARADIGMS,
+    Problem,
+    asteroid,
+    candidates,
+    homogeneous,
+    memory,
+    plan,
+)
 from workbench_studies.papers.pac_plus.hetpipe import hetpipe
 
-from .builders import SEQUENCE_LENGTH, closed_form, device, env_b, equal, rough, simulated_s, unequal
+from .builders import (
+    SEQUENCE_LENGTH,
+    closed_form,
+    device,
+    env_b,
+    equal,
+    rough,
+    simulated_s,
+    unequal,
+)
 
 JOB = {"batch_size": 16, "micro_batches": 4, "sequence_length": SEQUENCE_LENGTH}
 PLANNERS = PARADIGMS | {
@@ -39,7 +57,10 @@ def test_every_planner_returns_what_runs_and_fits(name):
 @pytest.mark.parametrize("name", PLANNERS)
 def test_every_planner_names_device_and_bytes_if_nothing_fits(name):
     profile, cluster = env_b(memory_bytes=(2000, 2100, 2200, 2300))
-    with pytest.raises(PlanError, match=r"Device '(nano|tx2)-[hl]' has 2\.\d kB; stage \d \(layers? [-\d]+\) needs \d+\.\d kB \(weights"):
+    with pytest.raises(
+        PlanError,
+        match=r"Device '(nano|tx2)-[hl]' has 2\.\d kB; stage \d \(layers? [-\d]+\) needs \d+\.\d kB \(weights",
+    ):
         PLANNERS[name](Problem(profile, cluster, **JOB))
 
 
@@ -47,7 +68,10 @@ def test_every_planner_names_device_and_bytes_if_nothing_fits(name):
 def test_every_planner_holds_the_longest_sequence(name):
     """Nothing but the memory that a long sequence needs is short here."""
     profile, cluster = equal(6, 3, context_bytes_per_token=1000)
-    tight = replace(cluster, devices=tuple(replace(one, memory_bytes=33_000) for one in cluster.devices))
+    tight = replace(
+        cluster,
+        devices=tuple(replace(one, memory_bytes=33_000) for one in cluster.devices),
+    )
     job = {"batch_size": 4, "micro_batches": 4, "sequence_length": 1}
     PLANNERS[name](Problem(profile, tight, **job))
     with pytest.raises(PlanError):
@@ -57,9 +81,18 @@ def test_every_planner_holds_the_longest_sequence(name):
 def test_paradigms_have_the_forms_that_they_are_named_for():
     profile, cluster = env_b()
     made = {name: planner(Problem(profile, cluster, **JOB)) for name, planner in PARADIGMS.items()}
-    assert (made["standalone"].grouping(), made["standalone"].stages[0].ranks) == ("[1]", (2,))
-    assert (made["data_parallel"].grouping(), made["data_parallel"].num_micro_batches) == ("[4]", 1)
-    assert (made["pipeline_parallel"].grouping(), made["pipeline_parallel"].num_micro_batches) == ("[1-1-1-1]", 4)
+    assert (made["standalone"].grouping(), made["standalone"].stages[0].ranks) == (
+        "[1]",
+        (2,),
+    )
+    assert (
+        made["data_parallel"].grouping(),
+        made["data_parallel"].num_micro_batches,
+    ) == ("[4]", 1)
+    assert (
+        made["pipeline_parallel"].grouping(),
+        made["pipeline_parallel"].num_micro_batches,
+    ) == ("[1-1-1-1]", 4)
     assert made["hybrid"].stages == plan(Problem(profile, cluster, **JOB)).stages
 
 
@@ -82,7 +115,8 @@ def test_homogeneous_equals_pac_plus_on_equal_devices():
 
 
 def test_believing_in_equal_devices_is_never_faster_in_simulation():
-    """On 30 unequal clusters: against the best of PAC+'s balanced plans, all simulated.  In the middle it takes twice as long."""
+    """On 30 unequal clusters: against the best of PAC+'s balanced plans, all simulated.  In the middle it takes twice
+    as long."""
     ratios = []
     for seed in range(30):
         make = rough if seed % 3 == 0 else unequal
@@ -104,11 +138,20 @@ def test_the_budget_is_the_smallest_devices():
 
 
 def test_the_mean_device_is_between_the_others():
-    """Two devices, one three times slower, and grids measured at different batch sizes: the mean takes twice as long."""
+    """Two devices, one three times slower, and grids measured at different batch sizes: the mean takes twice as
+    long."""
     profile, cluster = equal(2, 2)
-    slow = tuple(replace(one, times={"F": one.times["F"].scaled(3), "SB": one.times["SB"]}) for one in profile.layers[1])
+    slow = tuple(
+        replace(one, times={"F": one.times["F"].scaled(3), "SB": one.times["SB"]}) for one in profile.layers[1]
+    )
     made = homogeneous(
-        Problem(replace(profile, layers=(profile.layers[0], slow)), cluster, batch_size=4, micro_batches=1, sequence_length=4)
+        Problem(
+            replace(profile, layers=(profile.layers[0], slow)),
+            cluster,
+            batch_size=4,
+            micro_batches=1,
+            sequence_length=4,
+        )
     )
     assert [share.samples for share in made.stages[0].shares] == [2, 2]
     assert made.predicted_s["execution"] == pytest.approx(2 * (2 * 3 + 2 * 1))
@@ -116,17 +159,55 @@ def test_the_mean_device_is_between_the_others():
 
 def test_asteroid_cuts_finer_only_where_that_helps():
     profile, cluster = equal(6, 2, context_bytes_per_token=1000)
-    roomy = asteroid(Problem(profile, cluster, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH))
+    roomy = asteroid(
+        Problem(
+            profile,
+            cluster,
+            batch_size=8,
+            micro_batches=2,
+            sequence_length=SEQUENCE_LENGTH,
+        )
+    )
     assert roomy.method == "asteroid"
-    tight = replace(cluster, devices=tuple(device(f"d{rank}", memory_bytes=40_000) for rank in range(2)))
+    tight = replace(
+        cluster,
+        devices=tuple(device(f"d{rank}", memory_bytes=40_000) for rank in range(2)),
+    )
     with pytest.raises(PlanError):
-        candidates(Problem(profile, tight, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH))
-    made = asteroid(Problem(profile, tight, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH))
+        candidates(
+            Problem(
+                profile,
+                tight,
+                batch_size=8,
+                micro_batches=2,
+                sequence_length=SEQUENCE_LENGTH,
+            )
+        )
+    made = asteroid(
+        Problem(
+            profile,
+            tight,
+            batch_size=8,
+            micro_batches=2,
+            sequence_length=SEQUENCE_LENGTH,
+        )
+    )
     assert made.num_micro_batches > 2
     assert made.mini_batch_size == 8
     with pytest.raises(PlanError, match="Device 'd"):
-        small = replace(cluster, devices=tuple(device(f"d{rank}", memory_bytes=9000) for rank in range(2)))
-        asteroid(Problem(profile, small, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH))
+        small = replace(
+            cluster,
+            devices=tuple(device(f"d{rank}", memory_bytes=9000) for rank in range(2)),
+        )
+        asteroid(
+            Problem(
+                profile,
+                small,
+                batch_size=8,
+                micro_batches=2,
+                sequence_length=SEQUENCE_LENGTH,
+            )
+        )
 
 
 def test_asteroid_is_at_least_as_good_by_its_price_as_one_order_and_one_size():
@@ -134,5 +215,7 @@ def test_asteroid_is_at_least_as_good_by_its_price_as_one_order_and_one_size():
         profile, cluster = unequal(seed, num_layers=8, world_size=4, tight=False)
         made = asteroid(Problem(profile, cluster, **JOB))
         given = candidates(Problem(profile, cluster, **JOB), objective="bottleneck")[0]
-        seconds = [closed_form(profile, cluster, one.stages, one.num_micro_batches).bottleneck_s for one in (made, given)]
+        seconds = [
+            closed_form(profile, cluster, one.stages, one.num_micro_batches).bottleneck_s for one in (made, given)
+        ]
         assert seconds[0] <= seconds[1]

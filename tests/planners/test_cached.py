@@ -14,7 +14,9 @@ from workbench.planners import Problem, cached_step_s, plan_cached
 from .builders import SEQUENCE_LENGTH, device, grid, profile_of
 
 
-def cached_layer(sample_s: float, *, fixed_s: float = 0.0, step_s: float = 0.0, trainable_bytes: int = 100) -> LayerProfile:
+def cached_layer(
+    sample_s: float, *, fixed_s: float = 0.0, step_s: float = 0.0, trainable_bytes: int = 100
+) -> LayerProfile:
     """Return a layer whose backbone is so slow and large that a mistaken use of it would show."""
     return LayerProfile(
         name="layer",
@@ -71,12 +73,19 @@ def test_the_plan_is_the_best_of_all_divisions():
     for _ in range(60):
         count, batch = draw.randint(1, 4), draw.randint(1, 6)
         rows = [
-            [cached_layer(draw.uniform(0.5, 3), fixed_s=draw.choice((0, draw.uniform(0, 4))), step_s=draw.uniform(0, 1))]
+            [
+                cached_layer(
+                    draw.uniform(0.5, 3), fixed_s=draw.choice((0, draw.uniform(0, 4))), step_s=draw.uniform(0, 1)
+                )
+            ]
             for _ in range(count)
         ]
         devices = [
             device(
-                f"d{i}", bytes_per_s=draw.choice((20.0, 100.0, 1e6)), latency_s=draw.uniform(0, 0.2), memory_bytes=draw.choice((650, 10**6))
+                f"d{i}",
+                bytes_per_s=draw.choice((20.0, 100.0, 1e6)),
+                latency_s=draw.uniform(0, 0.2),
+                memory_bytes=draw.choice((650, 10**6)),
             )
             for i in range(count)
         ]
@@ -85,7 +94,10 @@ def test_the_plan_is_the_best_of_all_divisions():
         for division in itertools.product(range(batch + 1), repeat=count):
             if sum(division) != batch:
                 continue
-            if any(n and 400 + n * SEQUENCE_LENGTH * 15 > cluster.devices[rank].memory_bytes for rank, n in enumerate(division)):
+            if any(
+                n and 400 + n * SEQUENCE_LENGTH * 15 > cluster.devices[rank].memory_bytes
+                for rank, n in enumerate(division)
+            ):
                 continue
             used = tuple(Share(rank=rank, samples=n) for rank, n in enumerate(division) if n)
             stage = Stage(start=0, stop=1, shares=used)
@@ -113,8 +125,12 @@ def test_many_devices_are_taken_fastest_first():
 
 def test_adapters_that_fit_nowhere_are_refused_with_numbers():
     profile = profile_of([[cached_layer(1.0)]])
-    with pytest.raises(PlanError, match=r"Device 'a' has 300 bytes; in the cached epochs the adapters and one sample need 460 bytes"):
-        plan_cached(Problem(profile, cluster_of(device("a", memory_bytes=300)), batch_size=1, sequence_length=SEQUENCE_LENGTH))
+    with pytest.raises(
+        PlanError, match=r"Device 'a' has 300 bytes; in the cached epochs the adapters and one sample need 460 bytes"
+    ):
+        plan_cached(
+            Problem(profile, cluster_of(device("a", memory_bytes=300)), batch_size=1, sequence_length=SEQUENCE_LENGTH)
+        )
 
 
 def test_memory_caps_a_devices_share():
@@ -132,4 +148,6 @@ def test_an_empty_batch_is_refused():
 def test_only_the_named_devices_take_part():
     profile = profile_of([[cached_layer(1.0)]] * 3)
     cluster = replace(cluster_of(device("a"), device("b"), device("c")))
-    assert shares(plan_cached(Problem(profile, cluster, batch_size=4, sequence_length=SEQUENCE_LENGTH), ranks=(2, 1))) == {1: 2, 2: 2}
+    assert shares(
+        plan_cached(Problem(profile, cluster, batch_size=4, sequence_length=SEQUENCE_LENGTH), ranks=(2, 1))
+    ) == {1: 2, 2: 2}

@@ -32,7 +32,10 @@ def replay(forward_s, backward_s, send_s, return_s, num_micro_batches):
             while at[stage] < len(lists[stage]):
                 kind, m = lists[stage][at[stage]]
                 if kind == "F":
-                    needed, wait = ("F", stage - 1, m), send_s[stage - 1] if stage else 0.0
+                    needed, wait = (
+                        ("F", stage - 1, m),
+                        send_s[stage - 1] if stage else 0.0,
+                    )
                 else:
                     needed, wait = (("B", stage + 1, m), return_s[stage]) if stage < last else (("F", stage, m), 0.0)
                 if stage == 0 and kind == "F":
@@ -126,7 +129,8 @@ def test_a_stage_takes_as_long_as_its_slowest_rank():
 
 @pytest.mark.parametrize("seed", range(40))
 def test_equations_5_to_7_are_the_simulation_where_nothing_waits(seed):
-    """One mini-batch through a chain of devices, or all of it on one device.  Eq. 5-7 leave out the optimizer's step and latencies."""
+    """One mini-batch through a chain of devices, or all of it on one device.  Eq. 5-7 leave out the optimizer's step
+    and latencies."""
     draw = random.Random(seed)
     count, micro_batches = ((1, draw.randint(1, 6)), (draw.randint(2, 5), 1))[seed % 2]
     profile, cluster = unequal(seed, num_layers=6, world_size=count, tight=False)
@@ -136,9 +140,15 @@ def test_equations_5_to_7_are_the_simulation_where_nothing_waits(seed):
     problem = Problem(profile, replace(cluster, devices=tuple(links)), sequence_length=SEQUENCE_LENGTH)
     cuts = [0, *sorted(draw.sample(range(1, 6), count - 1)), 6]
     stages = tuple(
-        Stage(start=start, stop=stop, shares=(Share(rank=rank, samples=3),)) for rank, (start, stop) in enumerate(itertools.pairwise(cuts))
+        Stage(start=start, stop=stop, shares=(Share(rank=rank, samples=3),))
+        for rank, (start, stop) in enumerate(itertools.pairwise(cuts))
     )
-    plan = Plan(method="test", stages=stages, micro_batch_size=3, num_micro_batches=micro_batches)
+    plan = Plan(
+        method="test",
+        stages=stages,
+        micro_batch_size=3,
+        num_micro_batches=micro_batches,
+    )
     phases = closed_form.ClosedForm(problem)(stages, micro_batches)
     assert step_s(problem, plan) == pytest.approx(phases.total_s, rel=1e-12)
     assert phases.bottleneck_s == pytest.approx(phases.total_s, rel=1e-12)

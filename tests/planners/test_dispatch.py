@@ -54,7 +54,9 @@ def test_the_vectorised_table_equals_the_plain_one(make, tight):
                     for rank in group:
                         row = [0.0]
                         for n in range(1, 5):
-                            need = rank_need(profile, rank, start, stop, samples=n, sequence_length=SEQUENCE_LENGTH, in_flight=live)
+                            need = rank_need(
+                                profile, rank, start, stop, samples=n, sequence_length=SEQUENCE_LENGTH, in_flight=live
+                            )
                             seconds = sum(
                                 layer.forward_s(n, SEQUENCE_LENGTH) + layer.backward_s(n, SEQUENCE_LENGTH)
                                 for layer in profile.layers[rank][start:stop]

@@ -16,13 +16,20 @@ def samples(plan):
 
 def scaled(profile, *factors):
     return replace(
-        profile, layers=tuple(tuple(one.scaled(factor) for one in row) for row, factor in zip(profile.layers, factors, strict=True))
+        profile,
+        layers=tuple(
+            tuple(one.scaled(factor) for one in row) for row, factor in zip(profile.layers, factors, strict=True)
+        ),
     )
 
 
 @pytest.mark.parametrize(
     ("layers", "groups", "grouping"),
-    [((6,), ((0, 1, 2, 3),), "[4]"), ((3, 3), ((0, 1), (2, 3)), "[2-2]"), ((2, 2, 1, 1), ((0,), (1,), (2,), (3,)), "[1-1-1-1]")],
+    [
+        ((6,), ((0, 1, 2, 3),), "[4]"),
+        ((3, 3), ((0, 1), (2, 3)), "[2-2]"),
+        ((2, 2, 1, 1), ((0,), (1,), (2,), (3,)), "[1-1-1-1]"),
+    ],
 )
 def test_partition_and_grouping_are_as_given(layers, groups, grouping):
     profile, cluster = equal(6, 4)
@@ -47,7 +54,9 @@ def test_each_rank_works_if_there_are_samples_enough():
     profile = scaled(profile, 1, 100, 1, 1)
     assert samples(fixed_plan(Problem(profile, cluster, **JOB), layers=(6,), groups=((0, 1, 2, 3),))) == [[1, 1, 1, 1]]
     few = fixed_plan(
-        Problem(profile, cluster, batch_size=8, micro_batches=4, sequence_length=SEQUENCE_LENGTH), layers=(6,), groups=((0, 1, 2, 3),)
+        Problem(profile, cluster, batch_size=8, micro_batches=4, sequence_length=SEQUENCE_LENGTH),
+        layers=(6,),
+        groups=((0, 1, 2, 3),),
     )
     assert sum(samples(few)[0]) == 2
 
@@ -68,7 +77,11 @@ def test_each_rank_works_if_there_are_samples_enough():
 def test_numbers_that_do_not_fit_together_are_refused(changes, expected):
     profile, cluster = equal(6, 4)
     job = {name: changes.get(name, size) for name, size in JOB.items()}
-    form = {"layers": (3, 3), "groups": ((0, 1), (2, 3)), **{name: value for name, value in changes.items() if name not in JOB}}
+    form = {
+        "layers": (3, 3),
+        "groups": ((0, 1), (2, 3)),
+        **{name: value for name, value in changes.items() if name not in JOB},
+    }
     with pytest.raises(ConfigError, match=expected):
         fixed_plan(Problem(profile, cluster, **job), **form)
 
@@ -97,7 +110,12 @@ def test_standalone_takes_the_fastest_device_that_holds_the_model():
 def test_data_parallel_puts_the_whole_model_everywhere():
     profile, cluster = equal(6, 4)
     made = data_parallel(Problem(profile, cluster, batch_size=16, sequence_length=SEQUENCE_LENGTH))
-    assert (made.grouping(), made.partition(), made.num_micro_batches, samples(made)) == ("[4]", "[6]", 1, [[4, 4, 4, 4]])
+    assert (made.grouping(), made.partition(), made.num_micro_batches, samples(made)) == (
+        "[4]",
+        "[6]",
+        1,
+        [[4, 4, 4, 4]],
+    )
     one_small = replace(cluster, devices=(*cluster.devices[:3], device("small", memory_bytes=5000)))
     with pytest.raises(PlanError, match="'small'"):
         data_parallel(Problem(profile, one_small, batch_size=16, sequence_length=SEQUENCE_LENGTH))
@@ -106,11 +124,21 @@ def test_data_parallel_puts_the_whole_model_everywhere():
 def test_pipeline_parallel_gives_each_device_a_stage():
     profile, cluster = equal(6, 3)
     made = pipeline_parallel(Problem(profile, cluster, batch_size=16, micro_batches=4, sequence_length=SEQUENCE_LENGTH))
-    assert (made.grouping(), made.partition(), made.num_micro_batches, made.method) == ("[1-1-1]", "[2, 2, 2]", 4, "pipeline_parallel")
+    assert (made.grouping(), made.partition(), made.num_micro_batches, made.method) == (
+        "[1-1-1]",
+        "[2, 2, 2]",
+        4,
+        "pipeline_parallel",
+    )
     few, many = equal(2, 5)
-    assert pipeline_parallel(Problem(few, many, batch_size=4, micro_batches=4, sequence_length=SEQUENCE_LENGTH)).grouping() == "[1-1]"
+    assert (
+        pipeline_parallel(Problem(few, many, batch_size=4, micro_batches=4, sequence_length=SEQUENCE_LENGTH)).grouping()
+        == "[1-1]"
+    )
     profile, cluster = unequal(1, num_layers=6, world_size=4, tight=False)
     assert (
-        pipeline_parallel(Problem(profile, cluster, batch_size=4, micro_batches=4, sequence_length=SEQUENCE_LENGTH)).grouping()
+        pipeline_parallel(
+            Problem(profile, cluster, batch_size=4, micro_batches=4, sequence_length=SEQUENCE_LENGTH)
+        ).grouping()
         == "[1-1-1-1]"
     )

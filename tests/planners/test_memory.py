@@ -43,7 +43,9 @@ def test_plan_needs_follows_shares_and_position():
     assert needs[2].context_bytes == 3 * needs[0].context_bytes == 2 * 3 * SEQUENCE_LENGTH * 30
     assert needs[1].context_bytes == 1 * 4 * SEQUENCE_LENGTH * 30
     gpipe = memory.plan_needs(profile, plan, sequence_length=SEQUENCE_LENGTH, order="gpipe")
-    assert gpipe[1].context_bytes == 2 * needs[1].context_bytes and gpipe[0] == needs[0]  # the last stage keeps both micro-batches
+    assert (
+        gpipe[1].context_bytes == 2 * needs[1].context_bytes and gpipe[0] == needs[0]
+    )  # the last stage keeps both micro-batches
 
 
 def test_cached_epochs_release_the_backbone():
@@ -66,7 +68,13 @@ def test_check_names_device_stage_and_bytes():
 
 @pytest.mark.parametrize(
     ("nbytes", "text"),
-    [(1_400_000_000, "1.4 GB"), (350_000_000, "350 MB"), (12_300, "12.3 kB"), (12, "12 bytes"), (99_900_000, "99.9 MB")],
+    [
+        (1_400_000_000, "1.4 GB"),
+        (350_000_000, "350 MB"),
+        (12_300, "12.3 kB"),
+        (12, "12 bytes"),
+        (99_900_000, "99.9 MB"),
+    ],
 )
 def test_bytes_are_readable(nbytes, text):
     assert memory.readable(nbytes) == text

@@ -31,7 +31,9 @@ def test_devices_are_of_a_type_if_speed_memory_and_links_are_equal():
     assert device_types(profile, cluster) == (0, 0, 0, 0)
     slow = replace(profile, layers=(*profile.layers[:3], tuple(one.scaled(2) for one in profile.layers[3])))
     assert device_types(slow, cluster) == (0, 0, 0, 3)
-    small = replace(cluster, devices=(*cluster.devices[:2], replace(cluster.devices[2], memory_bytes=7), cluster.devices[3]))
+    small = replace(
+        cluster, devices=(*cluster.devices[:2], replace(cluster.devices[2], memory_bytes=7), cluster.devices[3])
+    )
     assert device_types(profile, small) == (0, 0, 2, 0)
     assert device_types(profile, replace(cluster, pairs={"d0>d1": Link(bytes_per_s=1.0)})) == (0, 1, 2, 3)
 
@@ -65,7 +67,10 @@ def test_many_orders_are_climbed_and_the_climb_ends_where_no_exchange_helps():
 
 def test_another_order_may_be_better_than_the_fixed_one():
     profile, cluster = env_b(memory_bytes=(9000, 9000, 18000, 18000))
-    given, every = (candidates(Problem(profile, cluster, **JOB), order=order, objective="bottleneck")[0] for order in (range(4), "all"))
+    given, every = (
+        candidates(Problem(profile, cluster, **JOB), order=order, objective="bottleneck")[0]
+        for order in (range(4), "all")
+    )
     given_s, every_s = (closed_form(profile, cluster, made.stages, 4).bottleneck_s for made in (given, every))
     assert given_s > 1.05 * every_s
     for order in itertools.permutations(range(4)):

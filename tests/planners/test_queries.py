@@ -1,4 +1,5 @@
-"""Queries divided among unequal devices: exact by an exhaustive oracle, memory honoured, chains where no device holds the model."""
+"""Queries divided among unequal devices: exact by an exhaustive oracle, memory honoured, chains where no device holds
+the model."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Grid, LayerProfile, Profile
-from workbench.methods.p_rge.queries import _share_s, chain_s, chosen_passings, plan_queries
+from workbench.methods.p_rge.queries import (
+    _share_s,
+    chain_s,
+    chosen_passings,
+    plan_queries,
+)
 from workbench.methods.p_rge.query_costs import Passing, RankCosts, passings, whole
 from workbench.methods.p_rge.rank_job import QueryShape, QueryStep
 from workbench.planners import Problem
@@ -29,8 +35,16 @@ def layer(fixed_s: float, row_s: float, noise_s: float, frozen_bytes: int) -> La
     return LayerProfile(
         name="layer",
         times={
-            "F": Grid(batch_sizes=(1, 2), sequence_lengths=(LENGTH,), seconds=((fixed_s + row_s,), (fixed_s + 2 * row_s,))),
-            "STEP": Grid(batch_sizes=(1, 2), sequence_lengths=(1,), seconds=((noise_s,), (2 * noise_s,))),
+            "F": Grid(
+                batch_sizes=(1, 2),
+                sequence_lengths=(LENGTH,),
+                seconds=((fixed_s + row_s,), (fixed_s + 2 * row_s,)),
+            ),
+            "STEP": Grid(
+                batch_sizes=(1, 2),
+                sequence_lengths=(1,),
+                seconds=((noise_s,), (2 * noise_s,)),
+            ),
         },
         frozen_bytes=frozen_bytes,
         trainable_bytes=100,
@@ -40,7 +54,13 @@ def layer(fixed_s: float, row_s: float, noise_s: float, frozen_bytes: int) -> La
     )
 
 
-def world(seed: int, *, devices: int, layers: int = 3, memory: tuple[int, int] = (10**6, 10**6)) -> tuple[Profile, Cluster]:
+def world(
+    seed: int,
+    *,
+    devices: int,
+    layers: int = 3,
+    memory: tuple[int, int] = (10**6, 10**6),
+) -> tuple[Profile, Cluster]:
     """Return devices of unequal speed, links and memory."""
     chance = random.Random(seed)
     rows = []
@@ -48,7 +68,12 @@ def world(seed: int, *, devices: int, layers: int = 3, memory: tuple[int, int] =
         slow = chance.choice((1.0, 1.3, 2.0, 4.0))
         rows.append(
             tuple(
-                layer(slow * chance.uniform(0.0, 0.02), slow * chance.uniform(0.005, 0.01), slow * 1e-3, chance.randrange(500, 2000))
+                layer(
+                    slow * chance.uniform(0.0, 0.02),
+                    slow * chance.uniform(0.005, 0.01),
+                    slow * 1e-3,
+                    chance.randrange(500, 2000),
+                )
                 for _ in range(layers)
             )
         )
@@ -68,11 +93,19 @@ def world(seed: int, *, devices: int, layers: int = 3, memory: tuple[int, int] =
 
 
 def step_of(profile: Profile, cluster: Cluster, queries: int, execution: str = "auto") -> Problem[Profile]:
-    return Problem(profile, cluster, queries=queries, batch_size=2, sequence_length=LENGTH, execution=execution)
+    return Problem(
+        profile,
+        cluster,
+        queries=queries,
+        batch_size=2,
+        sequence_length=LENGTH,
+        execution=execution,
+    )
 
 
 def step_s(problem: Problem[Profile], plan: Plan) -> float:
-    """Return the slowest device's seconds, including sending its losses, and the update's; infinity if a share does not fit."""
+    """Return the slowest device's seconds, including sending its losses, and the update's; infinity if a share does not
+    fit."""
     costs, shares = whole(problem), plan.stages[0].shares
     ranks = [share.rank for share in shares]
     slowest = max(_share_s(costs[share.rank], ranks, share.queries) for share in shares)
@@ -89,7 +122,12 @@ def test_no_division_of_the_queries_is_faster(seed: int) -> None:
     for counts in itertools.product(range(queries + 1), repeat=devices):
         if sum(counts) == queries:
             shares = tuple(Share(rank=rank, queries=count) for rank, count in enumerate(counts) if count)
-            plan = Plan(method="p_rge", stages=(Stage(start=0, stop=3, shares=shares),), micro_batch_size=2, num_micro_batches=1)
+            plan = Plan(
+                method="p_rge",
+                stages=(Stage(start=0, stop=3, shares=shares),),
+                micro_batch_size=2,
+                num_micro_batches=1,
+            )
             best = min(best, step_s(asked, plan))
     try:
         plan = plan_queries(asked)
@@ -118,8 +156,18 @@ def test_no_chain_is_faster(seed: int) -> None:
                     Stage(start=start, stop=stop, shares=(Share(rank=rank, queries=3),))
                     for (start, stop), rank in zip(ends, order, strict=True)
                 )
-                plan = Plan(method="p_rge", stages=stages, micro_batch_size=2, num_micro_batches=1)
-                best = min([best, *(chain_s(asked, plan, passing) for passing in passings(asked, 3, cut=True))])
+                plan = Plan(
+                    method="p_rge",
+                    stages=stages,
+                    micro_batch_size=2,
+                    num_micro_batches=1,
+                )
+                best = min(
+                    [
+                        best,
+                        *(chain_s(asked, plan, passing) for passing in passings(asked, 3, cut=True)),
+                    ]
+                )
     if math.isinf(best):
         with pytest.raises(PlanError, match=r"has .* need"):
             plan_queries(asked)
@@ -135,7 +183,10 @@ def simulated_s(asked: Problem[Profile], plan: Plan) -> float:
     """Return the simulated seconds of the program that the devices would run."""
     step = QueryStep.build(plan, chosen_passings(asked, plan), asked.cluster.world_size)
     shape = QueryShape.of(asked.batch_size, asked.batch_size, LENGTH)
-    return simulate(step.program(asked.profile, asked.cluster, shape, Crossing(hidden_size=2)), memory=False).makespan_s
+    return simulate(
+        step.program(asked.profile, asked.cluster, shape, Crossing(hidden_size=2)),
+        memory=False,
+    ).makespan_s
 
 
 @pytest.mark.parametrize(
@@ -143,14 +194,17 @@ def simulated_s(asked: Problem[Profile], plan: Plan) -> float:
     [
         # The sum of times on one device is exact.
         (1, (10**6, 10**6), 1 - 1e-9, 1 + 1e-9),
-        # Losses of earlier groups cross while later ones are computed, which the closed form ignores; a flag of 4 bytes goes with them.
+        # Losses of earlier groups cross while later ones are computed, which the closed form ignores; a flag of 4 bytes
+        # goes with them.
         (3, (10**6, 10**6), 0.97, 1.0001),
         # The closed form takes a chain to be a pipeline of equal groups.
         (3, (4_000, 7_000), 0.98, 1.03),
     ],
     ids=["alone", "shared", "chain"],
 )
-def test_the_closed_form_is_near_the_simulation(devices: int, memory: tuple[int, int], least: float, most: float) -> None:
+def test_the_closed_form_is_near_the_simulation(
+    devices: int, memory: tuple[int, int], least: float, most: float
+) -> None:
     for seed in range(20):
         profile, cluster = world(seed, devices=devices, layers=5, memory=memory)
         asked = step_of(profile, cluster, random.Random(seed).randint(1, 6))
@@ -160,31 +214,53 @@ def test_the_closed_form_is_near_the_simulation(devices: int, memory: tuple[int,
 
 
 def test_faster_devices_get_more_queries() -> None:
-    """In proportion to their speed where links cost nothing, and far devices none where telling costs more than it saves."""
+    """In proportion to their speed where links cost nothing, and far devices none where telling costs more than it
+    saves."""
     rows = tuple((layer(0.0, 0.01 * slow, 0.0, 100),) for slow in (1, 1, 2))
     profile = Profile(model="toy", method="p_rge", source="measured", layers=rows)
     link = Link(bytes_per_s=1e9)
     cluster = Cluster(
-        name="three", devices=tuple(Device(name=f"d{rank}", flops_per_s=1e9, memory_bytes=10**9, link=link) for rank in range(3))
+        name="three",
+        devices=tuple(Device(name=f"d{rank}", flops_per_s=1e9, memory_bytes=10**9, link=link) for rank in range(3)),
     )
     plan = plan_queries(step_of(profile, cluster, 10))
     assert [share.queries for share in plan.stages[0].shares] == [4, 4, 2]
-    far = replace(cluster, devices=(*cluster.devices[:2], replace(cluster.devices[2], link=Link(bytes_per_s=1e9, latency_s=5.0))))
+    far = replace(
+        cluster,
+        devices=(
+            *cluster.devices[:2],
+            replace(cluster.devices[2], link=Link(bytes_per_s=1e9, latency_s=5.0)),
+        ),
+    )
     assert plan_queries(step_of(profile, far, 10)).stages[0].ranks == (0, 1)
 
 
 def test_memory_forces_smaller_passes() -> None:
-    """A device that has no room for all parts at once computes them in several passes; a batched pass is chosen where it is faster."""
-    profile = Profile(model="toy", method="p_rge", source="measured", layers=((layer(0.1, 0.01, 0.0, 100),),))
+    """A device that has no room for all parts at once computes them in several passes; a batched pass is chosen where
+    it is faster."""
+    profile = Profile(
+        model="toy",
+        method="p_rge",
+        source="measured",
+        layers=((layer(0.1, 0.01, 0.0, 100),),),
+    )
     asked = step_of(profile, _one(10**9), 4)
-    ways = [Passing(4, "both"), Passing(2, "both"), Passing(1, "both"), Passing(1, "sequential")]
+    ways = [
+        Passing(4, "both"),
+        Passing(2, "both"),
+        Passing(1, "both"),
+        Passing(1, "sequential"),
+    ]
     costs = RankCosts(problem=asked, rank=0, start=0, stop=1)
     needs = {way: costs.need_bytes(way.parts) for way in ways}
     assert list(needs.values()) == sorted(needs.values(), reverse=True)
     for way, need in needs.items():
         tight = replace(asked, cluster=_one(need))
         (chosen,) = chosen_passings(tight, plan_queries(tight)).values()
-        assert (chosen.parts, costs.group_s(chosen) * chosen.groups(4)) == (way.parts, pytest.approx(costs.group_s(way) * way.groups(4)))
+        assert (chosen.parts, costs.group_s(chosen) * chosen.groups(4)) == (
+            way.parts,
+            pytest.approx(costs.group_s(way) * way.groups(4)),
+        )
     with pytest.raises(PlanError, match="Device 'd0' has"):
         plan_queries(replace(asked, cluster=_one(min(needs.values()) - 1)))
     with pytest.raises(PlanError, match="execution 'auto'"):
@@ -192,7 +268,12 @@ def test_memory_forces_smaller_passes() -> None:
 
 
 def _one(memory_bytes: int) -> Cluster:
-    device = Device(name="d0", flops_per_s=1e9, memory_bytes=memory_bytes, link=Link(bytes_per_s=1e9))
+    device = Device(
+        name="d0",
+        flops_per_s=1e9,
+        memory_bytes=memory_bytes,
+        link=Link(bytes_per_s=1e9),
+    )
     return Cluster(name="one", devices=(device,))
 
 

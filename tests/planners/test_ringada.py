@@ -1,4 +1,5 @@
-"""RingAda's assignment: against every assignment of small clusters, in little time for large ones, and what it refuses."""
+"""RingAda's assignment: against every assignment of small clusters, in little time for large ones, and what it
+refuses."""
 
 from __future__ import annotations
 
@@ -12,7 +13,15 @@ import pytest
 from workbench.core import Cluster, Device, Link
 from workbench.core.errors import PlanError
 from workbench.core.profile import Grid, LayerProfile, Profile
-from workbench.methods.ringada.planner import RingEstimate, Segment, Stages, change_s, plan_ring, plan_segments, ring_stages
+from workbench.methods.ringada.planner import (
+    RingEstimate,
+    Segment,
+    Stages,
+    change_s,
+    plan_ring,
+    plan_segments,
+    ring_stages,
+)
 from workbench.planners import Problem
 
 FREE = Link(bytes_per_s=1e12)
@@ -20,11 +29,20 @@ FREE = Link(bytes_per_s=1e12)
 
 def layer(seconds: float, times_of_a_layer: dict[str, float], frozen_bytes: int = 1000) -> LayerProfile:
     grids = {
-        kind: Grid(batch_sizes=(1, 32), sequence_lengths=(8,), seconds=((share * seconds / 32,), (share * seconds,)))
+        kind: Grid(
+            batch_sizes=(1, 32),
+            sequence_lengths=(8,),
+            seconds=((share * seconds / 32,), (share * seconds,)),
+        )
         for kind, share in times_of_a_layer.items()
     }
     return LayerProfile(
-        name="layer", times=grids, frozen_bytes=frozen_bytes, trainable_bytes=10, output_bytes_per_token=4000, context_bytes_per_token=100
+        name="layer",
+        times=grids,
+        frozen_bytes=frozen_bytes,
+        trainable_bytes=10,
+        output_bytes_per_token=4000,
+        context_bytes_per_token=100,
     )
 
 
@@ -59,15 +77,28 @@ def problem(
     )
     depths = dict.fromkeys(range(1, min(num_layers, -(-num_steps // 40) + 1)), 40)
     depths |= {num_layers: num_steps - 40 * (num_layers - 1)} if num_steps > 40 * (num_layers - 1) else {}
-    return RingEstimate(Problem(profile, cluster, batch_size=32, micro_batches=micro_batches, sequence_length=8), depths=depths)
+    return RingEstimate(
+        Problem(
+            profile,
+            cluster,
+            batch_size=32,
+            micro_batches=micro_batches,
+            sequence_length=8,
+        ),
+        depths=depths,
+    )
 
 
 def least_s(pricer: RingEstimate) -> tuple[int, float]:
-    """Return the most devices of a ring that fits, and the seconds of the best of all sets of so many, orders and cuts; 0 if none fits."""
+    """Return the most devices of a ring that fits, and the seconds of the best of all sets of so many, orders and cuts;
+    0 if none fits."""
     world, layers = pricer.cluster.world_size, pricer.profile.num_layers
     for count in range(min(world, layers), 0, -1):
         cuts = np.array([(0, *inner, layers) for inner in itertools.combinations(range(1, layers), count - 1)])
-        orders = (np.broadcast_to(np.array(order), (len(cuts), count)) for order in itertools.permutations(range(world), count))
+        orders = (
+            np.broadcast_to(np.array(order), (len(cuts), count))
+            for order in itertools.permutations(range(world), count)
+        )
         best_s = min(float(pricer(order, cuts).min()) for order in orders)
         if best_s < float("inf"):
             return count, best_s
@@ -81,14 +112,23 @@ def drawn(seed: int) -> RingEstimate:
     speeds = [chance.choice((0.13, 0.27, 0.5, 0.5, 1.0, chance.uniform(0.1, 2))) for _ in range(world)]
     links = [Link(bytes_per_s=chance.choice((1e5, 1e6, 1e7))) for _ in range(world)] if seed % 2 else None
     whole = 1000 * num_layers + 32 * 8 * 100 * num_layers
-    tight = [10**9, int(whole * 1.5 / world)] if seed % 2 else [int(share * whole / world) for share in (0.2, 0.8, 1.2, 2)]
+    tight = (
+        [10**9, int(whole * 1.5 / world)] if seed % 2 else [int(share * whole / world) for share in (0.2, 0.8, 1.2, 2)]
+    )
     memory = [chance.choice(tight) for _ in range(world)] if seed % 3 == 0 else None
-    return problem(speeds, num_layers, micro_batches=chance.choice((1, 2, 4, 8)), links=links, memory=memory)
+    return problem(
+        speeds,
+        num_layers,
+        micro_batches=chance.choice((1, 2, 4, 8)),
+        links=links,
+        memory=memory,
+    )
 
 
 @pytest.mark.parametrize("block", range(10))
 def test_it_is_within_2_percent_of_the_best_assignment(block: int) -> None:
-    """Over 200 random clusters of 2 to 6 devices and up to 12 layers: unequal speeds, links and memory, as many devices as fit."""
+    """Over 200 random clusters of 2 to 6 devices and up to 12 layers: unequal speeds, links and memory, as many devices
+    as fit."""
     for seed in range(21 * block, 21 * block + 21):
         pricer = drawn(seed)
         count, best_s = least_s(pricer)
@@ -103,7 +143,8 @@ def test_it_is_within_2_percent_of_the_best_assignment(block: int) -> None:
 
 
 def test_layers_go_where_the_load_will_be() -> None:
-    """Four equal devices in a training of 160 mini-batches: only the top four layers are ever trained, so their device has fewer."""
+    """Four equal devices in a training of 160 mini-batches: only the top four layers are ever trained, so their device
+    has fewer."""
     plan = plan_ring(problem([1.0] * 4, 12, num_steps=160))
     assert plan.num_layers == 12 and len(plan.stages) == 4
     assert plan.stages[-1].num_layers < 3 < plan.stages[0].num_layers
@@ -116,45 +157,75 @@ def test_a_faster_device_has_more_layers() -> None:
 
 
 def cut(pricer: RingEstimate, depths: list[int], steps: list[int], *, cached_from: int) -> list[Segment]:
-    """Return segments of a training in each of which so many layers are trained for so many mini-batches, and the whole."""
+    """Return segments of a training in each of which so many layers are trained for so many mini-batches, and the
+    whole."""
 
     def of(start: int, stop: int) -> Segment:
         numbers = range(start, stop)
         trained = [
-            {depths[number]: steps[number] for number in numbers if (number < cached_from) != is_cached} for is_cached in (False, True)
+            {depths[number]: steps[number] for number in numbers if (number < cached_from) != is_cached}
+            for is_cached in (False, True)
         ]
-        asked = Problem(pricer.profile, pricer.cluster, batch_size=32, micro_batches=4, sequence_length=8)
+        asked = Problem(
+            pricer.profile,
+            pricer.cluster,
+            batch_size=32,
+            micro_batches=4,
+            sequence_length=8,
+        )
         priced = RingEstimate(asked, depths=trained[0], cached=trained[1])
         return Segment(sum(steps[:start]), sum(steps[start:stop]), priced)
 
-    return [*(of(number, number + 1) for number in range(len(steps))), of(0, len(steps))]
+    return [
+        *(of(number, number + 1) for number in range(len(steps))),
+        of(0, len(steps)),
+    ]
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_plans_that_follow_the_unfreezing_are_within_2_percent_of_the_best_and_never_worse_than_one_plan(seed: int) -> None:
-    """Three segments on three devices: against all 216,000 sequences of all 60 assignments of 6 layers, moves included."""
+def test_plans_that_follow_the_unfreezing_are_within_2_percent_of_the_best_and_never_worse_than_one_plan(
+    seed: int,
+) -> None:
+    """Three segments on three devices: against all 216,000 sequences of all 60 assignments of 6 layers, moves
+    included."""
     chance = random.Random(seed)
-    speeds, links = [chance.uniform(0.3, 1) for _ in range(3)], [Link(bytes_per_s=chance.choice((1e5, 1e6))) for _ in range(3)]
-    steps, depths = [chance.randrange(5, 40) for _ in range(3)], sorted(chance.sample(range(1, 7), 3))
+    speeds, links = (
+        [chance.uniform(0.3, 1) for _ in range(3)],
+        [Link(bytes_per_s=chance.choice((1e5, 1e6))) for _ in range(3)],
+    )
+    steps, depths = (
+        [chance.randrange(5, 40) for _ in range(3)],
+        sorted(chance.sample(range(1, 7), 3)),
+    )
     pricer = problem(speeds, 6, links=links)
     *segments, whole = cut(pricer, depths, steps, cached_from=chance.randrange(3))
     once = plan_ring(whole.pricer)
 
     def moved_s(former: Stages, stages: Stages, first: int) -> float:
         return change_s(
-            pricer.profile, pricer.cluster, former, stages, rest_bytes=seed * 10**7, inputs=dict.fromkeys(range(7 - depths[1]), 3000)
+            pricer.profile,
+            pricer.cluster,
+            former,
+            stages,
+            rest_bytes=seed * 10**7,
+            inputs=dict.fromkeys(range(7 - depths[1]), 3000),
         )
 
     plan = plan_segments(once, segments, moved_s)
     cuts = [(0, *inner, 6) for inner in itertools.combinations(range(1, 6), 2)]
     rings = [(order, each) for order in itertools.permutations(range(3)) for each in cuts]
     stages = [ring_stages(order, each, 8) for order, each in rings]
-    orders, all_cuts = np.array([order for order, _ in rings]), np.array([each for _, each in rings])
+    orders, all_cuts = (
+        np.array([order for order, _ in rings]),
+        np.array([each for _, each in rings]),
+    )
     rounds_s = [segment.num_steps * segment.pricer(orders, all_cuts) for segment in segments]
     moves_s = np.array([[0.0 if a == b else moved_s(a, b, 0) for b in stages] for a in stages])
     every_s = rounds_s[0][:, None, None] + moves_s[:, :, None] + rounds_s[1][:, None] + moves_s + rounds_s[2]
     kept = stages.index(once.stages)
-    assert every_s.min() - 1e-9 <= sum(steps) * plan.total_s <= min(1.02 * every_s.min(), every_s[kept, kept, kept] + 1e-9)
+    assert (
+        every_s.min() - 1e-9 <= sum(steps) * plan.total_s <= min(1.02 * every_s.min(), every_s[kept, kept, kept] + 1e-9)
+    )
     chosen = [stages.index(plan.at(segment.first).stages) for segment in segments]
     assert every_s[tuple(chosen)] == pytest.approx(sum(steps) * plan.total_s)
     assert seed or plan.later  # of seed 0 nothing but the blocks is read again
@@ -167,7 +238,8 @@ def test_of_more_devices_than_blocks_the_fastest_with_room_are_on_the_ring() -> 
     plan = plan_ring(problem(speeds, 3, memory=[10**9] * 27 + [500] * 3))
     assert plan.busy_ranks == {24, 25, 26}
     assert plan.notes == (
-        "The ring has 3 of 30 devices (it has 3 blocks, one or more for each device); the samples of the others are not trained on.",
+        "The ring has 3 of 30 devices (it has 3 blocks, one or more for each device); the samples of the others "
+        "are not trained on.",
     )
 
 
@@ -178,7 +250,10 @@ def test_a_device_without_room_for_a_block_stays_out() -> None:
 
 
 def test_too_little_memory_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"No assignment of 4 blocks to any of them fits .* 'd0' has 500 bytes"):
+    with pytest.raises(
+        PlanError,
+        match=r"No assignment of 4 blocks to any of them fits .* 'd0' has 500 bytes",
+    ):
         plan_ring(problem([1.0] * 2, 4, memory=[500, 500]))
 
 
@@ -186,7 +261,9 @@ if __name__ == "__main__":  # what 48 layers on 8 devices take: under .2 s
     chance = random.Random(0)
     for _ in range(5):
         large = problem(
-            [chance.uniform(0.1, 2) for _ in range(8)], 48, links=[Link(bytes_per_s=chance.choice((1e6, 1e7))) for _ in range(8)]
+            [chance.uniform(0.1, 2) for _ in range(8)],
+            48,
+            links=[Link(bytes_per_s=chance.choice((1e6, 1e7))) for _ in range(8)],
         )
         begin_s = time.process_time()
         made = plan_ring(large)

@@ -12,7 +12,8 @@ T = TypeVar("T")
 
 
 def renamed(value: T, *names: str) -> T:
-    """Return a dataclass of the vocabulary with each of these words, wherever it is a whole string, made hostile and still distinct."""
+    """Return a dataclass of the vocabulary with each of these words, wherever it is a whole string, made hostile and
+    still distinct."""
     text = to_json(value, indent=-1)
     for number, name in enumerate(names):
         assert f'"{name}"' in text, name

@@ -63,7 +63,10 @@ def cluster() -> Cluster:
 def report(*, executed: bool = True, valid: bool = True) -> Report:
     plan = Plan(
         method="pac_plus",
-        stages=(Stage(start=0, stop=3, shares=(Share(rank=0, samples=8),)), Stage(start=3, stop=6, shares=(Share(rank=1, samples=8),))),
+        stages=(
+            Stage(start=0, stop=3, shares=(Share(rank=0, samples=8),)),
+            Stage(start=3, stop=6, shares=(Share(rank=1, samples=8),)),
+        ),
         micro_batch_size=8,
         num_micro_batches=4,
     )
@@ -82,7 +85,10 @@ def report(*, executed: bool = True, valid: bool = True) -> Report:
     )
     epochs = tuple(
         EpochRecord(
-            epoch=epoch, cached=epoch > 0, seconds=2.0 if epoch == 0 else 0.25, metrics={"accuracy": 0.7 + 0.05 * epoch} if executed else {}
+            epoch=epoch,
+            cached=epoch > 0,
+            seconds=2.0 if epoch == 0 else 0.25,
+            metrics={"accuracy": 0.7 + 0.05 * epoch} if executed else {},
         )
         for epoch in range(3)
     )
@@ -100,7 +106,9 @@ def report(*, executed: bool = True, valid: bool = True) -> Report:
         steps=steps,
         epochs=epochs,
         timelines=timelines,
-        sweep=tuple(SweepPoint(name=name, plan=plan, predicted_s=p, measured_s=m) for name, p, m in points) if executed else (),
+        sweep=tuple(SweepPoint(name=name, plan=plan, predicted_s=p, measured_s=m) for name, p, m in points)
+        if executed
+        else (),
         metrics={"accuracy": 0.8} if executed else {},
         overrun_share=0.01 if valid else 0.23,
         valid=valid,

@@ -21,7 +21,13 @@ END_S = 12.0
 def plan(*ranks: int) -> InferencePlan:
     each = (4,) * len(ranks)
     return InferencePlan(
-        method="galaxy_plus", paradigm="hybrid", ranks=ranks, units=each, columns=each, shares=(1.0,) * len(ranks), schemes=(1, 2)
+        method="galaxy_plus",
+        paradigm="hybrid",
+        ranks=ranks,
+        units=each,
+        columns=each,
+        shares=(1.0,) * len(ranks),
+        schemes=(1, 2),
     )
 
 
@@ -55,7 +61,9 @@ def report(*, rescheduled: bool = True, valid: bool = True) -> ServingReport:
             slow = rank == 1 and 4 <= second < 8
             out = rescheduled and rank == 1 and 5 <= second < 9
             busy = 0.0 if out else 0.3 if not rescheduled and 4 <= second < 8 else 0.8
-            samples.append(DeviceSample(rank=rank, start_s=second, end_s=second + 1, busy_s=busy, load=0.75 if slow else 0.0))
+            samples.append(
+                DeviceSample(rank=rank, start_s=second, end_s=second + 1, busy_s=busy, load=0.75 if slow else 0.0)
+            )
     events = (
         ServingEvent(time_s=4.0, kind="slowed", rank=1, value=4.0),
         ServingEvent(time_s=4.9, kind="straggler", rank=1, value=3.9),
@@ -72,7 +80,9 @@ def report(*, rescheduled: bool = True, valid: bool = True) -> ServingReport:
         model="tiny-bert",
         cluster=Cluster(
             name="trio",
-            devices=tuple(Device(name=name, flops_per_s=1e10, memory_bytes=10**9, link=link, host_share=0.3) for name in NAMES),
+            devices=tuple(
+                Device(name=name, flops_per_s=1e10, memory_bytes=10**9, link=link, host_share=0.3) for name in NAMES
+            ),
         ),
         stream=StreamSettings(num_requests=len(requests), length=32),
         rescheduling=ReschedulingSettings(reaction="exclude" if rescheduled else "none"),

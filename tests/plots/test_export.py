@@ -69,7 +69,13 @@ def test_invalid_run_is_marked_on_its_measured_figures_only(tmp_path) -> None:
 
 def test_simulated_report_draws_no_empty_figures() -> None:
     names = {name for name, _, _ in export.figures(report(executed=False))}
-    assert names == {"cluster", "gantt-first_epoch_predicted", "memory-first_epoch_predicted", "breakdown", "epoch_times"}
+    assert names == {
+        "cluster",
+        "gantt-first_epoch_predicted",
+        "memory-first_epoch_predicted",
+        "breakdown",
+        "epoch_times",
+    }
 
 
 def test_without_a_browser_png_is_skipped_with_a_note(tmp_path, monkeypatch) -> None:

@@ -8,7 +8,16 @@ from made_up_report import cluster, report, timeline
 from workbench.core import Cluster, Device, Link, MemorySample
 from workbench.core.report import Recovery, busy_note
 from workbench.core.summary import summary_rows
-from workbench.plots import breakdown, curves, epoch_times, gantt, memory, predicted_against_measured, style, time_by_class
+from workbench.plots import (
+    breakdown,
+    curves,
+    epoch_times,
+    gantt,
+    memory,
+    predicted_against_measured,
+    style,
+    time_by_class,
+)
 from workbench.plots import cluster as cluster_figure
 from workbench.plots.memory import MAX_POINTS
 
@@ -70,7 +79,10 @@ def test_predicted_against_measured_falls_back_on_steps() -> None:
 
 
 def test_names_of_crowded_points_do_not_collide() -> None:
-    crowd = tuple(replace(report().sweep[0], name=f"plan {n}", predicted_s=1 + n * 1e-4, measured_s=1 + n * 1e-4) for n in range(10))
+    crowd = tuple(
+        replace(report().sweep[0], name=f"plan {n}", predicted_s=1 + n * 1e-4, measured_s=1 + n * 1e-4)
+        for n in range(10)
+    )
     [points] = named(predicted_against_measured(replace(report(), sweep=crowd)), "plan")
     placed = [place for text, place in zip(points.text, points.textposition, strict=True) if text]
     assert 1 <= len(placed) < 10  # one spot has room for some of them only; the hover has all
@@ -115,13 +127,21 @@ def test_every_measured_number_of_an_invalid_run_is_marked() -> None:
     assert "10 s (!) in all" in chart.layout.title.subtitle.text and chart.layout.xaxis.title.text == "time (s) (!)"
     panels = breakdown(busy.timelines, note=note).layout
     assert (panels.xaxis.title.text, panels.xaxis2.title.text) == ("time (s)", "time (s) (!)")
-    for figure in (epoch_times(quiet), predicted_against_measured(quiet), gantt(quiet.timelines["first epoch, measured"])):
+    for figure in (
+        epoch_times(quiet),
+        predicted_against_measured(quiet),
+        gantt(quiet.timelines["first epoch, measured"]),
+    ):
         assert "(!)" not in figure.to_json()
 
 
 def test_the_panels_of_one_step_have_one_range() -> None:
-    slower = replace(timeline(), source="emulated", spans=tuple(span._replace(end_s=2 * span.end_s) for span in timeline().spans))
-    figure = breakdown({"first epoch, predicted": timeline(), "first epoch, measured": slower, "from the cache, predicted": timeline()})
+    slower = replace(
+        timeline(), source="emulated", spans=tuple(span._replace(end_s=2 * span.end_s) for span in timeline().spans)
+    )
+    figure = breakdown(
+        {"first epoch, predicted": timeline(), "first epoch, measured": slower, "from the cache, predicted": timeline()}
+    )
     first, second, third, _ = [axis.range for axis in figure.select_xaxes()]
     assert first == second == (0, 2 * third[1])
 

@@ -27,7 +27,10 @@ def test_each_class_of_operation_is_one_trace_of_bars() -> None:
 
 
 def test_colours_are_distinct_and_from_the_palette() -> None:
-    compute = [style.COLOURS[name] for name in ("forward", "side forward", "backward", "side backward", "optimizer", "send", "idle")]
+    compute = [
+        style.COLOURS[name]
+        for name in ("forward", "side forward", "backward", "side backward", "optimizer", "send", "idle")
+    ]
     assert len(set(compute)) == len(compute)
 
 
@@ -47,7 +50,10 @@ def test_title_says_what_the_numbers_are(source: str, fidelity: str, said: str) 
 
 def test_the_bound_of_real_devices_clocks_is_in_sight() -> None:
     assert "clocks" not in gantt(timeline()).layout.title.subtitle.text
-    assert "clocks agree to within 0.004 s" in gantt(replace(timeline("real"), clock_bound_s=0.004)).layout.title.subtitle.text
+    assert (
+        "clocks agree to within 0.004 s"
+        in gantt(replace(timeline("real"), clock_bound_s=0.004)).layout.title.subtitle.text
+    )
 
 
 def test_note_is_in_sight() -> None:
@@ -73,7 +79,10 @@ def test_two_compute_streams_share_the_lane() -> None:
 
 def test_label_that_does_not_fit_is_left_out() -> None:
     spans = (Span(0, Op("F", 0, 0), 0, 99.9), Span(0, Op("F", 0, 1), 99.9, 100))
-    assert list(traces(gantt(Timeline(source="simulated", device_names=("a",), spans=spans)))["forward"].text) == ["0", ""]
+    assert list(traces(gantt(Timeline(source="simulated", device_names=("a",), spans=spans)))["forward"].text) == [
+        "0",
+        "",
+    ]
 
 
 def many(num_devices: int, operations: int) -> Timeline:

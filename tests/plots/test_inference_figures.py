@@ -12,14 +12,43 @@ from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.spread import Spread
 from workbench.methods.galaxy_plus.serving.figures import serving
 from workbench.plots import style
-from workbench_labs.plots.layer_cut import Arrow, Matrix, held_bytes, layer_cut, layer_parts, sent_bytes
-from workbench_labs.plots.overlapping import OverlapCell, TradePoint, latencies, overlap, speedups, trade
+from workbench_labs.plots.layer_cut import (
+    Arrow,
+    Matrix,
+    held_bytes,
+    layer_cut,
+    layer_parts,
+    sent_bytes,
+)
+from workbench_labs.plots.overlapping import (
+    OverlapCell,
+    TradePoint,
+    latencies,
+    overlap,
+    speedups,
+    trade,
+)
 from workbench_labs.plots.request_latencies import request_latencies
 
 NAMES = ("alpha", "beta", "gamma")
-SHAPE = StackShape(num_layers=2, num_units=6, hidden_size=24, columns=96, unit_bytes=100, column_bytes=10, layer_bytes=7, hidden_bytes=8)
+SHAPE = StackShape(
+    num_layers=2,
+    num_units=6,
+    hidden_size=24,
+    columns=96,
+    unit_bytes=100,
+    column_bytes=10,
+    layer_bytes=7,
+    hidden_bytes=8,
+)
 PLAN = InferencePlan(
-    method="galaxy_plus", paradigm="hybrid", ranks=(2, 0, 1), units=(3, 2, 1), columns=(48, 32, 16), shares=(3.0, 2.0, 1.0), schemes=(1, 2)
+    method="galaxy_plus",
+    paradigm="hybrid",
+    ranks=(2, 0, 1),
+    units=(3, 2, 1),
+    columns=(48, 32, 16),
+    shares=(3.0, 2.0, 1.0),
+    schemes=(1, 2),
 )
 TENSOR, SEQUENCE = (replace(PLAN, paradigm=paradigm, schemes=()) for paradigm in ("tensor", "sequence"))
 
@@ -39,12 +68,17 @@ def test_scheme_1_divides_the_weights_and_scheme_2_copies_the_feed_forward_netwo
     assert sum(one["feed-forward"] for one in first) == SHAPE.feed_forward_bytes
     assert [one["feed-forward"] for one in second] == [SHAPE.feed_forward_bytes] * 3
     idle = replace(PLAN, shares=(3.0, 3.0, 0.0))
-    assert [one["feed-forward"] for one in held_bytes(idle, SHAPE, scheme=2)] == [960, 960, 160]
+    assert [one["feed-forward"] for one in held_bytes(idle, SHAPE, scheme=2)] == [
+        960,
+        960,
+        160,
+    ]
     assert [one["attention"] for one in held_bytes(SEQUENCE, SHAPE)] == [SHAPE.attention_bytes] * 3
 
 
 def test_what_travels_follows_table_2() -> None:
-    # A ring of equal tiles: every collective moves (n - 1) tiles from each device; scheme 1 has four, scheme 2 two (Table II: 4 and 2 LSH).
+    # A ring of equal tiles: every collective moves (n - 1) tiles from each device; scheme 1 has four, scheme 2 two
+    # (Table II: 4 and 2 LSH).
     equal = replace(PLAN, shares=(1.0, 1.0, 1.0))
     one, two = (sum(sent_bytes(equal, SHAPE, length=30, scheme=scheme)) for scheme in (1, 2))
     assert one == 4 * 2 * 30 * SHAPE.hidden_bytes and two == one / 2
@@ -67,7 +101,9 @@ def test_what_travels_follows_table_2() -> None:
         (SEQUENCE, 1, ["AllGather K, V"], 4),
     ],
 )
-def test_the_drawing_has_the_papers_synchronisations(plan: InferencePlan, scheme: int, arrows: list[str], copies: int) -> None:
+def test_the_drawing_has_the_papers_synchronisations(
+    plan: InferencePlan, scheme: int, arrows: list[str], copies: int
+) -> None:
     parts = layer_parts(plan, SHAPE, length=60, scheme=scheme)
     assert [part.name for part in parts if isinstance(part, Arrow)] == arrows
     assert sum(isinstance(part, Matrix) and part.cut == "copies" for part in parts) == copies
@@ -75,58 +111,110 @@ def test_the_drawing_has_the_papers_synchronisations(plan: InferencePlan, scheme
     drawn = [box for one in figure.data if one.orientation != "h" for box in one.hovertext]
     strips = sum(sum(count > 0 for count in part.counts) for part in parts if isinstance(part, Matrix))
     assert len(drawn) == strips and "(computed)" in figure.layout.title.text
-    assert list(figure.layout.yaxis2.ticktext) == ["gamma ", "alpha ", "beta "]  # by position of the ring
+    assert list(figure.layout.yaxis2.ticktext) == [
+        "gamma ",
+        "alpha ",
+        "beta ",
+    ]  # by position of the ring
 
 
 def test_strips_are_as_wide_as_their_share_and_nobodys_is_left_out() -> None:
     figure = layer_cut(replace(PLAN, units=(5, 1, 0)), SHAPE, NAMES, length=60)
-    boxes = {said: width for one in figure.data if one.orientation != "h" for said, width in zip(one.hovertext, one.width, strict=True)}
+    boxes = {
+        said: width
+        for one in figure.data
+        if one.orientation != "h"
+        for said, width in zip(one.hovertext, one.width, strict=True)
+    }
     heads = {said: width for said, width in boxes.items() if "W<sub>QKV</sub>" in said}
-    assert set(heads) == {"gamma: W<sub>QKV</sub>, 5 of 6 heads", "alpha: W<sub>QKV</sub>, 1 of 6 heads"}
-    assert heads["gamma: W<sub>QKV</sub>, 5 of 6 heads"] == pytest.approx(5 * heads["alpha: W<sub>QKV</sub>, 1 of 6 heads"])
+    assert set(heads) == {
+        "gamma: W<sub>QKV</sub>, 5 of 6 heads",
+        "alpha: W<sub>QKV</sub>, 1 of 6 heads",
+    }
+    assert heads["gamma: W<sub>QKV</sub>, 5 of 6 heads"] == pytest.approx(
+        5 * heads["alpha: W<sub>QKV</sub>, 1 of 6 heads"]
+    )
 
 
 def test_a_decoder_layer_has_a_third_block_and_whole_layers_are_refused() -> None:
     crossed = replace(SHAPE, has_cross_attention=True, cross_unit_bytes=50)
     assert len([part for part in layer_parts(PLAN, crossed, length=60) if isinstance(part, Arrow)]) == 6
     with pytest.raises(ConfigError, match="leaves layers whole"):
-        layer_cut(replace(PLAN, paradigm="pipeline", layers=(1, 1, 0)), SHAPE, NAMES, length=60)
+        layer_cut(
+            replace(PLAN, paradigm="pipeline", layers=(1, 1, 0)),
+            SHAPE,
+            NAMES,
+            length=60,
+        )
 
 
 def test_spread_is_median_and_quartiles() -> None:
     assert Spread.of([4.0, 1.0, 2.0, 3.0, 5.0]) == (3.0, 2.0, 4.0)
-    assert Spread.of([1.0, 2.0]) == (1.5, 1.25, 1.75) and Spread.of([7.0]) == (7.0, 7.0, 7.0)
+    assert Spread.of([1.0, 2.0]) == (1.5, 1.25, 1.75) and Spread.of([7.0]) == (
+        7.0,
+        7.0,
+        7.0,
+    )
     with pytest.raises(ConfigError):
         Spread.of([])
 
 
 def test_latencies_show_medians_quartiles_and_predictions() -> None:
     found = {"Galaxy+": {500.0: Spread(0.1, 0.09, 0.12), 125.0: Spread(0.2, 0.2, 0.2)}}
-    figure = latencies(found, title="t", label="emulated", predicted={"Galaxy+": {125.0: 0.19}, "EdgeShard": {125.0: 0.5}})
+    figure = latencies(
+        found,
+        title="t",
+        label="emulated",
+        predicted={"Galaxy+": {125.0: 0.19}, "EdgeShard": {125.0: 0.5}},
+    )
     ours = trace(figure, "Galaxy+")
     assert (list(ours.x), list(ours.y)) == ([125.0, 500.0], [200.0, 100.0])
-    assert list(ours.error_y.array) == pytest.approx([0, 20]) and list(ours.error_y.arrayminus) == pytest.approx([0, 10])
-    assert list(trace(figure, "Galaxy+, simulated").y) == [190.0] and trace(figure, "EdgeShard, simulated").line.dash == "dot"
+    assert list(ours.error_y.array) == pytest.approx([0, 20]) and list(ours.error_y.arrayminus) == pytest.approx(
+        [0, 10]
+    )
+    assert (
+        list(trace(figure, "Galaxy+, simulated").y) == [190.0]
+        and trace(figure, "EdgeShard, simulated").line.dash == "dot"
+    )
     assert "(emulated)" in figure.layout.title.text
     assert "Nothing was timed" in texts(latencies({}, title="t", label="simulated"))
 
 
 def test_speedups_stand_beside_each_other_over_the_line_of_one() -> None:
-    found = {"Megatron-LM": {125.0: Spread(2.5, 2.4, 2.6), 500.0: Spread(1.3, 1.2, 1.4)}, "EdgeShard": {500.0: Spread(3.0, 2.9, 3.1)}}
+    found = {
+        "Megatron-LM": {125.0: Spread(2.5, 2.4, 2.6), 500.0: Spread(1.3, 1.2, 1.4)},
+        "EdgeShard": {500.0: Spread(3.0, 2.9, 3.1)},
+    }
     figure = speedups(found, title="t", label="emulated")
     left, right = trace(figure, "Megatron-LM"), trace(figure, "EdgeShard")
-    assert list(left.y) == [2.5, 1.3] and (list(left.x), list(right.x), figure.layout.barmode) == (["125", "500"], ["500"], "group")
+    assert list(left.y) == [2.5, 1.3] and (
+        list(left.x),
+        list(right.x),
+        figure.layout.barmode,
+    ) == (
+        ["125", "500"],
+        ["500"],
+        "group",
+    )
     assert (list(left.text), list(right.text)) == (["2.50", "1.30"], ["3.00"])
     assert [shape.y0 for shape in figure.layout.shapes] == [1.0]
 
 
 def test_overlap_marks_the_longer_part_and_counts_who_keeps_the_bound() -> None:
     exactly = Spread.exactly
-    cells = [OverlapCell("slow", exactly(1.0), exactly(2.0), exactly(2.1)), OverlapCell("fast", exactly(1.0), exactly(0.5), exactly(1.3))]
+    cells = [
+        OverlapCell("slow", exactly(1.0), exactly(2.0), exactly(2.1)),
+        OverlapCell("fast", exactly(1.0), exactly(0.5), exactly(1.3)),
+    ]
     figure = overlap(cells, title="t", label="emulated")
     assert list(trace(figure, "overlapped").y) == [2.1, 1.3]
-    assert list(trace(figure, "the longer of the two").y) == [2, 1] and list(trace(figure, "their sum (nothing hidden)").y) == [3, 1.5]
-    assert "1 of 2 at most 1.10" in figure.layout.title.subtitle.text and list(trace(figure, "overlapped").text) == ["1.05", "1.30"]
+    assert list(trace(figure, "the longer of the two").y) == [2, 1] and list(
+        trace(figure, "their sum (nothing hidden)").y
+    ) == [3, 1.5]
+    assert "1 of 2 at most 1.10" in figure.layout.title.subtitle.text and list(trace(figure, "overlapped").text) == [
+        "1.05",
+        "1.30",
+    ]
 
 
 def test_trade_shows_what_does_not_fit_hollow() -> None:
@@ -139,7 +227,10 @@ def test_trade_shows_what_does_not_fit_hollow() -> None:
 
 def test_a_served_stream_shows_throughput_processors_faults_and_events() -> None:
     figure = serving({"with": report(), "without": report(rescheduled=False)})
-    with_it, without = trace(figure, "answers per second, with"), trace(figure, "answers per second, without")
+    with_it, without = (
+        trace(figure, "answers per second, with"),
+        trace(figure, "answers per second, without"),
+    )
     at = {round(x): y for x, y in zip(with_it.x, with_it.y, strict=True)}
     assert at[2] == pytest.approx(10, rel=0.02) and at[7] == pytest.approx(1 / 0.15, rel=0.02)
     assert min(without.y) == pytest.approx(2.5, rel=0.02)
@@ -152,15 +243,24 @@ def test_a_served_stream_shows_throughput_processors_faults_and_events() -> None
 
 def test_crowded_faults_are_named_where_there_is_room() -> None:
     [fault] = report().faults
-    many = replace(report(), faults=tuple(replace(fault, start=0.2 * n, end=0.2 * n + 0.1) for n in range(50)))
+    many = replace(
+        report(),
+        faults=tuple(replace(fault, start=0.2 * n, end=0.2 * n + 0.1) for n in range(50)),
+    )
     figure = serving(many)
     assert len(figure.layout.shapes) == 50 * 3 and 1 <= texts(figure).count("times slower") < 12
 
 
 def test_latency_of_requests_by_plan_and_busy_hosts_note() -> None:
     figure = request_latencies(report(valid=False))
-    assert [one.name for one in figure.data] == ["plan 0: alpha, beta, gamma", "plan 1: alpha, gamma"]
+    assert [one.name for one in figure.data] == [
+        "plan 0: alpha, beta, gamma",
+        "plan 1: alpha, gamma",
+    ]
     assert "x" in figure.data[0].marker.symbol and "median 100 ms" in figure.layout.title.subtitle.text
-    assert "Host too busy: 30%" in figure.layout.title.subtitle.text and figure.layout.title.subtitle.font.color == style.VERMILLION
+    assert (
+        "Host too busy: 30%" in figure.layout.title.subtitle.text
+        and figure.layout.title.subtitle.font.color == style.VERMILLION
+    )
     assert "No request" in texts(request_latencies(replace(report(), requests=())))
     assert "No request" in texts(serving(replace(report(), requests=())))

@@ -32,14 +32,20 @@ from workbench_studies.papers import Check, Comparison, Result, Table
 from workbench_studies.papers.command import write
 
 REPORT = replace(
-    renamed(made_up_report.report(valid=False), "fast", "slow", "pair", "a step", "accuracy", "first epoch, measured", "[6]"),
+    renamed(
+        made_up_report.report(valid=False), "fast", "slow", "pair", "a step", "accuracy", "first epoch, measured", "[6]"
+    ),
     notes=(f"Host too busy: {NAME}", NAME),
     recoveries=(Recovery(what=f"kill {NAME}", step=2, noticed_s=0.1, planned_s=0.1, resumed_s=0.2),),
 )
 TIMELINE = REPORT.timelines["first epoch, predicted"]
 SERVED = renamed(made_up_serving.report(), "alpha", "beta", "gamma", "2 MB read")
-SHAPE = StackShape(num_layers=1, num_units=6, hidden_size=24, columns=96, unit_bytes=9, column_bytes=9, layer_bytes=7, hidden_bytes=8)
-HYBRID = InferencePlan(method="galaxy_plus", paradigm="hybrid", ranks=(0,), units=(6,), columns=(96,), shares=(1.0,), schemes=(1,))
+SHAPE = StackShape(
+    num_layers=1, num_units=6, hidden_size=24, columns=96, unit_bytes=9, column_bytes=9, layer_bytes=7, hidden_bytes=8
+)
+HYBRID = InferencePlan(
+    method="galaxy_plus", paradigm="hybrid", ranks=(0,), units=(6,), columns=(96,), shares=(1.0,), schemes=(1,)
+)
 POINT, SAID = Spread.exactly(1.0), {"title": NAME, "label": NAME, "subtitle": NAME}
 
 FIGURES: dict[str, Callable[[], Any]] = {
@@ -51,10 +57,14 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "empty": lambda: empty(title=NAME, label=NAME, why=NAME, note=NAME),
     "epoch_times": lambda: plots.epoch_times(REPORT),
     "gantt": lambda: plots.gantt(TIMELINE, note=NAME),
-    "gradient_error": lambda: zeroth_order.gradient_error([zeroth_order.GradientError(NAME, 9, ((1, 1.0),))], label=NAME),
+    "gradient_error": lambda: zeroth_order.gradient_error(
+        [zeroth_order.GradientError(NAME, 9, ((1, 1.0),))], label=NAME
+    ),
     "latencies": lambda: latencies({NAME: {125.0: POINT}}, predicted={NAME: {125.0: 1.0}}, note=NAME, **SAID),
     "layer_cut": lambda: layer_cut(HYBRID, SHAPE, [NAME], length=8),
-    "learning": lambda: zeroth_order.learning([(1, 1.0)], [(1, 0.5)], baselines={NAME: 0.5}, metric=NAME, label=NAME, subtitle=NAME),
+    "learning": lambda: zeroth_order.learning(
+        [(1, 1.0)], [(1, 0.5)], baselines={NAME: 0.5}, metric=NAME, label=NAME, subtitle=NAME
+    ),
     "lines": lambda: plots.lines({NAME: [(1.0, 1.0)]}, x_title=NAME, y_title=NAME, **SAID),
     "memory": lambda: plots.memory(TIMELINE, note=NAME),
     "needs": lambda: plots.needs({0: {NAME: 10**12}, 1: {NAME: 1}}, REPORT.cluster, title=NAME),
@@ -63,7 +73,9 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "placement": lambda: plots.placement(REPORT.plan, REPORT.cluster),
     "predicted_against_measured": lambda: plots.predicted_against_measured(REPORT),
     "request_latencies": lambda: request_latencies(SERVED),
-    "roofline": lambda: zeroth_order.roofline({NAME: [zeroth_order.Pass(1, 1.0, 1.0, 1.0)]}, flops_per_s=1.0, bytes_per_s=1.0, **SAID),
+    "roofline": lambda: zeroth_order.roofline(
+        {NAME: [zeroth_order.Pass(1, 1.0, 1.0, 1.0)]}, flops_per_s=1.0, bytes_per_s=1.0, **SAID
+    ),
     "serving": lambda: serving({NAME: SERVED, "": SERVED}, title=NAME),
     "slopes": lambda: zeroth_order.slopes({NAME: [(1.0, 1.0)]}, label=NAME, subtitle=NAME),
     "speedups": lambda: speedups({NAME: {125.0: POINT}}, note=NAME, **SAID),
@@ -78,7 +90,11 @@ def test_every_figure_is_in_the_table() -> None:
     names = [module.name for package, prefix in packages for module in pkgutil.iter_modules(package.__path__, prefix)]
     modules = [importlib.import_module(name) for name in (*names, serving.__module__)]
     public = [function for module in modules for function in vars(module).values() if inspect.isfunction(function)]
-    drawing = {one.__name__ for one in public if one.__annotations__.get("return") == "go.Figure" and not one.__name__.startswith("_")}
+    drawing = {
+        one.__name__
+        for one in public
+        if one.__annotations__.get("return") == "go.Figure" and not one.__name__.startswith("_")
+    }
     assert drawing == FIGURES.keys() | {"finish", "bowl"}  # all end with the former; the latter shows no name
 
 
@@ -92,10 +108,16 @@ def test_pages_of_reports_and_reproductions_show_names_as_text(tmp_path: Path) -
     assert shown_by(index.read_text(encoding="utf-8")).count(NAME) >= 6
     assert pages and all("<img" not in page.read_text(encoding="utf-8") for page in pages)
     result = Result(
-        item="fig1", title=NAME, paper_section=NAME, source="counted", label_columns=(NAME,),
-        comparisons=(Comparison(labels=(NAME,), paper="OOM", ours=NAME, unit=NAME, note=NAME),), explanation=(NAME,),
-        checks=(Check(claim=NAME, holds=False, found=NAME),), tables=(Table(title=NAME, columns=(NAME,), rows=((NAME,),), note=NAME),),
-    )  # fmt: skip
+        item="fig1",
+        title=NAME,
+        paper_section=NAME,
+        source="counted",
+        label_columns=(NAME,),
+        comparisons=(Comparison(labels=(NAME,), paper="OOM", ours=NAME, unit=NAME, note=NAME),),
+        explanation=(NAME,),
+        checks=(Check(claim=NAME, holds=False, found=NAME),),
+        tables=(Table(title=NAME, columns=(NAME,), rows=((NAME,),), note=NAME),),
+    )
     item = SimpleNamespace(name="fig1", draw=lambda _: [export.Captioned("fig1", NAME, FIGURES["stacked_bars"]())])
     index = write([(item, result)], tmp_path / "paper", title=NAME, png=False)[0]
     assert shown_by(index.read_text(encoding="utf-8")).count(NAME) >= 14

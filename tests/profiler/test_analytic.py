@@ -29,7 +29,10 @@ def totals(technique, name="T5-Large", **settings):
         "weights": 4 * (trainable + sum(cost.frozen_params for cost in costs)) / GIB,
         "gradients": 4 * trainable / GIB,
         "contexts": batch * sum(kept_bytes(cost, length) for cost in costs) / GIB,
-        "flops": sum(cost.forward_flops + cost.backward_flops + cost.side_forward_flops + cost.side_backward_flops for cost in costs),
+        "flops": sum(
+            cost.forward_flops + cost.backward_flops + cost.side_forward_flops + cost.side_backward_flops
+            for cost in costs
+        ),
         "forward": sum(cost.forward_flops + cost.side_forward_flops for cost in costs),
         "backward": sum(cost.backward_flops + cost.side_backward_flops for cost in costs),
     }
@@ -48,7 +51,8 @@ def test_table_1_weights_and_gradients_to_its_last_digit(technique, trainable_mi
 
 @pytest.mark.parametrize(("technique", "activations"), [("full", 5.33), ("adapters", 4.04), ("lora", 4.31)])
 def test_table_1_activations_within_an_eighth(technique, activations):
-    """The paper's column also contains optimizer states, which for full fine-tuning cannot be AdamW's (5.50 GiB alone)."""
+    """The paper's column also contains optimizer states, which for full fine-tuning cannot be AdamW's (5.50 GiB
+    alone)."""
     ours = totals(technique, sizes=TechniqueSizes(lora_dropout=True))
     assert ours["contexts"] == pytest.approx(activations, rel=0.125)
     assert 8 * totals("full")["trainable"] / GIB > 5.33
@@ -94,9 +98,18 @@ def test_what_an_encoder_decoder_carries_across_its_boundaries():
     costs = layer_costs(model, "parallel_adapters", batch=2, sequence_length=32)
     wide, narrow = 4 * 768, 4 * 96
     encoder, decoder = costs[3], costs[15]
-    assert (encoder.output_bytes_per_token, encoder.output_bytes_per_sample) == (wide + narrow, 0)
-    assert (decoder.output_bytes_per_token, decoder.output_bytes_per_sample) == (wide + narrow, 5 * (wide + narrow))
-    assert (decoder.gradient_bytes_per_token, decoder.gradient_bytes_per_sample) == (narrow, 5 * narrow)
+    assert (encoder.output_bytes_per_token, encoder.output_bytes_per_sample) == (
+        wide + narrow,
+        0,
+    )
+    assert (decoder.output_bytes_per_token, decoder.output_bytes_per_sample) == (
+        wide + narrow,
+        5 * (wide + narrow),
+    )
+    assert (decoder.gradient_bytes_per_token, decoder.gradient_bytes_per_sample) == (
+        narrow,
+        5 * narrow,
+    )
     assert (encoder.tap_bytes_per_token, encoder.tap_bytes_per_sample) == (wide, 0)
     assert (decoder.tap_bytes_per_token, decoder.tap_bytes_per_sample) == (0, 5 * wide)
     assert costs[12].tap_bytes_per_sample == 2 * 5 * wide, "the decoder's embedding is a tap, too"
@@ -107,12 +120,22 @@ def test_the_techniques_sizes_are_what_they_say():
 
     def trainable(technique, **sizes):
         return sum(
-            cost.trainable_params for cost in layer_costs(model, technique, batch=1, sequence_length=8, sizes=TechniqueSizes(**sizes))
+            cost.trainable_params
+            for cost in layer_costs(
+                model,
+                technique,
+                batch=1,
+                sequence_length=8,
+                sizes=TechniqueSizes(**sizes),
+            )
         )
 
     norms = (2 * 24 + 3 * 24) * 1024
     assert trainable("adapters", adapter_norms=True) - trainable("adapters") == norms
-    one, two = trainable("adapters", bottleneck=128, adapters_per_layer=1), trainable("adapters")
+    one, two = (
+        trainable("adapters", bottleneck=128, adapters_per_layer=1),
+        trainable("adapters"),
+    )
     assert one == pytest.approx(two, rel=0.01)
     assert trainable("lora", lora_rank=16) == pytest.approx(trainable("lora") / 2, rel=0.001)
 
@@ -128,9 +151,22 @@ def test_fig_17_groups_of_jetson_nanos(model, groupings):
     nano = load_cluster("pac-env-a").devices[0]
     found = []
     for count in (2, 4, 6, 8):
-        cluster = Cluster(name="nanos", devices=tuple(replace(nano, name=f"nano-{rank}") for rank in range(count)))
+        cluster = Cluster(
+            name="nanos",
+            devices=tuple(replace(nano, name=f"nano-{rank}") for rank in range(count)),
+        )
         profile = analytic_profile(model, cluster, batch_sizes=(1, 2, 4, 8))
-        found.append(candidates(Problem(profile, cluster, batch_size=count, micro_batches=1, sequence_length=128))[0].grouping())
+        found.append(
+            candidates(
+                Problem(
+                    profile,
+                    cluster,
+                    batch_size=count,
+                    micro_batches=1,
+                    sequence_length=128,
+                )
+            )[0].grouping()
+        )
     assert found == groupings
 
 
@@ -151,7 +187,11 @@ def test_table_5_which_baselines_run_out_of_memory():
 def test_a_profile_follows_each_devices_speed():
     cluster = load_cluster("laptop")
     profile = analytic_profile("all-MiniLM-L6-v2", cluster, sequence_lengths=(32, 64))
-    assert (profile.num_layers, profile.world_size, profile.source) == (6, 4, "analytic")
+    assert (profile.num_layers, profile.world_size, profile.source) == (
+        6,
+        4,
+        "analytic",
+    )
     fast, slow = profile.layers[0][2], profile.layers[3][2]
     assert slow.seconds("F", 4, 64) / fast.seconds("F", 4, 64) == pytest.approx(0.5 / 0.13)
     assert fast.seconds("F", 8, 64) == pytest.approx(2 * fast.seconds("F", 4, 64))
@@ -173,5 +213,8 @@ def test_an_unknown_technique_is_refused():
 
 
 def test_it_needs_no_torch():
-    code = "import sys, workbench.profiler.analytic, workbench.profiler.cache, workbench.planners; assert 'torch' not in sys.modules"
+    code = (
+        "import sys, workbench.profiler.analytic, workbench.profiler.cache, workbench.planners; assert 'torch' not "
+        "in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

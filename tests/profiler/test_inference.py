@@ -36,7 +36,9 @@ def test_grouped_heads_are_one_unit_and_a_decoder_has_cross_attention():
     encoder, decoder = stack_sizes("T5-Large")
     assert (encoder.has_cross_attention, decoder.has_cross_attention) == (False, True)
     assert {"CQ", "CKV", "CATT", "COUT"} <= set(decoder.kinds) - set(encoder.kinds)
-    assert decoder.layer_flops(10, 20) - encoder.layer_flops(10) == pytest.approx(2 * 1024 * 1024 * 2 * (10 + 20) + 4 * 1024 * 10 * 20)
+    assert decoder.layer_flops(10, 20) - encoder.layer_flops(10) == pytest.approx(
+        2 * 1024 * 1024 * 2 * (10 + 20) + 4 * 1024 * 10 * 20
+    )
     with pytest.raises(ConfigError, match="at least 1"):
         replace(llama, head_size=0).unit_flops("QKV")
 
@@ -72,7 +74,9 @@ def test_a_fit_finds_the_cost_that_made_the_samples():
     fit = fit_piece("QKV", found)
     assert max(errors(fit, found)) < 1e-6
     assert fit.token_unit_s == pytest.approx(4e-8, rel=1e-4)
-    noisy = [(tokens, units, seconds * (1.1 if index % 2 else 0.9)) for index, (tokens, units, seconds) in enumerate(found)]
+    noisy = [
+        (tokens, units, seconds * (1.1 if index % 2 else 0.9)) for index, (tokens, units, seconds) in enumerate(found)
+    ]
     assert all(0.02 < error < 0.2 for error in errors(fit_piece("QKV", noisy), noisy))
     falling = fit_piece("ADD", [(10, 1, 2e-3), (100, 1, 1e-3)])
     assert falling.token_s == 0 and falling.unit_s == 0, "more work never costs less"
@@ -88,7 +92,9 @@ def errors(cost, found):
 def products(sizes):
     """Return a function to time for every kind of a stack's operations: a product."""
     kinds = (*sizes.kinds, "CONN", "ADD")
-    return {kind: lambda tokens, units: partial(torch.mm, torch.ones(tokens, 8), torch.ones(8, 8 * units)) for kind in kinds}
+    return {
+        kind: lambda tokens, units: partial(torch.mm, torch.ones(tokens, 8), torch.ones(8, 8 * units)) for kind in kinds
+    }
 
 
 def test_measured_pieces_are_fitted_scaled_and_kept(tmp_path, monkeypatch):
@@ -104,7 +110,9 @@ def test_measured_pieces_are_fitted_scaled_and_kept(tmp_path, monkeypatch):
 
     def measure():
         makers = [products(sizes) for sizes in stacks]
-        return measure_inference("tiny-t5", stacks, makers, tokens=(4, 9), shares=(0.5, 1.0), budget_s=3.0, first_bytes=7)
+        return measure_inference(
+            "tiny-t5", stacks, makers, tokens=(4, 9), shares=(0.5, 1.0), budget_s=3.0, first_bytes=7
+        )
 
     first, note = cached_inference({"model": "tiny-t5"}, measure, folder=tmp_path)
     again, _ = cached_inference({"model": "tiny-t5"}, measure, folder=tmp_path)
@@ -127,12 +135,18 @@ def test_measured_pieces_are_fitted_scaled_and_kept(tmp_path, monkeypatch):
         "ADD",
     }
     cells = [
-        (stack, kind, count, units) for stack in (0, 1) for kind in first.costs[0][stack].pieces for count in (4, 9) for units in (1, 2)
+        (stack, kind, count, units)
+        for stack in (0, 1)
+        for kind in first.costs[0][stack].pieces
+        for count in (4, 9)
+        for units in (1, 2)
     ]
     for stack, kind, count, units in cells:
         if units == 1 or kind not in ("CONN", "ADD"):
             tokens = count**2 if kind in ("ATT", "CATT") else count
-            assert max(errors(first.costs[0][stack].pieces[kind], [(tokens, units, made.seconds(tokens, units))])) < 1e-6
+            assert (
+                max(errors(first.costs[0][stack].pieces[kind], [(tokens, units, made.seconds(tokens, units))])) < 1e-6
+            )
     cluster = load_cluster("laptop")
     scaled = scaled_to(host, cluster)
     assert scaled.source == "scaled"

@@ -70,7 +70,9 @@ def in_threads(count, function):
 def test_a_wire_of_known_rate_is_measured():
     wire = Wire()
     sizes = (1, 1 << 18, 1 << 20)
-    found = in_threads(2, lambda rank: measure_link(wire.rank(rank), rank, 0, 1, sizes=sizes, repeats=3, clock=wire.clock))
+    found = in_threads(
+        2, lambda rank: measure_link(wire.rank(rank), rank, 0, 1, sizes=sizes, repeats=3, clock=wire.clock)
+    )
     assert found[1] == ()
     assert [sample.nbytes for sample in found[0]] == list(sizes)
     link = fit_link(found[0])

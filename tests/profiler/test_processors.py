@@ -19,7 +19,11 @@ needs_pinning = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason=
 def test_cores_are_grouped_by_what_the_kernel_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two slow cores with a capacity, one fast core with a frequency alone, and all alike where it states nothing."""
     monkeypatch.setattr(processors.os, "sched_getaffinity", lambda process: {0, 1, 2})
-    for core, name, value in ((0, "cpu_capacity", 400), (1, "cpu_capacity", 400), (2, "cpufreq/cpuinfo_max_freq", 2_000_000)):
+    for core, name, value in (
+        (0, "cpu_capacity", 400),
+        (1, "cpu_capacity", 400),
+        (2, "cpufreq/cpuinfo_max_freq", 2_000_000),
+    ):
         file = tmp_path / f"cpu{core}" / name
         file.parent.mkdir(parents=True)
         file.write_text(f"{value}\n")
@@ -36,13 +40,18 @@ def test_names_say_which_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(place_of(name, "d") == place for name, place in found.items())
     assert place_of("cores 1,4-5", "d").cores == (1, 4, 5)
     for name in ("gpu", "cores 0-8", "cores", "cores x"):
-        with pytest.raises(ConfigError, match=f"Processor '{name}' of device 'd'.*That machine has cores 4-5,7, cores 0-3, cuda:0"):
+        with pytest.raises(
+            ConfigError, match=f"Processor '{name}' of device 'd'.*That machine has cores 4-5,7, cores 0-3, cuda:0"
+        ):
             place_of(name, "d")
 
 
 @needs_pinning
 def test_a_pinned_process_measures_with_as_many_threads_and_is_restored() -> None:
-    before, cores = (os.sched_getaffinity(0), torch.get_num_threads(), measuring_threads()), sorted(os.sched_getaffinity(0))
+    before, cores = (
+        (os.sched_getaffinity(0), torch.get_num_threads(), measuring_threads()),
+        sorted(os.sched_getaffinity(0)),
+    )
     with pinned(Place(torch.device("cpu"), (cores[-1],))):
         assert (os.sched_getaffinity(0), torch.get_num_threads(), measuring_threads()) == ({cores[-1]}, 1, 1)
         tasks = [int(task.name) for task in Path("/proc/self/task").iterdir()]

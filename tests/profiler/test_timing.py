@@ -43,7 +43,10 @@ def test_drift_hits_all_alike():
     clock = Clock()
     slower = iter(1 + 0.01 * step for step in range(10**6))
     found = time_calls(
-        {"a": clock.call("a", lambda: next(slower)), "b": clock.call("b", lambda: next(slower))}, repeats=20, budget_s=1e9, clock=clock
+        {"a": clock.call("a", lambda: next(slower)), "b": clock.call("b", lambda: next(slower))},
+        repeats=20,
+        budget_s=1e9,
+        clock=clock,
     )
     assert found["a"] == pytest.approx(found["b"], rel=0.01)
 
@@ -94,7 +97,10 @@ def test_one_torch_thread_is_used_and_the_old_number_restored():
 def test_grids_of_several_kinds():
     clock = Clock()
     grids = time_grids(
-        {"F": lambda batch, length: clock.call("F", batch * length), "SB": lambda batch, length: clock.call("SB", 1.0 + batch)},
+        {
+            "F": lambda batch, length: clock.call("F", batch * length),
+            "SB": lambda batch, length: clock.call("SB", 1.0 + batch),
+        },
         (1, 4),
         (8, 16, 32),
         repeats=2,
@@ -149,5 +155,7 @@ def test_a_batch_after_a_long_one_takes_as_much_longer_as_it_has_more_samples():
         budget_s=1e9,
         clock=clock,
     )
-    assert grids["F"].seconds == tuple((pytest.approx(0.08 * batch), pytest.approx(1.28 * batch)) for batch in (1, 2, 4, 8, 16))
+    assert grids["F"].seconds == tuple(
+        (pytest.approx(0.08 * batch), pytest.approx(1.28 * batch)) for batch in (1, 2, 4, 8, 16)
+    )
     assert {name for name in clock.order if name.endswith(" 128")} == {"1 x 128", "2 x 128"} and "16 x 8" in clock.order

@@ -31,17 +31,28 @@ def test_flops_are_those_that_torch_counts(targets):
     layers = model.backbone.layers["0"]
     attention, feed_forward = layers.self_attn, layers.mlp
     described = ModelDescription(
-        name="tiny", kind="decoder", num_layers=model.backbone.num_layers, hidden=model.backbone.hidden_size,
-        heads=attention.config.num_attention_heads, kv_heads=attention.config.num_key_value_heads,
-        feed_forward=feed_forward.up_proj.out_features, vocab=model.head.weight.shape[0], gated=True, biases=False,
-    )  # fmt: skip
+        name="tiny",
+        kind="decoder",
+        num_layers=model.backbone.num_layers,
+        hidden=model.backbone.hidden_size,
+        heads=attention.config.num_attention_heads,
+        kv_heads=attention.config.num_key_value_heads,
+        feed_forward=feed_forward.up_proj.out_features,
+        vocab=model.head.weight.shape[0],
+        gated=True,
+        biases=False,
+    )
     rows, length = 3, 8
     positions = torch.arange(length - targets, length).repeat(rows, 1)
     batch = PromptBatch(
-        input_ids=torch.ones(rows, length, dtype=torch.int64), attention_mask=torch.ones(rows, length, dtype=torch.int64),
-        targets=torch.ones_like(positions), positions=positions, target_mask=torch.ones_like(positions, dtype=torch.bool),
-        labels=torch.zeros(rows, dtype=torch.int64), indices=tuple(range(rows)),
-    )  # fmt: skip
+        input_ids=torch.ones(rows, length, dtype=torch.int64),
+        attention_mask=torch.ones(rows, length, dtype=torch.int64),
+        targets=torch.ones_like(positions),
+        positions=positions,
+        target_mask=torch.ones_like(positions, dtype=torch.bool),
+        labels=torch.zeros(rows, dtype=torch.int64),
+        indices=tuple(range(rows)),
+    )
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.part_losses(batch)
     ours = pass_flops(described, rows=rows, sequence_length=length, rank=4, targets=targets)
@@ -87,7 +98,9 @@ def test_dequantizing_is_saved_by_fewer_passes_and_sweeps_cost_by_parameter():
     assert plain[0] == pytest.approx(plain[1])
     assert apart - together == pytest.approx((LLAMA.params - 2 * LLAMA.vocab * LLAMA.hidden) / 1e10, rel=1e-3)
     whole = step_s(LLAMA, MACHINE, batch_size=1, sequence_length=64, swept_params=LLAMA.params)
-    assert whole - step_s(LLAMA, MACHINE, batch_size=1, sequence_length=64) == pytest.approx(4 * LLAMA.params * 1e-11, rel=0.01)
+    assert whole - step_s(LLAMA, MACHINE, batch_size=1, sequence_length=64) == pytest.approx(
+        4 * LLAMA.params * 1e-11, rel=0.01
+    )
     assert first_order_step_s(LLAMA, MACHINE, batch_size=16, sequence_length=256, updated_params=0) == pytest.approx(
         MACHINE.step_s + 3 * pass_s(LLAMA, MACHINE, rows=16, sequence_length=256)
     )
@@ -99,8 +112,14 @@ def test_memory_of_a_pass_forgets_layers_and_gathered_logits_all_but_vanish():
     for model in (LLAMA, deep):
         parts = forward_memory(model, rule, rows=32, sequence_length=256)
         assert parts["largest output"] == 8 * 32000 * 32 * 256
-        assert forward_memory(model, rule, rows=32, sequence_length=256, targets=1)["largest output"] < 0.4 * parts["largest output"]
-    kept = [first_order_memory(model, rule, "lora_fa", rows=32, sequence_length=256)["activations"] for model in (LLAMA, deep)]
+        assert (
+            forward_memory(model, rule, rows=32, sequence_length=256, targets=1)["largest output"]
+            < 0.4 * parts["largest output"]
+        )
+    kept = [
+        first_order_memory(model, rule, "lora_fa", rows=32, sequence_length=256)["activations"]
+        for model in (LLAMA, deep)
+    ]
     assert kept[1] > 1.9 * kept[0]
     copies = [sum(forward_memory(LLAMA, rule, rows=1, sequence_length=1, copies=count).values()) for count in (1, 2, 5)]
     assert copies[1] - copies[0] == pytest.approx(10 * adapter_params(LLAMA, 16)[1])

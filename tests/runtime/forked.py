@@ -1,4 +1,5 @@
-"""Fresh processes without the seconds that importing torch takes: they are forked from one that has imported it, and has no threads."""
+"""Fresh processes without the seconds that importing torch takes: they are forked from one that has imported it, and
+has no threads."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _CONTEXT.set_forkserver_preload(["torch.distributed", "workbench.runtime.process
 
 @contextlib.contextmanager
 def run_script(script: str, output: Path, *arguments: str) -> Iterator[BaseProcess]:
-    """Run a script in a fresh process, with sys.argv[1:] and gloo on loopback; output: what it prints.  It is killed at the end."""
+    """Run a script in a fresh process, with sys.argv[1:] and gloo on loopback; output: what it prints.  It is killed at
+    the end."""
     process = _CONTEXT.Process(target=_run, args=(script, output, arguments))
     process.start()
     try:

@@ -35,7 +35,13 @@ def program(schedule: Schedule, spec: Callable[[Value], Spec], **seconds: float)
 
 def cluster_of(count: int, bytes_per_s: float = 1e9, latency_s: float = 0.0) -> Cluster:
     """Return up to six equal devices, named a to f.  latency_s: of a device's link; a path between two has both."""
-    device = Device(name="a", flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=bytes_per_s, latency_s=latency_s), host_share=1.0)
+    device = Device(
+        name="a",
+        flops_per_s=1e9,
+        memory_bytes=10**9,
+        link=Link(bytes_per_s=bytes_per_s, latency_s=latency_s),
+        host_share=1.0,
+    )
     return Cluster(name="equal devices", devices=tuple(replace(device, name=name) for name in "abcdef"[:count]))
 
 
@@ -53,7 +59,9 @@ def on_executors(count: int, work: Callable[[Executor], Any], *, factor: float =
     return on_ranks(count, lambda rank, transport: work(Executor(rank, transport, Pacer(factor))), **settings)
 
 
-def on_ranks(count: int, work: Callable[[int, Transport], Any], *, timeout_s: float = 60.0, **settings: Any) -> list[Any]:
+def on_ranks(
+    count: int, work: Callable[[int, Transport], Any], *, timeout_s: float = 60.0, **settings: Any
+) -> list[Any]:
     """Return what work(rank, transport) returns on each rank; an exception of any is raised.
 
     timeout_s: of the transport.
@@ -63,7 +71,9 @@ def on_ranks(count: int, work: Callable[[int, Transport], Any], *, timeout_s: fl
     store, done = dist.HashStore(), threading.Barrier(count)
     results: list[Any] = [None] * count
     errors: list[BaseException] = []
-    loopback = next(name for name, found in psutil.net_if_addrs().items() if any(one.address == "127.0.0.1" for one in found))
+    loopback = next(
+        name for name, found in psutil.net_if_addrs().items() if any(one.address == "127.0.0.1" for one in found)
+    )
 
     def options() -> Any:
         made = dist.ProcessGroupGloo._Options()

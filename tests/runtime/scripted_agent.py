@@ -1,4 +1,5 @@
-"""An agent in this process, in place of ssh: it answers as a real one does, and changes the messages that a test chooses."""
+"""An agent in this process, in place of ssh: it answers as a real one does, and changes the messages that a test
+chooses."""
 
 from __future__ import annotations
 
@@ -11,7 +12,12 @@ from typing import Any
 from workbench.runtime.frames import ENGINE, HEADER, JSON
 from workbench.runtime.ssh_agent import MAGIC
 
-HEALTH = {"temperature_c": 48.3, "throttled": "", "free_memory_bytes": 3 * 10**9, "rss_bytes": 10**8}
+HEALTH = {
+    "temperature_c": 48.3,
+    "throttled": "",
+    "free_memory_bytes": 3 * 10**9,
+    "rss_bytes": 10**8,
+}
 FACTS = HEALTH | {
     "cores": 4,
     "memory_bytes": 4 * 10**9,
@@ -55,12 +61,18 @@ def frame(kind: int, payload: bytes) -> bytes:
 class ScriptedAgent:
     """What subprocess.Popen returns for a device.
 
-    sends(asked, answer): the bytes in place of those of an answer, with which the connection ends (unless not ends); None: as it was.
+    sends(asked, answer): the bytes in place of those of an answer, with which the connection ends (unless not ends);
+    None: as it was.
     """
 
     pid = 0
 
-    def __init__(self, sends: Callable[[dict[str, Any], bytes], bytes | None] = lambda asked, answer: None, *, ends: bool = True) -> None:
+    def __init__(
+        self,
+        sends: Callable[[dict[str, Any], bytes], bytes | None] = lambda asked, answer: None,
+        *,
+        ends: bool = True,
+    ) -> None:
         self._sends, self._ends = sends, ends
         self._out, self._in, self._ended = bytearray(MAGIC), bytearray(), False
         self._changed = threading.Condition()
@@ -89,11 +101,22 @@ class ScriptedAgent:
 
     def _answer(self, asked: dict[str, Any]) -> None:
         if asked["op"] == "ping":
-            answer = json_frame({"kind": "echo", "id": asked["id"], "clock_s": 7.5, "cpu_s": 1.0, "health": HEALTH})
+            answer = json_frame(
+                {
+                    "kind": "echo",
+                    "id": asked["id"],
+                    "clock_s": 7.5,
+                    "cpu_s": 1.0,
+                    "health": HEALTH,
+                }
+            )
         else:
             answer = json_frame({"kind": "answer", "id": asked["id"], "found": FOUND.get(asked["op"])})
         changed = self._sends(asked, answer)
-        self.send(answer if changed is None else changed, ends=self._ends and changed is not None)
+        self.send(
+            answer if changed is None else changed,
+            ends=self._ends and changed is not None,
+        )
 
     def read(self, count: int) -> bytes:
         with self._changed:

@@ -1,4 +1,5 @@
-"""Hosts for the tests of real devices: an agent over plain pipes, or a real OpenSSH server without a network (`ssh` through `sshd -i`)."""
+"""Hosts for the tests of real devices: an agent over plain pipes, or a real OpenSSH server without a network (`ssh`
+through `sshd -i`)."""
 
 from __future__ import annotations
 
@@ -25,10 +26,22 @@ SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/l
 WHY_NOT = "" if SSHD and shutil.which("ssh") else "OpenSSH's server is not installed (apt install openssh-server)"
 
 
-def real_cluster(names: tuple[str, ...] = ("alpha", "beta"), python: str = sys.executable, **fields: object) -> Cluster:
+def real_cluster(
+    names: tuple[str, ...] = ("alpha", "beta"),
+    python: str = sys.executable,
+    **fields: object,
+) -> Cluster:
     link = Link(bytes_per_s=125e6, latency_s=1e-4)
     devices = tuple(
-        Device(name=name, flops_per_s=3e10, memory_bytes=2 * 10**9, link=link, address=name, python=python, **fields)  # type: ignore[arg-type]
+        Device(
+            name=name,
+            flops_per_s=3e10,
+            memory_bytes=2 * 10**9,
+            link=link,
+            address=name,
+            python=python,
+            **fields,
+        )  # type: ignore[arg-type]
         for name in names
     )
     return Cluster(name="kit", devices=devices)
@@ -51,7 +64,8 @@ def over_pipes(homes: Path) -> Callable[[Device], list[str]]:
 
 
 class Hosts:
-    """Real SSH servers, one a name, each with a home folder; `ssh` in the PATH of this process finds them.  No port is opened."""
+    """Real SSH servers, one a name, each with a home folder; `ssh` in the PATH of this process finds them.  No port is
+    opened."""
 
     def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
         self.folder = folder
@@ -111,7 +125,19 @@ class Hosts:
                 path.rmdir()
 
     def _keygen(self, name: str) -> None:
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / name)], check=True)
+        subprocess.run(
+            [
+                "ssh-keygen",
+                "-q",
+                "-t",
+                "ed25519",
+                "-N",
+                "",
+                "-f",
+                str(self.folder / name),
+            ],
+            check=True,
+        )
 
     def _write_config(self, name: str) -> None:
         lines = [
@@ -164,14 +190,17 @@ class NetHosts(Hosts):
             with open(folder / f"sshd-{name}", "a") as config:
                 config.write("Port 2222\n")
         settings = [
-            f"Host {name}\n  HostName 10.77.0.{number}\n  Port 2222\n  User pi\n  IdentityFile {folder}/user\n  IdentitiesOnly yes\n"
+            f"Host {name}\n  HostName 10.77.0.{number}\n  Port 2222\n  User pi\n  IdentityFile {folder}/user\n  "
+            "IdentitiesOnly yes\n"
             f"  HostKeyAlias {name}\n  IdentityAgent none\n"
             for number, name in enumerate(names, start=1)
         ]
         (folder / "config").write_text("".join(settings))
         flags = ["-Urnm", "--pid", "--fork", "--kill-child", "--mount-proc"]
         self.process = subprocess.Popen(
-            ["unshare", *flags, "sh", str(folder / "outer.sh"), *names], stdin=subprocess.PIPE, start_new_session=True
+            ["unshare", *flags, "sh", str(folder / "outer.sh"), *names],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
         )
         enter = f"nsenter -t {self.process.pid} -U -n --preserve-credentials"
         (folder / "bin" / "ssh").write_text(f'#!/bin/sh\nexec {enter} {shutil.which("ssh")} -F {folder}/config "$@"\n')
@@ -185,7 +214,18 @@ class NetHosts(Hosts):
 
     def inside(self, *command: str) -> None:
         """Run a command where the hosts' bridge is."""
-        subprocess.run(["nsenter", "-t", str(self.process.pid), "-U", "-n", "--preserve-credentials", *command], check=True)
+        subprocess.run(
+            [
+                "nsenter",
+                "-t",
+                str(self.process.pid),
+                "-U",
+                "-n",
+                "--preserve-credentials",
+                *command,
+            ],
+            check=True,
+        )
 
     def set_link(self, number: int, state: str) -> None:
         """Pull a host's cable ('down'), or put it back ('up')."""
@@ -202,7 +242,11 @@ class NetHosts(Hosts):
 def best_hosts(folder: Path, names: tuple[str, ...]) -> Hosts:
     """Return servers with a network between them, or without one where namespaces are not allowed."""
     flags = ["-Urnm", "--pid", "--fork", "--mount-proc"]
-    if shutil.which("ip") and shutil.which("unshare") and not subprocess.run(["unshare", *flags, "true"], capture_output=True).returncode:
+    if (
+        shutil.which("ip")
+        and shutil.which("unshare")
+        and not subprocess.run(["unshare", *flags, "true"], capture_output=True).returncode
+    ):
         (folder / "net").mkdir()
         hosts = NetHosts(folder / "net", names)
         if hosts.came_up():
@@ -223,19 +267,42 @@ def main(number: int, mbit_per_s: int, *command: str) -> int:
         hosts = best_hosts(folder, names)
         try:
             assert isinstance(hosts, NetHosts), "no network namespaces"
-            for place in ("br0", *(f"v{one + 1}" for one in range(number))):  # what the laptop sends, and what each server receives
+            for place in (
+                "br0",
+                *(f"v{one + 1}" for one in range(number)),
+            ):  # what the laptop sends, and what each server receives
                 hosts.inside(
-                    "tc", "qdisc", "add", "dev", place, "root", "tbf", "rate", f"{mbit_per_s}mbit", "burst", "256k", "latency", "50ms"
+                    "tc",
+                    "qdisc",
+                    "add",
+                    "dev",
+                    place,
+                    "root",
+                    "tbf",
+                    "rate",
+                    f"{mbit_per_s}mbit",
+                    "burst",
+                    "256k",
+                    "latency",
+                    "50ms",
                 )
             defaults = f'model = "rpi-4b-m"\nbandwidth_mbit_per_s = {mbit_per_s}\npython = "{sys.executable}"\n'
             devices = "".join(f'[[device]]\nname = "{name}"\naddress = "{name}"\n' for name in names)
             (folder / "kit.toml").write_text(f"[defaults]\n{defaults}{devices}")
             os.environ |= {"PATH": hosts.path, "OMP_NUM_THREADS": "1"}
-            profile(JOB, load_cluster("laptop-equal"), "execute")  # the servers are this machine, which is measured once
+            profile(
+                JOB, load_cluster("laptop-equal"), "execute"
+            )  # the servers are this machine, which is measured once
             for name in names:
-                shutil.copytree(cache_folder() / "profiles", hosts.home(name) / ".workbench-kit/cache/profiles")
+                shutil.copytree(
+                    cache_folder() / "profiles",
+                    hosts.home(name) / ".workbench-kit/cache/profiles",
+                )
             hosts.trust(load_cluster(folder / "kit.toml"))
-            return subprocess.run(command or [sys.executable, "-m", "workbench", "bench", "kit"], cwd=folder).returncode
+            return subprocess.run(
+                command or [sys.executable, "-m", "workbench", "bench", "kit"],
+                cwd=folder,
+            ).returncode
         finally:
             hosts.close()
 

@@ -11,17 +11,31 @@ import torch
 
 from workbench.core.errors import CacheError, ConfigError
 from workbench.core.sealed import read_sealed, write_sealed
-from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
+from workbench.runtime.activation_cache import (
+    ActivationCache,
+    CacheManifest,
+    cache_dtype,
+)
 from workbench.runtime.activation_records import STORAGE_TYPES, RecordLayout
 
-MANIFEST = CacheManifest(fingerprint="mine", samples=(7, 3, 5), lengths=(4, 2, 6), num_taps=3, width=8, dtype="bfloat16")
+MANIFEST = CacheManifest(
+    fingerprint="mine",
+    samples=(7, 3, 5),
+    lengths=(4, 2, 6),
+    num_taps=3,
+    width=8,
+    dtype="bfloat16",
+)
 DECODER = replace(MANIFEST, num_target_taps=2, target_length=3)
 
 
 def taps(length: int, count: int = 1, manifest: CacheManifest = MANIFEST) -> list[torch.Tensor]:
     drawn = torch.Generator().manual_seed(length)
     own = [torch.randn(count, length, manifest.width, generator=drawn) for _ in range(manifest.num_taps)]
-    return own + [torch.randn(count, manifest.target_length, manifest.width, generator=drawn) for _ in range(manifest.num_target_taps)]
+    return own + [
+        torch.randn(count, manifest.target_length, manifest.width, generator=drawn)
+        for _ in range(manifest.num_target_taps)
+    ]
 
 
 def finished(folder: Path, manifest: CacheManifest = MANIFEST) -> ActivationCache:
@@ -35,7 +49,9 @@ def finished(folder: Path, manifest: CacheManifest = MANIFEST) -> ActivationCach
 @pytest.mark.parametrize("buffered", [False, True])
 @pytest.mark.parametrize("manifest", [MANIFEST, DECODER])
 @pytest.mark.parametrize("dtype", STORAGE_TYPES)
-def test_what_was_written_is_read_in_a_fresh_object(dtype: str, manifest: CacheManifest, buffered: bool, tmp_path: Path) -> None:
+def test_what_was_written_is_read_in_a_fresh_object(
+    dtype: str, manifest: CacheManifest, buffered: bool, tmp_path: Path
+) -> None:
     manifest = replace(manifest, dtype=dtype)
     finished(tmp_path / "cache", manifest)
     written = taps(6, 2, manifest)
@@ -62,7 +78,8 @@ def test_what_was_written_is_read_in_a_fresh_object(dtype: str, manifest: CacheM
 
 @pytest.mark.parametrize("width", [384, 768, 100, 7])
 def test_int8_keeps_the_equations_bound(width: int) -> None:
-    """Each value is within half a step of its block's scale (Eq. 1-2), an outlier harms its own block alone, and zero stays zero."""
+    """Each value is within half a step of its block's scale (Eq. 1-2), an outlier harms its own block alone, and zero
+    stays zero."""
     layout = RecordLayout(dtype="int8", width=width, num_taps=1)
     assert width % layout.block_size == 0 and layout.block_size <= 64
     values = torch.randn(50, width, generator=torch.Generator().manual_seed(0))
@@ -89,7 +106,10 @@ def test_packed_tokens_are_the_padded_ones_without_padding(dtype: str, buffered:
     padded = cache.batch([3, 5, 7], 6)
     for index, (mine, theirs) in enumerate(zip(packed, padded, strict=True)):
         lengths = (2, 6, 4) if index < DECODER.num_taps else (3, 3, 3)
-        assert torch.equal(mine, torch.cat([row[:length] for row, length in zip(theirs, lengths, strict=True)]))
+        assert torch.equal(
+            mine,
+            torch.cat([row[:length] for row, length in zip(theirs, lengths, strict=True)]),
+        )
 
 
 def test_int8_takes_little_more_than_a_quarter() -> None:
@@ -142,13 +162,22 @@ def _replace_in(path: Path, old: bytes, new: bytes) -> None:
         (lambda folder: (folder / "manifest.json").unlink(), "missing or unfinished"),
         (lambda folder: (folder / "taps.bin").unlink(), "missing or unfinished"),
         (lambda folder: (folder / "manifest.json").write_text("{"), "was cut"),
-        (lambda folder: _replace_in(folder / "manifest.json", b"7,3,5", b"3,7,5"), "was changed after it was written"),
+        (
+            lambda folder: _replace_in(folder / "manifest.json", b"7,3,5", b"3,7,5"),
+            "was changed after it was written",
+        ),
         (lambda folder: _edit(folder, dtype="float16"), "does not read"),
         (lambda folder: _edit(folder, samples=(7, 3)), "bytes instead of"),
         (lambda folder: _edit(folder, checksums=(1, 2)), "do not match"),
-        (lambda folder: os.truncate(folder / "taps.bin", 10), "10 bytes instead of 576"),
+        (
+            lambda folder: os.truncate(folder / "taps.bin", 10),
+            "10 bytes instead of 576",
+        ),
         (lambda folder: (folder / "taps.bin").write_bytes(bytes(576)), "checksum"),
-        (lambda folder: _edit(folder, samples=(3, 7, 5), lengths=(2, 4, 6)), "checksum"),
+        (
+            lambda folder: _edit(folder, samples=(3, 7, 5), lengths=(2, 4, 6)),
+            "checksum",
+        ),
         (lambda folder: _edit(folder, fingerprint="another"), "another backbone"),
     ],
 )
@@ -198,10 +227,16 @@ def test_an_interrupted_tape_goes_on(tmp_path: Path) -> None:
     assert all(torch.equal(read.raw(sample), whole.raw(sample)) for sample in MANIFEST.samples)
     assert read.written == {7, 3, 5}
     assert not (tmp_path / "written.bin").exists()
-    assert ActivationCache.reopen(tmp_path, MANIFEST).written == {7, 3, 5}  # finished, but the epoch's last step was not
+    assert ActivationCache.reopen(tmp_path, MANIFEST).written == {
+        7,
+        3,
+        5,
+    }  # finished, but the epoch's last step was not
 
 
-def test_a_damaged_record_of_an_interrupted_tape_is_written_again(tmp_path: Path) -> None:
+def test_a_damaged_record_of_an_interrupted_tape_is_written_again(
+    tmp_path: Path,
+) -> None:
     cache = ActivationCache.create(tmp_path, MANIFEST)
     cache.write_batch([7, 5], taps(6, 2))
     cache.raw(5)[3, 1] ^= 1

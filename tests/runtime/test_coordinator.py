@@ -1,4 +1,5 @@
-"""What becomes of a run whose devices die, freeze, leave, slow down and come back: thousands of runs, in virtual time."""
+"""What becomes of a run whose devices die, freeze, leave, slow down and come back: thousands of runs, in virtual
+time."""
 
 from __future__ import annotations
 
@@ -6,11 +7,31 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
-from virtual_runs import DEVICES, WORK_S, Checked, Job, Trainer, Work, coordinate, faults, members, prepared
+from virtual_runs import (
+    DEVICES,
+    WORK_S,
+    Checked,
+    Job,
+    Trainer,
+    Work,
+    coordinate,
+    faults,
+    members,
+    prepared,
+)
 
 from workbench.core.device_faults import Fault, FaultKind, random_faults
 from workbench.core.errors import DeviceLostError
-from workbench.runtime.commands import Abort, Ended, Pause, Pong, Prepare, Slow, Stop, Train
+from workbench.runtime.commands import (
+    Abort,
+    Ended,
+    Pause,
+    Pong,
+    Prepare,
+    Slow,
+    Stop,
+    Train,
+)
 from workbench.runtime.virtual_devices import VirtualDevices, VirtualWorld
 
 KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
@@ -24,7 +45,9 @@ def test_without_faults_it_is_one_generation() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "kill:d1@step12"])
-def test_a_run_that_has_converged_ends_on_all_devices_before_its_last_step(text: str) -> None:
+def test_a_run_that_has_converged_ends_on_all_devices_before_its_last_step(
+    text: str,
+) -> None:
     told = coordinate(Trainer(50, converges_at=20), *faults(text))
     assert 20 <= max(told.policy.history) + 1 <= 22 and told.policy.step == 50  # a step may be under way
     assert any(isinstance(message, Pause) for _, _, message in told.devices.commands)
@@ -52,17 +75,26 @@ def test_a_frozen_device_is_found_silent_and_ended() -> None:
 
 
 def test_a_starved_device_is_not_taken_for_a_frozen_one() -> None:
-    """Its process computes a little, or the coordinator was kept waiting just as long; a frozen one stands still, and is ended."""
+    """Its process computes a little, or the coordinator was kept waiting just as long; a frozen one stands still, and
+    is ended."""
 
     def starved(until_s: float, cpu_share: float, *late: tuple[float, float]) -> list[tuple[int, ...]]:
         told = prepared(Trainer(300))
-        told.devices.starved, told.devices.cpu_share, told.devices.late = {2: (2.0, until_s)}, cpu_share, [*late]
+        told.devices.starved, told.devices.cpu_share, told.devices.late = (
+            {2: (2.0, until_s)},
+            cpu_share,
+            [*late],
+        )
         told.coordinator.run()
         return members(told)
 
     whole = [(0, 1, 2, 3)]
     assert starved(9.0, 0.3) == whole and starved(9.0, 0.0)[1] == (0, 1, 3)
-    assert starved(50.0, 0.3)[1] == (0, 1, 3)  # it computes, but something else is wrong with it
+    assert starved(50.0, 0.3)[1] == (
+        0,
+        1,
+        3,
+    )  # it computes, but something else is wrong with it
     assert starved(5.0, 0.0, (2.6, 3.4), (3.5, 4.5)) == whole and starved(5.0, 0.0)[1] == (0, 1, 3)
 
 
@@ -75,37 +107,60 @@ def test_one_that_leaves_costs_no_step() -> None:
 
 def test_an_idle_device_makes_ready_while_one_that_leaves_works_on() -> None:
     told = coordinate(Trainer(60, idle=(3,)), *faults("leave:d1@step8"))
-    assert members(told) == [(0, 1, 2), (0, 2, 3)] and told.policy.history == list(range(60)) and told.policy.losses == []
-    [(prepared_s, rank)] = [(seconds, rank) for seconds, rank, message in told.devices.commands if isinstance(message, Prepare)]
+    assert (
+        members(told) == [(0, 1, 2), (0, 2, 3)] and told.policy.history == list(range(60)) and told.policy.losses == []
+    )
+    [(prepared_s, rank)] = [
+        (seconds, rank) for seconds, rank, message in told.devices.commands if isinstance(message, Prepare)
+    ]
     paused_s = next(seconds for seconds, _, message in told.devices.commands if isinstance(message, Pause))
-    assert rank == 3 and paused_s - prepared_s >= 0.2 and told.policy.generations[1].job.first_step > 8 + 1  # steps were made meanwhile
+    assert (
+        rank == 3 and paused_s - prepared_s >= 0.2 and told.policy.generations[1].job.first_step > 8 + 1
+    )  # steps were made meanwhile
     assert told.coordinator.recoveries[0].stood_still_s < 0.3
 
 
 @pytest.mark.parametrize(
     ("device", "fault", "reason"),
     [
-        ({"battery": 0.5, "battery_wh": 0.01, "watts_busy": 5.4, "leave_below": 0.2}, "", "its charge is below 20%"),  # after two seconds
+        (
+            {"battery": 0.5, "battery_wh": 0.01, "watts_busy": 5.4, "leave_below": 0.2},
+            "",
+            "its charge is below 20%",
+        ),  # after two seconds
         ({"leave_if_throttled": True}, "slow:d1:2@step8", "heat slows it down"),
         ({"address": "pi@d1", "leave_below": 0.2}, "", "its charge is below 20%"),
         ({"address": "pi@d1", "leave_if_throttled": True}, "", "heat slows it down"),
     ],
 )
 def test_a_device_leaves_on_notice_by_itself(device: dict[str, Any], fault: str, reason: str) -> None:
-    """Its charge falls, by the power model or as it says, or heat slows it down: an idle device takes its place, and no step is lost."""
+    """Its charge falls, by the power model or as it says, or heat slows it down: an idle device takes its place, and no
+    step is lost."""
     described = (DEVICES[0], replace(DEVICES[1], **device), *DEVICES[2:])
     told = prepared(Trainer(60, idle=(3,)), *faults(fault), described=described)
-    told.devices.health[1] = lambda now_s: Pong(charge=max(0.0, 1 - 0.4 * now_s), is_throttled=now_s > 2.5, meter_j=100 + 5 * now_s)
+    told.devices.health[1] = lambda now_s: Pong(
+        charge=max(0.0, 1 - 0.4 * now_s),
+        is_throttled=now_s > 2.5,
+        meter_j=100 + 5 * now_s,
+    )
     told.coordinator.run()
-    assert members(told) == [(0, 1, 2), (0, 2, 3)] and told.policy.history == list(range(60)) and told.policy.losses == []
+    assert (
+        members(told) == [(0, 1, 2), (0, 2, 3)] and told.policy.history == list(range(60)) and told.policy.losses == []
+    )
     assert [line for line in told.said if "notice" in line] == [f"d1 gives notice: {reason}"]
     assert [one.what for one in told.coordinator.recoveries if "leave" in one.what] == ["leave d1"]
-    assert 0 < told.coordinator.fleet.metered_j["d1"] < 5 * told.devices.now_s() and list(told.coordinator.fleet.metered_j) == ["d1"]
+    assert 0 < told.coordinator.fleet.metered_j["d1"] < 5 * told.devices.now_s() and list(
+        told.coordinator.fleet.metered_j
+    ) == ["d1"]
 
 
 def test_memory_that_other_programs_take_of_a_real_device_is_noticed() -> None:
     """The device says how much the run may use; small changes, and more than is described, are none."""
-    described = (DEVICES[0], replace(DEVICES[1], address="pi@d1", memory_bytes=1000), *DEVICES[2:])
+    described = (
+        DEVICES[0],
+        replace(DEVICES[1], address="pi@d1", memory_bytes=1000),
+        *DEVICES[2:],
+    )
     told = prepared(Trainer(60), described=described, adapts=True)
     told.devices.health[1] = lambda now_s: Pong(memory_bytes=2000 if now_s < 3 else 480 + int(now_s))
     told.coordinator.run()
@@ -129,10 +184,16 @@ def test_two_losses_at_once_and_a_loss_while_the_others_form_a_group() -> None:
     told = coordinate(Trainer(60), *faults("kill:d1@step12; kill:d2@step12"))
     assert members(told) == [(0, 1, 2, 3), (0, 3)] and told.policy.losses == [(12, 10)]
     one = coordinate(Trainer(60), *faults("kill:d1@step12"))
-    formed_s = max(seconds for seconds, _, message in one.devices.commands if isinstance(message, Train)) - 0.501  # of the run
+    formed_s = (
+        max(seconds for seconds, _, message in one.devices.commands if isinstance(message, Train)) - 0.501
+    )  # of the run
     during = Fault(kind="kill", rank=2, start=formed_s)
     told = coordinate(Trainer(60), *faults("kill:d1@step12"), during)
-    assert members(told) == [(0, 1, 2, 3), (0, 2, 3), (0, 3)] and told.policy.losses == [(12, 10), (10, 10)]
+    assert members(told) == [
+        (0, 1, 2, 3),
+        (0, 2, 3),
+        (0, 3),
+    ] and told.policy.losses == [(12, 10), (10, 10)]
     assert told.policy.history == [*range(12), *range(10, 60)]
 
 
@@ -159,12 +220,20 @@ def test_members_of_a_generation_that_the_policy_wants_make_ready_while_they_wor
 
     begun: list[tuple[Fault, bool]] = []
     slow = Fault(kind="slow", rank=1, start=1.0, factor=2.0)
-    told = coordinate(policy, slow, turn=turn, injected=lambda *fault: begun.append(fault), clock=lambda: float(policy.step >= 30))
+    told = coordinate(
+        policy,
+        slow,
+        turn=turn,
+        injected=lambda *fault: begun.append(fault),
+        clock=lambda: float(policy.step >= 30),
+    )
     assert members(told) == [(0, 1, 2, 3), (0, 1, 3)]
     prepared = [(seconds, rank) for seconds, rank, message in told.devices.commands if isinstance(message, Prepare)]
     paused = next(seconds for seconds, _, message in told.devices.commands if isinstance(message, Pause))
     assert [rank for _, rank in prepared] == [0, 1, 3] and paused - prepared[-1][0] >= 0.2
-    assert policy.generations[1].job.first_step > 20 and policy.losses == []  # steps were made meanwhile, and none is repeated
+    assert (
+        policy.generations[1].job.first_step > 20 and policy.losses == []
+    )  # steps were made meanwhile, and none is repeated
     assert begun == [(slow, True)]  # by the given clock
     # The run ended before all was done, and the step under way was given up.
     assert 50 <= policy.step < 60 and isinstance(told.devices.commands[-1][2], Stop)
@@ -172,7 +241,8 @@ def test_members_of_a_generation_that_the_policy_wants_make_ready_while_they_wor
 
 
 class LateForThePause(Checked):
-    """Device 0 has begun the step before which all are to pause, and gives it up; the others wait for it and notice nothing."""
+    """Device 0 has begun the step before which all are to pause, and gives it up; the others wait for it and notice
+    nothing."""
 
     def _take(self, rank: int, message: Any, life: int) -> None:
         train = self._processes[rank].train
@@ -196,14 +266,25 @@ def test_nobody_waits_for_a_device_that_was_too_late_for_a_pause() -> None:
 def test_devices_that_are_needed_are_waited_for_and_their_absence_is_told() -> None:
     told = coordinate(Trainer(60, at_least=4), *faults("kill:d1@step12-13"))
     assert members(told) == [(0, 1, 2, 3)] * 2
-    with pytest.raises(DeviceLostError, match=r"Step 11 was to be done without d1.*3 devices are too few.*--resume"):
+    with pytest.raises(
+        DeviceLostError,
+        match=r"Step 11 was to be done without d1.*3 devices are too few.*--resume",
+    ):
         coordinate(Trainer(60, at_least=4), *faults("kill:d1@step12"))
-    with pytest.raises(DeviceLostError, match=r"No device is left: d0 \(its process ended\).*d3 \(no sign of life for \d s\)"):
-        coordinate(Trainer(60), *faults("kill:d0@step5;kill:d1@step5;kill:d2@step5;freeze:d3@step5"))
+    with pytest.raises(
+        DeviceLostError,
+        match=r"No device is left: d0 \(its process ended\).*d3 \(no sign of life for \d s\)",
+    ):
+        coordinate(
+            Trainer(60),
+            *faults("kill:d0@step5;kill:d1@step5;kill:d2@step5;freeze:d3@step5"),
+        )
 
 
 @pytest.mark.parametrize("start", range(0, 600, 100))
-def test_whatever_happens_every_step_is_done_and_nobody_is_told_anything_who_has_gone(start: int) -> None:
+def test_whatever_happens_every_step_is_done_and_nobody_is_told_anything_who_has_gone(
+    start: int,
+) -> None:
     """Random faults of all kinds, by steps and by seconds, some of which never end; messages take random times."""
     for seed in range(start, start + 100):
         happens = [*random_faults(4, 60, every=6.0, seed=seed, unit="step", kinds=KINDS)]
@@ -218,7 +299,8 @@ def test_whatever_happens_every_step_is_done_and_nobody_is_told_anything_who_has
             assert seed % 5 == 0, "all come back"
             assert "No device is left" in str(error) or "are too few" in str(error)
             continue
-        # A loss goes back to the last backup, and the steps since are done again; all others are done once, and in order.
+        # A loss goes back to the last backup, and the steps since are done again; all others are done once, and in
+        # order.
         expected: list[int] = []
         first = 0
         for done, backup in (*policy.losses, (80, 80)):
@@ -249,13 +331,24 @@ class Timed(Work):
     def begin(self, job: Job, now_s: float) -> tuple[float, tuple[tuple[int, str]]]:
         return 0.5, ((1, "begun"),)
 
-    def reports(self, job: Job, place: int, step: int, before: float, after: float, factors: object) -> tuple[tuple[float, float], ...]:
+    def reports(
+        self,
+        job: Job,
+        place: int,
+        step: int,
+        before: float,
+        after: float,
+        factors: object,
+    ) -> tuple[tuple[float, float], ...]:
         return ((before, after),) if place == 0 else ()
 
 
 @pytest.mark.parametrize("pauses", [False, True])
-def test_virtual_steps_begin_when_they_are_due_and_report_as_they_go(pauses: bool) -> None:
-    """A device that slows down in the middle of a step takes longer for the rest of it; one that waits for a step pauses at once."""
+def test_virtual_steps_begin_when_they_are_due_and_report_as_they_go(
+    pauses: bool,
+) -> None:
+    """A device that slows down in the middle of a step takes longer for the rest of it; one that waits for a step
+    pauses at once."""
     world = VirtualWorld(start_s=0.0, join_s=0.0, message_s=0.0, report_s=0.15)
     devices, job = VirtualDevices(2, Timed(), world), Job((0.5, 0.5), 0, 2)
     for rank in (0, 1):
@@ -276,7 +369,17 @@ def test_virtual_steps_begin_when_they_are_due_and_report_as_they_go(pauses: boo
         devices.command(0, Pause(1, 1))
     listen_until(6.0)
     assert [time_s for time_s, content in told if content == "begun"] == [0.5]
-    parts = [(time_s, pytest.approx(content)) for time_s, content in told if isinstance(content, tuple) and len(content) == 2]
-    assert parts[:5] == [(1.0, (0.0, 0.0)), (1.15, (0.0, 0.25)), (1.3, (0.25, 0.5)), (1.45, (0.5, 0.75)), (1.6, (0.75, 1.0))]
+    parts = [
+        (time_s, pytest.approx(content)) for time_s, content in told if isinstance(content, tuple) and len(content) == 2
+    ]
+    assert parts[:5] == [
+        (1.0, (0.0, 0.0)),
+        (1.15, (0.0, 0.25)),
+        (1.3, (0.25, 0.5)),
+        (1.45, (0.5, 0.75)),
+        (1.6, (0.75, 1.0)),
+    ]
     assert devices.taken_s == pytest.approx({0: 0.6} if pauses else {0: 0.6, 1: 0.6})
-    assert [content.end for _, content in told if isinstance(content, Ended)] == ["paused" if pauses else "finished"] * 2
+    assert [content.end for _, content in told if isinstance(content, Ended)] == [
+        "paused" if pauses else "finished"
+    ] * 2

@@ -44,14 +44,23 @@ link = Link(bytes_per_s=125e6)
 devices = tuple(Device(name=f"device-{{rank}}", flops_per_s=1e9, memory_bytes=10**8, link=link) for rank in range(2))
 engines = EngineCluster.start(Cluster(name="two", devices=devices), fidelity={fidelity!r})
 session = engines._session
-print(json.dumps({{"folder": str(session.folder), "engines": engines.engine_pids, "janitor": session._janitor.pid}}), flush=True)
+pids = {{"engines": engines.engine_pids, "janitor": session._janitor.pid}}
+print(json.dumps({{"folder": str(session.folder), **pids}}), flush=True)
 """
-_RUN = "import engine_jobs\nengines.run(engine_jobs.train_for_ever, [60.0, 60.0], on_event=lambda rank, event: print(event, flush=True))\n"
+_RUN = (
+    "import engine_jobs\nengines.run(engine_jobs.train_for_ever, [60.0, 60.0], on_event=lambda rank, event: "
+    "print(event, flush=True))\n"
+)
 
 
 def start_parent(fidelity: str, then: str, folder: Path) -> tuple[subprocess.Popen[str], dict]:
     program = _PARENT.format(folder=str(folder), fidelity=fidelity) + then
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=child_environment())
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=child_environment(),
+    )
     assert process.stdout is not None
     about = json.loads(process.stdout.readline())
     return process, about | {"processes": processes_of(Path(about["folder"]))}
@@ -110,7 +119,10 @@ def test_parent_and_janitor_killed_together(engine_jobs_folder: Path) -> None:
         os.kill(about["janitor"], signal.SIGKILL)
         parent.kill()
         parent.wait()
-        wait_for(lambda: not any(psutil.pid_exists(pid) for pid in about["engines"]), "an end of the engines, which watch their owner")
+        wait_for(
+            lambda: not any(psutil.pid_exists(pid) for pid in about["engines"]),
+            "an end of the engines, which watch their owner",
+        )
         assert traces(about)  # nobody has removed the folder
         sweep_stale_folders()
         assert traces(about) == []
@@ -124,7 +136,9 @@ def test_sweep_spares_the_living_and_the_unreadable() -> None:
         assert mine.exists()
         assert other.exists()
         dead = Owner.current()
-        other.joinpath("owner.json").write_text(to_json(replace(dead, started=dead.started + 1, boot="another", host="another")))
+        other.joinpath("owner.json").write_text(
+            to_json(replace(dead, started=dead.started + 1, boot="another", host="another"))
+        )
         sweep_stale_folders()
         assert other.exists()  # a machine that shares this disk may be using it
         other.joinpath("owner.json").write_text(to_json(replace(dead, started=dead.started + 1)))
@@ -170,7 +184,8 @@ def test_in_a_notebook(engine_jobs_folder: Path, make_cluster: Callable, tmp_pat
         "def double(context, payload):\n    return 2 * payload\n",
         "print(engines.run(double, [1, 2]))",
         "import signal\ntry:\n"
-        "    engines.run(engine_jobs.train_for_ever, [60.0] * 2, on_event=lambda *_: signal.raise_signal(signal.SIGINT))\n"
+        "    engines.run(engine_jobs.train_for_ever, [60.0] * 2, on_event=lambda *_: "
+        "signal.raise_signal(signal.SIGINT))\n"
         "except KeyboardInterrupt:\n    print('interrupted')",
         "import os\nfrom workbench.core.run_folder import ProcessId\nlost = ProcessId.of(engines.engine_pids[1])\n"
         "os.kill(lost.pid, 9)\nassert lost.wait(200)\nprint(engines.run(engine_jobs.all_reduce, [1, 1]))",
@@ -195,8 +210,18 @@ def test_in_a_notebook(engine_jobs_folder: Path, make_cluster: Callable, tmp_pat
     assert printed[3] == "[2, 4]\n"
     assert printed[4] == "interrupted\n"
     assert printed[5] == "[[3.0], [3.0]]\n"
-    assert printed[8].split() == ["device-0:", "device-0", "True", "device-1:", "device-1", "True"]
-    assert printed[9].splitlines() == ["device-0: ZeroDivisionError in line 1: division by zero.", "device-1: 1.0"]
+    assert printed[8].split() == [
+        "device-0:",
+        "device-0",
+        "True",
+        "device-1:",
+        "device-1",
+        "True",
+    ]
+    assert printed[9].splitlines() == [
+        "device-0: ZeroDivisionError in line 1: division by zero.",
+        "device-1: 1.0",
+    ]
     assert leaves_no_traces(json.loads(printed[0]))
 
 
@@ -208,7 +233,12 @@ def test_a_scratch_folder_goes_with_its_process(ending: str) -> None:
         "    (folder / 'cache').mkdir()\n    (folder / 'cache' / 'taps.bin').write_bytes(b'1' * 100)\n"
         f"    print(folder, flush=True)\n    {ending}\n"
     )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=child_environment()) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=child_environment(),
+    ) as process:
         assert process.stdout is not None
         folder = process.stdout.readline().strip()
         process.wait()
@@ -222,9 +252,11 @@ def test_a_scratch_folder_goes_with_its_process(ending: str) -> None:
         "import papermill\nfrom workbench.runs.notebooks import run_notebook\n"
         "papermill.execute_notebook = lambda *args, **settings: end()\nrun_notebook(Path('a.ipynb'), Path('b.ipynb'))",
         "from workbench.methods.pac_plus import measure\n"
-        "from workbench.models.loading import load_stack\nfrom workbench.models.adapter_config import ParallelAdapterConfig\n"
+        "from workbench.models.loading import load_stack\nfrom workbench.models.adapter_config import "
+        "ParallelAdapterConfig\n"
         "stack = load_stack('tiny-bert-1')\n"
-        "sizes = {'hidden_size': stack.hidden_size, 'num_layers': stack.num_layers}\nconfig = ParallelAdapterConfig(**sizes, num_heads=1)\n"
+        "sizes = {'hidden_size': stack.hidden_size, 'num_layers': stack.num_layers}\nconfig = "
+        "ParallelAdapterConfig(**sizes, num_heads=1)\n"
         "measure.ActivationCache.create = lambda folder, manifest: (folder.mkdir(), end())\n"
         "measure.measure_layers(stack, config, dtype='float32', max_length=8, budget_s=0.1)",
     ],
@@ -240,11 +272,18 @@ def test_temporary_files_go_when_their_process_is_killed(work: str, tmp_path_fac
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert "workbench-run-" in done.stdout
-    wait_for(lambda: not list(temporary.glob("workbench-*")), "an empty temporary folder")  # torch leaves an empty folder of its own
+    wait_for(
+        lambda: not list(temporary.glob("workbench-*")), "an empty temporary folder"
+    )  # torch leaves an empty folder of its own
 
 
-def test_a_full_disk_of_temporary_files_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_of_temporary_files_is_told_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=40_000))
     for made in (make_run_folder, lambda: require_emulated(load_cluster("laptop"))):
-        with pytest.raises(WriteError, match=r"The disk is full: 40 kB are free, 1000 kB are needed\. Free some space, or set TMPDIR"):
+        with pytest.raises(
+            WriteError,
+            match=r"The disk is full: 40 kB are free, 1000 kB are needed\. Free some space, or set TMPDIR",
+        ):
             made()

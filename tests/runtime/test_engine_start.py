@@ -8,7 +8,8 @@ from workbench.runtime.engine_starter import EnginesLate
 from workbench.runtime.seats import Inbox
 
 CLUSTER = Cluster(
-    name="one", devices=(Device(name="only", flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=1e9), host_share=1.0),)
+    name="one",
+    devices=(Device(name="only", flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=1e9), host_share=1.0),),
 )
 
 

@@ -1,4 +1,5 @@
-"""Engines are forked from a template that has imported the libraries once, and started one by one where forking is not safe."""
+"""Engines are forked from a template that has imported the libraries once, and started one by one where forking is not
+safe."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ from workbench.runtime.engine_starter import EnginesLate, settle, warm_up
 from workbench.runtime.engines import EngineCluster
 
 LINK = Link(bytes_per_s=125e6)
-DEVICES = tuple(Device(name=name, flops_per_s=1e9, memory_bytes=10**9, link=LINK, host_share=0.5) for name in ("one", "two"))
+DEVICES = tuple(
+    Device(name=name, flops_per_s=1e9, memory_bytes=10**9, link=LINK, host_share=0.5) for name in ("one", "two")
+)
 CLUSTER = Cluster(name="pair", devices=DEVICES)
 
 FOR_MODELS = engine_starter._SHARED
@@ -42,7 +45,12 @@ def template() -> ProcessId:
 
 
 def who(context, payload) -> tuple[int, int, str | None, str]:
-    return os.getpid(), os.getppid(), os.environ.get("WORKBENCH_TEST_MARK"), " ".join(psutil.Process().cmdline())
+    return (
+        os.getpid(),
+        os.getppid(),
+        os.environ.get("WORKBENCH_TEST_MARK"),
+        " ".join(psutil.Process().cmdline()),
+    )
 
 
 def test_engines_are_children_of_one_template_that_outlives_them() -> None:
@@ -56,7 +64,9 @@ def test_engines_are_children_of_one_template_that_outlives_them() -> None:
         assert {parent for _, parent, _, _ in engines.run(who, [None] * 2)} == {first.pid}
 
 
-def test_another_environment_makes_another_template(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_environment_makes_another_template(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     warm_up()
     first = template()
     monkeypatch.setenv("WORKBENCH_TEST_MARK", "set")
@@ -68,7 +78,10 @@ def test_another_environment_makes_another_template(monkeypatch: pytest.MonkeyPa
 def test_what_this_process_imports_meanwhile_leaves_the_template() -> None:
     """transformers imports torch's compiler, which sets a variable: one import would then serve nobody."""
     program = "from workbench.runtime import engine_starter as s\ns._SHARED = ()\n"
-    program += "s.warm_up()\nfirst = s._template()._process.pid\nimport transformers.modeling_utils, torch._inductor.compiler_bisector\n"
+    program += (
+        "s.warm_up()\nfirst = s._template()._process.pid\nimport transformers.modeling_utils, "
+        "torch._inductor.compiler_bisector\n"
+    )
     program += "s.warm_up(with_models=False)\n"
     program += "print(first == s._template()._process.pid)\n"
     environment = {name: value for name, value in child_environment().items() if name != "TORCHINDUCTOR_CACHE_DIR"}
@@ -92,8 +105,11 @@ def test_warming_up_imports_what_models_need(monkeypatch: pytest.MonkeyPatch) ->
         assert engines.run(has_transformers, [None] * 2) == [True, True]
 
 
-def test_engines_have_peft_if_this_process_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each engine would spend seconds of processor time on it, and so would a device that comes back. One thread: it is safe to fork."""
+def test_engines_have_peft_if_this_process_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each engine would spend seconds of processor time on it, and so would a device that comes back. One thread: it is
+    safe to fork."""
     require_peft()
     monkeypatch.setattr(engine_starter, "_SHARED", FOR_MODELS)
     with EngineCluster.start(CLUSTER, fidelity="paced") as engines:
@@ -132,7 +148,11 @@ def test_the_template_ends_with_its_owner(is_importing: bool) -> None:
     program = "from workbench.runtime import engine_starter as s\ns._SHARED = ()\ns.warm_up()\n"
     program += ("" if is_importing else "s.settle()\n") + "print(s._template()._process.pid, flush=True)\ninput()\n"
     with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=child_environment()
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=child_environment(),
     ) as owner:
         assert owner.stdout is not None
         started = ProcessId.of(int(owner.stdout.readline()))

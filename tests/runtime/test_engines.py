@@ -14,7 +14,14 @@ import pytest
 
 from tests.waiting import LIMIT_S, wait_for
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError, DeviceLostError, GroupNotFormedError, MemoryBudgetError, PlanError, RuntimeSetupError
+from workbench.core.errors import (
+    ConfigError,
+    DeviceLostError,
+    GroupNotFormedError,
+    MemoryBudgetError,
+    PlanError,
+    RuntimeSetupError,
+)
 from workbench.core.run_folder import ProcessId
 from workbench.runtime import engine_service, engine_starter
 from workbench.runtime import engines as engines_module
@@ -127,7 +134,9 @@ def test_one_job_at_a_time(engines: EngineCluster) -> None:
 
 def test_stop_is_asked_for_and_obeyed(engines: EngineCluster) -> None:
     answers = engines.run(
-        engine_jobs.train_for_ever, [20.0] * 3, on_event=lambda rank, event: event["step"] == 3 and engines.request_stop()
+        engine_jobs.train_for_ever,
+        [20.0] * 3,
+        on_event=lambda rank, event: event["step"] == 3 and engines.request_stop(),
     )
     assert answers == ["stopped"] * 3
 
@@ -178,7 +187,9 @@ def test_frozen_engine_is_named(engines: EngineCluster) -> None:
     assert works_again(engines)
 
 
-def test_a_device_frozen_before_the_first_meeting_is_named(engines: EngineCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_frozen_before_the_first_meeting_is_named(
+    engines: EngineCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(engine_service, "FROZEN_S", 1.0)
     pids = engines.engine_pids
 
@@ -186,7 +197,9 @@ def test_a_device_frozen_before_the_first_meeting_is_named(engines: EngineCluste
         if rank == 2:
             os.kill(pids[2], signal.SIGSTOP)
 
-    with pytest.raises(DeviceLostError, match=r"'device-2' \(rank 2\) was running meet_later.*no sign of life for [1-9]"):
+    with pytest.raises(
+        DeviceLostError, match=r"'device-2' \(rank 2\) was running meet_later.*no sign of life for [1-9]"
+    ):
         engines.run(engine_jobs.meet_later, [None] * 3, on_event=freeze)
     assert works_again(engines)
 
@@ -244,7 +257,9 @@ def test_pool_keeps_engines(make_cluster: Callable[..., Cluster]) -> None:
     assert other.engine_pids == ()
 
 
-def test_engines_that_nobody_uses_end_and_start_again(make_cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_that_nobody_uses_end_and_start_again(
+    make_cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(engines_module, "IDLE_S", 0.2)
     with EngineCluster.start(make_cluster(1), fidelity="paced") as engines:
         pids = engines.engine_pids

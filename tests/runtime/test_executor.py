@@ -1,4 +1,5 @@
-"""The same schedule simulated and executed: same order on every rank, values of the unsplit computation, paced times."""
+"""The same schedule simulated and executed: same order on every rank, values of the unsplit computation, paced
+times."""
 
 from __future__ import annotations
 
@@ -30,15 +31,27 @@ FORWARD_S, BACKWARD_S = 0.004, 0.008
 
 def pipeline() -> Schedule:
     """Two stages of one rank each."""
-    stages = tuple(Stage(start=index, stop=index + 1, shares=(Share(rank=index, samples=SAMPLES),)) for index in range(2))
-    plan = Plan(method="test", stages=stages, micro_batch_size=SAMPLES, num_micro_batches=MICRO_BATCHES)
+    stages = tuple(
+        Stage(start=index, stop=index + 1, shares=(Share(rank=index, samples=SAMPLES),)) for index in range(2)
+    )
+    plan = Plan(
+        method="test",
+        stages=stages,
+        micro_batch_size=SAMPLES,
+        num_micro_batches=MICRO_BATCHES,
+    )
     return insert_transfers(one_f_one_b(plan, (SAMPLES,) * MICRO_BATCHES))
 
 
 def group_of_two() -> Schedule:
     """One stage on both ranks, gradients summed."""
     stage = Stage(start=0, stop=1, shares=(Share(rank=0, samples=1), Share(rank=1, samples=1)))
-    plan = Plan(method="test", stages=(stage,), micro_batch_size=SAMPLES, num_micro_batches=MICRO_BATCHES)
+    plan = Plan(
+        method="test",
+        stages=(stage,),
+        micro_batch_size=SAMPLES,
+        num_micro_batches=MICRO_BATCHES,
+    )
     return insert_transfers(one_f_one_b(plan, (SAMPLES,) * MICRO_BATCHES))
 
 
@@ -55,7 +68,12 @@ class Layer:
         )
 
     def table(self) -> dict[str, Any]:
-        return {"F": self._forward, "B": self._backward, "STEP": self._step, "ALLREDUCE": lambda op, reads: (self.weight.grad,)}
+        return {
+            "F": self._forward,
+            "B": self._backward,
+            "STEP": self._step,
+            "ALLREDUCE": lambda op, reads: (self.weight.grad,),
+        }
 
     def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         arrived = [content for value, content in zip(op.reads, reads, strict=True) if value.name == "act"]
@@ -83,7 +101,14 @@ def test_with_time_dilation_what_is_reported_is_in_the_devices_own_seconds() -> 
     values = [Value("act", stage=number) for number in range(5)]
     ops = tuple(Op("F", stage=number, reads=(values[number],), writes=(values[number + 1],)) for number in range(4))
     schedule = Schedule(ops=(ops,), inputs=((values[0],),), outputs=((values[4],),))
-    context = RankContext(rank=0, world_size=1, device=DEVICE, cluster=LONE, fidelity="paced", dilation=4.0)
+    context = RankContext(
+        rank=0,
+        world_size=1,
+        device=DEVICE,
+        cluster=LONE,
+        fidelity="paced",
+        dilation=4.0,
+    )
     before_s, here_s = context.now_s(), time.monotonic()
 
     def work(rank: int, transport: Transport) -> Execution:
@@ -101,7 +126,12 @@ def test_with_time_dilation_what_is_reported_is_in_the_devices_own_seconds() -> 
     assert done.memory
 
 
-def run(schedule: Schedule, weights: list[torch.Tensor], inputs: list[torch.Tensor], factor: float = 1.0) -> list[tuple[Execution, Layer]]:
+def run(
+    schedule: Schedule,
+    weights: list[torch.Tensor],
+    inputs: list[torch.Tensor],
+    factor: float = 1.0,
+) -> list[tuple[Execution, Layer]]:
     cluster = cluster_of_two(bytes_per_s=4 * SAMPLES * WIDTH / 0.002)  # 2 ms a message
 
     def work(executor: Executor) -> tuple[Execution, Layer]:
@@ -110,12 +140,19 @@ def run(schedule: Schedule, weights: list[torch.Tensor], inputs: list[torch.Tens
         made = program(schedule, lambda value: Spec((SAMPLES, WIDTH)), F=FORWARD_S, B=BACKWARD_S)
         return executor.run(made, layer.table(), dict.fromkeys(schedule.inputs[rank])), layer
 
-    return on_executors(2, work, factor=factor, links=lambda rank: RankLinks(cluster=cluster, rank=rank, fidelity="paced"))
+    return on_executors(
+        2,
+        work,
+        factor=factor,
+        links=lambda rank: RankLinks(cluster=cluster, rank=rank, fidelity="paced"),
+    )
 
 
 def made_up() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(2, WIDTH, WIDTH, generator=generator), torch.randn(MICRO_BATCHES, SAMPLES, WIDTH, generator=generator)
+    return torch.randn(2, WIDTH, WIDTH, generator=generator), torch.randn(
+        MICRO_BATCHES, SAMPLES, WIDTH, generator=generator
+    )
 
 
 def test_a_pipeline_gives_the_losses_and_gradients_of_the_unsplit_chain() -> None:
@@ -147,7 +184,10 @@ def test_the_order_is_the_schedules_and_the_simulators(make) -> None:
     schedule = make()
     parts = [samples, samples] if make is pipeline else [samples[:, :1], samples[:, 1:]]
     done = run(schedule, [weights[0], weights[1] if make is pipeline else weights[0]], parts)
-    costs = TableCosts(seconds_by_kind={"F": FORWARD_S, "B": BACKWARD_S, SEND: 0.002}, bytes_by_name={"act": 24, "grad": 24})
+    costs = TableCosts(
+        seconds_by_kind={"F": FORWARD_S, "B": BACKWARD_S, SEND: 0.002},
+        bytes_by_name={"act": 24, "grad": 24},
+    )
     simulated = simulate(Program(schedule=schedule, costs=costs, devices=("a", "b")))
 
     def order(spans: Any, kinds: Any) -> list[str]:
@@ -192,7 +232,10 @@ def test_bytes_of_contents() -> None:
 
 def test_ranks_with_different_programs_do_not_begin() -> None:
     """Both are told which operation differs; equal programs go on."""
-    same, other = (program(schedule, lambda value: Spec((SAMPLES, WIDTH)), F=FORWARD_S) for schedule in (pipeline(), group_of_two()))
+    same, other = (
+        program(schedule, lambda value: Spec((SAMPLES, WIDTH)), F=FORWARD_S)
+        for schedule in (pipeline(), group_of_two())
+    )
     slower = program(pipeline(), lambda value: Spec((SAMPLES, WIDTH)), F=2 * FORWARD_S)
 
     def work(programs: tuple[Program, Program], rank: int, transport: Transport) -> str:

@@ -1,4 +1,5 @@
-"""Devices that send anything: each is lost for itself, with one sentence, and neither another device nor a thread is harmed."""
+"""Devices that send anything: each is lost for itself, with one sentence, and neither another device nor a thread is
+harmed."""
 
 from __future__ import annotations
 
@@ -22,7 +23,14 @@ from workbench.core.methods import Parts
 from workbench.runtime import commands as c
 from workbench.runtime import ssh
 from workbench.runtime.engine_service import EngineService
-from workbench.runtime.frames import HEADER, LENGTH, MOST_FRAME_BYTES, Asked, FilePart, Message
+from workbench.runtime.frames import (
+    HEADER,
+    LENGTH,
+    MOST_FRAME_BYTES,
+    Asked,
+    FilePart,
+    Message,
+)
 from workbench.runtime.jobs import Outcome
 from workbench.runtime.messages import AnswerMessage, CallTable, encode, encode_told
 from workbench.runtime.own_calls import Own
@@ -33,8 +41,33 @@ from workbench.runtime.ssh_login import Failure
 JOB = "workbench.core.job:Job"
 CALL = "workbench.methods.fine_tuning.method:FineTuning.serve_rank"
 HOSTILE: tuple[Any, ...] = (
-    *(None, True, False, 0, -1, 2**31, 2**53 + 1, 2**63, 2**64 - 1, 0.5, -1e308, 1e308, float("nan"), float("inf")),
-    *("", "x", "hot", "\x1b[2J\x1b]0;owned\x07", "a\n  -> all is well", "../../etc/passwd", "-oProxyCommand=x", "9" * 5000, "\ud83d"),
+    *(
+        None,
+        True,
+        False,
+        0,
+        -1,
+        2**31,
+        2**53 + 1,
+        2**63,
+        2**64 - 1,
+        0.5,
+        -1e308,
+        1e308,
+        float("nan"),
+        float("inf"),
+    ),
+    *(
+        "",
+        "x",
+        "hot",
+        "\x1b[2J\x1b]0;owned\x07",
+        "a\n  -> all is well",
+        "../../etc/passwd",
+        "-oProxyCommand=x",
+        "9" * 5000,
+        "\ud83d",
+    ),
     *([], {}, [[]], {"": None}, ["x"] * 3000, b"", b"\0" * 3000),
 )
 NESTED = b"[" * 60_000 + b"]" * 60_000
@@ -57,7 +90,10 @@ def changed_value(value: Any, draw: random.Random) -> Any:
     """Return a value with one place changed: replaced, removed, doubled or renamed."""
     if isinstance(value, dict | list | tuple) and value and draw.random() < 0.85:
         keys = list(value) if isinstance(value, dict) else list(range(len(value)))
-        key, made = draw.choice(keys), dict(value) if isinstance(value, dict) else list(value)
+        key, made = (
+            draw.choice(keys),
+            dict(value) if isinstance(value, dict) else list(value),
+        )
         what = draw.random()
         if what < 0.7:
             made[key] = changed_value(value[key], draw)
@@ -97,7 +133,19 @@ def changed_json(answer: bytes, draw: random.Random) -> bytes:
         return json_frame(changed_bytes(payload, draw)[:MOST_FRAME_BYTES])
     if what < 0.95:
         return changed_bytes(answer, draw)
-    return json_frame(draw.choice([b"null", b"3", b"[1]", b"", b'"x"', NESTED, b'{"kind":"answer","id":1,"found":' + NESTED + b"}"]))
+    return json_frame(
+        draw.choice(
+            [
+                b"null",
+                b"3",
+                b"[1]",
+                b"",
+                b'"x"',
+                NESTED,
+                b'{"kind":"answer","id":1,"found":' + NESTED + b"}",
+            ]
+        )
+    )
 
 
 def told(value: Any) -> bytes:
@@ -110,14 +158,18 @@ def settled(future: Future[Any]) -> BaseException | None:
 
 
 @pytest.mark.parametrize("operation", ["hello", "ping", "facts"])
-def test_of_a_thousand_changed_answers_none_harms_more_than_its_device(operation: str, scripted: list[ScriptedAgent]) -> None:
+def test_of_a_thousand_changed_answers_none_harms_more_than_its_device(
+    operation: str, scripted: list[ScriptedAgent]
+) -> None:
     draw, lost = random.Random(operation), 0
     honest = ScriptedAgent()
     scripted.append(honest)
     other = Connection("beta", ["ssh"])
     other.open()
     for _ in range(1000):
-        scripted.append(ScriptedAgent(lambda asked, answer: changed_json(answer, draw) if asked["op"] == operation else None))
+        scripted.append(
+            ScriptedAgent(lambda asked, answer: changed_json(answer, draw) if asked["op"] == operation else None)
+        )
         connection = Connection("alpha", ["ssh"])
         try:
             connection.open()
@@ -143,18 +195,48 @@ ENGINE_MESSAGES: dict[str, list[tuple[str, int, Any]]] = {
         ("store", 5, Asked("fetch", ("brought/x/model.safetensors",))),
         ("event", 1, c.Ready()),
         ("event", 1, c.Pong(0.5, False, 3.0, 10**9)),
-        ("event", 1, c.StepDone(4, 0.5, None, (c.Transfer("alpha>beta", "x", 1.0, 0.1),))),
+        (
+            "event",
+            1,
+            c.StepDone(4, 0.5, None, (c.Transfer("alpha>beta", "x", 1.0, 0.1),)),
+        ),
         ("event", 1, {"epoch": 1, "step": 2}),
     ],
     "files": [
-        ("file", 0, FilePart("steps/epoch-0-from-0-rank-0.jsonl", 0, b'{"step": 1}\n', True)),
-        ("file", 0, FilePart("snapshots/weights-epoch-1-step-0-layers-0-3.safetensors", 0, bytes(500), False)),
-        ("file", 0, FilePart("snapshots/weights-epoch-1-step-0-layers-0-3.safetensors", 500, bytes(500), True)),
+        (
+            "file",
+            0,
+            FilePart("steps/epoch-0-from-0-rank-0.jsonl", 0, b'{"step": 1}\n', True),
+        ),
+        (
+            "file",
+            0,
+            FilePart(
+                "snapshots/weights-epoch-1-step-0-layers-0-3.safetensors",
+                0,
+                bytes(500),
+                False,
+            ),
+        ),
+        (
+            "file",
+            0,
+            FilePart(
+                "snapshots/weights-epoch-1-step-0-layers-0-3.safetensors",
+                500,
+                bytes(500),
+                True,
+            ),
+        ),
     ],
     "end": [
         ("event", 1, c.Ended(1, "finished", None)),
         ("answer", 1, AnswerMessage(result=encode(None))),
-        ("answer", 1, AnswerMessage.of_error(DivergedError("Step 3 was done.", "Its loss is NaN.", "Lower the learning rate."))),
+        (
+            "answer",
+            1,
+            AnswerMessage.of_error(DivergedError("Step 3 was done.", "Its loss is NaN.", "Lower the learning rate.")),
+        ),
     ],
 }
 
@@ -168,7 +250,13 @@ def as_msgpack(value: Any) -> bytes:
 
 def engine_bytes(kind: str, number: int, content: Any, draw: random.Random) -> bytes:
     """Return a message of an engine as frames, changed in one of its three layers, or in the frames themselves."""
-    packed = content if isinstance(content, bytes) else encode(content) if kind in ("store", "file", "answer") else told(content)
+    packed = (
+        content
+        if isinstance(content, bytes)
+        else encode(content)
+        if kind in ("store", "file", "answer")
+        else told(content)
+    )
     what = draw.random()
     if what < 0.45:  # the innermost: fields
         packed = as_msgpack(changed_value(msgspec.msgpack.decode(packed), draw)) if kind != "ready" else b"\xff"
@@ -191,7 +279,12 @@ def test_of_a_thousand_changed_messages_of_an_engine_none_harms_another_device(
     stage: str, scripted: list[ScriptedAgent], tmp_path: Path
 ) -> None:
     draw, lost = random.Random(stage), 0
-    engines = SshEngines(real_cluster(), tmp_path / "run", CallTable({CALL: Parts(JOB, JOB)}), command_of=lambda device: ["ssh"])
+    engines = SshEngines(
+        real_cluster(),
+        tmp_path / "run",
+        CallTable({CALL: Parts(JOB, JOB)}),
+        command_of=lambda device: ["ssh"],
+    )
     engines.inbox.most_bytes = 10_000
     alpha, beta = engines.seats
     call = engines.table.named(CALL)
@@ -212,8 +305,18 @@ def test_of_a_thousand_changed_messages_of_an_engine_none_harms_another_device(
         for kind, number, content in draw.sample(ENGINE_MESSAGES[stage], k=2):
             agent.send(engine_bytes(kind, number, content, draw))
         if draw.random() < 0.2:
-            ended = {"kind": "ended", "pid": 4711, "code": 1, "log": "MemoryError\n\x1b[2J"}
-            agent.send(frame(draw.choice(b"JDE\0"), json.dumps(changed_value(ended, draw), default=repr).encode(errors="replace")))
+            ended = {
+                "kind": "ended",
+                "pid": 4711,
+                "code": 1,
+                "log": "MemoryError\n\x1b[2J",
+            }
+            agent.send(
+                frame(
+                    draw.choice(b"JDE\0"),
+                    json.dumps(changed_value(ended, draw), default=repr).encode(errors="replace"),
+                )
+            )
         agent.send(b"", ends=True)
         alpha.connection._reader.join(LIMIT_S)  # it has read all
         news = service.news(LIMIT_S)
@@ -240,21 +343,57 @@ def test_of_a_thousand_changed_messages_of_an_engine_none_harms_another_device(
     [
         (HEADER.pack(2**32 - 1, ord("J")), "it has 4,294,967,295 bytes"),
         (HEADER.pack(3, ord("D")) + b"abc", "its kind is 68"),
-        (json_frame({"kind": "answer", "id": 10**6, "found": None}), "number 1000000 was not asked for"),
-        (json_frame({"kind": "echo", "id": 10**6, "clock_s": 1.0, "cpu_s": 1.0, "health": None}), "was not asked for"),
+        (
+            json_frame({"kind": "answer", "id": 10**6, "found": None}),
+            "number 1000000 was not asked for",
+        ),
+        (
+            json_frame(
+                {
+                    "kind": "echo",
+                    "id": 10**6,
+                    "clock_s": 1.0,
+                    "cpu_s": 1.0,
+                    "health": None,
+                }
+            ),
+            "was not asked for",
+        ),
         (json_frame({"kind": "lost"}), "Invalid value 'lost'"),
         (engine_frame(LENGTH.pack(2**32 - 1)), "at most 10,000 are allowed"),
         (engine_frame(Message("hello", 0, b"").framed()), "'hello' with 0 bytes"),
-        (engine_frame(Message("ready", 0, bytes(101)).framed()), "'ready' with 101 bytes"),
-        (engine_frame(Message("event", 1, b"x").framed()), "an event of device 'alpha'"),
-        (engine_frame(Message("event", 1, told({"phase": "x", "step": "\x1b[2J"})).framed()), "Expected `int`, got `str` - at `$.step`"),
-        (engine_frame(Message("event", 1, told(c.StepDone(-1, 0.5))).framed()), "Expected `int` >= 0"),
-        (engine_frame(Message("store", 1, encode(Asked("fetch", ("x",)))).framed()) * 2, "weights are asked for while others"),
-        (engine_frame(Message("event", 1, told(Own(b"pickled"))).framed()), "an event of device 'alpha'"),
+        (
+            engine_frame(Message("ready", 0, bytes(101)).framed()),
+            "'ready' with 101 bytes",
+        ),
+        (
+            engine_frame(Message("event", 1, b"x").framed()),
+            "an event of device 'alpha'",
+        ),
+        (
+            engine_frame(Message("event", 1, told({"phase": "x", "step": "\x1b[2J"})).framed()),
+            "Expected `int`, got `str` - at `$.step`",
+        ),
+        (
+            engine_frame(Message("event", 1, told(c.StepDone(-1, 0.5))).framed()),
+            "Expected `int` >= 0",
+        ),
+        (
+            engine_frame(Message("store", 1, encode(Asked("fetch", ("x",)))).framed()) * 2,
+            "weights are asked for while others",
+        ),
+        (
+            engine_frame(Message("event", 1, told(Own(b"pickled"))).framed()),
+            "an event of device 'alpha'",
+        ),
     ],
 )
 def test_what_loses_a_device_is_one_sentence(
-    sent: bytes, why: str, scripted: list[ScriptedAgent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sent: bytes,
+    why: str,
+    scripted: list[ScriptedAgent],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waits = threading.Event()
     monkeypatch.setattr(SshEngines, "bring_weights", lambda self, link, places: waits.wait(LIMIT_S))
@@ -273,7 +412,9 @@ def test_what_loses_a_device_is_one_sentence(
     assert (rank, kind) == (0, "died") and why in said and said.count("\n") == 0
 
 
-def test_a_device_that_is_not_read_for_long_cannot_fill_the_memory(tmp_path: Path) -> None:
+def test_a_device_that_is_not_read_for_long_cannot_fill_the_memory(
+    tmp_path: Path,
+) -> None:
     engines = SshEngines(real_cluster(), tmp_path, CallTable({CALL: Parts(JOB, JOB)}))
     engines.inbox.most_bytes = 1000
     [seat, _] = engines.seats
@@ -291,7 +432,9 @@ def test_a_device_that_is_not_read_for_long_cannot_fill_the_memory(tmp_path: Pat
     seat._take_message(event)
 
 
-def test_a_mute_device_is_given_up_by_whoever_waits(scripted: list[ScriptedAgent]) -> None:
+def test_a_mute_device_is_given_up_by_whoever_waits(
+    scripted: list[ScriptedAgent],
+) -> None:
     asked = threading.Event()
 
     def mute(operation: dict[str, Any], answer: bytes) -> bytes | None:

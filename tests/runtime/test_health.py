@@ -11,7 +11,9 @@ from workbench.runtime import health
 from workbench.runtime.commands import Pong
 
 
-def test_a_device_says_how_full_its_battery_is_and_whether_it_is_throttled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_device_says_how_full_its_battery_is_and_whether_it_is_throttled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def write(name: str, text: str) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")

@@ -43,7 +43,11 @@ print(json.dumps([sorted(name for _, name in socket.if_nameindex()), sorted(rate
 
 def look(endpoint: Endpoint) -> tuple[list[str], list[int], int]:
     answer = subprocess.run(
-        [sys.executable, "-c", _LOOK, to_json(endpoint)], env=child_environment(), capture_output=True, text=True, check=True
+        [sys.executable, "-c", _LOOK, to_json(endpoint)],
+        env=child_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     return tuple(json.loads(answer))  # type: ignore[return-value]
 
@@ -72,10 +76,14 @@ def test_probe_says_what_works_and_why() -> None:
 
 @pytest.mark.usefixtures("kernel_links")
 class TestKernelLinks:
-    def test_each_device_has_its_interface_address_and_rate(self, make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+    def test_each_device_has_its_interface_address_and_rate(
+        self, make_cluster: Callable[..., Cluster], tmp_path: Path
+    ) -> None:
         cluster = make_cluster(3, mbit_per_s=100)
         slow = replace(cluster.devices[2], link=Link(bytes_per_s=1.25e6))
-        cluster = replace(cluster, devices=(*cluster.devices[:2], slow), pairs={"device-0>device-1": Link(bytes_per_s=2.5e6)})
+        cluster = replace(
+            cluster, devices=(*cluster.devices[:2], slow), pairs={"device-0>device-1": Link(bytes_per_s=2.5e6)}
+        )
         with closing(EmulatedNetwork.create(cluster, tmp_path)) as network:
             assert len({namespace_of(endpoint) for endpoint in network.endpoints}) == 3
             assert len({endpoint.address for endpoint in network.endpoints}) == 3
@@ -100,7 +108,9 @@ class TestKernelLinks:
         assert not os.path.exists(f"/proc/{holder}")
         assert users_of(namespace) == []
 
-    def test_holder_ends_when_its_owner_closes_the_pipe(self, make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+    def test_holder_ends_when_its_owner_closes_the_pipe(
+        self, make_cluster: Callable[..., Cluster], tmp_path: Path
+    ) -> None:
         with closing(EmulatedNetwork.create(make_cluster(2), tmp_path)) as network:
             assert network._holder.stdin is not None
             network._holder.stdin.close()
@@ -108,7 +118,9 @@ class TestKernelLinks:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="namespaces need Linux")
-def test_refusal_is_a_clear_error(make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_is_a_clear_error(
+    make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(RuntimeSetupError, match="fidelity='paced'"):
         EmulatedNetwork.create(make_cluster(2), tmp_path)
@@ -145,9 +157,15 @@ def test_other_users_of_this_machine_cannot_connect_to_devices_with_paced_links(
             port = device.stdout.readline().strip()
             with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", int(port)), 20):
                 pass
-            reach = LISTENER.partition("with socket")[0] + "print(socket.create_connection(('127.0.0.1', int(sys.argv[2]))).recv(7))"
+            reach = (
+                LISTENER.partition("with socket")[0]
+                + "print(socket.create_connection(('127.0.0.1', int(sys.argv[2]))).recv(7))"
+            )
             done = subprocess.run(
-                [sys.executable, "-c", reach, to_json(second), port], capture_output=True, text=True, env=child_environment()
+                [sys.executable, "-c", reach, to_json(second), port],
+                capture_output=True,
+                text=True,
+                env=child_environment(),
             )
             assert done.stdout == "b'reached'\n", done.stderr
         network.shape(make_cluster(2))  # other rates are nothing to it
@@ -165,14 +183,24 @@ def test_the_doctor_says_where_others_can_connect(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("limits", "raised_to"),
-    [((64, 64), None), ((64, 4096), 96), ((64, resource.RLIM_INFINITY), 96), ((1024, 1024), 1024), ((resource.RLIM_INFINITY,) * 2, -1)],
+    [
+        ((64, 64), None),
+        ((64, 4096), 96),
+        ((64, resource.RLIM_INFINITY), 96),
+        ((1024, 1024), 1024),
+        ((resource.RLIM_INFINITY,) * 2, -1),
+    ],
 )
-def test_a_limit_on_open_files_is_raised_or_told(limits: tuple[int, int], raised_to: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_on_open_files_is_raised_or_told(
+    limits: tuple[int, int], raised_to: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = list(limits)
     monkeypatch.setattr(resource, "getrlimit", lambda kind: tuple(now))
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: now.__setitem__(0, limits[0]))
     if raised_to is None:
-        with pytest.raises(RuntimeSetupError, match=r"^4 devices .* A process may have 64 open files here; 96 are needed"):
+        with pytest.raises(
+            RuntimeSetupError, match=r"^4 devices .* A process may have 64 open files here; 96 are needed"
+        ):
             require_open_files(4)
     else:
         require_open_files(4)

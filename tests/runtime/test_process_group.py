@@ -29,7 +29,8 @@ rank, folder = int(sys.argv[1]), sys.argv[2]
 device = Device(name="pi", flops_per_s=1e9, memory_bytes=10**8, link=Link(bytes_per_s=1e6))
 cluster = Cluster(name="pis", devices=(device,))
 context = RankContext(
-    rank=rank, world_size=2, device=device, cluster=cluster, fidelity="paced", interface="lo", channel=FileChannel(folder, 2)
+    rank=rank, world_size=2, device=device, cluster=cluster, fidelity="paced", interface="lo",
+    channel=FileChannel(folder, 2),
 )
 if rank == 0:
     store = dist.FileStore(f"{folder}/other", 2)
@@ -60,8 +61,8 @@ rank, folder, given_up = int(sys.argv[1]), sys.argv[2], []
 device = Device(name="pi", flops_per_s=1e9, memory_bytes=10**8, link=Link(bytes_per_s=1e6))
 channel = FileChannel(folder, 2)
 context = RankContext(
-    rank=rank, world_size=2, device=device, cluster=Cluster(name="pis", devices=(device,)), fidelity="paced", interface="lo",
-    channel=channel,
+    rank=rank, world_size=2, device=device, cluster=Cluster(name="pis", devices=(device,)), fidelity="paced",
+    interface="lo", channel=channel,
 )
 with process_group.group(context, 30.0):
     meeting = process_group.Meeting(context, ["left", "right"], lambda: given_up[0] if given_up else None)

@@ -102,7 +102,9 @@ def test_bytes_pass_both_ways_and_nobody_without_the_certificate_does(
     assert bytes(back) == data and served[1] == [len(data)]
 
 
-def test_an_aged_certificate_is_refused(agents: list[Connection], served: tuple[int, list[int]], tmp_path: Path) -> None:
+def test_an_aged_certificate_is_refused(
+    agents: list[Connection], served: tuple[int, list[int]], tmp_path: Path
+) -> None:
     aged = tmp_path / "aged.pem"
     aged.write_bytes(make_certificate())
     words = ["openssl", "x509", "-in", str(aged), "-signkey", str(aged), "-days", "-1"]
@@ -156,7 +158,13 @@ def test_gloo_finds_its_peers_through_relays(agents: list[Connection], monkeypat
 
 
 def test_only_gloos_addresses_are_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for value in (b"", b"1", b"\xff" * 300, bytes(300), (2).to_bytes(8, "little") + b"vm" + (136).to_bytes(8, "little") + bytes(136)):
+    for value in (
+        b"",
+        b"1",
+        b"\xff" * 300,
+        bytes(300),
+        (2).to_bytes(8, "little") + b"vm" + (136).to_bytes(8, "little") + bytes(136),
+    ):
         assert gloo_port(value) is None
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(RuntimeSetupError, match=r"openssl cannot be started.*data = \"plain\""):

@@ -63,7 +63,8 @@ def state_at(folder: Path, at: tuple[int, int]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("every", "due", "last"), [(0, [], [0, 0, 0, 0, 0]), (1, [1, 2, 3, 4, 5], [1, 2, 3, 4, 5]), (2, [2, 4], [0, 2, 2, 4, 4])]
+    ("every", "due", "last"),
+    [(0, [], [0, 0, 0, 0, 0]), (1, [1, 2, 3, 4, 5], [1, 2, 3, 4, 5]), (2, [2, 4], [0, 2, 2, 4, 4])],
 )
 def test_when_a_snapshot_is_taken(every: int, due: list[int], last: list[int]) -> None:
     rule = Snapshot(every=every)
@@ -108,10 +109,18 @@ def test_moments_of_old_epochs_are_not_kept_if_they_are_large(tmp_path: Path) ->
 def test_the_layers_of_a_whole_snapshot_cover_the_model(tmp_path: Path) -> None:
     """From any plans: what lies across a gap does not count."""
     mine = optimizer()
-    for layers, steps in {(0, 2): [(0, 1), (0, 2)], (2, 6): [(0, 1)], (0, 3): [(0, 2)], (3, 6): [(0, 2)], (4, 6): [(0, 1)]}.items():
+    for layers, steps in {
+        (0, 2): [(0, 1), (0, 2)],
+        (2, 6): [(0, 1)],
+        (0, 3): [(0, 2)],
+        (3, 6): [(0, 2)],
+        (4, 6): [(0, 1)],
+    }.items():
         take(writer(tmp_path, mine, layers), mine, *steps)
     assert whole(tmp_path, 6) == [(0, 1), (0, 2)]
-    assert covering(snapshot_files(tmp_path), Position(0, 1), 6)[0].name == "moments-epoch-0-step-1-layers-0-2.safetensors"
+    assert (
+        covering(snapshot_files(tmp_path), Position(0, 1), 6)[0].name == "moments-epoch-0-step-1-layers-0-2.safetensors"
+    )
     next((tmp_path / SNAPSHOTS).glob("moments-epoch-0-step-2-layers-3-6*")).unlink()
     assert whole(tmp_path, 6) == [(0, 1)]
 
@@ -143,7 +152,10 @@ def test_another_runs_or_another_positions_file_is_not_used(tmp_path: Path) -> N
     for path in (tmp_path / SNAPSHOTS).iterdir():
         path.rename(path.with_name(path.name.replace("step-1", "step-2")))
     damage = remove_damaged(tmp_path, RUN)
-    assert len(damage) == 2 and "belongs to moments-epoch-0-step-1-layers-0-3.safetensors of run a run" in damage[0].lower()
+    assert (
+        len(damage) == 2
+        and "belongs to moments-epoch-0-step-1-layers-0-3.safetensors of run a run" in damage[0].lower()
+    )
     take(writer(tmp_path, mine), mine, (0, 1))
     assert len(remove_damaged(tmp_path, "another")) == 2 and not whole(tmp_path)
 
@@ -194,7 +206,10 @@ from workbench.runtime import snapshot
 mine = optimizer()
 places = writer(Path({str(tmp_path)!r}), mine)
 take(places, mine, (0, 1), (0, 2), (0, 3))
-snapshot.write_sealed_tensors = lambda path, owner, contents: (path.write_bytes(b"half"), os.kill(os.getpid(), signal.SIGKILL))
+def die(path, owner, contents):
+    path.write_bytes(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+snapshot.write_sealed_tensors = die
 take(places, mine, (0, 4))
 """
     with run_script(script, tmp_path / "printed") as process:
@@ -204,5 +219,7 @@ take(places, mine, (0, 4))
     for _ in range(3):
         take_step(expected)
     assert whole(tmp_path) == [(0, 3)] and remove_damaged(tmp_path, RUN) == []
-    assert all(torch.equal(state_at(tmp_path, (0, 3))[name], tensor) for name, tensor in expected.named_tensors().items())
+    assert all(
+        torch.equal(state_at(tmp_path, (0, 3))[name], tensor) for name, tensor in expected.named_tensors().items()
+    )
     assert len([path for path in passing(tmp_path) if path.suffix == ".part"]) == 1

@@ -1,4 +1,5 @@
-"""The agent of a real device and what talks to it, over plain pipes; tests/cli/test_kit.py does the same over real OpenSSH."""
+"""The agent of a real device and what talks to it, over plain pipes; tests/cli/test_kit.py does the same over real
+OpenSSH."""
 
 from __future__ import annotations
 
@@ -32,7 +33,13 @@ from workbench.runtime import commands as c
 from workbench.runtime import kept_files, ssh, ssh_agent
 from workbench.runtime.engine_service import EngineService
 from workbench.runtime.frames import FROM_ENGINE, Asked, FilePart, Message, Messages
-from workbench.runtime.messages import AnswerMessage, CallTable, decode_told, encode, encode_told
+from workbench.runtime.messages import (
+    AnswerMessage,
+    CallTable,
+    decode_told,
+    encode,
+    encode_told,
+)
 from workbench.runtime.pipe_engine import ChannelStore, require_wireguard
 from workbench.runtime.relays import Relays
 from workbench.runtime.seats import KeyStore
@@ -49,7 +56,11 @@ class Agent:
         self.home = home(folder, "alpha")
         self.told: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         [device] = real_cluster(("alpha",)).devices
-        self.connection = Connection("alpha", over_pipes(folder)(device), lambda kind, content: self.told.put((kind, content)))
+        self.connection = Connection(
+            "alpha",
+            over_pipes(folder)(device),
+            lambda kind, content: self.told.put((kind, content)),
+        )
 
     def wait_for(self, kind: str) -> Any:
         while True:
@@ -68,7 +79,12 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
 def start_sleeper(agent: Agent, folder: Path) -> int:
     """Start an engine that does nothing; return its process number."""
     (folder / "sleeper.py").write_text("import time\ntime.sleep(600)\n")
-    return agent.connection.ask("start", python=sys.executable, module="sleeper", environment={"PYTHONPATH": str(folder)})
+    return agent.connection.ask(
+        "start",
+        python=sys.executable,
+        module="sleeper",
+        environment={"PYTHONPATH": str(folder)},
+    )
 
 
 def test_clock_files_and_refusals(agent: Agent, tmp_path: Path) -> None:
@@ -92,7 +108,13 @@ def test_clock_files_and_refusals(agent: Agent, tmp_path: Path) -> None:
     with pytest.raises(RuntimeSetupError, match="is no program"):
         connection.ask("start", python="/nowhere/python", module="sleeper", environment={})
     with pytest.raises(RuntimeSetupError, match="another digest"):
-        bad = connection.post("begin_file", [ssh._frame(ssh.DATA, b"abc")], path="run/x", size=3, sha256="0" * 64)
+        bad = connection.post(
+            "begin_file",
+            [ssh._frame(ssh.DATA, b"abc")],
+            path="run/x",
+            size=3,
+            sha256="0" * 64,
+        )
         bad.result(LIMIT_S)
     assert connection.ask("facts").cores >= 1
 
@@ -122,7 +144,10 @@ def test_a_device_that_is_sent_files_is_not_silent(agent: Agent, tmp_path: Path)
     table = CallTable({"workbench.methods.fine_tuning.method:FineTuning.serve_rank": Parts(job, job)})
     engines = SshEngines(real_cluster(), tmp_path / "run", table)
     service, [seat, _] = EngineService(engines, print, ()), engines.seats
-    seat.connection, seat.call = agent.connection, table.named("workbench.methods.fine_tuning.method:FineTuning.serve_rank")
+    seat.connection, seat.call = (
+        agent.connection,
+        table.named("workbench.methods.fine_tuning.method:FineTuning.serve_rank"),
+    )
     service.running.add(0)
     arrives = threading.Event()
 
@@ -132,12 +157,20 @@ def test_a_device_that_is_sent_files_is_not_silent(agent: Agent, tmp_path: Path)
 
     last = c.Pong(charge=0.5)
     seat._take_message(Message("event", seat.number, encode_told(last)))
-    sent = agent.connection.post("begin_file", frames(), path="run/x", size=3, sha256=hashlib.sha256(b"abc").hexdigest())
+    sent = agent.connection.post(
+        "begin_file",
+        frames(),
+        path="run/x",
+        size=3,
+        sha256=hashlib.sha256(b"abc").hexdigest(),
+    )
     assert [one.content for one in service.news(0)] == [last]
     assert service.command(0, c.Ping()) and [one.content for one in service.news(0)] == [last]
     arrives.set()
     assert sent.result(LIMIT_S)
-    assert service.command(0, c.Ping()) and not service.news(0)  # from here on the engine, which there is none of, has to answer
+    assert service.command(0, c.Ping()) and not service.news(
+        0
+    )  # from here on the engine, which there is none of, has to answer
 
 
 def test_everything_ends_with_the_connection(agent: Agent, tmp_path: Path) -> None:
@@ -166,23 +199,34 @@ from workbench.runtime.ssh import Connection
 [device] = real_cluster(("alpha",)).devices
 connection = Connection("alpha", over_pipes(Path(sys.argv[1]))(device))
 connection.open(owner="a laptop")
-print(connection.ask("start", python=sys.executable, module="sleeper", environment={"PYTHONPATH": sys.argv[1]}), flush=True)
+environment = {"PYTHONPATH": sys.argv[1]}
+print(connection.ask("start", python=sys.executable, module="sleeper", environment=environment), flush=True)
 queue.SimpleQueue().get()
 """
 
 
-def test_nothing_stays_on_a_device_when_the_laptops_process_is_killed(tmp_path: Path) -> None:
+def test_nothing_stays_on_a_device_when_the_laptops_process_is_killed(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "sleeper.py").write_text("import subprocess\nsubprocess.run(['sleep', '600'])\n")
     with subprocess.Popen(
-        [sys.executable, "-c", LAPTOP, str(tmp_path)], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+        [sys.executable, "-c", LAPTOP, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
     ) as laptop:
         assert laptop.stdout is not None
         engine = psutil.Process(int(laptop.stdout.readline()))
         wait_for(engine.children, "its own process")
         started = [engine, engine.parent(), *engine.children()]
         laptop.kill()
-    wait_for(lambda: not any(process is not None and process.is_running() for process in started), "its end")
-    wait_for(lambda: not list((home(tmp_path, "alpha") / ".workbench-kit/runs").iterdir()), "its end")
+    wait_for(
+        lambda: not any(process is not None and process.is_running() for process in started),
+        "its end",
+    )
+    wait_for(
+        lambda: not list((home(tmp_path, "alpha") / ".workbench-kit/runs").iterdir()),
+        "its end",
+    )
 
 
 def test_a_killed_agent_takes_its_engine_along_and_its_folder_is_swept(agent: Agent, tmp_path: Path) -> None:
@@ -216,14 +260,26 @@ PROXY = "Connection closed by UNKNOWN port 65535\n"
 @pytest.mark.parametrize(
     ("login", "found", "todo"),
     [
-        (Login("No ED25519 host key is known for h.\nHost key verification failed.\n", 255), "not known yet", "--trust"),
+        (
+            Login("No ED25519 host key is known for h.\nHost key verification failed.\n", 255),
+            "not known yet",
+            "--trust",
+        ),
         (Login(CHANGED, 255), "not the one", "--forget"),
         (Login("pi@h: Permission denied (publickey).\n", 255), "does not accept the key", "ssh-copy-id"),
-        (Login('Load key "/k": invalid format\npi@h: Permission denied (publickey).\n', 255), "'/k' cannot be read: inv", "key ="),
+        (
+            Login('Load key "/k": invalid format\npi@h: Permission denied (publickey).\n', 255),
+            "'/k' cannot be read: inv",
+            "key =",
+        ),
         (Login("ssh: connect to host h port 22: Connection refused\n", 255), "Nothing listens", "systemctl"),
         (Login("ssh: connect to host h port 22: No route to host\n", 255), "cannot be reached", "cable"),
         (Login("ssh: Could not resolve hostname h: Name or service not known\n", 255), "name is not known", "address"),
-        (Login("/home/me/.ssh/config: line 3: Bad configuration option: usr\n", 255), "Bad configuration option: usr", "ssh ADDRESS"),
+        (
+            Login("/home/me/.ssh/config: line 3: Bad configuration option: usr\n", 255),
+            "Bad configuration option: usr",
+            "ssh ADDRESS",
+        ),
         (Login(IN, 127, errors="Hello!\nsh: python3: not found\n"), "no python3", "apt install"),
         # A login shell that ends or waits: a banner is never the cause.
         (Login(IN, 1, "This account is currently not available.\n", "Keep out.\n"), "says: This account is", "chsh"),
@@ -232,16 +288,32 @@ PROXY = "Connection closed by UNKNOWN port 65535\n"
         (Login("", None), "did not answer", "cable"),
         # A device's own words on stderr, and a server's farewell, are not ssh's.
         (Login(IN, 255, errors=CHANGED), "before Python starts.", "chsh"),
-        (Login("Received disconnect from 10.0.0.4 port 22:2: x\n" + CHANGED, 255), "ssh ended with status 255", "ssh ADDRESS"),
+        (
+            Login("Received disconnect from 10.0.0.4 port 22:2: x\n" + CHANGED, 255),
+            "ssh ended with status 255",
+            "ssh ADDRESS",
+        ),
         (Login(IN, 255, errors=CHANGED + BEGAN.decode(), has_begun=True), "ended with status 255.", "cable"),
-        (Login(IN + "Transferred: sent 1, received 2 bytes, in 3.0 seconds\n", 0, has_begun=True), "ended with status 0.", "cable"),
+        (
+            Login(IN + "Transferred: sent 1, received 2 bytes, in 3.0 seconds\n", 0, has_begun=True),
+            "ended with status 0.",
+            "cable",
+        ),
         (Login(IN + "Timeout, server h not responding.\n", 255, has_begun=True), "Timeout, server h", "cable"),
         # A jump host: its ssh writes to our stderr.
-        (Login(PROXY, 255, errors="Host key verification failed.\n"), "such as a jump host, is not trusted", "ssh JUMPHOST"),
-        (Login(PROXY, 255, errors="ssh: Could not resolve hostname j: Name\n"), "way to it is closed: ssh: Could not", "ssh ADDRESS"),
+        (
+            Login(PROXY, 255, errors="Host key verification failed.\n"),
+            "such as a jump host, is not trusted",
+            "ssh JUMPHOST",
+        ),
+        (
+            Login(PROXY, 255, errors="ssh: Could not resolve hostname j: Name\n"),
+            "way to it is closed: ssh: Could not",
+            "ssh ADDRESS",
+        ),
         (Login("No ED25519 host key is known for h.\n" + PROXY, 255), "not known yet", "--trust"),
     ],
-)  # fmt: skip
+)
 def test_what_ssh_says_becomes_one_sentence_and_a_mend(login: Login, found: str, todo: str) -> None:
     failure = failure_of(login)
     assert found in failure.found and todo in failure.todo
@@ -249,7 +321,11 @@ def test_what_ssh_says_becomes_one_sentence_and_a_mend(login: Login, found: str,
 
 def test_messages_cross_a_stream_in_any_pieces() -> None:
     sent = [Message("event", 1, b"x" * 1000), Message("answer", 2, b"")]
-    data, found, messages = b"".join(one.framed() for one in sent), [], Messages(FROM_ENGINE, 2000)
+    data, found, messages = (
+        b"".join(one.framed() for one in sent),
+        [],
+        Messages(FROM_ENGINE, 2000),
+    )
     for at in range(0, len(data), 7):
         found += list(messages.of(data[at : at + 7]))
     assert found == sent
@@ -258,22 +334,39 @@ def test_messages_cross_a_stream_in_any_pieces() -> None:
 
 
 def test_a_device_without_memory_is_told_from_one_whose_peer_fell_silent() -> None:
-    call = CallTable({"workbench.runtime.measuring:measure_rank_host": ""}).named("workbench.runtime.measuring:measure_rank_host")
-    asked = AnswerMessage.of_error(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2000000 bytes."))
+    call = CallTable({"workbench.runtime.measuring:measure_rank_host": ""}).named(
+        "workbench.runtime.measuring:measure_rank_host"
+    )
+    asked = AnswerMessage.of_error(
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2000000 bytes.")
+    )
     error = asked.outcome(0, call, "pi0").error
     assert isinstance(error, MemoryBudgetError) and "'pi0' asked for 2.000 MB more. Its system refused." in str(error)
-    other = AnswerMessage.of_error(RuntimeError("gloo: connection to a peer: Resource temporarily unavailable")).outcome(0, call, "pi0")
+    other = AnswerMessage.of_error(
+        RuntimeError("gloo: connection to a peer: Resource temporarily unavailable")
+    ).outcome(0, call, "pi0")
     assert type(other.error) is RuntimeError
 
 
 def test_commands_and_events_are_typed() -> None:
     table = CallTable(
-        {"workbench.methods.fine_tuning.method:FineTuning.serve_rank": Parts("workbench.core.job:Job", "workbench.core.job:Job")}
+        {
+            "workbench.methods.fine_tuning.method:FineTuning.serve_rank": Parts(
+                "workbench.core.job:Job", "workbench.core.job:Job"
+            )
+        }
     )
     call = table.named("workbench.methods.fine_tuning.method:FineTuning.serve_rank")
     from workbench.core.job import Job
 
-    for value in (c.Train(3, (0, 2), Job(seed=7)), c.Pause(3, 9), c.Ping(), c.StepDone(4, 0.5), c.Ended(3, "paused", Job()), {"epoch": 1}):
+    for value in (
+        c.Train(3, (0, 2), Job(seed=7)),
+        c.Pause(3, 9),
+        c.Ping(),
+        c.StepDone(4, 0.5),
+        c.Ended(3, "paused", Job()),
+        {"epoch": 1},
+    ):
         assert decode_told(encode_told(value), call, "It") == value
     with pytest.raises(RuntimeSetupError, match="It was expected"):
         decode_told(encode_told(Asked("get", ("key",))), call, "It")
@@ -304,7 +397,10 @@ def test_the_store_over_a_channel_forms_a_gloo_group() -> None:
     assert not ChannelStore(partial(ask, 0)).check(["nothing"])
 
 
-LOG, SNAPSHOT = "steps/epoch-0-from-0-rank-1.jsonl", "snapshots/weights-epoch-1-step-0-layers-0-3.safetensors"
+LOG, SNAPSHOT = (
+    "steps/epoch-0-from-0-rank-1.jsonl",
+    "snapshots/weights-epoch-1-step-0-layers-0-3.safetensors",
+)
 
 
 @pytest.fixture
@@ -328,7 +424,12 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 def test_a_devices_files_come_into_the_runs_folder(seat: SshSeat, tmp_path: Path) -> None:
     keep(seat, FilePart(SNAPSHOT, 0, b"ab", False), FilePart(SNAPSHOT, 2, b"c", True))
-    keep(seat, FilePart(LOG, 0, b"old and longer\n", True), FilePart(LOG, 0, b"new\n", True), FilePart(LOG, 4, b"newer\n", True))
+    keep(
+        seat,
+        FilePart(LOG, 0, b"old and longer\n", True),
+        FilePart(LOG, 0, b"new\n", True),
+        FilePart(LOG, 4, b"newer\n", True),
+    )
     keep(seat, FilePart("snapshots/x.json", 0, b"begun", False))
     seat.close()
     assert files_of(tmp_path / "run") == {SNAPSHOT: b"abc", LOG: b"new\nnewer\n"}
@@ -337,8 +438,26 @@ def test_a_devices_files_come_into_the_runs_folder(seat: SshSeat, tmp_path: Path
 @pytest.mark.parametrize(
     "parts",
     [
-        *([FilePart(path, 0, b"", True)] for path in ("../outside", "steps/../../outside", "/etc/passwd", "fingerprint.txt", "steps/a/b")),
-        *([FilePart(path, 0, b"", True)] for path in ("steps/.x", "steps/a\n", "steps/\\", "steps/" + "a" * 300, "steps/")),
+        *(
+            [FilePart(path, 0, b"", True)]
+            for path in (
+                "../outside",
+                "steps/../../outside",
+                "/etc/passwd",
+                "fingerprint.txt",
+                "steps/a/b",
+            )
+        ),
+        *(
+            [FilePart(path, 0, b"", True)]
+            for path in (
+                "steps/.x",
+                "steps/a\n",
+                "steps/\\",
+                "steps/" + "a" * 300,
+                "steps/",
+            )
+        ),
         [FilePart(LOG, 7, b"x", True)],  # of a log that is not there
         [FilePart(LOG, 0, b"x", True), FilePart(LOG, 2**40, b"x", True)],
         [FilePart(LOG, -1, b"x", True)],
@@ -346,7 +465,10 @@ def test_a_devices_files_come_into_the_runs_folder(seat: SshSeat, tmp_path: Path
         [FilePart(LOG, 0, bytes(1001), True)],
         [FilePart(SNAPSHOT, 1, b"x", False)],
         [FilePart(SNAPSHOT, 0, b"x", False), FilePart(SNAPSHOT, 2, b"x", True)],
-        [FilePart(SNAPSHOT, 0, bytes(600), False), FilePart(SNAPSHOT, 600, bytes(600), False)],
+        [
+            FilePart(SNAPSHOT, 0, bytes(600), False),
+            FilePart(SNAPSHOT, 600, bytes(600), False),
+        ],
         [FilePart(f"snapshots/{number}", 0, b"", False) for number in range(5)],
     ],
 )
@@ -358,7 +480,9 @@ def test_a_part_of_a_file_that_does_not_fit_is_refused(parts: list[FilePart], se
     assert not (tmp_path / "outside").exists()
 
 
-def test_a_device_keeps_so_many_files_and_no_more(seat: SshSeat, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_device_keeps_so_many_files_and_no_more(
+    seat: SshSeat, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(kept_files, "MOST_FILES", 3)
     keep(seat, *(FilePart(f"snapshots/{number}", 0, b"x", True) for number in range(3)))
     (tmp_path / "run/snapshots/0").unlink()  # no longer needed: it counts no more
@@ -370,7 +494,10 @@ def test_a_device_keeps_so_many_files_and_no_more(seat: SshSeat, monkeypatch: py
 def test_a_devices_files_take_so_many_bytes_and_no_more(seat: SshSeat, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_files, "MOST_TIMES", 2)
     with pytest.raises(MessageError, match="above 2,000 bytes"):
-        keep(seat, *(FilePart(f"snapshots/{number}", 0, bytes(900), True) for number in range(1, 4)))
+        keep(
+            seat,
+            *(FilePart(f"snapshots/{number}", 0, bytes(900), True) for number in range(1, 4)),
+        )
 
 
 def test_a_full_disk_of_the_laptop_ends_the_run(seat: SshSeat, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,7 +513,10 @@ def test_a_full_disk_of_the_laptop_ends_the_run(seat: SshSeat, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        ([(1, Asked("set", ("a",), b"1")), (0, Asked("set", ("a",), b"2"))], "'a' of another device"),
+        (
+            [(1, Asked("set", ("a",), b"1")), (0, Asked("set", ("a",), b"2"))],
+            "'a' of another device",
+        ),
         ([(0, Asked("set", ()))], "set with 0 keys"),
         ([(0, Asked("get", ("a", "b")))], "get with 2 keys"),
         ([(0, Asked("get", ("a",)))] * 1001, "more than 1,000 at once"),
@@ -407,7 +537,12 @@ def test_the_exposing_device_is_to_blame_for_a_relay_that_it_refuses() -> None:
             return at
 
     address = (
-        struct.pack("=Q", 0) + struct.pack("=Q", 136) + struct.pack("=H", 2) + b"\x1f\x90" + socket.inet_aton("127.0.0.1") + bytes(128)
+        struct.pack("=Q", 0)
+        + struct.pack("=Q", 136)
+        + struct.pack("=H", 2)
+        + b"\x1f\x90"
+        + socket.inet_aton("127.0.0.1")
+        + bytes(128)
     )
     relays = Relays(lambda rank, error: blamed.append(rank))
     relays.told(1, Agent(), "key", address)  # type: ignore[arg-type]
@@ -416,7 +551,9 @@ def test_the_exposing_device_is_to_blame_for_a_relay_that_it_refuses() -> None:
     assert blamed == [1]
 
 
-def test_a_device_tells_of_its_health_and_refuses_a_network_that_is_not_wireguard(agent: Agent) -> None:
+def test_a_device_tells_of_its_health_and_refuses_a_network_that_is_not_wireguard(
+    agent: Agent,
+) -> None:
     agent.connection.open()
     agent.connection.ask("ping", health=True)
     health = agent.connection.health
@@ -448,9 +585,17 @@ SHA256 = "0" * 64
         ("has", {"path": "kit/x", "size": 1.5, "sha256": SHA256}, "size"),
         ("has", {"path": "kit/x\n", "size": 1, "sha256": SHA256}, "path"),
         ("begin_file", {"path": "kit/x", "size": 1, "sha256": "../x"}, "sha256"),
-        ("begin_file", {"path": "kit/x", "size": 1, "sha256": SHA256, "mode": 1}, "mode"),
+        (
+            "begin_file",
+            {"path": "kit/x", "size": 1, "sha256": SHA256, "mode": 1},
+            "mode",
+        ),
         ("start", {"python": "/bin/sh", "module": "-c", "environment": {}}, "module"),
-        ("start", {"python": "/bin/sh", "module": "x", "environment": {"PATH": 1}}, "environment"),
+        (
+            "start",
+            {"python": "/bin/sh", "module": "x", "environment": {"PATH": 1}},
+            "environment",
+        ),
         ("signal_engine", {"name": "TERM"}, "name"),
         ("holds", {"folder": "../.."}, "folder"),
         ("unpack", {"archive": "kit/x", "folder": "*-0", "python": False}, "folder"),
@@ -465,7 +610,16 @@ def test_the_agent_takes_no_field_that_does_not_fit(operation: str, fields: dict
 
 
 @pytest.mark.parametrize(
-    "sent", [b"\xff\xff\xff\xffJ", b"\0\0\0\1X?", b"\0\0\0\2J[]", b"\0\0\0\1J{", b"\0\0\0\3Dabc", b'\0\0\0\x0bJ{"id":null}'], ids=repr
+    "sent",
+    [
+        b"\xff\xff\xff\xffJ",
+        b"\0\0\0\1X?",
+        b"\0\0\0\2J[]",
+        b"\0\0\0\1J{",
+        b"\0\0\0\3Dabc",
+        b'\0\0\0\x0bJ{"id":null}',
+    ],
+    ids=repr,
 )
 def test_an_agent_ends_at_bytes_that_no_laptop_sends(sent: bytes, agent: Agent) -> None:
     agent.connection.open()

@@ -1,4 +1,5 @@
-"""Values leave the moment they are present, in their channel's order: what passes through, and sums of a ring, need no stream."""
+"""Values leave the moment they are present, in their channel's order: what passes through, and sums of a ring, need no
+stream."""
 
 from __future__ import annotations
 
@@ -30,11 +31,21 @@ def value(name: str, part: int = NONE) -> Value:
     return Value(name, 0, NONE, part)
 
 
-def compute(kind: str, reads: tuple[Value, ...], writes: tuple[Value, ...], stream: str = "compute") -> Op:
+def compute(
+    kind: str,
+    reads: tuple[Value, ...],
+    writes: tuple[Value, ...],
+    stream: str = "compute",
+) -> Op:
     return Op(kind, 0, NONE, NONE, reads, writes, (), stream)
 
 
-def run(schedule: Schedule, handlers: dict[str, Callable[..., tuple[Any, ...]]], size: int = SIZE, **settings: Any) -> list[Execution]:
+def run(
+    schedule: Schedule,
+    handlers: dict[str, Callable[..., tuple[Any, ...]]],
+    size: int = SIZE,
+    **settings: Any,
+) -> list[Execution]:
     check(schedule)
 
     def work(executor: Executor) -> Execution:
@@ -45,8 +56,15 @@ def run(schedule: Schedule, handlers: dict[str, Callable[..., tuple[Any, ...]]],
 
 
 def ring_of_three() -> Schedule:
-    """Rank 0's tile goes on by rank 1 to rank 2; a sum comes back over rank 1, which adds its own term on the ring's stream."""
-    tile, total, more, own, last = value("tile"), value("sum", 0), value("sum", 1), value("own"), value("last")
+    """Rank 0's tile goes on by rank 1 to rank 2; a sum comes back over rank 1, which adds its own term on the ring's
+    stream."""
+    tile, total, more, own, last = (
+        value("tile"),
+        value("sum", 0),
+        value("sum", 1),
+        value("own"),
+        value("last"),
+    )
     return Schedule(
         ops=(
             (send(tile, 0, 1), recv(more, 1, 0), compute("LAST", (more,), (last,))),
@@ -67,7 +85,8 @@ def ring_of_three() -> Schedule:
 
 
 def test_a_busy_stream_holds_nothing_up() -> None:
-    """Rank 1 computes until rank 0 has what came through rank 1: this ends only if the transport passes it on and adds by itself."""
+    """Rank 1 computes until rank 0 has what came through rank 1: this ends only if the transport passes it on and adds
+    by itself."""
     arrived = threading.Event()
 
     def long(op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -96,13 +115,21 @@ def test_a_busy_stream_holds_nothing_up() -> None:
 
 
 def swap(count: int) -> Schedule:
-    """Two ranks send each other `count` values; each sums what came, in the reverse of the order in which it was sent."""
+    """Two ranks send each other `count` values; each sums what came, in the reverse of the order in which it was
+    sent."""
     ops = []
     for rank in range(2):
         mine, theirs = ([value(f"from-{one}", part) for part in range(count)] for one in (rank, 1 - rank))
         made = compute("MAKE", (), tuple(mine))
         sums = compute("SUM", tuple(reversed(theirs)), (value("total"),))
-        ops.append((made, *(send(one, rank, 1 - rank) for one in mine), *(recv(one, 1 - rank, rank) for one in theirs), sums))
+        ops.append(
+            (
+                made,
+                *(send(one, rank, 1 - rank) for one in mine),
+                *(recv(one, 1 - rank, rank) for one in theirs),
+                sums,
+            )
+        )
     return Schedule(ops=tuple(ops), outputs=((value("total"),),) * 2)
 
 
@@ -128,8 +155,17 @@ def test_a_channel_keeps_its_order() -> None:
     early, late, end = value("early"), value("late"), value("end")
     schedule = Schedule(
         ops=(
-            (compute("EARLY", (), (early,)), compute("LATE", (early,), (late,)), send(late, 0, 1), send(early, 0, 1)),
-            (recv(late, 0, 1), recv(early, 0, 1), compute("END", (early, late), (end,))),
+            (
+                compute("EARLY", (), (early,)),
+                compute("LATE", (early,), (late,)),
+                send(late, 0, 1),
+                send(early, 0, 1),
+            ),
+            (
+                recv(late, 0, 1),
+                recv(early, 0, 1),
+                compute("END", (early, late), (end,)),
+            ),
         ),
         outputs=((), (end,)),
     )
@@ -140,7 +176,10 @@ def test_a_channel_keeps_its_order() -> None:
     }
     first, second = run(schedule, handlers)
     assert second.outputs[end][0].item() == -1
-    assert [span.op.reads[0] for span in first.spans if span.op.kind == "SEND"] == [late, early]
+    assert [span.op.reads[0] for span in first.spans if span.op.kind == "SEND"] == [
+        late,
+        early,
+    ]
 
 
 LINK_S = 0.014
@@ -154,7 +193,10 @@ def emulated(fidelity: Any, count: int) -> Callable[[int], RankLinks]:
 
 
 def transfers(done: list[Execution], kind: str, rank: int) -> list[Span]:
-    return sorted((span for span in done[rank].spans if span.op.kind == kind), key=lambda span: span.start_s)
+    return sorted(
+        (span for span in done[rank].spans if span.op.kind == kind),
+        key=lambda span: span.start_s,
+    )
 
 
 def one_after_the_other(spans: list[Span]) -> bool:
@@ -162,11 +204,16 @@ def one_after_the_other(spans: list[Span]) -> bool:
 
 
 @pytest.mark.parametrize("fidelity", ["kernel", "paced"])
-def test_a_message_over_an_emulated_link_takes_its_latency_and_its_bytes(fidelity: str) -> None:
+def test_a_message_over_an_emulated_link_takes_its_latency_and_its_bytes(
+    fidelity: str,
+) -> None:
     """Both ends agree on when a message begins, because it carries that time; the next one begins when it has ended."""
     done = run(swap(3), makers(SIZE), links=emulated(fidelity, 2))
     for rank in range(2):
-        sent, received = transfers(done, "SEND", rank), transfers(done, "RECV", 1 - rank)
+        sent, received = (
+            transfers(done, "SEND", rank),
+            transfers(done, "RECV", 1 - rank),
+        )
         assert len(sent) == 3 and one_after_the_other(sent)
         assert [span.start_s for span in received] == [span.start_s for span in sent]
         assert all(span.end_s - span.start_s >= LINK_S for span in (*sent, *received))
@@ -180,7 +227,8 @@ def test_messages_of_several_devices_take_turns_at_one_end_of_a_link(kind: str) 
     pairs = {first: (0, 1), second: (0, 2)} if kind == "SEND" else {first: (1, 0), second: (2, 0)}
     schedule = Schedule(
         ops=tuple(
-            tuple((send if rank == pair[0] else recv)(one, *pair) for one, pair in pairs.items() if rank in pair) for rank in range(3)
+            tuple((send if rank == pair[0] else recv)(one, *pair) for one, pair in pairs.items() if rank in pair)
+            for rank in range(3)
         ),
         inputs=tuple(tuple(one for one, pair in pairs.items() if rank == pair[0]) for rank in range(3)),
         outputs=tuple(tuple(one for one, pair in pairs.items() if rank == pair[1]) for rank in range(3)),
@@ -197,7 +245,10 @@ def test_a_message_that_carries_its_time_keeps_its_content(dtype: str, shape: tu
     assert received.dtype == content.dtype and torch.equal(received, content) and time_s == 1234.5
 
 
-@pytest.mark.parametrize(("kind", "rounds"), [("ALLREDUCE", 4), ("ALLGATHER", 2), ("REDUCESCATTER", 2), ("BROADCAST", 2)])
+@pytest.mark.parametrize(
+    ("kind", "rounds"),
+    [("ALLREDUCE", 4), ("ALLGATHER", 2), ("REDUCESCATTER", 2), ("BROADCAST", 2)],
+)
 def test_collectives_over_kernel_links_take_their_latency(kind: str, rounds: int) -> None:
     """The kernel emulates their bytes.  rounds: of messages among three devices."""
 
@@ -211,8 +262,13 @@ def test_collectives_over_kernel_links_take_their_latency(kind: str, rounds: int
 
 
 def test_a_slow_link_delays_what_is_sent_over_it() -> None:
-    """An injected fault, whether the kernel shapes the links or not; the receiver's end tells how long a message took."""
-    links = RankLinks(cluster=cluster_of_two(bytes_per_s=4 * SIZE / 0.02, latency_s=0.0), rank=0, fidelity="real")
+    """An injected fault, whether the kernel shapes the links or not; the receiver's end tells how long a message
+    took."""
+    links = RankLinks(
+        cluster=cluster_of_two(bytes_per_s=4 * SIZE / 0.02, latency_s=0.0),
+        rank=0,
+        fidelity="real",
+    )
 
     def work(executor: Executor) -> Execution:
         if executor.rank == 0:
@@ -251,7 +307,11 @@ def test_a_silent_peer_is_an_error(passes: bool) -> None:
 
 
 def test_paced_times_are_the_links() -> None:
-    links = RankLinks(cluster=cluster_of_two(bytes_per_s=1e6, latency_s=0.001), rank=0, fidelity="paced")
+    links = RankLinks(
+        cluster=cluster_of_two(bytes_per_s=1e6, latency_s=0.001),
+        rank=0,
+        fidelity="paced",
+    )
     assert links.transfer_s(0, 1, 500_000) == links.added_s(0, 1, 500_000) == pytest.approx(0.502)
     assert links.collective_s("ALLREDUCE", (0, 1), 500_000) == pytest.approx(2 * (0.002 + 0.25))
     assert links.collective_s("ALLGATHER", (0, 1), 500_000) == pytest.approx(0.002 + 0.25)
@@ -261,7 +321,9 @@ def test_paced_times_are_the_links() -> None:
     slowly = replace(links, dilation=4.0)
     assert slowly.transfer_s(0, 1, 500_000) == pytest.approx(4 * 0.502)
     assert slowly.occupied_s(0, 1, 500_000) == pytest.approx(4 * (0.502 + MESSAGE_S))
-    assert slowly.added_s(0, 1, 500_000) == pytest.approx(4 * 0.502 + 3 * MESSAGE_S), "this machine takes MESSAGE_S once by itself"
+    assert slowly.added_s(0, 1, 500_000) == pytest.approx(4 * 0.502 + 3 * MESSAGE_S), (
+        "this machine takes MESSAGE_S once by itself"
+    )
     assert slowly.collective_s("ALLREDUCE", (0, 1), 500_000) == pytest.approx(4 * 0.504 + 2 * 3 * MESSAGE_S)
     kernel, real = replace(links, fidelity="kernel"), replace(links, fidelity="real")
     assert kernel.added_s(0, 1, 500_000) == pytest.approx(0.002) and real.added_s(0, 1, 500_000) == 0

@@ -23,7 +23,9 @@ def test_one_run_at_a_time_and_no_trace_of_the_lock(tmp_path: Path) -> None:
         assert list((tmp_path / "a" / "run").iterdir()) == []
 
 
-def test_disk_is_looked_at_beforehand_without_making_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_is_looked_at_beforehand_without_making_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, 10**8))
     require_disk(tmp_path / "not" / "there", 9 * 10**7)
@@ -46,7 +48,9 @@ def test_a_full_disk_is_told(error: Exception, tmp_path: Path) -> None:
         raise error
 
 
-@pytest.mark.parametrize("error", [OSError(errno.EACCES, "Permission denied"), PlanError("No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EACCES, "Permission denied"), PlanError("No space left on device"), KeyboardInterrupt()]
+)
 def test_other_errors_pass(error: BaseException, tmp_path: Path) -> None:
     with pytest.raises(type(error)) as caught, full_disk_told(tmp_path):
         raise error

@@ -1,4 +1,5 @@
-"""A policy that counts steps, its devices in virtual time, and what is told of a run on them; every command is checked."""
+"""A policy that counts steps, its devices in virtual time, and what is told of a run on them; every command is
+checked."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.device_faults import Fault, FaultSchedule, parse_faults
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
-from workbench.runtime.commands import Ended, Generation, Parts, Ping, Pong, StepDone, Train
+from workbench.runtime.commands import (
+    Ended,
+    Generation,
+    Parts,
+    Ping,
+    Pong,
+    StepDone,
+    Train,
+)
 from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import Fleet
 from workbench.runtime.virtual_devices import VirtualDevices, VirtualWork, VirtualWorld
@@ -56,7 +65,8 @@ class Predicted:
 
 @dataclass
 class Trainer:
-    """A policy of training with state that goes back to the last snapshot at a loss.  at_least: devices that the work needs.
+    """A policy of training with state that goes back to the last snapshot at a loss.  at_least: devices that the work
+    needs.
 
     only: those that it wants by itself, whatever their pace.  idle: those that stand by for one that leaves on notice.
     converges_at: the step before which it finds that the work is done.
@@ -85,15 +95,34 @@ class Trainer:
         members = self.only or tuple(rank for rank in ready if factors.get(rank, 1.0) < 10 and rank not in self.idle)
         prepares = self.only
         if self.idle and self.generations and not self.losses:
-            prepares = tuple(rank for rank in self.idle if rank in ready)[: len(set(self.generations[-1].members) - set(ready))]
+            prepares = tuple(rank for rank in self.idle if rank in ready)[
+                : len(set(self.generations[-1].members) - set(ready))
+            ]
             members = tuple(sorted((*members, *prepares)))
         if len(members) < self.at_least:
-            raise PlanError("A plan was asked for.", f"{len(members)} devices are too few.", "Add one.")
+            raise PlanError(
+                "A plan was asked for.",
+                f"{len(members)} devices are too few.",
+                "Add one.",
+            )
         speeds = [1 / factors.get(rank, 1.0) for rank in members]
         job = Job(tuple(speed / sum(speeds) for speed in speeds), self.step, self.total)
         shares = tuple(Share(rank=place, samples=1) for place in range(len(members)))
-        plan = Plan(method="toy", stages=(Stage(start=0, stop=1, shares=shares),), micro_batch_size=len(members), num_micro_batches=1)
-        return Generation(number, members, plan, job, Predicted(job, tuple(1 / speed for speed in speeds)), job.timeout_s, prepares)
+        plan = Plan(
+            method="toy",
+            stages=(Stage(start=0, stop=1, shares=shares),),
+            micro_batch_size=len(members),
+            num_micro_batches=1,
+        )
+        return Generation(
+            number,
+            members,
+            plan,
+            job,
+            Predicted(job, tuple(1 / speed for speed in speeds)),
+            job.timeout_s,
+            prepares,
+        )
 
     def part(self, generation: Generation, place: int) -> Job:
         return generation.job
@@ -128,7 +157,12 @@ class Trainer:
             self.losses.append((self.step, min(last, self.step)))
             self.step = min(last, self.step)
 
-    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
+    def differs(
+        self,
+        generation: Generation,
+        ready: tuple[int, ...],
+        factors: Mapping[int, float],
+    ) -> bool:
         return generation.members != self.only
 
 
@@ -151,8 +185,18 @@ def prepared(
 ) -> Told:
     devices = Checked(world_size, Work(), VirtualWorld(seed=seed))
     said: list[str] = []
-    fleet = Fleet(devices, [f"d{rank}" for rank in range(world_size)], FaultSchedule(faults), described=described)
-    return Told(policy, devices, Coordinator(fleet=fleet, policy=policy, say=said.append, adapts=adapts, **more), said)
+    fleet = Fleet(
+        devices,
+        [f"d{rank}" for rank in range(world_size)],
+        FaultSchedule(faults),
+        described=described,
+    )
+    return Told(
+        policy,
+        devices,
+        Coordinator(fleet=fleet, policy=policy, say=said.append, adapts=adapts, **more),
+        said,
+    )
 
 
 def coordinate(policy: Trainer, *faults: Fault, **settings: Any) -> Told:
@@ -205,16 +249,25 @@ class Checked(VirtualDevices):
             super().command(rank, message)
 
     def _tell(self, rank: int, event: Any) -> None:
-        super()._tell(rank, self.health[rank](self.now_s()) if isinstance(event, Pong) and rank in self.health else event)
+        super()._tell(
+            rank,
+            self.health[rank](self.now_s()) if isinstance(event, Pong) and rank in self.health else event,
+        )
 
     def check(self, policy: Trainer) -> None:
         """Every generation went to its members alone, after the one before had ended on all that live."""
         for generation in policy.generations:
-            sent = [rank for _, rank, message in self.commands if isinstance(message, Train) and message.generation == generation.number]
+            sent = [
+                rank
+                for _, rank, message in self.commands
+                if isinstance(message, Train) and message.generation == generation.number
+            ]
             assert sorted(sent) == sorted(generation.members)
 
 
-DEVICES = tuple(Device(name=f"d{rank}", flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=1e8)) for rank in range(4))
+DEVICES = tuple(
+    Device(name=f"d{rank}", flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=1e8)) for rank in range(4)
+)
 
 
 def faults(text: str) -> tuple[Fault, ...]:

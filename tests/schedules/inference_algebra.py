@@ -1,4 +1,5 @@
-"""A model of whole numbers: every operation of the inference schedules on integers, exact, so that any split must give the same result."""
+"""A model of whole numbers: every operation of the inference schedules on integers, exact, so that any split must give
+the same result."""
 
 from __future__ import annotations
 
@@ -6,17 +7,43 @@ from collections.abc import Sequence
 from typing import Any
 
 from workbench.core.inference import StackShape
-from workbench.core.schedule import ALLREDUCE, BROADCAST, RECV, SEND, Op, Schedule, Value
+from workbench.core.schedule import (
+    ALLREDUCE,
+    BROADCAST,
+    RECV,
+    SEND,
+    Op,
+    Schedule,
+    Value,
+)
 from workbench.methods.galaxy_plus.schedules import InferenceLayout
 
 PRIME = 2_147_483_647
 Numbers = tuple[int, ...]
 
 
-def shape(num_layers: int = 2, num_units: int = 4, columns: int = 8, *, has_cross_attention: bool = False, **given: Any) -> StackShape:
+def shape(
+    num_layers: int = 2,
+    num_units: int = 4,
+    columns: int = 8,
+    *,
+    has_cross_attention: bool = False,
+    **given: Any,
+) -> StackShape:
     """Return a small stack."""
-    sizes = {"hidden_size": 16, "unit_bytes": 1000, "column_bytes": 100, "hidden_bytes": 64} | given
-    return StackShape(num_layers=num_layers, num_units=num_units, columns=columns, has_cross_attention=has_cross_attention, **sizes)
+    sizes = {
+        "hidden_size": 16,
+        "unit_bytes": 1000,
+        "column_bytes": 100,
+        "hidden_bytes": 64,
+    } | given
+    return StackShape(
+        num_layers=num_layers,
+        num_units=num_units,
+        columns=columns,
+        has_cross_attention=has_cross_attention,
+        **sizes,
+    )
 
 
 def whole(stacks: Sequence[StackShape], ids: Sequence[Numbers]) -> Numbers:
@@ -25,19 +52,32 @@ def whole(stacks: Sequence[StackShape], ids: Sequence[Numbers]) -> Numbers:
     for shape, tokens in zip(stacks, ids, strict=True):
         hidden = tuple(map(_embedded, tokens))
         for _ in range(shape.num_layers):
-            for kind in ("attention", "cross", "feed_forward") if shape.has_cross_attention else ("attention", "feed_forward"):
+            for kind in (
+                ("attention", "cross", "feed_forward") if shape.has_cross_attention else ("attention", "feed_forward")
+            ):
                 shares = range(shape.columns if kind == "feed_forward" else shape.num_units)
                 keys = memory if kind == "cross" else hidden
-                hidden = tuple(_connected(number, sum(_term(kind, number, share, h, keys) for share in shares), h) for h in hidden)
+                hidden = tuple(
+                    _connected(
+                        number,
+                        sum(_term(kind, number, share, h, keys) for share in shares),
+                        h,
+                    )
+                    for h in hidden
+                )
                 number += 1
         memory = hidden
     return hidden
 
 
 def run(
-    schedule: Schedule, layout: InferenceLayout, ids: Sequence[Numbers], cache: dict[tuple[int, int], Numbers] | None = None
+    schedule: Schedule,
+    layout: InferenceLayout,
+    ids: Sequence[Numbers],
+    cache: dict[tuple[int, int], Numbers] | None = None,
 ) -> Numbers:
-    """Return `out` of a schedule, executed rank by rank as its values become present.  cache: (rank, block) -> hidden states seen."""
+    """Return `out` of a schedule, executed rank by rank as its values become present.  cache: (rank, block) -> hidden
+    states seen."""
     present: list[dict[Value, Any]] = [{} for _ in schedule.ops]
     for rank, inputs in enumerate(schedule.inputs):
         for value in inputs:
@@ -65,7 +105,13 @@ def run(
                         break
                     present[rank][op.writes[0]] = ready
                 else:
-                    results = _compute(layout, rank, op, [present[rank][value] for value in op.reads], cache)
+                    results = _compute(
+                        layout,
+                        rank,
+                        op,
+                        [present[rank][value] for value in op.reads],
+                        cache,
+                    )
                     assert len(results) == len(op.writes), op
                     present[rank].update(zip(op.writes, results, strict=True))
                 places[rank] += 1
@@ -75,13 +121,24 @@ def run(
     return out
 
 
-def _collective(schedule: Schedule, places: list[int], present: list[dict[Value, Any]], op: Op, parts: dict) -> Numbers | None:
+def _collective(
+    schedule: Schedule,
+    places: list[int],
+    present: list[dict[Value, Any]],
+    op: Op,
+    parts: dict,
+) -> Numbers | None:
     """Return the sum (or the root's value) once every member has come to the operation."""
     for rank in op.ranks:
-        at = next(index for index, other in enumerate(schedule.ops[rank]) if other._replace(reads=()) == op._replace(reads=()))
+        at = next(
+            index for index, other in enumerate(schedule.ops[rank]) if other._replace(reads=()) == op._replace(reads=())
+        )
         if places[rank] < at or any(value not in present[rank] for value in schedule.ops[rank][at].reads):
             return None
-        parts.setdefault((rank, op._replace(reads=())), [present[rank][value] for value in schedule.ops[rank][at].reads])
+        parts.setdefault(
+            (rank, op._replace(reads=())),
+            [present[rank][value] for value in schedule.ops[rank][at].reads],
+        )
     contents = [content for rank in op.ranks for content in parts[rank, op._replace(reads=())]]
     return contents[0] if op.kind == BROADCAST else _added(contents)
 
@@ -91,7 +148,9 @@ def _compute(layout: InferenceLayout, rank: int, op: Op, contents: list[Any], ca
     if kind == "EMB":
         hidden = tuple(map(_embedded, contents[0]))
         stack = layout.blocks[op.stage].stack
-        return [hidden[layout.tiles[stack][value.part].start : layout.tiles[stack][value.part].stop] for value in op.writes]
+        return [
+            hidden[layout.tiles[stack][value.part].start : layout.tiles[stack][value.part].stop] for value in op.writes
+        ]
     if kind == "HEAD":
         return [_joined(contents)]
     if kind == "ENTER":
@@ -124,7 +183,9 @@ def _compute(layout: InferenceLayout, rank: int, op: Op, contents: list[Any], ca
     if kind == "DOWN":
         products = [sum(_term(block.kind, op.stage, share, h, ()) for share in shares) for h in contents[0]]
     else:
-        products = [sum(_term(block.kind, op.stage, share, h, keys) for share in shares) for h, keys in _joined(contents)]
+        products = [
+            sum(_term(block.kind, op.stage, share, h, keys) for share in shares) for h, keys in _joined(contents)
+        ]
     return _cut(op, tiles, products)
 
 
@@ -151,7 +212,8 @@ def _embedded(token: int) -> int:
 
 
 def _term(kind: str, number: int, share: int, hidden: int, keys: Sequence[int]) -> int:
-    """Return what one unit or column adds to a token's sum: a token's own state, and for attention all the keys in their order."""
+    """Return what one unit or column adds to a token's sum: a token's own state, and for attention all the keys in
+    their order."""
     weight = 31 * number + 7 * share + 3
     if kind == "feed_forward":
         return weight * hidden * hidden % PRIME

@@ -47,10 +47,14 @@ def workers_of(*layers: Sequence[int], in_flight: int = 2) -> VirtualWorkers:
     return VirtualWorkers(pipelines=tuple(pipelines), in_flight=in_flight)
 
 
-def timed(schedule: Schedule, nbytes: dict[str, int] | None = None, **seconds: float | Callable[[int, Op], float]) -> Timeline:
+def timed(
+    schedule: Schedule, nbytes: dict[str, int] | None = None, **seconds: float | Callable[[int, Op], float]
+) -> Timeline:
     """Return the timeline at the given seconds by kind; what is not given is free."""
     costs = TableCosts(seconds_by_kind=seconds, bytes_by_name=nbytes or {})
-    return simulate(Program(schedule=schedule, costs=costs, devices=tuple(f"d{rank}" for rank in range(schedule.world_size))))
+    return simulate(
+        Program(schedule=schedule, costs=costs, devices=tuple(f"d{rank}" for rank in range(schedule.world_size)))
+    )
 
 
 def peaks(schedule: Schedule, name: str, **seconds: float | Callable[[int, Op], float]) -> tuple[int, ...]:

@@ -20,7 +20,11 @@ def test_steady_state_is_one_batch_per_forward_and_backward(num_stages: int, num
     steps = [op for op in schedule.ops[0] if op.kind == "STEP"]
     assert len(steps) == num_batches
     # After the warm-up the last stage is never idle.
-    last = [span for span in timed(schedule, F=1.0, B=2.0).spans if span.rank == num_stages - 1 and span.op.kind in ("F", "B")]
+    last = [
+        span
+        for span in timed(schedule, F=1.0, B=2.0).spans
+        if span.rank == num_stages - 1 and span.op.kind in ("F", "B")
+    ]
     assert sum(span.end_s - span.start_s for span in last) == last[-1].end_s - last[0].start_s
 
 
@@ -30,7 +34,9 @@ def test_the_slowest_stage_sets_the_pace() -> None:
     def speed(rank, op):
         return {0: 1.0, 1: 2.5, 2: 1.0}[rank] * (1.0 if op.kind == "F" else 2.0)
 
-    spans = [timed(insert_transfers(asynchronous_1f1b(equal_plan(3), n)), F=speed, B=speed).makespan_s for n in (10, 11, 12)]
+    spans = [
+        timed(insert_transfers(asynchronous_1f1b(equal_plan(3), n)), F=speed, B=speed).makespan_s for n in (10, 11, 12)
+    ]
     assert spans[2] - spans[1] == spans[1] - spans[0] == 7.5
 
 
@@ -60,7 +66,12 @@ def test_backward_reads_the_version_that_its_forward_read() -> None:
                 newest += 1
         assert newest == 7
     # The first stage forwards batch 1 with the weights of batch 0, as in the paper's Fig. 2.
-    assert [next(v.part for v in op.reads if v.name == "weight") for op in schedule.ops[0] if op.kind == "F"][:4] == [0, 0, 0, 1]
+    assert [next(v.part for v in op.reads if v.name == "weight") for op in schedule.ops[0] if op.kind == "F"][:4] == [
+        0,
+        0,
+        0,
+        1,
+    ]
 
 
 def test_groups_are_refused() -> None:
@@ -73,12 +84,16 @@ def test_groups_are_refused() -> None:
 def test_every_rule_keeps_as_many_versions_as_its_delay(versions: VersionRule) -> None:
     """By the lifetimes of the weights, in a window that begins and ends in the middle of the training."""
     num_stages = 4
-    schedule = check(insert_transfers(asynchronous_1f1b(equal_plan(num_stages), 32, begun=3, ahead=3, versions=versions)))
+    schedule = check(
+        insert_transfers(asynchronous_1f1b(equal_plan(num_stages), 32, begun=3, ahead=3, versions=versions))
+    )
     for rank, ops in enumerate(schedule.ops):
         last_read = {value: index for index, op in enumerate(ops) for value in op.reads if value.name == "weight"}
         last_read |= {value: len(ops) for value in schedule.outputs[rank] if value.name == "weight"}
         present, most = {value for value in schedule.inputs[rank] if value.name == "weight"}, 0
         for index, op in enumerate(ops):
-            present = {value for value in present if last_read[value] > index} | {value for value in op.writes if value.name == "weight"}
+            present = {value for value in present if last_read[value] > index} | {
+                value for value in op.writes if value.name == "weight"
+            }
             most = max(most, len(present))
         assert most - 1 == delay_of(versions, num_stages - 1 - rank, num_stages)

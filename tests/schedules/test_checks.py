@@ -59,7 +59,8 @@ FAULTS = {
         0RECV0 0>1 () -> (act:0.0) @recv
         """,
         "Rank 1 was asked to run RECV of act:0.1 0>1 (operation 0). "
-        "Wrong order in channel 0>1: its transfer 0 is sent as act:0.0 and received as act:0.1. Use one order on both sides.",
+        "Wrong order in channel 0>1: its transfer 0 is sent as act:0.0 and received as act:0.1. Use one order on "
+        "both sides.",
         ">0RECV1<",
     ),
     "transfer to a rank that does not exist": (
@@ -68,8 +69,16 @@ FAULTS = {
         "Write it with one value read, from this rank to another (two different ranks below 1).",
         ">SEND<",
     ),
-    "receive on the wrong rank": ("rank 0\nRECV 0>1 () -> (x) @recv\nrank 1\n", "It is malformed.", ">RECV<"),
-    "transfer of two values": ("rank 0\nin x y\nSEND 0>1 (x y) -> () @send\nrank 1\n", "It is malformed.", ">SEND<"),
+    "receive on the wrong rank": (
+        "rank 0\nRECV 0>1 () -> (x) @recv\nrank 1\n",
+        "It is malformed.",
+        ">RECV<",
+    ),
+    "transfer of two values": (
+        "rank 0\nin x y\nSEND 0>1 (x y) -> () @send\nrank 1\n",
+        "It is malformed.",
+        ">SEND<",
+    ),
     "missing member": (
         """
         rank 0
@@ -111,7 +120,8 @@ FAULTS = {
     ),
     "never written anywhere": (
         "rank 0\n0F0 () -> ()\n0F1 (x:0) -> ()\n",
-        "Rank 0 was asked to run 0F1 (operation 1). x:0 is never written, on no rank. Write it, or name it among the inputs.",
+        "Rank 0 was asked to run 0F1 (operation 1). x:0 is never written, on no rank. Write it, or name it among "
+        "the inputs.",
         ">0F1<",
     ),
     "an output never written": (
@@ -119,14 +129,26 @@ FAULTS = {
         "The output x was asked for on rank 0. x is never written, on no rank.",
         ">0F0<",
     ),
-    "an output of an empty rank": ("rank 0\nout x\n", "The output x was asked for on rank 0.", "rank 0"),
+    "an output of an empty rank": (
+        "rank 0\nout x\n",
+        "The output x was asked for on rank 0.",
+        "rank 0",
+    ),
     "written twice": (
         "rank 0\n0F0 () -> (x)\n0F1 () -> (x)\n",
         "Rank 0 was asked to run 0F1 (operation 1). x is written twice on rank 0: 0F0 has it already. Write it once.",
         ">0F1<",
     ),
-    "an input written": ("rank 0\nin x\n0F0 () -> (x)\n", "x is written twice on rank 0: an input has it already.", ">0F0<"),
-    "written twice by one operation": ("rank 0\n0F0 () -> (x x)\n", "x is written twice on rank 0: 0F0 has it already.", ">0F0<"),
+    "an input written": (
+        "rank 0\nin x\n0F0 () -> (x)\n",
+        "x is written twice on rank 0: an input has it already.",
+        ">0F0<",
+    ),
+    "written twice by one operation": (
+        "rank 0\n0F0 () -> (x x)\n",
+        "x is written twice on rank 0: 0F0 has it already.",
+        ">0F0<",
+    ),
     "cycle on one stream": (
         "rank 0\n0F0 (b) -> (a)\n0B0 (a) -> (b)\n",
         "It is a cycle within one rank: rank 0's 0F0 waits for b, which rank 0's 0B0 writes; rank 0's 0B0 waits for",
@@ -149,8 +171,10 @@ FAULTS = {
         1SEND0 1>0 (b) -> () @send
         """,
         "A schedule of 2 ranks was asked to run. It deadlocks: rank 0's 0F0 waits for b from rank 1; "
-        "the transfer of b from rank 1 to rank 0 waits for b, which rank 1's 1F0 writes; rank 1's 1F0 waits for a from rank 0; "
-        "the transfer of a from rank 0 to rank 1 waits for a, which rank 0's 0F0 writes. Reorder one of them (the first is marked).",
+        "the transfer of b from rank 1 to rank 0 waits for b, which rank 1's 1F0 writes; rank 1's 1F0 waits for "
+        "a from rank 0; "
+        "the transfer of a from rank 0 to rank 1 waits for a, which rank 0's 0F0 writes. Reorder one of them "
+        "(the first is marked).",
         ">0F0<",
     ),
     "backward before the forward that feeds it": (
@@ -272,7 +296,10 @@ def test_check_and_simulator_agree_on_damaged_schedules(data: st.DataObject) -> 
         row = rows[data.draw(st.integers(0, len(rows) - 1))]
         if not row:
             continue
-        i, j = data.draw(st.integers(0, len(row) - 1)), data.draw(st.integers(0, len(row) - 1))
+        i, j = (
+            data.draw(st.integers(0, len(row) - 1)),
+            data.draw(st.integers(0, len(row) - 1)),
+        )
         if data.draw(st.booleans()):
             row[i], row[j] = row[j], row[i]
         else:

@@ -14,7 +14,13 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.program import Program
 from workbench.core.schedule import Op, Value
-from workbench.schedules import hetpipe, hybrid_1f1b, insert_transfers, one_f_one_b, plan_costs
+from workbench.schedules import (
+    hetpipe,
+    hybrid_1f1b,
+    insert_transfers,
+    one_f_one_b,
+    plan_costs,
+)
 from workbench.schedules.pipeline import backpropagation
 from workbench.simulator import simulate
 from workbench_studies.papers.pac_plus.hetpipe import virtual_worker_costs
@@ -26,7 +32,11 @@ def layer(number: int, *, side: bool) -> LayerProfile:
     """Return a layer of 0.1 s a sample and a fixed 1 s (backward twice that); its bytes tell which layer it is."""
 
     def grid(factor: float) -> Grid:
-        return Grid(batch_sizes=(1, 2), sequence_lengths=(LENGTH,), seconds=((1.1 * factor,), (1.2 * factor,)))
+        return Grid(
+            batch_sizes=(1, 2),
+            sequence_lengths=(LENGTH,),
+            seconds=((1.1 * factor,), (1.2 * factor,)),
+        )
 
     step = Grid(batch_sizes=(1,), sequence_lengths=(1,), seconds=((0.5,),))
     return LayerProfile(
@@ -48,10 +58,17 @@ def layer(number: int, *, side: bool) -> LayerProfile:
 def made(plan: Plan, world_size: int, *, side: bool) -> tuple[Profile, Cluster]:
     layers = tuple(layer(number, side=side) for number in range(plan.num_layers))
     devices = tuple(
-        Device(name=f"d{rank}", flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=1000.0, latency_s=0.25))
+        Device(
+            name=f"d{rank}",
+            flops_per_s=1e9,
+            memory_bytes=10**9,
+            link=Link(bytes_per_s=1000.0, latency_s=0.25),
+        )
         for rank in range(world_size)
     )
-    return Profile(model="toy", method="test", source="analytic", layers=(layers,) * world_size), Cluster(name="c", devices=devices)
+    return Profile(model="toy", method="test", source="analytic", layers=(layers,) * world_size), Cluster(
+        name="c", devices=devices
+    )
 
 
 def costs_of(plan: Plan, world_size: int, sizes: Sequence[int], *, side: bool = True) -> TableCosts:
@@ -68,9 +85,15 @@ def test_operations_of_a_group() -> None:
     assert costs.seconds(2, Op("SB", 1, 2)) == pytest.approx(3 * 2 * 1.2)
     assert costs.seconds(2, Op("STEP", 1)) == pytest.approx(3 * 0.5)
     # A ring of two: two steps of half the 21 bytes, rounded up, over links whose latencies add.
-    assert costs.seconds(0, Op("ALLREDUCE", 0, writes=(Value("gsum", 0, -1, 0),), ranks=(0, 1))) == pytest.approx(2 * (0.5 + 11 / 1000))
+    assert costs.seconds(0, Op("ALLREDUCE", 0, writes=(Value("gsum", 0, -1, 0),), ranks=(0, 1))) == pytest.approx(
+        2 * (0.5 + 11 / 1000)
+    )
     assert costs.spec(Value("gsum", 0, -1, 1)).nbytes == 10 + 11
-    assert [costs.resident_bytes(rank) for rank in range(3)] == [2000 + 4 * 21, 2000 + 4 * 21, 3000 + 4 * 39]
+    assert [costs.resident_bytes(rank) for rank in range(3)] == [
+        2000 + 4 * 21,
+        2000 + 4 * 21,
+        3000 + 4 * 39,
+    ]
 
 
 def test_a_rank_that_the_plan_leaves_idle_costs_nothing() -> None:
@@ -83,10 +106,17 @@ def test_messages_are_what_the_layer_in_front_of_the_boundary_hands_on() -> None
     """Layer 1 ends stage 0; its output holds the side network's, whose gradient comes back."""
     plan = plan_of((3, 1), (4,), layers=(2, 3))
     costs = costs_of(plan, 3, (4, 4))
-    output, gradient = [3 * (LENGTH * 101 + 7), LENGTH * 101 + 7], [3 * (LENGTH * 21 + 5), LENGTH * 21 + 5]
+    output, gradient = (
+        [3 * (LENGTH * 101 + 7), LENGTH * 101 + 7],
+        [3 * (LENGTH * 21 + 5), LENGTH * 21 + 5],
+    )
     for piece in (0, 1):
         assert costs.spec(Value("act", 0, 0, piece)).nbytes == output[piece] - gradient[piece]
-        assert costs.spec(Value("side", 0, 0, piece)).nbytes == costs.spec(Value("sgrad", 1, 0, piece)).nbytes == gradient[piece]
+        assert (
+            costs.spec(Value("side", 0, 0, piece)).nbytes
+            == costs.spec(Value("sgrad", 1, 0, piece)).nbytes
+            == gradient[piece]
+        )
     full = costs_of(plan, 3, (4, 4), side=False)
     assert full.spec(Value("act", 0, 1, 0)).nbytes == output[0]
     assert full.spec(Value("grad", 1, 1, 0)).nbytes == gradient[0]
@@ -101,7 +131,11 @@ def test_one_device_takes_the_sum_of_its_operations(side) -> None:
     profile, cluster = made(plan, 1, side=side)
     schedule = insert_transfers((hybrid_1f1b if side else one_f_one_b)(plan, (2, 2, 2)))
     timeline = simulate(
-        Program(schedule=schedule, costs=plan_costs(profile, cluster, plan, sizes=(2, 2, 2), lengths=(LENGTH,) * 3), devices=("d0",))
+        Program(
+            schedule=schedule,
+            costs=plan_costs(profile, cluster, plan, sizes=(2, 2, 2), lengths=(LENGTH,) * 3),
+            devices=("d0",),
+        )
     )
     assert timeline.makespan_s == pytest.approx(3 * 3 * (1.2 + 2.4) + 3 * 0.5)
     tap = 2 * 3 * (LENGTH * 4 + 2) if side else 0
@@ -117,7 +151,8 @@ def test_gradients_of_shared_parameters_cross_from_stage_to_stage() -> None:
     costs = plan_costs(profile, cluster, plan, sizes=sizes, lengths=lengths, shared_bytes=(700,))
     spans = [simulate(Program(schedule=one, costs=costs, devices=("d0", "d1"))) for one in (schedule, without)]
     assert sum(spans[0].bytes_sent(rank) - spans[1].bytes_sent(rank) for rank in range(2)) == 2 * 700
-    # Stage 1's STEP of two layers ends the step now, after stage 0's last gradient has come, instead of stage 0's of one.
+    # Stage 1's STEP of two layers ends the step now, after stage 0's last gradient has come, instead of stage 0's of
+    # one.
     assert spans[0].makespan_s - spans[1].makespan_s == pytest.approx(0.5 + 0.7 + 0.5)
 
 
@@ -127,7 +162,11 @@ def test_virtual_workers_keep_versions_and_move_shards() -> None:
     costs = virtual_worker_costs(profile, cluster, workers, sequence_length=LENGTH)
     # Stages: 0 (layers 0-2), 1 (3), 2 (0-1), 3 (2-3).  Shards: 0-1, 2, 3.
     assert costs.spec(Value("weight", 0, -1, 1)).nbytes == 10 + 11 + 12
-    assert [costs.spec(Value("push", shard, 0, 0)).nbytes for shard in range(3)] == [21, 12, 13]
+    assert [costs.spec(Value("push", shard, 0, 0)).nbytes for shard in range(3)] == [
+        21,
+        12,
+        13,
+    ]
     assert costs.spec(Value("act", 2, 1)).nbytes == 2 * (LENGTH * 101 + 7)
     assert costs.spec(Value("grad", 3, 1)).nbytes == 2 * (LENGTH * 21 + 5)
     assert costs.spec(Value("ctx", 3, 1)).nbytes == 2 * 2 * (LENGTH * 30 + 3)
@@ -138,8 +177,16 @@ def test_virtual_workers_keep_versions_and_move_shards() -> None:
     assert costs.seconds(3, Op("MERGE", 1, 0)) == pytest.approx(0.5)
     assert costs.seconds(0, Op("PUSH", 0, 0)) == 0
     schedule = insert_transfers(hetpipe(workers, 3, world_size=5))
-    timeline = simulate(Program(schedule=schedule, costs=costs, devices=tuple(f"d{rank}" for rank in range(5))))
-    sent = sum(span.nbytes for span in timeline.spans if span.op.kind == "SEND" and span.op.reads[0].name in ("push", "global"))
+    timeline = simulate(
+        Program(
+            schedule=schedule,
+            costs=costs,
+            devices=tuple(f"d{rank}" for rank in range(5)),
+        )
+    )
+    sent = sum(
+        span.nbytes for span in timeline.spans if span.op.kind == "SEND" and span.op.reads[0].name in ("push", "global")
+    )
     assert sent == 3 * 2 * (21 + 12 + 13)
 
 
@@ -147,9 +194,18 @@ def test_virtual_workers_keep_versions_and_move_shards() -> None:
     ("op", "seconds"),
     [
         (Op("SEND", reads=(Value("big"),), ranks=(0, 2)), 0.5 + 3.0 + 0.125),
-        (Op("ALLREDUCE", writes=(Value("big"),), ranks=(0, 1, 2)), 4 * (0.5 + 1.0 + 0.125)),
-        (Op("ALLGATHER", writes=(Value("big"),), ranks=(0, 1, 2)), 2 * (0.5 + 1.0 + 0.125)),
-        (Op("BROADCAST", writes=(Value("big"),), ranks=(0, 1, 2)), 2 * (0.5 + 3.0 + 0.125)),
+        (
+            Op("ALLREDUCE", writes=(Value("big"),), ranks=(0, 1, 2)),
+            4 * (0.5 + 1.0 + 0.125),
+        ),
+        (
+            Op("ALLGATHER", writes=(Value("big"),), ranks=(0, 1, 2)),
+            2 * (0.5 + 1.0 + 0.125),
+        ),
+        (
+            Op("BROADCAST", writes=(Value("big"),), ranks=(0, 1, 2)),
+            2 * (0.5 + 3.0 + 0.125),
+        ),
         (Op("RECV", writes=(Value("big"),), ranks=(0, 2)), 0.0),
         (Op("F"), 7.0),
     ],
@@ -157,7 +213,12 @@ def test_virtual_workers_keep_versions_and_move_shards() -> None:
 def test_what_the_table_leaves_out_takes_the_time_of_the_links(op: Op, seconds: float) -> None:
     """3,000 bytes at 1,000 a second; each message has a latency of 0.5 s and an overhead of 0.125 s."""
     _, cluster = made(plan_of((1,)), 3, side=False)
-    costs = TableCosts(seconds_by_kind={"F": 7.0}, bytes_by_name={"big": 3000}, cluster=cluster, message_s=0.125)
+    costs = TableCosts(
+        seconds_by_kind={"F": 7.0},
+        bytes_by_name={"big": 3000},
+        cluster=cluster,
+        message_s=0.125,
+    )
     assert costs.seconds(0, op) == pytest.approx(seconds)
     alone = replace(costs, cluster=None)
     assert alone.seconds(0, op) == (7.0 if op.kind == "F" else 0.0)
@@ -167,11 +228,18 @@ def test_what_the_table_leaves_out_takes_the_time_of_the_links(op: Op, seconds: 
 def test_faster_links_shorten_the_step() -> None:
     plan = plan_of((2,), (2,), layers=(2, 2))
     profile, cluster = made(plan, 2, side=True)
-    quick = replace(cluster, devices=tuple(replace(one, link=Link(bytes_per_s=1e9)) for one in cluster.devices))
+    quick = replace(
+        cluster,
+        devices=tuple(replace(one, link=Link(bytes_per_s=1e9)) for one in cluster.devices),
+    )
     schedule = insert_transfers(hybrid_1f1b(plan, (2, 2)))
     spans = [
         simulate(
-            Program(schedule=schedule, costs=plan_costs(profile, one, plan, sizes=(2, 2), lengths=(LENGTH,) * 2), devices=("d0", "d1"))
+            Program(
+                schedule=schedule,
+                costs=plan_costs(profile, one, plan, sizes=(2, 2), lengths=(LENGTH,) * 2),
+                devices=("d0", "d1"),
+            )
         ).makespan_s
         for one in (cluster, quick)
     ]

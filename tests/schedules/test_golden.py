@@ -24,10 +24,19 @@ from workbench.schedules import (
 )
 
 
-def inference_layout(paradigm: str, *, is_decoding: bool = False, encoder_decoder: bool = False, **given) -> InferenceLayout:
+def inference_layout(
+    paradigm: str, *, is_decoding: bool = False, encoder_decoder: bool = False, **given
+) -> InferenceLayout:
     """Return three unequal devices on six tokens: 2, 1 and 1 units, 3, 2 and 1 tokens."""
     stacks = (shape(1, 4, 6), shape(1, 4, 6, has_cross_attention=True)) if encoder_decoder else (shape(2, 4, 6),)
-    settings = {"units": (2, 1, 1), "columns": (3, 2, 1), "shares": (3, 2, 1), "schemes": (1, 2), "layers": (1, 1, 0), "overlap": True}
+    settings = {
+        "units": (2, 1, 1),
+        "columns": (3, 2, 1),
+        "shares": (3, 2, 1),
+        "schemes": (1, 2),
+        "layers": (1, 1, 0),
+        "overlap": True,
+    }
     plan = InferencePlan(method="test", paradigm=paradigm, ranks=(0, 1, 2), **settings | given)
     if is_decoding:
         return InferenceLayout.decode(plan, stacks, past=6)
@@ -46,12 +55,16 @@ SCHEDULES = {
     "confidant_asynchronous_1f1b": lambda: insert_transfers(asynchronous_1f1b(equal_plan(3), 5)),
     "confidant_split_heads": lambda: split_heads((8, 4), num_layers=2),
     "ringada_depth_1": lambda: build_published("ring", {"ranks": 3, "micro_batches": 3, "unfrozen_layers": 1}),
-    "ringada_two_initiators": lambda: build_published("ring", {"ranks": 3, "micro_batches": 1, "unfrozen_layers": 3, "initiators": 2}),
+    "ringada_two_initiators": lambda: build_published(
+        "ring", {"ranks": 3, "micro_batches": 1, "unfrozen_layers": 3, "initiators": 2}
+    ),
     "galaxy_plus_allgather_overlapped": lambda: ring_allgather_gemm(4),
     "galaxy_plus_allgather_sequential": lambda: ring_allgather_gemm(3, overlapped=False),
     "galaxy_plus_reducescatter_overlapped": lambda: ring_gemm_reducescatter(3),
     "galaxy_plus_hybrid": lambda: inference_schedule(inference_layout("hybrid")),
-    "galaxy_plus_hybrid_pieces_both_ways": lambda: inference_schedule(inference_layout("hybrid", both_ways=True, tile_tokens=2)),
+    "galaxy_plus_hybrid_pieces_both_ways": lambda: inference_schedule(
+        inference_layout("hybrid", both_ways=True, tile_tokens=2)
+    ),
     "galaxy_plus_hybrid_waiting": lambda: inference_schedule(inference_layout("hybrid", overlap=False)),
     "galaxy_plus_hybrid_encoder_decoder": lambda: inference_schedule(inference_layout("hybrid", encoder_decoder=True)),
     "galaxy_plus_decoding": lambda: decode_schedule(inference_layout("hybrid", is_decoding=True)),

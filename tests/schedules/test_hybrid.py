@@ -17,7 +17,8 @@ SECONDS = {"F": 2.0, "SF": 1.0, "SB": 2.0}
 @pytest.mark.parametrize(("num_stages", "m"), [(1, 3), (2, 2), (4, 4), (4, 10)])
 def test_makespan_of_equal_stages(num_stages: int, m: int) -> None:
     """With free links (m + p - 1)(F + SF + SB): the backbone has no backward."""
-    # F hands its activations on before SF begins, so a warm-up of p - 1 stages costs F each, and the side network's forward only once.
+    # F hands its activations on before SF begins, so a warm-up of p - 1 stages costs F each, and the side network's
+    # forward only once.
     schedule = insert_transfers(hybrid_1f1b(plan_of(*[(1,)] * num_stages), (1,) * m))
     whole = timed(schedule, **SECONDS).makespan_s
     assert m * 5.0 + (num_stages - 1) * (2.0 + 2.0) <= whole <= (m + num_stages - 1) * 5.0
@@ -25,7 +26,8 @@ def test_makespan_of_equal_stages(num_stages: int, m: int) -> None:
 
 
 def test_a_group_of_unequal_devices() -> None:
-    """[2-1]: rank 1 is three times slower and has a third of the samples, so the stage takes as long as one equal device."""
+    """[2-1]: rank 1 is three times slower and has a third of the samples, so the stage takes as long as one equal
+    device."""
 
     def forward(rank: int, op: Op) -> float:
         return {0: 3 / 3, 1: 1 / 1, 2: 1.0}[rank]
@@ -35,7 +37,13 @@ def test_a_group_of_unequal_devices() -> None:
     # (m + p - 1)(f + b), then the first stage's all-reduce and step.
     assert timeline.makespan_s == 5 * 3.0 + 0.25 + 0.5
     # A straggler in the group sets the pace of the whole pipeline.
-    slow = timed(schedule, F=lambda rank, op: 2.0 if rank == 1 else 1.0, SB=2.0, ALLREDUCE=0.25, STEP=0.5)
+    slow = timed(
+        schedule,
+        F=lambda rank, op: 2.0 if rank == 1 else 1.0,
+        SB=2.0,
+        ALLREDUCE=0.25,
+        STEP=0.5,
+    )
     assert slow.makespan_s > timeline.makespan_s
 
 
@@ -60,13 +68,18 @@ def test_idle_devices_have_empty_rows() -> None:
     assert [len(ops) > 0 for ops in schedule.ops] == [False, True, True, False]
 
 
-groups = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=3).filter(lambda shares: sum(shares) > 0), min_size=1, max_size=4)
+groups = st.lists(
+    st.lists(st.integers(0, 4), min_size=1, max_size=3).filter(lambda shares: sum(shares) > 0),
+    min_size=1,
+    max_size=4,
+)
 
 
 @settings(max_examples=60, deadline=None)
 @given(groups, st.lists(st.integers(1, 9), min_size=1, max_size=5))
 def test_every_plan_makes_a_schedule_that_runs(shape: list[list[int]], sizes: list[int]) -> None:
-    """It passes the check, reads back from text unchanged, simulates, and crosses each boundary in exactly its pieces."""
+    """It passes the check, reads back from text unchanged, simulates, and crosses each boundary in exactly its
+    pieces."""
     plan = plan_of(*shape)
     schedule = check(insert_transfers(hybrid_1f1b(plan, sizes)))
     assert Schedule.from_text(schedule.to_text()) == schedule

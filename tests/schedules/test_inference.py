@@ -1,4 +1,5 @@
-"""Inference schedules: exact in whole numbers for any split, as fast as the closed forms say, overlapped as section III-D promises."""
+"""Inference schedules: exact in whole numbers for any split, as fast as the closed forms say, overlapped as section
+III-D promises."""
 
 from __future__ import annotations
 
@@ -12,7 +13,11 @@ from schedule_plans import timed
 from workbench.core.errors import ScheduleError
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.schedule import SEND, Op, Schedule
-from workbench.methods.galaxy_plus.schedules import InferenceLayout, decode_schedule, inference_schedule
+from workbench.methods.galaxy_plus.schedules import (
+    InferenceLayout,
+    decode_schedule,
+    inference_schedule,
+)
 from workbench.schedules import check
 
 ENCODER_DECODER = (shape(2, 6, 12), shape(1, 3, 7, has_cross_attention=True))
@@ -25,7 +30,8 @@ def parts(chance: random.Random, total: int, count: int) -> tuple[int, ...]:
 
 
 def random_plan(chance: random.Random, paradigm: str, stacks: tuple[StackShape, ...]) -> InferencePlan:
-    """Return any plan: positions without units, columns or tokens, ranks in any order and left out, pieces of any size."""
+    """Return any plan: positions without units, columns or tokens, ranks in any order and left out, pieces of any
+    size."""
     count = chance.randint(1, 5)
     layers = sum(stack.num_layers for stack in stacks)
     return InferencePlan(
@@ -60,23 +66,35 @@ def test_any_split_gives_the_unsplit_result(paradigm: str, stacks: tuple[StackSh
 
 @pytest.mark.parametrize("paradigm", ["hybrid", "pipeline"])
 def test_decoding_continues_from_the_cache(paradigm: str) -> None:
-    """Token by token with the keys of every position, as one causal pass would have it; of an encoder-decoder the decoder alone."""
+    """Token by token with the keys of every position, as one causal pass would have it; of an encoder-decoder the
+    decoder alone."""
     for seed in range(10):
         chance = random.Random(seed)
         for stacks in ((shape(),), ENCODER_DECODER):
             plan = random_plan(chance, paradigm, stacks)
             ids = [chance.randrange(1000) for _ in range(4)]
             memory = tuple(chance.randrange(1000) for _ in range(3))
-            caches: dict[str, dict] = {"split": {"memory": memory}, "one": {"memory": memory}}
+            caches: dict[str, dict] = {
+                "split": {"memory": memory},
+                "one": {"memory": memory},
+            }
             for past, token in enumerate(ids):
                 layout = InferenceLayout.decode(plan, stacks, past=past, memory_length=3)
                 step = check(decode_schedule(layout))
                 local = replace(
-                    plan, paradigm="pipeline", ranks=(0,), units=(), columns=(), shares=(), layers=(sum(s.num_layers for s in stacks),)
+                    plan,
+                    paradigm="pipeline",
+                    ranks=(0,),
+                    units=(),
+                    columns=(),
+                    shares=(),
+                    layers=(sum(s.num_layers for s in stacks),),
                 )
                 alone = InferenceLayout.decode(local, stacks, past=past, memory_length=3)
                 tokens = ((),) * (len(stacks) - 1) + ((token,),)
-                assert run(step, layout, tokens, caches["split"]) == run(decode_schedule(alone), alone, tokens, caches["one"])
+                assert run(step, layout, tokens, caches["split"]) == run(
+                    decode_schedule(alone), alone, tokens, caches["one"]
+                )
 
 
 def even(count: int, **given) -> InferencePlan:
@@ -105,24 +123,46 @@ def feed_forward_block(plan: InferencePlan, *, up: float, down: float, send: flo
 
         return seconds
 
-    costs = {"UP": seconds_of(up, True), "DOWN": seconds_of(down, True), "SEND": seconds_of(send, False)}
+    costs = {
+        "UP": seconds_of(up, True),
+        "DOWN": seconds_of(down, True),
+        "SEND": seconds_of(send, False),
+    }
     return timed(check(inference_schedule(layout)), **costs).makespan_s
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 8])
 def test_closed_forms_of_the_ring(count: int) -> None:
-    """All-gather beside GEMM1: N g against (N - 1) s + N g; reduce-scatter behind GEMM2 alike; both rings: 2 N g, or the links' time."""
+    """All-gather beside GEMM1: N g against (N - 1) s + N g; reduce-scatter behind GEMM2 alike; both rings: 2 N g, or
+    the links' time."""
     overlapped, waiting = even(count), even(count, overlap=False)
     rounds = count - 1
     assert feed_forward_block(overlapped, up=1.0, down=0.0, send=0.0) == count
     for plan, up, down, send, expected in (
-        (overlapped, 1.0, 1.0, 0.5, 2 * count),  # hidden: two sends under the two products of a tile
+        (
+            overlapped,
+            1.0,
+            1.0,
+            0.5,
+            2 * count,
+        ),  # hidden: two sends under the two products of a tile
         (overlapped, 1.0, 1.0, 0.125, 2 * count),
-        (overlapped, 0.0, 0.0, 1.0, 2 * rounds),  # nothing to hide behind: both rings in turn on each link
+        (
+            overlapped,
+            0.0,
+            0.0,
+            1.0,
+            2 * rounds,
+        ),  # nothing to hide behind: both rings in turn on each link
         (waiting, 1.0, 1.0, 0.5, 2 * (rounds * 0.5 + count)),
         (waiting, 1.0, 0.0, 0.8, rounds * 0.8 + count + rounds * 0.8),
     ):
-        assert feed_forward_block(plan, up=up, down=down, send=send) == pytest.approx(expected), (plan.overlap, up, down, send)
+        assert feed_forward_block(plan, up=up, down=down, send=send) == pytest.approx(expected), (
+            plan.overlap,
+            up,
+            down,
+            send,
+        )
 
 
 def sent(schedule: Schedule, name: str) -> list[tuple[int, int]]:
@@ -131,12 +171,15 @@ def sent(schedule: Schedule, name: str) -> list[tuple[int, int]]:
 
 
 def test_scheme_2_halves_the_transfers() -> None:
-    """Table II: four transfers of each tile's worth in scheme 1 for two in scheme 2; neighbours only, both ways if asked."""
+    """Table II: four transfers of each tile's worth in scheme 1 for two in scheme 2; neighbours only, both ways if
+    asked."""
     for schemes, times in (((1, 1), 2), ((2, 2), 1)):
         layout = InferenceLayout.build(even(4, schemes=schemes), (shape(2, 4, 4),), 8)
         schedule = inference_schedule(layout)
         assert len(sent(schedule, "sum")) == 4 * 3 * 2 * times
-        assert len(sent(schedule, "hid")) == 4 * 3 * (2 * times - 1) + 3  # the first block's tiles come embedded, the last go to the head
+        assert (
+            len(sent(schedule, "hid")) == 4 * 3 * (2 * times - 1) + 3
+        )  # the first block's tiles come embedded, the last go to the head
     neighbours = {(rank, (rank + 1) % 4) for rank in range(4)}
     assert set(sent(schedule, "sum")) == neighbours
     both = inference_schedule(InferenceLayout.build(even(4, both_ways=True), (shape(1, 4, 4),), 8))
@@ -144,7 +187,8 @@ def test_scheme_2_halves_the_transfers() -> None:
 
 
 def test_positions_without_a_part_stand_aside() -> None:
-    """No units: not in the ring of attention, but its own tile's sum comes and the tile starts there; no tokens: no tile, no connection."""
+    """No units: not in the ring of attention, but its own tile's sum comes and the tile starts there; no tokens: no
+    tile, no connection."""
     plan = replace(even(3), units=(2, 0, 1), columns=(1, 1, 1), shares=(1.0, 1.0, 0.0))
     schedule = check(inference_schedule(InferenceLayout.build(plan, (shape(1, 3, 3),), 6)))
     kinds = [[op.kind for op in ops] for ops in schedule.ops]

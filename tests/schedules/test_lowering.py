@@ -25,7 +25,11 @@ def test_send_after_the_write_and_receive_before_the_read() -> None:
         1G0 () -> (x)
         1F0 (act:0.0 x) -> ()
     """)
-    assert [str(op) for op in schedule.ops[0]] == ["0F0 () -> (act:0.0)", "0SEND0 0>1 (act:0.0) -> () @send", "0F1 () -> (act:0.1)"]
+    assert [str(op) for op in schedule.ops[0]] == [
+        "0F0 () -> (act:0.0)",
+        "0SEND0 0>1 (act:0.0) -> () @send",
+        "0F1 () -> (act:0.1)",
+    ]
     assert labels(schedule, 1) == ["1G0", "0RECV0", "1F0"]
 
 
@@ -68,7 +72,11 @@ def test_inputs_and_outputs_travel() -> None:
         0B0 (x) -> (b)
         out a
     """)
-    assert [str(op) for op in schedule.ops[0]] == ["SEND 0>1 (x) -> () @send", "0A0 () -> (a)", "SEND 0>1 (a) -> () @send"]
+    assert [str(op) for op in schedule.ops[0]] == [
+        "SEND 0>1 (x) -> () @send",
+        "0A0 () -> (a)",
+        "SEND 0>1 (a) -> () @send",
+    ]
     assert labels(schedule, 1) == ["RECV", "0B0", "RECV"]
 
 

@@ -52,6 +52,8 @@ def test_what_cannot_be_meant_is_refused() -> None:
     with pytest.raises(ScheduleError, match="Rank 1 is to take part"):
         hybrid_1f1b(plan, (1,), world_size=1)
     twice = plan_of((1,), (1,))
-    object.__setattr__(twice, "stages", (twice.stages[0], twice.stages[1].__class__(start=1, stop=2, shares=twice.stages[0].shares)))
+    object.__setattr__(
+        twice, "stages", (twice.stages[0], twice.stages[1].__class__(start=1, stop=2, shares=twice.stages[0].shares))
+    )
     with pytest.raises(ScheduleError, match="Rank 0 has more than one share"):
         hybrid_1f1b(twice, (1,))

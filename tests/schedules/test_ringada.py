@@ -13,8 +13,18 @@ from workbench.core.errors import ScheduleError
 from workbench.core.program import Program
 from workbench.core.schedule import Op, Schedule, Value
 from workbench.core.timeline import Timeline
-from workbench.methods.ringada.planner import RingEstimate, Segment, plan_ring, plan_segments
-from workbench.methods.ringada.schedule import Iteration, layers_of, ring_round, terminator
+from workbench.methods.ringada.planner import (
+    RingEstimate,
+    Segment,
+    plan_ring,
+    plan_segments,
+)
+from workbench.methods.ringada.schedule import (
+    Iteration,
+    layers_of,
+    ring_round,
+    terminator,
+)
 from workbench.planners import Problem
 from workbench.simulator import simulate
 from workbench.simulator.steps import SAMPLES, equal_blocks
@@ -30,7 +40,13 @@ def ring(*layers: int) -> Plan:
     return Plan(method="ringada", stages=tuple(stages), micro_batch_size=1, num_micro_batches=1)
 
 
-def simulated(plan: Plan, iterations: Sequence[Iteration], *, in_flight: int = 8, cached: Sequence[int] = ()) -> tuple[Schedule, Timeline]:
+def simulated(
+    plan: Plan,
+    iterations: Sequence[Iteration],
+    *,
+    in_flight: int = 8,
+    cached: Sequence[int] = (),
+) -> tuple[Schedule, Timeline]:
     """Return a round whose mini-batches take one second for each layer and direction; everything else is free."""
     of_micro_batch = [one for one in iterations for _ in range(one.num_micro_batches)]
 
@@ -48,16 +64,28 @@ def simulated(plan: Plan, iterations: Sequence[Iteration], *, in_flight: int = 8
 
 def op_of(schedule: Schedule, kind: str, microbatch: int, stage: int = -1) -> tuple[int, Op]:
     return next(
-        (rank, op) for rank, ops in enumerate(schedule.ops) for op in ops if (op.kind, op.stage, op.microbatch) == (kind, stage, microbatch)
+        (rank, op)
+        for rank, ops in enumerate(schedule.ops)
+        for op in ops
+        if (op.kind, op.stage, op.microbatch) == (kind, stage, microbatch)
     )
 
 
 def test_figure_2() -> None:
     """4 : 5 : 2 : 3 blocks, depth 3: forward u1 -> u2 -> u3 -> u4 -> u1, backward u1 -> u4; then u2 begins."""
     plan = ring(4, 5, 2, 3)
-    assert [terminator(plan, 14 - depth) for depth in (1, 3, 4, 5, 6, 14)] == [3, 3, 2, 2, 1, 0]
+    assert [terminator(plan, 14 - depth) for depth in (1, 3, 4, 5, 6, 14)] == [
+        3,
+        3,
+        2,
+        2,
+        1,
+        0,
+    ]
     schedule, _ = simulated(plan, [Iteration(0, 11, 1), Iteration(1, 11, 1)])
-    crossing = [(op.ranks, op.reads[0].name) for ops in schedule.ops for op in ops if op.kind == "SEND" and op.microbatch == 0]
+    crossing = [
+        (op.ranks, op.reads[0].name) for ops in schedule.ops for op in ops if op.kind == "SEND" and op.microbatch == 0
+    ]
     around = {((0, 1), "act"), ((1, 2), "act"), ((2, 3), "act"), ((3, 0), "act")}
     assert set(crossing) == around | {((0, 3), "grad"), ((0, 1), "head")}
     assert [op.kind for op in schedule.ops[1] if op.kind in ("F", "B", "STEP")] == []
@@ -69,20 +97,30 @@ def test_a_forward_pass_waits_for_the_update_where_layers_are_trained_and_only_t
     for ops in schedule.ops:
         for op in ops:
             weights = [value for value in op.reads if value.name == "weight"]
-            assert weights == ([Value("weight", op.stage, op.microbatch - 1)] if op.kind == "F" and op.microbatch else [])
+            assert weights == (
+                [Value("weight", op.stage, op.microbatch - 1)] if op.kind == "F" and op.microbatch else []
+            )
     spans = {(span.op.kind, span.op.stage, span.op.microbatch): span for span in timeline.spans}
     assert spans["P", 0, 1].start_s == 3.0  # at once, long before the first mini-batch's backward pass
     assert spans["F", 2, 1].start_s == spans["STEP", 2, 0].end_s
 
 
 def test_cached_micro_batches_begin_at_the_terminator() -> None:
-    """The second mini-batch's; the devices below have nothing to do for it, and a frozen layer's output crosses no link."""
+    """The second mini-batch's; the devices below have nothing to do for it, and a frozen layer's output crosses no
+    link."""
     schedule, _ = simulated(ring(3, 3, 3, 3), [Iteration(0, 7, 2), Iteration(1, 7, 2)], cached=(2, 3))
     assert op_of(schedule, "LOAD", 2, 2)[1].writes == op_of(schedule, "F", 2, 2)[1].reads[:1] == (Value("mid", 2, 2),)
     below = {op.kind for rank in (0, 1) for op in schedule.ops[rank] if op.microbatch in (2, 3)}
     assert below == {"H", "SEND", "RECV"}
-    sent = {(op.ranks, op.reads[0].name) for ops in schedule.ops for op in ops if op.kind == "SEND" and op.microbatch == 2}
-    assert sent == {((2, 3), "act"), ((3, 1), "act"), ((1, 3), "grad"), ((3, 2), "grad")}
+    sent = {
+        (op.ranks, op.reads[0].name) for ops in schedule.ops for op in ops if op.kind == "SEND" and op.microbatch == 2
+    }
+    assert sent == {
+        ((2, 3), "act"),
+        ((3, 1), "act"),
+        ((1, 3), "grad"),
+        ((3, 2), "grad"),
+    }
 
 
 def test_a_mini_batch_is_let_in_when_another_has_left() -> None:
@@ -103,12 +141,17 @@ BEST = {
     4: "1443 2442 4422 3432 5322 4422 6222 3432 4332 4332 4332 4422",
     8: "1443 2442 4422 4422 4422 5322 5322 5322 5232 4332 4332 3333",
 }
-"""By micro-batches, the fastest blocks of four equal devices with 1, 2, ... 12 of 12 layers unfrozen; found by trying all 165."""
+"""By micro-batches, the fastest blocks of four equal devices with 1, 2, ... 12 of 12 layers unfrozen; found by trying
+all 165."""
 
 
-@pytest.mark.parametrize(("micro_batches", "average", "all_unfrozen"), [(1, 16.9, 24.3), (2, 10.5, 14.3), (4, 7.8, 10.0), (8, 6.7, 8.25)])
+@pytest.mark.parametrize(
+    ("micro_batches", "average", "all_unfrozen"),
+    [(1, 16.9, 24.3), (2, 10.5, 14.3), (4, 7.8, 10.0), (8, 6.7, 8.25)],
+)
 def test_what_the_rule_costs(micro_batches: int, average: float, all_unfrozen: float) -> None:
-    """Layer times of a mini-batch over a layer every 40 of 700 steps, and with all adapters unfrozen (PipeAdapter without stale weights).
+    """Layer times of a mini-batch over a layer every 40 of 700 steps, and with all adapters unfrozen (PipeAdapter
+    without stale weights).
 
     The figures are those of an independent event simulation; ours are up to 2.1 % below, never above.
     """
@@ -123,20 +166,35 @@ def test_what_the_rule_costs(micro_batches: int, average: float, all_unfrozen: f
 
 @pytest.mark.parametrize(
     ("micro_batches", "cached", "once", "following"),
-    [(1, True, 16.46, 16.46), (4, True, 7.71, 7.21), (8, True, 6.65, 5.86), (8, False, 6.82, 6.57)],
+    [
+        (1, True, 16.46, 16.46),
+        (4, True, 7.71, 7.21),
+        (8, True, 6.65, 5.86),
+        (8, False, 6.82, 6.57),
+    ],
 )
-def test_what_plans_that_follow_the_unfreezing_save(micro_batches: int, cached: bool, once: float, following: float) -> None:
-    """As above, by the planner's own assignments.  With 8 micro-batches and the cache, arithmetic promises 5.9; one device takes 24."""
+def test_what_plans_that_follow_the_unfreezing_save(
+    micro_batches: int, cached: bool, once: float, following: float
+) -> None:
+    """As above, by the planner's own assignments.  With 8 micro-batches and the cache, arithmetic promises 5.9; one
+    device takes 24."""
     profile, cluster = equal_blocks(12, 4)
     free = profile.layers[0][0].times["F"].scaled(0.0)
     profile = replace(
-        profile, layers=tuple(tuple(replace(one, times={**one.times, "LOAD": free}) for one in row) for row in profile.layers)
+        profile,
+        layers=tuple(tuple(replace(one, times={**one.times, "LOAD": free}) for one in row) for row in profile.layers),
     )
     depths = dict.fromkeys(range(1, 12), 40) | {12: 260}
 
     def priced(depths: dict[int, int]) -> RingEstimate:
         counts = {"depths": {}, "cached": depths} if cached else {"depths": depths}
-        problem = Problem(profile, cluster, batch_size=SAMPLES, micro_batches=micro_batches, sequence_length=1)
+        problem = Problem(
+            profile,
+            cluster,
+            batch_size=SAMPLES,
+            micro_batches=micro_batches,
+            sequence_length=1,
+        )
         return RingEstimate(problem, **counts)  # type: ignore[arg-type]
 
     plan = plan_ring(priced(depths))
@@ -147,6 +205,8 @@ def test_what_plans_that_follow_the_unfreezing_save(micro_batches: int, cached: 
         for depth, count in depths.items():
             blocks = ring(*(stage.num_layers for stage in one.at(40 * (depth - 1)).stages))
             iterations = [Iteration(0, 12 - depth, micro_batches)] * 40
-            total_s += count * simulated(blocks, iterations, cached=range(cached * 40 * micro_batches))[1].makespan_s / 40
+            total_s += (
+                count * simulated(blocks, iterations, cached=range(cached * 40 * micro_batches))[1].makespan_s / 40
+            )
         assert total_s / 700 == pytest.approx(expected, abs=0.01)
         assert one.total_s == pytest.approx(expected, rel=0.02)  # what the planner prices is what is simulated

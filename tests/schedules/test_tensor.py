@@ -28,7 +28,8 @@ def test_closed_forms(block, num_ranks: int) -> None:
 
 
 def test_overlap_needs_no_room_for_all_tiles() -> None:
-    """A tile is let go when it was multiplied and sent on: in step, only the one in hand and the one that arrives are there."""
+    """A tile is let go when it was multiplied and sent on: in step, only the one in hand and the one that arrives are
+    there."""
     assert peaks(ring_allgather_gemm(6), "tile", GEMM=1.0, SEND=1.0) == (2,) * 6
     assert peaks(ring_allgather_gemm(6), "tile", GEMM=1.0, SEND=0.8) == (3,) * 6  # faster links run ahead
     assert peaks(ring_allgather_gemm(6, overlapped=False), "tile", GEMM=1.0, SEND=0.8) == (6,) * 6

@@ -1,4 +1,5 @@
-"""torch's own pipeline schedules, read from its CSV: makespans against a longest path that is found here, from the cells alone."""
+"""torch's own pipeline schedules, read from its CSV: makespans against a longest path that is found here, from the
+cells alone."""
 
 from __future__ import annotations
 
@@ -28,7 +29,15 @@ CASES = [(of_torch.ScheduleGPipe, p, 1, m) for p, m in ((1, 3), (2, 2), (3, 5), 
 CASES += [
     (kind, p, v, m)
     for kind in MULTI
-    for p, v, m in ((2, 2, 4), (2, 2, 8), (4, 2, 8), (4, 2, 16), (2, 3, 4), (4, 3, 8), (4, 1, 8))
+    for p, v, m in (
+        (2, 2, 4),
+        (2, 2, 8),
+        (4, 2, 8),
+        (4, 2, 16),
+        (2, 3, 4),
+        (4, 3, 8),
+        (4, 1, 8),
+    )
     if v == 2 or kind in MULTI[:3]
 ]
 
@@ -85,13 +94,16 @@ def test_makespan_is_the_longest_path(kind: type, p: int, v: int, m: int) -> Non
 
 
 def test_makespan_with_transfers_is_the_longest_path_where_none_queues() -> None:
-    """Where two transfers meet at an interface, one waits: then the simulation takes longer, by no more than those waits."""
+    """Where two transfers meet at an interface, one waits: then the simulation takes longer, by no more than those
+    waits."""
     num_exact = 0
     for kind, p, v, m in CASES:
         text = torch_csv(kind, p, v, m)
         timeline = timed(read_torch_csv(text), **SECONDS, SEND=0.03)
         written = {(span.rank, value): span.end_s for span in timeline.spans for value in span.op.writes}
-        queued_s = sum(span.start_s - written[span.rank, span.op.reads[0]] for span in timeline.spans if span.op.kind == SEND)
+        queued_s = sum(
+            span.start_s - written[span.rank, span.op.reads[0]] for span in timeline.spans if span.op.kind == SEND
+        )
         bound = longest_path(text, 0.03)
         assert bound - 1e-9 <= timeline.makespan_s <= bound + queued_s + 1e-9
         num_exact += queued_s < 1e-9
@@ -106,7 +118,9 @@ def test_the_lowered_form_is_the_same_schedule(kind: type, p: int, v: int, m: in
 @pytest.mark.parametrize(("p", "m"), [(1, 2), (2, 2), (3, 7), (4, 8), (8, 16)])
 def test_1f1b_and_gpipe_are_our_own_builders(p: int, m: int) -> None:
     """Written by torch, built by us: equal, operation by operation and value by value; (p + m - 1) (F + B) long."""
-    assert read_torch_csv(torch_csv(of_torch.ScheduleGPipe, p, 1, m)) == insert_transfers(gpipe(equal_plan(p), (1,) * m))
+    assert read_torch_csv(torch_csv(of_torch.ScheduleGPipe, p, 1, m)) == insert_transfers(
+        gpipe(equal_plan(p), (1,) * m)
+    )
     schedule = read_torch_csv(repaired_1f1b(p, m))
     assert schedule == insert_transfers(one_f_one_b(equal_plan(p), (1,) * m))
     assert timed(schedule, F=1.0, B=2.0).makespan_s == 3 * (p + m - 1)
@@ -115,7 +129,8 @@ def test_1f1b_and_gpipe_are_our_own_builders(p: int, m: int) -> None:
 
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 16), (8, 32)])
 def test_known_closed_forms(p: int, m: int) -> None:
-    """Two stages a rank: interleaved 1F1B has 1/2 of 1F1B's bubble (Narayanan et al., 2021), ZBV only its first p - 1 forwards."""
+    """Two stages a rank: interleaved 1F1B has 1/2 of 1F1B's bubble (Narayanan et al., 2021), ZBV only its first p - 1
+    forwards."""
     interleaved = read_torch_csv(torch_csv(of_torch.ScheduleInterleaved1F1B, p, 2, m))
     assert timed(interleaved, F=1.0, B=2.0).makespan_s == 2 * m * 3 + (p - 1) * 3
     zbv = read_torch_csv(torch_csv(of_torch.ScheduleZBVZeroBubble, p, 2, m))
@@ -126,7 +141,10 @@ def test_known_closed_forms(p: int, m: int) -> None:
 def test_a_v_placement_sends_nothing_at_its_turn() -> None:
     """Stages 1 and 2 of a V on two ranks are on rank 1; interleaved, every boundary is crossed."""
     boundaries = []
-    for kind in (of_torch.ScheduleZBVZeroBubble, of_torch.ScheduleInterleavedZeroBubble):
+    for kind in (
+        of_torch.ScheduleZBVZeroBubble,
+        of_torch.ScheduleInterleavedZeroBubble,
+    ):
         ops = (op for ops in read_torch_csv(torch_csv(kind, 2, 2, 4)).ops for op in ops)
         boundaries.append({op.stage for op in ops if op.kind == SEND and op.reads[0].name == "act"})
     assert boundaries == [{0, 2}, {0, 1, 2}]
@@ -135,7 +153,10 @@ def test_a_v_placement_sends_nothing_at_its_turn() -> None:
 @pytest.mark.parametrize(("kind", "p", "v", "m"), CASES[3::4])
 def test_a_program_of_it_is_read_back(kind: type, p: int, v: int, m: int) -> None:
     schedule = read_torch_csv(torch_csv(kind, p, v, m))
-    costs = TableCosts(seconds_by_kind={**SECONDS, "SEND": 0.1}, bytes_by_name={"act": 3, "grad": 2, "ctx": 7, "wctx": 5})
+    costs = TableCosts(
+        seconds_by_kind={**SECONDS, "SEND": 0.1},
+        bytes_by_name={"act": 3, "grad": 2, "ctx": 7, "wctx": 5},
+    )
     program = Program(schedule=schedule, costs=costs, devices=tuple(f"d{rank}" for rank in range(p)))
     read = Program.from_text(program.to_text())
     assert read.to_text() == program.to_text() and read.digest == program.digest and read.schedule == schedule
@@ -155,10 +176,16 @@ def test_forwards_alone_keep_no_context() -> None:
         ("0F0,(0F1;0Q0)OVERLAP_F_B", "'0Q0' was read in row 1, column 2"),
         ("0F0,F1", "'F1' was read in row 1, column 2"),
         ("0F0,0F9999999999", "row 1, column 2"),
-        ("0F0,,0F0", "'0F0' was read in row 1, column 3. It is also in row 1, column 1."),
+        (
+            "0F0,,0F0",
+            "'0F0' was read in row 1, column 3. It is also in row 1, column 1.",
+        ),
         ("0F0,1F0\n0F1", "'0F1' was read in row 2, column 1. Stage 0 is in row 1 too."),
         ("1F0", "'1F0' was read in row 1, column 1. 0F0 is in no row."),
-        ("0F0,,0B0\n1F0", "'0B0' was read in row 1, column 3. 1B0 or 1I0 is in no row."),
+        (
+            "0F0,,0B0\n1F0",
+            "'0B0' was read in row 1, column 3. 1B0 or 1I0 is in no row.",
+        ),
         ("0F0,0F1,0B0", "'0F1' was read in row 1, column 2. 0B1 or 0I1 is in no row."),
         ("0F0,0B0,0B1", "'0B1' was read in row 1, column 3. 0F1 is in no row."),
         ("0F0,0I0", "'0I0' was read in row 1, column 2. 0W0 is in no row."),
@@ -173,7 +200,13 @@ def test_bad_rows_name_row_and_column(text: str, said: str) -> None:
         read_torch_csv(text)
 
 
-@pytest.mark.parametrize(("text", "said"), [("0B0,0F0", "cycle within one rank"), ("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0", "deadlocks")])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("0B0,0F0", "cycle within one rank"),
+        ("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0", "deadlocks"),
+    ],
+)
 def test_an_order_that_cannot_run_is_named_by_the_check(text: str, said: str) -> None:
     with pytest.raises(ScheduleError, match=said):
         check(read_torch_csv(text))

@@ -13,7 +13,8 @@ pairs = st.tuples(st.integers(0, 4), st.integers(0, 4)).filter(lambda pair: pair
 @settings(deadline=None)
 @given(st.lists(st.lists(pairs, max_size=4), min_size=1, max_size=12), st.data())
 def test_first_ready_first_served(rounds: list[list[tuple[int, int]]], data: st.DataObject) -> None:
-    """In each round some transfers end and some become ready; then the waiting ones are tried by time, sender and list position."""
+    """In each round some transfers end and some become ready; then the waiting ones are tried by time, sender and list
+    position."""
     interfaces = Interfaces(5)
     ends: list[tuple[int, int]] = []
     waiting: list[tuple[int, int, int, int]] = []  # (round, sender, position, transfer)
@@ -32,7 +33,10 @@ def test_first_ready_first_served(rounds: list[list[tuple[int, int]]], data: st.
         for place in sorted(waiting):
             transfer = place[-1]
             busy = {("out", ends[other][0]) for other in running} | {("in", ends[other][1]) for other in running}
-            if ("out", ends[transfer][0]) not in busy and ("in", ends[transfer][1]) not in busy:
+            if ("out", ends[transfer][0]) not in busy and (
+                "in",
+                ends[transfer][1],
+            ) not in busy:
                 waiting.remove(place)
                 running.append(transfer)
                 expected.append(transfer)

@@ -20,7 +20,13 @@ def run(text: str, nbytes: dict[str, int] | None = None, **seconds: float) -> Ti
     """Simulate a schedule given as text."""
     schedule = Schedule.from_text(text)
     costs = TableCosts(seconds_by_kind=seconds, bytes_by_name=nbytes or {})
-    return simulate(Program(schedule=schedule, costs=costs, devices=tuple(f"d{rank}" for rank in range(schedule.world_size))))
+    return simulate(
+        Program(
+            schedule=schedule,
+            costs=costs,
+            devices=tuple(f"d{rank}" for rank in range(schedule.world_size)),
+        )
+    )
 
 
 def when(timeline: Timeline, label: str, rank: int) -> tuple[float, float]:
@@ -43,7 +49,12 @@ def test_streams_of_a_rank_run_at_once() -> None:
         B=2.0,
         C=1.0,
     )
-    assert [when(timeline, label, 0) for label in ("0A0", "0B0", "0B1", "0C0")] == [(0, 5), (0, 2), (2, 4), (5, 6)]
+    assert [when(timeline, label, 0) for label in ("0A0", "0B0", "0B1", "0C0")] == [
+        (0, 5),
+        (0, 2),
+        (2, 4),
+        (5, 6),
+    ]
 
 
 FAN_IN = """
@@ -80,7 +91,13 @@ def test_of_transfers_ready_at_the_same_instant_the_one_listed_first_goes_first(
     """Whichever operation produced its value: a (for the short 0X) and b (for the long 0Y) are both there after 1 s."""
     x, y = ("a", "b") if first == 1 else ("b", "a")
     timeline = run(
-        TIE_AT_AN_EGRESS.format(first=first, second=3 - first, x=x, y=y), {"a": 1, "b": 1}, A=1.0, B=1.0, SEND=4.0, X=1.0, Y=10.0
+        TIE_AT_AN_EGRESS.format(first=first, second=3 - first, x=x, y=y),
+        {"a": 1, "b": 1},
+        A=1.0,
+        B=1.0,
+        SEND=4.0,
+        X=1.0,
+        Y=10.0,
     )
     assert timeline.makespan_s == makespan_s
 
@@ -166,7 +183,10 @@ def test_a_channel_keeps_its_order() -> None:
         F=5.0,
         SEND=1.0,
     )
-    assert (when(timeline, "SEND", 0), when(timeline, "SEND.1", 0)) == ((5.0, 6.0), (6.0, 7.0))
+    assert (when(timeline, "SEND", 0), when(timeline, "SEND.1", 0)) == (
+        (5.0, 6.0),
+        (6.0, 7.0),
+    )
 
 
 def test_a_received_value_can_be_sent_on() -> None:
@@ -221,7 +241,12 @@ def test_a_collective_is_priced_by_its_first_member() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "reads", "writes", "sent"), [("ALLREDUCE", 90, 90, 120), ("ALLGATHER", 30, 90, 60), ("REDUCESCATTER", 90, 30, 60)]
+    ("kind", "reads", "writes", "sent"),
+    [
+        ("ALLREDUCE", 90, 90, 120),
+        ("ALLGATHER", 30, 90, 60),
+        ("REDUCESCATTER", 90, 30, 60),
+    ],
 )
 def test_bytes_of_ring_collectives(kind: str, reads: int, writes: int, sent: int) -> None:
     """Per rank of n = 3: 2 (n - 1) / n, (n - 1) / n and (n - 1) / n of the whole tensor."""
@@ -241,23 +266,47 @@ def test_the_timeline_says_what_it_is() -> None:
     """Simulated, with names, title and budgets."""
     schedule = Schedule.from_text("rank 0\n0F () -> ()\n")
     timeline = simulate(
-        Program(schedule=schedule, costs=TableCosts(seconds_by_kind={}), devices=("pi",), budget_bytes=(5,)), title="One", memory=False
+        Program(
+            schedule=schedule,
+            costs=TableCosts(seconds_by_kind={}),
+            devices=("pi",),
+            budget_bytes=(5,),
+        ),
+        title="One",
+        memory=False,
     )
-    assert (timeline.label, timeline.title, timeline.device_names, timeline.budget_bytes) == ("simulated", "One", ("pi",), (5,))
+    assert (
+        timeline.label,
+        timeline.title,
+        timeline.device_names,
+        timeline.budget_bytes,
+    ) == (
+        "simulated",
+        "One",
+        ("pi",),
+        (5,),
+    )
     assert timeline.memory == ()
 
 
 def test_what_cannot_be_simulated() -> None:
     """The wrong number of devices; a cost that is none."""
     with pytest.raises(ScheduleError, match="2 devices"):
-        simulate(Program(schedule=Schedule(ops=((),)), costs=TableCosts(seconds_by_kind={}), devices=("a", "b")))
+        simulate(
+            Program(
+                schedule=Schedule(ops=((),)),
+                costs=TableCosts(seconds_by_kind={}),
+                devices=("a", "b"),
+            )
+        )
     for seconds in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ScheduleError, match="Rank 0 was asked to run 0F"):
             run("rank 0\n0F () -> ()\n", F=seconds)
 
 
 def reference(schedule: Schedule, seconds: dict[str, int]) -> dict[tuple[int, int], tuple[int, int]]:
-    """Return (start, end) of every operation, by trying everything at every tick of an integer clock; costs are at least 1."""
+    """Return (start, end) of every operation, by trying everything at every tick of an integer clock; costs are at
+    least 1."""
     begun: dict[tuple[int, int], tuple[int, int]] = {}
     ready_since: dict[tuple[int, int], int] = {}
     present = [{value: 0 for value in inputs} for inputs in schedule.inputs]
@@ -289,7 +338,10 @@ def reference(schedule: Schedule, seconds: dict[str, int]) -> dict[tuple[int, in
             end
             for (rank, index), (_, until) in begun.items()
             if until > now and schedule.ops[rank][index].kind == SEND
-            for end in (("out", schedule.ops[rank][index].ranks[0]), ("in", schedule.ops[rank][index].ranks[1]))
+            for end in (
+                ("out", schedule.ops[rank][index].ranks[0]),
+                ("in", schedule.ops[rank][index].ranks[1]),
+            )
         }
         for _, (rank, index) in sorted(waiting):
             op = schedule.ops[rank][index]
@@ -297,7 +349,9 @@ def reference(schedule: Schedule, seconds: dict[str, int]) -> dict[tuple[int, in
             if not ends & busy:
                 busy |= ends
                 begun[rank, index] = (now, now + seconds[SEND + op.reads[0].name])
-                twin = next(i for i, o in enumerate(schedule.ops[op.ranks[1]]) if o.kind == "RECV" and o.writes == op.reads)
+                twin = next(
+                    i for i, o in enumerate(schedule.ops[op.ranks[1]]) if o.kind == "RECV" and o.writes == op.reads
+                )
                 begun[op.ranks[1], twin] = begun[rank, index]
         now += 1
     return begun
@@ -308,7 +362,8 @@ def reference(schedule: Schedule, seconds: dict[str, int]) -> dict[tuple[int, in
 def test_contention_as_in_the_reference(data: st.DataObject) -> None:
     """Random producers and transfers over few links: every span starts when the tick-by-tick reference says.
 
-    Ready times are made distinct (transfers that become ready at one instant have no order by the rules), by a producer per rank with
+    Ready times are made distinct (transfers that become ready at one instant have no order by the rules), by a producer
+    per rank with
     its own residue.
     """
     num_ranks = data.draw(st.integers(2, 4))
@@ -321,7 +376,10 @@ def test_contention_as_in_the_reference(data: st.DataObject) -> None:
         kind, name = f"P{'ABCDEFGHIJ'[number]}", f"v{number}"
         seconds[kind] = 1 + data.draw(st.integers(0, 3)) * unit + 2**number % unit
         seconds[SEND + name] = (1 + data.draw(st.integers(0, 5))) * unit + number
-        ops[source] += [Op(kind, 0, NONE, NONE, (), (Value(name),)), send(Value(name), source, destination)]
+        ops[source] += [
+            Op(kind, 0, NONE, NONE, (), (Value(name),)),
+            send(Value(name), source, destination),
+        ]
         ops[destination].append(recv(Value(name), source, destination))
     schedule = Schedule(ops=tuple(map(tuple, ops)))
 
@@ -338,5 +396,7 @@ def test_contention_as_in_the_reference(data: st.DataObject) -> None:
     # Whatever the ties: an interface never carries two transfers at once.
     for side, kind in ((0, SEND), (1, "RECV")):
         for rank in range(num_ranks):
-            spans = sorted((s.start_s, s.end_s) for s in timeline.spans if s.op.kind == kind and s.op.ranks[side] == rank)
+            spans = sorted(
+                (s.start_s, s.end_s) for s in timeline.spans if s.op.kind == kind and s.op.ranks[side] == rank
+            )
             assert all(a[1] <= b[0] for a, b in pairwise(spans))

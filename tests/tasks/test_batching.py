@@ -35,7 +35,9 @@ def test_bucketing_saves_padding_and_epochs_differ():
     padded = sum(32 * max(lengths[index] for index in batch) for batch in batches)
     assert padded < 1.2 * sum(lengths)
     other = epoch_batches(lengths, 32, 0, 1)
-    assert batches != other and {frozenset(batch) for batch in batches}.isdisjoint({frozenset(batch) for batch in other})
+    assert batches != other and {frozenset(batch) for batch in batches}.isdisjoint(
+        {frozenset(batch) for batch in other}
+    )
     assert batches != epoch_batches(lengths, 32, 1, 0)
     means = [statistics.mean(lengths[index] for index in batch) for batch in batches]
     assert abs(statistics.mean(means[:31]) - statistics.mean(means[31:])) < 6  # shuffled: not all short ones first
@@ -68,7 +70,11 @@ def test_cached_epochs_use_each_sample_once_on_its_owner(lengths, weights, seed,
     batches = cached_epoch_batches(owners, lengths, weights, seed, epoch)
     used = [(index, rank) for batch in batches for rank, mine in enumerate(batch) for index in mine]
     assert sorted(used) == sorted(enumerate(owners))
-    assert all(len(batch) == len(weights) and len(mine) <= weight for batch in batches for mine, weight in zip(batch, weights, strict=True))
+    assert all(
+        len(batch) == len(weights) and len(mine) <= weight
+        for batch in batches
+        for mine, weight in zip(batch, weights, strict=True)
+    )
     assert all(any(batch) for batch in batches)
     assert len(batches) in (len(lengths) // sum(weights), len(lengths) // sum(weights) + 1)
     assert batches == cached_epoch_batches(owners, lengths, weights, seed, epoch)
@@ -93,7 +99,11 @@ def test_other_seeds_and_epochs_give_other_cached_batches():
     lengths, weights = sentences(500), [4, 2]
     owners = assign_shards(lengths, weights, 0)
     first = cached_epoch_batches(owners, lengths, weights, 0, 1)
-    assert first != cached_epoch_batches(owners, lengths, weights, 0, 2) != cached_epoch_batches(owners, lengths, weights, 1, 2)
+    assert (
+        first
+        != cached_epoch_batches(owners, lengths, weights, 0, 2)
+        != cached_epoch_batches(owners, lengths, weights, 1, 2)
+    )
 
 
 @pytest.mark.parametrize(

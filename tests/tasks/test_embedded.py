@@ -11,7 +11,10 @@ from workbench.tasks.embedded import SOURCES, load_sentiment, load_sentiment_rat
 def write_ratings(folder, count=12000):
     """Write files of the original's form, with zeros and a repeated sentence."""
     for source in SOURCES:
-        lines = [f"{number}\t{(number % 9 - 4) / 2}\tsentence {number} of {source} &amp; a\ttab" for number in range(1, count)]
+        lines = [
+            f"{number}\t{(number % 9 - 4) / 2}\tsentence {number} of {source} &amp; a\ttab"
+            for number in range(1, count)
+        ]
         lines.append(f"{count}\t-2.5\tsentence 1 of {source} &amp; a\ttab")
         (folder / f"{source}_GroundTruth.txt").write_bytes("\r\n".join(lines).encode())
     return folder
@@ -67,9 +70,14 @@ def test_the_real_data():
 
 
 def test_unknown_tasks_list_the_known_ones():
-    with pytest.raises(ConfigError, match="sentiment, sentiment-rating, digits, questions, instructions, mrpc, stsb, sst2, qnli"):
+    with pytest.raises(
+        ConfigError, match="sentiment, sentiment-rating, digits, questions, instructions, mrpc, stsb, sst2, qnli"
+    ):
         load_task("sqaud")
-    with pytest.raises(ConfigError, match=r"question answering by the words that follow a prompt.*p_rge, or the task question_answering"):
+    with pytest.raises(
+        ConfigError,
+        match=r"question answering by the words that follow a prompt.*p_rge, or the task question_answering",
+    ):
         load_task("squad")
     assert len(TASKS) == len(set(TASKS)) == 21
 

@@ -8,7 +8,11 @@ import pytest
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.tasks import load_task
 
-MRPC_ROWS = [(1, 'He said "yes.', "He said yes."), (0, "It's 4\u2028 parts", 'A "b" c'), (1, "Third one", "3rd one")] * 7
+MRPC_ROWS = [
+    (1, 'He said "yes.', "He said yes."),
+    (0, "It's 4\u2028 parts", 'A "b" c'),
+    (1, "Third one", "3rd one"),
+] * 7
 HEADER = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
 
 
@@ -18,7 +22,9 @@ def write(path: Path, lines: list[str], end: str = "\n") -> None:
 
 
 def mrpc_lines(header: str | None) -> list[str]:
-    rows = [f"{label}\t{number}\t{number + 1}\t{first}\t{second}" for number, (label, first, second) in enumerate(MRPC_ROWS)]
+    rows = [
+        f"{label}\t{number}\t{number + 1}\t{first}\t{second}" for number, (label, first, second) in enumerate(MRPC_ROWS)
+    ]
     return [header, *rows] if header else rows
 
 
@@ -66,7 +72,9 @@ def test_a_saved_dataset(tmp_path):
     from datasets import Dataset, DatasetDict
 
     def rows(label):
-        return Dataset.from_dict({"question": ["q"] * 20, "sentence": ["s"] * 20, "label": [label] * 20, "idx": list(range(20))})
+        return Dataset.from_dict(
+            {"question": ["q"] * 20, "sentence": ["s"] * 20, "label": [label] * 20, "idx": list(range(20))}
+        )
 
     DatasetDict({"train": rows(0), "validation": rows(1), "test": rows(-1)}).save_to_disk(str(tmp_path / "qnli"))
     task = load_task("qnli", data=tmp_path)
@@ -116,11 +124,17 @@ def real_data() -> Path | None:
     return folder if (folder / "glue").is_dir() else None
 
 
-@pytest.mark.skipif(real_data() is None, reason="set WORKBENCH_TEST_DATA to a folder that holds glue/MRPC, glue/STS-B and glue/SST-2")
+@pytest.mark.skipif(
+    real_data() is None, reason="set WORKBENCH_TEST_DATA to a folder that holds glue/MRPC, glue/STS-B and glue/SST-2"
+)
 @pytest.mark.parametrize(
     ("name", "sizes", "text"),
     [
-        ("mrpc", (2576, 1500, 1725), 'Amrozi accused his brother, whom he called "the witness", of deliberately distorting his evidence.'),
+        (
+            "mrpc",
+            (2576, 1500, 1725),
+            'Amrozi accused his brother, whom he called "the witness", of deliberately distorting his evidence.',
+        ),
         ("stsb", (3825, 424, 1500), None),
         ("sst2", (66349, 1000, 872), None),
     ],

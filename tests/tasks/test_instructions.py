@@ -1,4 +1,5 @@
-"""Instruction tuning: Alpaca's prompts and files, the token that each token predicts, and what the embedded rows hold."""
+"""Instruction tuning: Alpaca's prompts and files, the token that each token predicts, and what the embedded rows
+hold."""
 
 import json
 from pathlib import Path
@@ -15,7 +16,14 @@ from workbench.tasks.instructions import alpaca_prompt
 from workbench.tasks.metrics import quality, score
 from workbench.tasks.tokenize import IGNORED, collate, tokenize
 
-ROWS = [{"instruction": f"Say {n}.", "input": "" if n % 2 else "As a word.", "output": f"number {n}"} for n in range(20)]
+ROWS = [
+    {
+        "instruction": f"Say {n}.",
+        "input": "" if n % 2 else "As a word.",
+        "output": f"number {n}",
+    }
+    for n in range(20)
+]
 
 
 def write(path: Path, rows: list[dict]) -> Path:
@@ -25,28 +33,47 @@ def write(path: Path, rows: list[dict]) -> Path:
 
 def test_the_embedded_instructions_are_made_of_the_rated_sentences() -> None:
     task, rated = load_task("instructions"), load_task("sentiment-rating")
-    assert [len(split) for split in (task.train, task.validation, task.test)] == [2000, 200, 400]
+    assert [len(split) for split in (task.train, task.validation, task.test)] == [
+        2000,
+        200,
+        400,
+    ]
     assert task.kind == "text_generation" and not {*task.train.texts} & {*task.test.texts}
     likes = "Does the writer like it? Answer yes or no."
     for text, answer in zip(task.test.texts, task.test.answers, strict=True):
-        instruction, given = text.partition("### Instruction:\n")[2].removesuffix("\n\n### Response:\n").split("\n\n### Input:\n")
+        instruction, given = (
+            text.partition("### Instruction:\n")[2].removesuffix("\n\n### Response:\n").split("\n\n### Input:\n")
+        )
         assert text == alpaca_prompt(instruction, given)
         if instruction == likes:
             own = {rating > 0 for one, rating in zip(rated.test.texts, rated.test.labels, strict=True) if one == given}
             assert (answer == "Yes") in own
         else:  # answers stand in the sentence
-            assert answer.lower() in " ".join(given.split()).lower(), (instruction, given)
+            assert answer.lower() in " ".join(given.split()).lower(), (
+                instruction,
+                given,
+            )
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_alpacas_files_are_read_with_or_without_an_input(tmp_path: Path) -> None:
     task = load_task("instruction_tuning", data=write(tmp_path / "a.json", ROWS))
-    assert [len(split) for split in (task.train, task.validation, task.test)] == [14, 2, 4]
+    assert [len(split) for split in (task.train, task.validation, task.test)] == [
+        14,
+        2,
+        4,
+    ]
     whole = task.train + task.validation + task.test
     found = dict(zip(whole.texts, whole.answers, strict=True))
     assert found == {alpaca_prompt(row["instruction"], row["input"]): row["output"] for row in ROWS}
-    assert sum("### Input:\nAs a word.\n\n" in text for text in found) == 10 and sum("further context" in text for text in found) == 10
-    renamed = write(tmp_path / "b.json", [{"ask": row["instruction"], "input": row["input"], "say": row["output"]} for row in ROWS])
+    assert (
+        sum("### Input:\nAs a word.\n\n" in text for text in found) == 10
+        and sum("further context" in text for text in found) == 10
+    )
+    renamed = write(
+        tmp_path / "b.json",
+        [{"ask": row["instruction"], "input": row["input"], "say": row["output"]} for row in ROWS],
+    )
     assert load_task("instruction_tuning", data=renamed, columns="instruction=ask,output=say").train == task.train
 
 
@@ -54,15 +81,35 @@ def test_alpacas_files_are_read_with_or_without_an_input(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("row", "columns", "said"),
     [
-        ({"instruction": " ", "input": "", "output": "a"}, "", "The column 'instruction' was to be read. Row 21 of train is empty."),
-        ({"instruction": "a", "input": "", "output": None}, "", "The column 'output' was to be read. Row 21 of train is empty."),
-        (ROWS[0], "output=answer", "The data have the columns 'instruction', 'input', 'output'. Name them"),
-        (ROWS[0], "text=input", "The data have the columns 'instruction', 'input', 'output'. Name them"),
+        (
+            {"instruction": " ", "input": "", "output": "a"},
+            "",
+            "The column 'instruction' was to be read. Row 21 of train is empty.",
+        ),
+        (
+            {"instruction": "a", "input": "", "output": None},
+            "",
+            "The column 'output' was to be read. Row 21 of train is empty.",
+        ),
+        (
+            ROWS[0],
+            "output=answer",
+            "The data have the columns 'instruction', 'input', 'output'. Name them",
+        ),
+        (
+            ROWS[0],
+            "text=input",
+            "The data have the columns 'instruction', 'input', 'output'. Name them",
+        ),
     ],
 )
 def test_unusable_rows_and_columns_are_named(row: dict, columns: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
-        load_task("instruction_tuning", data=write(tmp_path / "a.json", [*ROWS, row]), columns=columns)
+        load_task(
+            "instruction_tuning",
+            data=write(tmp_path / "a.json", [*ROWS, row]),
+            columns=columns,
+        )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -74,7 +121,9 @@ def test_a_token_of_the_answer_is_the_target_of_the_token_before_it(model: str, 
     assert rows.left_out == 0
     for ids, window, text, answer in zip(rows.ids, rows.windows, task.train.texts, task.train.answers, strict=True):
         learnt = [at for at, target in enumerate(window.targets) if target != IGNORED]
-        assert learnt == list(range(window.first - 1, len(ids) - 1)) and [window.targets[at] for at in learnt] == [*ids[window.first :]]
+        assert learnt == list(range(window.first - 1, len(ids) - 1)) and [window.targets[at] for at in learnt] == [
+            *ids[window.first :]
+        ]
         assert ids[-1] == encoder.end_id and encoder.decode(ids[window.first : -1]).replace(" ##", "") == answer
         assert list(ids[: window.first]) == encoder.encode([text], max_length=400)[0]
     batch = collate(rows, [0, 1, 2])
@@ -82,16 +131,30 @@ def test_a_token_of_the_answer_is_the_target_of_the_token_before_it(model: str, 
     longest = max(rows.lengths)
     cut = tokenize(task.train, encoder, max_length=longest - 1)
     assert cut.left_out == rows.lengths.count(longest) and max(cut.lengths) == longest - 1
-    with pytest.raises(ConfigError, match=rf"None begins there: with its answer, a text has \d+ to {longest} tokens"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"None begins there: with its answer, a text has \d+ to {longest} tokens",
+    ):
         tokenize(task.train, encoder, max_length=8)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_score_is_the_mean_over_samples_whose_answer_begins_and_less_loss_is_better(tmp_path: Path) -> None:
+def test_the_score_is_the_mean_over_samples_whose_answer_begins_and_less_loss_is_better(
+    tmp_path: Path,
+) -> None:
     task = load_task("instruction_tuning", data=write(tmp_path / "a.json", ROWS))
     labels = torch.tensor([[IGNORED, 3], [IGNORED, 2], [IGNORED, IGNORED], [1, 1]])
-    predicted = Predictions([torch.tensor([[1.0, 1.0], [2.0, 0.0], [0.0, 0.0], [6.0, 0.5]])], [labels], [torch.arange(4)])
-    found = score(task, task.test, tokenize(task.test, load_tokenizer("tiny-gpt2"), max_length=400), predicted)
+    predicted = Predictions(
+        [torch.tensor([[1.0, 1.0], [2.0, 0.0], [0.0, 0.0], [6.0, 0.5]])],
+        [labels],
+        [torch.arange(4)],
+    )
+    found = score(
+        task,
+        task.test,
+        tokenize(task.test, load_tokenizer("tiny-gpt2"), max_length=400),
+        predicted,
+    )
     assert found == {"loss": pytest.approx(3.0), "token_accuracy": pytest.approx(0.5)}
     assert quality(task, {"loss": 1.0}) > quality(task, {"loss": 2.0})
 
@@ -106,7 +169,12 @@ def test_zero_is_a_value(tmp_path: Path, value: Any) -> None:
 
 @pytest.mark.parametrize("role", ["instruction", "input", "output"])
 def test_a_list_is_no_text(tmp_path: Path, role: str) -> None:
-    rows = [{"instruction": "Say it.", "input": "", "output": "yes"} | ({role: ["a"]} if n == 2 else {}) for n in range(6)]
+    rows = [
+        {"instruction": "Say it.", "input": "", "output": "yes"} | ({role: ["a"]} if n == 2 else {}) for n in range(6)
+    ]
     (tmp_path / "a.json").write_text(json.dumps(rows))
-    with pytest.raises(ConfigError, match=rf"The column '{role}' was to be read. Row 3 of train has \['a'\], which is no text"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"The column '{role}' was to be read. Row 3 of train has \['a'\], which is no text",
+    ):
         load_task("instruction_tuning", data=tmp_path / "a.json")

@@ -60,17 +60,24 @@ def test_numbers_of_every_size_are_in_order(tmp_path: Path) -> None:
 
 
 def test_a_numeric_column_with_a_blank_keeps_its_texts(tmp_path: Path) -> None:
-    data = write(tmp_path / "a.csv", "id,text,label\n" + "".join(f",{number},{'ab'[number % 2]}\n" for number in range(1, 9)))
+    data = write(
+        tmp_path / "a.csv", "id,text,label\n" + "".join(f",{number},{'ab'[number % 2]}\n" for number in range(1, 9))
+    )
     assert set(rows_of(load_task("classification", data=data))) == {str(number) for number in range(1, 9)}
 
 
 @pytest.mark.parametrize("odd", ["\x0b", "\x1c", "\x85", "\u2028", "\xa0"])
 def test_only_line_ends_divide_lines(tmp_path: Path, odd: str) -> None:
-    data = write(tmp_path / "a.csv", "".join(["text,label\n", *(f"w{odd}{number},{'ab'[number % 2]}\n" for number in range(8))]))
+    data = write(
+        tmp_path / "a.csv", "".join(["text,label\n", *(f"w{odd}{number},{'ab'[number % 2]}\n" for number in range(8))])
+    )
     assert len(rows_of(load_task("classification", data=data))) == 8
     words = write(tmp_path / "a.conll", "".join(f"w{odd}{number} O\nRouen B-LOC\n\n" for number in range(8)))
     task = load_task("token_classification", data=words)
-    assert all(spans[0].text == text.removesuffix(" Rouen") for text, spans in zip(task.train.texts, task.train.spans or (), strict=True))
+    assert all(
+        spans[0].text == text.removesuffix(" Rouen")
+        for text, spans in zip(task.train.texts, task.train.spans or (), strict=True)
+    )
 
 
 def test_quotes_that_enclose_nothing_are_characters(tmp_path: Path) -> None:
@@ -139,7 +146,11 @@ def test_half_an_emoji_becomes_one_character_and_is_told(tmp_path: Path) -> None
     task = load_task("classification", data=write(tmp_path / "a.jsonl", rows))
     assert task.train.texts[0].endswith(" \ufffd") and "8 rows hold broken characters" in task.notes[0]
     questions = [{"question": "what?", "answers": [{"text": "lamp", "answer_start": 5}]}]
-    squad = {"data": [{"title": "a", "paragraphs": [{"context": f"nice lamp {n} \ud83d", "qas": questions} for n in range(8)]}]}
+    squad = {
+        "data": [
+            {"title": "a", "paragraphs": [{"context": f"nice lamp {n} \ud83d", "qas": questions} for n in range(8)]}
+        ]
+    }
     asked = load_task("question_answering", data=write(tmp_path / "b.json", json.dumps(squad)))
     assert (asked.train.pairs or ("",))[0].endswith("\ufffd") and "rows hold broken characters" in asked.notes[0]
 
@@ -147,7 +158,10 @@ def test_half_an_emoji_becomes_one_character_and_is_told(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "split"),
     [
-        *((name, "train") for name in ("train", "Train", "TRAIN", "train_data", "my-train-1", "trainSet", "Training", "reviewsTrain")),
+        *(
+            (name, "train")
+            for name in ("train", "Train", "TRAIN", "train_data", "my-train-1", "trainSet", "Training", "reviewsTrain")
+        ),
         *((name, "test") for name in ("test", "Test.v2", "test_data", "TESTData", "2024test")),
         *((name, "validation") for name in ("dev", "Val", "valid-00000-of-00002", "validation_matched")),
         *((name, None) for name in ("latest", "contest", "trainer", "alpha", "devil", "")),
@@ -163,14 +177,18 @@ def test_names_that_say_two_splits(tmp_path: Path) -> None:
         load_task("classification", data=tmp_path / "d")
 
 
-@pytest.mark.parametrize("names", [("Train.csv", "Test.csv"), ("train_data.csv", "test_data.csv"), ("TRAIN.CSV", "x-test.CSV")])
+@pytest.mark.parametrize(
+    "names", [("Train.csv", "Test.csv"), ("train_data.csv", "test_data.csv"), ("TRAIN.CSV", "x-test.CSV")]
+)
 def test_test_rows_are_not_trained_on(tmp_path: Path, names: tuple[str, str]) -> None:
     train, test = names
     write(tmp_path / "d" / train, table(["a", "b"] * 4))
     write(tmp_path / "d" / test, table(["a", "b"] * 4).replace("w ", "held "))
     write(tmp_path / "d" / "._train.csv", "\x00\x05\x16\x07 a resource fork")
     task = load_task("classification", data=tmp_path / "d")
-    assert all(text.startswith("w ") for text in task.train.texts) and all(text.startswith("held ") for text in task.test.texts)
+    assert all(text.startswith("w ") for text in task.train.texts) and all(
+        text.startswith("held ") for text in task.test.texts
+    )
 
 
 @pytest.mark.parametrize("test", ["text\nx 1\nx 2\n", "text,label\nx 1,\nx 2,\n", "text,label\nx 1,-1\nx 2,-1\n"])
@@ -268,9 +286,15 @@ def saved(path: Path, names: list[str], labels: list[int]) -> Any:
 def test_classes_are_their_names_whatever_their_numbers(tmp_path: Path) -> None:
     import datasets
 
-    one, other = saved(tmp_path / "one", ["neg", "pos"], [0, 1] * 4), saved(tmp_path / "other", ["pos", "neg"], [1, 0] * 4)
+    one, other = (
+        saved(tmp_path / "one", ["neg", "pos"], [0, 1] * 4),
+        saved(tmp_path / "other", ["pos", "neg"], [1, 0] * 4),
+    )
     tasks = [load_task("classification", data=tmp_path / name) for name in ("one", "other")]
-    assert rows_of(tasks[0]) == rows_of(tasks[1]) and [task.class_names for task in tasks] == [("neg", "pos"), ("pos", "neg")]
+    assert rows_of(tasks[0]) == rows_of(tasks[1]) and [task.class_names for task in tasks] == [
+        ("neg", "pos"),
+        ("pos", "neg"),
+    ]
     datasets.DatasetDict(train=one, test=other).save_to_disk(str(tmp_path / "both"))
     both = load_task("classification", data=tmp_path / "both")
     assert all(
@@ -279,7 +303,9 @@ def test_classes_are_their_names_whatever_their_numbers(tmp_path: Path) -> None:
     )
     named = load_task("classification", data=tmp_path / "other", class_names=("neg", "pos"))
     assert named.class_names == ("neg", "pos") and rows_of(named) == rows_of(tasks[0])
-    with pytest.raises(ConfigError, match=r"Row 1 of train has 'neg'\. The data hold 'neg', 'pos'; the classes are 'bad', 'good'"):
+    with pytest.raises(
+        ConfigError, match=r"Row 1 of train has 'neg'\. The data hold 'neg', 'pos'; the classes are 'bad', 'good'"
+    ):
         load_task("classification", data=tmp_path / "one", class_names=("bad", "good"))
     with pytest.raises(ConfigError, match=r"Row 1 of train has '0'\. The data hold '0', '1'; the classes are '1', '2'"):
         load_task("classification", data=write(tmp_path / "a.csv", table(["0", "1"] * 4)), class_names=("1", "2"))

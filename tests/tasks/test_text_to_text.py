@@ -31,7 +31,9 @@ def test_a_pair_becomes_one_text():
 
 def test_numbers_become_words_in_steps():
     found = as_text_to_text(task("stsb", (3.74, 5.0), kind="regression", pairs=("fine", "poor")))
-    assert len(found.words) == found.num_outputs == 26 and found.words[:2] == ("0.0", "0.2") and found.words[-1] == "5.0"
+    assert (
+        len(found.words) == found.num_outputs == 26 and found.words[:2] == ("0.0", "0.2") and found.words[-1] == "5.0"
+    )
     assert [found.words[label] for label in found.train.labels] == ["3.8", "5.0"]
     rating = as_text_to_text(task("sentiment-rating", (-3.9, 0.04), kind="regression"))
     assert [rating.words[label] for label in rating.train.labels] in (["-4.0", "0.0"], ["-3.8", "0.0"])

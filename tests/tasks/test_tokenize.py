@@ -5,7 +5,14 @@ import torch
 
 from workbench.core.errors import ConfigError
 from workbench.tasks.task import Split
-from workbench.tasks.tokenize import TokenizedSplit, collate, decoder_inputs, evaluation_batches, padded_length, tokenize
+from workbench.tasks.tokenize import (
+    TokenizedSplit,
+    collate,
+    decoder_inputs,
+    evaluation_batches,
+    padded_length,
+    tokenize,
+)
 
 
 class Letters:

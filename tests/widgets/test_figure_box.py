@@ -29,7 +29,9 @@ def test_a_figure_arrives_with_all_that_it_has(monkeypatch: pytest.MonkeyPatch) 
     assert box.shown is shown and list(shown.data[0].y) == [5]
 
 
-def test_a_figure_of_the_same_kinds_is_redrawn_in_one_message_without_bare_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_figure_of_the_same_kinds_is_redrawn_in_one_message_without_bare_axes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A figure that grows while something runs does not flicker; nothing of the former one is left."""
 
     def figure(*traces: Any) -> go.Figure:
@@ -37,7 +39,13 @@ def test_a_figure_of_the_same_kinds_is_redrawn_in_one_message_without_bare_axes(
 
     box = FigureBox(figure(go.Scatter(x=[1, 2], y=[2, 3], text=["a", "b"], line={"width": 3}), go.Bar(x=[1], y=[2])))
     sent: list[str] = []
-    for message in ("_send_update_msg", "_send_restyle_msg", "_send_relayout_msg", "_send_addTraces_msg", "_send_deleteTraces_msg"):
+    for message in (
+        "_send_update_msg",
+        "_send_restyle_msg",
+        "_send_relayout_msg",
+        "_send_addTraces_msg",
+        "_send_deleteTraces_msg",
+    ):
         send = getattr(box.shown, message)
 
         def told(*given: Any, _send: Any = send, _name: str = message, **named: Any) -> None:

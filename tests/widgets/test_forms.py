@@ -15,7 +15,14 @@ from workbench.runtime import discovery
 from workbench.widgets import ClusterForm, JobForm
 from workbench.widgets.forms import form_of
 
-JOB = Job(model="tiny-gpt2", task="mrpc", learning_rate=1e-3, train_samples=None, test_samples=7, options={"reduction": 4, "dropout": 0.0})
+JOB = Job(
+    model="tiny-gpt2",
+    task="mrpc",
+    learning_rate=1e-3,
+    train_samples=None,
+    test_samples=7,
+    options={"reduction": 4, "dropout": 0.0},
+)
 
 
 def test_job_form_gives_back_the_very_job_it_was_made_of() -> None:
@@ -76,7 +83,9 @@ def test_every_option_of_a_form_is_one_of_its_method(method: str) -> None:
     assert JobForm(Job(method=method, micro_batches=1)).job == Job(method=method, micro_batches=1)
 
 
-QUERIES = Job(method="p_rge", model="tiny-llama", batch_size=2, micro_batches=1, options={"queries": 4, "steps": 3, "rank": 2})
+QUERIES = Job(
+    method="p_rge", model="tiny-llama", batch_size=2, micro_batches=1, options={"queries": 4, "steps": 3, "rank": 2}
+)
 REQUESTS = Job(method="galaxy_plus", model="tiny-bert", test_samples=5, max_length=32, options={"compare": 2})
 
 
@@ -88,7 +97,9 @@ REQUESTS = Job(method="galaxy_plus", model="tiny-bert", test_samples=5, max_leng
         (REQUESTS, {"scheme": 2, "overlap": False}, {"compare": 2}, "max_length"),
     ],
 )
-def test_a_method_may_have_a_form_of_its_own(job: Job, changes: dict[str, object], options: dict[str, object], wrong: str) -> None:
+def test_a_method_may_have_a_form_of_its_own(
+    job: Job, changes: dict[str, object], options: dict[str, object], wrong: str
+) -> None:
     form = JobForm(job)
     assert form.job == job
     for name, value in changes.items():
@@ -197,7 +208,10 @@ def test_a_file_may_have_the_name_of_a_known_cluster(tmp_path: Path) -> None:
 
 def test_many_devices_get_no_sliders_but_an_overview() -> None:
     link = Link(bytes_per_s=1e6)
-    many = Cluster(name="many", devices=tuple(Device(name=f"d{n}", flops_per_s=1e9, memory_bytes=10**8, link=link) for n in range(40)))
+    many = Cluster(
+        name="many",
+        devices=tuple(Device(name=f"d{n}", flops_per_s=1e9, memory_bytes=10**8, link=link) for n in range(40)),
+    )
     form = ClusterForm(many)
     assert form.cluster == many and not form.devices.children and "40 devices" in form.message.value
 

@@ -29,11 +29,18 @@ from workbench.widgets.controls import FigureBox, Html, Message
 from workbench.widgets.tables import report_table
 from workbench_labs.exercises.training import Verdict
 
-MODULES = [importlib.import_module(one.name) for one in pkgutil.iter_modules(workbench_labs.__path__, "workbench_labs.")]
-labs = SimpleNamespace(**{name: one for module in MODULES for name, one in vars(module).items() if not name.startswith("_")})
+MODULES = [
+    importlib.import_module(one.name) for one in pkgutil.iter_modules(workbench_labs.__path__, "workbench_labs.")
+]
+labs = SimpleNamespace(
+    **{name: one for module in MODULES for name, one in vars(module).items() if not name.startswith("_")}
+)
 JOB = Job(model=NAME, task=NAME)
 LAPTOP = renamed(load_cluster("laptop"), "laptop", "alpha", "beta", "gamma", "delta")
-REPORT = replace(renamed(report(valid=False), "fast", "slow", "pair", "a step", "accuracy", "[6]"), notes=(NAME,))
+REPORT = replace(
+    renamed(report(valid=False), "fast", "slow", "pair", "a step", "accuracy", "[6]"),
+    notes=(NAME,),
+)
 TIMELINE = REPORT.timelines["first epoch, predicted"]
 
 
@@ -62,13 +69,36 @@ def _planning() -> Any:
 
 def _inference() -> Any:
     cluster = load_cluster("galaxy-env-b")
-    return labs.described_problem("DistilBERT", renamed(cluster, cluster.name, *(one.name for one in cluster.devices)), length=60)
+    return labs.described_problem(
+        "DistilBERT",
+        renamed(cluster, cluster.name, *(one.name for one in cluster.devices)),
+        length=60,
+    )
 
 
 def _queries() -> Any:
-    grids = {kind: Grid(batch_sizes=(1, 2), sequence_lengths=(1, 2), seconds=((1.0, 1.0), (2.0, 2.0))) for kind in ("F", "STEP")}
-    layer = LayerProfile(name=NAME, times=grids, frozen_bytes=9, trainable_bytes=9, output_bytes_per_token=9, context_bytes_per_token=0)
-    profile = Profile(model=NAME, method="p_rge", source="measured", layers=((layer,),) * LAPTOP.world_size)
+    grids = {
+        kind: Grid(
+            batch_sizes=(1, 2),
+            sequence_lengths=(1, 2),
+            seconds=((1.0, 1.0), (2.0, 2.0)),
+        )
+        for kind in ("F", "STEP")
+    }
+    layer = LayerProfile(
+        name=NAME,
+        times=grids,
+        frozen_bytes=9,
+        trainable_bytes=9,
+        output_bytes_per_token=9,
+        context_bytes_per_token=0,
+    )
+    profile = Profile(
+        model=NAME,
+        method="p_rge",
+        source="measured",
+        layers=((layer,),) * LAPTOP.world_size,
+    )
     return Problem(profile, LAPTOP, queries=8, sequence_length=1)
 
 
@@ -98,13 +128,16 @@ ALSO: dict[str, Callable[[], Any]] = {
     "a run in an engine that was not made": lambda: labs.EngineRun(why=NAME),
     "a table's every part": lambda: widgets.Table((NAME,), [(NAME,)], title=NAME, note=NAME),
     "a plan's table": lambda: widgets.plan_table(REPORT.plan, REPORT.cluster),
-    "a figure's title": lambda: FigureBox(widgets.lines({NAME: [(1.0, 1.0)]}, title=NAME, label=NAME, x_title=NAME, y_title=NAME)),
+    "a figure's title": lambda: FigureBox(
+        widgets.lines({NAME: [(1.0, 1.0)]}, title=NAME, label=NAME, x_title=NAME, y_title=NAME)
+    ),
     "a plain string as HTML": lambda: Html(NAME),
 }
 
 
 def texts(shown: Any) -> str:
-    """Return all that a notebook's cell shows of a value as text, having checked that nothing of it came from a name as markup."""
+    """Return all that a notebook's cell shows of a value as text, having checked that nothing of it came from a name as
+    markup."""
     if isinstance(shown, FigureWidget):
         return texts_of(shown)
     if isinstance(shown, ipywidgets.Widget):
@@ -116,10 +149,14 @@ def texts(shown: Any) -> str:
 
 
 def test_everything_that_a_notebook_shows_is_in_the_table() -> None:
-    of_labs = {name: one for name, one in vars(labs).items() if getattr(one, "__module__", "").startswith("workbench_labs")}
+    of_labs = {
+        name: one for name, one in vars(labs).items() if getattr(one, "__module__", "").startswith("workbench_labs")
+    }
     public = {name: one for name, one in (vars(widgets) | of_labs).items() if inspect.isclass(one)}
     shows = ("_repr_html_", "_repr_mimebundle_")
-    assert {name for name, one in public.items() if any(hasattr(one, way) for way in shows)} == SHOWN.keys() | WITHOUT_NAMES
+    assert {
+        name for name, one in public.items() if any(hasattr(one, way) for way in shows)
+    } == SHOWN.keys() | WITHOUT_NAMES
 
 
 @pytest.mark.parametrize("name", [*SHOWN, *ALSO])

@@ -21,7 +21,9 @@ class Clock:
 
 
 PREDICTED = tuple(
-    StepRecord(epoch=epoch, step=step, samples=32, cached=epoch > 0, predicted_s=1.0) for epoch in range(2) for step in range(5)
+    StepRecord(epoch=epoch, step=step, samples=32, cached=epoch > 0, predicted_s=1.0)
+    for epoch in range(2)
+    for step in range(5)
 )
 TRAINING = (
     (0.2, Event("predicted", predicted=PREDICTED)),
@@ -34,7 +36,9 @@ TRAINING = (
 )
 
 
-def snapshot_of(*events: tuple[float, Event], ended: bool = False, error: type[BaseException] | None = None) -> Snapshot:
+def snapshot_of(
+    *events: tuple[float, Event], ended: bool = False, error: type[BaseException] | None = None
+) -> Snapshot:
     clock = Clock()
     state = RunState(Job(epochs=2), CLUSTER, clock=clock)
     for seconds, event in events:
@@ -48,7 +52,9 @@ def snapshot_of(*events: tuple[float, Event], ended: bool = False, error: type[B
 def test_while_it_runs_phase_loss_rate_and_time_left_are_told() -> None:
     line = snapshot_of(*TRAINING).headline
     assert line.startswith("Training on <4> devices (6 s), loss 0.")
-    assert "32 samples/s" in line and line.endswith("7 s left")  # two steps here and five in the next epoch, a second each
+    assert "32 samples/s" in line and line.endswith(
+        "7 s left"
+    )  # two steps here and five in the next epoch, a second each
 
 
 def test_bars_show_every_epoch() -> None:
@@ -70,7 +76,11 @@ def test_a_lost_device_is_shown_as_lost_until_it_is_back() -> None:
     lost = (7.0, Event("device", 2, message="lost"))
     plan = (7.5, Event("note", message="From step 3 on: layers 0-5 on alpha (32 samples)"))
     drawn = as_html(snapshot_of(*TRAINING, lost, plan))
-    assert f"<span style='color:{RED};font-weight:bold'>gamma</span>" in drawn and ">lost</span>" in drawn and "From step 3 on" in drawn
+    assert (
+        f"<span style='color:{RED};font-weight:bold'>gamma</span>" in drawn
+        and ">lost</span>" in drawn
+        and "From step 3 on" in drawn
+    )
     for gone in ("step 3 of 5</span>", "50% of a step", "150 MB"):
         assert gone not in drawn
     assert "#B00020" not in as_html(snapshot_of(*TRAINING, lost, (8.0, Event("device", 2, message="back"))))
@@ -81,7 +91,9 @@ def test_epochs_of_a_method_without_a_cache_are_not_from_the_cache() -> None:
     assert "cache" not in str(snapshot_of((0.1, Event("predicted", predicted=records)), *TRAINING[1:]))
 
 
-@pytest.mark.parametrize(("error", "outcome"), [(None, "finished"), (KeyboardInterrupt, "stopped"), (ValueError, "failed")])
+@pytest.mark.parametrize(
+    ("error", "outcome"), [(None, "finished"), (KeyboardInterrupt, "stopped"), (ValueError, "failed")]
+)
 def test_the_end_says_how_and_shows_what_was_trained(error, outcome: str) -> None:
     now = snapshot_of(*TRAINING, ended=True, error=error)
     assert now.outcome == outcome and now.headline.startswith(outcome.capitalize()) and "6 s" in now.headline
@@ -90,7 +102,9 @@ def test_the_end_says_how_and_shows_what_was_trained(error, outcome: str) -> Non
 
 
 def test_a_simulation_has_no_empty_bars_in_the_end_but_its_notes() -> None:
-    now = snapshot_of((0.5, Event("phase", message="Planning")), (0.6, Event("note", message="Profile measured now.")), ended=True)
+    now = snapshot_of(
+        (0.5, Event("phase", message="Planning")), (0.6, Event("note", message="Profile measured now.")), ended=True
+    )
     assert str(now) == "Finished in 1 s\nProfile measured now."
     assert "progressbar" not in as_html(now) and "Profile measured now." in as_html(now)
 

@@ -22,7 +22,9 @@ class Runner:
     def __init__(self, act: Callable[[Callable[[Event], None]], None] = lambda progress: None) -> None:
         self.act, self.calls = act, []
 
-    def __call__(self, job: Job, cluster: Any, mode: str, *, progress: Callable[[Event], None], **settings: Any) -> Report:
+    def __call__(
+        self, job: Job, cluster: Any, mode: str, *, progress: Callable[[Event], None], **settings: Any
+    ) -> Report:
         self.calls.append((job, cluster, mode, settings))
         progress(Event("phase", message="Training"))
         self.act(progress)
@@ -88,7 +90,9 @@ def test_resume_goes_on_with_the_very_run_that_was_interrupted() -> None:
     assert "Finished in" in panel.progress.value
 
 
-@pytest.mark.parametrize("error", [DeviceLostError("Device 'beta' was lost", "at step 3."), ZeroDivisionError("our own <bug>")])
+@pytest.mark.parametrize(
+    "error", [DeviceLostError("Device 'beta' was lost", "at step 3."), ZeroDivisionError("our own <bug>")]
+)
 def test_what_fails_is_shown(error: Exception) -> None:
     def fail(progress: Callable[[Event], None]) -> None:
         raise error
@@ -97,7 +101,9 @@ def test_what_fails_is_shown(error: Exception) -> None:
     panel.run_button.click()
     panel.wait()
     assert "role='alert'" in panel.message.value and "Failed after" in panel.progress.value
-    assert ("Device &#39;beta&#39; was lost at step 3." in panel.message.value) != ("our own &lt;bug&gt;" in panel.message.value)
+    assert ("Device &#39;beta&#39; was lost at step 3." in panel.message.value) != (
+        "our own &lt;bug&gt;" in panel.message.value
+    )
     assert ("Traceback" in panel.message.value) == isinstance(error, ZeroDivisionError)
     with pytest.raises(type(error)):
         panel.report("execute")
@@ -148,7 +154,10 @@ def test_devices_leave_are_killed_and_come_back_while_a_run_goes_on() -> None:
         retire.click()
         panel.devices.device.value = 2
         kill.click()
-        assert [(fault.kind, fault.rank, begins) for fault, begins in faults.due(0.1)] == [("leave", 0, True), ("kill", 2, True)]
+        assert [(fault.kind, fault.rank, begins) for fault, begins in faults.due(0.1)] == [
+            ("leave", 0, True),
+            ("kill", 2, True),
+        ]
         back.click()
         assert [(fault.rank, begins) for fault, begins in faults.due(0.2)] == [(2, False)]
 

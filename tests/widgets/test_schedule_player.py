@@ -28,7 +28,9 @@ def test_the_slider_moves_cursor_clock_and_table() -> None:
 
 
 def test_another_timeline_can_be_chosen() -> None:
-    player = SchedulePlayer({"one": TIMELINE, "other": replace(TIMELINE, title="Another <step>", spans=TIMELINE.spans[:1])})
+    player = SchedulePlayer(
+        {"one": TIMELINE, "other": replace(TIMELINE, title="Another <step>", spans=TIMELINE.spans[:1])}
+    )
     assert "A step" in player.figure.heading.value
     traces = len(player.figure.shown.data)
     player.slider.value = TICKS

@@ -36,7 +36,10 @@ def test_report_table_compares_epochs_and_steps() -> None:
     text = str(report_table(make_report()))
     assert "8.0 s through the backbone" in text
     assert "2.0 s from the activation cache, 4.0 times shorter" in text
-    assert "100 ms predicted (simulated), 200 ms measured (simulated)" in text and "layers 0-3 on alpha (8 samples)" in text
+    assert (
+        "100 ms predicted (simulated), 200 ms measured (simulated)" in text
+        and "layers 0-3 on alpha (8 samples)" in text
+    )
 
 
 def test_a_report_begins_with_its_result_in_a_sentence() -> None:
@@ -46,9 +49,13 @@ def test_a_report_begins_with_its_result_in_a_sentence() -> None:
         " steps were predicted within 50.0% (median)."
     )
     assert str(report_table(report)).startswith("Accuracy 0.75")
-    swept = replace(report, sweep=(SweepPoint(name="mine", plan=PLAN, predicted_s=0.19, measured_s=0.2, overrun_share=0.2),))
+    swept = replace(
+        report, sweep=(SweepPoint(name="mine", plan=PLAN, predicted_s=0.19, measured_s=0.2, overrun_share=0.2),)
+    )
     assert "plans were predicted within 5.0% (!) (median)" in headline(swept)
-    assert "50.0% (!)" in headline(replace(report, valid=False)) and "shorter (!)" in headline(replace(report, valid=False))
+    assert "50.0% (!)" in headline(replace(report, valid=False)) and "shorter (!)" in headline(
+        replace(report, valid=False)
+    )
     slower = make_report(first_s=2.0, cached_s=3.0)
     assert "an epoch from the cache is 1.5 times longer" in headline(slower)
     assert headline(replace(report, metrics={}, epochs=())).startswith("A step takes 200 ms (simulated)")
@@ -93,7 +100,13 @@ def test_tiny_follows_the_environment(monkeypatch: pytest.MonkeyPatch, value: st
 def test_measured_times_of_an_invalid_run_are_marked() -> None:
     valid = make_report(mode="execute")
     invalid = str(report_table(replace(valid, valid=False, overrun_share=0.3)))
-    for measured in ("8.0 s (!) through", "2.0 s (!) from", "4.0 times shorter (!)", "200 ms (!) measured", "(!) Host too busy: 30%"):
+    for measured in (
+        "8.0 s (!) through",
+        "2.0 s (!) from",
+        "4.0 times shorter (!)",
+        "200 ms (!) measured",
+        "(!) Host too busy: 30%",
+    ):
         assert measured in invalid
     assert "100 ms predicted" in invalid and "accuracy 0.75" in invalid and "(!)" not in str(report_table(valid))
     point = SweepPoint(name="a", plan=PLAN, predicted_s=0.1, measured_s=0.2, overrun_share=0.2)

@@ -10,9 +10,16 @@ from workbench.core.schedule import NONE, Op, Value, recv, send
 from workbench.core.timeline import MemorySample, Span, Timeline
 
 CLUSTER = load_cluster("laptop")
-STAGES = (Stage(start=0, stop=4, shares=(Share(rank=0, samples=8),)), Stage(start=4, stop=6, shares=(Share(rank=1, samples=8),)))
+STAGES = (
+    Stage(start=0, stop=4, shares=(Share(rank=0, samples=8),)),
+    Stage(start=4, stop=6, shares=(Share(rank=1, samples=8),)),
+)
 PLAN = Plan(
-    method="pac_plus", stages=STAGES, micro_batch_size=8, num_micro_batches=4, cached=Stage(start=0, stop=6, shares=STAGES[0].shares)
+    method="pac_plus",
+    stages=STAGES,
+    micro_batch_size=8,
+    num_micro_batches=4,
+    cached=Stage(start=0, stop=6, shares=STAGES[0].shares),
 )
 ACT = Value("act", 0, 0, 0)
 TIMELINE = Timeline(
@@ -31,10 +38,15 @@ TIMELINE = Timeline(
 )
 
 
-def make_report(job: Job | None = None, *, first_s: float = 8.0, cached_s: float = 2.0, mode: str = "simulate") -> Report:
+def make_report(
+    job: Job | None = None, *, first_s: float = 8.0, cached_s: float = 2.0, mode: str = "simulate"
+) -> Report:
     job = job or Job()
     epochs = tuple(EpochRecord(epoch=n, cached=n > 0, seconds=cached_s if n else first_s) for n in range(job.epochs))
-    steps = tuple(StepRecord(epoch=n, step=0, samples=32, cached=n > 0, predicted_s=0.1, measured_s=0.2) for n in range(job.epochs))
+    steps = tuple(
+        StepRecord(epoch=n, step=0, samples=32, cached=n > 0, predicted_s=0.1, measured_s=0.2)
+        for n in range(job.epochs)
+    )
     return Report(
         mode=mode,  # type: ignore[arg-type]
         source="simulated",

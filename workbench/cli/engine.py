@@ -1,4 +1,6 @@
-"""`workbench export` and `workbench train`: a model as an ExecuTorch program that trains itself, here or on a small device."""
+"""`workbench export` and `workbench train`: a model as an ExecuTorch program that trains itself, here or on a small
+device.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from workbench.cli.job import DEFAULTS, Columns, Data, MaxLength, Model, Samples, Seed, TaskName
+from workbench.cli.job import (
+    DEFAULTS,
+    Columns,
+    Data,
+    MaxLength,
+    Model,
+    Samples,
+    Seed,
+    TaskName,
+)
 from workbench.cli.output import Json, print_json, print_text, say
 from workbench.core.errors import ConfigError
 from workbench.core.files import require_writable, whole_file
@@ -30,13 +41,20 @@ def export(
     targets: Annotated[int, typer.Option(help="Label tokens of a prompt.")] = 1,
     epsilon: Annotated[float, typer.Option(help="Scale of the perturbation.")] = 1e-2,
     loss: Annotated[
-        Literal["vocabulary", "label_words"], typer.Option(help="Over the whole vocabulary, or among the label words alone.")
+        Literal["vocabulary", "label_words"],
+        typer.Option(help="Over the whole vocabulary, or among the label words alone."),
     ] = "vocabulary",
     rank: Annotated[int, typer.Option(help="Of LoRA-FA.")] = 16,
     alpha: Annotated[float, typer.Option(help="Of LoRA-FA.")] = 32.0,
     backend: Annotated[str, typer.Option(help="Kernels: xnnpack or portable.")] = "xnnpack",
-    noise: Annotated[str, typer.Option(help="input: from the host's seeds; drawn: by the program itself.")] = "input",
-    prompts: Annotated[Path | None, typer.Option(help="Write a task's training prompts, tokenized, here too.")] = None,
+    noise: Annotated[
+        str,
+        typer.Option(help="input: from the host's seeds; drawn: by the program itself."),
+    ] = "input",
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="Write a task's training prompts, tokenized, here too."),
+    ] = None,
     task: TaskName = DEFAULTS.task,
     train_samples: Samples = 1000,
     data: Data = None,
@@ -45,7 +63,11 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Export a model with LoRA-FA to an ExecuTorch program with the methods train_step, read_state and write_state."""
-    from workbench.methods.p_rge.inference_engine import EngineConfig, export_program, require_executorch
+    from workbench.methods.p_rge.inference_engine import (
+        EngineConfig,
+        export_program,
+        require_executorch,
+    )
 
     require_executorch()
     require_writable(out, prompts)
@@ -64,11 +86,21 @@ def export(
     require_known(model)
     if max_length > (context := model_facts(model).max_length):
         raise ConfigError(
-            f"A program for prompts of {max_length} tokens was asked for.", f"'{model}' reads {context}.", "Lower --max-length."
+            f"A program for prompts of {max_length} tokens was asked for.",
+            f"'{model}' reads {context}.",
+            "Lower --max-length.",
         )
     if prompts is not None or loss == "label_words":
         say(f"Tokenizing the prompts of {task}")
-        encoded = _tokenized(model, task, data, columns, train_samples, config.sequence_length, config.num_targets)
+        encoded = _tokenized(
+            model,
+            task,
+            data,
+            columns,
+            train_samples,
+            config.sequence_length,
+            config.num_targets,
+        )
         if loss == "label_words":
             config = replace(config, choices=encoded.among_label_words().choices)
         if prompts is not None:
@@ -81,9 +113,13 @@ def export(
         return
     print_text(f"Program     {result.path}, {result.file_bytes / 1e6:.1f} MB, exported in {result.export_s:.0f} s")
     print_text(
-        f"Trains      {result.description.num_values:,} values in {len(result.description.slots)} matrices, q = {queries}, E = {batch_size}"
+        f"Trains      {result.description.num_values:,} values in {len(result.description.slots)} matrices, q = "
+        f"{queries}, E = {batch_size}"
     )
-    print_text(f"Step        {result.delegated} pieces for XNNPACK, {sum(result.operators.values())} calls of ExecuTorch's own kernels")
+    print_text(
+        f"Step        {result.delegated} pieces for XNNPACK, {sum(result.operators.values())} calls of "
+        "ExecuTorch's own kernels"
+    )
     if prompts is not None:
         print_text(f"Prompts     {prompts}  (train: workbench train {out} {prompts} --steps 100)")
 
@@ -91,15 +127,26 @@ def export(
 def train(
     program: Annotated[Path, typer.Argument(help="A .pte that `workbench export` wrote.")],
     prompts: Annotated[Path, typer.Argument(help="Its prompts, from `workbench export --prompts`.")],
-    steps: Annotated[int, typer.Option(min=1, help="Training steps, those of a resumed log included.")] = 100,
+    steps: Annotated[
+        int,
+        typer.Option(min=1, help="Training steps, those of a resumed log included."),
+    ] = 100,
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = ADAPTER_RATE,
     seed: Seed = DEFAULTS.seed,
-    threads: Annotated[int | None, typer.Option(min=1, help="Of XNNPACK.", show_default="its own choice")] = None,
-    log: Annotated[Path | None, typer.Option(help="Keep seeds and scalars of every step here; go on with those already there.")] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of XNNPACK.", show_default="its own choice"),
+    ] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(help="Keep seeds and scalars of every step here; go on with those already there."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the trained B here (safetensors).")] = None,
     as_json: Json = False,
 ) -> None:
-    """Train in ExecuTorch's runtime, without PyTorch's arithmetic; interrupted, the same command with its --log goes on."""
+    """Train in ExecuTorch's runtime, without PyTorch's arithmetic; interrupted, the same command with its --log goes
+    on.
+    """
     from workbench.methods.p_rge.inference_engine import EngineTrainer
     from workbench.methods.p_rge.inference_engine.config import EnginePrompts
 
@@ -121,16 +168,31 @@ def train(
     elif losses:
         first, last = losses[:REPORTED_STEPS], losses[-REPORTED_STEPS:]
         print_text(f"Steps       {trainer.step_number}, {len(losses)} of them now")
-        print_text(f"Loss        {sum(first) / len(first):.4f} at first, {sum(last) / len(last):.4f} at last (means of {len(last)} steps)")
+        print_text(
+            f"Loss        {sum(first) / len(first):.4f} at first, {sum(last) / len(last):.4f} at last (means of "
+            f"{len(last)} steps)"
+        )
     else:
         print_text(f"Steps       {trainer.step_number}, all of them made before")
 
 
-def _train(trainer: Any, rows: Any, steps: int, learning_rate: float, seed: int, path: Path | None) -> list[float]:
+def _train(
+    trainer: Any,
+    rows: Any,
+    steps: int,
+    learning_rate: float,
+    seed: int,
+    path: Path | None,
+) -> list[float]:
     from workbench.methods.p_rge.zeroth_order import LogFile
     from workbench.tasks.prompts import step_indices
 
-    header = {"noise": "philox", "seed": seed, "learning_rate": learning_rate, "program": to_json(trainer.description, indent=-1)}
+    header = {
+        "noise": "philox",
+        "seed": seed,
+        "learning_rate": learning_rate,
+        "program": to_json(trainer.description, indent=-1),
+    }
     log = None if path is None else LogFile(path, header)
     losses = []
     if log is not None and log.steps:
@@ -138,20 +200,36 @@ def _train(trainer: Any, rows: Any, steps: int, learning_rate: float, seed: int,
         say(f"Going on behind step {trainer.step_number}")
     while trainer.step_number < steps:
         number = trainer.step_number
-        made = trainer.step(rows.rows(step_indices(len(rows), trainer.config.batch_size, seed, number)), learning_rate)
+        made = trainer.step(
+            rows.rows(step_indices(len(rows), trainer.config.batch_size, seed, number)),
+            learning_rate,
+        )
         losses.append(made.loss)
         if log is not None:
             if made.log is None:
                 raise ConfigError(
-                    f"A log '{path}' was asked for.", "The program draws noise that no log holds.", "Export with --noise input."
+                    f"A log '{path}' was asked for.",
+                    "The program draws noise that no log holds.",
+                    "Export with --noise input.",
                 )
             log.append(made.log)
         if (number + 1) % REPORTED_STEPS == 0:
-            say(f"step {number + 1} of {steps}: loss {sum(losses[-REPORTED_STEPS:]) / len(losses[-REPORTED_STEPS:]):.4f}")
+            say(
+                f"step {number + 1} of {steps}: loss "
+                f"{sum(losses[-REPORTED_STEPS:]) / len(losses[-REPORTED_STEPS:]):.4f}"
+            )
     return losses
 
 
-def _tokenized(model: str, task: str, data: str | None, columns: str, samples: int | None, length: int, targets: int) -> EncodedPrompts:
+def _tokenized(
+    model: str,
+    task: str,
+    data: str | None,
+    columns: str,
+    samples: int | None,
+    length: int,
+    targets: int,
+) -> EncodedPrompts:
     from workbench.methods.common.result import model_encoder
     from workbench.tasks import load_task
 

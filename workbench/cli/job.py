@@ -25,38 +25,81 @@ from workbench.methods.base import published_settings
 
 DEFAULTS = Job()
 
-ClusterName = Annotated[str, typer.Option("--cluster", help="Cluster by name or .toml file (`workbench devices --list`).")]
+ClusterName = Annotated[
+    str,
+    typer.Option("--cluster", help="Cluster by name or .toml file (`workbench devices --list`)."),
+]
 Model = Annotated[
     str,
     typer.Option(
-        help="A name that comes with the workbench (all-MiniLM-L6-v2, SmolLM2-135M), a Hugging Face folder, or a name on its hub."
+        help="A name that comes with the workbench (all-MiniLM-L6-v2, SmolLM2-135M), a Hugging Face folder, or a name "
+        "on its hub."
     ),
 ]
 TaskName = Annotated[str, typer.Option("--task", help="Task, such as sentiment or mrpc.")]
 Seed = Annotated[int, typer.Option(help="Of splits, order and initial weights.")]
 MaxLength = Annotated[int, typer.Option(help="Word pieces at which a sample is cut.")]
-Samples = Annotated[int | None, typer.Option(help="Use so many samples of this split.", show_default="all")]
-EvalSamples = Annotated[int | None, typer.Option(help="Use so many samples of the validation and of the test split.", show_default="all")]
+Samples = Annotated[
+    int | None,
+    typer.Option(help="Use so many samples of this split.", show_default="all"),
+]
+EvalSamples = Annotated[
+    int | None,
+    typer.Option(
+        help="Use so many samples of the validation and of the test split.",
+        show_default="all",
+    ),
+]
 Data = Annotated[
     str | None,
-    typer.Option(help="Your own file (CSV, JSON, JSONL, Parquet), folder or hub name; or the folder of a task that does not come along."),
+    typer.Option(
+        help="Your own file (CSV, JSON, JSONL, Parquet), folder or hub name; or the folder of a task that does not "
+        "come along."
+    ),
 ]
-Columns = Annotated[str, typer.Option(metavar="ROLE=NAME", help="Of your own data, where not found: text=review,pair=reply,label=stars.")]
+Columns = Annotated[
+    str,
+    typer.Option(
+        metavar="ROLE=NAME",
+        help="Of your own data, where not found: text=review,pair=reply,label=stars.",
+    ),
+]
 WorkFolder = Annotated[
-    Path | None, typer.Option("--workdir", help="Keep cache, snapshots and the adapter here.", show_default="one under the cache folder")
+    Path | None,
+    typer.Option(
+        "--workdir",
+        help="Keep cache, snapshots and the adapter here.",
+        show_default="one under the cache folder",
+    ),
 ]
 ReportFile = Annotated[Path | None, typer.Option("--report", help="Write the Report (JSON) here.")]
 
 CLUSTER = DEFAULT_CLUSTER
-_TASK = typer.Option("--task", help="As sentiment, mrpc; of own --data classification, regression.", show_default="sentiment")
-_OPTION = typer.Option("--option", metavar="KEY=VALUE", help="A setting of the method (see below); may be repeated.")
-_FAULTS = "Kill, freeze, slow a device, take its memory, let it leave or return: kill:beta@step40, slow:beta:4@step20-60; may be repeated."
+_TASK = typer.Option(
+    "--task",
+    help="As sentiment, mrpc; of own --data classification, regression.",
+    show_default="sentiment",
+)
+_OPTION = typer.Option(
+    "--option",
+    metavar="KEY=VALUE",
+    help="A setting of the method (see below); may be repeated.",
+)
+_FAULTS = (
+    "Kill, freeze, slow a device, take its memory, let it leave or return: kill:beta@step40, slow:beta:4@step20-60; "
+    "may be repeated."
+)
 _CONVERGED = "End once the mean loss has not fallen 1 % for so many epochs; 0 does all epochs."
 _PUBLISHED = "The paper's settings where you give none, instead of ours; reports name the differences."
-_EVERY = "Steps between two snapshots, from which a run goes on after a loss; 0: after every step, if the state is small."
+_EVERY = (
+    "Steps between two snapshots, from which a run goes on after a loss; 0: after every step, if the state is small."
+)
 _TO = "Where snapshots are kept: disk, the run's folder; neighbour, in memory, each device's also on the next one."
 OPTIONS: dict[str, Any] = {
-    "method": Annotated[str, typer.Option(help="How to train, or to answer: the methods are named below.")],
+    "method": Annotated[
+        str,
+        typer.Option(help="How to train, or to answer: the methods are named below."),
+    ],
     "model": Model,
     "task": Annotated[str | None, _TASK],
     "epochs": Annotated[int, typer.Option(help="Passes over the training data.")],
@@ -64,7 +107,11 @@ OPTIONS: dict[str, Any] = {
     "batch_size": Annotated[int, typer.Option(help="Samples of one optimizer step.")],
     "micro_batches": Annotated[int, typer.Option(help="How many a mini-batch is cut into.")],
     "learning_rate": Annotated[
-        float | None, typer.Option(help="Peak learning rate.", show_default=f"{ADAPTER_RATE}; full fine-tuning: {FULL_RATE}")
+        float | None,
+        typer.Option(
+            help="Peak learning rate.",
+            show_default=f"{ADAPTER_RATE}; full fine-tuning: {FULL_RATE}",
+        ),
     ],
     "max_length": MaxLength,
     **dict.fromkeys(("train_samples", "validation_samples", "test_samples"), Samples),
@@ -77,13 +124,35 @@ OPTIONS: dict[str, Any] = {
     "snapshot_to": Annotated[str, typer.Option(help=_TO)],
     "as_published": Annotated[bool, typer.Option("--as-published", help=_PUBLISHED)],
 }
-PLANNED_FIELDS = ("method", "model", "task", "batch_size", "micro_batches", "max_length", "data", "columns", "options", "as_published")
-SIMULATED_FIELDS = (*PLANNED_FIELDS, "epochs", "seed", "train_samples", "faults", "converged_after", "snapshot_every", "snapshot_to")
+PLANNED_FIELDS = (
+    "method",
+    "model",
+    "task",
+    "batch_size",
+    "micro_batches",
+    "max_length",
+    "data",
+    "columns",
+    "options",
+    "as_published",
+)
+SIMULATED_FIELDS = (
+    *PLANNED_FIELDS,
+    "epochs",
+    "seed",
+    "train_samples",
+    "faults",
+    "converged_after",
+    "snapshot_every",
+    "snapshot_to",
+)
 ALL_FIELDS = tuple(OPTIONS)
 
 
 def takes_job(*fields: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator for a command whose first argument is a Job: it gets an option for each of these fields instead."""
+    """Return a decorator for a command whose first argument is a Job: it gets an option for each of these fields
+    instead.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def filled(**given: Any) -> None:
@@ -91,12 +160,17 @@ def takes_job(*fields: str) -> Callable[[Callable[..., None]], Callable[..., Non
             read["task"] = task_of(read["task"], read["data"])
             read["options"] = parse_options(read["options"])
             if "test_samples" in fields and (samples := given.pop("eval_samples")) is not None:
-                read = {**read, **{name: read[name] or samples for name in ("validation_samples", "test_samples")}}
+                read = {
+                    **read,
+                    **{name: read[name] or samples for name in ("validation_samples", "test_samples")},
+                }
             if "faults" in read:
                 read["faults"] = "; ".join(read["faults"] or ())
             command(Job(**read), **given)
 
-        kinds = {name: OPTIONS[name] for name in fields} | ({"eval_samples": EvalSamples} if "test_samples" in fields else {})
+        kinds = {name: OPTIONS[name] for name in fields} | (
+            {"eval_samples": EvalSamples} if "test_samples" in fields else {}
+        )
         unset = ("task", "options", "faults", "eval_samples")
         defaults = {name: None if name in unset else getattr(DEFAULTS, name) for name in kinds}
         return with_options(command, filled, kinds, defaults, "job")
@@ -105,15 +179,29 @@ def takes_job(*fields: str) -> Callable[[Callable[..., None]], Callable[..., Non
 
 
 def with_options(
-    command: Callable[..., None], filled: Callable[..., None], kinds: Mapping[str, Any], defaults: Mapping[str, Any], *replaced: str
+    command: Callable[..., None],
+    filled: Callable[..., None],
+    kinds: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    *replaced: str,
 ) -> Callable[..., None]:
-    """Return `filled` under the command's name, with options of these kinds in place of `replaced`, the command's own ones behind them."""
+    """Return `filled` under the command's name, with options of these kinds in place of `replaced`, the command's own
+    ones behind them.
+    """
     own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name not in replaced]
     kinds = {**kinds, **{one.name: one.annotation for one in own}}
     defaults = {**defaults, **{one.name: one.default for one in own}}
     made = functools.wraps(command)(filled)
     made.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kinds[name]) for name in kinds]
+        [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=defaults[name],
+                annotation=kinds[name],
+            )
+            for name in kinds
+        ]
     )
     made.__annotations__ = kinds
     return made
@@ -130,7 +218,11 @@ def parse_options(given: list[str] | None) -> dict[str, Any]:
     for word in given or ():
         key, value = key_and_value(word, "reduction=8")
         if key in found:
-            raise ConfigError(f"The option '{word}' was given.", f"{key}={found[key]} was given, too.", "Name it once.")
+            raise ConfigError(
+                f"The option '{word}' was given.",
+                f"{key}={found[key]} was given, too.",
+                "Name it once.",
+            )
         found[key] = parsed(value)
     return found
 
@@ -139,7 +231,11 @@ def key_and_value(word: str, example: str) -> tuple[str, str]:
     """Return the parts of KEY=VALUE.  Raises ConfigError for another word."""
     key, equals, value = word.partition("=")
     if not equals or not key:
-        raise ConfigError(f"The option '{word}' was given.", "It is not KEY=VALUE.", f"Write, for example, --option {example}.")
+        raise ConfigError(
+            f"The option '{word}' was given.",
+            "It is not KEY=VALUE.",
+            f"Write, for example, --option {example}.",
+        )
     return key, value
 
 
@@ -164,10 +260,26 @@ class Command(TyperCommand):
 
 
 HELP_GROUPS = {
-    "What": ("method", "model", "task", "data", "columns", "train_samples", "validation_samples", "test_samples", "eval_samples"),
+    "What": (
+        "method",
+        "model",
+        "task",
+        "data",
+        "columns",
+        "train_samples",
+        "validation_samples",
+        "test_samples",
+        "eval_samples",
+    ),
     "Where": ("cluster", "mode", "fidelity"),
     "Output": ("report", "out", "as_json", "help"),
-    "Faults and recovery": ("faults", "snapshot_every", "snapshot_to", "resume", "workdir"),
+    "Faults and recovery": (
+        "faults",
+        "snapshot_every",
+        "snapshot_to",
+        "resume",
+        "workdir",
+    ),
 }
 """The groups of a job's options in the help; all others say how the work is done."""
 ORDER = ("Options", "What", "Where", "How", "Faults and recovery", "Output")
@@ -189,7 +301,11 @@ class JobCommand(Command):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the options; the help, which is shown at once, depends on another of them."""
-        words = [part for word in args for part in word.split("=", 1)] if any("--method=" in word for word in args) else args
+        words = (
+            [part for word in args for part in word.split("=", 1)]
+            if any("--method=" in word for word in args)
+            else args
+        )
         named = [value for word, value in pairwise(words) if word == "--method"]
         ctx.meta["method"] = named[-1] if named and named[-1] in registered() else DEFAULTS.method
         return super().parse_args(ctx, args)
@@ -199,11 +315,21 @@ class JobCommand(Command):
         super().format_help(ctx, formatter)
         width = shutil.get_terminal_size().columns - 1
         for line in method_help(ctx.meta["method"], ctx.info_name or "run"):
-            print_text(textwrap.fill(line, width, initial_indent=" ", subsequent_indent="   ", break_on_hyphens=False))
+            print_text(
+                textwrap.fill(
+                    line,
+                    width,
+                    initial_indent=" ",
+                    subsequent_indent="   ",
+                    break_on_hyphens=False,
+                )
+            )
 
 
 def method_help(method: str, command: str) -> list[str]:
-    """Return lines on a method's options: each with its default, and the paper's value where that differs; what they mean."""
+    """Return lines on a method's options: each with its default, and the paper's value where that differs; what they
+    mean.
+    """
     others = ", ".join(one for one in registered() if one != method)
     more = f"Those of {others}: workbench {command} --method NAME --help"
     try:
@@ -212,10 +338,14 @@ def method_help(method: str, command: str) -> list[str]:
         return [f"{method}: {error.found}", more]
     published, _ = published_settings(declared.options)
     words = (
-        f"{name}={'' if default is None else default}" + (f" (paper: {published[name].value})" if name in published else "")
+        f"{name}={'' if default is None else default}"
+        + (f" (paper: {published[name].value})" if name in published else "")
         for name, default in declared.defaults.items()
     )
-    lines = [f"Options of {method}, with their defaults (--option KEY=VALUE):", ", ".join(words)]
+    lines = [
+        f"Options of {method}, with their defaults (--option KEY=VALUE):",
+        ", ".join(words),
+    ]
     # A docstring's entries begin with names; its further lines continue them.
     explained = re.sub(r"\n(?![a-z_]+(, [a-z_]+)*: )", " ", inspect.getdoc(declared.options) or "")
     return [*lines, *explained.splitlines()[1:], "", more]

@@ -1,4 +1,6 @@
-"""`workbench kit`: real devices over SSH; describe them, check them, put the libraries on them, remove everything again."""
+"""`workbench kit`: real devices over SSH; describe them, check them, put the libraries on them, remove everything
+again.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import msgspec
 import typer
 
-from workbench.cli.output import USER_ERROR, Json, print_json, print_table, print_text, say
+from workbench.cli.output import (
+    USER_ERROR,
+    Json,
+    print_json,
+    print_table,
+    print_text,
+    say,
+)
 from workbench.core.catalogue import device_models, load_cluster
 from workbench.core.cluster import Cluster, Device, split_address
 from workbench.core.errors import ConfigError, WorkbenchError, did_you_mean
@@ -28,7 +37,12 @@ if TYPE_CHECKING:
 Action = Literal["init", "check", "setup", "upgrade", "measure", "clean"]
 KIT_FILE = Path("kit.toml")
 ANSWER_S = 20.0
-LEAST_MEMORY_BYTES, LEAST_DISK_BYTES, MOST_CELSIUS, MOST_CLOCK_S = 600e6, 2e9, 80.0, 60.0
+LEAST_MEMORY_BYTES, LEAST_DISK_BYTES, MOST_CELSIUS, MOST_CLOCK_S = (
+    600e6,
+    2e9,
+    80.0,
+    60.0,
+)
 
 
 class Found(NamedTuple):
@@ -45,31 +59,61 @@ def kit(
     action: Annotated[
         Action,
         typer.Argument(
-            help="init ADDRESS...: describe; check: reach; setup: install; upgrade: replace by this machine's versions; measure: keep"
+            help="init ADDRESS...: describe; check: reach; setup: install; upgrade: replace by this machine's "
+            "versions; measure: keep"
             " speeds; clean: remove."
         ),
     ],
     addresses: Annotated[
-        list[str] | None, typer.Argument(help="Of init: user@host of each device, user@10.0.0.0/24 for a subnet, or a file of such lines.")
+        list[str] | None,
+        typer.Argument(
+            help="Of init: user@host of each device, user@10.0.0.0/24 for a subnet, or a file of such lines."
+        ),
     ] = None,
-    file: Annotated[Path, typer.Option("--file", help="The kit's file, a cluster that `run --cluster` takes.")] = KIT_FILE,
-    discover: Annotated[bool, typer.Option("--discover", help="Of init: take all devices that announce their SSH here.")] = False,
+    file: Annotated[
+        Path,
+        typer.Option("--file", help="The kit's file, a cluster that `run --cluster` takes."),
+    ] = KIT_FILE,
+    discover: Annotated[
+        bool,
+        typer.Option("--discover", help="Of init: take all devices that announce their SSH here."),
+    ] = False,
     user: Annotated[str, typer.Option(help="Of init --discover: the user to log in as.")] = "pi",
     model: Annotated[str, typer.Option(help="Of init: the devices' model in the catalogue.")] = "rpi-4b-m",
-    trust: Annotated[bool, typer.Option("--trust", help="Of check: accept host keys that are not known yet, and show them.")] = False,
-    forget: Annotated[bool, typer.Option("--forget", help="Of check: forget the devices' host keys, as after a new installation.")] = False,
+    trust: Annotated[
+        bool,
+        typer.Option(
+            "--trust",
+            help="Of check: accept host keys that are not known yet, and show them.",
+        ),
+    ] = False,
+    forget: Annotated[
+        bool,
+        typer.Option(
+            "--forget",
+            help="Of check: forget the devices' host keys, as after a new installation.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Describe real devices that are reached over SSH, check them, prepare them, or remove everything from them."""
     if addresses and action != "init":
-        raise ConfigError(f"`kit {action}` was called with addresses.", "Only init takes them.", f"They are those of '{file}'; see --file.")
+        raise ConfigError(
+            f"`kit {action}` was called with addresses.",
+            "Only init takes them.",
+            f"They are those of '{file}'; see --file.",
+        )
     if action == "init":
         _init(_found(user) if discover else _named(addresses or []), file, model)
         return
     cluster = load_cluster(file)
     without = [device.name for device in cluster.devices if not device.address]
     if without:
-        raise ConfigError(f"The kit '{file}' was asked for.", f"{', '.join(without)} has no address.", 'Write address = "user@host".')
+        raise ConfigError(
+            f"The kit '{file}' was asked for.",
+            f"{', '.join(without)} has no address.",
+            'Write address = "user@host".',
+        )
     if action == "measure":
         from workbench.cli.measure import measure_devices, measure_links
 
@@ -100,7 +144,10 @@ def _found(user: str) -> list[tuple[str, int]]:
 
     found = [(f"{user}@{one.address}", one.port) for one in discover()]
     if not found:
-        asked, todo = "The devices in this network were asked for.", "Install avahi-daemon on them, or give their addresses."
+        asked, todo = (
+            "The devices in this network were asked for.",
+            "Install avahi-daemon on them, or give their addresses.",
+        )
         raise ConfigError(asked, "None announces its SSH.", todo)
     return found
 
@@ -139,18 +186,34 @@ def _lines(word: str) -> list[str]:
 def _init(found: list[tuple[str, int]], file: Path, model: str) -> None:
     addresses = [address for address, _ in found]
     if not addresses:
-        raise ConfigError("A kit was to be described.", "No address is given.", "Give one for each device: pi@10.0.0.4 pi@10.0.0.5.")
+        raise ConfigError(
+            "A kit was to be described.",
+            "No address is given.",
+            "Give one for each device: pi@10.0.0.4 pi@10.0.0.5.",
+        )
     if model not in device_models():
-        raise ConfigError(f"Devices of model '{shown(model)}' were asked for.", "It is not known.", did_you_mean(model, device_models()))
+        raise ConfigError(
+            f"Devices of model '{shown(model)}' were asked for.",
+            "It is not known.",
+            did_you_mean(model, device_models()),
+        )
     if file.exists():
-        raise ConfigError(f"Writing '{file}' was asked for.", "It is there already.", "Change it, remove it, or name another with --file.")
+        raise ConfigError(
+            f"Writing '{file}' was asked for.",
+            "It is there already.",
+            "Change it, remove it, or name another with --file.",
+        )
     require_writable(file)
     names: list[str] = []
     for address, port in found:
         host = address.rpartition("@")[2]
         name = host if host.replace(".", "").isdigit() else host.partition(".")[0]
         if (address, port) in found[: len(names)]:
-            raise ConfigError(f"A kit with '{shown(address)}' was asked for.", "It is named twice.", "Name each device once.")
+            raise ConfigError(
+                f"A kit with '{shown(address)}' was asked for.",
+                "It is named twice.",
+                "Name each device once.",
+            )
         names.append(name if name not in names else host)
     tables = "".join(
         f'\n[[device]]\nname = "{name}"\naddress = "{address}"\n' + (f"port = {port}\n" if port != 22 else "")
@@ -168,7 +231,8 @@ def _init(found: list[tuple[str, int]], file: Path, model: str) -> None:
 def _on_all(cluster: Cluster, work: Callable[[Device, Connection], Found], *, trusts_new: bool) -> list[Found]:
     """Do something on all devices at once, and return what came of it by device.
 
-    One device cannot hold up the others, and whoever ends the command ends the connections first, so that nothing waits.
+    One device cannot hold up the others, and whoever ends the command ends the connections first, so that nothing
+    waits.
     """
     from workbench.runtime.ssh import Connection
     from workbench.runtime.ssh_login import Failure, agent_command
@@ -210,7 +274,10 @@ def _check(device: Device, connection: Connection) -> Found:
     before_s = time.time()
     facts = msgspec.to_builtins(connection.ask("facts", ANSWER_S, python=device.python))
     facts["clock_off_s"] = facts["time_s"] - (before_s + time.time()) / 2
-    facts |= {"clock_bound_s": connection.clock_bound_s, **msgspec.to_builtins(connection.greeting)}
+    facts |= {
+        "clock_bound_s": connection.clock_bound_s,
+        **msgspec.to_builtins(connection.greeting),
+    }
     facts["expected"] = environment_name(connection.greeting, pinned((PROJECT,), connection.greeting))
     return Found(device.name, device.address or "", *_judged(device, facts), facts)
 
@@ -221,7 +288,9 @@ def _judged(device: Device, facts: dict[str, Any]) -> tuple[str, str]:
     from workbench.runtime.ssh_setup import OTHER_VERSIONS
 
     is_ready = bool(facts["environment"] or device.python)
-    install_torch = f"{device.python} -m pip install torch=={TORCH_FOR_ARMV8_0} there" if device.python else "workbench kit setup"
+    install_torch = (
+        f"{device.python} -m pip install torch=={TORCH_FOR_ARMV8_0} there" if device.python else "workbench kit setup"
+    )
     for is_wrong, problem, todo in (
         (
             facts["free_memory_bytes"] < LEAST_MEMORY_BYTES,
@@ -238,15 +307,27 @@ def _judged(device: Device, facts: dict[str, Any]) -> tuple[str, str]:
             f"Its clock is off by {facts['clock_off_s']:.0f} s.",
             "Set it there: sudo timedatectl set-ntp true.",
         ),
-        (facts["throttled"], f"It reports: {facts['throttled']}.", "Give it a supply of its own strength and a short cable; cool it."),
-        ((facts["temperature_c"] or 0.0) > MOST_CELSIUS, f"It has {facts['temperature_c']} °C and slows itself down.", "Cool it."),
+        (
+            facts["throttled"],
+            f"It reports: {facts['throttled']}.",
+            "Give it a supply of its own strength and a short cable; cool it.",
+        ),
+        (
+            (facts["temperature_c"] or 0.0) > MOST_CELSIUS,
+            f"It has {facts['temperature_c']} °C and slows itself down.",
+            "Cool it.",
+        ),
         (
             crashes_on_armv8_0(facts["torch"], facts["machine"], facts["has_atomics"]),
             f"torch {facts['torch']} crashes on its processor (ARMv8.0, no atomics).",
             f"Run: {install_torch}.",
         ),
         (not is_ready, "It has no libraries yet.", "Run: workbench kit setup."),
-        (not device.python and facts["environment"] != facts["expected"], OTHER_VERSIONS, "Run: workbench kit setup."),
+        (
+            not device.python and facts["environment"] != facts["expected"],
+            OTHER_VERSIONS,
+            "Run: workbench kit setup.",
+        ),
     ):
         if is_wrong:
             return problem, todo
@@ -263,7 +344,11 @@ def _setup(device: Device, connection: Connection) -> Found:
     bring_code(connection)
     say(f"{device.name}: {'ready' if did else 'is ready already'}")
     facts = msgspec.to_builtins(connection.ask("facts", ANSWER_S, python=device.python))
-    return Found(device.name, device.address or "", facts=facts | msgspec.to_builtins(connection.greeting))
+    return Found(
+        device.name,
+        device.address or "",
+        facts=facts | msgspec.to_builtins(connection.greeting),
+    )
 
 
 def _clean(device: Device, connection: Connection) -> Found:
@@ -290,12 +375,30 @@ def _show(cluster: Cluster, found: list[Found]) -> None:
                 facts["cores"],
                 f"{facts['free_memory_bytes'] / 1e6:.0f} of {facts['memory_bytes'] / 1e6:.0f}",
                 f"{facts['free_disk_bytes'] / 1e9:.1f}",
-                " ".join(word for word in ("" if heat is None else f"{heat:.0f}", facts["throttled"]) if word),
+                " ".join(
+                    word
+                    for word in (
+                        "" if heat is None else f"{heat:.0f}",
+                        facts["throttled"],
+                    )
+                    if word
+                ),
                 "" if clock is None else f"{1000 * clock:+.1f} ± {1000 * facts['clock_bound_s']:.1f}",
                 device.python or facts["environment"] or "nothing",
             )
         )
-    columns = ("device", "address", "state", "Python", "cores", "free MB", "disk GB", "°C", "clock ms", "libraries")
+    columns = (
+        "device",
+        "address",
+        "state",
+        "Python",
+        "cores",
+        "free MB",
+        "disk GB",
+        "°C",
+        "clock ms",
+        "libraries",
+    )
     print_table(f"Kit {cluster.name}", columns, rows, right=(4, 5, 6, 7, 8))
     for one in found:
         if one.problem:

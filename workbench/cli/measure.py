@@ -14,13 +14,21 @@ from workbench.core.job import Fidelity, Job
 from workbench.core.serial import read_toml, write_text
 from workbench.methods.base import Event
 from workbench.profiler.host import ProcessorRate
-from workbench.runs.survey import LayerSurvey, alike, as_builtins, survey_devices, survey_layers, survey_links
+from workbench.runs.survey import (
+    LayerSurvey,
+    alike,
+    as_builtins,
+    survey_devices,
+    survey_layers,
+    survey_links,
+)
 
 KILO, MEGA, GIGA = 1e3, 1e6, 1e9
 
 
 def measure_devices(cluster: Cluster, file: Path, *, as_json: bool) -> dict[str, Any]:
-    """Measure this machine, or real devices, and return what was found; print each device's FLOP/s, memory bandwidth and disk read rate.
+    """Measure this machine, or real devices, and return what was found; print each device's FLOP/s, memory bandwidth
+    and disk read rate.
 
     file: the cluster's, which keeps the rates of real devices.
     """
@@ -30,41 +38,89 @@ def measure_devices(cluster: Cluster, file: Path, *, as_json: bool) -> dict[str,
     host, devices = survey_devices(cluster)
     if cluster.is_real:
         rates = {
-            device.name: {"gflops": round(device.flops_per_s / GIGA, 3), "storage_mb_per_s": round(device.storage_bytes_per_s / MEGA, 1)}
+            device.name: {
+                "gflops": round(device.flops_per_s / GIGA, 3),
+                "storage_mb_per_s": round(device.storage_bytes_per_s / MEGA, 1),
+            }
             | _described(device.processors)
             for device in devices
         }
-        _keep(file, lambda tables: tables | {"device": [table | rates[table["name"]] for table in tables["device"]]})
+        _keep(
+            file,
+            lambda tables: tables | {"device": [table | rates[table["name"]] for table in tables["device"]]},
+        )
     found = {"host": host, "devices": devices}
     if as_json:
         return found
 
-    def row(name: str, flops: float, memory: float | None, storage: float, budget: int | None, source: str) -> tuple[str, ...]:
+    def row(
+        name: str,
+        flops: float,
+        memory: float | None,
+        storage: float,
+        budget: int | None,
+        source: str,
+    ) -> tuple[str, ...]:
         moved = "-" if memory is None else f"{memory / GIGA:.1f}"
-        return name, f"{flops / GIGA:.1f}", moved, f"{storage / MEGA:.0f}", "" if budget is None else f"{budget / MEGA:.0f}", source
+        return (
+            name,
+            f"{flops / GIGA:.1f}",
+            moved,
+            f"{storage / MEGA:.0f}",
+            "" if budget is None else f"{budget / MEGA:.0f}",
+            source,
+        )
 
     rows = []
     title = f"Devices of {cluster.name}, each as it measured itself"
     if host is not None:
-        title = f"One core of {host.cores}, {host.processor}; emulated devices of {cluster.name} have their share of it in all they do"
+        title = (
+            f"One core of {host.cores}, {host.processor}; emulated devices of {cluster.name} have their share of it "
+            "in all they do"
+        )
         source = "measured" if host.storage_is_cold else "measured, disk warm"
-        rows.append(row("this machine", host.gemm_flops_per_s, host.memory_bytes_per_s, host.storage_bytes_per_s, None, source))
+        rows.append(
+            row(
+                "this machine",
+                host.gemm_flops_per_s,
+                host.memory_bytes_per_s,
+                host.storage_bytes_per_s,
+                None,
+                source,
+            )
+        )
     for one in devices:
         source = "emulated" if one.emulated else "catalogue" if one.memory_bytes_per_s is None else "measured"
-        rows.append(row(one.name, one.flops_per_s, one.memory_bytes_per_s, one.storage_bytes_per_s, one.memory_bytes, source))
+        rows.append(
+            row(
+                one.name,
+                one.flops_per_s,
+                one.memory_bytes_per_s,
+                one.storage_bytes_per_s,
+                one.memory_bytes,
+                source,
+            )
+        )
     columns = ("device", "GFLOP/s", "memory GB/s", "disk MB/s", "budget MB", "source")
     print_table(title, columns, rows, right=(1, 2, 3, 4))
-    machines = {"this machine": () if host is None else host.processors} | {device.name: device.processors for device in devices}
+    machines = {"this machine": () if host is None else host.processors} | {
+        device.name: device.processors for device in devices
+    }
     processors = [(name, *one[:2], f"{one.flops_per_s / GIGA:.1f}") for name, own in machines.items() for one in own]
     if processors:
         print_table(
-            "Processors found, with each library that they can use", ("device", "processor", "library", "GFLOP/s"), processors, right=(3,)
+            "Processors found, with each library that they can use",
+            ("device", "processor", "library", "GFLOP/s"),
+            processors,
+            right=(3,),
         )
     return found
 
 
 def _described(processors: Sequence[ProcessorRate]) -> dict[str, Any]:
-    """Return processors as a cluster's file describes them, each with its fastest library; nothing if there is only one."""
+    """Return processors as a cluster's file describes them, each with its fastest library; nothing if there is only
+    one.
+    """
     best: dict[str, float] = {}
     for one in processors:
         best[one.processor] = max(best.get(one.processor, 0.0), one.flops_per_s)
@@ -73,7 +129,8 @@ def _described(processors: Sequence[ProcessorRate]) -> dict[str, Any]:
 
 
 def measure_links(cluster: Cluster, file: Path, fidelity: Fidelity = "auto", *, as_json: bool) -> dict[str, Any]:
-    """Emulate the cluster or reach its real devices, measure every link and return it; print it next to what the cluster's file says.
+    """Emulate the cluster or reach its real devices, measure every link and return it; print it next to what the
+    cluster's file says.
 
     file: the cluster's, which keeps the links of real devices.
     """
@@ -106,7 +163,13 @@ def measure_links(cluster: Cluster, file: Path, fidelity: Fidelity = "auto", *, 
         )
         for link in links
     ]
-    columns = ("link", "Mbit/s described", "Mbit/s measured", "ms described", "ms measured")
+    columns = (
+        "link",
+        "Mbit/s described",
+        "Mbit/s measured",
+        "ms described",
+        "ms measured",
+    )
     print_table(f"Links of {cluster.name} ({label})", columns, rows, right=(1, 2, 3, 4))
     return found
 
@@ -118,7 +181,9 @@ def _keep(file: Path, changed: Callable[[dict[str, Any]], dict[str, Any]]) -> No
 
 def _as_toml(tables: dict[str, Any], inside: str = "") -> str:
     """Return tables as TOML."""
-    text = "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in tables.items() if not _is_nested(value))
+    text = "".join(
+        f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in tables.items() if not _is_nested(value)
+    )
     for name, value in tables.items():
         for one in (value if isinstance(value, list) else [value]) if _is_nested(value) else ():
             head = f"[[{inside}{name}]]" if isinstance(value, list) else f"[{inside}{name}]"
@@ -131,15 +196,32 @@ def _is_nested(value: Any) -> bool:
 
 
 def measure_layers(
-    job: Job, cluster: Cluster, *, device: str | None, batch_sizes: tuple[int, ...], length: int, refresh: bool, as_json: bool
+    job: Job,
+    cluster: Cluster,
+    *,
+    device: str | None,
+    batch_sizes: tuple[int, ...],
+    length: int,
+    refresh: bool,
+    as_json: bool,
 ) -> None:
-    """Profile the job's model, or take what is kept, and print every layer's times and bytes beside the analytic figures."""
+    """Profile the job's model, or take what is kept, and print every layer's times and bytes beside the analytic
+    figures.
+    """
 
     def tell(event: Event) -> None:
         if event.message and event.kind == "phase":
             say(event.message)
 
-    survey = survey_layers(job, cluster, device=device, batch_sizes=batch_sizes, sequence_length=length, refresh=refresh, progress=tell)
+    survey = survey_layers(
+        job,
+        cluster,
+        device=device,
+        batch_sizes=batch_sizes,
+        sequence_length=length,
+        refresh=refresh,
+        progress=tell,
+    )
     if as_json:
         print_json(survey)
     else:
@@ -150,7 +232,11 @@ def _print_layers(survey: LayerSurvey) -> None:
     runs = alike(survey)
     batches = [row.batch for row in runs[0][2]]
     where = f"{survey.model} on {survey.device} ({survey.source}), {survey.sequence_length} tokens a sample"
-    columns = ["layer", *(f"forward {batch}" for batch in batches), *(f"backward {batch}" for batch in batches)]
+    columns = [
+        "layer",
+        *(f"forward {batch}" for batch in batches),
+        *(f"backward {batch}" for batch in batches),
+    ]
     columns += [f"GFLOP {batches[-1]}", "GFLOP/s"]
     table = [
         [
@@ -162,12 +248,34 @@ def _print_layers(survey: LayerSurvey) -> None:
         ]
         for first, last, rows in runs
     ]
-    print_table(f"{where}; milliseconds by batch size", columns, table, right=range(1, len(columns)))
-    kinds = {"frozen": "frozen", "trainable": "trained", "activation": "activations", "tap": "cached", "context": "contexts"}
+    print_table(
+        f"{where}; milliseconds by batch size",
+        columns,
+        table,
+        right=range(1, len(columns)),
+    )
+    kinds = {
+        "frozen": "frozen",
+        "trainable": "trained",
+        "activation": "activations",
+        "tap": "cached",
+        "context": "contexts",
+    }
     sizes = []
     for first, last, rows in runs:
-        both = [(rows[-1].measured[f"{kind}_bytes"] / KILO, rows[-1].analytic[f"{kind}_bytes"] / KILO) for kind in kinds]
-        sizes.append([_layers(first, last), *(f"{measured:,.0f} | {analytic:,.0f}" for measured, analytic in both)])
+        both = [
+            (
+                rows[-1].measured[f"{kind}_bytes"] / KILO,
+                rows[-1].analytic[f"{kind}_bytes"] / KILO,
+            )
+            for kind in kinds
+        ]
+        sizes.append(
+            [
+                _layers(first, last),
+                *(f"{measured:,.0f} | {analytic:,.0f}" for measured, analytic in both),
+            ]
+        )
     title = f"kB for a batch of {batches[-1]}, as profiled | as computed from the model's sizes"
     print_table(title, ("layer", *kinds.values()), sizes, right=range(1, len(kinds) + 1))
     for note in survey.notes:

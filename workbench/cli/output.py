@@ -1,6 +1,8 @@
-"""What the commands print: results on stdout (tables, or JSON with --json), everything else on stderr; errors in one line.
+"""What the commands print: results on stdout (tables, or JSON with --json), everything else on stderr; errors in one
+line.
 
-Tables of plans, reports and clusters, and the live progress of a run: its whole state, or a line now and then where there is no
+Tables of plans, reports and clusters, and the live progress of a run: its whole state, or a line now and then where
+there is no
 terminal.
 """
 
@@ -42,7 +44,15 @@ LONG_TEXT = 30
 
 
 _UsageError: Any = typer.BadParameter.__base__  # click's, which newer versions of typer bring along
-_SYSTEM_REFUSES = (*FULL_DISK, *LIMITS, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.EPERM, errno.EROFS)
+_SYSTEM_REFUSES = (
+    *FULL_DISK,
+    *LIMITS,
+    errno.EACCES,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+)
 
 
 def _remember_json(context: typer.Context, wanted: bool) -> bool:
@@ -50,8 +60,19 @@ def _remember_json(context: typer.Context, wanted: bool) -> bool:
     return wanted
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result (or the error) as JSON.", callback=_remember_json, is_eager=True)]
-Png = Annotated[Literal["auto", "yes", "no"], typer.Option(help="PNG files too; auto: where a Chromium is found.")]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print the result (or the error) as JSON.",
+        callback=_remember_json,
+        is_eager=True,
+    ),
+]
+Png = Annotated[
+    Literal["auto", "yes", "no"],
+    typer.Option(help="PNG files too; auto: where a Chromium is found."),
+]
 
 
 class Commands(TyperGroup):
@@ -94,18 +115,33 @@ def _in_our_words(error: Any, words: Sequence[str]) -> WorkbenchError:
         if error.errno not in _SYSTEM_REFUSES:
             raise error
         named = f": '{error.filename}'" if error.filename else ""
-        return WorkbenchError("A file was to be read or written.", f"{error.strerror}{named}.", advice(error.errno))
+        return WorkbenchError(
+            "A file was to be read or written.",
+            f"{error.strerror}{named}.",
+            advice(error.errno),
+        )
     package = (error.name or "").partition(".")[0]
     if package in ("", "workbench", "workbench_labs", "workbench_studies"):
         raise error
     found = f"It needs the package '{package}', which is not installed."
-    return ConfigError("The command was called.", found, "Install everything: pip install 'edge-llm-workbench[all]'.")
+    return ConfigError(
+        "The command was called.",
+        found,
+        "Install everything: pip install 'edge-llm-workbench[all]'.",
+    )
 
 
 def report_error(error: WorkbenchError, *, as_json: bool) -> None:
     """Print a user error: one line on stderr, or its three parts as JSON on stdout."""
     if as_json:
-        print_json({"error": type(error).__name__, "asked": error.asked, "found": error.found, "todo": error.todo})
+        print_json(
+            {
+                "error": type(error).__name__,
+                "asked": error.asked,
+                "found": error.found,
+                "todo": error.todo,
+            }
+        )
     else:
         # Some messages carry a grid; the first line says it all, so it comes first and whole.
         say(f"{type(error).__name__}: {error}")
@@ -130,7 +166,8 @@ def _given(words: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield name, value if equals else following
 
 
-# Text comes from files, results and devices, too: here, where all of it passes, it loses what would command the terminal.
+# Text comes from files, results and devices, too: here, where all of it passes, it loses what would command the
+# terminal.
 
 
 def say(line: str) -> None:
@@ -146,7 +183,8 @@ def print_text(text: str = "") -> None:
 def print_entry(head: str, text: str, *, colour: str = "", coloured: int = 0) -> None:
     """Print a head and a text, which in a terminal wraps beside the head.
 
-    colour: of the head's first `coloured` characters, where stdout is a terminal that may have colours (https://no-color.org).
+    colour: of the head's first `coloured` characters, where stdout is a terminal that may have colours
+    (https://no-color.org).
     """
     in_terminal = sys.stdout.isatty()
     width = max(20, shutil.get_terminal_size().columns - len(head) - 2) if in_terminal else 10_000
@@ -164,10 +202,17 @@ def print_json(value: Any) -> None:
     print(plain(json.dumps(to_builtins(value), indent=1, ensure_ascii=False), as_json=True))
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[int] = ()) -> None:
+def print_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    right: Sequence[int] = (),
+) -> None:
     """Print a table on stdout.  right: the indices of columns that are set flush right.
 
-    Only columns of long texts wrap, between words; names and numbers stay whole, even where the terminal is too narrow for that.
+    Only columns of long texts wrap, between words; names and numbers stay whole, even where the terminal is too narrow
+    for that.
     Into a file or a pipe nothing wraps.
     """
     from rich.box import SIMPLE_HEAD
@@ -175,14 +220,24 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     from rich.table import Table
 
     print_text(title)
-    columns, cells = list(map(plain, columns)), [[plain(str(cell)) for cell in row] for row in rows]
+    columns, cells = (
+        list(map(plain, columns)),
+        [[plain(str(cell)) for cell in row] for row in rows],
+    )
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     least = 0
     for index, column in enumerate(columns):
-        longest = max((len(line) for row in [columns, *cells] for line in row[index].splitlines()), default=0)
+        longest = max(
+            (len(line) for row in [columns, *cells] for line in row[index].splitlines()),
+            default=0,
+        )
         wraps = index not in right and longest > LONG_TEXT
         table.add_column(
-            column, justify="right" if index in right else "left", no_wrap=not wraps, overflow="fold", min_width=0 if wraps else longest
+            column,
+            justify="right" if index in right else "left",
+            no_wrap=not wraps,
+            overflow="fold",
+            min_width=0 if wraps else longest,
         )
         least += (LONG_TEXT if wraps else longest) + 2
     for row in cells:
@@ -198,7 +253,17 @@ def show_cluster(cluster: Cluster) -> None:
     """Print a cluster's devices."""
     print_table(
         f"{cluster.name}: {cluster.description or cluster.size_words}",
-        ("rank", "device", "model", "GFLOP/s", "of a core", "MB", "Mbit/s", "ms", "watts"),
+        (
+            "rank",
+            "device",
+            "model",
+            "GFLOP/s",
+            "of a core",
+            "MB",
+            "Mbit/s",
+            "ms",
+            "watts",
+        ),
         (
             (
                 rank,
@@ -221,9 +286,16 @@ def show_plan(plan: Plan, cluster: Cluster) -> None:
     """Print where each layer and each sample goes (or heads, columns, tokens), and what the planner expects of it."""
     chosen = plan.inference
     words = f"{plan.method}: {plan.where()}, {plan.cut}" if chosen is None else f"{chosen.method}: {plan_words(chosen)}"
-    print_table(f"Plan of {words}", *plan_rows(plan, cluster), right=() if chosen is None else (0, 3, 4, 5))
+    print_table(
+        f"Plan of {words}",
+        *plan_rows(plan, cluster),
+        right=() if chosen is None else (0, 3, 4, 5),
+    )
     if chosen is not None and chosen.predicted_s:
-        print_text(f"Predicted latency of a sequence of {chosen.length} tokens (planner, simulated): {chosen.predicted_s * 1e3:.1f} ms")
+        print_text(
+            f"Predicted latency of a sequence of {chosen.length} tokens (planner, simulated): "
+            f"{chosen.predicted_s * 1e3:.1f} ms"
+        )
     elif plan.predicted_s:
         parts = ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in plan.predicted_s.items())
         print_text(f"Predicted step (planner, simulated): {plan.total_s * 1e3:.0f} ms ({parts})")
@@ -232,7 +304,9 @@ def show_plan(plan: Plan, cluster: Cluster) -> None:
 
 
 def summary(report: Report, *, figures: Path | None = None) -> str:
-    """Return a run in a dozen lines: devices, plan, accuracy, epoch times with and without cache, predicted and measured step."""
+    """Return a run in a dozen lines: devices, plan, accuracy, epoch times with and without cache, predicted and
+    measured step.
+    """
     devices = ", ".join(map(_device_words, report.cluster.devices))
     notes = [("" if number else "Notes", note) for number, note in enumerate(all_notes(report))]
     rows = [("Result", said)] if (said := headline(report)) else []
@@ -251,7 +325,9 @@ def _device_words(device: Device) -> str:
 
 
 def next_steps(report: Report, path: Path | None, *, program: str = "workbench") -> str:
-    """Return commands to go on with after a run.  path: where its report is.  program: as which the user calls the workbench."""
+    """Return commands to go on with after a run.  path: where its report is.  program: as which the user calls the
+    workbench.
+    """
     steps = []
     if "adapter" in report.artifacts:
         steps.append(f'{program} predict {shlex.quote(report.artifacts["adapter"])} "A text of your own."')
@@ -283,11 +359,20 @@ class RunProgress:
             from rich.console import Console
             from rich.live import Live
 
-            self._live = Live(get_renderable=self.draw, console=Console(stderr=True), refresh_per_second=4)
+            self._live = Live(
+                get_renderable=self.draw,
+                console=Console(stderr=True),
+                refresh_per_second=4,
+            )
             self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.state.finish(kind)
         if self._live is not None:
             self._live.stop()
@@ -323,7 +408,9 @@ class RunProgress:
             say(f"{name} done{_told_loss(row.loss)}, {row.seconds:.1f} s")
         elif self._clock() - self._told_s >= PLAIN_INTERVAL_S:
             self._told_s = self._clock()
-            busy = ", ".join(f"{device.name} {device.busy_share:.0%}" for device in now.devices if device.busy_share is not None)
+            busy = ", ".join(
+                f"{device.name} {device.busy_share:.0%}" for device in now.devices if device.busy_share is not None
+            )
             where = "request" if row.answers else f"epoch {event.epoch + 1}, step"
             say(f"{where} {event.step + 1} of {event.num_steps}{now.facts}" + (f"; computing: {busy}" if busy else ""))
 

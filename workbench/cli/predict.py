@@ -1,4 +1,6 @@
-"""`workbench predict` and `workbench evaluate`: what a run has trained answers new samples, or is scored on some with labels."""
+"""`workbench predict` and `workbench evaluate`: what a run has trained answers new samples, or is scored on some with
+labels.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +14,33 @@ from workbench.cli.output import Json, print_json, print_table, print_text, say
 from workbench.core.errors import ConfigError
 
 Calibration = Literal["none", "content_free", "mean_prior"]
-"""What is taken out of the scores: nothing, what a prompt without content gives, or the mean over the training prompts."""
+"""What is taken out of the scores: nothing, what a prompt without content gives, or the mean over the training
+prompts."""
 ResultFolder = Annotated[str, typer.Argument(help="A run's folder (`run --workdir`), or its adapter/.")]
 
 
 def predict(
     result: ResultFolder,
     texts: Annotated[list[str] | None, typer.Argument(help="The sentences.")] = None,
-    pair: Annotated[list[str] | None, typer.Option(help="Second text of each sentence, for tasks on pairs; may be repeated.")] = None,
-    file: Annotated[Path | None, typer.Option(help="A text of one sentence a line, a CSV, JSONL or Parquet file, or SQuAD's JSON.")] = None,
+    pair: Annotated[
+        list[str] | None,
+        typer.Option(help="Second text of each sentence, for tasks on pairs; may be repeated."),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(help="A text of one sentence a line, a CSV, JSONL or Parquet file, or SQuAD's JSON."),
+    ] = None,
     columns: Columns = "",
     as_json: Json = False,
 ) -> None:
     """Answer sentences by what a run has trained: the class and its probability, or the number."""
     if bool(texts) == (file is not None) or (pair and len(pair) != len(texts or ())):
         found = f"Given are: sentences {len(texts or ())}, second texts {len(pair or ())}, file '{file or ''}'."
-        raise ConfigError("A prediction was asked for.", found, "Give sentences, each with its --pair if there are pairs, or --file FILE.")
+        raise ConfigError(
+            "A prediction was asked for.",
+            found,
+            "Give sentences, each with its --pair if there are pairs, or --file FILE.",
+        )
     from workbench.methods.common.result import load_result
     from workbench.tasks.tables import whole_characters
 
@@ -37,51 +50,106 @@ def predict(
     answers = model.predict(rows)
     if as_json:
         names = model.about.texts
-        print_json([{"sample": dict(zip(names, row, strict=True)), **one._asdict()} for row, one in zip(rows, answers, strict=True)])
+        print_json(
+            [
+                {"sample": dict(zip(names, row, strict=True)), **one._asdict()}
+                for row, one in zip(rows, answers, strict=True)
+            ]
+        )
         return
     shown = [one.answer if isinstance(one.answer, str) else f"{one.answer:.4g}" for one in answers]
     sure = [f"{max(one.probabilities.values()):.2f}" if one.probabilities else "" for one in answers]
     table = zip(shown, sure, (" | ".join(row) for row in rows), strict=True)
-    print_table(f"{model.about.job.task} by {result}", ("answer", "probability", "text"), table, right=(1,))
+    print_table(
+        f"{model.about.job.task} by {result}",
+        ("answer", "probability", "text"),
+        table,
+        right=(1,),
+    )
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A run's folder, a file of trained values, or a model's name (prompts, zero-shot).")],
+    model: Annotated[
+        str,
+        typer.Argument(help="A run's folder, a file of trained values, or a model's name (prompts, zero-shot)."),
+    ],
     data: Data = None,
     columns: Columns = "",
-    split: Annotated[Literal["validation", "test"], typer.Option(help="Samples that are answered, where the data have splits.")] = "test",
+    split: Annotated[
+        Literal["validation", "test"],
+        typer.Option(help="Samples that are answered, where the data have splits."),
+    ] = "test",
     samples: Samples = None,
     calibration: Annotated[Calibration, typer.Option(help="Prior of a prompt's label words to take out.")] = "none",
-    task: Annotated[str | None, typer.Option(help="Of a zero-shot model.", show_default=DEFAULTS.task)] = None,
-    max_length: Annotated[int | None, typer.Option(min=1, help="Word pieces of a zero-shot model's prompt.", show_default="256")] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(help="Of a zero-shot model.", show_default=DEFAULTS.task),
+    ] = None,
+    max_length: Annotated[
+        int | None,
+        typer.Option(min=1, help="Word pieces of a zero-shot model's prompt.", show_default="256"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Score what a run has trained on its own test split or on other data; or a model's answers to a task's prompts, zero-shot."""
+    """Score what a run has trained on its own test split or on other data; or a model's answers to a task's prompts,
+    zero-shot.
+    """
     from workbench.methods.common.result import find_result, load_result
 
     if samples is not None and samples < 1:
-        raise ConfigError(f"An evaluation of {samples} samples was asked for.", "That is none.", "Raise --samples.")
+        raise ConfigError(
+            f"An evaluation of {samples} samples was asked for.",
+            "That is none.",
+            "Raise --samples.",
+        )
     if find_result(model) is None:
-        made = _prompted(model, task or DEFAULTS.task, data, columns, split, samples, calibration, max_length or 256)
+        made = _prompted(
+            model,
+            task or DEFAULTS.task,
+            data,
+            columns,
+            split,
+            samples,
+            calibration,
+            max_length or 256,
+        )
     else:
         if task is not None or max_length is not None:
             asked = f"An evaluation of '{model}' with another task or max_length was asked for."
-            raise ConfigError(asked, "It has those of its training.", "Leave --task and --max-length out.")
+            raise ConfigError(
+                asked,
+                "It has those of its training.",
+                "Leave --task and --max-length out.",
+            )
         made = load_result(model).evaluate(data, columns or None, split=split, samples=samples, calibration=calibration)
     if as_json:
         print_json({"model": model, **made._asdict()})
     else:
         for name, value in made.metrics.items():
             print_text(f"{name:<11} {value:.3f}")
-        print_text(f"({made.samples} samples: {made.source}{'' if calibration == 'none' else f', calibration {calibration}'})")
+        print_text(
+            f"({made.samples} samples: {made.source}{'' if calibration == 'none' else f', calibration {calibration}'})"
+        )
 
 
 def _prompted(
-    model: str, task: str, data: str | None, columns: str, split: str, samples: int | None, calibration: Calibration, max_length: int
+    model: str,
+    task: str,
+    data: str | None,
+    columns: str,
+    split: str,
+    samples: int | None,
+    calibration: Calibration,
+    max_length: int,
 ) -> Any:
     """Return the score of a model as it is, or of a file of trained values, on a task's prompts."""
     from workbench.methods.common.result import Evaluation, model_encoder
-    from workbench.methods.p_rge.zeroth_order import TrainableConfig, find_trained, load_causal_model, load_trained
+    from workbench.methods.p_rge.zeroth_order import (
+        TrainableConfig,
+        find_trained,
+        load_causal_model,
+        load_trained,
+    )
     from workbench.tasks import load_task
     from workbench.tasks.prompts import evaluate as score
 
@@ -96,9 +164,17 @@ def _prompted(
     if trained is None:
         loaded = load_causal_model(model, TrainableConfig())
     chosen, unlabelled = getattr(found, split).prompts, found.train.prompts
-    say(f"{name}{', zero-shot' if trained is None else f' with the values of {model}'}: {len(chosen)} prompts of {task}")
+    say(
+        f"{name}{', zero-shot' if trained is None else f' with the values of {model}'}: {len(chosen)} prompts of {task}"
+    )
     encoder = model_encoder(found.template, name, max_length)
-    made = score(loaded.logits_at, chosen, encoder, calibration=calibration, unlabelled=unlabelled)
+    made = score(
+        loaded.logits_at,
+        chosen,
+        encoder,
+        calibration=calibration,
+        unlabelled=unlabelled,
+    )
     return Evaluation({made.metric: made.value}, len(chosen), f"the {split} split of {task}")
 
 

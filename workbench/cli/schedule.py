@@ -23,22 +23,35 @@ FORMS = "Text of a Program or a Schedule, or torch's pipeline CSV."
 
 
 def schedule(
-    what: Annotated[str, typer.Argument(help="A published schedule's name, or a file. " + FORMS, show_default="list the names")] = "",
+    what: Annotated[
+        str, typer.Argument(help="A published schedule's name, or a file. " + FORMS, show_default="list the names")
+    ] = "",
     ranks: Annotated[int | None, typer.Option(help="Devices of a published schedule.", show_default="4")] = None,
     micro_batches: Annotated[int | None, typer.Option(help="Of a published schedule.", show_default="its own")] = None,
     option: Annotated[
-        list[str] | None, typer.Option("--option", metavar="SIZE=NUMBER", help="Another size of a published schedule; may be repeated.")
+        list[str] | None,
+        typer.Option("--option", metavar="SIZE=NUMBER", help="Another size of a published schedule; may be repeated."),
     ] = None,
     cost: Annotated[
         list[str] | None,
-        typer.Option("--cost", metavar="KIND=SECONDS", help="Of an operation; SEND: latency of a transfer.", show_default="F=1, B=2"),
+        typer.Option(
+            "--cost",
+            metavar="KIND=SECONDS",
+            help="Of an operation; SEND: latency of a transfer.",
+            show_default="F=1, B=2",
+        ),
     ] = None,
     size: Annotated[
-        list[str] | None, typer.Option("--size", metavar="VALUE=BYTES", help="Of a value: act, grad, ctx, ...", show_default="0")
+        list[str] | None,
+        typer.Option("--size", metavar="VALUE=BYTES", help="Of a value: act, grad, ctx, ...", show_default="0"),
     ] = None,
-    mbits: Annotated[float | None, typer.Option("--mbits", help="Rate of the links.", show_default="transfers are free")] = None,
+    mbits: Annotated[
+        float | None, typer.Option("--mbits", help="Rate of the links.", show_default="transfers are free")
+    ] = None,
     grid: Annotated[bool, typer.Option("--grid", help="Print every rank's order.")] = False,
-    save: Annotated[Path | None, typer.Option("--save", help="Write the Program as text: operations, seconds, bytes.")] = None,
+    save: Annotated[
+        Path | None, typer.Option("--save", help="Write the Program as text: operations, seconds, bytes.")
+    ] = None,
     draw: Annotated[Path | None, typer.Option("--draw", help="Write the Gantt chart here (HTML).")] = None,
     as_json: Json = False,
 ) -> None:
@@ -46,7 +59,9 @@ def schedule(
     if not what:
         return _list(as_json)
     sizes = parse_options(option)
-    sizes |= {name: number for name, number in (("ranks", ranks), ("micro_batches", micro_batches)) if number is not None}
+    sizes |= {
+        name: number for name, number in (("ranks", ranks), ("micro_batches", micro_batches)) if number is not None
+    }
     program = _program(what, sizes, _numbers("--cost", cost), _numbers("--size", size), mbits)
     from workbench.core.serial import write_text
     from workbench.simulator import live_counts, simulate
@@ -92,22 +107,31 @@ def _list(as_json: bool) -> None:
     if as_json:
         print_json({name: {"paper": one.paper, "sizes": dict(one.sizes)} for name, one in PUBLISHED.items()})
         return
-    rows = ((name, one.paper, " ".join(f"{key}={value}" for key, value in one.sizes.items())) for name, one in PUBLISHED.items())
+    rows = (
+        (name, one.paper, " ".join(f"{key}={value}" for key, value in one.sizes.items()))
+        for name, one in PUBLISHED.items()
+    )
     print_table("Published schedules", ("name", "of", "sizes"), rows)
 
 
-def _program(what: str, sizes: Mapping[str, Any], costs: Mapping[str, float], nbytes: Mapping[str, float], mbits: float | None) -> Program:
+def _program(
+    what: str, sizes: Mapping[str, Any], costs: Mapping[str, float], nbytes: Mapping[str, float], mbits: float | None
+) -> Program:
     from workbench.cli.published import PUBLISHED, build_published
 
     if what in PUBLISHED or not user_path(what, "The schedule").exists():
         return _priced(build_published(what, sizes), costs, nbytes, mbits)
     if sizes:
         found = f"'{what}' is a file: its schedule has its sizes."
-        raise ConfigError(f"Sizes {', '.join(sizes)} were given.", found, "Leave them out, or name a published schedule.")
+        raise ConfigError(
+            f"Sizes {', '.join(sizes)} were given.", found, "Leave them out, or name a published schedule."
+        )
     from workbench.schedules.torch_csv import read_torch_csv
 
     text = read_text(user_path(what, "The schedule"), "the schedule")
-    word = next((line.split()[0] for line in text_lines(text) if line.strip() and not line.lstrip().startswith("#")), "")
+    word = next(
+        (line.split()[0] for line in text_lines(text) if line.strip() and not line.lstrip().startswith("#")), ""
+    )
     if word == "device":
         if costs or nbytes or mbits is not None:
             found = f"The program in '{what}' has its costs in it."
@@ -116,7 +140,9 @@ def _program(what: str, sizes: Mapping[str, Any], costs: Mapping[str, float], nb
     return _priced(Schedule.from_text(text) if word == "rank" else read_torch_csv(text), costs, nbytes, mbits)
 
 
-def _priced(schedule: Schedule, costs: Mapping[str, float], nbytes: Mapping[str, float], mbits: float | None) -> Program:
+def _priced(
+    schedule: Schedule, costs: Mapping[str, float], nbytes: Mapping[str, float], mbits: float | None
+) -> Program:
     from workbench.cli.published import SECONDS
     from workbench.core.costs import TableCosts
 
@@ -128,7 +154,10 @@ def _priced(schedule: Schedule, costs: Mapping[str, float], nbytes: Mapping[str,
     for option, given, known in (("--cost", costs, kinds), ("--size", nbytes, written)):
         for name in given:
             if name not in known:
-                asked, found = f"{option} {name}={given[name]:g} was given.", f"The schedule has {', '.join(sorted(known))}."
+                asked, found = (
+                    f"{option} {name}={given[name]:g} was given.",
+                    f"The schedule has {', '.join(sorted(known))}.",
+                )
                 raise ConfigError(asked, found, "Choose one of them.")
 
     def transfer_s(rank: int, op: Op) -> float:
@@ -136,7 +165,9 @@ def _priced(schedule: Schedule, costs: Mapping[str, float], nbytes: Mapping[str,
         return costs.get("SEND", 0.0) + rate
 
     table = TableCosts(seconds_by_kind={**SECONDS, **costs, "SEND": transfer_s}, bytes_by_name=sizes)
-    return Program(schedule=schedule, costs=table, devices=tuple(f"device-{rank}" for rank in range(schedule.world_size)))
+    return Program(
+        schedule=schedule, costs=table, devices=tuple(f"device-{rank}" for rank in range(schedule.world_size))
+    )
 
 
 def _numbers(option: str, given: list[str] | None) -> dict[str, float]:
@@ -150,7 +181,9 @@ def _numbers(option: str, given: list[str] | None) -> dict[str, float]:
             numbers[name] = -1.0
         if not name or not 0 <= numbers[name] <= 1e15:
             todo = f"Write, for example, {option} {'F=0.5' if option == '--cost' else 'act=1e6'}."
-            raise ConfigError(f"'{option} {word}' was given.", "It is not NAME=NUMBER with a number from 0 to 1e15.", todo)
+            raise ConfigError(
+                f"'{option} {word}' was given.", "It is not NAME=NUMBER with a number from 0 to 1e15.", todo
+            )
     return numbers
 
 
@@ -158,7 +191,9 @@ def _summary(what: str, program: Program, timeline: Timeline, contexts: tuple[in
     makespan_s = timeline.makespan_s
     ranks = []
     for rank, (name, spans) in enumerate(zip(program.devices, timeline.by_rank(), strict=True)):
-        own = replace(timeline, spans=tuple(spans))  # with thousands of ranks, all spans once for each would take minutes
+        own = replace(
+            timeline, spans=tuple(spans)
+        )  # with thousands of ranks, all spans once for each would take minutes
         busy_s = own.busy_s(rank)
         ranks.append(
             {

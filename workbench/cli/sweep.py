@@ -11,8 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workbench.cli.job import ALL_FIELDS, OPTIONS, key_and_value, parsed, task_of, with_options
-from workbench.cli.output import INTERRUPTED, Json, RunProgress, print_json, print_table, print_text, say
+from workbench.cli.job import (
+    ALL_FIELDS,
+    OPTIONS,
+    key_and_value,
+    parsed,
+    task_of,
+    with_options,
+)
+from workbench.cli.output import (
+    INTERRUPTED,
+    Json,
+    RunProgress,
+    print_json,
+    print_table,
+    print_text,
+    say,
+)
 from workbench.core.errors import ConfigError
 from workbench.core.files import make_folder, require_writable
 from workbench.core.job import Fidelity
@@ -31,7 +46,10 @@ def _takes_lists(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command that takes a grid an option for each field of a job, which takes several values."""
 
     def filled(grid: Path | None, cluster: str | None, bandwidth: str | None, **given: Any) -> None:
-        named = {name: given.pop(name) for name in (*ALL_FIELDS, "eval_samples")} | {"cluster": cluster, "bandwidth": bandwidth}
+        named = {name: given.pop(name) for name in (*ALL_FIELDS, "eval_samples")} | {
+            "cluster": cluster,
+            "bandwidth": bandwidth,
+        }
         command(grid, _listed(named), **given)
 
     form = "A TOML file: name = \\[values], \\[options], \\[METHOD]."
@@ -40,8 +58,15 @@ def _takes_lists(command: Callable[..., None]) -> Callable[..., None]:
         described = OPTIONS[name].__metadata__[0]
         help_text = described.help if name in WHOLE else f"{described.help} Several: A,B,C."
         switches = described.param_decls or ()
-        kinds[name] = OPTIONS[name] if name in ("options", "faults") else Annotated[str | None, typer.Option(*switches, help=help_text)]
-    kinds["eval_samples"] = Annotated[str | None, typer.Option(help="Samples of the validation and of the test split. Several: A,B,C.")]
+        kinds[name] = (
+            OPTIONS[name]
+            if name in ("options", "faults")
+            else Annotated[str | None, typer.Option(*switches, help=help_text)]
+        )
+    kinds["eval_samples"] = Annotated[
+        str | None,
+        typer.Option(help="Samples of the validation and of the test split. Several: A,B,C."),
+    ]
     kinds["cluster"] = Annotated[str | None, typer.Option(help="Cluster by name or .toml file. Several: A,B,C.")]
     kinds["bandwidth"] = Annotated[str | None, typer.Option(help="Mbit/s of every link. Several: A,B,C.")]
     return with_options(command, filled, kinds, dict.fromkeys(kinds), "grid", "given")
@@ -51,24 +76,48 @@ def _takes_lists(command: Callable[..., None]) -> Callable[..., None]:
 def sweep(
     grid: Path | None,
     given: dict[str, list[Any]],
-    repeats: Annotated[int | None, typer.Option(min=1, max=1000, help="Run every point so many times.", show_default="1")] = None,
+    repeats: Annotated[
+        int | None,
+        typer.Option(min=1, max=1000, help="Run every point so many times.", show_default="1"),
+    ] = None,
     simulate: Annotated[bool, typer.Option("--simulate", help="Run the points in virtual time.")] = False,
     fidelity: Fidelity = "auto",
-    at_once: Annotated[int, typer.Option(min=1, max=1000, help="So many simulated points at a time, or engines of a cluster.")] = 1,
+    at_once: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=1000,
+            help="So many simulated points at a time, or engines of a cluster.",
+        ),
+    ] = 1,
     cluster_profile: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Run the points on engines that this profile of ipyparallel starts (Slurm, PBS, ...)."),
+        typer.Option(
+            metavar="NAME",
+            help="Run the points on engines that this profile of ipyparallel starts (Slurm, PBS, ...).",
+        ),
     ] = None,
     notebook: Annotated[
-        Path | None, typer.Option(help="Run this notebook with each point's parameters, such as notebooks/00_quickstart.ipynb.")
+        Path | None,
+        typer.Option(help="Run this notebook with each point's parameters, such as notebooks/00_quickstart.ipynb."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for a report of each point and points.csv; done points are not run again.")] = Path(
-        "sweep"
-    ),
+    out: Annotated[
+        Path,
+        typer.Option(help="Folder for a report of each point and points.csv; done points are not run again."),
+    ] = Path("sweep"),
     as_json: Json = False,
 ) -> None:
-    """Run every combination of several values of any option, each as a job; the same command goes on after an interruption."""
-    from workbench.runs.sweeps import SweepSettings, make_notebook_points, make_points, read_grid, run_points, write_table
+    """Run every combination of several values of any option, each as a job; the same command goes on after an
+    interruption.
+    """
+    from workbench.runs.sweeps import (
+        SweepSettings,
+        make_notebook_points,
+        make_points,
+        read_grid,
+        run_points,
+        write_table,
+    )
 
     values, by_method, settings = read_grid(grid) if grid is not None else ({}, {}, SweepSettings())
     values = values | given
@@ -77,15 +126,29 @@ def sweep(
     simulate = simulate or settings.simulate
     times = repeats or settings.repeats
     if notebook is None:
-        points = make_points(values, by_method, mode="simulate" if simulate else "execute", fidelity=fidelity, repeats=times)
+        points = make_points(
+            values,
+            by_method,
+            mode="simulate" if simulate else "execute",
+            fidelity=fidelity,
+            repeats=times,
+        )
     elif simulate or by_method or cluster_profile is not None:
         found = "A notebook runs on this machine and simulates or executes as its cells say."
         raise ConfigError(
-            f"A sweep of '{notebook}' was asked for.", found, "Leave out --simulate, --cluster-profile and tables of methods."
+            f"A sweep of '{notebook}' was asked for.",
+            found,
+            "Leave out --simulate, --cluster-profile and tables of methods.",
         )
     else:
         points = make_notebook_points(notebook, values, repeats=times)
-    running = run_points(points, out, at_once=at_once, cluster_profile=cluster_profile, progress=_progress)
+    running = run_points(
+        points,
+        out,
+        at_once=at_once,
+        cluster_profile=cluster_profile,
+        progress=_progress,
+    )
     require_writable(make_folder(out) / "points.csv")
     say(f"{len(points)} point{'s' * (len(points) > 1)}, {'simulated' if simulate else 'executed'}, in {out}")
     began = time.monotonic()
@@ -96,14 +159,27 @@ def sweep(
             say(_told(done, len(ended), len(points), time.monotonic() - began))
     except KeyboardInterrupt:
         write_table(points, out)
-        say(f"Interrupted: {sum(done.error is None for done in ended)} of {len(points)} points are done. The same command goes on.")
+        say(
+            f"Interrupted: {sum(done.error is None for done in ended)} of {len(points)} points are done. The "
+            "same command goes on."
+        )
         raise typer.Exit(INTERRUPTED) from None
     written = write_table(points, out)
     failed = [done for done in ended if done.error is not None]
     succeeded = [done for done in ended if done.error is None]
     if as_json:
-        told = {"table": str(written), "done": [out / f"{done.point.name}.json" for done in succeeded]}
-        told["failed"] = [{"point": done.point.settings, "error": type(done.error).__name__, "message": str(done.error)} for done in failed]
+        told = {
+            "table": str(written),
+            "done": [out / f"{done.point.name}.json" for done in succeeded],
+        }
+        told["failed"] = [
+            {
+                "point": done.point.settings,
+                "error": type(done.error).__name__,
+                "message": str(done.error),
+            }
+            for done in failed
+        ]
         print_json(json.loads(json.dumps(told, default=str)))
     elif succeeded:
         _show([out / f"{done.point.name}.json" for done in succeeded])
@@ -115,11 +191,19 @@ def sweep(
 
 
 def compare(
-    reports: Annotated[list[Path], typer.Argument(help="Reports, or folders of them, such as a sweep's.")],
-    out: Annotated[Path | None, typer.Option(help="Write a page with the table and figures (HTML) here.")] = None,
+    reports: Annotated[
+        list[Path],
+        typer.Argument(help="Reports, or folders of them, such as a sweep's."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write a page with the table and figures (HTML) here."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare reports: a row for runs with the same settings, with mean and standard deviation over seeds and repeats."""
+    """Compare reports: a row for runs with the same settings, with mean and standard deviation over seeds and
+    repeats.
+    """
     require_writable(out)
     from workbench.runs.comparison import reports_frame, sides, write_page
 
@@ -141,7 +225,9 @@ def _show(reports: Sequence[Path]) -> None:
     num_settings = heads.index("runs")
     labels = ", ".join(dict.fromkeys(side.label for side in compared))
     several = any(len(side.files) > 1 for side in compared)
-    said = f"{sum(len(side.files) for side in compared)} runs ({labels})" + ("; mean ± standard deviation" if several else "")
+    said = f"{sum(len(side.files) for side in compared)} runs ({labels})" + (
+        "; mean ± standard deviation" if several else ""
+    )
     print_table(said, heads, rows, right=range(num_settings, len(heads)))
     if len(heads) < len(table(compared)[0]):
         print_text("Further metrics are in the page (--out) and in points.csv.")
@@ -160,7 +246,11 @@ def _listed(named: Mapping[str, Any]) -> dict[str, list[Any]]:
             found[name] = ["; ".join(value)] if name == "faults" else [value] if name in WHOLE else _values(value)
             if "" in found[name] and name not in WHOLE:
                 asked = f"The values '{value}' of {name} were given."
-                raise ConfigError(asked, "One of them is empty.", "Write values with a comma between two.")
+                raise ConfigError(
+                    asked,
+                    "One of them is empty.",
+                    "Write values with a comma between two.",
+                )
     return found
 
 
@@ -176,7 +266,7 @@ def _progress(point: Point) -> Iterator[Callable[[Event], None]]:
         yield lambda event: None
         return
     if point.mode == "simulate":  # a moment each, unless this machine is still to be measured
-        yield lambda event: say(event.message) if event.kind == "phase" and "Profiling" in event.message else None
+        yield (lambda event: say(event.message) if event.kind == "phase" and "Profiling" in event.message else None)
         return
     say(f"{point.words}:")
     with RunProgress(point.job, point.cluster) as progress:

@@ -1,6 +1,8 @@
-"""Run a job on real devices under torchrun: `torchrun ... -m workbench.cli.torchrun`, the same command on every machine.
+"""Run a job on real devices under torchrun: `torchrun ... -m workbench.cli.torchrun`, the same command on every
+machine.
 
-Rank 0 reads the command line, lets every device measure itself, plans, directs the other ranks, evaluates and writes the Report.
+Rank 0 reads the command line, lets every device measure itself, plans, directs the other ranks, evaluates and writes
+the Report.
 """
 
 from __future__ import annotations
@@ -16,7 +18,16 @@ import typer
 
 from workbench.assets.fetch import cache_folder
 from workbench.cli.job import ALL_FIELDS, CLUSTER, ClusterName, ReportFile, takes_job
-from workbench.cli.output import USER_ERROR, Commands, Json, RunProgress, print_json, print_text, report_error, summary
+from workbench.cli.output import (
+    USER_ERROR,
+    Commands,
+    Json,
+    RunProgress,
+    print_json,
+    print_text,
+    report_error,
+    summary,
+)
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, WorkbenchError
@@ -30,13 +41,31 @@ from workbench.runtime.torchrun import TorchrunEngines, remove_own_files, sees_f
 
 app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
 
-JobFile = Annotated[Path | None, typer.Option("--job", help="The whole job as JSON; the flags of the job are then not read.")]
-PlanFile = Annotated[Path | None, typer.Option("--plan", help="Run this plan (JSON of `workbench plan --json`), not the planner's.")]
+JobFile = Annotated[
+    Path | None,
+    typer.Option("--job", help="The whole job as JSON; the flags of the job are then not read."),
+]
+PlanFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--plan",
+        help="Run this plan (JSON of `workbench plan --json`), not the planner's.",
+    ),
+]
 SharedFolder = Annotated[
-    Path | None, typer.Option("--workdir", help="Folder that every machine sees: snapshots, the adapter.", show_default="chosen")
+    Path | None,
+    typer.Option(
+        "--workdir",
+        help="Folder that every machine sees: snapshots, the adapter.",
+        show_default="chosen",
+    ),
 ]
 LocalFolder = Annotated[
-    Path | None, typer.Option("--local-folder", help="Folder on each machine's own disk, for its part of the activation cache.")
+    Path | None,
+    typer.Option(
+        "--local-folder",
+        help="Folder on each machine's own disk, for its part of the activation cache.",
+    ),
 ]
 
 
@@ -50,16 +79,29 @@ def command(
     plan_file: PlanFile = None,
     workdir: SharedFolder = None,
     local_folder: LocalFolder = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of the same job.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with an interrupted run of the same job."),
+    ] = False,
     report: ReportFile = None,
     as_json: Json = False,
 ) -> None:
-    """Fine-tune a model on the processes that torchrun started, one for each device of the cluster, at their own speed."""
+    """Fine-tune a model on the processes that torchrun started, one for each device of the cluster, at their own
+    speed.
+    """
     if job_file is not None:
         job = from_json(read_text(job_file, "the job"), Job, source=f"'{job_file}'")
     plan = None if plan_file is None else from_json(read_text(plan_file, "the plan"), Plan, source=f"'{plan_file}'")
     described = load_cluster(cluster)
-    made = lead(context.obj, job, described, plan=plan, workdir=workdir, local_folder=local_folder, resume=resume)
+    made = lead(
+        context.obj,
+        job,
+        described,
+        plan=plan,
+        workdir=workdir,
+        local_folder=local_folder,
+        resume=resume,
+    )
     if report is not None:
         made.write(report)
     if as_json:
@@ -80,7 +122,8 @@ def lead(
 ) -> Report:
     """Run a job from rank 0 and return its Report.
 
-    Raises ConfigError if the number of devices in the cluster differs from the number of torchrun processes, or if a machine cannot see
+    Raises ConfigError if the number of devices in the cluster differs from the number of torchrun processes, or if a
+    machine cannot see
     workdir.
     """
     own = "" if local_folder is None else str(local_folder / run_name(job, cluster))
@@ -88,7 +131,16 @@ def lead(
     folder = workdir or cache_folder() / "runs" / run_name(job, cluster)
     _require_shared(engines, cluster, folder)
     with RunProgress(job, cluster) as progress:
-        report = run(job, cluster, "execute", progress=progress.update, workdir=folder, resume=resume, chosen_plan=plan, engines=engines)
+        report = run(
+            job,
+            cluster,
+            "execute",
+            progress=progress.update,
+            workdir=folder,
+            resume=resume,
+            chosen_plan=plan,
+            engines=engines,
+        )
     if own:
         engines.run(remove_own_files, [None] * engines.world_size)
     return report
@@ -97,7 +149,9 @@ def lead(
 def _require_shared(engines: TorchrunEngines, cluster: Cluster, folder: Path) -> None:
     """Check that every rank sees the folder.  Raises ConfigError naming the ranks that do not."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    mark = folder.parent / f"{folder.name}-{uuid.uuid4().hex[:8]}.shared"  # next to the folder: the run decides what lies inside it
+    mark = (
+        folder.parent / f"{folder.name}-{uuid.uuid4().hex[:8]}.shared"
+    )  # next to the folder: the run decides what lies inside it
     try:
         mark.touch()
         seen = engines.run(sees_file, [mark] * engines.world_size)

@@ -1,7 +1,9 @@
 """Build the dependency graph of a schedule, which the checks and the simulator share.
 
-An activity is one unit of work: a compute operation on its rank, a transfer (its SEND and RECV), or a collective on all its members.
-An edge is a dependency, as core/schedule.py defines it: a read waits for the write on its rank, an operation for the previous one on
+An activity is one unit of work: a compute operation on its rank, a transfer (its SEND and RECV), or a collective on all
+its members.
+An edge is a dependency, as core/schedule.py defines it: a read waits for the write on its rank, an operation for the
+previous one on
 its stream, a transfer for the previous one in its channel.  A schedule can run if and only if this graph has no cycle.
 
 The errors for a faulty schedule each name the fault and show the grid with the wrong operation marked.
@@ -14,17 +16,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from workbench.core.errors import ScheduleError
-from workbench.core.schedule import COLLECTIVES, RECV, SEND, TRANSFERS, Schedule, Value, paused_collector
+from workbench.core.schedule import (
+    COLLECTIVES,
+    RECV,
+    SEND,
+    TRANSFERS,
+    Schedule,
+    Value,
+    paused_collector,
+)
 
 Place = tuple[int, int]  # (rank, index in that rank's list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activities:
-    """The dependency graph.  members[a]: the places of the activity's operations.  successors(a): the activities that wait for it.
+    """The dependency graph.  members[a]: the places of the activity's operations.  successors(a): the activities that
+    wait for it.
 
     num_waits[a]: how many edges lead to it; a dependency with several reasons counts several times.
-    targets: the successors of activity 0, then those of activity 1, and so on; those of a begin at firsts[a].  (Two flat lists: one list
+    targets: the successors of activity 0, then those of activity 1, and so on; those of a begin at firsts[a].  (Two
+    flat lists: one list
     per activity takes twice as long, mostly in the garbage collector.)
     """
 
@@ -42,8 +54,10 @@ class Activities:
 def activities(schedule: Schedule) -> Activities:
     """Return the schedule's activities, in O(operations + values).
 
-    Raises ScheduleError naming the fault, with the grid: an unmatched or malformed transfer, a channel whose sides disagree on the
-    order, a collective whose members disagree, a value never written, a value written twice.  `require_progress` finds cycles.
+    Raises ScheduleError naming the fault, with the grid: an unmatched or malformed transfer, a channel whose sides
+    disagree on the
+    order, a collective whose members disagree, a value never written, a value written twice.  `require_progress` finds
+    cycles.
     """
     members: list[tuple[Place, ...]] = []
     of_op: list[list[int]] = []
@@ -132,11 +146,18 @@ def _graph(members: list[tuple[Place, ...]], sources: list[int], targets: list[i
     for source, target in zip(sources, targets, strict=True):
         ordered[places[source]] = target
         places[source] += 1
-    return Activities(members=tuple(members), num_waits=tuple(num_waits), targets=ordered, firsts=firsts)
+    return Activities(
+        members=tuple(members),
+        num_waits=tuple(num_waits),
+        targets=ordered,
+        firsts=firsts,
+    )
 
 
 def require_progress(schedule: Schedule, graph: Activities) -> None:
-    """Check without running it that the schedule ends, in O(operations).  Raises ScheduleError naming who waits for what from whom."""
+    """Check without running it that the schedule ends, in O(operations).  Raises ScheduleError naming who waits for
+    what from whom.
+    """
     waits = list(graph.num_waits)
     ready = [activity for activity, count in enumerate(waits) if count == 0]
     num_done = len(ready)
@@ -147,7 +168,12 @@ def require_progress(schedule: Schedule, graph: Activities) -> None:
                 ready.append(successor)
                 num_done += 1
     if num_done < len(waits):
-        raise stuck(schedule, graph.members, graph.successors, {a for a, count in enumerate(waits) if count > 0})
+        raise stuck(
+            schedule,
+            graph.members,
+            graph.successors,
+            {a for a, count in enumerate(waits) if count > 0},
+        )
 
 
 def _is_well_formed(schedule: Schedule, rank: int, index: int) -> bool:
@@ -187,14 +213,30 @@ _MOST_EDGES = 12  # the longest cycle that a message prints in full
 
 def malformed_transfer(schedule: Schedule, rank: int, index: int) -> ScheduleError:
     """A SEND or RECV that is not one value between two ranks of the schedule."""
-    form = "one value read, from this rank to another" if schedule.ops[rank][index].kind == SEND else "one value written, to this rank"
-    return _fault(schedule, rank, index, "It is malformed.", f"Write it with {form} (two different ranks below {schedule.world_size}).")
+    form = (
+        "one value read, from this rank to another"
+        if schedule.ops[rank][index].kind == SEND
+        else "one value written, to this rank"
+    )
+    return _fault(
+        schedule,
+        rank,
+        index,
+        "It is malformed.",
+        f"Write it with {form} (two different ranks below {schedule.world_size}).",
+    )
 
 
 def malformed_collective(schedule: Schedule, rank: int, index: int) -> ScheduleError:
     """A collective that its rank does not belong to, or that names a rank twice."""
     ranks = schedule.ops[rank][index].ranks
-    return _fault(schedule, rank, index, f"Its members are {ranks}.", f"Name rank {rank} and every other member once.")
+    return _fault(
+        schedule,
+        rank,
+        index,
+        f"Its members are {ranks}.",
+        f"Name rank {rank} and every other member once.",
+    )
 
 
 def written_twice(schedule: Schedule, rank: int, index: int, value: Value) -> ScheduleError:
@@ -202,7 +244,13 @@ def written_twice(schedule: Schedule, rank: int, index: int, value: Value) -> Sc
     earlier = next((op.label for op in schedule.ops[rank][:index] if value in op.writes), None)
     if earlier is None:
         earlier = schedule.ops[rank][index].label if schedule.ops[rank][index].writes.count(value) > 1 else "an input"
-    return _fault(schedule, rank, index, f"{value} is written twice on rank {rank}: {earlier} has it already.", "Write it once.")
+    return _fault(
+        schedule,
+        rank,
+        index,
+        f"{value} is written twice on rank {rank}: {earlier} has it already.",
+        "Write it once.",
+    )
 
 
 def output_never_written(schedule: Schedule, rank: int, value: Value) -> ScheduleError:
@@ -221,18 +269,27 @@ def lonely_collective(schedule: Schedule, places: Sequence[Place]) -> ScheduleEr
     member = absent[0]
     others: list[str] = []
     if member < schedule.world_size:
-        others = [f"{o.label} {'+'.join(map(str, o.ranks))}" for o in schedule.ops[member] if o.kind in COLLECTIVES and o.label == op.label]
+        others = [
+            f"{o.label} {'+'.join(map(str, o.ranks))}"
+            for o in schedule.ops[member]
+            if o.kind in COLLECTIVES and o.label == op.label
+        ]
     has = f"has {others[0]} instead" if others else f"has no such {op.kind}"
     todo = "Give every member the same operation with the same ranks."
     return _fault(schedule, rank, index, f"Its members disagree: rank {member} {has}.", todo)
 
 
-def mismatched_channel(schedule: Schedule, channel: Place, sent: Sequence[Place], received: Sequence[Place]) -> ScheduleError:
+def mismatched_channel(
+    schedule: Schedule, channel: Place, sent: Sequence[Place], received: Sequence[Place]
+) -> ScheduleError:
     """A channel whose two sides do not name the same values in the same order."""
     source, destination = channel
     out = [schedule.ops[rank][index].reads[0] for rank, index in sent]
     into = [schedule.ops[rank][index].writes[0] for rank, index in received]
-    surplus_sends, surplus_receives = Counter(out) - Counter(into), Counter(into) - Counter(out)
+    surplus_sends, surplus_receives = (
+        Counter(out) - Counter(into),
+        Counter(into) - Counter(out),
+    )
     for value, place in zip(out, sent, strict=True):
         if value in surplus_sends:
             found = f"The send of {value} is unmatched: rank {destination} has no RECV of it from rank {source}."
@@ -242,12 +299,18 @@ def mismatched_channel(schedule: Schedule, channel: Place, sent: Sequence[Place]
             found = f"The receive of {value} is unmatched: rank {source} has no SEND of it to rank {destination}."
             return _fault(schedule, *place, found, "Add the SEND.")
     at = next(i for i in range(len(out)) if out[i] != into[i])
-    found = f"Wrong order in channel {source}>{destination}: its transfer {at} is sent as {out[at]} and received as {into[at]}."
+    found = (
+        f"Wrong order in channel {source}>{destination}: its transfer {at} is sent as {out[at]} and received as "
+        f"{into[at]}."
+    )
     return _fault(schedule, *received[at], found, "Use one order on both sides.")
 
 
 def stuck(
-    schedule: Schedule, members: Sequence[tuple[Place, ...]], successors: Callable[[int], Sequence[int]], unfinished: set[int]
+    schedule: Schedule,
+    members: Sequence[tuple[Place, ...]],
+    successors: Callable[[int], Sequence[int]],
+    unfinished: set[int],
 ) -> ScheduleError:
     """A schedule that cannot end: activities that wait for each other in a cycle."""
     before: dict[int, int] = {}
@@ -262,7 +325,10 @@ def stuck(
         seen[at] = len(seen)
         at = before[at]
     circle = [activity for activity, order in seen.items() if order >= seen[at]]
-    first = min(range(len(circle)), key=lambda i: (len(members[circle[i]]) == 2, members[circle[i]][0]))
+    first = min(
+        range(len(circle)),
+        key=lambda i: (len(members[circle[i]]) == 2, members[circle[i]][0]),
+    )
     circle = circle[first:] + circle[:first]
     edges = [_edge(schedule, members[a], members[b]) for a, b in zip(circle, circle[1:] + circle[:1], strict=True)]
     if len(edges) > _MOST_EDGES:
@@ -294,8 +360,13 @@ def _edge(schedule: Schedule, waiting: tuple[Place, ...], awaited: tuple[Place, 
             if other_index >= index:
                 continue
             if op.kind in (SEND, RECV):
-                return f"{who} waits for {_name(schedule, awaited)}, which comes before it in the channel {op.ranks[0]}>{op.ranks[1]}"
-            return f"{who} waits for {_name(schedule, awaited)}, which comes before it on rank {rank}'s stream {op.stream}"
+                return (
+                    f"{who} waits for {_name(schedule, awaited)}, which comes before it in the channel "
+                    f"{op.ranks[0]}>{op.ranks[1]}"
+                )
+            return (
+                f"{who} waits for {_name(schedule, awaited)}, which comes before it on rank {rank}'s stream {op.stream}"
+            )
     raise AssertionError("an edge joins two operations of one rank")
 
 
@@ -313,9 +384,17 @@ def _missing(schedule: Schedule, rank: int, value: Value) -> tuple[str, str]:
     for other, ops in enumerate(schedule.ops):
         writer = next((op for op in ops if value in op.writes), None)
         if writer is not None or value in schedule.inputs[other]:
-            origin = f"rank {other}'s {writer.label} writes it" if writer is not None else f"it is an input of rank {other}"
-            return f"{value} is never written on rank {rank}, but {origin}.", "Send it; insert_transfers does that."
-    return f"{value} is never written, on no rank.", "Write it, or name it among the inputs."
+            origin = (
+                f"rank {other}'s {writer.label} writes it" if writer is not None else f"it is an input of rank {other}"
+            )
+            return (
+                f"{value} is never written on rank {rank}, but {origin}.",
+                "Send it; insert_transfers does that.",
+            )
+    return (
+        f"{value} is never written, on no rank.",
+        "Write it, or name it among the inputs.",
+    )
 
 
 def _fault(schedule: Schedule, rank: int, index: int, found: str, todo: str) -> ScheduleError:
@@ -325,4 +404,8 @@ def _fault(schedule: Schedule, rank: int, index: int, found: str, todo: str) -> 
         words = f"{op.kind} of {' '.join(map(str, op.reads + op.writes))} {'>'.join(map(str, op.ranks))}"
     elif op.ranks:
         words = f"{op.label} {'+'.join(map(str, op.ranks))}"
-    return ScheduleError(f"Rank {rank} was asked to run {words} (operation {index}).", found, f"{todo}\n{schedule.grid((rank, index))}")
+    return ScheduleError(
+        f"Rank {rank} was asked to run {words} (operation {index}).",
+        found,
+        f"{todo}\n{schedule.grid((rank, index))}",
+    )

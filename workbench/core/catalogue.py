@@ -1,4 +1,6 @@
-"""Read device models and clusters from TOML: data/devices.toml and data/clusters/ (the papers' testbeds and emulated laptops)."""
+"""Read device models and clusters from TOML: data/devices.toml and data/clusters/ (the papers' testbeds and emulated
+laptops).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from workbench.core.serial import LARGEST_TOML, read_text, read_toml, shown
 
 DEFAULT_CLUSTER = "laptop"
 KIT = "kit"
-"""The cluster of this name is the kit.toml of the current folder or of one above it: real devices (see `workbench kit`)."""
+"""The cluster of this name is the kit.toml of the current folder or of one above it: real devices (see `workbench
+kit`)."""
 MB = 1_000_000
 BITS_PER_BYTE = 8
 
@@ -35,7 +38,18 @@ _NUMBERS: dict[str, tuple[type, str, float]] = {
 """For each key: the field that it sets (which has the range), and the key's unit, in units of the field."""
 
 _MODEL_KEYS = (*_NUMBERS, "title", "processor", "leave_if_throttled")
-_DEVICE_KEYS = (*_NUMBERS, "name", "model", "address", "port", "key", "python", "processor", "framework", "leave_if_throttled")
+_DEVICE_KEYS = (
+    *_NUMBERS,
+    "name",
+    "model",
+    "address",
+    "port",
+    "key",
+    "python",
+    "processor",
+    "framework",
+    "leave_if_throttled",
+)
 _LINK_KEYS = ("from", "to", "bandwidth_mbit_per_s", "latency_ms", "both_ways")
 _CLUSTER_KEYS = ("name", "description", "data", "defaults", "device", "link")
 
@@ -47,14 +61,19 @@ def data_folder() -> Path:
         if (folder / "devices.toml").is_file():
             return folder
     raise MissingDataError(
-        "The device catalogue was asked for.", f"Neither {package / '_data'} nor {package.parent / 'data'} holds it.", "Reinstall."
+        "The device catalogue was asked for.",
+        f"Neither {package / '_data'} nor {package.parent / 'data'} holds it.",
+        "Reinstall.",
     )
 
 
 def kit_file() -> Path | None:
     """Return the file of the cluster named KIT; None if there is none."""
     here = Path.cwd()
-    return next((file for folder in (here, *here.parents) if (file := folder / f"{KIT}.toml").is_file()), None)
+    return next(
+        (file for folder in (here, *here.parents) if (file := folder / f"{KIT}.toml").is_file()),
+        None,
+    )
 
 
 def cluster_names() -> tuple[str, ...]:
@@ -69,7 +88,9 @@ def device_models() -> tuple[str, ...]:
 
 
 def load_device(model: str, *, name: str | None = None) -> Device:
-    """Return a device of the catalogue, named `name` or else like its model.  Raises ConfigError for an unknown model."""
+    """Return a device of the catalogue, named `name` or else like its model.  Raises ConfigError for an unknown
+    model.
+    """
     path = data_folder() / "devices.toml"
     return _device({"model": model, "name": name or model}, _Source(path))
 
@@ -78,7 +99,11 @@ def cluster_file(name_or_path: str | Path) -> Path:
     """Return the file of a cluster that is named, or whose file is.  Raises ConfigError for an unknown name."""
     if not isinstance(name_or_path, str | Path):
         todo = "Give a name, such as 'laptop', or a .toml file."
-        raise ConfigError(f"The cluster {shown(name_or_path)} was asked for.", "It is neither text nor a path.", todo)
+        raise ConfigError(
+            f"The cluster {shown(name_or_path)} was asked for.",
+            "It is neither text nor a path.",
+            todo,
+        )
     path = Path(name_or_path)
     if path.suffix == ".toml" or path.name != str(name_or_path):
         return path
@@ -86,7 +111,11 @@ def cluster_file(name_or_path: str | Path) -> Path:
         raise ConfigError(
             f"The cluster '{shown(name_or_path)}' was asked for.",
             f"Known: {', '.join(cluster_names())}.",
-            did_you_mean(str(name_or_path), cluster_names(), "Choose one of them, or name a .toml file."),
+            did_you_mean(
+                str(name_or_path),
+                cluster_names(),
+                "Choose one of them, or name a .toml file.",
+            ),
         )
     return (name_or_path == KIT and kit_file()) or data_folder() / "clusters" / f"{name_or_path}.toml"
 
@@ -105,7 +134,11 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
     name = source.text({"name": path.stem} | tables, "name", "The cluster")
     described = source.tables(tables.get("device", []), "[[device]]")
     if not described:
-        raise source.error(f"The cluster '{name}' was asked for.", "It has no devices.", "Describe at least one [[device]].")
+        raise source.error(
+            f"The cluster '{name}' was asked for.",
+            "It has no devices.",
+            "Describe at least one [[device]].",
+        )
     devices = tuple(_device({**defaults, **device}, source, number) for number, device in enumerate(described, start=1))
     try:
         return Cluster(
@@ -126,12 +159,18 @@ class _Source:
         self.path = path
 
     def error(self, asked: str, found: str, todo: str, *, line_of: str = "") -> ConfigError:
-        return ConfigError(f"In '{shown(str(self.path), 200)}'{self._line(line_of)}: {asked}", found, todo)
+        return ConfigError(
+            f"In '{shown(str(self.path), 200)}'{self._line(line_of)}: {asked}",
+            found,
+            todo,
+        )
 
     def wrap(self, error: ConfigError) -> ConfigError:
         """Return the error with the file's name added, unless the error has it already."""
         named = f"In '{shown(str(self.path), 200)}'"
-        return error if error.asked.startswith(named) else ConfigError(f"{named}: {error.asked}", error.found, error.todo)
+        return (
+            error if error.asked.startswith(named) else ConfigError(f"{named}: {error.asked}", error.found, error.todo)
+        )
 
     def require_known(self, table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
         for key in table:
@@ -144,10 +183,16 @@ class _Source:
                 )
 
     def number(self, table: Mapping[str, Any], key: str, owner: str, default: float | None) -> float:
-        """Return the number at `key`, in the unit of its field.  Raises ConfigError if it is missing or out of the field's range."""
+        """Return the number at `key`, in the unit of its field.  Raises ConfigError if it is missing or out of the
+        field's range.
+        """
         value = table.get(key, default)
         if value is None:
-            raise self.error(f"{owner} was described.", f"It has no {key}.", f"Set {key}, or name a model that has it.")
+            raise self.error(
+                f"{owner} was described.",
+                f"It has no {key}.",
+                f"Set {key}, or name a model that has it.",
+            )
         kind, name, unit = _NUMBERS[key]
         try:
             require_range(value, range_of(kind, name), owner, key, unit=unit)
@@ -167,17 +212,30 @@ class _Source:
         value = table.get(key, False)
         if not isinstance(value, bool):
             asked = f"{owner} asks for {key} = {shown(repr(value))}."
-            raise self.error(asked, "It must be true or false.", "Write it without quotes.", line_of=key)
+            raise self.error(
+                asked,
+                "It must be true or false.",
+                "Write it without quotes.",
+                line_of=key,
+            )
         return value
 
     def table(self, value: object, where: str) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise self.error(f"{where} was read.", "It is not a table.", f"Write {where} on a line of its own.")
+            raise self.error(
+                f"{where} was read.",
+                "It is not a table.",
+                f"Write {where} on a line of its own.",
+            )
         return value
 
     def tables(self, value: object, where: str) -> list[dict[str, Any]]:
         if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
-            raise self.error(f"{where} was read.", "It is not a list of tables.", f"Write {where} with double brackets.")
+            raise self.error(
+                f"{where} was read.",
+                "It is not a list of tables.",
+                f"Write {where} with double brackets.",
+            )
         return value
 
     def _line(self, wanted: str) -> str:
@@ -186,7 +244,10 @@ class _Source:
         if not key:
             return ""
         pattern = re.compile(rf"\s*\[{{0,2}}{re.escape(key)}\s*(?:\]|=\s*([^#\s]*))")
-        for number, line in enumerate(read_text(self.path, "the cluster", most_bytes=LARGEST_TOML).splitlines(), start=1):
+        for number, line in enumerate(
+            read_text(self.path, "the cluster", most_bytes=LARGEST_TOML).splitlines(),
+            start=1,
+        ):
             found = pattern.match(line)
             if found and (not value or _same(found[1] or "", value)):
                 return f" line {number}"
@@ -210,14 +271,26 @@ def _device(table: Mapping[str, Any], source: _Source, number: int = 1) -> Devic
         model = source.text(table, "model", owner)
         catalogue = _catalogue()
         if model not in catalogue:
-            raise source.error(f"{owner} is a '{shown(model)}'.", f"Known models: {', '.join(catalogue)}.", did_you_mean(model, catalogue))
+            raise source.error(
+                f"{owner} is a '{shown(model)}'.",
+                f"Known models: {', '.join(catalogue)}.",
+                did_you_mean(model, catalogue),
+            )
         entry = {key: value for key, value in catalogue[model].items() if key != "title"}
     whole = {**entry, **table}
     described = source.tables(whole.get("processor", []), "[[device.processor]]")
     for one in described:
-        source.require_known(one, ("name", "gflops"), f"[[device.processor]] of {owner[:1].lower()}{owner[1:]}")
+        source.require_known(
+            one,
+            ("name", "gflops"),
+            f"[[device.processor]] of {owner[:1].lower()}{owner[1:]}",
+        )
     processors = tuple(
-        Processor(name=source.text(one, "name", owner), flops_per_s=source.number(one, "gflops", owner, None)) for one in described
+        Processor(
+            name=source.text(one, "name", owner),
+            flops_per_s=source.number(one, "gflops", owner, None),
+        )
+        for one in described
     )
     required = ("gflops", "memory_mb")
     fields: dict[str, Any] = {
@@ -225,7 +298,11 @@ def _device(table: Mapping[str, Any], source: _Source, number: int = 1) -> Devic
         for key, (kind, name, _) in _NUMBERS.items()
         if kind is Device and (key in whole or key in required)
     }
-    fields |= {key: source.text(whole, key, owner) for key in ("address", "key", "python", "framework", "model") if key in whole}
+    fields |= {
+        key: source.text(whole, key, owner)
+        for key in ("address", "key", "python", "framework", "model")
+        if key in whole
+    }
     if (port := whole.get("port")) is not None:
         try:
             require_range(port, range_of(Device, "port"), owner, "port")
@@ -234,7 +311,13 @@ def _device(table: Mapping[str, Any], source: _Source, number: int = 1) -> Devic
     fields["leave_if_throttled"] = source.flag(whole, "leave_if_throttled", owner)
     try:
         fields["memory_bytes"] = round(fields["memory_bytes"])
-        return Device(**fields, name=name, link=_link(whole, source, owner), port=port, processors=processors)
+        return Device(
+            **fields,
+            name=name,
+            link=_link(whole, source, owner),
+            port=port,
+            processors=processors,
+        )
     except ConfigError as error:
         raise source.wrap(error) from error
 
@@ -251,12 +334,19 @@ def _pairs(tables: list[dict[str, Any]], devices: tuple[Device, ...], source: _S
     for number, table in enumerate(tables, start=1):
         owner = f"Link {number}"
         source.require_known(table, _LINK_KEYS, owner)
-        sender, receiver = source.text(table, "from", owner), source.text(table, "to", owner)
+        sender, receiver = (
+            source.text(table, "from", owner),
+            source.text(table, "to", owner),
+        )
         both_ways = source.flag(table, "both_ways", owner)
         source.number(table, "bandwidth_mbit_per_s", owner, None)
         for pair in (f"{sender}>{receiver}", f"{receiver}>{sender}")[: 1 + both_ways]:
             if pair in pairs:
-                raise source.error(f"{owner} describes '{pair}'.", "An earlier link describes it, too.", "Describe each direction once.")
+                raise source.error(
+                    f"{owner} describes '{pair}'.",
+                    "An earlier link describes it, too.",
+                    "Describe each direction once.",
+                )
             pairs[pair] = _link(table, source, owner)
     return pairs
 

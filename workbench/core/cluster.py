@@ -35,14 +35,19 @@ _ADDRESS = re.compile(
 
 
 def split_address(text: str) -> tuple[str, int | None]:
-    """Return 'user@host' and the port of an address as ssh and people write it: 'user@host:2222', 'user@[::1]:22', 'ssh://host'.
+    """Return 'user@host' and the port of an address as ssh and people write it: 'user@host:2222', 'user@[::1]:22',
+    'ssh://host'.
 
     Raises ConfigError for anything else, such as an option of ssh.
     """
     found = _ADDRESS.fullmatch(text)
     if found is None or not 0 < int(found["port"] or 22) < 65_536:
         todo = "Write user@host, where host is a name, a number, or a Host of ~/.ssh/config."
-        raise ConfigError(f"The address '{shown(text)}' was given.", "It is no address of a device.", todo)
+        raise ConfigError(
+            f"The address '{shown(text)}' was given.",
+            "It is no address of a device.",
+            todo,
+        )
     host = found["host"] or found["boxed"] or found["bare"]
     return f"{found['user'] or ''}{host}", int(found["port"]) if found["port"] else None
 
@@ -82,14 +87,21 @@ class Link:
 class Device:
     """One device of a cluster.
 
-    flops_per_s: sustained FLOP/s in fp32, used for analytic costs.  memory_bytes: budget of a plan's tensors, without what the runtime,
-    libraries and allocator take (see MemoryBudget).  host_share: the share of one host core at which the device is emulated (0.5: half the
-    speed of a core), None if it is not emulated.  address: 'user@host' of a real device, reached over SSH.  port, key: for SSH, if the SSH
+    flops_per_s: sustained FLOP/s in fp32, used for analytic costs.  memory_bytes: budget of a plan's tensors, without
+    what the runtime,
+    libraries and allocator take (see MemoryBudget).  host_share: the share of one host core at which the device is
+    emulated (0.5: half the
+    speed of a core), None if it is not emulated.  address: 'user@host' of a real device, reached over SSH.  port, key:
+    for SSH, if the SSH
     settings do not give them.
-    python: the interpreter on the device that has the workbench's libraries, '' for the one that `workbench kit setup` made.
-    watts_busy, watts_idle: power.  joules_per_byte: added for each byte that it sends.  storage_bytes_per_s: sequential read rate.
-    battery: the remaining charge, 1 is full.  battery_wh: of a full one, by which the charge of an emulated device falls; 0: mains power.
-    leave_below: the charge below which it gives notice and leaves, 0: never.  leave_if_throttled: the same if heat slows it down.
+    python: the interpreter on the device that has the workbench's libraries, '' for the one that `workbench kit setup`
+    made.
+    watts_busy, watts_idle: power.  joules_per_byte: added for each byte that it sends.  storage_bytes_per_s: sequential
+    read rate.
+    battery: the remaining charge, 1 is full.  battery_wh: of a full one, by which the charge of an emulated device
+    falls; 0: mains power.
+    leave_below: the charge below which it gives notice and leaves, 0: never.  leave_if_throttled: the same if heat
+    slows it down.
     framework: the library that computes its layers.
     """
 
@@ -119,17 +131,33 @@ class Device:
         names = [processor.name for processor in self.processors]
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
             asked = f"Device '{shown(self.name)}' names a processor '{shown(twice[0])}'."
-            raise ConfigError(asked, f"There are {names.count(twice[0])} of that name.", "Name each once.")
+            raise ConfigError(
+                asked,
+                f"There are {names.count(twice[0])} of that name.",
+                "Name each once.",
+            )
         if self.address is None:
             return
         address, port = split_address(self.address)
         if address != self.address:
             todo = f'Write address = "{address}"' + (f" and port = {port}." if port else ".")
-            raise ConfigError(f"Device '{self.name}' has the address '{shown(self.address)}'.", "ssh takes the parts apart.", todo)
+            raise ConfigError(
+                f"Device '{self.name}' has the address '{shown(self.address)}'.",
+                "ssh takes the parts apart.",
+                todo,
+            )
 
     def processors_in_order(self, *, cores_first: bool) -> list[Processor]:
-        """Return the processors, the fastest first.  cores_first: groups of cores, as a real device names them, before accelerators."""
-        return sorted(self.processors, key=lambda one: (cores_first and not one.name.startswith("cores "), -one.flops_per_s))
+        """Return the processors, the fastest first.  cores_first: groups of cores, as a real device names them, before
+        accelerators.
+        """
+        return sorted(
+            self.processors,
+            key=lambda one: (
+                cores_first and not one.name.startswith("cores "),
+                -one.flops_per_s,
+            ),
+        )
 
     def charge(self, after_s: float) -> float:
         """Return the charge after so many seconds of computing, by the power model; 1 is full."""
@@ -139,9 +167,11 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Devices joined by a switch; rank r is devices[r].  pairs: links that differ from the access links, keyed 'name>name'.
+    """Devices joined by a switch; rank r is devices[r].  pairs: links that differ from the access links, keyed
+    'name>name'.
 
-    data: how tensors travel between real devices: by our TLS relays, as plain TCP, or as plain TCP in a WireGuard network.
+    data: how tensors travel between real devices: by our TLS relays, as plain TCP, or as plain TCP in a WireGuard
+    network.
     """
 
     name: Text
@@ -153,19 +183,32 @@ class Cluster:
     def __post_init__(self) -> None:
         require_ranges(self, "A cluster")
         if not self.devices:
-            raise ConfigError(f"Cluster '{self.name}' was asked for.", "It has no devices.", "Describe at least one [[device]].")
+            raise ConfigError(
+                f"Cluster '{self.name}' was asked for.",
+                "It has no devices.",
+                "Describe at least one [[device]].",
+            )
         names = [device.name for device in self.devices]
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(
-                    f"Cluster '{self.name}' names a device '{name}'.", f"There are {names.count(name)} of that name.", "Name each once."
+                    f"Cluster '{self.name}' names a device '{name}'.",
+                    f"There are {names.count(name)} of that name.",
+                    "Name each once.",
                 )
         places: dict[tuple[str, int], str] = {}
         for device in self.devices:
-            place = (device.address or device.name).rpartition("@")[2], device.port or 22
+            place = (
+                (device.address or device.name).rpartition("@")[2],
+                device.port or 22,
+            )
             if device.address and (other := places.setdefault(place, device.name)) != device.name:
                 asked = f"Cluster '{self.name}' names the address '{shown(device.address)}'."
-                raise ConfigError(asked, f"'{other}' and '{device.name}' have it.", "Give every device an address of its own.")
+                raise ConfigError(
+                    asked,
+                    f"'{other}' and '{device.name}' have it.",
+                    "Give every device an address of its own.",
+                )
         for pair in self.pairs:
             unknown = [name for name in pair.split(">") if name not in names]
             asked = f"Cluster '{self.name}' describes the link '{shown(pair)}'."
@@ -204,26 +247,47 @@ class Cluster:
         """
         devices = tuple(self.devices[rank] for rank in ranks)
         if factors:
-            devices = tuple(replace(one, memory_bytes=max(1, int(one.memory_bytes * factors.get(one.name, 1)))) for one in devices)
+            devices = tuple(
+                replace(
+                    one,
+                    memory_bytes=max(1, int(one.memory_bytes * factors.get(one.name, 1))),
+                )
+                for one in devices
+            )
         names = {device.name for device in devices}
-        return replace(self, devices=devices, pairs={pair: link for pair, link in self.pairs.items() if names.issuperset(pair.split(">"))})
+        return replace(
+            self,
+            devices=devices,
+            pairs={pair: link for pair, link in self.pairs.items() if names.issuperset(pair.split(">"))},
+        )
 
     def emulated(self, host_share: float) -> Cluster:
         """Return the cluster with emulated devices of the same links, each with this share of a core."""
-        return replace(self, devices=tuple(replace(device, address=None, host_share=host_share) for device in self.devices))
+        return replace(
+            self,
+            devices=tuple(replace(device, address=None, host_share=host_share) for device in self.devices),
+        )
 
     def with_slower_links(self, factor: float) -> Cluster:
         """Return the cluster with all links `factor` times slower, latency included."""
         return self._linked(lambda link: Link(bytes_per_s=link.bytes_per_s / factor, latency_s=link.latency_s * factor))
 
     def with_slow_links(self, factors: Mapping[Any, float]) -> Cluster:
-        """Return the cluster with some links slower, by 'sender>receiver'; other keys, and devices that are not here, are ignored."""
-        ranks, pairs = {device.name: rank for rank, device in enumerate(self.devices)}, dict(self.pairs)
+        """Return the cluster with some links slower, by 'sender>receiver'; other keys, and devices that are not here,
+        are ignored.
+        """
+        ranks, pairs = (
+            {device.name: rank for rank, device in enumerate(self.devices)},
+            dict(self.pairs),
+        )
         for pair, factor in factors.items():
             ends = [ranks.get(name) for name in str(pair).split(">")]
             if len(ends) == 2 and None not in ends:
                 link = self.link(*ends)  # type: ignore[arg-type]  # neither is None
-                pairs[pair] = Link(bytes_per_s=link.bytes_per_s / factor, latency_s=link.latency_s * factor)
+                pairs[pair] = Link(
+                    bytes_per_s=link.bytes_per_s / factor,
+                    latency_s=link.latency_s * factor,
+                )
         return replace(self, pairs=pairs) if pairs != self.pairs else self
 
     def with_bandwidth(self, megabit_per_s: float) -> Cluster:
@@ -238,7 +302,9 @@ class Cluster:
         )
 
     def host_shares(self) -> tuple[float, ...]:
-        """Return each device's share of a core of this machine.  Raises ConfigError if a device has no share: it cannot be emulated."""
+        """Return each device's share of a core of this machine.  Raises ConfigError if a device has no share: it cannot
+        be emulated.
+        """
         without = [device.name for device in self.devices if device.host_share is None]
         if without:
             raise ConfigError(
@@ -257,11 +323,16 @@ class Cluster:
             device,
             flops_per_s=device.flops_per_s / factor,
             host_share=share,
-            processors=tuple(replace(processor, flops_per_s=processor.flops_per_s / factor) for processor in device.processors),
+            processors=tuple(
+                replace(processor, flops_per_s=processor.flops_per_s / factor) for processor in device.processors
+            ),
         )
         return replace(self, devices=(*self.devices[:rank], slow, *self.devices[rank + 1 :]))
 
 
 @functools.lru_cache(maxsize=4096)  # planners ask for the same few paths thousands of times
 def _path(sender: Link, receiver: Link) -> Link:
-    return Link(bytes_per_s=min(sender.bytes_per_s, receiver.bytes_per_s), latency_s=sender.latency_s + receiver.latency_s)
+    return Link(
+        bytes_per_s=min(sender.bytes_per_s, receiver.bytes_per_s),
+        latency_s=sender.latency_s + receiver.latency_s,
+    )

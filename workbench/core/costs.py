@@ -8,14 +8,35 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from workbench.core.cluster import Cluster
-from workbench.core.schedule import ALLGATHER, ALLREDUCE, BROADCAST, COLLECTIVES, REDUCESCATTER, SEND, Op, Value
+from workbench.core.schedule import (
+    ALLGATHER,
+    ALLREDUCE,
+    BROADCAST,
+    COLLECTIVES,
+    REDUCESCATTER,
+    SEND,
+    Op,
+    Value,
+)
 
-ITEM_BYTES = {"bytes": 1, "uint8": 1, "int8": 1, "bool": 1, "float16": 2, "bfloat16": 2, "int16": 2, "float32": 4, "int32": 4}
+ITEM_BYTES = {
+    "bytes": 1,
+    "uint8": 1,
+    "int8": 1,
+    "bool": 1,
+    "float16": 2,
+    "bfloat16": 2,
+    "int16": 2,
+    "float32": 4,
+    "int32": 4,
+}
 ITEM_BYTES |= {"int64": 8, "float64": 8}
 
 
 class Spec(NamedTuple):
-    """The shape and dtype of a value.  dtype: torch's name, or 'bytes' (shape (n,)) if the value is not one tensor, such as a context."""
+    """The shape and dtype of a value.  dtype: torch's name, or 'bytes' (shape (n,)) if the value is not one tensor,
+    such as a context.
+    """
 
     shape: tuple[int, ...]
     dtype: str = "float32"
@@ -42,7 +63,9 @@ class Costs(Protocol):
     """The costs of one schedule's operations and the specs of its values.  Equal operations of a rank cost the same."""
 
     def seconds(self, rank: int, op: Op) -> float:
-        """Return the seconds of a compute operation on a rank, of a transfer (asked for its SEND), or of a collective."""
+        """Return the seconds of a compute operation on a rank, of a transfer (asked for its SEND), or of a
+        collective.
+        """
 
     def spec(self, value: Value) -> Spec:
         """Return the shape and dtype of a value; TOKEN if the value only orders operations."""
@@ -55,8 +78,10 @@ class Costs(Protocol):
 class TableCosts:
     """Costs by operation kind and value name, which the builder of a schedule computes from a profile.
 
-    seconds_by_kind: kind -> seconds, or a function of (rank, op).  bytes_by_name: value name -> bytes, spec, or a function of the value.
-    cluster: transfers and collectives that the table leaves out take the time of its links.  message_s: overhead of each of their
+    seconds_by_kind: kind -> seconds, or a function of (rank, op).  bytes_by_name: value name -> bytes, spec, or a
+    function of the value.
+    cluster: transfers and collectives that the table leaves out take the time of its links.  message_s: overhead of
+    each of their
     messages, in addition to the link's time.
     """
 
@@ -115,7 +140,8 @@ class WrittenCosts:
 
 
 MESSAGE_S = 1e-4
-"""Overhead of a message on its device, in addition to latency and transfer time: about 0.1 ms with gloo on Linux, measured."""
+"""Overhead of a message on its device, in addition to latency and transfer time: about 0.1 ms with gloo on Linux,
+measured."""
 
 
 def ring_steps(kind: str, size: int) -> int:
@@ -124,12 +150,16 @@ def ring_steps(kind: str, size: int) -> int:
 
 
 def num_rounds(kind: str, size: int) -> int:
-    """Return how many messages follow each other in a collective: in a ring, or from a broadcast's root along a binomial tree."""
+    """Return how many messages follow each other in a collective: in a ring, or from a broadcast's root along a
+    binomial tree.
+    """
     return (size - 1).bit_length() if kind == BROADCAST else ring_steps(kind, size)
 
 
 def sent_bytes(kind: str, size: int, nbytes: int, *, is_root: bool = False) -> int:
-    """Return the bytes that one of `size` ranks sends.  nbytes: of the whole tensor.  is_root: of a broadcast; it sends directly."""
+    """Return the bytes that one of `size` ranks sends.  nbytes: of the whole tensor.  is_root: of a broadcast; it sends
+    directly.
+    """
     if kind == BROADCAST:
         return (size - 1) * nbytes if is_root else 0
     return ring_steps(kind, size) * nbytes // size
@@ -160,7 +190,8 @@ def collective_latency_s(cluster: Cluster, kind: str, ranks: Sequence[int]) -> f
 
 
 def busiest_s(cluster: Cluster, transfers: Iterable[tuple[int, int, float]]) -> float:
-    """Return the seconds of transfers (source, destination, bytes) at once: of the busiest end of a link, and the longest latency.
+    """Return the seconds of transfers (source, destination, bytes) at once: of the busiest end of a link, and the
+    longest latency.
 
     Devices send and receive in parallel; a device's own messages share its link.
     """

@@ -13,7 +13,14 @@ from msgspec import Meta
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, did_you_mean
-from workbench.core.ranges import Count, Seconds, Slowness, range_of, require_range, require_ranges
+from workbench.core.ranges import (
+    Count,
+    Seconds,
+    Slowness,
+    range_of,
+    require_range,
+    require_ranges,
+)
 from workbench.core.serial import shown
 
 FaultKind = Literal["slow", "memory", "kill", "freeze", "leave"]
@@ -32,8 +39,10 @@ class Fault:
     """A fault injected into a device, from `start` to `end` (None: until the run ends).
 
     unit: 'step' counts finished steps, 's' counts seconds since the run began.
-    kind: 'slow' (computes `factor` times slower, by the pacer), 'memory' (another program leaves 1 / factor of its memory to the run),
-    'kill' (SIGKILL), 'freeze' (SIGSTOP: it does not answer, and is ended when the timeout detects that), 'leave' (it announces that it
+    kind: 'slow' (computes `factor` times slower, by the pacer), 'memory' (another program leaves 1 / factor of its
+    memory to the run),
+    'kill' (SIGKILL), 'freeze' (SIGSTOP: it does not answer, and is ended when the timeout detects that), 'leave' (it
+    announces that it
     leaves).  At `end` a new process replaces a device that is gone.
     to: not the device is slow, but what it sends to this rank.
     """
@@ -54,12 +63,20 @@ class Fault:
         has_factor = self.kind in WITH_FACTOR
         if has_factor != (self.factor > 1):
             found = "That changes nothing." if has_factor else f"Only {' and '.join(WITH_FACTOR)} have a factor."
-            raise ConfigError(asked, found, "Give a factor above 1, such as 4." if has_factor else "Leave the factor out.")
+            raise ConfigError(
+                asked,
+                found,
+                "Give a factor above 1, such as 4." if has_factor else "Leave the factor out.",
+            )
 
     @property
     def text(self) -> str:
         """Return the fault in the format that parse_faults reads; in whole steps if it is counted in steps."""
-        what = f"{self.kind}:{self.rank}" + ("" if self.to is None else f">{self.to}") + (f":{self.factor:g}" if self.factor > 1 else "")
+        what = (
+            f"{self.kind}:{self.rank}"
+            + ("" if self.to is None else f">{self.to}")
+            + (f":{self.factor:g}" if self.factor > 1 else "")
+        )
         if self.unit == "s":
             return f"{what}@{self.start:g}" + ("" if self.end is None else f"-{self.end:g}") + "s"
         start = max(1, round(self.start))
@@ -94,7 +111,11 @@ def _add(faults: list[Fault], word: str, cluster: Cluster, unit: Unit) -> None:
     device, colon, factor = rest.partition(":")
     kinds = [kind for kind in (*get_args(FaultKind), RETURN) if unit == "step" or kind not in ("memory", "leave")]
     if not at or not device or (colon and not factor):
-        raise ConfigError(asked, "It is not KIND:DEVICE[:FACTOR]@FROM[-TO].", f"Write, for example, {EXAMPLES[unit]}.")
+        raise ConfigError(
+            asked,
+            "It is not KIND:DEVICE[:FACTOR]@FROM[-TO].",
+            f"Write, for example, {EXAMPLES[unit]}.",
+        )
     if kind not in kinds:
         raise ConfigError(asked, f"Kinds are {', '.join(kinds)}.", did_you_mean(kind, kinds))
     names = [one.name for one in cluster.devices]
@@ -105,26 +126,48 @@ def _add(faults: list[Fault], word: str, cluster: Cluster, unit: Unit) -> None:
             raise ConfigError(asked, found, "Name one of them, or its number from 0.")
     rank, *receivers = (names.index(end) if end in names else int(end) for end in ends)
     if len(receivers) > 1 or rank in receivers:
-        raise ConfigError(asked, "A link leads from one device to another.", f"Write, for example, slow:{names[0]}>{names[-1]}:4@step20.")
+        raise ConfigError(
+            asked,
+            "A link leads from one device to another.",
+            f"Write, for example, slow:{names[0]}>{names[-1]}:4@step20.",
+        )
     start, stop, own_unit = _times(asked, when, unit)
     if own_unit != unit:
         counts = "steps" if unit == "step" else "seconds"
-        raise ConfigError(asked, f"Here faults are counted in {counts}.", f"Write, for example, {EXAMPLES[unit]}.")
+        raise ConfigError(
+            asked,
+            f"Here faults are counted in {counts}.",
+            f"Write, for example, {EXAMPLES[unit]}.",
+        )
     try:
         slowness = _number(factor) if factor else (4.0 if kind in WITH_FACTOR else 1.0)
     except ValueError:
-        raise ConfigError(asked, f"The factor '{shown(factor)}' is no number.", "Write, for example, slow:beta:4@20.") from None
+        raise ConfigError(
+            asked,
+            f"The factor '{shown(factor)}' is no number.",
+            "Write, for example, slow:beta:4@20.",
+        ) from None
     if factor and kind not in WITH_FACTOR:
         found = f"Only {' and '.join(WITH_FACTOR)} have a factor."
         if kind == "leave":  # Confidant's alpha
-            found += " How long before a device leaves it must give notice is computed, not set: a note of the report says it."
+            found += (
+                " How long before a device leaves it must give notice is computed, not set: a note of the report "
+                "says it."
+            )
         raise ConfigError(asked, found, f"Write {kind}:{shown(device)}@{shown(when)}.")
     if own_unit == "step":
         for name, value in (("step", start), ("last step", stop)):
             if value is not None:
-                require_range(int(value) if value == value // 1 else value, Count, f"The fault '{shown(word)}'", name)
+                require_range(
+                    int(value) if value == value // 1 else value,
+                    Count,
+                    f"The fault '{shown(word)}'",
+                    name,
+                )
     if kind == RETURN:
-        before = [i for i, one in enumerate(faults) if one.rank == rank and one.end is None and one.kind not in WITH_FACTOR]
+        before = [
+            i for i, one in enumerate(faults) if one.rank == rank and one.end is None and one.kind not in WITH_FACTOR
+        ]
         if stop is not None or not before:
             found = "A return has one time." if stop is not None else f"By then '{names[rank]}' has not gone."
             raise ConfigError(asked, found, "Name a kill, freeze or leave of the device before it.")
@@ -133,7 +176,17 @@ def _add(faults: list[Fault], word: str, cluster: Cluster, unit: Unit) -> None:
     require_range(slowness, range_of(Fault, "factor"), f"The fault '{shown(word)}'", "factor")
     try:
         to = receivers[0] if receivers else None
-        faults.append(Fault(kind=kind, rank=rank, start=start, end=stop, factor=slowness, unit=unit, to=to))  # type: ignore[arg-type]
+        faults.append(
+            Fault(
+                kind=kind,  # type: ignore[arg-type]
+                rank=rank,
+                start=start,
+                end=stop,
+                factor=slowness,
+                unit=unit,
+                to=to,
+            )
+        )
     except ConfigError as error:
         raise ConfigError(f"{asked} {error.asked}", error.found, error.todo) from None
 
@@ -145,7 +198,11 @@ def _times(asked: str, when: str, unit: Unit) -> tuple[float, float | None, Unit
     try:
         return _number(start), _number(end) if dash else None, own
     except ValueError:
-        raise ConfigError(asked, f"'{shown(when)}' names no step and no seconds.", f"Write, for example, {EXAMPLES[unit]}.") from None
+        raise ConfigError(
+            asked,
+            f"'{shown(when)}' names no step and no seconds.",
+            f"Write, for example, {EXAMPLES[unit]}.",
+        ) from None
 
 
 def _number(text: str) -> float:
@@ -189,7 +246,9 @@ class FaultSchedule:
             (moments, moment)
             for moments in self._moments.values()
             for moment in moments
-            if not moment[2] and self.faults[moment[1]].rank == rank and (moment[1], True) not in {(n, begins) for _, n, begins in moments}
+            if not moment[2]
+            and self.faults[moment[1]].rank == rank
+            and (moment[1], True) not in {(n, begins) for _, n, begins in moments}
         ]
         for moments, moment in ends:
             if moments is self._moments["step"]:
@@ -220,7 +279,9 @@ class FaultSchedule:
         return found
 
     def factor(self, rank: int, to: int | None = None, *, kind: FaultKind = "slow") -> float:
-        """Return how many times slower a device, or its link to another one, is now (or has less memory), by all its current faults."""
+        """Return how many times slower a device, or its link to another one, is now (or has less memory), by all its
+        current faults.
+        """
         return math.prod(self._factors.get((kind, rank, to), {}).values())
 
 
@@ -233,12 +294,17 @@ def random_faults(
     unit: Unit = "s",
     kinds: Sequence[FaultKind] = ("slow", "kill", "freeze"),
 ) -> tuple[Fault, ...]:
-    """Return faults, with returns, at random times up to `until`, on average one every `every`.  seed: of the random draws.
+    """Return faults, with returns, at random times up to `until`, on average one every `every`.  seed: of the random
+    draws.
 
-    Faults of one device do not overlap, and the device has time to return between them.  At any time at most half of the devices are
+    Faults of one device do not overlap, and the device has time to return between them.  At any time at most half of
+    the devices are
     down, and never all.
     """
-    draws, weights = random.Random(seed), {"slow": 5, "memory": 1, "kill": 4, "freeze": 1, "leave": 2}
+    draws, weights = (
+        random.Random(seed),
+        {"slow": 5, "memory": 1, "kill": 4, "freeze": 1, "leave": 2},
+    )
     faults: list[Fault] = []
     free = [0.0] * world_size
     now = 0.0
@@ -249,12 +315,23 @@ def random_faults(
         if now + lasts > until:
             return tuple(faults)
         kind = draws.choices(kinds, [weights[kind] for kind in kinds])[0]
-        down = sum(fault.kind not in WITH_FACTOR and fault.start <= now < (fault.end or 0.0) + every for fault in faults)
+        down = sum(
+            fault.kind not in WITH_FACTOR and fault.start <= now < (fault.end or 0.0) + every for fault in faults
+        )
         if free[rank] > now or (kind not in WITH_FACTOR and (down >= max(1, world_size // 2) or world_size == 1)):
             continue
         free[rank] = now + lasts + every
         factor = draws.uniform(2.0, 8.0) if kind in WITH_FACTOR else 1.0
-        faults.append(Fault(kind=kind, rank=rank, start=now, end=now + lasts, factor=factor, unit=unit))
+        faults.append(
+            Fault(
+                kind=kind,
+                rank=rank,
+                start=now,
+                end=now + lasts,
+                factor=factor,
+                unit=unit,
+            )
+        )
 
 
 def never_begun(faults: Sequence[Fault], cluster: Cluster, end_s: float) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""Whether a setting has an effect on a job.  A setting declares it in its type's annotation; here all of them are checked.
+"""Whether a setting has an effect on a job.  A setting declares it in its type's annotation; here all of them are
+checked.
 
     bottleneck: Annotated[Width, only(technique=("adapters", "serial"))] = 64
 
@@ -20,7 +21,8 @@ from workbench.core.serial import shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What decides on an effect.  job: the Job, whose settings declare effects themselves.  options: the method's settings.
+    """What decides on an effect.  job: the Job, whose settings declare effects themselves.  options: the method's
+    settings.
 
     prepared, plan: see Method; None while they are not known.
     """
@@ -36,7 +38,8 @@ class Effect(NamedTuple):
     """When a setting has an effect.  needed: that condition in words, such as 'technique = lora'.
 
     reads: the options that decide on it; without them it depends on the job, the cluster or the plan.
-    is_refused: the setting says how the work is done, so a run without it would not be the one that was asked for.  It is then refused
+    is_refused: the setting says how the work is done, so a run without it would not be the one that was asked for.  It
+    is then refused
     before anything is loaded; `holds` may read neither prepared nor plan.  Other settings are noted.
     """
 
@@ -87,25 +90,44 @@ class Idle(NamedTuple):
 
 
 def idle_settings(at: Situation) -> Iterator[Idle]:
-    """Yield the settings without an effect: of the options those that were given, of the job those that are not its defaults."""
+    """Yield the settings without an effect: of the options those that were given, of the job those that are not its
+    defaults.
+    """
     given = {name: getattr(at.options, name) for name in at.job.options}
-    changed = {name: getattr(at.job, name) for name, default in _defaults(type(at.job)) if getattr(at.job, name) != default}
-    for what, owner, values in (("option", at.options, given), ("setting", at.job, changed)):
+    changed = {
+        name: getattr(at.job, name) for name, default in _defaults(type(at.job)) if getattr(at.job, name) != default
+    }
+    for what, owner, values in (
+        ("option", at.options, given),
+        ("setting", at.job, changed),
+    ):
         effects = effects_of(type(owner))  # type: ignore[arg-type]  # mypy: a type is hashable
         for name, value in values.items():
             for effect in effects.get(name, ()):
                 if not effect.holds(at):
                     others = " and ".join(f"{other} = {getattr(at.options, other)}" for other in effect.reads)
-                    yield Idle(what, name, value, effect, f"{f'with {others}' if others else 'here'}: it needs {effect.needed}")
+                    yield Idle(
+                        what,
+                        name,
+                        value,
+                        effect,
+                        f"{f'with {others}' if others else 'here'}: it needs {effect.needed}",
+                    )
                     break
 
 
 def refuse_idle(at: Situation) -> None:
-    """Raise ConfigError for a setting without an effect that says how the work is done (see Effect), unless it is the default."""
+    """Raise ConfigError for a setting without an effect that says how the work is done (see Effect), unless it is the
+    default.
+    """
     for idle in idle_settings(at):
         if idle.effect.is_refused and (idle.name, idle.value) not in _defaults(type(at.options)):
             asked = f"The {idle.what} {idle.name} = {shown(idle.value)} of {at.job.method} was asked for."
-            raise ConfigError(asked, f"It has no effect {idle.reason}.", "Leave it out, or change the others.")
+            raise ConfigError(
+                asked,
+                f"It has no effect {idle.reason}.",
+                "Leave it out, or change the others.",
+            )
 
 
 def _defaults(settings: Any) -> tuple[tuple[str, Any], ...]:

@@ -85,10 +85,16 @@ class GroupNotFormedError(RuntimeSetupError):
 
 
 def require_numbers(scores: Any, what: str) -> Any:
-    """Return a model's scores unchanged.  Raises DivergedError for NaN or +infinity, for which argmax would still give an answer."""
+    """Return a model's scores unchanged.  Raises DivergedError for NaN or +infinity, for which argmax would still give
+    an answer.
+    """
     if not bool((scores < math.inf).all()):
         found = "The model's output holds values that are no numbers."
-        raise DivergedError(f"{what} were asked for.", found, "Lower the learning rate, or check its weights.")
+        raise DivergedError(
+            f"{what} were asked for.",
+            found,
+            "Lower the learning rate, or check its weights.",
+        )
     return scores
 
 
@@ -102,4 +108,8 @@ def check_choice(what: str, value: object, known: Iterable[str]) -> None:
     """Raise ConfigError if the value is not one of `known`.  what: for example "task"."""
     names = list(known)
     if value not in names:
-        raise ConfigError(f"The {what} '{value}' was asked for.", f"Known are {', '.join(names)}.", did_you_mean(str(value), names))
+        raise ConfigError(
+            f"The {what} '{value}' was asked for.",
+            f"Known are {', '.join(names)}.",
+            did_you_mean(str(value), names),
+        )

@@ -49,7 +49,11 @@ def whole_file(path: Path | str) -> Iterator[Path]:
             target.parent.mkdir(parents=True, exist_ok=True)
         folder = target.parent if through is None else Path(tempfile.gettempdir())
         part = folder / f"{target.name[:64]}.{secrets.token_hex(4)}.part"
-        descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if through is None else 0o600)
+        descriptor = os.open(
+            part,
+            os.O_CREAT | os.O_EXCL | os.O_WRONLY,
+            0o666 if through is None else 0o600,
+        )
         mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
         os.close(descriptor)
         try:
@@ -57,7 +61,10 @@ def whole_file(path: Path | str) -> Iterator[Path]:
             if through is None:
                 _replace(target, part, mode)
             else:
-                with open(part, "rb") as source, open(through, "ab", buffering=0, closefd=isinstance(through, Path)) as sink:
+                with (
+                    open(part, "rb") as source,
+                    open(through, "ab", buffering=0, closefd=isinstance(through, Path)) as sink,
+                ):
                     shutil.copyfileobj(source, sink)
         finally:
             part.unlink(missing_ok=True)
@@ -67,8 +74,10 @@ def whole_file(path: Path | str) -> Iterator[Path]:
 def quick_file(path: Path, former: Path | None = None) -> Iterator[Path]:
     """Yield the path of a temporary file; when the block ends, it replaces `path`, without waiting for the disk.
 
-    It outlives this process, however that ends, but perhaps not a power failure.  If the block fails, the old file is unchanged.
-    former: a file whose place on the disk it takes.  The temporary file then has that file's content, which is to be overwritten: this
+    It outlives this process, however that ends, but perhaps not a power failure.  If the block fails, the old file is
+    unchanged.
+    former: a file whose place on the disk it takes.  The temporary file then has that file's content, which is to be
+    overwritten: this
     needs no space on a full disk, and is quicker (14 MB: 9 ms instead of 29).
     """
     part = path.with_name(f"{path.name}.part")
@@ -86,14 +95,18 @@ def quick_file(path: Path, former: Path | None = None) -> Iterator[Path]:
 
 
 def require_writable(*paths: Path | str | None) -> None:
-    """Raise WriteError if whole_file would refuse one of the paths.  Call it before the work whose result goes there."""
+    """Raise WriteError if whole_file would refuse one of the paths.  Call it before the work whose result goes
+    there.
+    """
     for path in (path for path in paths if path is not None):
         with contextlib.suppress(_OnlyTried), whole_file(path):
             raise _OnlyTried
 
 
 def make_folder(folder: Path | str) -> Path:
-    """Make a folder and its parents, and return it.  Raises WriteError if a file has that name or the system refuses."""
+    """Make a folder and its parents, and return it.  Raises WriteError if a file has that name or the system
+    refuses.
+    """
     folder = Path(folder)
     with _told(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -120,11 +133,17 @@ def _told(path: Path) -> Iterator[None]:
     except OSError as error:
         named = str(error.filename or path)
         where = "" if named == str(path) or named.endswith(".part") else f": '{named}'"
-        raise WriteError(f"Writing '{path}' was asked for.", f"{error.strerror or error}{where}.", advice(error.errno)) from error
+        raise WriteError(
+            f"Writing '{path}' was asked for.",
+            f"{error.strerror or error}{where}.",
+            advice(error.errno),
+        ) from error
 
 
 def _target(path: Path) -> tuple[Path, Path | int | None]:
-    """Return the file that a path refers to, and the target to write directly: a device, an open descriptor, or None."""
+    """Return the file that a path refers to, and the target to write directly: a device, an open descriptor, or
+    None.
+    """
     opened = _OPEN_HERE.fullmatch(str(path))
     if opened or str(path) in _NAMED:
         descriptor = int(opened[1]) if opened else _NAMED[str(path)]
@@ -139,15 +158,25 @@ def _target(path: Path) -> tuple[Path, Path | int | None]:
     if kind == stat.S_IFDIR:
         raise WriteError(asked, "It is a folder.", "Name a file in it.")
     if kind not in (stat.S_IFREG, stat.S_IFCHR):
-        names = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFBLK: "a disk"}
-        raise WriteError(asked, f"It is {names.get(kind, 'something else')}, not a file.", "Name a file.")
+        names = {
+            stat.S_IFIFO: "a pipe",
+            stat.S_IFSOCK: "a socket",
+            stat.S_IFBLK: "a disk",
+        }
+        raise WriteError(
+            asked,
+            f"It is {names.get(kind, 'something else')}, not a file.",
+            "Name a file.",
+        )
     if not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     return (Path(os.path.realpath(path)), None) if kind == stat.S_IFREG else (path, path)
 
 
 def _replace(target: Path, part: Path, mode: int) -> None:
-    """Move a finished file over another, with its permissions or else `mode`, in an order that survives a power failure."""
+    """Move a finished file over another, with its permissions or else `mode`, in an order that survives a power
+    failure.
+    """
     os.chmod(part, stat.S_IMODE(target.stat().st_mode) if target.exists() else mode)
     with open(part, "rb") as written:
         os.fsync(written.fileno())

@@ -17,13 +17,18 @@ Paradigm = Literal["hybrid", "tensor", "sequence", "pipeline"]
 class StackShape:
     """A stack of equal layers, an encoder's or a decoder's, as the partition sees it.
 
-    num_units: the smallest parts of the attention that can be split: heads, or groups of heads that share keys and values.
+    num_units: the smallest parts of the attention that can be split: heads, or groups of heads that share keys and
+    values.
     columns: of the first feed-forward matrix.  has_cross_attention: a third block between the other two.
-    *_bytes: bytes of one layer's weights in memory: of one unit of the self-attention (its slices of the four matrices), of one unit of the
-    cross-attention, of one column (its slices of the two or three matrices), and of the weights on every device (norms, output biases).
-    hidden_bytes: of one token's hidden state in a message.  kv_unit_bytes: of one token's keys and values of one unit in a message, 0 if
+    *_bytes: bytes of one layer's weights in memory: of one unit of the self-attention (its slices of the four
+    matrices), of one unit of the
+    cross-attention, of one column (its slices of the two or three matrices), and of the weights on every device (norms,
+    output biases).
+    hidden_bytes: of one token's hidden state in a message.  kv_unit_bytes: of one token's keys and values of one unit
+    in a message, 0 if
     they are as wide as the hidden state (twice hidden_bytes for all units).
-    head_size: width of one head's queries, keys or values; 0: not known, so that no FLOPs follow.  heads_per_unit: 1, or those of a group.
+    head_size: width of one head's queries, keys or values; 0: not known, so that no FLOPs follow.  heads_per_unit: 1,
+    or those of a group.
     """
 
     num_layers: int
@@ -44,7 +49,9 @@ class StackShape:
 
     @property
     def attention_bytes(self) -> int:
-        """Return the bytes of one layer's attention (both, in a decoder with cross-attention): M_MHA of Galaxy+ Eq. 8."""
+        """Return the bytes of one layer's attention (both, in a decoder with cross-attention): M_MHA of Galaxy+ Eq.
+        8.
+        """
         return self.num_units * (self.unit_bytes + self.cross_unit_bytes)
 
     @property
@@ -54,19 +61,37 @@ class StackShape:
 
     @property
     def query_width(self) -> int:
-        """Return the numbers of one token's queries in one unit.  Raises ConfigError if the heads' size is not known."""
+        """Return the numbers of one token's queries in one unit.  Raises ConfigError if the heads' size is not
+        known.
+        """
         if self.head_size < 1:
             asked = f"The FLOPs of a stack of {self.num_layers} layers were asked for."
-            raise ConfigError(asked, f"Its heads are {self.head_size} wide.", "Give head_size, at least 1.")
+            raise ConfigError(
+                asked,
+                f"Its heads are {self.head_size} wide.",
+                "Give head_size, at least 1.",
+            )
         return self.heads_per_unit * self.head_size
 
     def unit_width(self, kind: str) -> int:
-        """Return the width of the part of a product's weights in one unit or column; the other dimension is the hidden size."""
+        """Return the width of the part of a product's weights in one unit or column; the other dimension is the hidden
+        size.
+        """
         query, both = self.query_width, 2 * self.head_size
-        return {"QKV": query + both, "OUT": query, "CQ": query, "CKV": both, "COUT": query, "UP": 1 + self.is_gated, "DOWN": 1}[kind]
+        return {
+            "QKV": query + both,
+            "OUT": query,
+            "CQ": query,
+            "CKV": both,
+            "COUT": query,
+            "UP": 1 + self.is_gated,
+            "DOWN": 1,
+        }[kind]
 
     def unit_flops(self, kind: str) -> float:
-        """Return the FLOPs of one unit for one token; for ATT and CATT of one query-key pair.  The kinds are those of StackCosts."""
+        """Return the FLOPs of one unit for one token; for ATT and CATT of one query-key pair.  The kinds are those of
+        StackCosts.
+        """
         if kind in ("ATT", "CATT"):
             return 4.0 * self.query_width
         return 2.0 * self.hidden_size * self.unit_width(kind)
@@ -82,7 +107,11 @@ class StackShape:
         flops = 0.0
         for kind in self.kinds:
             units = self.columns if kind in ("UP", "DOWN") else self.num_units
-            count = {"ATT": tokens * tokens, "CATT": tokens * memory_tokens, "CKV": memory_tokens}.get(kind, tokens)
+            count = {
+                "ATT": tokens * tokens,
+                "CATT": tokens * memory_tokens,
+                "CKV": memory_tokens,
+            }.get(kind, tokens)
             flops += self.unit_flops(kind) * units * count
         return flops
 
@@ -91,7 +120,8 @@ class StackShape:
 class PieceCost:
     """Seconds of one operation on `tokens` tokens and `units` units: fixed + tokens + units + their product.
 
-    For ATT and CATT `tokens` are query-key pairs.  Without tokens or units it takes no time, because the operation is left out.
+    For ATT and CATT `tokens` are query-key pairs.  Without tokens or units it takes no time, because the operation is
+    left out.
     """
 
     fixed_s: float = 0.0
@@ -103,7 +133,10 @@ class PieceCost:
         """Return the seconds, never below 0."""
         if tokens <= 0 or units <= 0:
             return 0.0
-        return max(0.0, self.fixed_s + tokens * self.token_s + units * self.unit_s + tokens * units * self.token_unit_s)
+        return max(
+            0.0,
+            self.fixed_s + tokens * self.token_s + units * self.unit_s + tokens * units * self.token_unit_s,
+        )
 
     def scaled(self, factor: float) -> PieceCost:
         """Return the cost on a device that is `factor` times slower."""
@@ -114,7 +147,8 @@ class PieceCost:
 class StackCosts:
     """Seconds of the operations of one layer of a stack on one device, by operation kind.
 
-    Kinds: QKV, ATT, OUT (units: heads or groups), CQ, CKV, CATT, COUT (the cross-attention's), UP, DOWN (units: columns), CONN and
+    Kinds: QKV, ATT, OUT (units: heads or groups), CQ, CKV, CATT, COUT (the cross-attention's), UP, DOWN (units:
+    columns), CONN and
     ADD (units: 1), EMB and HEAD (units: 1; the whole model's, with the stack that they belong to).
     """
 
@@ -134,9 +168,11 @@ class StackCosts:
 class InferenceProfile:
     """The costs that inference planners read.  costs[rank][stack]; stacks: one, or encoder and decoder.
 
-    first_bytes, last_bytes: of embedding and head (final norm, language model head), which are on the first device of the plan.
+    first_bytes, last_bytes: of embedding and head (final norm, language model head), which are on the first device of
+    the plan.
     working_bytes_per_token: of activations, on every device that computes.
-    full_everywhere: every device has the whole feed-forward network of a scheme-2 layer (Galaxy+ Eq. 8 as printed), not only devices
+    full_everywhere: every device has the whole feed-forward network of a scheme-2 layer (Galaxy+ Eq. 8 as printed), not
+    only devices
     with tokens.
     source: 'measured' on the devices, 'scaled' from a measurement of the host, or 'analytic'.
     """
@@ -184,7 +220,11 @@ class InferenceProfile:
             if layer < stack.num_layers:
                 return index
             layer -= stack.num_layers
-        raise ConfigError(f"Layer {layer} beyond the last was asked for.", f"The model has {self.num_layers}.", "Ask for one of those.")
+        raise ConfigError(
+            f"Layer {layer} beyond the last was asked for.",
+            f"The model has {self.num_layers}.",
+            "Ask for one of those.",
+        )
 
 
 Run = tuple[StackShape, int, tuple[int, ...], tuple[int, ...]]
@@ -193,15 +233,20 @@ Run = tuple[StackShape, int, tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferencePlan:
-    """Where one sequence is computed.  Position i of the plan is device ranks[i]; the ring visits the positions in order.
+    """Where one sequence is computed.  Position i of the plan is device ranks[i]; the ring visits the positions in
+    order.
 
-    paradigm: 'hybrid' (Galaxy+), 'tensor' (Megatron-LM: all-reduce, no sequence parallelism), 'sequence' (all weights on all devices, keys
+    paradigm: 'hybrid' (Galaxy+), 'tensor' (Megatron-LM: all-reduce, no sequence parallelism), 'sequence' (all weights
+    on all devices, keys
     and values gathered), 'pipeline' (EdgeShard; Local with one device).
-    units, columns: partition A and B of Galaxy+ Table III, in units of the attention and columns of the feed-forward network.  These are
+    units, columns: partition A and B of Galaxy+ Table III, in units of the attention and columns of the feed-forward
+    network.  These are
     the first stack's; the second stack of an encoder-decoder is split in the same proportion.
     shares: relative parts of the sequence, partition S; `tokens(length)` converts them to numbers of tokens.
-    schemes: 1 or 2 for each layer of all stacks ('hybrid' only).  layers: numbers of layers by position ('pipeline' only).
-    overlap: transfers of tiles around the ring overlap with the GEMMs of tiles (section III-D).  both_ways: half of each tile travels in
+    schemes: 1 or 2 for each layer of all stacks ('hybrid' only).  layers: numbers of layers by position ('pipeline'
+    only).
+    overlap: transfers of tiles around the ring overlap with the GEMMs of tiles (section III-D).  both_ways: half of
+    each tile travels in
     the opposite direction.
     tile_tokens: a tile is cut into pieces of at most this many tokens; 0: not cut.
     predicted_s: of one sequence of `length` tokens, by the planner's cost model.
@@ -229,7 +274,11 @@ class InferencePlan:
         for name in ("units", "columns", "shares", "layers"):
             given = getattr(self, name)
             if given and not (len(given) == len(self.ranks) and min(given) >= 0 and 0 < sum(given) < math.inf):
-                raise ConfigError(asked, f"Its {name} are {given}.", "Give one number of at least 0 for each device, not all 0.")
+                raise ConfigError(
+                    asked,
+                    f"Its {name} are {given}.",
+                    "Give one number of at least 0 for each device, not all 0.",
+                )
         if not {1, 2}.issuperset(self.schemes):
             raise ConfigError(asked, f"Its schemes are {self.schemes}.", "Give each layer 1 or 2.")
 
@@ -248,30 +297,57 @@ class InferencePlan:
         return proportional_parts(length, self.shares)
 
     def cut(self, stack: StackShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the units and the columns of each position in a stack; a second stack is split in the first's proportion."""
+        """Return the units and the columns of each position in a stack; a second stack is split in the first's
+        proportion.
+        """
         return proportional_parts(stack.num_units, self.units), proportional_parts(stack.columns, self.columns)
 
     def parts(self, stacks: Sequence[StackShape], *, full_everywhere: bool = False) -> Iterator[Run]:
-        """Yield runs of equal layers in order: shape, number, and the units and columns whose weights each position has (Galaxy+ Eq. 8).
+        """Yield runs of equal layers in order: shape, number, and the units and columns whose weights each position has
+        (Galaxy+ Eq. 8).
 
         A position without tokens has only its own columns of a scheme-2 layer, unless full_everywhere.
         """
         first, everywhere = 0, range(self.num_positions)
-        is_pipeline, is_cut = self.paradigm == "pipeline", self.paradigm in ("hybrid", "tensor")
-        kinds = [position for position, count in enumerate(self.layers) for _ in range(count)] if is_pipeline else self.schemes
+        is_pipeline, is_cut = (
+            self.paradigm == "pipeline",
+            self.paradigm in ("hybrid", "tensor"),
+        )
+        kinds = (
+            [position for position, count in enumerate(self.layers) for _ in range(count)]
+            if is_pipeline
+            else self.schemes
+        )
         for shape in stacks:
             last = first + shape.num_layers
-            units, columns = self.cut(shape) if is_cut else ((shape.num_units,) * len(everywhere), (shape.columns,) * len(everywhere))
+            units, columns = (
+                self.cut(shape)
+                if is_cut
+                else (
+                    (shape.num_units,) * len(everywhere),
+                    (shape.columns,) * len(everywhere),
+                )
+            )
             for kind, run in groupby(kinds[first:last] if kinds else (1,) * shape.num_layers):
                 count = len(list(run))
                 if is_pipeline:
                     own = [position == kind for position in everywhere]
-                    yield shape, count, tuple(shape.num_units * one for one in own), tuple(shape.columns * one for one in own)
+                    yield (
+                        shape,
+                        count,
+                        tuple(shape.num_units * one for one in own),
+                        tuple(shape.columns * one for one in own),
+                    )
                 elif kind == 1:
                     yield shape, count, units, columns
                 else:
                     is_full = [full_everywhere or share > 0 for share in self.shares]
-                    yield shape, count, units, tuple(shape.columns if full else one for full, one in zip(is_full, columns, strict=True))
+                    yield (
+                        shape,
+                        count,
+                        units,
+                        tuple(shape.columns if full else one for full, one in zip(is_full, columns, strict=True)),
+                    )
             first = last
 
     def position_of(self, rank: int) -> int | None:
@@ -284,13 +360,18 @@ def proportional_parts(total: int, weights: Sequence[float]) -> tuple[int, ...]:
     whole = math.fsum(weights)
     if not 0 < whole < math.inf or min(weights) < 0:
         raise ConfigError(
-            f"Dividing {total} was asked for.", f"The weights are {tuple(weights)}.", "Give numbers of at least 0, not all 0."
+            f"Dividing {total} was asked for.",
+            f"The weights are {tuple(weights)}.",
+            "Give numbers of at least 0, not all 0.",
         )
     if whole == total and not any(weight % 1 for weight in weights):
         return tuple(map(int, weights))
     exact = [total * weight / whole for weight in weights]
     parts = [math.floor(part + 1e-9) for part in exact]
-    by_remainder = sorted((index for index in range(len(weights)) if weights[index] > 0), key=lambda i: (round(parts[i] - exact[i], 9), i))
+    by_remainder = sorted(
+        (index for index in range(len(weights)) if weights[index] > 0),
+        key=lambda i: (round(parts[i] - exact[i], 9), i),
+    )
     for index in by_remainder[: total - sum(parts)]:
         parts[index] += 1
     return tuple(parts)

@@ -1,4 +1,6 @@
-"""A job: the model, the task and the method of a fine-tuning run.  Notebooks, papermill and the command line all create one."""
+"""A job: the model, the task and the method of a fine-tuning run.  Notebooks, papermill and the command line all create
+one.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ ADAPTER_RATE, FULL_RATE = 2e-3, 5e-5
 """Default peak learning rates.  For adapters: within what Houlsby et al. (2019, 3.2) tried, 3e-5 to 3e-3.  For full
 fine-tuning: the highest that BERT's authors tried (Devlin et al., 2019, A.3)."""
 _TRAINS = Effect(lambda at: declaration_of(at.job.method).trains, "a method that trains")
-_BACKPROPAGATES = Effect(lambda at: declaration_of(at.job.method).backpropagates, "a method that backpropagates")
+_BACKPROPAGATES = Effect(
+    lambda at: declaration_of(at.job.method).backpropagates,
+    "a method that backpropagates",
+)
 _BY_EPOCHS = Effect(lambda at: getattr(at.options, "steps", None) is None, "steps left out")
 _CUT = Effect(
     lambda at: at.plan is None or at.plan.num_micro_batches > 1 or at.job.micro_batches == 1,
@@ -32,19 +37,26 @@ _READS_TEXT = prepared("a model that reads text", lambda prepared: prepared.fact
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """method, model, task: names (a model may also be a folder or a hub name).  batch_size: samples of one optimizer step.
+    """method, model, task: names (a model may also be a folder or a hub name).  batch_size: samples of one optimizer
+    step.
 
     train_samples, validation_samples, test_samples: None takes the task's whole split.
     learning_rate: the peak; None: ADAPTER_RATE, or FULL_RATE if the technique is full fine-tuning.
     max_length: the number of tokens to which a sample is truncated.  micro_batches: the number per mini-batch.
-    data: a local folder for tasks that are not embedded; for own data (tasks.own.FROM_FILES) a file, a folder or a hub name.
-    columns: the columns of own data whose names are not the usual ones: 'text=review,label=stars'.  options: the method's own settings.
+    data: a local folder for tasks that are not embedded; for own data (tasks.own.FROM_FILES) a file, a folder or a hub
+    name.
+    columns: the columns of own data whose names are not the usual ones: 'text=review,label=stars'.  options: the
+    method's own settings.
     faults: injected into an executed run, such as 'kill:beta@step20; slow:gamma:4@step30-50' (see core.device_faults).
-    converged_after: a run ends before its last epoch if the mean training loss has not fallen for so many epochs; 0: never (see
+    converged_after: a run ends before its last epoch if the mean training loss has not fallen for so many epochs; 0:
+    never (see
     methods.training.policy.plateaus).
-    as_published: take the paper's settings (see methods.base.Published) instead of our defaults; settings given otherwise stay.
-    snapshot_every: steps between two snapshots of what is trained, from which a run goes on after a loss; 0: as often as pays (see
-    runtime.snapshot).  snapshot_to: 'disk', the run's folder; 'neighbour', the devices' memory, each device's also in the next one's.
+    as_published: take the paper's settings (see methods.base.Published) instead of our defaults; settings given
+    otherwise stay.
+    snapshot_every: steps between two snapshots of what is trained, from which a run goes on after a loss; 0: as often
+    as pays (see
+    runtime.snapshot).  snapshot_to: 'disk', the run's folder; 'neighbour', the devices' memory, each device's also in
+    the next one's.
     """
 
     method: Name = "pac_plus"
@@ -72,7 +84,9 @@ class Job:
 
     @property
     def identity(self) -> Job:
-        """Return the parts of the job that must match to resume a run: all but faults, snapshots against them, and when to end."""
+        """Return the parts of the job that must match to resume a run: all but faults, snapshots against them, and when
+        to end.
+        """
         return replace(
             self,
             learning_rate=self.peak_learning_rate,
@@ -94,7 +108,11 @@ class Job:
     def __post_init__(self) -> None:
         require_ranges(self, "A job")
         if not isinstance(self.options, dict):
-            raise ConfigError(f"A job with options = {shown(self.options)} was asked for.", "They are no dict.", "Give {'name': value}.")
+            raise ConfigError(
+                f"A job with options = {shown(self.options)} was asked for.",
+                "They are no dict.",
+                "Give {'name': value}.",
+            )
         if self.batch_size % self.micro_batches:
             raise ConfigError(
                 f"A batch_size of {self.batch_size} in {self.micro_batches} micro_batches was asked for.",

@@ -1,6 +1,7 @@
 """The methods that are installed: what each declares about itself, without torch.
 
-A distribution registers a method by an entry point of the group `workbench.methods`: the method's name, and a Declaration in a module
+A distribution registers a method by an entry point of the group `workbench.methods`: the method's name, and a
+Declaration in a module
 that imports nothing heavy.  Ours are in pyproject.toml; docs/a-new-method.md shows one in a package of its own.
 """
 
@@ -67,7 +68,13 @@ JOB_FIELDS = {
         values={
             name: name
             for name in (
-                *("all-MiniLM-L6-v2", "SmolLM2-135M", "tiny-bert", "tiny-gpt2", "tiny-llama"),
+                *(
+                    "all-MiniLM-L6-v2",
+                    "SmolLM2-135M",
+                    "tiny-bert",
+                    "tiny-gpt2",
+                    "tiny-llama",
+                ),
                 *("tiny-opt", "tiny-t5", "tiny-bart", "tiny-vit"),
             )
         },
@@ -76,7 +83,10 @@ JOB_FIELDS = {
     "train_samples": FormField(label="Train samples", tooltip="How many training samples; 0 takes all"),
     "epochs": FormField(label="Epochs", tooltip="Passes over the training samples"),
     "batch_size": FormField(label="Batch size", tooltip="Samples of one optimizer step, over all devices"),
-    "micro_batches": FormField(label="Micro-batches", tooltip="Into how many a mini-batch is cut for the pipeline"),
+    "micro_batches": FormField(
+        label="Micro-batches",
+        tooltip="Into how many a mini-batch is cut for the pipeline",
+    ),
     "seed": FormField(label="Seed", tooltip="Of order, initial weights and dropout"),
 }
 """The form of a method that declares no other, before its own options.  Method and task list what there is."""
@@ -95,11 +105,14 @@ class Declaration:
     title: its name in headings, such as 'PAC+'; '' for the name that it is registered by.
     implementation: its methods.base.Method, as 'module:class', which is imported when a job needs it.
     calls: the functions that other devices may ask for, as 'module:function' or 'module:class.function', each with the
-    types of its messages besides dicts: the 'module:class' of its events ('' for none), or Parts if it serves a coordinator.
+    types of its messages besides dicts: the 'module:class' of its events ('' for none), or Parts if it serves a
+    coordinator.
     form: the fields of the notebooks' form, by the name of the Job's attribute or the option.
-    load_prompted: 'module:function' that loads a folder of weights that were trained by prompts, as (model, TrainedDescription);
+    load_prompted: 'module:function' that loads a folder of weights that were trained by prompts, as (model,
+    TrainedDescription);
     '' for a method that trains a head.
-    trains: False for a method that answers the test split's samples as requests.  backpropagates: False if forward passes alone train.
+    trains: False for a method that answers the test split's samples as requests.  backpropagates: False if forward
+    passes alone train.
     converges: an epoch's mean loss says whether training may end.  runs_jax: JAX may compute a device's layers.
     """
 
@@ -127,9 +140,14 @@ class Declaration:
 
 @functools.cache
 def registered() -> dict[str, EntryPoint]:
-    """Return the entry points of all installed methods by name, ours first.  Raises ConfigError if two distributions take one name."""
+    """Return the entry points of all installed methods by name, ours first.  Raises ConfigError if two distributions
+    take one name.
+    """
     points: dict[str, EntryPoint] = {}
-    for point in sorted(entry_points(group=GROUP), key=lambda point: (not point.value.startswith("workbench."), point.name)):
+    for point in sorted(
+        entry_points(group=GROUP),
+        key=lambda point: (not point.value.startswith("workbench."), point.name),
+    ):
         other = points.setdefault(point.name, point)
         if other.value != point.value:
             raise ConfigError(
@@ -147,16 +165,23 @@ def registered() -> dict[str, EntryPoint]:
 
 
 def declaration_of(method: str) -> Declaration:
-    """Return what a method declares.  Raises ConfigError for an unknown name, which lists the known ones, or a broken package."""
+    """Return what a method declares.  Raises ConfigError for an unknown name, which lists the known ones, or a broken
+    package.
+    """
     points = registered()
     if method not in points:
-        asked, known = f"The method '{method}' was asked for.", f"Known methods: {', '.join(points)}."
+        asked, known = (
+            f"The method '{method}' was asked for.",
+            f"Known methods: {', '.join(points)}.",
+        )
         raise ConfigError(asked, known, did_you_mean(method, points))
     return _loaded(points[method])
 
 
 def title_of(method: str) -> str:
-    """Return a method's name in headings; of a method that is not installed here, as in a report from elsewhere, the name itself."""
+    """Return a method's name in headings; of a method that is not installed here, as in a report from elsewhere, the
+    name itself.
+    """
     try:
         return declaration_of(method).title or method
     except ConfigError:
@@ -173,7 +198,11 @@ def _loaded(point: EntryPoint) -> Declaration:
         raise ConfigError(asked, found, "Mend that package, or uninstall it.") from error
     if not isinstance(declaration, Declaration):
         found = f"{point.value}{_of(point)} is a {type(declaration).__name__}."
-        raise ConfigError(asked, found, "Name a workbench.core.methods.Declaration in its entry point.")
+        raise ConfigError(
+            asked,
+            found,
+            "Name a workbench.core.methods.Declaration in its entry point.",
+        )
     return declaration
 
 

@@ -1,6 +1,8 @@
-"""A plan assigns layers, samples, heads, columns, tokens or queries to devices, and so decides which ranks have each tensor.
+"""A plan assigns layers, samples, heads, columns, tokens or queries to devices, and so decides which ranks have each
+tensor.
 
-Weights, optimizer moments, heads and cached activations are named by layer, not by stage, so a name means the same under every plan.
+Weights, optimizer moments, heads and cached activations are named by layer, not by stage, so a name means the same
+under every plan.
 """
 
 from __future__ import annotations
@@ -43,9 +45,17 @@ class Stage:
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.stop:
-            raise ConfigError(f"A stage of layers [{self.start}, {self.stop}) was asked for.", "It is empty.", "Give it a layer.")
+            raise ConfigError(
+                f"A stage of layers [{self.start}, {self.stop}) was asked for.",
+                "It is empty.",
+                "Give it a layer.",
+            )
         if not self.shares:
-            raise ConfigError(f"The stage of layers [{self.start}, {self.stop}) was asked for.", "No device holds it.", "Add a share.")
+            raise ConfigError(
+                f"The stage of layers [{self.start}, {self.stop}) was asked for.",
+                "No device holds it.",
+                "Add a share.",
+            )
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -76,8 +86,10 @@ class Plan:
 
     predicted_s: named parts of the predicted mini-batch time (PAC+ Eq. 5-6: beginning, execution, ending).
     cached: the shares of the data-parallel epochs that run from the activation cache, if any.
-    inference: the split of single sequences inside the layers, for inference methods; `stages` then gives the weights of each device.
-    later: steps of the run, counted from 0, each with the stages that apply from it on; `stages` applies before the first.
+    inference: the split of single sequences inside the layers, for inference methods; `stages` then gives the weights
+    of each device.
+    later: steps of the run, counted from 0, each with the stages that apply from it on; `stages` applies before the
+    first.
     in_flight: the number of mini-batches that may be computed at the same time; 0: the plan does not limit it.
     """
 
@@ -95,7 +107,11 @@ class Plan:
     def __post_init__(self) -> None:
         require_ranges(self, "A plan")
         if not self.stages:
-            raise ConfigError("A plan without stages was asked for.", "No device has a layer.", "Add a stage.")
+            raise ConfigError(
+                "A plan without stages was asked for.",
+                "No device has a layer.",
+                "Add a stage.",
+            )
         for _, stages in self.assignments:
             at = 0
             for stage in stages:
@@ -104,11 +120,19 @@ class Plan:
                     raise ConfigError(asked, f"Layer {at} comes next.", "Close the gap.")
                 at = stage.stop
             if at != self.num_layers:
-                raise ConfigError(f"Later stages of {at} layers were asked for.", f"The first have {self.num_layers}.", "Cut all layers.")
+                raise ConfigError(
+                    f"Later stages of {at} layers were asked for.",
+                    f"The first have {self.num_layers}.",
+                    "Cut all layers.",
+                )
         begins = [first for first, _ in self.assignments]
         if any(second <= first for first, second in pairwise(begins)):
             asked = f"Other stages from the steps {', '.join(map(str, begins[1:]))} on were asked for."
-            raise ConfigError(asked, "Each must follow the one before; the first step is 0.", "Put them in order.")
+            raise ConfigError(
+                asked,
+                "Each must follow the one before; the first step is 0.",
+                "Put them in order.",
+            )
 
     @property
     def assignments(self) -> tuple[tuple[int, tuple[Stage, ...]], ...]:
@@ -117,7 +141,11 @@ class Plan:
 
     def at(self, step: int) -> Plan:
         """Return the plan that applies at one step of the run."""
-        return replace(self, stages=[stages for first, stages in self.assignments if first <= step][-1], later=())
+        return replace(
+            self,
+            stages=[stages for first, stages in self.assignments if first <= step][-1],
+            later=(),
+        )
 
     @property
     def cut(self) -> str:
@@ -149,8 +177,12 @@ class Plan:
         return frozenset(rank for stage in self.stages for rank in stage.ranks)
 
     def idle_note(self, names: Sequence[str]) -> str:
-        """Return a sentence that names the devices without a part in any step, '' if all have one.  names: of the devices by rank."""
-        stages = [stage for _, assigned in self.assignments for stage in assigned] + ([self.cached] if self.cached else [])
+        """Return a sentence that names the devices without a part in any step, '' if all have one.  names: of the
+        devices by rank.
+        """
+        stages = [stage for _, assigned in self.assignments for stage in assigned] + (
+            [self.cached] if self.cached else []
+        )
         busy = {rank for stage in stages for rank in stage.ranks}
         used, idle = ([name for rank, name in enumerate(names) if (rank in busy) is used] for used in (True, False))
         if not idle:
@@ -170,10 +202,18 @@ class Plan:
         """Return the plan on other devices.  ranks: the new rank of each device that has a share."""
 
         def on(stage: Stage) -> Stage:
-            return replace(stage, shares=tuple(replace(share, rank=ranks[share.rank]) for share in stage.shares))
+            return replace(
+                stage,
+                shares=tuple(replace(share, rank=ranks[share.rank]) for share in stage.shares),
+            )
 
         later = tuple((step, tuple(map(on, stages))) for step, stages in self.later)
-        return replace(self, stages=tuple(map(on, self.stages)), cached=on(self.cached) if self.cached else None, later=later)
+        return replace(
+            self,
+            stages=tuple(map(on, self.stages)),
+            cached=on(self.cached) if self.cached else None,
+            later=later,
+        )
 
     def grouping(self) -> str:
         """Return the group sizes in the paper's notation: [2-1-1] (PAC+ Fig. 17)."""
@@ -186,7 +226,10 @@ class Plan:
         alike = len(set(sizes)) == 1
         counts = last if alike else f"{', '.join(first)} and {last}"
         later = "".join(f", from step {step + 1} on {self.at(step).partition()}" for step, _ in self.later)
-        return f"layers {self.partition()} on {counts} device{'s' * (set(sizes) != {'1'})}{' each' * (alike and bool(first))}{later}"
+        return (
+            f"layers {self.partition()} on {counts} "
+            f"device{'s' * (set(sizes) != {'1'})}{' each' * (alike and bool(first))}{later}"
+        )
 
     def told(self, names: Sequence[str]) -> str:
         """Describe the work of each device.  names: of the devices by rank."""
@@ -198,10 +241,17 @@ class Plan:
                 else f"{share.samples} sample{'s' * (share.samples != 1)}"
                 for share in stage.shares
             ]
-            return " and ".join(f"{names[share.rank]} ({count})" for share, count in zip(stage.shares, counts, strict=True))
+            return " and ".join(
+                f"{names[share.rank]} ({count})" for share, count in zip(stage.shares, counts, strict=True)
+            )
 
         parts = [f"{stage.layers_in_words} on {shares(stage)}" for stage in self.stages]
-        return "; ".join([*parts, *([f"cached epochs on {shares(self.cached)}"] if self.cached else [])])
+        return "; ".join(
+            [
+                *parts,
+                *([f"cached epochs on {shares(self.cached)}"] if self.cached else []),
+            ]
+        )
 
     def partition(self) -> str:
         """Return the number of layers of each stage: [3, 3]."""
@@ -222,17 +272,24 @@ _SHOWN_NAMES = 4
 def homes_of(plan: Plan, layers: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
     """Return the ranks whose stages need each tensor.
 
-    layers: the layers that use a tensor.  A shared tensor has several.  A tensor that every rank needs, such as a step count, has none.
+    layers: the layers that use a tensor.  A shared tensor has several.  A tensor that every rank needs, such as a step
+    count, has none.
     """
     everyone = tuple(sorted({rank for stage in plan.stages for rank in stage.ranks}))
     ranks_of = [stage.ranks for stage in plan.stages for _ in range(stage.num_layers)]
-    return {name: tuple(sorted({rank for layer in own for rank in ranks_of[layer]})) if own else everyone for name, own in layers.items()}
+    return {
+        name: tuple(sorted({rank for layer in own for rank in ranks_of[layer]})) if own else everyone
+        for name, own in layers.items()
+    }
 
 
 def with_neighbours(homes: Homes, ranks: Sequence[int]) -> dict[str, tuple[int, ...]]:
     """Return the homes, with a second home on the next of `ranks` for each tensor that has only one."""
     following = dict(zip(ranks, (*ranks[1:], *ranks[:1]), strict=True))
-    return {name: tuple(dict.fromkeys((own[0], following[own[0]]))) if len(own) == 1 else tuple(own) for name, own in homes.items()}
+    return {
+        name: tuple(dict.fromkeys((own[0], following[own[0]]))) if len(own) == 1 else tuple(own)
+        for name, own in homes.items()
+    }
 
 
 def held_by(names_of: Mapping[int, Iterable[str]]) -> dict[str, tuple[int, ...]]:
@@ -245,7 +302,9 @@ def held_by(names_of: Mapping[int, Iterable[str]]) -> dict[str, tuple[int, ...]]
 
 
 def whole_states(held: Mapping[T, Homes], names: Iterable[str]) -> dict[T, Homes]:
-    """Return the states of which every tensor is on some rank.  held: of each state, the ranks that have each tensor."""
+    """Return the states of which every tensor is on some rank.  held: of each state, the ranks that have each
+    tensor.
+    """
     needed = tuple(names)
     return {state: homes for state, homes in held.items() if all(homes.get(name) for name in needed)}
 

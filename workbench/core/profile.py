@@ -26,7 +26,9 @@ class Grid:
     seconds: tuple[tuple[float, ...], ...]
 
     def __post_init__(self) -> None:
-        if len(self.seconds) != len(self.batch_sizes) or any(len(row) != len(self.sequence_lengths) for row in self.seconds):
+        if len(self.seconds) != len(self.batch_sizes) or any(
+            len(row) != len(self.sequence_lengths) for row in self.seconds
+        ):
             raise ConfigError(
                 f"A cost grid of {len(self.batch_sizes)} x {len(self.sequence_lengths)} was asked for.",
                 f"Its rows have lengths {[len(row) for row in self.seconds]}.",
@@ -34,7 +36,11 @@ class Grid:
             )
         for axis in (self.batch_sizes, self.sequence_lengths):
             if not axis or list(axis) != sorted(set(axis)) or axis[0] <= 0:
-                raise ConfigError("A cost grid needs ascending positive axes.", f"Found {axis}.", "Sort them.")
+                raise ConfigError(
+                    "A cost grid needs ascending positive axes.",
+                    f"Found {axis}.",
+                    "Sort them.",
+                )
 
     def __call__(self, batch: int, sequence_length: int) -> float:
         """Return the seconds of a batch: 0 for an empty one, extrapolated linearly outside the grid, never below 0."""
@@ -48,11 +54,16 @@ class Grid:
 
     def scaled(self, factor: float) -> Grid:
         """Return the grid of a device that is `factor` times slower."""
-        return replace(self, seconds=tuple(tuple(factor * cell for cell in row) for row in self.seconds))
+        return replace(
+            self,
+            seconds=tuple(tuple(factor * cell for cell in row) for row in self.seconds),
+        )
 
     def plus(self, other: Grid) -> Grid:
         """Return the grid of both operations in sequence.  other: with the same axes."""
-        cells = tuple(tuple(map(sum, zip(*rows, strict=True))) for rows in zip(self.seconds, other.seconds, strict=True))
+        cells = tuple(
+            tuple(map(sum, zip(*rows, strict=True))) for rows in zip(self.seconds, other.seconds, strict=True)
+        )
         return replace(self, seconds=cells)
 
 
@@ -69,7 +80,8 @@ class LayerBytes:
 
     output: everything sent to the next layer (from a decoder's layer the encoder's output and the decoder's states).
     gradient: sent back by the next layer.  context: kept for the backward pass.  tap: kept in the activation cache.
-    workspace: temporary memory of the forward pass.  Each is `per_token` of the sequence plus `per_sample`.  A decoder's tokens count per
+    workspace: temporary memory of the forward pass.  Each is `per_token` of the sequence plus `per_sample`.  A
+    decoder's tokens count per
     sample, because their number is one constant for the whole job.
     """
 
@@ -171,15 +183,27 @@ class Profile:
         """Return the number of devices."""
         return len(self.layers)
 
-    def train_s(self, rank: int, batch: int, sequence_length: int, start: int = 0, stop: int | None = None) -> float:
+    def train_s(
+        self,
+        rank: int,
+        batch: int,
+        sequence_length: int,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> float:
         """Return t_f + t_b of layers [start, stop) on a device, by default of all, in seconds."""
         layers = self.layers[rank][start:stop]
-        return sum(layer.forward_s(batch, sequence_length) + layer.backward_s(batch, sequence_length) for layer in layers)
+        return sum(
+            layer.forward_s(batch, sequence_length) + layer.backward_s(batch, sequence_length) for layer in layers
+        )
 
     def part(self, ranks: Sequence[int], factors: Mapping[int, float] | None = None) -> Profile:
         """Return the profile of the given devices, in this order.  factors: the measured slow-down of some devices."""
         slower = factors or {}
-        rows = (tuple(layer.scaled(slower[rank]) if rank in slower else layer for layer in self.layers[rank]) for rank in ranks)
+        rows = (
+            tuple(layer.scaled(slower[rank]) if rank in slower else layer for layer in self.layers[rank])
+            for rank in ranks
+        )
         return replace(self, layers=tuple(rows))
 
 

@@ -1,4 +1,6 @@
-"""A program: a schedule with its costs and the specs of its values.  Programs of one or several steps are simulated and executed."""
+"""A program: a schedule with its costs and the specs of its values.  Programs of one or several steps are simulated and
+executed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from dataclasses import dataclass, field, replace
 from workbench.core.cluster import Cluster
 from workbench.core.costs import ITEM_BYTES, TOKEN, Costs, Spec, WrittenCosts
 from workbench.core.errors import ScheduleError
-from workbench.core.schedule import COLLECTIVES, RECV, Op, Schedule, Value, value_from_text
+from workbench.core.schedule import (
+    COLLECTIVES,
+    RECV,
+    Op,
+    Schedule,
+    Value,
+    value_from_text,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +44,10 @@ class Program:
                 "Name one device per rank.",
             )
         if len(self.budget_bytes) not in (0, len(self.devices)):
-            asked, found = f"A program on {len(self.devices)} devices was asked for.", f"{len(self.budget_bytes)} have a memory budget."
+            asked, found = (
+                f"A program on {len(self.devices)} devices was asked for.",
+                f"{len(self.budget_bytes)} have a memory budget.",
+            )
             raise ScheduleError(asked, found, "Give every device a budget_bytes, or none.")
 
     @classmethod
@@ -49,7 +61,9 @@ class Program:
         )
 
     def seconds(self, rank: int, index: int) -> float:
-        """Return the seconds of a rank's operation by its index.  The result is cached, because a program may run many times."""
+        """Return the seconds of a rank's operation by its index.  The result is cached, because a program may run many
+        times.
+        """
         known = self._seconds.setdefault(rank, [None] * len(self.schedule.ops[rank]))
         found = known[index]
         if found is None:
@@ -67,10 +81,15 @@ class Program:
         return list(found)
 
     def to_text(self) -> str:
-        """Return the program as text: devices, the schedule with its seconds, the values that have bytes.  `from_text` reads it."""
+        """Return the program as text: devices, the schedule with its seconds, the values that have bytes.  `from_text`
+        reads it.
+        """
         lines = []
         for rank, name in enumerate(self.devices):
-            device: dict[str, object] = {"name": name, "resident_bytes": self.costs.resident_bytes(rank)}
+            device: dict[str, object] = {
+                "name": name,
+                "resident_bytes": self.costs.resident_bytes(rank),
+            }
             if self.budget_bytes:
                 device["budget_bytes"] = self.budget_bytes[rank]
             lines.append(f"device {json.dumps(device)}")
@@ -99,7 +118,9 @@ class Program:
         schedule_lines: list[str] = []
         rank = -1
         for number, raw in enumerate(text.splitlines(), start=1):
-            line = raw.strip() if raw.startswith("device ") else raw.split("#")[0].strip()  # a device's name may contain '#'
+            line = (
+                raw.strip() if raw.startswith("device ") else raw.split("#")[0].strip()
+            )  # a device's name may contain '#'
             body, separator, amount = line.rpartition(" = ")
             word = line.partition(" ")[0]
             kept = ""
@@ -113,8 +134,18 @@ class Program:
                     rank += word == "rank"
                     if line and word not in ("rank", "in", "out", "carry"):
                         listed.append((rank, float(amount) if separator else None))
-            except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
-                raise ScheduleError(f"Line {number} of the program was read: '{line}'.", f"It is malformed: {error}.", _SEE) from error
+            except (
+                ValueError,
+                KeyError,
+                TypeError,
+                ArithmeticError,
+                RecursionError,
+            ) as error:
+                raise ScheduleError(
+                    f"Line {number} of the program was read: '{line}'.",
+                    f"It is malformed: {error}.",
+                    _SEE,
+                ) from error
             schedule_lines.append(kept)
         schedule = Schedule.from_text("\n".join(schedule_lines))
         seconds: dict[tuple[int, Op], float] = {}
@@ -138,7 +169,10 @@ def require_same(text: str, other: str, *, ranks: Sequence[int] = (0, 1)) -> Non
     if text == other:
         return
     mine, theirs = text.splitlines(), other.splitlines()
-    at = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), min(len(mine), len(theirs)))
+    at = next(
+        (i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b),
+        min(len(mine), len(theirs)),
+    )
     sides = [lines[at] if at < len(lines) else "nothing" for lines in (mine, theirs)]
     begins = [i for i, line in enumerate(mine[:at]) if line.startswith("rank ")]
     words = {side.partition(" ")[0] for side in sides}
@@ -157,7 +191,9 @@ def require_same(text: str, other: str, *, ranks: Sequence[int] = (0, 1)) -> Non
 
 
 def _has_seconds(rank: int, op: Op) -> bool:
-    """Return whether the text gives seconds at this operation: a transfer has them at its SEND, a collective at its first member."""
+    """Return whether the text gives seconds at this operation: a transfer has them at its SEND, a collective at its
+    first member.
+    """
     return op.kind != RECV and (op.kind not in COLLECTIVES or op.ranks[0] == rank)
 
 
@@ -169,7 +205,11 @@ def _device(text: str) -> dict:
     found = json.loads(text)
     if not isinstance(found, dict) or not isinstance(found.get("name"), str) or "resident_bytes" not in found:
         raise ValueError("a device is written as a JSON object with name and resident_bytes")
-    return {key: found[key] if key == "name" else int(found[key]) for key in ("name", "resident_bytes", "budget_bytes") if key in found}
+    return {
+        key: found[key] if key == "name" else int(found[key])
+        for key in ("name", "resident_bytes", "budget_bytes")
+        if key in found
+    }
 
 
 def _spec(text: str) -> Spec:
@@ -182,7 +222,11 @@ def _spec(text: str) -> Spec:
 def unrolled(program: Program, num_steps: int) -> Program:
     """Repeat a program for `num_steps` steps (see chained).  Raises ScheduleError for fewer than one step."""
     if num_steps < 1:
-        raise ScheduleError(f"{num_steps} steps of a program were asked for.", "That is none.", "Ask for 1 or more.")
+        raise ScheduleError(
+            f"{num_steps} steps of a program were asked for.",
+            "That is none.",
+            "Ask for 1 or more.",
+        )
     return chained([program] * num_steps)
 
 
@@ -202,7 +246,13 @@ def chained(programs: Sequence[Program]) -> Program:
         for step, program in enumerate(programs):
             schedule = program.schedule
 
-            def name(value: Value, *, step: int = step, arrived: dict[Value, Value] = arrived, costs: Costs = program.costs) -> Value:
+            def name(
+                value: Value,
+                *,
+                step: int = step,
+                arrived: dict[Value, Value] = arrived,
+                costs: Costs = program.costs,
+            ) -> Value:
                 renamed = arrived.get(value)
                 if renamed is None:
                     renamed = value._replace(name=f"{value.name}~{step}")
@@ -219,6 +269,14 @@ def chained(programs: Sequence[Program]) -> Program:
             handed_on = {output for output, _ in schedule.carried[rank]} if step < len(programs) - 1 else ()
             outputs[rank] += [name(value) for value in schedule.outputs[rank] if value not in handed_on]
             arrived = {given_as: name(output) for output, given_as in schedule.carried[rank]}
-    whole = Schedule(ops=tuple(map(tuple, ops)), inputs=tuple(map(tuple, inputs)), outputs=tuple(map(tuple, outputs)))
-    costs = WrittenCosts(seconds_of=seconds, specs=specs, resident=tuple(map(programs[0].costs.resident_bytes, range(world))))
+    whole = Schedule(
+        ops=tuple(map(tuple, ops)),
+        inputs=tuple(map(tuple, inputs)),
+        outputs=tuple(map(tuple, outputs)),
+    )
+    costs = WrittenCosts(
+        seconds_of=seconds,
+        specs=specs,
+        resident=tuple(map(programs[0].costs.resident_bytes, range(world))),
+    )
     return replace(programs[0], schedule=whole, costs=costs)

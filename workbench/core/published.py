@@ -16,7 +16,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperValue:
-    """One printed value: a number, or a word such as OOM or [2-1-1].  labels: the file's own columns.  source: table, figure, section."""
+    """One printed value: a number, or a word such as OOM or [2-1-1].  labels: the file's own columns.  source: table,
+    figure, section.
+    """
 
     labels: dict[str, str]
     value: float | str
@@ -25,7 +27,9 @@ class PaperValue:
 
 
 def constants_of(path: Path, kind: type[T], section: str = "") -> T:
-    """Return a paper's constants.toml, which states the source of each value: all of its sections in one, or one of them."""
+    """Return a paper's constants.toml, which states the source of each value: all of its sections in one, or one of
+    them.
+    """
     tables = read_toml(path)
     chosen = tables[section] if section else {name: value for table in tables.values() for name, value in table.items()}
     return from_builtins(chosen, kind, source=f"'{path}'")
@@ -42,7 +46,11 @@ def values_of(path: Path) -> tuple[PaperValue, ...]:
     except (OSError, csv.Error) as error:
         raise MissingDataError(asked, f"{error}.", "Reinstall.") from error
     if columns[-len(FIXED) :] != FIXED or any(None in row or None in row.values() for row in rows):
-        raise MissingDataError(asked, f"'{path}' is not of the form LABELS..., {', '.join(FIXED)}.", "Mend or reinstall it.")
+        raise MissingDataError(
+            asked,
+            f"'{path}' is not of the form LABELS..., {', '.join(FIXED)}.",
+            "Mend or reinstall it.",
+        )
     return tuple(
         PaperValue(
             labels={column: row[column] for column in columns[: -len(FIXED)]},

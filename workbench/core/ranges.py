@@ -1,4 +1,6 @@
-"""Valid ranges of counts, sizes, speeds and names.  Each range is declared on its field and checked here when a dataclass is created."""
+"""Valid ranges of counts, sizes, speeds and names.  Each range is declared on its field and checked here when a
+dataclass is created.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ Text = Annotated[str, Meta(max_length=4096)]
 def require_ranges(value: object, owner: str) -> None:
     """Check a dataclass's fields against the ranges and literal values of their types.
 
-    Call it in __post_init__.  owner: the object in the message, such as "A job".  Raises ConfigError naming the field and its value.
+    Call it in __post_init__.  owner: the object in the message, such as "A job".  Raises ConfigError naming the field
+    and its value.
     """
     for name, kind, is_optional, exact, least, most in _stated(type(value)):  # type: ignore[arg-type]  # mypy: a type is hashable
         found = getattr(value, name)
@@ -67,14 +70,25 @@ def require_range(value: Any, kind: Any, owner: str, name: str, *, unit: float =
     base, meta = kind.__origin__, kind.__metadata__[0]
     if base is str:
         if not isinstance(value, str) or len(value) > meta.max_length:
-            raise ConfigError(asked, f"It must be text of at most {meta.max_length:,} characters.", "Shorten it.")
+            raise ConfigError(
+                asked,
+                f"It must be text of at most {meta.max_length:,} characters.",
+                "Shorten it.",
+            )
         if not value.isprintable():
             raise ConfigError(asked, "It holds a control character.", "Leave that character out.")
         return
     is_whole = base is int and unit == 1
     if isinstance(value, bool) or not isinstance(value, Integral if is_whole else Real):
-        raise ConfigError(asked, f"It must be a {'whole ' if is_whole else ''}number.", "Write a number, without quotes.")
-    least, most = meta.gt if meta.ge is None else meta.ge, meta.lt if meta.le is None else meta.le
+        raise ConfigError(
+            asked,
+            f"It must be a {'whole ' if is_whole else ''}number.",
+            "Write a number, without quotes.",
+        )
+    least, most = (
+        meta.gt if meta.ge is None else meta.ge,
+        meta.lt if meta.le is None else meta.le,
+    )
     if unit != 1:
         least, most = least / unit, most / unit
     is_above = value > least if meta.ge is None else value >= least
@@ -93,13 +107,19 @@ def range_of(kind: type, name: str) -> Any:
 
 @functools.cache
 def _stated(kind: type) -> tuple[tuple[str, Any, bool, Any, float, float], ...]:
-    """Return the fields with a range: (field, Annotated type or Literal, whether it may be None, and the number's type and range)."""
+    """Return the fields with a range: (field, Annotated type or Literal, whether it may be None, and the number's type
+    and range).
+    """
     found = []
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if get_origin(hint) is Annotated and not isinstance(hint.__metadata__[0], Meta):
             hint = hint.__origin__  # other declarations around 'a number or None' (see effects)
         parts = [hint] if get_origin(hint) in (Annotated, Literal) else get_args(hint)
-        stated = [part for part in parts if get_origin(part) is Literal or isinstance(getattr(part, "__metadata__", (None,))[0], Meta)]
+        stated = [
+            part
+            for part in parts
+            if get_origin(part) is Literal or isinstance(getattr(part, "__metadata__", (None,))[0], Meta)
+        ]
         if len(stated) == 1 and all(part in (stated[0], NoneType) for part in parts):
             [one], optional = stated, NoneType in parts
             if get_origin(one) is Annotated and one.__origin__ in (int, float):

@@ -21,12 +21,16 @@ Time = Annotated[float, Meta(ge=0)]
 Index = Annotated[int, Meta(ge=0)]
 """A number counted from 0."""
 TRAINED_WEIGHTS, ALL_WEIGHTS = "trained weights", "weights"
-"""Names of bytes in a report, as float32 and computed from sizes: the weights trained once all layers are, and all weights."""
+"""Names of bytes in a report, as float32 and computed from sizes: the weights trained once all layers are, and all
+weights."""
 
 
 def dilation_note(dilation: float) -> str:
     """Return a note for the reader of a run whose devices were emulated slower than real speed."""
-    return f"Time dilation {dilation:g}x: every second of the emulated devices took {dilation:g} s here, so that this host keeps pace."
+    return (
+        f"Time dilation {dilation:g}x: every second of the emulated devices took {dilation:g} s here, so that this "
+        "host keeps pace."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +52,9 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRecord:
-    """One epoch.  seconds: wall clock of its steps (emulated or real), or the simulated sum.  metrics: on the validation split."""
+    """One epoch.  seconds: wall clock of its steps (emulated or real), or the simulated sum.  metrics: on the
+    validation split.
+    """
 
     epoch: Index
     cached: bool
@@ -59,7 +65,9 @@ class EpochRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPoint:
-    """One plan of a sweep: the median seconds of its steps, simulated and (if executed) measured.  dilation: see Report."""
+    """One plan of a sweep: the median seconds of its steps, simulated and (if executed) measured.  dilation: see
+    Report.
+    """
 
     name: str
     plan: Plan
@@ -80,10 +88,14 @@ class Recovery:
     """The cost of losing or regaining a device during a run, in seconds of the devices' clock.
 
     what: such as 'kill beta'.  step: the number of steps finished before it.
-    noticed_s: until it was detected.  planned_s: from then until all devices had stopped their current work and there was a new plan.
-    resumed_s: from then until the first step was finished, with moving state and loading layers.  step_s: the expected time of that step.
-    stood_still_s: from the last step before to the first step after it, minus the time of a step.  repeated: steps computed again.
-    noticed_steps: steps finished until it was detected.  predicted_s: simulated seconds to the end of the first step after it.
+    noticed_s: until it was detected.  planned_s: from then until all devices had stopped their current work and there
+    was a new plan.
+    resumed_s: from then until the first step was finished, with moving state and loading layers.  step_s: the expected
+    time of that step.
+    stood_still_s: from the last step before to the first step after it, minus the time of a step.  repeated: steps
+    computed again.
+    noticed_steps: steps finished until it was detected.  predicted_s: simulated seconds to the end of the first step
+    after it.
     """
 
     what: str
@@ -108,16 +120,19 @@ class Recovery:
         simulated = "" if self.predicted_s is None else f" ({self.predicted_s:.2f} s simulated)"
         again = f", {self.repeated} step{'s' * (self.repeated > 1)} done again" if self.repeated else ""
         return (
-            f"{self.seconds:.2f} s{simulated} from '{self.what}' to the end of the next step: noticed after {self.noticed_s:.2f} s, "
+            f"{self.seconds:.2f} s{simulated} from '{self.what}' to the end of the next step: noticed after "
+            f"{self.noticed_s:.2f} s, "
             f"planned again in {self.planned_s:.2f} s, loaded and done in {self.resumed_s:.2f} s{again}."
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report(Kept):
-    """timelines: by name, such as 'first epoch, predicted'.  metrics: on the test split, after chosen_epoch (from 1; 0 for no epoch).
+    """timelines: by name, such as 'first epoch, predicted'.  metrics: on the test split, after chosen_epoch (from 1; 0
+    for no epoch).
 
-    phases_s: seconds outside of the epochs (redistribution, snapshots).  spent_s: of this host's clock, by stage of the run.
+    phases_s: seconds outside of the epochs (redistribution, snapshots).  spent_s: of this host's clock, by stage of the
+    run.
     plan: the first plan of the run; recoveries list devices lost or regained, and notes describe the later plans.
     """
 
@@ -139,19 +154,29 @@ class Report(Kept):
 
     @classmethod
     def read(cls, path: Path | str) -> Report:
-        """Read a report.  Raises ConfigError if the file is missing, is not a report, or contradicts itself (see faults)."""
+        """Read a report.  Raises ConfigError if the file is missing, is not a report, or contradicts itself (see
+        faults).
+        """
         report = from_json(read_text(path, "the report"), cls, source=f"'{path}'")
         if fault := next(report.faults(), None):
-            raise ConfigError(f"Asked to read the report '{shown(str(path))}'.", f"{fault}.", "Take a copy of it, or run again.")
+            raise ConfigError(
+                f"Asked to read the report '{shown(str(path))}'.",
+                f"{fault}.",
+                "Take a copy of it, or run again.",
+            )
         return report
 
     def faults(self) -> Iterator[str]:
-        """Yield contradictions: devices that the cluster does not have, an epoch that was not run, and impossible spans."""
+        """Yield contradictions: devices that the cluster does not have, an epoch that was not run, and impossible
+        spans.
+        """
         size, plan = self.cluster.world_size, self.plan
         ranks = {rank for stage in (*plan.stages, *([plan.cached] if plan.cached else [])) for rank in stage.ranks}
         ranks |= {rank for point in self.sweep for stage in point.plan.stages for rank in stage.ranks}
         ranks |= set(plan.inference.ranks) if plan.inference else set()
-        yield from (f"Its plan names device {rank}; the cluster has {size}" for rank in sorted(ranks) if not 0 <= rank < size)
+        yield from (
+            f"Its plan names device {rank}; the cluster has {size}" for rank in sorted(ranks) if not 0 <= rank < size
+        )
         last = 1 + max((record.epoch for record in self.epochs), default=-1)
         if self.chosen_epoch > last:
             yield f"It chose epoch {self.chosen_epoch} of {last}"
@@ -177,12 +202,17 @@ def busy_note(report: Kept) -> str:
 
 
 def sweep_note(report: Report) -> str:
-    """Return the note for a figure of a sweep's plans, which also explains their marks; '' if the host kept pace for all."""
+    """Return the note for a figure of a sweep's plans, which also explains their marks; '' if the host kept pace for
+    all.
+    """
     late = [point.overrun_share for point in report.sweep if point.mark]
     if not late:
         return ""
     plans = f"{len(late)} of {len(report.sweep)} plans" if len(report.sweep) > 1 else "the plan"
-    return f"{INVALID_MARK} Host too busy during {plans}: up to {max(late):.0%} of the paced time was overrun. Their times mean little."
+    return (
+        f"{INVALID_MARK} Host too busy during {plans}: up to {max(late):.0%} of the paced time was overrun. Their "
+        "times mean little."
+    )
 
 
 def all_notes(report: Report) -> list[str]:

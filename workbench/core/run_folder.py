@@ -58,7 +58,10 @@ class ProcessId(NamedTuple):
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the process has ended.  Returns False at the time-out."""
-        end_s, pause_s = time.monotonic() + (math.inf if timeout_s is None else timeout_s), 1e-3
+        end_s, pause_s = (
+            time.monotonic() + (math.inf if timeout_s is None else timeout_s),
+            1e-3,
+        )
         while self.alive:
             if (left_s := end_s - time.monotonic()) <= 0:
                 return False
@@ -128,7 +131,13 @@ class Owner:
         with contextlib.suppress(OSError):
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
             namespace = os.readlink("/proc/self/ns/pid")
-        return cls(pid=identity.pid, started=identity.started, boot=boot, pid_namespace=namespace, host=_host())
+        return cls(
+            pid=identity.pid,
+            started=identity.started,
+            boot=boot,
+            pid_namespace=namespace,
+            host=_host(),
+        )
 
     @property
     def process(self) -> ProcessId:
@@ -137,9 +146,13 @@ class Owner:
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment for child processes: they import the same modules as this process, but nothing from the current folder."""
+    """Return the environment for child processes: they import the same modules as this process, but nothing from the
+    current folder.
+    """
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in dict.fromkeys(sys.path) if path and os.path.isdir(path))
+    environment["PYTHONPATH"] = os.pathsep.join(
+        path for path in dict.fromkeys(sys.path) if path and os.path.isdir(path)
+    )
     return environment
 
 
@@ -196,12 +209,17 @@ def scratch_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Postpone Ctrl-C and SIGTERM until the block has ended.  Does nothing in other threads than the main one, which get no signals."""
+    """Postpone Ctrl-C and SIGTERM until the block has ended.  Does nothing in other threads than the main one, which
+    get no signals.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     received: list[int] = []
-    former = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in (signal.SIGINT, signal.SIGTERM)}
+    former = {
+        number: signal.signal(number, lambda number, frame: received.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:
@@ -214,7 +232,9 @@ def uninterrupted() -> Iterator[None]:
 def remove_run_folder(folder: Path, *, spare: tuple[int, ...] = ()) -> None:
     """End every process of the folder (except `spare`), with its process group, and remove the folder."""
     deadline_s = time.monotonic() + _END_S
-    while time.monotonic() < deadline_s and (found := [process for process in processes_of(folder) if process.pid not in spare]):
+    while time.monotonic() < deadline_s and (
+        found := [process for process in processes_of(folder) if process.pid not in spare]
+    ):
         for process in found:
             process.kill()
         for process in found:

@@ -7,12 +7,14 @@ Semantics, the same for the simulator, the executor and the checks:
 - SEND on rank a and RECV on rank b with equal `ranks` (a, b) and the same value are one transfer. The
   transfers of one ordered pair of ranks form a channel and happen in list order on both sides.
   Different channels do not wait for each other; they share the sender's egress and receiver's ingress.
-  The simulator serves the transfer that was ready first; of those ready at the same instant, the one whose SEND comes first by
+  The simulator serves the transfer that was ready first; of those ready at the same instant, the one whose SEND comes
+  first by
   (rank, index in that rank's list).  On real devices such a tie is open.
 - A collective (ALLREDUCE, ALLGATHER, REDUCESCATTER, BROADCAST) appears once on every rank of `ranks`,
   in the same order, and starts when all have reached it on their streams and hold what they read.
 - A value is written once on a rank (by an operation, a RECV, or as an input). It lives there from its
-  write to the end of its last read; outputs live to the end; inputs live from the start.  The operations of UPDATES (STEP; MERGE
+  write to the end of its last read; outputs live to the end; inputs live from the start.  The operations of UPDATES
+  (STEP; MERGE
   and PULL of a parameter server) update in place: the weights that they write take the memory of those that they read,
   unless somebody still needs them.
 """
@@ -33,7 +35,8 @@ from workbench.core.errors import ScheduleError
 def paused_collector() -> Iterator[None]:
     """Disable the garbage collector inside the block, and enable it afterwards if it was enabled; also a decorator.
 
-    A schedule of 400,000 operations has 2.5 million live tuples without a cycle.  The collector would scan all of them repeatedly while
+    A schedule of 400,000 operations has 2.5 million live tuples without a cycle.  The collector would scan all of them
+    repeatedly while
     more are created; this takes half of the time to build and simulate such a schedule.
     """
     was_on = gc.isenabled()
@@ -60,7 +63,8 @@ TRANSFERS = frozenset({SEND, RECV})
 COMMUNICATION = COLLECTIVES | TRANSFERS
 
 RING = "ring"
-"""The stream for a ring's sums: a short operation on it runs as soon as its inputs are present, in parallel with the compute stream."""
+"""The stream for a ring's sums: a short operation on it runs as soon as its inputs are present, in parallel with the
+compute stream."""
 
 NONE = -1
 
@@ -104,7 +108,11 @@ class Op(NamedTuple):
         words = [self.label]
         if self.ranks:
             words.append((">" if self.kind in (SEND, RECV) else "+").join(map(str, self.ranks)))
-        words += ["(" + " ".join(map(str, self.reads)) + ")", "->", "(" + " ".join(map(str, self.writes)) + ")"]
+        words += [
+            "(" + " ".join(map(str, self.reads)) + ")",
+            "->",
+            "(" + " ".join(map(str, self.writes)) + ")",
+        ]
         if self.stream != "compute":
             words.append(f"@{self.stream}")
         return " ".join(words)
@@ -117,19 +125,38 @@ class Op(NamedTuple):
 
 def send(value: Value, source: int, destination: int) -> Op:
     """Return the SEND of a transfer."""
-    return Op(SEND, value.stage, value.microbatch, value.part, (value,), (), (source, destination), "send")
+    return Op(
+        SEND,
+        value.stage,
+        value.microbatch,
+        value.part,
+        (value,),
+        (),
+        (source, destination),
+        "send",
+    )
 
 
 def recv(value: Value, source: int, destination: int) -> Op:
     """Return the RECV of a transfer."""
-    return Op(RECV, value.stage, value.microbatch, value.part, (), (value,), (source, destination), "recv")
+    return Op(
+        RECV,
+        value.stage,
+        value.microbatch,
+        value.part,
+        (),
+        (value,),
+        (source, destination),
+        "recv",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """ops[rank]: that rank's operations in order.  inputs[rank], outputs[rank]: values present before and after.
 
-    carried[rank]: pairs (output, input): the output is that input of the next step, so that steps follow without a pause.
+    carried[rank]: pairs (output, input): the output is that input of the next step, so that steps follow without a
+    pause.
     """
 
     ops: tuple[tuple[Op, ...], ...]
@@ -144,7 +171,9 @@ class Schedule:
                 object.__setattr__(self, name, ((),) * len(self.ops))
             elif len(given) != len(self.ops):
                 raise ScheduleError(
-                    f"A schedule for {len(self.ops)} ranks was asked for.", f"Its {name} name {len(given)}.", "Name one tuple per rank."
+                    f"A schedule for {len(self.ops)} ranks was asked for.",
+                    f"Its {name} name {len(given)}.",
+                    "Name one tuple per rank.",
                 )
         for rank, pairs in enumerate(self.carried):
             for output, given_as in pairs:
@@ -170,13 +199,19 @@ class Schedule:
     def header(self, rank: int) -> list[str]:
         """Return the lines of text before a rank's operations."""
         inputs = self.inputs[rank]
-        return [f"rank {rank}", *(["in " + " ".join(map(str, inputs))] if inputs else [])]
+        return [
+            f"rank {rank}",
+            *(["in " + " ".join(map(str, inputs))] if inputs else []),
+        ]
 
     def footer(self, rank: int) -> list[str]:
         """Return the lines of text after a rank's operations."""
         outputs, carried = self.outputs[rank], self.carried[rank]
         lines = ["out " + " ".join(map(str, outputs))] if outputs else []
-        return [*lines, *(["carry " + " ".join(f"{output}>{given_as}" for output, given_as in carried)] if carried else [])]
+        return [
+            *lines,
+            *(["carry " + " ".join(f"{output}>{given_as}" for output, given_as in carried)] if carried else []),
+        ]
 
     @classmethod
     def from_text(cls, text: str) -> Schedule:
@@ -208,9 +243,20 @@ class Schedule:
                 carried[-1] = tuple((_value(output, number), _value(given_as, number)) for output, _, given_as in pairs)
             else:
                 ops[-1].append(_op(line, number))
-        return cls(ops=tuple(map(tuple, ops)), inputs=tuple(inputs), outputs=tuple(outputs), carried=tuple(carried))
+        return cls(
+            ops=tuple(map(tuple, ops)),
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            carried=tuple(carried),
+        )
 
-    def grid(self, mark: tuple[int, int] | None = None, *, window: int = 8, kinds: frozenset[str] | None = None) -> str:
+    def grid(
+        self,
+        mark: tuple[int, int] | None = None,
+        *,
+        window: int = 8,
+        kinds: frozenset[str] | None = None,
+    ) -> str:
         """Return a table of labels, one row per rank, with `mark` (rank, index) in >brackets<.
 
         With a mark, the rows show at most `window` operations and ranks on each side of it.
@@ -221,7 +267,9 @@ class Schedule:
         rows = []
         for rank in ranks:
             ops = self.ops[rank]
-            first, end = (0, len(ops)) if mark is None else (max(0, mark[1] - window), min(len(ops), mark[1] + window + 1))
+            first, end = (
+                (0, len(ops)) if mark is None else (max(0, mark[1] - window), min(len(ops), mark[1] + window + 1))
+            )
             cells = ["..."] if first > 0 else []
             for index in range(first, end):
                 if kinds is None or ops[index].kind in kinds:
@@ -231,15 +279,25 @@ class Schedule:
             rows.append((f"rank {rank}", cells))
         num_columns = max((len(cells) for _, cells in rows), default=0)
         widths = [max((len(cells[i]) for _, cells in rows if i < len(cells)), default=0) for i in range(num_columns)]
-        return "\n".join(f"{name:<9}" + " ".join(f"{cell:<{widths[i]}}" for i, cell in enumerate(cells)).rstrip() for name, cells in rows)
+        return "\n".join(
+            f"{name:<9}" + " ".join(f"{cell:<{widths[i]}}" for i, cell in enumerate(cells)).rstrip()
+            for name, cells in rows
+        )
 
 
 _LABEL = re.compile(r"^(\d{1,9})?([A-Z_]+)(\d{1,9})?(?:\.(\d{1,9}))?$", re.ASCII)
-_LINE = re.compile(r"^(\S+)(?: (\d{1,9}(?:[>+]\d{1,9})*))? \(([^)]*)\) -> \(([^)]*)\)(?: @(\S+))?$", re.ASCII)
+_LINE = re.compile(
+    r"^(\S+)(?: (\d{1,9}(?:[>+]\d{1,9})*))? \(([^)]*)\) -> \(([^)]*)\)(?: @(\S+))?$",
+    re.ASCII,
+)
 
 
 def _unreadable(number: int, line: str, why: str) -> ScheduleError:
-    return ScheduleError(f"Line {number} of the schedule was read: '{line}'.", f"It is malformed: {why}.", "See Schedule.to_text.")
+    return ScheduleError(
+        f"Line {number} of the schedule was read: '{line}'.",
+        f"It is malformed: {why}.",
+        "See Schedule.to_text.",
+    )
 
 
 def _index(text: str | None) -> int:
@@ -263,7 +321,11 @@ def _op(line: str, number: int) -> Op:
     whole = _LINE.match(line)
     label = _LABEL.match(whole.group(1)) if whole else None
     if whole is None or label is None:
-        raise _unreadable(number, line, "an operation is written LABEL [ranks] (reads) -> (writes) [@stream]")
+        raise _unreadable(
+            number,
+            line,
+            "an operation is written LABEL [ranks] (reads) -> (writes) [@stream]",
+        )
     ranks = tuple(int(rank) for rank in re.split(r"[>+]", whole.group(2))) if whole.group(2) else ()
     return Op(
         label.group(2),

@@ -1,7 +1,10 @@
-"""Seal what a run reads back: it names its owner and carries a digest, so that a changed, cut or swapped file is never used silently.
+"""Seal what a run reads back: it names its owner and carries a digest, so that a changed, cut or swapped file is never
+used silently.
 
-A log is a text file of JSON lines [content, digest].  Its first line names the owner; the digest of a line covers all lines up to it.
-A document is a log with one line after the owner.  Large binary content has a checksum that starts from the owner's name.
+A log is a text file of JSON lines [content, digest].  Its first line names the owner; the digest of a line covers all
+lines up to it.
+A document is a log with one line after the owner.  Large binary content has a checksum that starts from the owner's
+name.
 Nothing here is secret: seals show damage and mistakes, not forgery.
 """
 
@@ -44,8 +47,10 @@ def digest(before: str, content: Content) -> str:
 class Lines:
     """The intact beginning of a log.
 
-    owner: None if the first line is not intact.  contents: of the lines after it, as JSON.  nbytes: length of the intact lines in the
-    file.  seal: the last one's digest.  damage: what is wrong with the next line; '' if there is none, or if a crash cut it off.
+    owner: None if the first line is not intact.  contents: of the lines after it, as JSON.  nbytes: length of the
+    intact lines in the
+    file.  seal: the last one's digest.  damage: what is wrong with the next line; '' if there is none, or if a crash
+    cut it off.
     """
 
     owner: Any = None
@@ -105,7 +110,13 @@ def lines_of(data: bytes) -> Lines:
         contents.append(bytes(content))
         nbytes, seal = nbytes + len(line) + 1, expected
     owner = msgspec.json.decode(contents[0]) if contents else None
-    return Lines(owner=owner, contents=tuple(contents[1:]), nbytes=nbytes, seal=seal, damage=damage)
+    return Lines(
+        owner=owner,
+        contents=tuple(contents[1:]),
+        nbytes=nbytes,
+        seal=seal,
+        damage=damage,
+    )
 
 
 def require_owner(path: Path, found: Any, owner: Any) -> None:
@@ -117,7 +128,9 @@ def require_owner(path: Path, found: Any, owner: Any) -> None:
 def damaged(path: Path, why: str) -> DamagedError:
     """Return the error of a file that cannot be used.  why: a clause, such as 'line 3 was changed'."""
     return DamagedError(
-        f"'{path.name}' was to be read.", f"{why[0].upper()}{why[1:]}.", "It is not used: what it held has to be made again."
+        f"'{path.name}' was to be read.",
+        f"{why[0].upper()}{why[1:]}.",
+        "It is not used: what it held has to be made again.",
     )
 
 

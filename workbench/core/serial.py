@@ -38,13 +38,18 @@ def to_builtins(value: Any) -> Any:
 def from_json(text: str | bytes, kind: type[T], *, source: str = "JSON text") -> T:
     """Parse JSON text as a `kind`.
 
-    Raises ConfigError naming `source`, the invalid field and its value, or a field that the `kind` and its parts do not have.
+    Raises ConfigError naming `source`, the invalid field and its value, or a field that the `kind` and its parts do not
+    have.
     """
     try:
         value = msgspec.json.decode(text, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _malformed(kind, source, error, lambda: msgspec.json.decode(text)) from error
-    _require_known_fields(_type_info(cast(Any, kind)), msgspec.Raw(text.encode() if isinstance(text, str) else text), source)
+    _require_known_fields(
+        _type_info(cast(Any, kind)),
+        msgspec.Raw(text.encode() if isinstance(text, str) else text),
+        source,
+    )
     return value
 
 
@@ -57,9 +62,11 @@ def from_builtins(value: Any, kind: type[T], *, source: str) -> T:
 
 
 def user_path(name: Path | str, what: str) -> Path:
-    """Return the path that a user named, with ~ replaced by the home folder.  The file need not exist.  what: such as 'The data'.
+    """Return the path that a user named, with ~ replaced by the home folder.  The file need not exist.  what: such as
+    'The data'.
 
-    Raises ConfigError for a path that no file can have: an unknown user's home, a name that is too long, links in a circle.
+    Raises ConfigError for a path that no file can have: an unknown user's home, a name that is too long, links in a
+    circle.
     """
     try:
         path = Path(name).expanduser()
@@ -77,7 +84,8 @@ def user_path(name: Path | str, what: str) -> Path:
 def read_text(path: Path | str, what: str, *, most_bytes: int = LARGEST_TEXT) -> str:
     """Return the text of a file that a user named.  what: the file's role in error messages ('the job', 'the report').
 
-    A byte-order mark is removed.  Raises ConfigError if the file is missing, not a regular file, too large or not UTF-8.
+    A byte-order mark is removed.  Raises ConfigError if the file is missing, not a regular file, too large or not
+    UTF-8.
     """
     asked = f"Asked to read {what} '{shown(str(path), 200)}'."
     data = bytearray()
@@ -92,7 +100,10 @@ def read_text(path: Path | str, what: str, *, most_bytes: int = LARGEST_TEXT) ->
     except FileNotFoundError:
         found = "It is a link to a file that does not exist." if Path(path).is_symlink() else "There is no such file."
         raise ConfigError(asked, found, "Check the path.") from None
-    except (OSError, ValueError) as error:  # ValueError: a path that contains a zero byte
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # ValueError: a path that contains a zero byte
         raise ConfigError(asked, f"{getattr(error, 'strerror', error)}.", "Check the path.") from error
     if kind != stat.S_IFREG:
         raise ConfigError(asked, f"It is {_KINDS.get(kind, 'something else')}.", "Name a file.")
@@ -103,7 +114,11 @@ def read_text(path: Path | str, what: str, *, most_bytes: int = LARGEST_TEXT) ->
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(asked, f"It is not UTF-8 text: byte {error.start} is {data[error.start]:#04x}.", "Save it as UTF-8.") from error
+        raise ConfigError(
+            asked,
+            f"It is not UTF-8 text: byte {error.start} is {data[error.start]:#04x}.",
+            "Save it as UTF-8.",
+        ) from error
 
 
 def read_toml(path: Path, what: str = "the TOML file") -> dict[str, Any]:
@@ -121,7 +136,9 @@ def read_toml(path: Path, what: str = "the TOML file") -> dict[str, Any]:
 
 
 def shown(value: Any, most: int = 80) -> str:
-    """Format a value for an error message: on one line, without terminal control characters, and shortened if it is long."""
+    """Format a value for an error message: on one line, without terminal control characters, and shortened if it is
+    long.
+    """
     if isinstance(value, int) and abs(value) >= 10**most:
         return f"a number of {int(abs(value).bit_length() * math.log10(2)) + 1} digits"
     text = value if isinstance(value, str) else repr(value)
@@ -137,7 +154,9 @@ def listed(names: Iterable[Any], most: int = 20) -> str:
 
 
 def text_lines(text: str) -> list[str]:
-    """Return the lines of a text.  Only the usual line ends divide it; str.splitlines also cuts at U+000B, U+0085 or U+2028."""
+    """Return the lines of a text.  Only the usual line ends divide it; str.splitlines also cuts at U+000B, U+0085 or
+    U+2028.
+    """
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
@@ -146,7 +165,10 @@ def plain(text: str, *, as_json: bool = False) -> str:
 
     as_json: escape them as JSON does (\u001b), so that JSON stays the same value.
     """
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}" if as_json else repr(found[0])[1:-1], text)
+    return _CONTROL.sub(
+        lambda found: f"\\u{ord(found[0]):04x}" if as_json else repr(found[0])[1:-1],
+        text,
+    )
 
 
 def write_text(path: Path, text: str) -> None:
@@ -163,13 +185,15 @@ _KINDS = {
     stat.S_IFCHR: "a device",
 }
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that move the cursor or talk to the terminal, that turn the direction of writing, or that are half a character."""
+"""Characters that move the cursor or talk to the terminal, that turn the direction of writing, or that are half a
+character."""
 _PLACE = re.compile(r"(.*) - at `\$(.*)`", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 
 
 def _require_known_fields(kind: inspect.Type, data: msgspec.Raw, source: str) -> None:
-    """Raise ConfigError for a field that the dataclasses of a `kind` do not have: msgspec itself leaves such fields out.
+    """Raise ConfigError for a field that the dataclasses of a `kind` do not have: msgspec itself leaves such fields
+    out.
 
     data: valid JSON of that kind.  Only the parts that may hold a dataclass are decoded again.
     """
@@ -187,7 +211,11 @@ def _require_known_fields(kind: inspect.Type, data: msgspec.Raw, source: str) ->
             for name, part in msgspec.json.decode(data, type=dict[str, msgspec.Raw]).items():
                 if name not in known:
                     asked = f"Asked to read {source} as a {kind.cls.__name__}."
-                    raise ConfigError(asked, f"It has no field '{shown(name)}'.", did_you_mean(name, known, "Leave that field out."))
+                    raise ConfigError(
+                        asked,
+                        f"It has no field '{shown(name)}'.",
+                        did_you_mean(name, known, "Leave that field out."),
+                    )
                 _require_known_fields(known[name], part, source)
         case inspect.DictType():
             for part in msgspec.json.decode(data, type=dict[str, msgspec.Raw]).values():
@@ -196,7 +224,11 @@ def _require_known_fields(kind: inspect.Type, data: msgspec.Raw, source: str) ->
             for part in msgspec.json.decode(data, type=list[msgspec.Raw]):
                 _require_known_fields(kind.item_type, part, source)
         case inspect.TupleType():
-            for item_type, part in zip(kind.item_types, msgspec.json.decode(data, type=list[msgspec.Raw]), strict=True):
+            for item_type, part in zip(
+                kind.item_types,
+                msgspec.json.decode(data, type=list[msgspec.Raw]),
+                strict=True,
+            ):
                 _require_known_fields(item_type, part, source)
 
 
@@ -232,7 +264,11 @@ def _malformed(kind: type, source: str, error: Exception, whole: Callable[[], An
     if place[2].endswith("schema_version"):
         found = f"Another version of the workbench wrote it: schema_version{_found(whole, place[2])}."
         return ConfigError(asked, found, "Read it with that version, or make it again.")
-    return ConfigError(asked, f"{place[2].lstrip('.')}{_found(whole, place[2])}: {place[1]}.", "Mend that field.")
+    return ConfigError(
+        asked,
+        f"{place[2].lstrip('.')}{_found(whole, place[2])}: {place[1]}.",
+        "Mend that field.",
+    )
 
 
 def _found(whole: Callable[[], Any], path: str) -> str:
@@ -241,6 +277,12 @@ def _found(whole: Callable[[], Any], path: str) -> str:
         value = whole()
         for step in _STEP.finditer(path):
             value = value[step[1] or int(step[2])]
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, LookupError, TypeError):  # LookupError: '[...]', an unnamed entry
+    except (
+        msgspec.MsgspecError,
+        UnicodeDecodeError,
+        RecursionError,
+        LookupError,
+        TypeError,
+    ):  # LookupError: '[...]', an unnamed entry
         return ""
     return f" = {shown(repr(value) if isinstance(value, str) else value)}"

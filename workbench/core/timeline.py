@@ -19,14 +19,23 @@ Fidelity = Literal["", "kernel", "paced"]
 """How links were emulated."""
 
 BUSY_OVERRUN_SHARE = 0.05
-"""Above this share of late time, emulated times are not meaningful: the host was too busy to meet the devices' deadlines."""
+"""Above this share of late time, emulated times are not meaningful: the host was too busy to meet the devices'
+deadlines."""
 INVALID_MARK = "(!)"
 """The mark on every measured number of a run during which the host was too busy."""
 
 
 def label_of(source: Source, fidelity: str, *, valid: bool = True) -> str:
-    """Return the origin of numbers: 'simulated', 'emulated, kernel links', 'emulated, paced links' or 'real', marked if not valid."""
-    return ", ".join([source, *([f"{fidelity} links"] if fidelity else []), *([] if valid else ["host too busy"])])
+    """Return the origin of numbers: 'simulated', 'emulated, kernel links', 'emulated, paced links' or 'real', marked if
+    not valid.
+    """
+    return ", ".join(
+        [
+            source,
+            *([f"{fidelity} links"] if fidelity else []),
+            *([] if valid else ["host too busy"]),
+        ]
+    )
 
 
 def _require_origin(source: Source, fidelity: Fidelity) -> None:
@@ -40,7 +49,8 @@ def _require_origin(source: Source, fidelity: Fidelity) -> None:
 class Kept:
     """Base of reports: the origin of their numbers, and writing as JSON.
 
-    dilation: the factor by which the devices were emulated slower than real speed; all times of the devices are in device time.
+    dilation: the factor by which the devices were emulated slower than real speed; all times of the devices are in
+    device time.
     valid: False if the host was too busy for the emulated times to be meaningful; notes give the reason.
     """
 
@@ -119,7 +129,9 @@ class Timeline:
 
     @property
     def label(self) -> str:
-        """Return the origin of the numbers: 'simulated', 'emulated, kernel links', 'emulated, paced links' or 'real'."""
+        """Return the origin of the numbers: 'simulated', 'emulated, kernel links', 'emulated, paced links' or
+        'real'.
+        """
         return label_of(self.source, self.fidelity)
 
     @property
@@ -128,13 +140,18 @@ class Timeline:
         return max((span.end_s for span in self.spans), default=0.0)
 
     def faults(self) -> Iterator[str]:
-        """Yield contradictions: ranks that are no device, times and sizes that are negative or infinite, lists of the wrong length."""
+        """Yield contradictions: ranks that are no device, times and sizes that are negative or infinite, lists of the
+        wrong length.
+        """
         for span in self.spans:
             if not 0 <= span.rank < self.world_size:
                 yield f"Operation {span.op.label} is of device {span.rank} of {self.world_size}"
             if not 0 <= span.start_s <= span.end_s < math.inf or span.nbytes < 0 or not 0 <= span.late_s < math.inf:
                 yield f"Operation {span.op.label} of device {span.rank} lasts from {span.start_s:g} to {span.end_s:g} s"
-        for name, found in (("memory", self.memory), ("budget_bytes", self.budget_bytes)):
+        for name, found in (
+            ("memory", self.memory),
+            ("budget_bytes", self.budget_bytes),
+        ):
             if found and len(found) != self.world_size:
                 yield f"'{name}' has {len(found)} entries for {self.world_size} devices"
         for rank, samples in enumerate(self.memory):

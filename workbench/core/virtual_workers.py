@@ -25,9 +25,11 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualWorkers:
-    """pipelines[v]: the plan of virtual worker v; its stages have one rank each, and its micro-batches are the worker's mini-batches.
+    """pipelines[v]: the plan of virtual worker v; its stages have one rank each, and its micro-batches are the worker's
+    mini-batches.
 
-    in_flight: N_m, the mini-batches of a wave and the most that a virtual worker has in its pipeline; it pushes once per wave.
+    in_flight: N_m, the mini-batches of a wave and the most that a virtual worker has in its pipeline; it pushes once
+    per wave.
     HetPipe's clock distance D, the most waves that the fastest worker may be ahead of the slowest, is 0.
     predicted_s: named parts of the predicted seconds of a wave of all virtual workers.
     """
@@ -46,7 +48,11 @@ class VirtualWorkers:
         for plan in self.pipelines:
             for stage in plan.stages:
                 if len(stage.shares) > 1:
-                    raise ConfigError(asked, f"A stage has the ranks {stage.ranks}.", "Give each stage one.")
+                    raise ConfigError(
+                        asked,
+                        f"A stage has the ranks {stage.ranks}.",
+                        "Give each stage one.",
+                    )
         for rank in self.ranks:
             if self.ranks.count(rank) > 1:
                 raise ConfigError(asked, f"Rank {rank} has more than one stage.", "Give it one.")
@@ -62,9 +68,11 @@ class VirtualWorkers:
         return self.in_flight * sum(plan.micro_batch_size for plan in self.pipelines)
 
     def waves_needed(self, mini_batch: int) -> int:
-        """Return how many waves of every virtual worker must be in the weights with which a worker's mini-batch (from 0) begins.
+        """Return how many waves of every virtual worker must be in the weights with which a worker's mini-batch (from
+        0) begins.
 
-        These are all earlier mini-batches except the last s_global = 2 N_m - 2, the most of another virtual worker that a worker may not
+        These are all earlier mini-batches except the last s_global = 2 N_m - 2, the most of another virtual worker that
+        a worker may not
         have seen yet, rounded up to whole waves.
         """
         return max(0, -(-(mini_batch - 2 * self.in_flight + 2) // self.in_flight))
@@ -79,21 +87,33 @@ class VirtualWorkers:
         shards = []
         for number, (start, stop) in enumerate(pairwise(cuts)):
             owners = tuple(
-                next(stage.ranks[0] for stage in plan.stages if stage.start <= start and stop <= stage.stop) for plan in self.pipelines
+                next(stage.ranks[0] for stage in plan.stages if stage.start <= start and stop <= stage.stop)
+                for plan in self.pipelines
             )
-            shards.append(Shard(start=start, stop=stop, owners=owners, server=owners[number % len(owners)]))
+            shards.append(
+                Shard(
+                    start=start,
+                    stop=stop,
+                    owners=owners,
+                    server=owners[number % len(owners)],
+                )
+            )
         return tuple(shards)
 
 
 VersionRule = Literal["stashing", "vertical_sync", "two"]
-"""With which version of its weights a stage computes a mini-batch: weight stashing and vertical sync (PipeDream), or two versions (2BW)."""
+"""With which version of its weights a stage computes a mini-batch: weight stashing and vertical sync (PipeDream), or
+two versions (2BW)."""
 
 
 def delay_of(rule: VersionRule, behind: int, num_stages: int) -> int:
-    """Return the updates between the weights with which a stage computes a mini-batch and those that its gradient updates.
+    """Return the updates between the weights with which a stage computes a mini-batch and those that its gradient
+    updates.
 
-    It is also the number of versions that the stage keeps besides the newest.  behind: stages after it.  Stashing: the newest version at
-    the time of the forward pass.  Vertical sync: the first stage's version on all stages.  Two: the version before the newest, with a
+    It is also the number of versions that the stage keeps besides the newest.  behind: stages after it.  Stashing: the
+    newest version at
+    the time of the forward pass.  Vertical sync: the first stage's version on all stages.  Two: the version before the
+    newest, with a
     mini-batch split into as many micro-batches as there are stages (Narayanan et al., ICML 2021).
     """
     return {"stashing": behind, "vertical_sync": num_stages - 1, "two": 1}[rule]

@@ -1,4 +1,6 @@
-"""The published methods, one folder each.  A folder's options.py declares the method without torch (see core.methods.Declaration)."""
+"""The published methods, one folder each.  A folder's options.py declares the method without torch (see
+core.methods.Declaration).
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,24 @@
-"""The interface of a method: it prepares, profiles, plans, predicts and executes a job; the checks of a plan and of options."""
+"""The interface of a method: it prepares, profiles, plans, predicts and executes a job; the checks of a plan and of
+options.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 
@@ -29,8 +42,10 @@ if TYPE_CHECKING:  # a declaration, and so the help, needs no engine
 class DeviceState(NamedTuple):
     """The current state of a device.  phase: such as 'loading' or 'first epoch'.
 
-    step_s: duration of its last step, from the end of the step before.  busy_s: the computing part of it; the rest is waiting.
-    used_bytes: memory in use now, above the runtime's footprint; None if the system does not report it.  health: see progress.DeviceRow.
+    step_s: duration of its last step, from the end of the step before.  busy_s: the computing part of it; the rest is
+    waiting.
+    used_bytes: memory in use now, above the runtime's footprint; None if the system does not report it.  health: see
+    progress.DeviceRow.
     """
 
     phase: str
@@ -43,9 +58,12 @@ class DeviceState(NamedTuple):
 class Event(NamedTuple):
     """A progress event for a waiting user.  epoch, step: from 0.
 
-    kind: 'phase' (message, and the stage of the run if one begins), 'step' (loss and samples of a mini-batch that all devices have
-    finished), 'count' (step of num_steps parts of the present phase are done; message names the parts), 'epoch', 'note' (message),
-    'device' (the state of the device of `rank`; message describes it in words), 'predicted' (the steps' simulated seconds), or 'faults'
+    kind: 'phase' (message, and the stage of the run if one begins), 'step' (loss and samples of a mini-batch that all
+    devices have
+    finished), 'count' (step of num_steps parts of the present phase are done; message names the parts), 'epoch', 'note'
+    (message),
+    'device' (the state of the device of `rank`; message describes it in words), 'predicted' (the steps' simulated
+    seconds), or 'faults'
     (faults added to this object are injected into the run's devices).
     """
 
@@ -73,10 +91,19 @@ SCORED = "samples scored"
 
 
 def counting(notify: Notify, parts: str, *, before: int = 0, rounds: int = 1) -> Told:
-    """Return what tells a waiting user how far a phase is.  before: of so many `rounds` of equal length are done already."""
+    """Return what tells a waiting user how far a phase is.  before: of so many `rounds` of equal length are done
+    already.
+    """
 
     def told(done: int, count: int) -> None:
-        notify(Event("count", message=parts, step=before * count + done, num_steps=rounds * count))
+        notify(
+            Event(
+                "count",
+                message=parts,
+                step=before * count + done,
+                num_steps=rounds * count,
+            )
+        )
 
     return told
 
@@ -87,7 +114,8 @@ def ignore(event: Event) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """The simulated course of a whole job.  steps[i].predicted_s is set; phases_s: seconds of each phase between epochs.
+    """The simulated course of a whole job.  steps[i].predicted_s is set; phases_s: seconds of each phase between
+    epochs.
 
     recoveries, notes: of the job's faults.
     """
@@ -103,7 +131,9 @@ class Prediction:
 
 @dataclass(kw_only=True)
 class Outcome:
-    """The result of an execution: the measured side of a Report.  technique: of the adapter in artifacts["adapter"], '' without one."""
+    """The result of an execution: the measured side of a Report.  technique: of the adapter in artifacts["adapter"], ''
+    without one.
+    """
 
     fidelity: Literal["kernel", "paced", "real"]
     steps: tuple[StepRecord, ...] = ()
@@ -152,15 +182,25 @@ class Method(Protocol):
     """A published method; its folder's options.py names it (see core.methods.Declaration)."""
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
-        """Raise ConfigError for an unknown option, task, model or device, or an idle option, before anything is loaded."""
+        """Raise ConfigError for an unknown option, task, model or device, or an idle option, before anything is
+        loaded.
+        """
 
     def prepare(self, job: Job, notify: Notify) -> Any:
         """Find the model and the data.  Raises ConfigError or MissingDataError."""
 
     def profile(
-        self, prepared: Any, cluster: Cluster, notify: Notify, *, emulated: bool, engines: Engines | None = None, refresh: bool = False
+        self,
+        prepared: Any,
+        cluster: Cluster,
+        notify: Notify,
+        *,
+        emulated: bool,
+        engines: Engines | None = None,
+        refresh: bool = False,
     ) -> Profile:
-        """Measure the host and scale to emulated devices, or compute from the catalogue.  Real engines measure themselves.
+        """Measure the host and scale to emulated devices, or compute from the catalogue.  Real engines measure
+        themselves.
 
         refresh: repeat earlier measurements.
         """
@@ -171,40 +211,79 @@ class Method(Protocol):
     def plan(self, prepared: Any, profile: Profile, cluster: Cluster) -> Plan:
         """Run the method's planner.  Raises PlanError if nothing fits."""
 
-    def check(self, prepared: Any, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
-        """Check for errors that would end the run later, before anything starts.  folder: None if the run is only simulated.
+    def check(
+        self,
+        prepared: Any,
+        profile: Profile,
+        cluster: Cluster,
+        plan: Plan,
+        *,
+        folder: Path | None,
+    ) -> None:
+        """Check for errors that would end the run later, before anything starts.  folder: None if the run is only
+        simulated.
 
-        Raises ConfigError if the plan is for other layers, devices or batches, PlanError if a device has too little memory, CacheError if
+        Raises ConfigError if the plan is for other layers, devices or batches, PlanError if a device has too little
+        memory, CacheError if
         the disk has too little space.
         """
 
     def notes(self, planned: Planned[Any]) -> tuple[str, ...]:
-        """Return what is to be said of the job under its plan, whether it is simulated or executed: settings without an effect first."""
+        """Return what is to be said of the job under its plan, whether it is simulated or executed: settings without an
+        effect first.
+        """
 
     def predict(self, planned: Planned[Any]) -> Prediction:
         """Simulate every step of the job."""
 
     def execute(
-        self, planned: Planned[Any], prediction: Prediction, engines: Engines, *, folder: Path, resume: bool, notify: Notify
+        self,
+        planned: Planned[Any],
+        prediction: Prediction,
+        engines: Engines,
+        *,
+        folder: Path,
+        resume: bool,
+        notify: Notify,
     ) -> Outcome:
         """Run the job on the engines and evaluate the trained model.  prediction: the result of `predict`."""
 
-    def sweep_point(self, planned: Planned[Any], name: str, engines: Engines | None, *, num_steps: int, folder: Path) -> SweepPoint:
-        """Simulate some steps, and measure them if engines are given.  name: the sweep's name for the plan, which it checks itself."""
+    def sweep_point(
+        self,
+        planned: Planned[Any],
+        name: str,
+        engines: Engines | None,
+        *,
+        num_steps: int,
+        folder: Path,
+    ) -> SweepPoint:
+        """Simulate some steps, and measure them if engines are given.  name: the sweep's name for the plan, which it
+        checks itself.
+        """
 
 
 SILENT_AFTER_STEPS = 10
 """A peer counts as silent when a step takes this multiple of its expected time."""
 
 REAL_TIMEOUT_S = 300.0
-"""How long a real device waits for a silent one, which may need this time to load its layers.  A lost connection is detected at once."""
+"""How long a real device waits for a silent one, which may need this time to load its layers.  A lost connection is
+detected at once."""
 
 MAX_SIMULATIONS = 200
 """Maximum number of steps that the refinement of a plan may simulate: a second or two."""
 
 
-def require_plan(plan: Plan, cluster: Cluster, *, model: str, num_layers: int, others: Iterable[tuple[bool, str, str]] = ()) -> None:
-    """Raise ConfigError for a plan with other layers or devices.  others: further checks as (is wrong, found, advice)."""
+def require_plan(
+    plan: Plan,
+    cluster: Cluster,
+    *,
+    model: str,
+    num_layers: int,
+    others: Iterable[tuple[bool, str, str]] = (),
+) -> None:
+    """Raise ConfigError for a plan with other layers or devices.  others: further checks as (is wrong, found,
+    advice).
+    """
     stages = plan.stages + ((plan.cached,) if plan.cached is not None else ())
     ranks = [rank for stage in plan.stages for rank in stage.ranks]
     outside = max(rank for stage in stages for rank in stage.ranks) >= cluster.world_size
@@ -222,15 +301,21 @@ def require_plan(plan: Plan, cluster: Cluster, *, model: str, num_layers: int, o
         *others,
     ):
         if is_wrong:
-            raise ConfigError(f"The plan {plan.partition()} on {plan.grouping()} was asked for.", found, todo)
+            raise ConfigError(
+                f"The plan {plan.partition()} on {plan.grouping()} was asked for.",
+                found,
+                todo,
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The paper's value of a setting whose default is ours; it stands in the annotation of the option, next to the default.
+    """The paper's value of a setting whose default is ours; it stands in the annotation of the option, next to the
+    default.
 
     where: the place in the paper.  given: another option and the value with which alone this setting has a meaning.
-    Settings of the Job stand in `published_job` of the method's options, by name; it is empty if the defaults are the paper's.
+    Settings of the Job stand in `published_job` of the method's options, by name; it is empty if the defaults are the
+    paper's.
     """
 
     value: Any
@@ -238,15 +323,25 @@ class Published:
     given: tuple[str, Any] | None = None
 
 
-def published_settings(settings: type) -> tuple[dict[str, Published], dict[str, Published]]:
-    """Return the settings that the paper has otherwise, by name: the method's options, and the Job's.  settings: the options' class."""
+def published_settings(
+    settings: type,
+) -> tuple[dict[str, Published], dict[str, Published]]:
+    """Return the settings that the paper has otherwise, by name: the method's options, and the Job's.  settings: the
+    options' class.
+    """
     hints = get_type_hints(settings, include_extras=True)
-    found = {name: [one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Published)] for name, hint in hints.items()}
-    return {name: declared[0] for name, declared in found.items() if declared}, dict(getattr(settings, "published_job", {}))
+    found = {
+        name: [one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Published)]
+        for name, hint in hints.items()
+    }
+    return {name: declared[0] for name, declared in found.items() if declared}, dict(
+        getattr(settings, "published_job", {})
+    )
 
 
 def as_published(job: Job) -> Job:
-    """Return a job that asks for the paper's settings with them: those not given in options, and those with the Job's own default.
+    """Return a job that asks for the paper's settings with them: those not given in options, and those with the Job's
+    own default.
 
     Raises ConfigError for a method that declares none, because no paper is about it.
     """
@@ -255,7 +350,10 @@ def as_published(job: Job) -> Job:
     settings = declaration_of(job.method).options
     options, of_job = published_settings(settings)
     if not options and getattr(settings, "published_job", None) is None:
-        asked, found = f"The published settings of {job.method} were asked for.", "It is no paper's own method."
+        asked, found = (
+            f"The published settings of {job.method} were asked for.",
+            "It is no paper's own method.",
+        )
         raise ConfigError(asked, found, "Leave --as-published out.")
     own = {one.name: one.default for one in fields(Job)}
     changed = {name: one.value for name, one in of_job.items() if getattr(job, name) == own[name]}
@@ -264,13 +362,23 @@ def as_published(job: Job) -> Job:
 
 
 def differences_note(job: Job) -> str:
-    """Return a sentence that names each setting in which a job differs from the paper, with the paper's value; '' without one."""
+    """Return a sentence that names each setting in which a job differs from the paper, with the paper's value; ''
+    without one.
+    """
     declared = declaration_of(job.method)
     options, of_job = published_settings(declared.options)
     defaults = declared.defaults
     found = {name: (job.options.get(name, defaults[name]), one) for name, one in options.items() if _applies(one, job)}
-    found |= {name: (job.peak_learning_rate if name == "learning_rate" else getattr(job, name), one) for name, one in of_job.items()}
-    words = [f"{name}={_shown(value)} ({_shown(one.value)})" for name, (value, one) in found.items() if value != one.value]
+    found |= {
+        name: (
+            job.peak_learning_rate if name == "learning_rate" else getattr(job, name),
+            one,
+        )
+        for name, one in of_job.items()
+    }
+    words = [
+        f"{name}={_shown(value)} ({_shown(one.value)})" for name, (value, one) in found.items() if value != one.value
+    ]
     if not words:
         return "All settings that the paper states are the paper's." if job.as_published else ""
     advice = "" if job.as_published else "; --as-published takes them"
@@ -292,22 +400,36 @@ _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def read_options(method: str, settings: type[T], given: Mapping[str, Any]) -> T:
-    """Return a method's settings, a dataclass with defaults, from Job.options.  Raises ConfigError that names the wrong option."""
+    """Return a method's settings, a dataclass with defaults, from Job.options.  Raises ConfigError that names the wrong
+    option.
+    """
     kinds = get_type_hints(settings)
     stated = get_type_hints(settings, include_extras=True)
     found: dict[str, Any] = {}
     for name, value in given.items():
         if name not in kinds:
-            raise ConfigError(f"The option '{name}' of {method} was asked for.", f"Known: {', '.join(kinds)}.", did_you_mean(name, kinds))
+            raise ConfigError(
+                f"The option '{name}' of {method} was asked for.",
+                f"Known: {', '.join(kinds)}.",
+                did_you_mean(name, kinds),
+            )
         try:
             msgspec.convert(value, kinds[name], strict=False)
         except msgspec.ValidationError:
-            asked = f"The option {name} = {shown(repr(value) if isinstance(value, str) else value)} of {method} was asked for."
+            asked = (
+                f"The option {name} = {shown(repr(value) if isinstance(value, str) else value)} of {method} was "
+                "asked for."
+            )
             raise ConfigError(asked, f"It must be {_wanted(kinds[name])}.", "Change it.") from None
         try:
             found[name] = msgspec.convert(value, stated[name], strict=False)
         except msgspec.ValidationError:
-            require_range(msgspec.convert(value, kinds[name], strict=False), range_of(settings, name), f"An option of {method}", name)
+            require_range(
+                msgspec.convert(value, kinds[name], strict=False),
+                range_of(settings, name),
+                f"An option of {method}",
+                name,
+            )
             raise  # msgspec refuses a range that ours accepts
     return settings(**found)
 
@@ -316,7 +438,9 @@ def require_width(method: str, name: str, value: int, model: str, most: int) -> 
     """Raise ConfigError if a rank or width is too large for a model, before memory is allocated for it."""
     if value > most:
         raise ConfigError(
-            f"The option {name} = {value:,} of {method} was asked for.", f"For '{model}' it is at most {most:,}.", f"Lower {name}."
+            f"The option {name} = {value:,} of {method} was asked for.",
+            f"For '{model}' it is at most {most:,}.",
+            f"Lower {name}.",
         )
 
 

@@ -1,6 +1,7 @@
 """Measure the time dilation at which this machine can keep pace with the devices that it emulates.
 
-All devices and links are emulated slower by the same factor, and measured times are divided by it.  Ratios between times stay the same.
+All devices and links are emulated slower by the same factor, and measured times are divided by it.  Ratios between
+times stay the same.
 """
 
 from __future__ import annotations
@@ -21,24 +22,49 @@ _FEWEST_STEPS, _MOST_STEPS = 2, 8
 
 
 class Calibration:
-    """The time dilation of one job's plan on one cluster.  It is measured once, in a few uncounted steps, and kept for later runs."""
+    """The time dilation of one job's plan on one cluster.  It is measured once, in a few uncounted steps, and kept for
+    later runs.
+    """
 
     def __init__(self, method: Method, planned: Planned[Any], engines: EngineCluster) -> None:
         job: Job = planned.prepared.job
         self._key = {
-            "dilation of": [job.method, job.model, job.task, job.batch_size, job.micro_batches, job.max_length, to_json(job.options)],
+            "dilation of": [
+                job.method,
+                job.model,
+                job.task,
+                job.batch_size,
+                job.micro_batches,
+                job.max_length,
+                to_json(job.options),
+            ],
             "cluster": to_json(planned.cluster),
             "plan": to_json(planned.plan),
             "links": engines.fidelity,
         }
-        self._method, self._planned, self._engines = method, planned._replace(cluster=engines.cluster), engines
+        self._method, self._planned, self._engines = (
+            method,
+            planned._replace(cluster=engines.cluster),
+            engines,
+        )
 
     def dilate(self, step_s: float, notify: Notify) -> float:
-        """Set the engines' dilation to the kept value, or measure it now; return it.  step_s: the expected seconds of a step."""
+        """Set the engines' dilation to the kept value, or measure it now; return it.  step_s: the expected seconds of a
+        step.
+        """
 
         def measure() -> float:
-            notify(Event("phase", message="Calibrating (once): can this machine keep pace with the devices?", stage="calibrate"))
-            num_steps = min(_MOST_STEPS, max(_FEWEST_STEPS, round(_STEPS_S / step_s) if step_s else _MOST_STEPS))
+            notify(
+                Event(
+                    "phase",
+                    message="Calibrating (once): can this machine keep pace with the devices?",
+                    stage="calibrate",
+                )
+            )
+            num_steps = min(
+                _MOST_STEPS,
+                max(_FEWEST_STEPS, round(_STEPS_S / step_s) if step_s else _MOST_STEPS),
+            )
             return find_dilation(lambda dilation: self._late_share(dilation, num_steps))
 
         asked = asked_dilation()
@@ -53,5 +79,11 @@ class Calibration:
     def _late_share(self, dilation: float, num_steps: int) -> float:
         self._engines.dilate(dilation)
         with scratch_folder() as folder:
-            point = self._method.sweep_point(self._planned, "", self._engines, num_steps=num_steps, folder=Path(folder) / "run")
+            point = self._method.sweep_point(
+                self._planned,
+                "",
+                self._engines,
+                num_steps=num_steps,
+                folder=Path(folder) / "run",
+            )
         return point.overrun_share

@@ -1,4 +1,6 @@
-"""The functions that may be called on a real device.  Run as a program, this is a device's engine (started by runtime.ssh_agent)."""
+"""The functions that may be called on a real device.  Run as a program, this is a device's engine (started by
+runtime.ssh_agent).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from workbench.runtime.messages import CallTable
 
 
 def _declared() -> dict[str, str | Parts]:
-    """Return what the installed methods declare.  A job of a method whose package is broken says so before it calls anything."""
+    """Return what the installed methods declare.  A job of a method whose package is broken says so before it calls
+    anything.
+    """
     calls: dict[str, str | Parts] = {}
     for name in registered():
         with suppress(ConfigError):

@@ -18,7 +18,14 @@ def check_labels(kind: str, mean: float, deviation: float) -> None:
         )
 
 
-Kind = Literal["classification", "regression", "sequence_to_sequence", "question_answering", "token_classification", "text_generation"]
+Kind = Literal[
+    "classification",
+    "regression",
+    "sequence_to_sequence",
+    "question_answering",
+    "token_classification",
+    "text_generation",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +33,19 @@ class ParallelAdapterConfig:
     """The configuration from which a parallel adapter can be rebuilt.
 
     hidden_size, num_layers: the backbone's d and L.  reduction: r, the side network has width d / r.
-    num_heads: None uses heads of 16 channels (a SIMD register) if they divide the width, else the largest divisor among 4, 3, 2, 1.
+    num_heads: None uses heads of 16 channels (a SIMD register) if they divide the width, else the largest divisor among
+    4, 3, 2, 1.
     feed_forward_factor: feed-forward size relative to the width.
-    is_causal: whether side attention is causal, as in the backbone.  num_outputs: number of classes, or 1 for regression.
-    num_encoder_layers: number of encoder layers of an encoder-decoder, the later ones belong to the decoder; None for a single stack.
+    is_causal: whether side attention is causal, as in the backbone.  num_outputs: number of classes, or 1 for
+    regression.
+    num_encoder_layers: number of encoder layers of an encoder-decoder, the later ones belong to the decoder; None for a
+    single stack.
     target_length: number of decoder tokens, the same for the whole job; 0 without a decoder.
-    kind: 'sequence_to_sequence' needs an encoder-decoder, 'text_generation' a decoder-only model; their own language model head is read.
+    kind: 'sequence_to_sequence' needs an encoder-decoder, 'text_generation' a decoder-only model; their own language
+    model head is read.
     dropout: rate for the pooled features.  seed: for the initial weights and the dropout.
-    label_mean, label_std: of a regression's training labels.  The head learns standardised labels and predicts in the original units.
+    label_mean, label_std: of a regression's training labels.  The head learns standardised labels and predicts in the
+    original units.
     """
 
     hidden_size: int
@@ -52,15 +64,33 @@ class ParallelAdapterConfig:
     label_std: float = 1.0
 
     def __post_init__(self) -> None:
-        asked = f"A parallel adapter with reduction {self.reduction} on a backbone {self.hidden_size} wide was asked for."
+        asked = (
+            f"A parallel adapter with reduction {self.reduction} on a backbone {self.hidden_size} wide was asked for."
+        )
         if self.reduction < 1 or self.hidden_size % self.reduction:
-            raise ConfigError(asked, f"{self.hidden_size} is not a multiple of {self.reduction}.", "Choose a divisor.")
+            raise ConfigError(
+                asked,
+                f"{self.hidden_size} is not a multiple of {self.reduction}.",
+                "Choose a divisor.",
+            )
         if self.num_heads is not None and (self.num_heads < 1 or self.width % self.num_heads):
-            raise ConfigError(asked, f"Its width {self.width} is not a multiple of {self.num_heads} heads.", "Change num_heads.")
+            raise ConfigError(
+                asked,
+                f"Its width {self.width} is not a multiple of {self.num_heads} heads.",
+                "Change num_heads.",
+            )
         if not 0 <= self.dropout < 1:
-            raise ConfigError(f"A dropout of {self.dropout} was asked for.", "It must be in [0, 1).", "Change it.")
+            raise ConfigError(
+                f"A dropout of {self.dropout} was asked for.",
+                "It must be in [0, 1).",
+                "Change it.",
+            )
         if self.num_outputs < 1 or (self.kind == "regression" and self.num_outputs != 1):
-            raise ConfigError(f"{self.num_outputs} outputs were asked for in {self.kind}.", "Regression has 1.", "Change num_outputs.")
+            raise ConfigError(
+                f"{self.num_outputs} outputs were asked for in {self.kind}.",
+                "Regression has 1.",
+                "Change num_outputs.",
+            )
         check_labels(self.kind, self.label_mean, self.label_std)
         self._check_decoder()
 
@@ -74,7 +104,9 @@ class ParallelAdapterConfig:
             )
         if encoder is not None and not 0 < encoder < self.num_layers:
             raise ConfigError(
-                f"An encoder of {encoder} of {self.num_layers} layers was asked for.", "Each stack needs one.", "Change num_encoder_layers."
+                f"An encoder of {encoder} of {self.num_layers} layers was asked for.",
+                "Each stack needs one.",
+                "Change num_encoder_layers.",
             )
         if (self.target_length >= 1) != (encoder is not None):
             raise ConfigError(

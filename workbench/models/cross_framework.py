@@ -1,8 +1,11 @@
 """Exchange tensors between PyTorch, NumPy and JAX (Confidant, section 3.5).
 
-Within a process this uses DLPack: both sides share the memory, except that XLA gets a copy if the address is unsuitable.  Between
-devices it uses the paper's four fields: flat data, shape, an integer for the dtype, and a map of framework-specific information.
-A pipeline over gloo sends only the data: its program states shape and dtype of every value, and our frameworks share one layout.
+Within a process this uses DLPack: both sides share the memory, except that XLA gets a copy if the address is
+unsuitable.  Between
+devices it uses the paper's four fields: flat data, shape, an integer for the dtype, and a map of framework-specific
+information.
+A pipeline over gloo sends only the data: its program states shape and dtype of every value, and our frameworks share
+one layout.
 """
 
 from __future__ import annotations
@@ -22,7 +25,18 @@ from torch import Tensor
 from workbench.core.errors import ConfigError, check_choice
 
 FRAMEWORKS = ("torch", "numpy", "jax")
-TYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool")
+TYPES = (
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "bool",
+)
 """The number of a dtype is its index here, because the paper gives no numbers."""
 _WIDE = ("float64", "int64")
 _HEAD = struct.Struct("<BBI")  # number of the dtype, number of axes, bytes of the map
@@ -42,7 +56,9 @@ def check_jax() -> None:
 
 @cache
 def require_jax() -> Any:
-    """Return the module jax, on the CPU, with one thread if torch uses one.  Raises ConfigError if it is not installed."""
+    """Return the module jax, on the CPU, with one thread if torch uses one.  Raises ConfigError if it is not
+    installed.
+    """
     check_jax()
     if "jax" not in sys.modules and torch.get_num_threads() == 1:  # an emulated device has only one core
         os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
@@ -94,7 +110,9 @@ def type_name(tensor: Tensor) -> str:
 
 
 class Adapted(NamedTuple):
-    """A tensor in the paper's four fields.  data: (values,), of any dtype in TYPES.  info: framework-specific information."""
+    """A tensor in the paper's four fields.  data: (values,), of any dtype in TYPES.  info: framework-specific
+    information.
+    """
 
     data: Tensor
     shape: tuple[int, ...]
@@ -115,9 +133,17 @@ class Adapted(NamedTuple):
     def message(self, form: Literal["binary", "json"] = "binary") -> bytearray:
         """Return the four fields as one message: binary, or JSON as in the paper (section 4)."""
         if form == "json":
-            fields = {"data": self.data.tolist(), "shape": self.shape, "type": self.type_number, "info": self.info}
+            fields = {
+                "data": self.data.tolist(),
+                "shape": self.shape,
+                "type": self.type_number,
+                "info": self.info,
+            }
             return bytearray(json.dumps(fields).encode())
-        sizes, info = struct.pack(f"<{len(self.shape)}Q", *self.shape), json.dumps(self.info).encode()
+        sizes, info = (
+            struct.pack(f"<{len(self.shape)}Q", *self.shape),
+            json.dumps(self.info).encode(),
+        )
         info += b" " * (-(_HEAD.size + len(sizes) + len(info)) % _ALIGNED)
         found = bytearray(_HEAD.pack(self.type_number, len(self.shape), len(info)) + sizes + info)
         found += self.data.contiguous().view(torch.uint8).numpy().data
@@ -125,20 +151,43 @@ class Adapted(NamedTuple):
 
     @classmethod
     def read(cls, message: bytearray, form: Literal["binary", "json"] = "binary") -> Adapted:
-        """Decode a message.  Binary data stays in the message's memory.  Raises ConfigError if the message is incomplete."""
+        """Decode a message.  Binary data stays in the message's memory.  Raises ConfigError if the message is
+        incomplete.
+        """
         try:
             if form == "json":
                 fields = json.loads(message)
                 shape, number = tuple(fields["shape"]), fields["type"]
-                return cls(torch.tensor(fields["data"], dtype=getattr(torch, TYPES[number])), shape, number, fields["info"])
+                return cls(
+                    torch.tensor(fields["data"], dtype=getattr(torch, TYPES[number])),
+                    shape,
+                    number,
+                    fields["info"],
+                )
             number, axes, length = _HEAD.unpack_from(message)
-            shape, at = struct.unpack_from(f"<{axes}Q", message, _HEAD.size), _HEAD.size + 8 * axes
+            shape, at = (
+                struct.unpack_from(f"<{axes}Q", message, _HEAD.size),
+                _HEAD.size + 8 * axes,
+            )
             dtype, begin = getattr(torch, TYPES[number]), at + length
-            data = torch.frombuffer(message, dtype=dtype, offset=begin) if len(message) > begin else torch.empty(0, dtype=dtype)
+            data = (
+                torch.frombuffer(message, dtype=dtype, offset=begin)
+                if len(message) > begin
+                else torch.empty(0, dtype=dtype)
+            )
             found = cls(data, shape, number, json.loads(message[at:begin]))
             found.data.reshape(shape)
-        except (struct.error, ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:
+        except (
+            struct.error,
+            ValueError,
+            KeyError,
+            IndexError,
+            TypeError,
+            RuntimeError,
+        ) as error:
             raise ConfigError(
-                f"A message of {len(message)} bytes was read as a tensor.", f"It is none: {error}.", "Send it again."
+                f"A message of {len(message)} bytes was read as a tensor.",
+                f"It is none: {error}.",
+                "Send it again.",
             ) from None
         return found

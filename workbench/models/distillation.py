@@ -1,9 +1,13 @@
 """Distill the backbone's hidden states and soft labels into the narrow network's initial weights (PAC+, section IV-C).
 
-The student sees only b_0 (lambda = 0), and its activation after each layer learns the backbone's.  The target is W_down b_i with one
-orthonormal W_down for all taps, their joint principal directions, because a residual stream has one basis.  A backbone without a
-language model head has no labels to give.  Its soft label for a sentence is a distribution over the batch's other sentences, by
-similarity.  Distillation needs only unlabelled text and no validation or test data, so a server can do it once for all devices.
+The student sees only b_0 (lambda = 0), and its activation after each layer learns the backbone's.  The target is W_down
+b_i with one
+orthonormal W_down for all taps, their joint principal directions, because a residual stream has one basis.  A backbone
+without a
+language model head has no labels to give.  Its soft label for a sentence is a distribution over the batch's other
+sentences, by
+similarity.  Distillation needs only unlabelled text and no validation or test data, so a server can do it once for all
+devices.
 """
 
 from __future__ import annotations
@@ -20,9 +24,18 @@ from workbench.core.errors import ConfigError, DamagedError
 from workbench.core.sealed import owner_of
 from workbench.core.serial import to_json
 from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.evaluation import BatchLike, TapStatistics, calibrate, set_statistics
+from workbench.models.evaluation import (
+    BatchLike,
+    TapStatistics,
+    calibrate,
+    set_statistics,
+)
 from workbench.models.initialization import require_own_backbone
-from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
+from workbench.models.optimization import (
+    learning_rate_at,
+    make_optimizer,
+    set_learning_rate,
+)
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.sealed_tensors import load_sealed, save_sealed
 from workbench.models.side_layers import pooling_matrix
@@ -50,19 +63,29 @@ def distill(
     *,
     num_epochs: int = EPOCHS,
 ) -> dict[str, Tensor]:
-    """Return the state_dict of a whole adapter without its task head.  It depends only on the arguments and config.seed.
+    """Return the state_dict of a whole adapter without its task head.  It depends only on the arguments and
+    config.seed.
 
-    epochs: epochs(epoch) returns that epoch's mini-batches, the same number in each.  The state includes the input statistics of the text.
-    Raises ConfigError if the adapter is not for this backbone, or if a mini-batch has only one sample (there is no other sentence).
+    epochs: epochs(epoch) returns that epoch's mini-batches, the same number in each.  The state includes the input
+    statistics of the text.
+    Raises ConfigError if the adapter is not for this backbone, or if a mini-batch has only one sample (there is no
+    other sentence).
     """
     batches = epochs(0)
     require_own_backbone(config, stack)
     if not batches or min(len(batch.input_ids) for batch in batches) < 2:
-        raise ConfigError("Text to distill on was given.", "A mini-batch of it has fewer than 2 samples.", "Give more text.")
+        raise ConfigError(
+            "Text to distill on was given.",
+            "A mini-batch of it has fewer than 2 samples.",
+            "Give more text.",
+        )
     statistics = calibrate(stack, batches[:_CALIBRATION_BATCHES])
     adapter = ParallelAdapter(config)
     set_statistics(adapter, statistics)
-    set_projections(adapter, principal_directions(stack, statistics, batches[:_CALIBRATION_BATCHES], config.width))
+    set_projections(
+        adapter,
+        principal_directions(stack, statistics, batches[:_CALIBRATION_BATCHES], config.width),
+    )
     student = _Student(adapter)
     optimizer = make_optimizer(adapter, WEIGHT_DECAY)
     total_steps = num_epochs * len(batches)
@@ -83,14 +106,23 @@ def distill(
             step += 1
         if progress is not None:
             hidden_mean, label_mean = (sums / len(batches)).tolist()
-            progress(f"Distillation, epoch {epoch + 1} of {num_epochs}: hidden states {hidden_mean:.3f}, soft labels {label_mean:.3f}")
+            progress(
+                f"Distillation, epoch {epoch + 1} of {num_epochs}: hidden states {hidden_mean:.3f}, soft labels "
+                f"{label_mean:.3f}"
+            )
     return student.release()
 
 
-def principal_directions(stack: LayerStack, statistics: TapStatistics, batches: Iterable[BatchLike], width: int) -> Tensor:
+def principal_directions(
+    stack: LayerStack,
+    statistics: TapStatistics,
+    batches: Iterable[BatchLike],
+    width: int,
+) -> Tensor:
     """Return the `width` strongest principal directions of all standardised taps together, (width, d) orthonormal rows.
 
-    The sign of a direction is arbitrary.  We make its largest component positive, so that the result does not depend on the library.
+    The sign of a direction is arbitrary.  We make its largest component positive, so that the result does not depend on
+    the library.
     """
     second_moment = torch.zeros(stack.hidden_size, stack.hidden_size, dtype=torch.float64)
     count = 0
@@ -98,7 +130,11 @@ def principal_directions(stack: LayerStack, statistics: TapStatistics, batches: 
         for batch in batches:
             taps = stack(batch.input_ids, batch.attention_mask)[1]
             for index, tap in enumerate(taps):
-                real = tap.flatten(0, 1) if tap.shape[1] != batch.attention_mask.shape[1] else tap[batch.attention_mask.bool()]
+                real = (
+                    tap.flatten(0, 1)
+                    if tap.shape[1] != batch.attention_mask.shape[1]
+                    else tap[batch.attention_mask.bool()]
+                )
                 values = ((real.float() - statistics.mean[index]) * statistics.inverse_std[index]).double()
                 second_moment += values.T @ values
                 count += len(values)
@@ -122,7 +158,9 @@ def _is_projection(name: str) -> bool:
 
 
 class _Student:
-    """An adapter in training: it sees only the backbone's embedding, its W_down is frozen, and its layers' outputs are recorded."""
+    """An adapter in training: it sees only the backbone's embedding, its W_down is frozen, and its layers' outputs are
+    recorded.
+    """
 
     def __init__(self, adapter: ParallelAdapter) -> None:
         self._adapter = adapter
@@ -134,7 +172,9 @@ class _Student:
                 parameter.zero_()
         self._seen: dict[int, Tensor] = {}
         self._hooks = [
-            layer.register_forward_hook(lambda module, inputs, output, index=int(index): self._seen.update({index: output}))
+            layer.register_forward_hook(
+                lambda module, inputs, output, index=int(index): self._seen.update({index: output})
+            )
             for index, layer in adapter.layers.items()
         ]
 
@@ -158,11 +198,16 @@ class _Student:
         return torch.stack(by_layer).mean(), self._label_loss(side, taps[-1], attention_mask)
 
     def _label_loss(self, side: Tensor, last_hidden: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return the divergence between the student's and the teacher's distribution of similarities among the batch's sentences."""
+        """Return the divergence between the student's and the teacher's distribution of similarities among the batch's
+        sentences.
+        """
         head = self._adapter.last
         assert head is not None, "a whole adapter has a head"
         length = last_hidden.shape[1]
-        share = pooling_matrix(attention_mask if length == attention_mask.shape[1] else torch.ones(len(side), length), side.dtype)
+        share = pooling_matrix(
+            attention_mask if length == attention_mask.shape[1] else torch.ones(len(side), length),
+            side.dtype,
+        )
         student = head.up(torch.bmm(share, head.norm(side[:, -length:])).squeeze(1))
         teacher = (torch.bmm(share, last_hidden.to(side.dtype)).squeeze(1) - head.mean) * head.inverse_std
         own, wanted = (_similarities(one) for one in (student, teacher))
@@ -172,7 +217,11 @@ class _Student:
         """Return the distilled state with the original lambda, and detach from the adapter."""
         for hook in self._hooks:
             hook.remove()
-        state = {name: one.detach().clone() for name, one in self._adapter.state_dict().items() if not name.startswith(_OWN_HEAD)}
+        state = {
+            name: one.detach().clone()
+            for name, one in self._adapter.state_dict().items()
+            if not name.startswith(_OWN_HEAD)
+        }
         return state | self._mixes
 
 
@@ -185,13 +234,24 @@ def _similarities(pooled: Tensor) -> Tensor:
 
 
 def load_distilled(adapter: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load a distilled state into an adapter or a stage of one, except for the task head.  Raises ConfigError if it does not fit."""
+    """Load a distilled state into an adapter or a stage of one, except for the task head.  Raises ConfigError if it
+    does not fit.
+    """
     own = adapter.state_dict()
     wanted = [name for name in own if not name.startswith(_OWN_HEAD)]
-    wrong = next((name for name in wanted if name not in state or state[name].shape != own[name].shape), None)
+    wrong = next(
+        (name for name in wanted if name not in state or state[name].shape != own[name].shape),
+        None,
+    )
     if wrong is not None:
-        found = f"'{wrong}' is {list(state[wrong].shape) if wrong in state else 'missing'}, not {list(own[wrong].shape)}."
-        raise ConfigError("Distilled initial weights were to be used.", found, "Distill for this adapter's shape.")
+        found = (
+            f"'{wrong}' is {list(state[wrong].shape) if wrong in state else 'missing'}, not {list(own[wrong].shape)}."
+        )
+        raise ConfigError(
+            "Distilled initial weights were to be used.",
+            found,
+            "Distill for this adapter's shape.",
+        )
     with torch.no_grad():
         for name in wanted:
             own[name].copy_(state[name])
@@ -200,12 +260,27 @@ def load_distilled(adapter: nn.Module, state: Mapping[str, Tensor]) -> None:
 def distillation_fingerprint(model: str, weights: str, config: ParallelAdapterConfig, texts: Iterable[str]) -> str:
     """Return a digest of everything that a distilled state depends on.
 
-    weights: identifies the backbone's weights (a file's digest, a revision).  Settings of only the task head are left out.
+    weights: identifies the backbone's weights (a file's digest, a revision).  Settings of only the task head are left
+    out.
     """
-    shape = {"hidden": config.hidden_size, "layers": config.num_layers, "reduction": config.reduction, "heads": config.heads}
-    shape |= {"feed_forward": config.feed_forward_factor, "causal": int(config.is_causal), "seed": config.seed}
+    shape = {
+        "hidden": config.hidden_size,
+        "layers": config.num_layers,
+        "reduction": config.reduction,
+        "heads": config.heads,
+    }
+    shape |= {
+        "feed_forward": config.feed_forward_factor,
+        "causal": int(config.is_causal),
+        "seed": config.seed,
+    }
     digest = hashlib.sha256(to_json({"model": model, "weights": weights, "shape": shape}).encode())
-    settings = {"epochs": EPOCHS, "learning_rate": LEARNING_RATE, "weight_decay": WEIGHT_DECAY, "warmup_fraction": WARMUP_FRACTION}
+    settings = {
+        "epochs": EPOCHS,
+        "learning_rate": LEARNING_RATE,
+        "weight_decay": WEIGHT_DECAY,
+        "warmup_fraction": WARMUP_FRACTION,
+    }
     settings |= {"label_weight": LABEL_WEIGHT, "temperature": TEMPERATURE}
     digest.update(to_json(settings).encode())
     for text in texts:

@@ -11,7 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench.core.errors import require_numbers
-from workbench.models.parallel_adapter import IGNORED, ParallelAdapter, ParallelAdapterStage, answered, task_loss
+from workbench.models.parallel_adapter import (
+    IGNORED,
+    ParallelAdapter,
+    ParallelAdapterStage,
+    answered,
+    task_loss,
+)
 from workbench.models.side_layers import WORD_KINDS, SideHead
 from workbench.models.stack import LayerStack
 
@@ -19,11 +25,13 @@ STD_FLOOR_SHARE = 0.05
 """Minimum standard deviation as a share of the tap's median one, so that constant channels do not blow up."""
 
 STD_FLOOR_OF_MEAN = 0.01
-"""Minimum as a share of the channel's own mean.  If a decoder reads only its start token, a whole tap is constant except for rounding."""
+"""Minimum as a share of the channel's own mean.  If a decoder reads only its start token, a whole tap is constant
+except for rounding."""
 
 
 BatchLike = Any
-"""A batch like workbench.tasks.tokenize.Batch: input_ids (n, t), attention_mask (n, t) with 1 for real tokens, sample_ids (n,).
+"""A batch like workbench.tasks.tokenize.Batch: input_ids (n, t), attention_mask (n, t) with 1 for real tokens,
+sample_ids (n,).
 
 labels: (n,), (n, s) for sequence-to-sequence, (n, t) for text generation.
 decoder_ids: (n, s), None without a decoder or if it reads only its start token.
@@ -68,7 +76,9 @@ def calibrate(stack: LayerStack, batches: Iterable[BatchLike]) -> TapStatistics:
 
 def set_statistics(adapter: nn.Module, statistics: TapStatistics) -> None:
     """Write the statistics into the constant buffers of an adapter or of one stage of it."""
-    modules = [(int(index) + 1 + (int(index) >= adapter.config.border), layer.down) for index, layer in adapter.layers.items()]
+    modules = [
+        (int(index) + 1 + (int(index) >= adapter.config.border), layer.down) for index, layer in adapter.layers.items()
+    ]
     if adapter.first is not None:
         modules.append((0, adapter.first))
     modules += [(int(index) + 1, projection) for index, projection in adapter.decoder_first.items()]
@@ -86,18 +96,31 @@ LOWEST = torch.finfo(torch.float32).min
 class Predictions:
     """Logits, labels and sample ids of a split, ordered by sample id.
 
-    logits: (samples, outputs) float32; for sequence-to-sequence the log-likelihoods of the label words; for text generation those of
-    answer_scores; for spans and tags (rows, tokens, outputs), where rows are windows.  labels: (samples,), classes also for label words, or
+    logits: (samples, outputs) float32; for sequence-to-sequence the log-likelihoods of the label words; for text
+    generation those of
+    answer_scores; for spans and tags (rows, tokens, outputs), where rows are windows.  labels: (samples,), classes also
+    for label words, or
     as in a batch.  sample_ids: (samples,) int64.
     """
 
-    def __init__(self, logits: Sequence[Tensor], labels: Sequence[Tensor], sample_ids: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        logits: Sequence[Tensor],
+        labels: Sequence[Tensor],
+        sample_ids: Sequence[Tensor],
+    ) -> None:
         ids = torch.cat(list(sample_ids))
         order = ids.argsort()
-        self.sample_ids, self.labels, self.logits = ids[order], _joined(labels, IGNORED)[order], _joined(logits, LOWEST)[order]
+        self.sample_ids, self.labels, self.logits = (
+            ids[order],
+            _joined(labels, IGNORED)[order],
+            _joined(logits, LOWEST)[order],
+        )
 
     def answers(self, kind: str) -> list[int] | list[float]:
-        """Return the predicted classes, or the predicted numbers for regression.  Raises DivergedError if outputs are NaN or infinite."""
+        """Return the predicted classes, or the predicted numbers for regression.  Raises DivergedError if outputs are
+        NaN or infinite.
+        """
         logits = require_numbers(self.logits, "Predictions")
         return logits.squeeze(1).tolist() if kind == "regression" else logits.argmax(dim=1).tolist()
 
@@ -111,7 +134,9 @@ def _joined(parts: Sequence[Tensor], fill: float) -> Tensor:
     if parts[0].ndim == 1:
         return torch.cat(list(parts))
     widest = max(part.shape[1] for part in parts)
-    return torch.cat([F.pad(part, (0, 0) * (part.ndim - 2) + (0, widest - part.shape[1]), value=fill) for part in parts])
+    return torch.cat(
+        [F.pad(part, (0, 0) * (part.ndim - 2) + (0, widest - part.shape[1]), value=fill) for part in parts]
+    )
 
 
 def predict(stack: LayerStack, adapters: Sequence[ParallelAdapter], batches: Iterable[BatchLike]) -> list[Predictions]:
@@ -138,7 +163,9 @@ class ActivationMemory:
 
 
 def attach_head(stack: LayerStack, adapter: ParallelAdapterStage) -> None:
-    """Attach the backbone's language model head to a whole adapter, or its last stage, for a task of words, unless it already has one."""
+    """Attach the backbone's language model head to a whole adapter, or its last stage, for a task of words, unless it
+    already has one.
+    """
     if adapter.config.kind in WORD_KINDS and not adapter.has_language_model_head:
         assert stack.language_model_head is not None, "a backbone without its head"
         adapter.attach(stack.language_model_head)
@@ -157,7 +184,9 @@ def answer_scores(logits: Tensor, labels: Tensor) -> Tensor:
     logits: (N, V) of the N tokens that have a label.  labels: (n, t), IGNORED outside of the answers.
     """
     real = labels.ne(IGNORED)
-    right = torch.zeros(labels.shape, device=labels.device).masked_scatter(real, logits.argmax(dim=1).eq(labels[real]).float())
+    right = torch.zeros(labels.shape, device=labels.device).masked_scatter(
+        real, logits.argmax(dim=1).eq(labels[real]).float()
+    )
     share = right.sum(dim=1) / real.sum(dim=1).clamp(min=1)
     return torch.stack([task_loss(logits, labels, "text_generation", reduction="none"), share], dim=1)
 
@@ -167,7 +196,9 @@ def _taps(stack: LayerStack, batch: BatchLike) -> list[list[Tensor]]:
     with torch.inference_mode():
         if batch.choices is None:
             return [stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)[1]]
-        assert stack.num_encoder_layers is not None and batch.decoder_ids is not None, "label words for a backbone without a decoder"
+        assert stack.num_encoder_layers is not None and batch.decoder_ids is not None, (
+            "label words for a backbone without a decoder"
+        )
         memory, encoder_taps = stack.stage(0, stack.num_encoder_layers)(batch.input_ids, batch.attention_mask)
         decoder = stack.stage(stack.num_encoder_layers, stack.num_layers)
         start = batch.decoder_ids[:, :1]
@@ -179,7 +210,9 @@ def _taps(stack: LayerStack, batch: BatchLike) -> list[list[Tensor]]:
 
 
 def _score(
-    stack: LayerStack, adapters: Sequence[ParallelAdapter], batches: Iterable[tuple[BatchLike, list[list[Tensor]]]]
+    stack: LayerStack,
+    adapters: Sequence[ParallelAdapter],
+    batches: Iterable[tuple[BatchLike, list[list[Tensor]]]],
 ) -> list[Predictions]:
     logits: list[list[Tensor]] = [[] for _ in adapters]
     labels, sample_ids = [], []

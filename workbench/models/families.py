@@ -36,7 +36,8 @@ class LayerContext:
 class Part:
     """One stack of layers.
 
-    layers, final, position_bias: paths in the base model ('' if the family has none; a checkpoint may lack the final norm).
+    layers, final, position_bias: paths in the base model ('' if the family has none; a checkpoint may lack the final
+    norm).
     embedding: modules by role, as paths; modules missing from a checkpoint are left out.
     weights: a layer's projections by role (query, key, value or all three in one, output, up, down, gate), as paths.
     gated_weights: the same for checkpoints whose layers have a module at the path `gate`.
@@ -57,7 +58,8 @@ class Family(Part):
     """The structure of one Hugging Face architecture: its only stack or its encoder, and properties of the whole model.
 
     rotary: path of the module that makes the tables of rotary positions, '' without.
-    is_pre_norm: whether a block's norm comes before it or after the residual addition; the name of a setting if that varies.
+    is_pre_norm: whether a block's norm comes before it or after the residual addition; the name of a setting if that
+    varies.
     activation: the setting that names the feed-forward network's activation function.
     has_head_bias: whether the language model head has a bias ('final_logits_bias').
     scales_attention: whether scores are divided by the square root of the head size.
@@ -80,7 +82,9 @@ class Family(Part):
 
 def _attention(path: str, *names: str, prefix: str = "") -> dict[str, str]:
     """Return the paths of an attention's projections: names of query, key, value and output, after a path prefix."""
-    return {f"{prefix}{role}": path + name for role, name in zip(("query", "key", "value", "output"), names, strict=True)}
+    return {
+        f"{prefix}{role}": path + name for role, name in zip(("query", "key", "value", "output"), names, strict=True)
+    }
 
 
 def _t5(stack: str, feed_forward: int) -> dict[str, Any]:
@@ -101,10 +105,17 @@ def _t5(stack: str, feed_forward: int) -> dict[str, Any]:
 
 
 def _bart_embedding(stack: str) -> dict[str, str]:
-    return {"words": f"{stack}.embed_tokens", "positions": f"{stack}.embed_positions", "norm": f"{stack}.layernorm_embedding"}
+    return {
+        "words": f"{stack}.embed_tokens",
+        "positions": f"{stack}.embed_positions",
+        "norm": f"{stack}.layernorm_embedding",
+    }
 
 
-_BART_SELF = _attention("self_attn.", "q_proj", "k_proj", "v_proj", "out_proj") | {"up": "fc1", "down": "fc2"}
+_BART_SELF = _attention("self_attn.", "q_proj", "k_proj", "v_proj", "out_proj") | {
+    "up": "fc1",
+    "down": "fc2",
+}
 
 FAMILIES: dict[str, Family] = {
     "bert": Family(
@@ -132,7 +143,12 @@ FAMILIES: dict[str, Family] = {
         final="ln_f",
         is_causal=True,
         is_pre_norm=True,
-        weights={"query_key_value": "attn.c_attn", "output": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"},
+        weights={
+            "query_key_value": "attn.c_attn",
+            "output": "attn.c_proj",
+            "up": "mlp.c_fc",
+            "down": "mlp.c_proj",
+        },
         tiny={"num_attention_heads": 4, "n_inner": 64},
     ),
     "llama": Family(
@@ -146,11 +162,20 @@ FAMILIES: dict[str, Family] = {
         activation="hidden_act",
         weights=_attention("self_attn.", "q_proj", "k_proj", "v_proj", "o_proj")
         | {"gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"},
-        tiny={"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 512},
+        tiny={
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "intermediate_size": 64,
+            "max_position_embeddings": 512,
+        },
     ),
     "opt": Family(
         layers="decoder.layers",
-        embedding={"words": "decoder.embed_tokens", "positions": "decoder.embed_positions", "project_in": "decoder.project_in"},
+        embedding={
+            "words": "decoder.embed_tokens",
+            "positions": "decoder.embed_positions",
+            "project_in": "decoder.project_in",
+        },
         norms=("self_attn_layer_norm", "final_layer_norm"),
         final="decoder.final_layer_norm",
         is_causal=True,
@@ -176,7 +201,13 @@ FAMILIES: dict[str, Family] = {
             ".mlp.fc2.": ".output.dense.",
         },
         weights=_attention("attention.", "q_proj", "k_proj", "v_proj", "o_proj") | {"up": "mlp.fc1", "down": "mlp.fc2"},
-        tiny={"num_attention_heads": 4, "intermediate_size": 64, "image_size": 8, "patch_size": 2, "num_channels": 1},
+        tiny={
+            "num_attention_heads": 4,
+            "intermediate_size": 64,
+            "image_size": 8,
+            "patch_size": 2,
+            "num_channels": 1,
+        },
     ),
     "t5": Family(
         **_t5("encoder", 1),
@@ -195,8 +226,20 @@ FAMILIES: dict[str, Family] = {
         decoder=Part(
             layers="decoder.layers",
             embedding=_bart_embedding("decoder"),
-            norms=("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
-            weights=_BART_SELF | _attention("encoder_attn.", "q_proj", "k_proj", "v_proj", "out_proj", prefix="cross_"),
+            norms=(
+                "self_attn_layer_norm",
+                "encoder_attn_layer_norm",
+                "final_layer_norm",
+            ),
+            weights=_BART_SELF
+            | _attention(
+                "encoder_attn.",
+                "q_proj",
+                "k_proj",
+                "v_proj",
+                "out_proj",
+                prefix="cross_",
+            ),
         ),
         tiny={
             "encoder_attention_heads": 4,
@@ -217,7 +260,8 @@ def family_of(model_type: str) -> Family:
         raise ConfigError(
             f"A model of the family '{model_type}' was asked for.",
             f"Known families are {', '.join(FAMILIES)}.",
-            "Choose another model, or add an entry to workbench/models/families.py: where its embedding, layers and final norm are, "
+            "Choose another model, or add an entry to workbench/models/families.py: where its embedding, layers "
+            "and final norm are, "
             "how one layer is called, and which of a layer's modules project.",
         )
     return FAMILIES[model_type]
@@ -237,7 +281,8 @@ def words_of(modules: Any) -> Any:
 def embed_words(modules: Any, ids: Tensor) -> Tensor:
     """Return b_0 (n, t, d) of token ids (n, t), using the embedding modules of the family.
 
-    OPT-350m's word embedding is narrower than d and is projected up.  GPT-2, OPT and BART add learned positions, and BART normalises.
+    OPT-350m's word embedding is narrower than d and is projected up.  GPT-2, OPT and BART add learned positions, and
+    BART normalises.
     Llama and T5 apply positions in the attention.
     """
     hidden = words_of(modules)(ids)
@@ -253,10 +298,15 @@ def embed_words(modules: Any, ids: Tensor) -> Tensor:
 def embed_image(embeddings: Any, patches: Tensor) -> Tensor:
     """Reassemble an image from its patches and call ViT's embedding.
 
-    patches: (n, t, channels x patch x patch) uint8: the class token's (ignored), the image's, and any padding at the end.
+    patches: (n, t, channels x patch x patch) uint8: the class token's (ignored), the image's, and any padding at the
+    end.
     """
     projection: nn.Conv2d = embeddings.patch_embeddings.projection
-    channels, height, width = projection.in_channels, projection.kernel_size[0], projection.kernel_size[1]
+    channels, height, width = (
+        projection.in_channels,
+        projection.kernel_size[0],
+        projection.kernel_size[1],
+    )
     rows, columns = (side // patch for side, patch in zip(embeddings.image_size, (height, width), strict=True))
     if patches.ndim != 3 or patches.shape[1] <= rows * columns or patches.shape[2] != channels * height * width:
         raise ConfigError(
@@ -279,5 +329,9 @@ def call_layer(layer: nn.Module, hidden: Tensor, context: LayerContext) -> Tenso
         "encoder_hidden_states": context.memory,
         "encoder_attention_mask": context.memory_mask,
     }
-    output = layer(hidden, attention_mask=context.mask, **{name: value for name, value in named.items() if value is not None})
+    output = layer(
+        hidden,
+        attention_mask=context.mask,
+        **{name: value for name, value in named.items() if value is not None},
+    )
     return output[0] if isinstance(output, tuple) else output

@@ -1,4 +1,6 @@
-"""Find a model's files: embedded, in a local folder, or on the hub.  Refuses a folder whose files do not match its configuration."""
+"""Find a model's files: embedded, in a local folder, or on the hub.  Refuses a folder whose files do not match its
+configuration.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,24 @@ def known_models() -> str:
 
 def suggestion(name: str) -> str:
     """Return advice for an unknown model name."""
-    known = (*EMBEDDED_MODELS, *(f"tiny-{family}" for family in FAMILIES), *_HUB_NAMES_WITHOUT_OWNER)
+    known = (
+        *EMBEDDED_MODELS,
+        *(f"tiny-{family}" for family in FAMILIES),
+        *_HUB_NAMES_WITHOUT_OWNER,
+    )
     return did_you_mean(name, known, "Choose one of them, a folder or a hub name.")
 
 
 def brought_folder(name: str, cache: Path) -> Path:
-    """Return the folder in which a real device keeps a model's files that were sent to it, whatever the name means elsewhere."""
+    """Return the folder in which a real device keeps a model's files that were sent to it, whatever the name means
+    elsewhere.
+    """
     return cache / "brought" / hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 def locate(name: str) -> Path | str:
-    """Return the folder of an embedded or local model, or the hub name itself.  On a real device: the folder of the files sent to it.
+    """Return the folder of an embedded or local model, or the hub name itself.  On a real device: the folder of the
+    files sent to it.
 
     Raises ConfigError for a name that can be neither, MissingDataError for an embedded model that was not fetched.
     """
@@ -53,7 +62,11 @@ def locate(name: str) -> Path | str:
     folder = user_path(name, "The model")
     if name and folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ConfigError(f"The model folder '{name}' was asked for.", "It has no config.json.", "Give a Hugging Face model folder.")
+            raise ConfigError(
+                f"The model folder '{name}' was asked for.",
+                "It has no config.json.",
+                "Give a Hugging Face model folder.",
+            )
         return folder
     if name in _HUB_NAMES_WITHOUT_OWNER or _HUB_NAME.fullmatch(name):
         return name
@@ -69,17 +82,28 @@ def loaded(name: str, load: Callable[[bool], Any]) -> Any:
 
     Raises MissingDataError for unusable files and without a hub, ConfigError if the hub does not know the name.
     """
-    asked, todo = f"The model '{name}' was asked for.", f"Connect to the network, give a model folder, or choose one of {known_models()}."
+    asked, todo = (
+        f"The model '{name}' was asked for.",
+        f"Connect to the network, give a model folder, or choose one of {known_models()}.",
+    )
     if isinstance(locate(name), Path):
         try:
             return load(True)
         except Exception as error:  # libraries raise many kinds of errors for a user's files
-            raise refused(name, f"Its folder does not load: {in_one_line(error)}.", "Check its files.") from error
+            raise refused(
+                name,
+                f"Its folder does not load: {in_one_line(error)}.",
+                "Check its files.",
+            ) from error
     try:
         return load(True)
     except (OSError, ValueError):
         if not hub_is_reachable():
-            raise MissingDataError(asked, f"It is not in the local cache, and {hub_endpoint()} cannot be reached.", todo) from None
+            raise MissingDataError(
+                asked,
+                f"It is not in the local cache, and {hub_endpoint()} cannot be reached.",
+                todo,
+            ) from None
     try:
         return load(False)
     except OSError as error:
@@ -92,7 +116,16 @@ def loaded(name: str, load: Callable[[bool], Any]) -> Any:
 MOST_LAYERS, MOST_UNITS, MOST_TOKENS = 1_000, 100_000, 100_000_000
 _LIMITS = {
     **dict.fromkeys(("num_hidden_layers", "num_decoder_layers", "decoder_layers"), MOST_LAYERS),
-    **dict.fromkeys(("hidden_size", "num_attention_heads", "num_key_value_heads", "decoder_attention_heads", "num_labels"), MOST_UNITS),
+    **dict.fromkeys(
+        (
+            "hidden_size",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "decoder_attention_heads",
+            "num_labels",
+        ),
+        MOST_UNITS,
+    ),
     **dict.fromkeys(("vocab_size", "max_position_embeddings"), MOST_TOKENS),
 }
 """Largest value of each size in a configuration, by transformers' common name for it.  A larger one is invalid."""
@@ -103,7 +136,8 @@ SHOWN_MISSING = 3
 def require_settings(name: str, settings: Mapping[str, Any], common_names: Mapping[str, str]) -> None:
     """Reject the settings of a config.json that no model can have, before transformers makes a configuration of them.
 
-    Missing settings and None are allowed.  common_names: a family's own name of each setting that has a common one (`n_embd` of
+    Missing settings and None are allowed.  common_names: a family's own name of each setting that has a common one
+    (`n_embd` of
     `hidden_size`).  Raises MissingDataError.
     """
     for common, most in _LIMITS.items():
@@ -127,23 +161,35 @@ def require_layers(name: str, config: Any, tensors: Mapping[str, object]) -> Non
     family = family_of(config.model_type)
     parts: list[tuple[Part, str]] = [(family, "num_hidden_layers")]
     if family.decoder is not None:
-        encoder, decoder = ("num_layers", "num_decoder_layers") if config.model_type == "t5" else ("encoder_layers", "decoder_layers")
+        encoder, decoder = (
+            ("num_layers", "num_decoder_layers") if config.model_type == "t5" else ("encoder_layers", "decoder_layers")
+        )
         parts = [(family, encoder), (family.decoder, decoder)]
     for part, field in parts:
         path = part.layers
         for ours, theirs in family.stored_names.items():
             path = path.replace(ours.rstrip("."), theirs.rstrip(".")) if ours.rstrip(".") == path else path
-        stored = {int(match[1]) for match in (re.search(rf"(?:^|\.){re.escape(path)}\.(\d+)\.", key) for key in tensors) if match}
+        stored = {
+            int(match[1])
+            for match in (re.search(rf"(?:^|\.){re.escape(path)}\.(\d+)\.", key) for key in tensors)
+            if match
+        }
         count = getattr(config, field)
         if stored and count != len(stored):
-            raise refused(name, f"Its files hold {len(stored)} layers, its configuration has {field} = {count}.", "Take both of one model.")
+            raise refused(
+                name,
+                f"Its files hold {len(stored)} layers, its configuration has {field} = {count}.",
+                "Take both of one model.",
+            )
 
 
 def require_whole(name: str, found: Mapping[str, Any]) -> None:
     """Raise MissingDataError if a checkpoint left parameters at random values.  found: transformers' loading_info."""
     for key, stored, expected in sorted(found["mismatched_keys"]):
         raise refused(
-            name, f"Its {key} is {tuple(stored)}, by its configuration {tuple(expected)}.", "Take weights and configuration of one model."
+            name,
+            f"Its {key} is {tuple(stored)}, by its configuration {tuple(expected)}.",
+            "Take weights and configuration of one model.",
         )
     missing = sorted(found["missing_keys"])
     if missing:

@@ -1,9 +1,13 @@
-"""Initial weights of Parallel Adapters: the backbone pruned by magnitude, Gaussian, fan-in or zero (PAC+, section IV-C).
+"""Initial weights of Parallel Adapters: the backbone pruned by magnitude, Gaussian, fan-in or zero (PAC+, section
+IV-C).
 
-Uniform slicing: one set of hidden channels for the whole model (because the residual stream ties the layers together), and a
-separate set of feed-forward neurons and attention channels for each layer.  A channel's importance is the L2 norm of all its weights.
+Uniform slicing: one set of hidden channels for the whole model (because the residual stream ties the layers together),
+and a
+separate set of feed-forward neurons and attention channels for each layer.  A channel's importance is the L2 norm of
+all its weights.
 
-Torch-Pruning, the toolkit used in the paper (Fang et al., CVPR 2023), is an alternative for BERT.  It traces the model, finds the
+Torch-Pruning, the toolkit used in the paper (Fang et al., CVPR 2023), is an alternative for BERT.  It traces the model,
+finds the
 channels that depend on each other and removes those with the smallest norm.
 """
 
@@ -28,8 +32,10 @@ from workbench.models.stack import LayerStack, part_of
 def copy_pruned(adapter: Any, stack: LayerStack) -> None:
     """Overwrite an adapter's projections with slices of the backbone's.  Both must have the same L and d.
 
-    W_down of b_i selects the kept channels, W_up puts them back, attention and feed-forward weights are the kept rows and columns.
-    Slices are scaled by sqrt(d / kept), so that sums over fewer inputs keep their magnitude.  Norms, biases and lambdas keep their
+    W_down of b_i selects the kept channels, W_up puts them back, attention and feed-forward weights are the kept rows
+    and columns.
+    Slices are scaled by sqrt(d / kept), so that sums over fewer inputs keep their magnitude.  Norms, biases and lambdas
+    keep their
     initial values: the side network normalises its own activations, whose scale differs from the backbone's.
     """
     config = adapter.config
@@ -38,7 +44,13 @@ def copy_pruned(adapter: Any, stack: LayerStack) -> None:
     hidden = top(sum(hidden_importance(part) for part in parts), config.width)
 
     def copy_layer(side: Any, index: int) -> None:
-        _copy_layer(side, parts[index], hidden, num_heads(stack, index), scales_attention=stack.family.scales_attention)
+        _copy_layer(
+            side,
+            parts[index],
+            hidden,
+            num_heads(stack, index),
+            scales_attention=stack.family.scales_attention,
+        )
 
     copy_kept(adapter, hidden, copy_layer)
 
@@ -52,17 +64,27 @@ def require_own_backbone(config: Any, stack: LayerStack, asked: str = "An adapte
     for name in SHAPE:
         if (own := getattr(config, name)) != (other := getattr(stack, name)):
             todo = "Use its own backbone, or make the configuration by adapter_config(model)."
-            raise ConfigError(f"{asked} was asked for.", f"Its {name} is {own}, the backbone's is {other}.", todo)
+            raise ConfigError(
+                f"{asked} was asked for.",
+                f"Its {name} is {own}, the backbone's is {other}.",
+                todo,
+            )
 
 
 @torch.no_grad()
 def copy_kept(adapter: Any, hidden: Tensor, copy_layer: Callable[[Any, int], None]) -> None:
-    """Make every W_down select the kept hidden channels and W_up put them back.  copy_layer: writes a side layer's own projections."""
+    """Make every W_down select the kept hidden channels and W_up put them back.  copy_layer: writes a side layer's own
+    projections.
+    """
     rows = torch.arange(len(hidden))
     for index, side in adapter.layers.items():
         copy_layer(side, int(index))
     first = [] if adapter.first is None else [adapter.first]
-    for projection in (*first, *adapter.decoder_first.values(), *(side.down for side in adapter.layers.values())):
+    for projection in (
+        *first,
+        *adapter.decoder_first.values(),
+        *(side.down for side in adapter.layers.values()),
+    ):
         projection.weight.zero_()
         projection.weight[rows, hidden] = 1.0
     if adapter.last is not None:
@@ -77,7 +99,8 @@ def num_heads(stack: LayerStack, index: int) -> int:
 
 
 def layer_weights(stack: LayerStack, index: int) -> dict[str, Tensor]:
-    """Return one layer's matrices by role, (outputs, inputs) each: query, key, value, output, up, down, and a decoder's cross_query ...
+    """Return one layer's matrices by role, (outputs, inputs) each: query, key, value, output, up, down, and a decoder's
+    cross_query ...
 
     Grouped key and value heads are repeated, so that all have as many rows as the queries.
     """
@@ -85,8 +108,17 @@ def layer_weights(stack: LayerStack, index: int) -> dict[str, Tensor]:
     paths = stack.layer_paths(index)
     weights = {role: dense_weight(layer.get_submodule(path)).detach().float() for role, path in paths.items()}
     if "query_key_value" in weights:
-        weights |= dict(zip(("query", "key", "value"), weights.pop("query_key_value").chunk(3), strict=True))
-    rows, head_size = len(weights["query"]), len(weights["query"]) // num_heads(stack, index)
+        weights |= dict(
+            zip(
+                ("query", "key", "value"),
+                weights.pop("query_key_value").chunk(3),
+                strict=True,
+            )
+        )
+    rows, head_size = (
+        len(weights["query"]),
+        len(weights["query"]) // num_heads(stack, index),
+    )
     for role in ("key", "value"):
         weight = weights[role]
         if len(weight) < rows:
@@ -108,13 +140,24 @@ def top(importance: Any, count: int) -> Tensor:
     return torch.topk(importance, count).indices.sort().values
 
 
-def _copy_layer(side: Any, weights: dict[str, Tensor], hidden: Tensor, backbone_heads: int, *, scales_attention: bool) -> None:
-    query, key, value, output = _attention(weights, hidden, backbone_heads, side.heads, scales_attention=scales_attention)
+def _copy_layer(
+    side: Any,
+    weights: dict[str, Tensor],
+    hidden: Tensor,
+    backbone_heads: int,
+    *,
+    scales_attention: bool,
+) -> None:
+    query, key, value, output = _attention(
+        weights, hidden, backbone_heads, side.heads, scales_attention=scales_attention
+    )
     side.query_key_value.weight.copy_(torch.cat([query, key, value]))
     side.attention_output.weight.copy_(output)
     if side.cross is not None:
         cross = {role.removeprefix("cross_"): weight for role, weight in weights.items() if role.startswith("cross_")}
-        query, key, value, output = _attention(cross, hidden, backbone_heads, side.heads, scales_attention=scales_attention)
+        query, key, value, output = _attention(
+            cross, hidden, backbone_heads, side.heads, scales_attention=scales_attention
+        )
         side.cross.query.weight.copy_(query)
         side.cross.key_value.weight.copy_(torch.cat([key, value]))
         side.cross.output.weight.copy_(output)
@@ -126,7 +169,12 @@ def _copy_layer(side: Any, weights: dict[str, Tensor], hidden: Tensor, backbone_
 
 
 def _attention(
-    weights: dict[str, Tensor], hidden: Tensor, backbone_heads: int, heads: int, *, scales_attention: bool
+    weights: dict[str, Tensor],
+    hidden: Tensor,
+    backbone_heads: int,
+    heads: int,
+    *,
+    scales_attention: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the slices of query, key, value and output."""
     width = len(hidden)
@@ -135,7 +183,12 @@ def _attention(
     query, key, value = (weights[role][kept][:, hidden] * size for role in ("query", "key", "value"))
     if not scales_attention:
         query = query * (width // heads) ** 0.5  # cancels the scaling in the side network's attention
-    return query, key, value, weights["output"][hidden][:, kept] * scale(weights["output"].shape[1], width)
+    return (
+        query,
+        key,
+        value,
+        weights["output"][hidden][:, kept] * scale(weights["output"].shape[1], width),
+    )
 
 
 def attention_channels(weights: dict[str, Tensor], backbone_heads: int, heads: int, width: int) -> Tensor:
@@ -143,7 +196,9 @@ def attention_channels(weights: dict[str, Tensor], backbone_heads: int, heads: i
 
     If the backbone has too few or too narrow heads, the best channels of all heads are kept.
     """
-    importance = sum(weights[role].square().sum(dim=1) for role in ("query", "key", "value")) + weights["output"].square().sum(dim=0)
+    importance = sum(weights[role].square().sum(dim=1) for role in ("query", "key", "value")) + weights[
+        "output"
+    ].square().sum(dim=0)
     by_head = importance.view(backbone_heads, -1)
     if heads > backbone_heads or width // heads > by_head.shape[1]:
         return top(importance, width)
@@ -168,18 +223,31 @@ BRANCH_ENDS = (".attention_output.", ".cross.output.", ".contract.")
 def initialize(adapter: nn.Module, how: How, *, stack: LayerStack | None = None) -> None:
     """Initialize an adapter (or a stage of one).  Each parameter depends on its config's seed and its name.
 
-    how: 'fan_in' draws from N(0, 1 / inputs), 'gaussian' from N(0, 0.02^2), 'pruned' slices the backbone `stack` by magnitude.
-    'zero' sets the last projection of each residual branch to zero, as LoRA does with B: each branch starts with output 0 and then learns.
-    'all_zero' sets all projections inside the side layers to zero, as the paper literally says.  No gradient then reaches either end of
+    how: 'fan_in' draws from N(0, 1 / inputs), 'gaussian' from N(0, 0.02^2), 'pruned' slices the backbone `stack` by
+    magnitude.
+    'zero' sets the last projection of each residual branch to zero, as LoRA does with B: each branch starts with output
+    0 and then learns.
+    'all_zero' sets all projections inside the side layers to zero, as the paper literally says.  No gradient then
+    reaches either end of
     a branch, so its projections never change.
     """
     check_choice("initialization", how, get_args(How))
     with torch.no_grad():
         for name, parameter in adapter.named_parameters():
-            _initialize_one(name, parameter, how, int(adapter.config.seed), predicts_words=adapter.config.kind in WORD_KINDS)
+            _initialize_one(
+                name,
+                parameter,
+                how,
+                int(adapter.config.seed),
+                predicts_words=adapter.config.kind in WORD_KINDS,
+            )
     if how == "pruned":
         if stack is None:
-            raise ConfigError("A pruned initialization was asked for.", "No backbone was given.", "Pass stack=.")
+            raise ConfigError(
+                "A pruned initialization was asked for.",
+                "No backbone was given.",
+                "Pass stack=.",
+            )
         copy_pruned(adapter, stack)
 
 
@@ -209,7 +277,8 @@ def seeded_generator(seed: int, name: str) -> torch.Generator:
 
 
 PRUNED_FAMILY = "bert"
-"""Of the others, the trace finds no dependencies through rotary positions, RMSNorm, or heads that share keys and values."""
+"""Of the others, the trace finds no dependencies through rotary positions, RMSNorm, or heads that share keys and
+values."""
 _TRACE_TOKENS = 4
 
 
@@ -221,10 +290,21 @@ def require_torch_pruning(family: str, *, config: Any, num_heads: int) -> None:
     asked = "An initialization by Torch-Pruning"
     if family != PRUNED_FAMILY:
         found = f"Its trace does not take '{family}' apart; it does {PRUNED_FAMILY}."
-        raise ConfigError(f"{asked} for a backbone of the family '{family}' was asked for.", found, "Choose the initialization 'pruned'.")
+        raise ConfigError(
+            f"{asked} for a backbone of the family '{family}' was asked for.",
+            found,
+            "Choose the initialization 'pruned'.",
+        )
     if find_spec("torch_pruning") is None:
-        todo = "Install the extra 'pruning' (pip install 'edge-llm-workbench[pruning]'), or choose the initialization 'pruned'."
-        raise ConfigError(f"{asked} was asked for.", "The package torch-pruning is not installed.", todo)
+        todo = (
+            "Install the extra 'pruning' (pip install 'edge-llm-workbench[pruning]'), or choose the initialization "
+            "'pruned'."
+        )
+        raise ConfigError(
+            f"{asked} was asked for.",
+            "The package torch-pruning is not installed.",
+            todo,
+        )
     _kept_heads(config.width, config.heads, config.hidden_size, num_heads)
 
 
@@ -236,15 +316,22 @@ def _kept_heads(width: int, heads: int, hidden_size: int, num_heads: int) -> int
     kept = heads if heads <= num_heads and width // heads <= hidden_size // num_heads else num_heads
     if width % kept:
         found = f"Its {num_heads} heads do not share {width} channels evenly."
-        raise ConfigError("An initialization by Torch-Pruning was asked for.", found, "Choose the initialization 'pruned'.")
+        raise ConfigError(
+            "An initialization by Torch-Pruning was asked for.",
+            found,
+            "Choose the initialization 'pruned'.",
+        )
     return kept
 
 
 def copy_torch_pruned(adapter: Any, stack: LayerStack) -> None:
-    """Overwrite an adapter's (or a stage's) projections with the backbone pruned by Torch-Pruning.  The backbone does not change.
+    """Overwrite an adapter's (or a stage's) projections with the backbone pruned by Torch-Pruning.  The backbone does
+    not change.
 
-    Attention keeps the best channels of the best heads, one head for each side head.  As in `copy_pruned`, W_down selects the kept hidden
-    channels, W_up puts them back, weights are scaled by sqrt(d / kept), and norms, biases and lambdas keep their initial values.
+    Attention keeps the best channels of the best heads, one head for each side head.  As in `copy_pruned`, W_down
+    selects the kept hidden
+    channels, W_up puts them back, weights are scaled by sqrt(d / kept), and norms, biases and lambdas keep their
+    initial values.
     Raises ConfigError as `require_torch_pruning` does, or if the shapes are impossible.
     """
     config = adapter.config
@@ -252,7 +339,11 @@ def copy_torch_pruned(adapter: Any, stack: LayerStack) -> None:
     require_own_backbone(config, stack)
     neurons = next(iter(adapter.layers.values())).expand.out_features
     narrow, hidden = _prune(stack, config.width, config.heads, neurons)
-    copy_kept(adapter, hidden, lambda side, index: _copy_narrow(side, narrow.layers[index], stack, index))
+    copy_kept(
+        adapter,
+        hidden,
+        lambda side, index: _copy_narrow(side, narrow.layers[index], stack, index),
+    )
 
 
 def _prune(stack: LayerStack, width: int, heads: int, neurons: int) -> tuple[LayerStack, Tensor]:
@@ -263,7 +354,9 @@ def _prune(stack: LayerStack, width: int, heads: int, neurons: int) -> tuple[Lay
     backbone_heads = stack.config.num_attention_heads
     kept_heads = _kept_heads(width, heads, stack.hidden_size, backbone_heads)
     by_heads = kept_heads == heads
-    attention = [narrow_weight(narrow, layer, role) for layer in range(narrow.num_layers) for role in ("query", "key", "value")]
+    attention = [
+        narrow_weight(narrow, layer, role) for layer in range(narrow.num_layers) for role in ("query", "key", "value")
+    ]
     ups = [narrow_weight(narrow, layer, "up") for layer in range(narrow.num_layers)]
     channels = len(attention[0].weight) * kept_heads // backbone_heads
     ratios: dict[Any, float] = dict.fromkeys(attention, 1 - width / channels)
@@ -272,12 +365,19 @@ def _prune(stack: LayerStack, width: int, heads: int, neurons: int) -> tuple[Lay
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns about parameters that it does not prune
         pruner = torch_pruning.pruner.BasePruner(
-            _Trace(narrow), torch.zeros(1, _TRACE_TOKENS, dtype=torch.int64), importance=torch_pruning.importance.MagnitudeImportance(p=2),
-            pruning_ratio=1 - width / stack.hidden_size, pruning_ratio_dict=ratios,
-            num_heads=dict.fromkeys(attention, backbone_heads), prune_num_heads=by_heads, prune_head_dims=True,
+            _Trace(narrow),
+            torch.zeros(1, _TRACE_TOKENS, dtype=torch.int64),
+            importance=torch_pruning.importance.MagnitudeImportance(p=2),
+            pruning_ratio=1 - width / stack.hidden_size,
+            pruning_ratio_dict=ratios,
+            num_heads=dict.fromkeys(attention, backbone_heads),
+            prune_num_heads=by_heads,
+            prune_head_dims=True,
             head_pruning_ratio=1 - kept_heads / backbone_heads,
-        )  # fmt: skip
-        writers = {narrow_weight(narrow, layer, role) for layer in range(narrow.num_layers) for role in ("output", "down")}
+        )
+        writers = {
+            narrow_weight(narrow, layer, role) for layer in range(narrow.num_layers) for role in ("output", "down")
+        }
         for group in pruner.step(interactive=True):
             for dependency, removed in group:
                 is_output = dependency.handler.__name__ == "prune_out_channels"
@@ -308,7 +408,11 @@ def _copy_narrow(side: Any, layer: nn.Module, stack: LayerStack, index: int) -> 
     width = side.query_key_value.in_features
     if weights["query"].shape != (width, width):
         found = f"Of layer {index} it left {list(weights['query'].shape)} query weights, not {[width, width]}."
-        raise ConfigError("An initialization by Torch-Pruning was asked for.", found, "Choose the initialization 'pruned'.")
+        raise ConfigError(
+            "An initialization by Torch-Pruning was asked for.",
+            found,
+            "Choose the initialization 'pruned'.",
+        )
     size = scale(stack.hidden_size, width)
     side.query_key_value.weight.copy_(torch.cat([weights[role] for role in ("query", "key", "value")]) * size)
     side.attention_output.weight.copy_(weights["output"] * size)

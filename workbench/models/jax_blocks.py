@@ -1,6 +1,7 @@
 """Compute encoder blocks of BERT and DistilBERT with JAX: jit forward, vjp backward (Confidant, section 3.5).
 
-Parameters and gradients stay in the torch layers, and JAX accesses them through DLPack.  Optimizer, snapshots and stashed versions
+Parameters and gradients stay in the torch layers, and JAX accesses them through DLPack.  Optimizer, snapshots and
+stashed versions
 therefore remain the runtime's.  Import this module after `require_jax`.
 """
 
@@ -19,7 +20,11 @@ from workbench.models.cross_framework import from_torch, to_torch
 from workbench.models.stack import BackboneStage
 from workbench.models.techniques import TechniqueStage
 
-_ACTIVATIONS = {"gelu": partial(jax.nn.gelu, approximate=False), "gelu_new": jax.nn.gelu, "relu": jax.nn.relu}
+_ACTIVATIONS = {
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_new": jax.nn.gelu,
+    "relu": jax.nn.relu,
+}
 _ROLES = ("query", "key", "value", "output", "up", "down")
 Weights = dict[str, jax.Array]
 
@@ -58,12 +63,27 @@ def _block(shape: BlockShape, weights: Weights, hidden: jax.Array, bias: jax.Arr
     scores = jnp.einsum("nqhe,nkhe->nhqk", query, key) * query.shape[-1] ** -0.5 + bias
     attended = jnp.einsum("nhqk,nkhe->nqhe", jax.nn.softmax(scores), value).reshape(hidden.shape)
     hidden = _norm(weights, 0, hidden + linear("output", attended), shape.eps[0])
-    return _norm(weights, 1, hidden + linear("down", _ACTIVATIONS[shape.activation](linear("up", hidden))), shape.eps[1])
+    return _norm(
+        weights,
+        1,
+        hidden + linear("down", _ACTIVATIONS[shape.activation](linear("up", hidden))),
+        shape.eps[1],
+    )
 
 
 @partial(jax.jit, static_argnums=0)
-def _forward(shape: BlockShape, trained: Weights, frozen: Weights, hidden: jax.Array, bias: jax.Array) -> Any:
-    return jax.vjp(lambda trained, hidden: _block(shape, trained | frozen, hidden, bias), trained, hidden)
+def _forward(
+    shape: BlockShape,
+    trained: Weights,
+    frozen: Weights,
+    hidden: jax.Array,
+    bias: jax.Array,
+) -> Any:
+    return jax.vjp(
+        lambda trained, hidden: _block(shape, trained | frozen, hidden, bias),
+        trained,
+        hidden,
+    )
 
 
 @jax.jit
@@ -81,7 +101,9 @@ class _Block:
             module: Any = layer.get_submodule(backbone.family.weights[role])
             if hasattr(module, "base_layer"):  # from peft
                 scale = module.scaling["default"]
-                self._parameters |= {f"{role}.{name}": getattr(module, name)["default"].weight for name in ("lora_A", "lora_B")}
+                self._parameters |= {
+                    f"{role}.{name}": getattr(module, name)["default"].weight for name in ("lora_A", "lora_B")
+                }
                 module = module.base_layer
             self._parameters |= {f"{role}.{name}": one for name, one in module.named_parameters()}
         norms: list[Any] = [layer.get_submodule(path) for path in backbone.family.norms]
@@ -108,25 +130,35 @@ class _Block:
 
 
 class JaxBlocks:
-    """All blocks of a stage.  activation: name of the feed-forward activation function.  heads: number of attention heads."""
+    """All blocks of a stage.  activation: name of the feed-forward activation function.  heads: number of attention
+    heads.
+    """
 
     def __init__(self, model: TechniqueStage, *, activation: str, heads: int) -> None:
         self._width = model.backbone.hidden_size
-        self._blocks = [_Block(layer, model.backbone, activation=activation, heads=heads) for layer in model.backbone.layers.values()]
+        self._blocks = [
+            _Block(layer, model.backbone, activation=activation, heads=heads)
+            for layer in model.backbone.layers.values()
+        ]
 
     def forward(self, hidden: Tensor, attention_mask: Tensor) -> tuple[Tensor, list[Any]]:
-        """Return the output (n, t, d), and the pullbacks for `backward`.  hidden: (n, t, d).  attention_mask: (n, t), 1 for real tokens."""
+        """Return the output (n, t, d), and the pullbacks for `backward`.  hidden: (n, t, d).  attention_mask: (n, t), 1
+        for real tokens.
+        """
         lowest = torch.finfo(hidden.dtype).min
         bias = from_torch((1 - attention_mask[:, None, None, :]).to(hidden.dtype) * lowest, "jax")
         at, pullbacks = from_torch(hidden, "jax"), []
         for block in self._blocks:
             at, pullback = block.forward(at, bias)
             pullbacks.append(pullback)
-        # JAX computes asynchronously and reads torch's memory.  Wait here, because torch may change the weights afterwards.
+        # JAX computes asynchronously and reads torch's memory.  Wait here, because torch may change the weights
+        # afterwards.
         return to_torch(jax.block_until_ready(at)), pullbacks
 
     def backward(self, pullbacks: list[Any], gradient: Tensor) -> Tensor:
-        """Add the trainable parameters' gradients, and return the input's gradient, (n, t, d).  gradient: of the output."""
+        """Add the trainable parameters' gradients, and return the input's gradient, (n, t, d).  gradient: of the
+        output.
+        """
         at = from_torch(gradient, "jax")
         for block, pullback in zip(reversed(self._blocks), reversed(pullbacks), strict=True):
             at = block.backward(pullback, at)
@@ -135,6 +167,9 @@ class JaxBlocks:
     def compile(self, sizes: Iterable[tuple[int, int]]) -> None:
         """Compile for batches of these (samples, tokens).  All blocks share the compiled code."""
         for samples, tokens in sizes:
-            hidden, bias = (from_torch(torch.zeros(shape), "jax") for shape in ((samples, tokens, self._width), (samples, 1, 1, tokens)))
+            hidden, bias = (
+                from_torch(torch.zeros(shape), "jax")
+                for shape in ((samples, tokens, self._width), (samples, 1, 1, tokens))
+            )
             output, pullback = self._blocks[0].forward(hidden, bias)
             self._blocks[0].backward(pullback, output, adds=False)

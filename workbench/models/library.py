@@ -1,4 +1,5 @@
-"""Parallel Adapters as a library: for any supported Hugging Face model, in a plain loop or with transformers' Trainer (PAC+, IV-A).
+"""Parallel Adapters as a library: for any supported Hugging Face model, in a plain loop or with transformers' Trainer
+(PAC+, IV-A).
 
     model = get_parallel_adapter_model(AutoModel.from_pretrained(...), num_outputs=2)
     loss = model(input_ids, attention_mask, labels=labels).loss
@@ -24,12 +25,22 @@ from workbench.models.initialization import SHAPE, How, initialize, require_own_
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import IGNORED, ParallelAdapter, task_loss
 from workbench.models.products import head_of
-from workbench.models.quantization import QuantizationConfig, StoredWeight, held_bytes, quantize
+from workbench.models.quantization import (
+    QuantizationConfig,
+    StoredWeight,
+    held_bytes,
+    quantize,
+)
 from workbench.models.saving import TrainedDescription, load_adapter, save_adapter
 from workbench.models.side_layers import ids_of_texts
 from workbench.models.stack import LayerStack
 
-__all__ = ["ParallelAdapterConfig", "ParallelAdapterModel", "adapter_config", "get_parallel_adapter_model"]
+__all__ = [
+    "ParallelAdapterConfig",
+    "ParallelAdapterModel",
+    "adapter_config",
+    "get_parallel_adapter_model",
+]
 
 
 def get_parallel_adapter_model(
@@ -51,7 +62,11 @@ def get_parallel_adapter_model(
     if config is None:
         config = _config(stack, options)
     elif options:
-        raise ConfigError(f"A config and the options {', '.join(options)} were given.", "They may contradict.", "Give one of them.")
+        raise ConfigError(
+            f"A config and the options {', '.join(options)} were given.",
+            "They may contradict.",
+            "Give one of them.",
+        )
     require_own_backbone(config, stack, f"A parallel adapter for '{name}'")
     adapter = ParallelAdapter(config)
     if initialization != "fan_in":
@@ -60,9 +75,11 @@ def get_parallel_adapter_model(
 
 
 def adapter_config(model: Any, **options: Any) -> ParallelAdapterConfig:
-    """Return a configuration with the model's hidden_size, num_layers, causality and decoder.  options: its other fields.
+    """Return a configuration with the model's hidden_size, num_layers, causality and decoder.  options: its other
+    fields.
 
-    model: a Hugging Face model, or a model's name.  Raises ConfigError for an unsupported family and for unknown options.
+    model: a Hugging Face model, or a model's name.  Raises ConfigError for an unsupported family and for unknown
+    options.
     """
     return _config(_stack(model)[1], options)
 
@@ -70,15 +87,25 @@ def adapter_config(model: Any, **options: Any) -> ParallelAdapterConfig:
 class ParallelAdapterModel(nn.Module):
     """A frozen backbone and a parallel adapter, called like a Hugging Face model for classification or regression.
 
-    Only the adapter's parameters require gradients, and only they are in the state_dict, so a Trainer saves just the adapter.
-    Dropout masks depend on the adapter's seed, the epoch and each sample (its sample_ids, or its tokens if none are given).
-    Call set_epoch at the start of each epoch; otherwise each training pass counts as one epoch, so that masks still change.
+    Only the adapter's parameters require gradients, and only they are in the state_dict, so a Trainer saves just the
+    adapter.
+    Dropout masks depend on the adapter's seed, the epoch and each sample (its sample_ids, or its tokens if none are
+    given).
+    Call set_epoch at the start of each epoch; otherwise each training pass counts as one epoch, so that masks still
+    change.
     """
 
     accepts_loss_kwargs = False
     """For transformers' Trainer: the loss is a mean over the given batch, to be divided when gradients accumulate."""
 
-    def __init__(self, stack: LayerStack, adapter: ParallelAdapter, *, name: str, quantization: QuantizationConfig | None = None) -> None:
+    def __init__(
+        self,
+        stack: LayerStack,
+        adapter: ParallelAdapter,
+        *,
+        name: str,
+        quantization: QuantizationConfig | None = None,
+    ) -> None:
         super().__init__()
         self.name, self.quantization = name, quantization
         self.backbone = stack if quantization is None else quantize(stack, quantization)
@@ -90,10 +117,18 @@ class ParallelAdapterModel(nn.Module):
         self.register_load_state_dict_post_hook(_do_not_miss_backbone)
 
     @classmethod
-    def from_pretrained(cls, model: Any, folder: Path | str, *, quantization: QuantizationConfig | None = None) -> ParallelAdapterModel:
-        """Return a backbone with an adapter saved by `save_pretrained` (or by a run of the workbench), in evaluation mode.
+    def from_pretrained(
+        cls,
+        model: Any,
+        folder: Path | str,
+        *,
+        quantization: QuantizationConfig | None = None,
+    ) -> ParallelAdapterModel:
+        """Return a backbone with an adapter saved by `save_pretrained` (or by a run of the workbench), in evaluation
+        mode.
 
-        model, quantization: as in `get_parallel_adapter_model`.  Raises ConfigError if the folder holds no complete adapter,
+        model, quantization: as in `get_parallel_adapter_model`.  Raises ConfigError if the folder holds no complete
+        adapter,
         or one for another backbone.
         """
         adapter, _ = load_adapter(folder)
@@ -119,14 +154,19 @@ class ParallelAdapterModel(nn.Module):
         """Return transformers' SequenceClassifierOutput: loss (None without labels) and logits.
 
         input_ids, attention_mask: (n, t), padding on the right.  labels: (n,) int64 classes or float targets; for
-        sequence-to-sequence (n, s) int64, -100 where padded.  sample_ids: (n,) int64.  decoder_input_ids: (n, s), derived from the
+        sequence-to-sequence (n, s) int64, -100 where padded.  sample_ids: (n,) int64.  decoder_input_ids: (n, s),
+        derived from the
         labels if those are given.  Logits are (n, num_outputs), for sequence-to-sequence (n, s, V).
         """
         from transformers.modeling_outputs import SequenceClassifierOutput
 
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         if bool((mask[:, 1:] > mask[:, :-1]).any()):
-            raise ConfigError("A batch was given.", "It is padded on the left.", "Set tokenizer.padding_side = 'right'.")
+            raise ConfigError(
+                "A batch was given.",
+                "It is padded on the left.",
+                "Set tokenizer.padding_side = 'right'.",
+            )
         if token_type_ids is not None and self.backbone.family.has_token_types:
             input_ids = torch.where(token_type_ids.bool(), ~input_ids, input_ids)
         decoder_ids = self._decoder_ids(labels, decoder_input_ids)
@@ -135,7 +175,16 @@ class ParallelAdapterModel(nn.Module):
         if sample_ids is None:
             sample_ids = ids_of_texts(input_ids, mask)
         logits = self.adapter.predict(taps, mask, sample_ids, self._next_epoch())
-        loss = None if labels is None else task_loss(logits, labels, self.adapter.config.kind, label_std=self.adapter.config.label_std)
+        loss = (
+            None
+            if labels is None
+            else task_loss(
+                logits,
+                labels,
+                self.adapter.config.kind,
+                label_std=self.adapter.config.label_std,
+            )
+        )
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
     def set_epoch(self, epoch: int) -> None:
@@ -145,14 +194,17 @@ class ParallelAdapterModel(nn.Module):
     def calibrate(self, batches: Iterable[Mapping[str, Tensor]]) -> None:
         """Measure the backbone's activations on a few hundred samples, to standardise the adapter's inputs.
 
-        batches: mappings with input_ids and attention_mask (with a decoder labels too).  Call it once, before training.  Training also
+        batches: mappings with input_ids and attention_mask (with a decoder labels too).  Call it once, before training.
+        Training also
         works without it, but starts from badly scaled inputs.
         """
         prepared = (
             SimpleNamespace(
                 input_ids=batch["input_ids"],
                 attention_mask=batch["attention_mask"],
-                labels=batch["labels"] if "labels" in batch else torch.zeros(len(batch["input_ids"]), dtype=torch.int64),
+                labels=batch["labels"]
+                if "labels" in batch
+                else torch.zeros(len(batch["input_ids"]), dtype=torch.int64),
                 decoder_ids=self._decoder_ids(batch.get("labels"), batch.get("decoder_input_ids")),
             )
             for batch in batches
@@ -168,7 +220,10 @@ class ParallelAdapterModel(nn.Module):
     def print_trainable_parameters(self) -> None:
         """Print the number of trainable parameters, of all parameters, and the backbone's bytes."""
         trainable, total = self.count_parameters()
-        print(f"trainable parameters: {trainable:,} of {total:,} ({trainable / total:.2%}); backbone: {held_bytes(self.backbone):,} bytes")
+        print(
+            f"trainable parameters: {trainable:,} of {total:,} ({trainable / total:.2%}); backbone: "
+            f"{held_bytes(self.backbone):,} bytes"
+        )
 
     def train(self, mode: bool = True) -> ParallelAdapterModel:
         """Set the adapter's mode.  The backbone stays in evaluation mode, so its activations never change."""
@@ -186,7 +241,11 @@ class ParallelAdapterModel(nn.Module):
         if self.adapter.config.kind != "sequence_to_sequence" or given is not None:
             return given
         if labels is None:
-            raise ConfigError("Logits of a target were asked for.", "No target is given.", "Pass labels or decoder_input_ids.")
+            raise ConfigError(
+                "Logits of a target were asked for.",
+                "No target is given.",
+                "Pass labels or decoder_input_ids.",
+            )
         start = torch.full_like(labels[:, :1], self.backbone.decoder_start_id or 0)
         return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, 0)], dim=1)
 
@@ -198,7 +257,9 @@ def _stack(model: Any) -> tuple[str, LayerStack]:
         config = getattr(model, "config", None)
         if not isinstance(model, nn.Module) or config is None:
             raise ConfigError(
-                f"A parallel adapter for a {type(model).__name__} was asked for.", "It is no Hugging Face model.", "Pass one, or its name."
+                f"A parallel adapter for a {type(model).__name__} was asked for.",
+                "It is no Hugging Face model.",
+                "Pass one, or its name.",
             )
         family = family_of(config.model_type)
         base: Any = getattr(model, "base_model", model)
@@ -220,7 +281,11 @@ def _config(stack: LayerStack, options: Mapping[str, Any]) -> ParallelAdapterCon
     known = [name for name in ParallelAdapterConfig.__dataclass_fields__ if name not in SHAPE]
     for name in options:
         if name not in known:
-            raise ConfigError(f"The option '{name}' was given.", f"Known are {', '.join(known)}.", did_you_mean(name, known))
+            raise ConfigError(
+                f"The option '{name}' was given.",
+                f"Known are {', '.join(known)}.",
+                did_you_mean(name, known),
+            )
     settings = {"target_length": 0 if stack.num_encoder_layers is None else 1} | dict(options)
     return ParallelAdapterConfig(**{name: getattr(stack, name) for name in SHAPE}, **settings)
 

@@ -41,9 +41,22 @@ from workbench.models.partial_loading import (
 )
 from workbench.models.products import Head, head_of
 from workbench.models.stack import BackboneStage, LayerStack
-from workbench.models.tokenizer import ImageTokenizer, TextTokenizer, image_tokenizer, read_settings, tiny_tokenizer, tokenizer_from_folder
+from workbench.models.tokenizer import (
+    ImageTokenizer,
+    TextTokenizer,
+    image_tokenizer,
+    read_settings,
+    tiny_tokenizer,
+    tokenizer_from_folder,
+)
 
-TOKENIZER_FILES = ("vocab.txt", "vocab.json", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
+TOKENIZER_FILES = (
+    "vocab.txt",
+    "vocab.json",
+    "spiece.model",
+    "tokenizer.model",
+    "sentencepiece.bpe.model",
+)
 """Files from which transformers can make a fast tokenizer if there is no tokenizer.json."""
 _TINY = re.compile(r"tiny-([a-z0-9]+?)(?:-(\d+))?")
 _TINY_LAYERS = 6
@@ -52,11 +65,16 @@ _TINY_LAYERS = 6
 def load_stack(name: str, dtype: torch.dtype = torch.float32, *, with_head: bool = False) -> LayerStack:
     """Return the frozen stack of a model.
 
-    name: all-MiniLM-L6-v2, SmolLM2-135M, tiny-FAMILY or tiny-FAMILY-LAYERS (random, seeded, 32 wide), a folder, or a hub name.
+    name: all-MiniLM-L6-v2, SmolLM2-135M, tiny-FAMILY or tiny-FAMILY-LAYERS (random, seeded, 32 wide), a folder, or a
+    hub name.
     with_head: load the language model head of a decoder-only model, too; that of an encoder-decoder always is.
     Raises ConfigError for an unknown name or family, MissingDataError if the files are unavailable.
     """
-    model = load_model(name, dtype) if with_head or is_tiny(name) else _pretrained(name, model_config(name), dtype).to(dtype)
+    model = (
+        load_model(name, dtype)
+        if with_head or is_tiny(name)
+        else _pretrained(name, model_config(name), dtype).to(dtype)
+    )
     family = family_of(model.config.model_type)
     head = head_of(model) if family.decoder is not None or (with_head and family.is_causal) else None
     return LayerStack(model.base_model, language_model_head=head)
@@ -71,10 +89,12 @@ def load_stage(
     after_layer: Callable[[nn.Module], object] | None = None,
     with_head: bool = False,
 ) -> BackboneStage:
-    """Return layers [start, stop) of a model.  after_layer: called with each layer, where possible before the next one is read.
+    """Return layers [start, stop) of a model.  after_layer: called with each layer, where possible before the next one
+    is read.
 
     with_head: load the head of a decoder-only model, too.
-    From a folder with safetensors only these layers are read.  Otherwise the whole model is loaded and the rest released.
+    From a folder with safetensors only these layers are read.  Otherwise the whole model is loaded and the rest
+    released.
     """
     tensors = stored_weights(name)
     if tensors is not None:
@@ -93,7 +113,9 @@ def load_stage(
 
 
 def load_language_model_head(name: str, dtype: torch.dtype = torch.float32) -> Head:
-    """Return the frozen head of a model that predicts words.  If the folder holds safetensors, its layers are not loaded."""
+    """Return the frozen head of a model that predicts words.  If the folder holds safetensors, its layers are not
+    loaded.
+    """
     tensors = stored_weights(name)
     head: Head | None = None if tensors is None else read_head(model_config(name), tensors, dtype)
     head = head or load_stack(name, dtype, with_head=True).language_model_head
@@ -109,7 +131,9 @@ def import_family(name: str) -> None:
 
 
 def require_known(name: str) -> None:
-    """Check a model's name without loading.  Raises ConfigError if it is invalid, MissingDataError if an embedded model was not fetched."""
+    """Check a model's name without loading.  Raises ConfigError if it is invalid, MissingDataError if an embedded model
+    was not fetched.
+    """
     if is_tiny(name):
         _tiny_parts(name)
     else:
@@ -117,17 +141,25 @@ def require_known(name: str) -> None:
 
 
 def load_tokenizer(name: str) -> TextTokenizer | ImageTokenizer:
-    """Return a model's tokenizer.  Raises as load_stack does.  Embedded and tiny text models do not need transformers for it."""
+    """Return a model's tokenizer.  Raises as load_stack does.  Embedded and tiny text models do not need transformers
+    for it.
+    """
     if is_tiny(name):
         family = FAMILIES[_tiny_parts(name)[0]]
         if family.reads_images:
             return image_tokenizer(family.tiny)
         start_id = family.tiny.get("decoder_start_token_id")
-        return tiny_tokenizer(is_causal=family.is_causal, has_token_types=family.has_token_types, start_id=start_id)
+        return tiny_tokenizer(
+            is_causal=family.is_causal,
+            has_token_types=family.has_token_types,
+            start_id=start_id,
+        )
     place = locate(name)
     config = read_settings(place / "config.json") if isinstance(place, Path) else model_config(name).to_dict()
     model_type = config.get("model_type")
-    family = FAMILIES[model_type] if model_type in FAMILIES else family_of(model_config(name).model_type)  # which says what is wrong
+    family = (
+        FAMILIES[model_type] if model_type in FAMILIES else family_of(model_config(name).model_type)
+    )  # which says what is wrong
     if family.reads_images:
         return image_tokenizer(config)
     kind: dict[str, Any] = {
@@ -140,18 +172,32 @@ def load_tokenizer(name: str) -> TextTokenizer | ImageTokenizer:
             return tokenizer_from_folder(place, config, **kind)
         if not any((place / file).is_file() for file in TOKENIZER_FILES):
             raise MissingDataError(
-                f"The tokenizer of '{name}' was asked for.", "Its folder has no tokenizer.json.", "Save the model's tokenizer into it."
+                f"The tokenizer of '{name}' was asked for.",
+                "Its folder has no tokenizer.json.",
+                "Save the model's tokenizer into it.",
             )
     from transformers import AutoTokenizer
 
     with _quiet_transformers():
         tokenizer = loaded(
-            name, lambda local_only: AutoTokenizer.from_pretrained(place, local_files_only=local_only, trust_remote_code=False)
+            name,
+            lambda local_only: AutoTokenizer.from_pretrained(
+                place, local_files_only=local_only, trust_remote_code=False
+            ),
         )
     if not tokenizer.is_fast:
-        raise ConfigError(f"The tokenizer of '{name}' was asked for.", "It has no tokenizer.json.", "Choose a model with a fast tokenizer.")
+        raise ConfigError(
+            f"The tokenizer of '{name}' was asked for.",
+            "It has no tokenizer.json.",
+            "Choose a model with a fast tokenizer.",
+        )
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (tokenizer.eos_token_id or 0)
-    return TextTokenizer(tokenizer.backend_tokenizer, pad_id=pad_id, end_id=tokenizer.eos_token_id, **kind)
+    return TextTokenizer(
+        tokenizer.backend_tokenizer,
+        pad_id=pad_id,
+        end_id=tokenizer.eos_token_id,
+        **kind,
+    )
 
 
 def model_facts(name: str) -> ModelFacts:
@@ -171,23 +217,36 @@ def model_config(name: str) -> Any:
     if isinstance(place, Path):
         settings = read_settings(place / "config.json")
     else:
-        settings = loaded(name, lambda local_only: PretrainedConfig.get_config_dict(place, local_files_only=local_only)[0])
-    # The family decides before anything is made of the settings: a folder's own code is never asked for, and no size builds a huge list.
+        settings = loaded(
+            name,
+            lambda local_only: PretrainedConfig.get_config_dict(place, local_files_only=local_only)[0],
+        )
+    # The family decides before anything is made of the settings: a folder's own code is never asked for, and no size
+    # builds a huge list.
     if "model_type" not in settings:
-        raise refused(name, "Its config.json is no JSON object that names a model_type.", "Save the model's configuration again.")
+        raise refused(
+            name,
+            "Its config.json is no JSON object that names a model_type.",
+            "Save the model's configuration again.",
+        )
     family_of(settings["model_type"])
     config_class = CONFIG_MAPPING[settings["model_type"]]
     require_settings(name, settings, config_class.attribute_map)
     try:
         config = config_class.from_dict(settings)
     except Exception as error:  # libraries raise many kinds of errors for a user's files
-        raise refused(name, f"Its config.json does not load: {in_one_line(error)}.", "Mend its config.json.") from error
+        raise refused(
+            name,
+            f"Its config.json does not load: {in_one_line(error)}.",
+            "Mend its config.json.",
+        ) from error
     require_layers(name, config, stored_weights(name) or {})
     return config
 
 
 def model_from_config(config: Any, name: str = "") -> Any:
-    """Return the base model of a configuration, with random weights.  The caller decides whether its parameters get memory.
+    """Return the base model of a configuration, with random weights.  The caller decides whether its parameters get
+    memory.
 
     name: for the error message, by default the configuration's.  Raises MissingDataError for an unusable configuration.
     """
@@ -195,11 +254,16 @@ def model_from_config(config: Any, name: str = "") -> Any:
         return _from_config(config)
     except Exception as error:  # libraries raise many kinds of errors for a user's configuration
         name = name or getattr(config, "_name_or_path", "") or config.model_type
-        raise refused(name, f"Its configuration makes no model: {in_one_line(error)}.", "Mend its config.json.") from error
+        raise refused(
+            name,
+            f"Its configuration makes no model: {in_one_line(error)}.",
+            "Mend its config.json.",
+        ) from error
 
 
 def stored_weights(name: str) -> dict[str, StoredTensor] | None:
-    """Return the tensors of a model's safetensors files.  None if it has none on this machine.  Raises as load_stack does.
+    """Return the tensors of a model's safetensors files.  None if it has none on this machine.  Raises as load_stack
+    does.
 
     For a hub name this searches the hub's local cache.
     """
@@ -227,7 +291,9 @@ def load_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def local_folder(name: str) -> Path | None:
-    """Return the folder on this machine with a model's files, for a hub model in the hub's cache; None if there is none (a tiny model)."""
+    """Return the folder on this machine with a model's files, for a hub model in the hub's cache; None if there is none
+    (a tiny model).
+    """
     place = None if is_tiny(name) else locate(name)
     if not isinstance(place, str):
         return place
@@ -246,7 +312,11 @@ def _tiny_parts(name: str) -> tuple[str, int]:
     match = _TINY.fullmatch(name)
     layers = int(match[2]) if match and match[2] else _TINY_LAYERS
     if match is None or match[1] not in FAMILIES or not 1 + (FAMILIES[match[1]].decoder is not None) <= layers <= 64:
-        raise ConfigError(f"The model '{name}' was asked for.", f"Known are {known_models()}.", suggestion(name))
+        raise ConfigError(
+            f"The model '{name}' was asked for.",
+            f"Known are {known_models()}.",
+            suggestion(name),
+        )
     return match[1], layers
 
 
@@ -261,7 +331,11 @@ def _tiny_settings(family: str, layers: int) -> dict[str, Any]:
         settings |= {"hidden_size": 32, "num_hidden_layers": layers}
     else:
         encoder, decoder = layers - layers // 2, layers // 2
-        settings |= {"d_model": 32, "num_layers": encoder, "num_decoder_layers": decoder}
+        settings |= {
+            "d_model": 32,
+            "num_layers": encoder,
+            "num_decoder_layers": decoder,
+        }
         settings |= {"encoder_layers": encoder, "decoder_layers": decoder}
     return settings | dict(own.tiny)
 
@@ -273,7 +347,8 @@ def _from_config(config: Any) -> Any:
 
 
 def _pretrained(name: str, config: Any, dtype: torch.dtype, *, with_head: bool = False) -> Any:
-    """Return the base model of a checkpoint, but a complete encoder-decoder, whose head may differ from its word embedding.
+    """Return the base model of a checkpoint, but a complete encoder-decoder, whose head may differ from its word
+    embedding.
 
     with_head: return a complete decoder-only model too.
     """
@@ -291,7 +366,10 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, *, with_head: bool =
     place = locate(name)
     if isinstance(place, Path) and any(place.glob("pytorch_model*.bin")) and stored_weights(name) is None:
         found = "Its weights are in pytorch_model.bin alone, a pickle, whose code would run when it is read."
-        todo = "Convert a copy that you trust: AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER) writes model.safetensors."
+        todo = (
+            "Convert a copy that you trust: AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER) writes "
+            "model.safetensors."
+        )
         raise refused(name, found, todo)
     headers = place.glob(f"*{HEADER}") if isinstance(place, Path) else ()
     if not LACKING.has(*(path.with_name(path.name.removesuffix(HEADER)) for path in headers)):
@@ -342,9 +420,11 @@ class ModelFacts:
     """A model's shape.
 
     num_layers: of both stacks in an encoder-decoder.  num_encoder_layers: of its encoder, None for a single stack.
-    embedding_parameters: before the layers; decoder_embedding_parameters: between an encoder-decoder's two stacks.  Shared word embeddings
+    embedding_parameters: before the layers; decoder_embedding_parameters: between an encoder-decoder's two stacks.
+    Shared word embeddings
     are counted once, with the first stack; T5's position tables count as embedding.
-    num_key_value_heads: fewer than num_heads with grouped-query attention.  is_gated: two up projections (Llama's SwiGLU).
+    num_key_value_heads: fewer than num_heads with grouped-query attention.  is_gated: two up projections (Llama's
+    SwiGLU).
     shares_words: whether an encoder-decoder's two stacks share one word embedding.
     """
 
@@ -372,7 +452,9 @@ def facts_of(name: str, model: Any) -> ModelFacts:
     # GPT-2's Conv1D stores (in, out), Linear stores (out, in): the side that differs from d is the feed-forward size.
     up: Any = stack.layers[0].get_submodule(paths["up"])
     images: Any = model.get_submodule("embeddings") if stack.family.reads_images else None
-    longest = getattr(config, "max_position_embeddings", None) if images is None else images.position_embeddings.shape[1]
+    longest = (
+        getattr(config, "max_position_embeddings", None) if images is None else images.position_embeddings.shape[1]
+    )
     return ModelFacts(
         name=name,
         family=config.model_type,
@@ -387,12 +469,20 @@ def facts_of(name: str, model: Any) -> ModelFacts:
         is_gated="gate" in paths,
         embedding_parameters=_count((stack.embedding, stack.position_bias)),
         num_encoder_layers=stack.num_encoder_layers,
-        decoder_embedding_parameters=_count((stack.decoder_embedding, stack.decoder_position_bias), without=stack.embedding),
+        decoder_embedding_parameters=_count(
+            (stack.decoder_embedding, stack.decoder_position_bias),
+            without=stack.embedding,
+        ),
         shares_words=stack.shares_words,
     )
 
 
 def _count(modules: Iterable[nn.Module | None], *, without: nn.Module | None = None) -> int:
     left_out = set() if without is None else {id(parameter) for parameter in without.parameters()}
-    found = {id(parameter): parameter.numel() for module in modules if module is not None for parameter in module.parameters()}
+    found = {
+        id(parameter): parameter.numel()
+        for module in modules
+        if module is not None
+        for parameter in module.parameters()
+    }
     return sum(count for key, count in found.items() if key not in left_out)

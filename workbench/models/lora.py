@@ -1,8 +1,10 @@
-"""LoRA on the projections in a stage's layers, using peft (Hu et al., ICLR 2022, section 4.2; PAC+, section II, Fig. 2).
+"""LoRA on the projections in a stage's layers, using peft (Hu et al., ICLR 2022, section 4.2; PAC+, section II, Fig.
+2).
 
 GPT-2 keeps queries, keys and values in one matrix.  There LoRA is applied to the whole matrix, as peft does.
 
-Adapters: Houlsby et al., ICML 2019, section 2.1; PAC+, section II, Fig. 2.  Each layer has two, after the last projection of the
+Adapters: Houlsby et al., ICML 2019, section 2.1; PAC+, section II, Fig. 2.  Each layer has two, after the last
+projection of the
 attention and of the feed-forward network, before the residual connection.
 """
 
@@ -31,13 +33,17 @@ from workbench.models.stack import BackboneStage, part_of
 
 ADAPTER_ROLES = ("output", "down")
 DEVIATION = 0.01
-"""Standard deviation of the initial weights, a normal distribution truncated at twice this: each adapter starts near the identity."""
+"""Standard deviation of the initial weights, a normal distribution truncated at twice this: each adapter starts near
+the identity."""
 
 
-def projections(stage: BackboneStage, roles: Sequence[str], *, technique: str, all_of_them: bool) -> dict[str, dict[str, str]]:
+def projections(
+    stage: BackboneStage, roles: Sequence[str], *, technique: str, all_of_them: bool
+) -> dict[str, dict[str, str]]:
     """Return each layer's projections for some roles: layer number -> role -> path in the layer.
 
-    all_of_them: a layer needs every role, otherwise at least one.  Raises ConfigError for a family whose table does not name them.
+    all_of_them: a layer needs every role, otherwise at least one.  Raises ConfigError for a family whose table does not
+    name them.
     """
     found = {}
     for index, layer in stage.layers.items():
@@ -47,7 +53,8 @@ def projections(stage: BackboneStage, roles: Sequence[str], *, technique: str, a
         if not own or (all_of_them and missing):
             raise ConfigError(
                 f"{technique} on layers of type {type(layer).__name__} was asked for.",
-                f"Their family names no projection in the role of {(' and ' if all_of_them else ' or ').join(missing)}.",
+                "Their family names no projection in the role of "
+                f"{(' and ' if all_of_them else ' or ').join(missing)}.",
                 "Add it to the family's `weights` in workbench/models/families.py, or choose another technique.",
             )
         found[index] = own
@@ -57,9 +64,20 @@ def projections(stage: BackboneStage, roles: Sequence[str], *, technique: str, a
 class Bottleneck(nn.Module):
     """hidden + W_up activation(W_down hidden)."""
 
-    def __init__(self, hidden_size: int, width: int, activation: Callable[[Tensor], Tensor] = F.gelu, *, bias: bool = True) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        width: int,
+        activation: Callable[[Tensor], Tensor] = F.gelu,
+        *,
+        bias: bool = True,
+    ) -> None:
         super().__init__()
-        self.down, self.up, self.activation = nn.Linear(hidden_size, width, bias), nn.Linear(width, hidden_size, bias), activation
+        self.down, self.up, self.activation = (
+            nn.Linear(hidden_size, width, bias),
+            nn.Linear(width, hidden_size, bias),
+            activation,
+        )
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the output, (n, t, d), for hidden (n, t, d)."""
@@ -67,7 +85,8 @@ class Bottleneck(nn.Module):
 
 
 SerialAdapter = partial(Bottleneck, activation=F.relu, bias=False)
-"""h + relu(h W_down) W_up (RingAda, Eq. 1; the activation function is MAD-X's, Pfeiffer et al., EMNLP 2020).  No biases."""
+"""h + relu(h W_down) W_up (RingAda, Eq. 1; the activation function is MAD-X's, Pfeiffer et al., EMNLP 2020).  No
+biases."""
 
 
 def inject_serial_adapters(stage: BackboneStage, width: int) -> nn.ModuleDict:
@@ -78,21 +97,27 @@ def inject_serial_adapters(stage: BackboneStage, width: int) -> nn.ModuleDict:
         return (adapter(output[0]), *output[1:]) if isinstance(output, tuple) else adapter(output)
 
     for index, adapter in found.items():
-        stage.layers[index].register_forward_hook(lambda module, inputs, output, adapter=adapter: adapted(adapter, output))
+        stage.layers[index].register_forward_hook(
+            lambda module, inputs, output, adapter=adapter: adapted(adapter, output)
+        )
     return found
 
 
 def inject_adapters(stage: BackboneStage, width: int) -> nn.ModuleDict:
-    """Insert adapters after each layer's projections and return them by layer and role.  The stage must not have any yet.
+    """Insert adapters after each layer's projections and return them by layer and role.  The stage must not have any
+    yet.
 
-    The layers' norms are trained too, as Houlsby et al. do.  Raises ConfigError for a family whose table names no projections.
+    The layers' norms are trained too, as Houlsby et al. do.  Raises ConfigError for a family whose table names no
+    projections.
     """
     found = nn.ModuleDict()
     for index, paths in projections(stage, ADAPTER_ROLES, technique="Adapters", all_of_them=True).items():
         layer = stage.layers[index]
         found[index] = nn.ModuleDict({role: Bottleneck(stage.hidden_size, width) for role in ADAPTER_ROLES})
         for role, adapter in found[index].items():
-            layer.get_submodule(paths[role]).register_forward_hook(lambda module, inputs, output, adapter=adapter: adapter(output))
+            layer.get_submodule(paths[role]).register_forward_hook(
+                lambda module, inputs, output, adapter=adapter: adapter(output)
+            )
         for module in layer.modules():
             if "Norm" in type(module).__name__:
                 module.requires_grad_(True)
@@ -105,9 +130,11 @@ ROLES = ("query", "value", "cross_query", "cross_value", "query_key_value")
 
 @cache
 def import_bitsandbytes() -> None:
-    """Import bitsandbytes, if it is installed, without its notes and without its attempt to download a kernel: peft imports it.
+    """Import bitsandbytes, if it is installed, without its notes and without its attempt to download a kernel: peft
+    imports it.
 
-    If the package `kernels` is installed, bitsandbytes asks the hub for a kernel during its import, and prints a note if it gets none.
+    If the package `kernels` is installed, bitsandbytes asks the hub for a kernel during its import, and prints a note
+    if it gets none.
     Raises ConfigError if bitsandbytes is installed but does not load.
     """
     if importlib.util.find_spec("bitsandbytes") is None:
@@ -136,13 +163,17 @@ def import_bitsandbytes() -> None:
 
 
 def require_peft() -> Any:
-    """Return the module peft.  Raises ConfigError if it is not installed, or if a bitsandbytes is installed that does not load."""
+    """Return the module peft.  Raises ConfigError if it is not installed, or if a bitsandbytes is installed that does
+    not load.
+    """
     import_bitsandbytes()
     try:
         import peft
     except ImportError:
         raise ConfigError(
-            "LoRA was asked for.", "The package 'peft' is not installed.", "Install it (pip install peft), or choose another technique."
+            "LoRA was asked for.",
+            "The package 'peft' is not installed.",
+            "Install it (pip install peft), or choose another technique.",
         ) from None
     return peft
 
@@ -157,20 +188,31 @@ def lora_targets(stage: BackboneStage) -> dict[str, str]:
 
 
 def inject_lora(stage: BackboneStage, *, rank: int, alpha: float, dropout: float) -> None:
-    """Insert LoRA into the stage's projections, with peft's initial values.  Only its matrices are trainable afterwards."""
+    """Insert LoRA into the stage's projections, with peft's initial values.  Only its matrices are trainable
+    afterwards.
+    """
     peft = require_peft()
     targets = lora_targets(stage)
     # GPT-2's Conv1D stores its weight as (in, out).
     transposed = any(not isinstance(stage.get_submodule(path), (nn.Linear, QuantizedLinear)) for path in targets)
-    config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=list(targets), fan_in_fan_out=transposed)
-    config._register_custom_module({QuantizedLinear: peft.tuners.lora.Linear})  # QLoRA (Dettmers et al., NeurIPS 2023, section 3)
+    config = peft.LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        target_modules=list(targets),
+        fan_in_fan_out=transposed,
+    )
+    config._register_custom_module(
+        {QuantizedLinear: peft.tuners.lora.Linear}
+    )  # QLoRA (Dettmers et al., NeurIPS 2023, section 3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft warns that the model is not from transformers
         peft.inject_adapter_in_model(config, stage)
 
 
 def peft_names(stage: BackboneStage, names: Iterable[str], prefix: str) -> dict[str, str]:
-    """Return the names that peft's files use for LoRA matrices (layers.I.PATH.lora_A.default.weight, ... in the whole stack's stage).
+    """Return the names that peft's files use for LoRA matrices (layers.I.PATH.lora_A.default.weight, ... in the whole
+    stack's stage).
 
     prefix: of the base model's parameters in the class given to peft (see Published).
     """
@@ -188,7 +230,9 @@ PeftTask = Literal["TOKEN_CLS", "QUESTION_ANS", "CAUSAL_LM", "SEQ_2_SEQ_LM"]
 
 
 class Published(NamedTuple):
-    """task: peft's name of the task.  prefix: of the base model's parameters in the class.  head: the name of its last matrix."""
+    """task: peft's name of the task.  prefix: of the base model's parameters in the class.  head: the name of its last
+    matrix.
+    """
 
     task: PeftTask
     prefix: str
@@ -204,10 +248,13 @@ def save_lora(
     shape: Published,
     **settings: float,
 ) -> None:
-    """Write the files that PeftModel.from_pretrained reads over the base model: adapter_config.json and adapter_model.safetensors.
+    """Write the files that PeftModel.from_pretrained reads over the base model: adapter_config.json and
+    adapter_model.safetensors.
 
-    state: the LoRA matrices (see peft_names).  head: weight and bias of the matrix on the last hidden states, empty for a model that
-    predicts words.  base: where transformers finds the base model.  shape: its class.  settings: r, lora_alpha, lora_dropout.
+    state: the LoRA matrices (see peft_names).  head: weight and bias of the matrix on the last hidden states, empty for
+    a model that
+    predicts words.  base: where transformers finds the base model.  shape: its class.  settings: r, lora_alpha,
+    lora_dropout.
     """
     names = peft_names(stage, state, shape.prefix)
     weights = {names[name]: tensor for name, tensor in state.items()}

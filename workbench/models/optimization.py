@@ -1,4 +1,5 @@
-"""Backpropagation from a gradient, and AdamW with warm-up and linear decay: the learning rate depends only on the step number.
+"""Backpropagation from a gradient, and AdamW with warm-up and linear decay: the learning rate depends only on the step
+number.
 
 No gradient clipping by global norm, because stages on different devices would have to agree on the norm in every step.
 """
@@ -38,7 +39,11 @@ def learning_rate_at(step: int, num_steps: int, peak: float, warmup_fraction: fl
     It rises linearly to `peak` during warm-up, then falls linearly; the last step's rate is still above zero.
     """
     if not 0 <= step < num_steps:
-        raise ConfigError(f"The learning rate of step {step} was asked for.", f"There are {num_steps}.", "Count the steps again.")
+        raise ConfigError(
+            f"The learning rate of step {step} was asked for.",
+            f"There are {num_steps}.",
+            "Count the steps again.",
+        )
     warmup = int(warmup_fraction * num_steps)
     if step < warmup:
         return peak * (step + 1) / (warmup + 1)
@@ -46,14 +51,21 @@ def learning_rate_at(step: int, num_steps: int, peak: float, warmup_fraction: fl
 
 
 def make_optimizer(module: nn.Module, weight_decay: float) -> torch.optim.AdamW:
-    """Return AdamW over the trainable parameters of a stage or model.  Set its rate in each step with set_learning_rate.
+    """Return AdamW over the trainable parameters of a stage or model.  Set its rate in each step with
+    set_learning_rate.
 
     Weight decay applies only to matrices, not to biases, norms and lambdas.
     """
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups = [
-        {"params": [parameter for parameter in trainable if parameter.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [parameter for parameter in trainable if parameter.ndim < 2], "weight_decay": 0.0},
+        {
+            "params": [parameter for parameter in trainable if parameter.ndim >= 2],
+            "weight_decay": weight_decay,
+        },
+        {
+            "params": [parameter for parameter in trainable if parameter.ndim < 2],
+            "weight_decay": 0.0,
+        },
     ]
     return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.999), fused=True)
 

@@ -1,7 +1,10 @@
-"""Read only one stage's weights from a model folder, so that a small device never maps or stores other weights; write tensors.
+"""Read only one stage's weights from a model folder, so that a small device never maps or stores other weights; write
+tensors.
 
-safetensors' own reader does not serve here.  Its `safe_open` maps the whole file as private memory, which counts against a device's
-limit: with room for 50 MB, a file of 269 MB does not open.  With backend="pread" a slice of 10 of 49,152 rows reads the whole tensor.
+safetensors' own reader does not serve here.  Its `safe_open` maps the whole file as private memory, which counts
+against a device's
+limit: with room for 50 MB, a file of 269 MB does not open.  With backend="pread" a slice of 10 of 49,152 rows reads the
+whole tensor.
 A real device may have nothing but the file's header.
 """
 
@@ -35,11 +38,19 @@ from workbench.models.stack import BackboneStage, LayerStack
 
 T = TypeVar("T")
 
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32}
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+}
 
 
 HEADER, TENSORS = ".header", ".tensors"
-"""After the name of a safetensors file that a real device does not have: its header, and the folder of the tensors that were sent."""
+"""After the name of a safetensors file that a real device does not have: its header, and the folder of the tensors that
+were sent."""
 
 
 class Lacking:
@@ -65,7 +76,9 @@ LACKING = Lacking()
 
 @contextmanager
 def made_up_weights() -> Iterator[None]:
-    """In this block a real device makes up the weights that it does not have: its speed does not depend on their values."""
+    """In this block a real device makes up the weights that it does not have: its speed does not depend on their
+    values.
+    """
     before, LACKING.makes_up = LACKING.makes_up, True
     try:
         yield
@@ -93,7 +106,10 @@ class StoredTensor(NamedTuple):
 
         Raises MissingDataError if it holds NaN or infinity: every result computed with it would be meaningless.
         """
-        return require_finite(self.read_into(torch.empty(self.shape, dtype=dtype)), f"The weights '{self.path.name}'")
+        return require_finite(
+            self.read_into(torch.empty(self.shape, dtype=dtype)),
+            f"The weights '{self.path.name}'",
+        )
 
     def read_into(self, out: Tensor) -> Tensor:
         """Return `out`, which has the tensor's shape, with its values."""
@@ -101,9 +117,11 @@ class StoredTensor(NamedTuple):
         return out
 
     def fill(self, out: Tensor, rows: Span, columns: Span | None = None) -> int:
-        """Read rows [start, stop) and columns [start, stop) into `out`, which has exactly that shape; return the bytes read.
+        """Read rows [start, stop) and columns [start, stop) into `out`, which has exactly that shape; return the bytes
+        read.
 
-        columns: None reads all.  A vector counts as a matrix with one column.  Complete rows are read at once, others one by one, without
+        columns: None reads all.  A vector counts as a matrix with one column.  Complete rows are read at once, others
+        one by one, without
         extra memory.  Data that must be converted or transposed passes through a small buffer, several rows at a time.
         """
         width = math.prod(self.shape[1:])
@@ -122,18 +140,28 @@ class StoredTensor(NamedTuple):
                 at = self.offset + (rows[0] + first) * width * itemsize
                 raw = (target.view(1, -1) if is_whole else target).view(torch.uint8).numpy()
                 for index in range(len(raw)):
-                    _read(file, at + (index * width + start) * itemsize, memoryview(raw[index]))
+                    _read(
+                        file,
+                        at + (index * width + start) * itemsize,
+                        memoryview(raw[index]),
+                    )
                 if target is not part:
                     part.copy_(target)
         return count * (stop - start) * itemsize
 
 
 def require_finite(tensor: Tensor, owner: str) -> Tensor:
-    """Return a weight unchanged.  owner: begins the error's sentence.  Raises MissingDataError if the weight holds NaN or infinity."""
+    """Return a weight unchanged.  owner: begins the error's sentence.  Raises MissingDataError if the weight holds NaN
+    or infinity.
+    """
     # A sum needs no memory of the tensor's size, and NaN and infinity survive in it.
     if tensor.is_floating_point() and not bool(tensor.sum(dtype=torch.float64).isfinite()):
         found = "A tensor holds values that are no numbers."
-        raise MissingDataError(f"{owner} were asked for.", found, "Take the model's files from their source again.")
+        raise MissingDataError(
+            f"{owner} were asked for.",
+            found,
+            "Take the model's files from their source again.",
+        )
     return tensor
 
 
@@ -147,7 +175,9 @@ def _read(file: IO[bytes], at: int, view: memoryview) -> None:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor] | None:
-    """Return a model folder's tensors by name.  None if it holds no safetensors files.  Raises OSError or ValueError if damaged."""
+    """Return a model folder's tensors by name.  None if it holds no safetensors files.  Raises OSError or ValueError if
+    damaged.
+    """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         files = sorted(set(_decoded(index, index.read_bytes(), _Index).weight_map.values()))
@@ -183,10 +213,14 @@ def tensors_in(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
         if is_whole and 8 + length + end > size:
             raise OSError(f"'{path}' is truncated")
         if begin < 0 or end - begin != math.prod(entry.shape) * dtype.itemsize:
-            raise ValueError(f"the header of '{path}' is malformed: {shown(key)} has other bytes than its shape {entry.shape}")
+            raise ValueError(
+                f"the header of '{path}' is malformed: {shown(key)} has other bytes than its shape {entry.shape}"
+            )
         begin, end = 8 + length + begin, 8 + length + end
         own = path.with_name(path.name + TENSORS) / f"{begin}-{end}"
-        found[key] = StoredTensor(path, dtype, entry.shape, begin) if is_whole else StoredTensor(own, dtype, entry.shape, 0)
+        found[key] = (
+            StoredTensor(path, dtype, entry.shape, begin) if is_whole else StoredTensor(own, dtype, entry.shape, 0)
+        )
     return found, metadata
 
 
@@ -220,12 +254,20 @@ def _decoded(path: Path, data: bytes | msgspec.Raw, kind: type[T]) -> T:
 
 
 class _LargeOnMeta(TorchFunctionMode):
-    """Creates large uninitialised tensors (weights) without memory: loaders that free them one by one would fragment the heap.
+    """Creates large uninitialised tensors (weights) without memory: loaders that free them one by one would fragment
+    the heap.
 
-    They get no values either: for tensors without memory torch computes their shape in Python, and imports sympy for it.
+    They get no values either: for tensors without memory torch computes their shape in Python, and imports sympy for
+    it.
     """
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         given = kwargs or {}
         if func is torch.empty and given.get("device") is None and math.prod(torch.Size(_sizes(args, given))) >= _LARGE:
             given = {**given, "device": "meta"}
@@ -245,9 +287,11 @@ _CREATING = threading.RLock()
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Create modules in this block without memory for parameters; buffers are created as usual, and so is all in other threads.
+    """Create modules in this block without memory for parameters; buffers are created as usual, and so is all in other
+    threads.
 
-    accelerate's `init_empty_weights` first creates the weights (0.10 s for SmolLM2-135M, here 0.03 s), and also in other threads.
+    accelerate's `init_empty_weights` first creates the weights (0.10 s for SmolLM2-135M, here 0.03 s), and also in
+    other threads.
     """
     with _CREATING:
         original, thread = nn.Module.register_parameter, threading.get_ident()
@@ -283,13 +327,25 @@ def read_stage(
     """
     stack = LayerStack(model, language_model_head=head)
     under = stored_under(model, stack.family)
-    names = {(id(module), own): f"{path}.{own}".lstrip(".") for path, module in model.named_modules() for own in module._parameters}
+    names = {
+        (id(module), own): f"{path}.{own}".lstrip(".")
+        for path, module in model.named_modules()
+        for own in module._parameters
+    }
     stage = stack.stage(start, stop)
 
     def stored_as(module: nn.Module, own: str) -> StoredTensor | None:
-        return next((tensors[name] for name in under[names[id(module), own]] if name in tensors), None)
+        return next(
+            (tensors[name] for name in under[names[id(module), own]] if name in tensors),
+            None,
+        )
 
-    missing = [(module, own) for module in stage.modules() for own, one in module.named_parameters(recurse=False) if one.is_meta]
+    missing = [
+        (module, own)
+        for module in stage.modules()
+        for own, one in module.named_parameters(recurse=False)
+        if one.is_meta
+    ]
     LACKING.has(*{stored.path: None for key in missing if (stored := stored_as(*key)) is not None})
     # Before anything is quantized, because the quantized form of a layer may be a buffer.
     for module in stage.modules():
@@ -312,13 +368,18 @@ def cast_buffers(module: nn.Module, dtype: torch.dtype) -> None:
     """Convert a module's own buffers, except rotary frequencies, which lose too much precision in 16 bits."""
     for name, buffer in list(module.named_buffers(recurse=False)):
         if buffer.is_floating_point() and "inv_freq" not in name:
-            module.register_buffer(name, buffer.to(dtype), persistent=name not in module._non_persistent_buffers_set)
+            module.register_buffer(
+                name,
+                buffer.to(dtype),
+                persistent=name not in module._non_persistent_buffers_set,
+            )
 
 
 def stored_under(model: Any, family: Family) -> dict[str, tuple[str, ...]]:
     """Return the names under which checkpoint files may store each parameter of a base model, most likely first.
 
-    A tied weight may be stored under any of its names; a weight stored under its own name is not tied, as in transformers.  Files of a
+    A tied weight may be stored under any of its names; a weight stored under its own name is not tied, as in
+    transformers.  Files of a
     model with a head use the base model's prefix.
     """
     groups: dict[int, list[str]] = defaultdict(list)
@@ -332,7 +393,9 @@ def stored_under(model: Any, family: Family) -> dict[str, tuple[str, ...]]:
             other = own
             for ours, theirs in family.stored_names.items():
                 other = other.replace(ours, theirs)
-            ordered |= dict.fromkeys(f"{prefix}{one}" for one in (own, other) for prefix in ("", f"{model.base_model_prefix}."))
+            ordered |= dict.fromkeys(
+                f"{prefix}{one}" for one in (own, other) for prefix in ("", f"{model.base_model_prefix}.")
+            )
         found[name] = tuple(ordered)
     return found
 
@@ -344,7 +407,10 @@ def read_head(config: Any, tensors: dict[str, StoredTensor], dtype: torch.dtype)
     """
     family = family_of(config.model_type)
     parts = (family,) if family.decoder is None else (family.decoder, family)
-    tied = [*(["shared.weight"] if family.decoder else []), *(f"{words_of(part.embedding)}.weight" for part in parts)]
+    tied = [
+        *(["shared.weight"] if family.decoder else []),
+        *(f"{words_of(part.embedding)}.weight" for part in parts),
+    ]
     names = ["lm_head.weight"]
     if family.decoder is not None or config.tie_word_embeddings:
         names += [f"{prefix}{name}" for prefix in ("", "model.", "transformer.") for name in tied]
@@ -355,11 +421,19 @@ def read_head(config: Any, tensors: dict[str, StoredTensor], dtype: torch.dtype)
     return LanguageModelHead(stored.read(dtype), bias=bias, scale=head_scale(config))
 
 
-def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+def save_tensors(
+    path: Path | str,
+    tensors: Mapping[str, Tensor],
+    metadata: dict[str, str] | None = None,
+) -> None:
     """Write tensors under their names, atomically (see whole_file).  Raises WriteError if the system refuses."""
     with whole_file(path) as part:
         try:
-            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, part, metadata=metadata)
+            save_file(
+                {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
+                part,
+                metadata=metadata,
+            )
         except SafetensorError as error:  # it wraps operating system errors
             number = re.search(r"os error (\d+)", str(error))
             todo = advice(int(number[1]) if number else None)

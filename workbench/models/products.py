@@ -1,8 +1,11 @@
 """Choose the matmul backend for forward passes, x W + b, by the processor.
 
-On x86 PyTorch uses MKL for float32.  On AMD processors with AVX-512, MKL takes two to three times as long as oneDNN, which PyTorch
-also includes.  The choice depends only on the processor and on sizes, never on a measurement, so a resumed run computes the same
-results.  One such matmul is the frozen language model head of an encoder-decoder, which reads up(side) + b_L (PAC+, section IV-A).
+On x86 PyTorch uses MKL for float32.  On AMD processors with AVX-512, MKL takes two to three times as long as oneDNN,
+which PyTorch
+also includes.  The choice depends only on the processor and on sizes, never on a measurement, so a resumed run computes
+the same
+results.  One such matmul is the frozen language model head of an encoder-decoder, which reads up(side) + b_L (PAC+,
+section IV-A).
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
 MANTISSA_BITS = 4
-"""Significant binary digits in the number of rows passed to oneDNN, which compiles a kernel of about a megabyte for each number.
+"""Significant binary digits in the number of rows passed to oneDNN, which compiles a kernel of about a megabyte for
+each number.
 
-Other row counts are padded, by an eighth at most.  A model pads once per pass instead of for each matmul (`filled_length`).
+Other row counts are padded, by an eighth at most.  A model pads once per pass instead of for each matmul
+(`filled_length`).
 """
 MOST_PADDING = 0.25
 """A pass's tokens are padded only if this increases them by no larger share."""
@@ -35,7 +40,9 @@ class ForwardLinear(nn.Linear):
 
 
 def processor() -> dict[str, Any]:
-    """Return the processor's name and instructions, as PyTorch reports them; empty for PyTorch 2.10 and older, which do not."""
+    """Return the processor's name and instructions, as PyTorch reports them; empty for PyTorch 2.10 and older, which do
+    not.
+    """
     return getattr(torch.cpu, "get_capabilities", dict[str, Any])()
 
 
@@ -53,7 +60,9 @@ def library() -> str:
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x W^T + b, (..., out), like F.linear, for (..., in), (out, in) and (out,).  With autograd and for export it is F.linear."""
+    """Return x W^T + b, (..., out), like F.linear, for (..., in), (out, in) and (out,).  With autograd and for export
+    it is F.linear.
+    """
     rows = inputs.numel() // max(1, inputs.shape[-1])
     if not rows or weight.dtype != torch.float32 or not _by_onednn(inputs):
         return F.linear(inputs, weight, bias)
@@ -105,7 +114,9 @@ if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
 
 
 class LanguageModelHead(nn.Module):
-    """weight: (V, d), usually the word embedding itself.  bias: (V,) or None.  scale: of the hidden state (T5: d ** -0.5)."""
+    """weight: (V, d), usually the word embedding itself.  bias: (V,) or None.  scale: of the hidden state (T5: d **
+    -0.5).
+    """
 
     bias: Tensor | None
 
@@ -123,7 +134,9 @@ class LanguageModelHead(nn.Module):
         """Return a head that predicts only these tokens: c logits in their order."""
         chosen = list(tokens)
         return LanguageModelHead(
-            self.weight.detach()[chosen].clone(), bias=None if self.bias is None else self.bias[chosen].clone(), scale=self.scale
+            self.weight.detach()[chosen].clone(),
+            bias=None if self.bias is None else self.bias[chosen].clone(),
+            scale=self.scale,
         )
 
 
@@ -157,7 +170,9 @@ def head_scale(config: Any) -> float:
 
 
 def head_of(model: Any) -> Head:
-    """Return the head of a Hugging Face model that predicts words.  For a base model without one, return the word embedding."""
+    """Return the head of a Hugging Face model that predicts words.  For a base model without one, return the word
+    embedding.
+    """
     lm_head = getattr(model, "lm_head", None)
     weight = model.get_input_embeddings().weight if lm_head is None else lm_head.weight
     bias = getattr(model, "final_logits_bias", None)

@@ -1,9 +1,12 @@
 """Save trained parameters atomically as safetensors and JSON, and load them in a new process with the same predictions.
 
-LoRA is saved for peft and full fine-tuning for transformers, if one of their classes can represent the model.  Adapters and all other
+LoRA is saved for peft and full fine-tuning for transformers, if one of their classes can represent the model.  Adapters
+and all other
 techniques use our own format.
-Our head is a matrix on the mean of the last hidden states.  W mean(h) + b is the mean of W h + b, so a token classification whose logits
-are averaged over the attention mask is the same model.  Spans and tags are directly the logits of those classes.  Families with another
+Our head is a matrix on the mean of the last hidden states.  W mean(h) + b is the mean of W h + b, so a token
+classification whose logits
+are averaged over the attention mask is the same model.  Spans and tags are directly the logits of those classes.
+Families with another
 pooling (encoder-decoders) or without such a class (OPT, ViT) are saved in our own format.
 """
 
@@ -28,8 +31,23 @@ from workbench.core.serial import from_json, shown, to_json, user_path, write_te
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.families import family_of
 from workbench.models.hub import EMBEDDED_MODELS, locate
-from workbench.models.loading import TOKENIZER_FILES, is_tiny, load_stack, load_tokenizer, local_folder, model_config, stored_weights
-from workbench.models.lora import PEFT_CONFIG, PEFT_WEIGHTS, PeftTask, Published, peft_names, save_lora
+from workbench.models.loading import (
+    TOKENIZER_FILES,
+    is_tiny,
+    load_stack,
+    load_tokenizer,
+    local_folder,
+    model_config,
+    stored_weights,
+)
+from workbench.models.lora import (
+    PEFT_CONFIG,
+    PEFT_WEIGHTS,
+    PeftTask,
+    Published,
+    peft_names,
+    save_lora,
+)
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.partial_loading import parameters_on_meta, save_tensors
 from workbench.models.quantization import QuantizationConfig, quantize
@@ -57,7 +75,11 @@ class TrainedDescription(Generic[Config]):
     schema_version: Literal[3] = 3
 
 
-def save_adapter(folder: Path | str, state: Mapping[str, Tensor], description: TrainedDescription[ParallelAdapterConfig]) -> Path:
+def save_adapter(
+    folder: Path | str,
+    state: Mapping[str, Tensor],
+    description: TrainedDescription[ParallelAdapterConfig],
+) -> Path:
     """Write a whole adapter's state_dict (or the union of its stages') and return the folder.
 
     Raises ConfigError if the state is incomplete.  Weights are written first: a folder with a description is complete.
@@ -70,29 +92,56 @@ def save_adapter(folder: Path | str, state: Mapping[str, Tensor], description: T
     return folder
 
 
-def load_adapter(folder: Path | str) -> tuple[ParallelAdapter, TrainedDescription[ParallelAdapterConfig]]:
+def load_adapter(
+    folder: Path | str,
+) -> tuple[ParallelAdapter, TrainedDescription[ParallelAdapterConfig]]:
     """Return a saved adapter, in evaluation mode.  Raises ConfigError if the folder holds none or it is damaged."""
     asked = f"The adapter '{folder}' was asked for."
-    description, state = _load(Path(folder), asked, TrainedDescription[ParallelAdapterConfig], DESCRIPTION, WEIGHTS)
+    description, state = _load(
+        Path(folder),
+        asked,
+        TrainedDescription[ParallelAdapterConfig],
+        DESCRIPTION,
+        WEIGHTS,
+    )
     return _build(description.config, state, f"The adapter '{folder}'").eval(), description
 
 
-def _load(folder: Path, asked: str, kind: type[T], description: str, weights: str | None) -> tuple[T, dict[str, Tensor]]:
+def _load(
+    folder: Path, asked: str, kind: type[T], description: str, weights: str | None
+) -> tuple[T, dict[str, Tensor]]:
     """Read a description and the trained tensors from the files with these names.  asked: sentence for the error."""
     try:
-        found = from_json((folder / description).read_bytes(), kind, source=f"'{folder / description}'")
+        found = from_json(
+            (folder / description).read_bytes(),
+            kind,
+            source=f"'{folder / description}'",
+        )
         return found, {} if weights is None else require_floats(load_file(folder / weights), asked)
     except OSError as error:
-        raise ConfigError(asked, f"{error.strerror or error}: '{error.filename or weights}'.", "Check the folder.") from error
+        raise ConfigError(
+            asked,
+            f"{error.strerror or error}: '{error.filename or weights}'.",
+            "Check the folder.",
+        ) from error
     except SafetensorError as error:
-        raise ConfigError(asked, f"Its {weights} is damaged: {error}.", "Train it again, or take a copy.") from error
+        raise ConfigError(
+            asked,
+            f"Its {weights} is damaged: {error}.",
+            "Train it again, or take a copy.",
+        ) from error
 
 
 def require_floats(state: dict[str, Tensor], asked: str) -> dict[str, Tensor]:
-    """Return trained tensors unchanged.  asked: sentence for the error.  Raises ConfigError if one holds integers, or NaN or infinity."""
+    """Return trained tensors unchanged.  asked: sentence for the error.  Raises ConfigError if one holds integers, or
+    NaN or infinity.
+    """
     for name, tensor in state.items():
         if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
-            found = f"Its weight '{shown(name)}' holds {'values that are no numbers' if tensor.is_floating_point() else 'integers'}."
+            found = (
+                f"Its weight '{shown(name)}' holds "
+                f"{'values that are no numbers' if tensor.is_floating_point() else 'integers'}."
+            )
             raise ConfigError(asked, found, "Train it again, or take a copy.")
     return state
 
@@ -103,7 +152,11 @@ def _build(config: ParallelAdapterConfig, state: Mapping[str, Tensor], what: str
         adapter.load_state_dict(dict(state))
     except RuntimeError as error:
         first = " ".join(str(error).split("\n")[1:2]).strip() or str(error)
-        raise ConfigError(f"{what} was asked for.", f"Its weights do not fit its description: {first}", "Check the folder.") from error
+        raise ConfigError(
+            f"{what} was asked for.",
+            f"Its weights do not fit its description: {first}",
+            "Check the folder.",
+        ) from error
     return adapter
 
 
@@ -119,16 +172,25 @@ def set_trained(model: TechniqueStage, weights: Mapping[str, Tensor]) -> None:
         for name, parameter in model.trained().items():
             if name not in weights or weights[name].shape != parameter.shape:
                 found = f"It has the shape {tuple(weights[name].shape)}." if name in weights else "It is missing."
-                raise ConfigError(f"The trained parameter '{name}' was asked for.", found, "Check which model and technique it is for.")
+                raise ConfigError(
+                    f"The trained parameter '{name}' was asked for.",
+                    found,
+                    "Check which model and technique it is for.",
+                )
             parameter.copy_(weights[name])
 
 
 def save_trained(
-    folder: Path, model: TechniqueStage, description: TrainedDescription[TechniqueConfig], *, class_names: Sequence[str] = ()
+    folder: Path,
+    model: TechniqueStage,
+    description: TrainedDescription[TechniqueConfig],
+    *,
+    class_names: Sequence[str] = (),
 ) -> Path:
     """Write a whole model's trained parameters and then their description; return the folder.
 
-    class_names: in class order, for transformers.  A regression's head is saved so that it predicts in the labels' original units.
+    class_names: in class order, for transformers.  A regression's head is saved so that it predicts in the labels'
+    original units.
     """
     config, name = description.config, description.model
     assert model.head is not None, "a whole model has a head"
@@ -139,23 +201,44 @@ def save_trained(
     shape = published(name, head_task(config.kind)) if config.technique in ("full", "lora") else None
     state = {key: parameter.detach() for key, parameter in model.trained().items() if not key.startswith(_HEAD)}
     if shape is None:
-        save_tensors(folder / TRAINED, state | {f"{_HEAD}{key}": tensor for key, tensor in head.items()})
+        save_tensors(
+            folder / TRAINED,
+            state | {f"{_HEAD}{key}": tensor for key, tensor in head.items()},
+        )
     elif config.technique == "full":
         names = class_names or [f"LABEL_{number}" for number in range(config.num_outputs)]
         _save_whole(folder, model, head, name, names, shape)
     else:
         matrices = {key.removeprefix(_BACKBONE): tensor for key, tensor in state.items()}
-        settings = {"r": config.lora_rank, "lora_alpha": config.lora_alpha, "lora_dropout": config.lora_dropout}
+        settings = {
+            "r": config.lora_rank,
+            "lora_alpha": config.lora_alpha,
+            "lora_dropout": config.lora_dropout,
+        }
         save_lora(folder, matrices, head, model.backbone, base_of(name), shape, **settings)
     save_tokenizer(name, folder)
-    kept = replace(description, model=kept_name(name), config=replace(config, label_mean=0.0, label_std=1.0))
+    kept = replace(
+        description,
+        model=kept_name(name),
+        config=replace(config, label_mean=0.0, label_std=1.0),
+    )
     write_text(folder / TRAINED_DESCRIPTION, to_json(kept) + "\n")
     return folder
 
 
-def _save_whole(folder: Path, model: TechniqueStage, head: Mapping[str, Tensor], base: str, names: Sequence[str], shape: Published) -> None:
+def _save_whole(
+    folder: Path,
+    model: TechniqueStage,
+    head: Mapping[str, Tensor],
+    base: str,
+    names: Sequence[str],
+    shape: Published,
+) -> None:
     config = model_config(base)
-    config.id2label, config.label2id = dict(enumerate(names)), {name: number for number, name in enumerate(names)}
+    config.id2label, config.label2id = (
+        dict(enumerate(names)),
+        {name: number for number, name in enumerate(names)},
+    )
     with parameters_on_meta():
         whole = published_model(config, shape.task)
     whole.to_empty(device="cpu")
@@ -167,10 +250,17 @@ def _save_whole(folder: Path, model: TechniqueStage, head: Mapping[str, Tensor],
     write_text(folder / WHOLE_MODEL, config.to_json_string())
 
 
-def load_trained(folder: Path | str) -> tuple[TechniqueStage, TrainedDescription[TechniqueConfig]]:
-    """Return the whole trained model, in evaluation mode.  Raises ConfigError if the folder holds none or it is damaged."""
+def load_trained(
+    folder: Path | str,
+) -> tuple[TechniqueStage, TrainedDescription[TechniqueConfig]]:
+    """Return the whole trained model, in evaluation mode.  Raises ConfigError if the folder holds none or it is
+    damaged.
+    """
     folder, asked = Path(folder), f"The fine-tuned model '{folder}' was asked for."
-    is_whole, is_peft = (folder / WHOLE_MODEL).is_file(), (folder / PEFT_CONFIG).is_file()
+    is_whole, is_peft = (
+        (folder / WHOLE_MODEL).is_file(),
+        (folder / PEFT_CONFIG).is_file(),
+    )
     weights = None if is_whole else PEFT_WEIGHTS if is_peft else TRAINED
     description, state = _load(folder, asked, TrainedDescription[TechniqueConfig], TRAINED_DESCRIPTION, weights)
     generates = description.config.kind == "text_generation"
@@ -179,10 +269,17 @@ def load_trained(folder: Path | str) -> tuple[TechniqueStage, TrainedDescription
         quantize(stack, description.quantization)
     model = TechniqueStage(stack.stage(0, stack.num_layers), description.config)
     if is_whole or is_peft:
-        shape = published(str(folder) if is_whole else description.model, head_task(description.config.kind))
+        shape = published(
+            str(folder) if is_whole else description.model,
+            head_task(description.config.kind),
+        )
         assert shape is not None, "so it was saved"
         if is_whole:
-            read = {name: tensor.read(torch.float32) for name, tensor in (stored_weights(str(folder)) or {}).items() if shape.head in name}
+            read = {
+                name: tensor.read(torch.float32)
+                for name, tensor in (stored_weights(str(folder)) or {}).items()
+                if shape.head in name
+            }
             state, prefix = dict(model.trained()), ""
         else:
             matrices = [name.removeprefix(_BACKBONE) for name in model.trained() if name.startswith(_BACKBONE)]
@@ -204,11 +301,20 @@ _MAKERS = {
     "CAUSAL_LM": "AutoModelForCausalLM",
     "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
 }
-_BESIDE = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", *TOKENIZER_FILES)
+_BESIDE = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+    *TOKENIZER_FILES,
+)
 
 
 def published(name: str, task: PeftTask) -> Published | None:
-    """Return how transformers' class for a task stores a model.  None if there is no such class.  Raises as model_config does."""
+    """Return how transformers' class for a task stores a model.  None if there is no such class.  Raises as
+    model_config does.
+    """
     config = model_config(name)
     if task in ("TOKEN_CLS", "QUESTION_ANS") and family_of(config.model_type).decoder is not None:
         return None
@@ -218,7 +324,14 @@ def published(name: str, task: PeftTask) -> Published | None:
     except ValueError:  # raised by transformers if there is no such class
         return None
     prefix = next(f"{path}." if path else "" for path, module in whole.named_modules() if module is whole.base_model)
-    return Published(task, prefix, next((own for own in ("classifier", "score", "qa_outputs") if hasattr(whole, own)), ""))
+    return Published(
+        task,
+        prefix,
+        next(
+            (own for own in ("classifier", "score", "qa_outputs") if hasattr(whole, own)),
+            "",
+        ),
+    )
 
 
 def published_model(config: Any, task: PeftTask) -> Any:
@@ -230,12 +343,17 @@ def published_model(config: Any, task: PeftTask) -> Any:
 
 def head_task(kind: str) -> PeftTask:
     """Return peft's task name of the class that fits our head, by kind of task."""
-    tasks: dict[str, PeftTask] = {"question_answering": "QUESTION_ANS", "text_generation": "CAUSAL_LM"}
+    tasks: dict[str, PeftTask] = {
+        "question_answering": "QUESTION_ANS",
+        "text_generation": "CAUSAL_LM",
+    }
     return tasks.get(kind, "TOKEN_CLS")
 
 
 def kept_name(name: str) -> str:
-    """Return a model name that works from any working folder: the full path of a local folder, other names unchanged."""
+    """Return a model name that works from any working folder: the full path of a local folder, other names
+    unchanged.
+    """
     path = user_path(name, "The model")
     return str(path.resolve()) if name not in EMBEDDED_MODELS and path.is_dir() else name
 
@@ -261,7 +379,13 @@ def save_tokenizer(name: str, folder: Path) -> None:
             with whole_file(folder / path.name) as part:
                 shutil.copyfile(path, part)
     if not (folder / "tokenizer.json").is_file():
-        tokens = {"pad_token": tokenizer.backend.id_to_token(tokenizer.pad_id), "sep_token": "[SEP]"}
+        tokens = {
+            "pad_token": tokenizer.backend.id_to_token(tokenizer.pad_id),
+            "sep_token": "[SEP]",
+        }
         known = {role: token for role, token in tokens.items() if role == "pad_token" or not tokenizer.joins_pairs}
         write_text(folder / "tokenizer.json", tokenizer.backend.to_str())
-        write_text(folder / "tokenizer_config.json", json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **known}) + "\n")
+        write_text(
+            folder / "tokenizer_config.json",
+            json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **known}) + "\n",
+        )

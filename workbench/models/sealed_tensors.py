@@ -49,7 +49,11 @@ def write_sealed_tensors(path: Path, owner: str, contents: Mapping[str, Content]
     header: dict[str, object] = {"__metadata__": described | {_DIGEST: _digest(described)}}
     aligned, end = sorted(contents.items(), key=lambda item: -item[1].dtype.itemsize), 0
     for name, (dtype, shape, data) in aligned:
-        header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": (end, end + len(data))}
+        header[name] = {
+            "dtype": _NAMES[dtype],
+            "shape": shape,
+            "data_offsets": (end, end + len(data)),
+        }
         end += len(data)
     text = msgspec.json.encode(header)
     text += b" " * (-len(text) % 8)
@@ -63,7 +67,8 @@ def write_sealed_tensors(path: Path, owner: str, contents: Mapping[str, Content]
 def load_sealed(path: Path, owner: str, into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
     """Return tensors by name.  into: memory for those to load; None loads all.
 
-    Tensors whose name or shape is not in `into` are left out, and nothing else is read: a device may have less memory than the file is
+    Tensors whose name or shape is not in `into` are left out, and nothing else is read: a device may have less memory
+    than the file is
     long.  Raises DamagedError if what is read was changed, cut or is another owner's.
     """
     stored, checksums = _opened(path, owner)
@@ -91,7 +96,10 @@ def _opened(path: Path, owner: str) -> tuple[dict[str, StoredTensor], dict[str, 
     try:
         stored, metadata = tensors_in(path)
     except (OSError, ValueError) as error:
-        raise damaged(path, "it is missing" if isinstance(error, FileNotFoundError) else "it was cut or changed") from error
+        raise damaged(
+            path,
+            "it is missing" if isinstance(error, FileNotFoundError) else "it was cut or changed",
+        ) from error
     described = {name: value for name, value in metadata.items() if name != _DIGEST}
     if metadata.get(_DIGEST) != _digest(described):
         raise damaged(path, "its header was changed after it was written")
@@ -102,7 +110,14 @@ def _opened(path: Path, owner: str) -> tuple[dict[str, StoredTensor], dict[str, 
     return stored, checksums
 
 
-def _read(path: Path, owner: str, name: str, stored: StoredTensor, checksums: Mapping[str, int], out: Tensor | None = None) -> Tensor:
+def _read(
+    path: Path,
+    owner: str,
+    name: str,
+    stored: StoredTensor,
+    checksums: Mapping[str, int],
+    out: Tensor | None = None,
+) -> Tensor:
     is_direct = out is not None and out.dtype == stored.dtype and out.is_contiguous()
     read = out if out is not None and is_direct else torch.empty(stored.shape, dtype=stored.dtype)
     try:

@@ -1,4 +1,5 @@
-"""Parts of a parallel adapter: projections of taps, narrow layers, heads, stateless dropout (PAC+, section IV-A, Fig. 6).
+"""Parts of a parallel adapter: projections of taps, narrow layers, heads, stateless dropout (PAC+, section IV-A, Fig.
+6).
 
 Stateless dropout: a mask depends only on seed, epoch, sample and feature, not on the device or time of its computation.
 The masks are therefore the same however a mini-batch is divided, and when an epoch is resumed or runs from the cache.
@@ -58,7 +59,8 @@ def _mix(value: Tensor) -> Tensor:
 TOKEN_KINDS = ("question_answering", "token_classification")
 """Tasks whose head reads every token: it has 2 outputs (first and last token of the answer), or one per class."""
 WORD_KINDS = ("sequence_to_sequence", "text_generation")
-"""Tasks whose answers are words: the backbone's own head, frozen, reads every token (of an encoder-decoder's target)."""
+"""Tasks whose answers are words: the backbone's own head, frozen, reads every token (of an encoder-decoder's
+target)."""
 LAMBDA = 0.5
 """Initial value of lambda_i (PAC+, section IV-A)."""
 
@@ -66,7 +68,8 @@ LAMBDA = 0.5
 class TapProjection(nn.Module):
     """W_down of one tap: standardise each channel of a backbone activation, then project it from d to d / r.
 
-    mean, inverse_std: (d,) constants from calibration (`set_statistics`).  They are folded into weight and bias, which is cheaper than
+    mean, inverse_std: (d,) constants from calibration (`set_statistics`).  They are folded into weight and bias, which
+    is cheaper than
     standardising the activations.
     """
 
@@ -110,7 +113,9 @@ class CrossAttention(nn.Module):
 
 
 class SideLayer(nn.Module):
-    """One adapter: the mix of Fig. 6 and a pre-norm transformer layer of width d / r; in a decoder causal, with cross-attention."""
+    """One adapter: the mix of Fig. 6 and a pre-norm transformer layer of width d / r; in a decoder causal, with
+    cross-attention.
+    """
 
     def __init__(self, config: ParallelAdapterConfig, *, in_decoder: bool = False) -> None:
         super().__init__()
@@ -127,17 +132,25 @@ class SideLayer(nn.Module):
         self.contract = nn.Linear(config.feed_forward_factor * width, width)
 
     def forward(
-        self, side: Tensor, tap: Tensor, mask: Tensor | None, memory: Tensor | None = None, memory_mask: Tensor | None = None
+        self,
+        side: Tensor,
+        tap: Tensor,
+        mask: Tensor | None,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
     ) -> Tensor:
         """Return a_{i+1} (n, t, d / r), given a_i and b_{i+1} (n, t, d).
 
-        mask: from padding_mask.  memory, memory_mask: the side encoder's output (n, t, d / r) and (n, 1, 1, t), in a decoder.
+        mask: from padding_mask.  memory, memory_mask: the side encoder's output (n, t, d / r) and (n, 1, 1, t), in a
+        decoder.
         """
         hidden = torch.lerp(side, self.down(tap), self.mix)
         count, length, width = hidden.shape
         fused = self.query_key_value(self.attention_norm(hidden))
         query, key, value = fused.view(count, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=self.is_causal and mask is None)
+        attended = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=self.is_causal and mask is None
+        )
         hidden = hidden + self.attention_output(attended.transpose(1, 2).reshape(count, length, width))
         if self.cross is not None:
             assert memory is not None, "an adapter of a decoder got no memory"
@@ -146,7 +159,8 @@ class SideLayer(nn.Module):
 
 
 class SideHead(nn.Module):
-    """W_up, the sum with the backbone's last activation, mean pooling and the task's head; for spans and tags without pooling.
+    """W_up, the sum with the backbone's last activation, mean pooling and the task's head; for spans and tags without
+    pooling.
 
     The pooling mean commutes with W_up, and pooling first makes the up-projection t times cheaper.
     """
@@ -164,20 +178,34 @@ class SideHead(nn.Module):
         self.register_buffer("mean", torch.zeros(config.hidden_size))
         self.register_buffer("inverse_std", torch.ones(config.hidden_size))
 
-    def forward(self, side: Tensor, last_hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
+    def forward(
+        self,
+        side: Tensor,
+        last_hidden: Tensor,
+        attention_mask: Tensor,
+        sample_ids: Tensor,
+        epoch: int,
+    ) -> Tensor:
         """Return the logits, (n, num_outputs), for spans and tags (n, t, num_outputs).
 
-        side: a_L (n, t, d / r).  last_hidden: b_L (n, t, d).  attention_mask: (n, t).  sample_ids: (n,) int64, for the dropout.
+        side: a_L (n, t, d / r).  last_hidden: b_L (n, t, d).  attention_mask: (n, t).  sample_ids: (n,) int64, for the
+        dropout.
         """
         if self.kind in TOKEN_KINDS:
             last = (last_hidden.to(side.dtype) - self.mean) * self.inverse_std
-            return token_logits(self.finish(self.norm(side), last, sample_ids, epoch), attention_mask, self.kind)
+            return token_logits(
+                self.finish(self.norm(side), last, sample_ids, epoch),
+                attention_mask,
+                self.kind,
+            )
         share = pooling_matrix(attention_mask, side.dtype)
         last = (torch.bmm(share, last_hidden.to(side.dtype)).squeeze(1) - self.mean) * self.inverse_std
         return self.finish(torch.bmm(share, self.norm(side)).squeeze(1), last, sample_ids, epoch)
 
     def finish(self, pooled: Tensor, last: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
-        """Return (n, num_outputs) for pooled inputs: normed a_L (n, d / r), standardised b_L (n, d); or (n, t, ...) without pooling."""
+        """Return (n, num_outputs) for pooled inputs: normed a_L (n, d / r), standardised b_L (n, d); or (n, t, ...)
+        without pooling.
+        """
         features = self.up(pooled) + last
         if self.training:
             features = stateless_dropout(features, sample_ids, rate=self.rate, seed=self.seed, epoch=epoch)
@@ -197,7 +225,9 @@ class SequenceHead(nn.Module):
         self.up = nn.Linear(config.width, config.hidden_size)
 
     def forward(self, side: Tensor, last_hidden: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
-        """Return the head's input, (n, s, d), for a_L (n, s, d / r), b_L (n, s, d) and sample ids (n,) int64 for the dropout."""
+        """Return the head's input, (n, s, d), for a_L (n, s, d / r), b_L (n, s, d) and sample ids (n,) int64 for the
+        dropout.
+        """
         hidden = self.up(self.norm(side)) + last_hidden.to(side.dtype)
         if self.training:
             hidden = stateless_dropout(hidden, sample_ids, rate=self.rate, seed=self.seed, epoch=epoch)
@@ -205,14 +235,18 @@ class SequenceHead(nn.Module):
 
 
 def token_logits(logits: Tensor, attention_mask: Tensor, kind: str) -> Tensor:
-    """Return token logits (n, t, num_outputs).  For answer spans, padding gets the lowest number, so that it is never chosen."""
+    """Return token logits (n, t, num_outputs).  For answer spans, padding gets the lowest number, so that it is never
+    chosen.
+    """
     if kind != "question_answering":
         return logits
     return logits.masked_fill(attention_mask[:, :, None] == 0, torch.finfo(logits.dtype).min)
 
 
 def pooling_matrix(attention_mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return (n, 1, t), whose product with (n, t, d) is the mean over each sample's real tokens.  attention_mask: (n, t)."""
+    """Return (n, 1, t), whose product with (n, t, d) is the mean over each sample's real tokens.  attention_mask: (n,
+    t).
+    """
     share = attention_mask.to(dtype)
     return (share / share.sum(dim=1, keepdim=True))[:, None]
 
@@ -221,10 +255,13 @@ def pooling_matrix(attention_mask: Tensor, dtype: torch.dtype) -> Tensor:
 class Packing:
     """Indices of the N real tokens in a padded batch (n, t).  All indices are row numbers for index_select.
 
-    tokens: (N,) index of each real token among n * t.  share: (n, N) float32, each row computes the mean over a sample's tokens.
+    tokens: (N,) index of each real token among n * t.  share: (n, N) float32, each row computes the mean over a
+    sample's tokens.
     to_heads: (3 * n * h * t,) maps rows (N, 3, h) to (3, n, h, t); padding reads token 0's row.
-    to_padded_heads: (n * h * t,) maps rows (N + 1, h) to (n, h, t); padding reads token N's row, which the caller keeps zero.
-    from_heads: (N * h,) maps rows (n, h, t) to (N, h).  from_all_heads: (N * 3 * h,) maps rows (3, n, h, t) to (N, 3, h).
+    to_padded_heads: (n * h * t,) maps rows (N + 1, h) to (n, h, t); padding reads token N's row, which the caller keeps
+    zero.
+    from_heads: (N * h,) maps rows (n, h, t) to (N, h).  from_all_heads: (N * 3 * h,) maps rows (3, n, h, t) to (N, 3,
+    h).
     score_bias: (n * h, 1 or t, t), 0 where a query may attend and -inf elsewhere; None if it may attend everywhere.
     """
 
@@ -291,7 +328,8 @@ def _score_bias(real: np.ndarray, heads: int, *, is_causal: bool) -> Tensor | No
         return None
     may_look = real[:, None]  # (n, 1, t)
     if is_causal:
-        # Padding is on the right, so every query, even a padded one, may attend to the first token: no row is -inf throughout.
+        # Padding is on the right, so every query, even a padded one, may attend to the first token: no row is -inf
+        # throughout.
         may_look = may_look & np.tri(real.shape[1], dtype=bool)
     bias = np.where(may_look, np.float32(0), np.float32("-inf"))
     return torch.from_numpy(np.repeat(bias, heads, axis=0))

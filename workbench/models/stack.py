@@ -1,6 +1,7 @@
 """View a Hugging Face model as a stack of layers that can be split into pipeline stages anywhere (PAC+, section V-A).
 
-An encoder-decoder is also one stack: its encoder's layers, then its decoder's.  After an encoder layer the hidden state is (n, t, d).
+An encoder-decoder is also one stack: its encoder's layers, then its decoder's.  After an encoder layer the hidden state
+is (n, t, d).
 After a decoder layer it is (n, t + s, d): the encoder's output followed by the s decoder states.
 """
 
@@ -15,7 +16,16 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
-from workbench.models.families import Family, LayerContext, Part, call_layer, embed_image, embed_words, family_of, layer_paths
+from workbench.models.families import (
+    Family,
+    LayerContext,
+    Part,
+    call_layer,
+    embed_image,
+    embed_words,
+    family_of,
+    layer_paths,
+)
 from workbench.models.products import Head
 
 
@@ -23,9 +33,12 @@ class LayerStack(nn.Module):
     """A frozen backbone: embedding, layers, final norm.  forward and stages give the same results as the whole model.
 
     family: an entry of FAMILIES.
-    b_0 is the embedding's output, b_i the output of layer i - 1; b_L is taken after the final norm if the family has one.
-    num_encoder_layers: of an encoder-decoder, whose last encoder output is also taken after the encoder's norm; None for a single stack.
-    decoder_start_id: the first token of every target.  language_model_head: of an encoder-decoder, of others only if asked for.
+    b_0 is the embedding's output, b_i the output of layer i - 1; b_L is taken after the final norm if the family has
+    one.
+    num_encoder_layers: of an encoder-decoder, whose last encoder output is also taken after the encoder's norm; None
+    for a single stack.
+    decoder_start_id: the first token of every target.  language_model_head: of an encoder-decoder, of others only if
+    asked for.
     """
 
     def __init__(self, model: Any, *, language_model_head: Head | None = None) -> None:
@@ -62,7 +75,9 @@ class LayerStack(nn.Module):
     @property
     def shares_words(self) -> bool:
         """Return whether an encoder-decoder's two stacks share one word embedding."""
-        return self.decoder_embedding is not None and _weight(self.embedding["words"]) is _weight(self.decoder_embedding["words"])
+        return self.decoder_embedding is not None and _weight(self.embedding["words"]) is _weight(
+            self.decoder_embedding["words"]
+        )
 
     @property
     def num_layers(self) -> int:
@@ -89,23 +104,34 @@ class LayerStack(nn.Module):
         return layer_paths(part_of(self, index), self.layers[index])
 
     def stage(self, start: int, stop: int) -> BackboneStage:
-        """Return layers [start, stop) as a module that owns only those layers.  The weights are shared with this stack."""
+        """Return layers [start, stop) as a module that owns only those layers.  The weights are shared with this
+        stack.
+        """
         if not 0 <= start < stop <= self.num_layers:
             raise ConfigError(
-                f"A stage of layers [{start}, {stop}) was asked for.", f"The model has {self.num_layers}.", "Change the stage."
+                f"A stage of layers [{start}, {stop}) was asked for.",
+                f"The model has {self.num_layers}.",
+                "Change the stage.",
             )
         return BackboneStage(self, start, stop)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, decoder_ids: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        decoder_ids: Tensor | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
         """Return b_L, (n, t, d) or the decoder's (n, s, d), and all taps; arguments as in BackboneStage.forward."""
         _, taps = self.stage(0, self.num_layers)(input_ids, attention_mask, decoder_ids)
         return taps[-1], taps
 
 
 class BackboneStage(nn.Module):
-    """Layers [start, stop) of a stack, with the embedding if they include the first layer and the final norm if they include the last.
+    """Layers [start, stop) of a stack, with the embedding if they include the first layer and the final norm if they
+    include the last.
 
-    While all parameters are frozen no autograd graph is built; it is built once requires_grad_() is set on some of them.  Call under
+    While all parameters are frozen no autograd graph is built; it is built once requires_grad_() is set on some of
+    them.  Call under
     torch.no_grad() if the taps are used in training (inference tensors cannot be saved for a backward pass);
     torch.inference_mode() is enough for prediction.
     """
@@ -113,11 +139,20 @@ class BackboneStage(nn.Module):
     def __init__(self, stack: LayerStack, start: int, stop: int) -> None:
         super().__init__()
         self.start, self.stop, self.num_layers = start, stop, stack.num_layers
-        self.config, self.family, self.hidden_size = stack.config, stack.family, stack.hidden_size
-        self.num_encoder_layers, self.decoder_start_id = stack.num_encoder_layers, stack.decoder_start_id
+        self.config, self.family, self.hidden_size = (
+            stack.config,
+            stack.family,
+            stack.hidden_size,
+        )
+        self.num_encoder_layers, self.decoder_start_id = (
+            stack.num_encoder_layers,
+            stack.decoder_start_id,
+        )
         self.shares_words = stack.shares_words
         # In a tuple, so that it is no parameter of this module.
-        has_head = self.num_encoder_layers is None and stop == stack.num_layers and stack.language_model_head is not None
+        has_head = (
+            self.num_encoder_layers is None and stop == stack.num_layers and stack.language_model_head is not None
+        )
         self._words = (stack.language_model_head,) if has_head else ()
         self.vocabulary_size: int = getattr(stack.config, "vocab_size", 0)
         # The first decoder layer; without a decoder, an index that is never reached.
@@ -131,13 +166,21 @@ class BackboneStage(nn.Module):
         self.decoder_embedding = stack.decoder_embedding if start <= border < stop else None
         self.decoder_position_bias = stack.decoder_position_bias if stop > border else None
 
-    def forward(self, hidden_or_ids: Tensor, attention_mask: Tensor, decoder_ids: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
+    def forward(
+        self,
+        hidden_or_ids: Tensor,
+        attention_mask: Tensor,
+        decoder_ids: Tensor | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
         """Run the stage.
 
-        hidden_or_ids: (n, t) token ids in the first stage (for images (n, t, patch values)), otherwise the previous stage's output.
-        attention_mask: (n, t), 1 for real tokens.  decoder_ids: (n, s) for the stage that owns the decoder's first layer, ignored by
+        hidden_or_ids: (n, t) token ids in the first stage (for images (n, t, patch values)), otherwise the previous
+        stage's output.
+        attention_mask: (n, t), 1 for real tokens.  decoder_ids: (n, s) for the stage that owns the decoder's first
+        layer, ignored by
         the others; None is one start token for each sample.
-        Returns the output, (n, t, d) for encoder layers and (n, t + s, d) after a decoder layer, and the taps: the layers'
+        Returns the output, (n, t, d) for encoder layers and (n, t + s, d) after a decoder layer, and the taps: the
+        layers'
         outputs, (n, t, d) or (n, s, d) each, preceded by b_0 in the first stage, and a decoder's taps by its embedding.
         """
         taps: list[Tensor] = []
@@ -155,7 +198,12 @@ class BackboneStage(nn.Module):
         memory, states = hidden[:, :length], hidden[:, length:]
         if self.decoder_embedding is not None:
             if decoder_ids is None:
-                decoder_ids = torch.full((len(hidden), 1), self.decoder_start_id or 0, dtype=torch.int64, device=hidden.device)
+                decoder_ids = torch.full(
+                    (len(hidden), 1),
+                    self.decoder_start_id or 0,
+                    dtype=torch.int64,
+                    device=hidden.device,
+                )
             states = embed_words(self.decoder_embedding, decoder_ids)
             taps.append(states)
         context = decoder_context(attention_mask, states, memory, self.decoder_position_bias)
@@ -168,7 +216,9 @@ class BackboneStage(nn.Module):
         return next(iter(self._words), None)
 
     def part(self, start: int, stop: int) -> BackboneStage:
-        """Return layers [start, stop) of this stage, with a hidden state as input.  Modules and hooks are shared with this stage."""
+        """Return layers [start, stop) of this stage, with a hidden state as input.  Modules and hooks are shared with
+        this stage.
+        """
         own = copy.copy(self)
         own._modules, own.start, own.stop = dict(self._modules), start, stop
         own.embedding = None
@@ -179,7 +229,9 @@ class BackboneStage(nn.Module):
         return own
 
     def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return b_0 (n, t, d), which is also an input of forward (see `part`).  Only the first stage has an embedding."""
+        """Return b_0 (n, t, d), which is also an input of forward (see `part`).  Only the first stage has an
+        embedding.
+        """
         assert self.embedding is not None, f"stage [{self.start}, {self.stop}) has no embedding"
         length, most = input_ids.shape[1], self.max_positions
         if most is None or length <= most:
@@ -188,11 +240,16 @@ class BackboneStage(nn.Module):
         if bool(attention_mask[:, most:].any()):
             asked = f"A text of {int(attention_mask.sum(dim=1).max())} tokens was given to the model."
             raise ConfigError(asked, f"It has {most} positions.", "Lower max_length.")
-        return functional.pad(embed(self.family, self.embedding, input_ids[:, :most]), (0, 0, 0, length - most))
+        return functional.pad(
+            embed(self.family, self.embedding, input_ids[:, :most]),
+            (0, 0, 0, length - most),
+        )
 
     @property
     def max_positions(self) -> int | None:
-        """Return the number of positions in the learned table; None for a family that needs no table or reads pictures."""
+        """Return the number of positions in the learned table; None for a family that needs no table or reads
+        pictures.
+        """
         family = self.family
         has_table = not (family.rotary or family.position_bias or family.reads_images)
         return self.config.max_position_embeddings if has_table else None
@@ -200,7 +257,8 @@ class BackboneStage(nn.Module):
     def shared_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters that other stages may also have, by a name that is the same in all of them.
 
-        These are the word embeddings of an encoder-decoder and T5's position tables.  While frozen they are copies.  To train them, add up
+        These are the word embeddings of an encoder-decoder and T5's position tables.  While frozen they are copies.  To
+        train them, add up
         their gradients over the stages.
         """
         found: dict[str, nn.Parameter] = {}
@@ -208,7 +266,10 @@ class BackboneStage(nn.Module):
             words = self.embedding or self.decoder_embedding
             if words is not None:
                 found["words"] = _weight(words["words"])
-        for name, bias in (("position bias", self.position_bias), ("decoder position bias", self.decoder_position_bias)):
+        for name, bias in (
+            ("position bias", self.position_bias),
+            ("decoder position bias", self.decoder_position_bias),
+        ):
             if bias is not None:
                 found[name] = _weight(bias.table)
         return found
@@ -216,16 +277,42 @@ class BackboneStage(nn.Module):
     def make_inputs(self, count: int, length: int, target_length: int = 1) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return placeholder arguments of forward for measurements: `count` samples of `length` tokens."""
         mask = torch.ones(count, length, dtype=torch.int64)
-        targets = torch.randint(self.vocabulary_size, (count, target_length)) if self.decoder_embedding is not None else None
+        targets = (
+            torch.randint(self.vocabulary_size, (count, target_length)) if self.decoder_embedding is not None else None
+        )
         if self.embedding is None:
             dtype = next(self.parameters()).dtype
-            return torch.randn(count, length + target_length * (self.start > self._border), self.hidden_size).to(dtype), mask, targets
+            return (
+                torch.randn(
+                    count,
+                    length + target_length * (self.start > self._border),
+                    self.hidden_size,
+                ).to(dtype),
+                mask,
+                targets,
+            )
         if self.family.reads_images:
             projection: Any = self.embedding["embeddings"].get_submodule("patch_embeddings.projection")
-            return torch.randint(256, (count, length, projection.weight[0].numel()), dtype=torch.uint8), mask, targets
+            return (
+                torch.randint(
+                    256,
+                    (count, length, projection.weight[0].numel()),
+                    dtype=torch.uint8,
+                ),
+                mask,
+                targets,
+            )
         return torch.randint(self.vocabulary_size, (count, length)), mask, targets
 
-    def _run(self, start: int, stop: int, hidden: Tensor, context: LayerContext, norm: nn.Module | None, taps: list[Tensor]) -> Tensor:
+    def _run(
+        self,
+        start: int,
+        stop: int,
+        hidden: Tensor,
+        context: LayerContext,
+        norm: nn.Module | None,
+        taps: list[Tensor],
+    ) -> Tensor:
         for index in range(start, stop):
             hidden = call_layer(self.layers[str(index)], hidden, context)
             taps.append(hidden)
@@ -247,12 +334,27 @@ class PositionBias(nn.Module):
     def forward(self, length: int) -> Tensor:
         """Return the bias, (1, heads, length, length)."""
         at = torch.arange(length, device=self.table.weight.device)
-        buckets = buckets_of(self.table.num_embeddings, at, length, is_causal=self.is_causal, max_distance=self.max_distance)
+        buckets = buckets_of(
+            self.table.num_embeddings,
+            at,
+            length,
+            is_causal=self.is_causal,
+            max_distance=self.max_distance,
+        )
         return self.table(buckets).permute(2, 0, 1)[None]
 
 
-def buckets_of(num_buckets: int, queries: Tensor, num_keys: int, *, is_causal: bool, max_distance: int) -> Tensor:
-    """Return the bucket of the distance between each query and key, (queries, keys) int64.  queries: (q,) int64, their positions."""
+def buckets_of(
+    num_buckets: int,
+    queries: Tensor,
+    num_keys: int,
+    *,
+    is_causal: bool,
+    max_distance: int,
+) -> Tensor:
+    """Return the bucket of the distance between each query and key, (queries, keys) int64.  queries: (q,) int64, their
+    positions.
+    """
     from transformers.models.t5.modeling_t5 import T5Attention
 
     distance = torch.arange(num_keys, device=queries.device) - queries[:, None]
@@ -266,7 +368,9 @@ def part_of(stack: LayerStack | BackboneStage, index: int) -> Part:
 
 
 def embed(family: Family, modules: Any, input_ids: Tensor) -> Tensor:
-    """Return b_0 (n, t, d).  input_ids: (n, t); in families with token types ~id is a token of the second text of a pair."""
+    """Return b_0 (n, t, d).  input_ids: (n, t); in families with token types ~id is a token of the second text of a
+    pair.
+    """
     if "embeddings" not in modules:
         return embed_words(modules, input_ids)
     embeddings = modules["embeddings"]
@@ -292,7 +396,11 @@ def padding_mask(attention_mask: Tensor, *, is_causal: bool) -> Tensor | None:
 
 
 def layer_context(
-    family: Family, rotary: nn.Module | None, attention_mask: Tensor, hidden: Tensor, position_bias: nn.Module | None = None
+    family: Family,
+    rotary: nn.Module | None,
+    attention_mask: Tensor,
+    hidden: Tensor,
+    position_bias: nn.Module | None = None,
 ) -> LayerContext:
     """Return the mask and position tables for a batch.
 
@@ -303,19 +411,33 @@ def layer_context(
     mask = padding_mask(attention_mask, is_causal=family.is_causal)
     return LayerContext(
         mask=None if mask is None else mask.expand(-1, 1, length, length),
-        rotary=None if rotary is None else rotary(hidden, position_ids=torch.arange(length, device=hidden.device)[None]),
+        rotary=None
+        if rotary is None
+        else rotary(hidden, position_ids=torch.arange(length, device=hidden.device)[None]),
         position_bias=None if position_bias is None else position_bias(length),
     )
 
 
-def decoder_context(attention_mask: Tensor, states: Tensor, memory: Tensor, position_bias: nn.Module | None) -> LayerContext:
-    """Return the context of a decoder's layers: the encoder's output `memory` (n, t, d), its mask, positions of the states (n, s, d).
+def decoder_context(
+    attention_mask: Tensor,
+    states: Tensor,
+    memory: Tensor,
+    position_bias: nn.Module | None,
+) -> LayerContext:
+    """Return the context of a decoder's layers: the encoder's output `memory` (n, t, d), its mask, positions of the
+    states (n, s, d).
 
-    Targets are padded on the right, where causal attention hides the padding from all real tokens.  The mask therefore stays None.
+    Targets are padded on the right, where causal attention hides the padding from all real tokens.  The mask therefore
+    stays None.
     """
     length, mask = states.shape[1], padding_mask(attention_mask, is_causal=False)
     bias = None if position_bias is None else position_bias(length)
-    return LayerContext(mask=None, position_bias=bias, memory=memory, memory_mask=None if mask is None else mask.expand(-1, 1, length, -1))
+    return LayerContext(
+        mask=None,
+        position_bias=bias,
+        memory=memory,
+        memory_mask=None if mask is None else mask.expand(-1, 1, length, -1),
+    )
 
 
 def module_at(model: Any, path: str) -> nn.Module | None:
@@ -337,7 +459,11 @@ def _position_bias(model: Any, path: str, *, is_causal: bool) -> PositionBias | 
     table = module_at(model, path)
     if not isinstance(table, nn.Embedding):
         return None
-    return PositionBias(table, is_causal=is_causal, max_distance=model.config.relative_attention_max_distance)
+    return PositionBias(
+        table,
+        is_causal=is_causal,
+        max_distance=model.config.relative_attention_max_distance,
+    )
 
 
 def _weight(module: Any) -> nn.Parameter:

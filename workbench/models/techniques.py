@@ -1,6 +1,7 @@
 """Fine-tuning techniques that backpropagate through the backbone (PAC+, section II, Fig. 2; section VI-A).
 
-Full fine-tuning, LoRA, Adapters (Houlsby et al.), serial adapters (RingAda, section II-A).  And Parallel Adapters (PAC+, section IV-A),
+Full fine-tuning, LoRA, Adapters (Houlsby et al.), serial adapters (RingAda, section II-A).  And Parallel Adapters
+(PAC+, section IV-A),
 whose gradient does not pass through the backbone.
 """
 
@@ -20,10 +21,20 @@ from workbench.core.ranges import Count, Dropout, Positive, Width, require_range
 from workbench.models.adapter_config import ParallelAdapterConfig, check_labels
 from workbench.models.evaluation import BatchLike, Predictions, answer_scores
 from workbench.models.initialization import HEAD_DEVIATION, seeded_generator
-from workbench.models.lora import DEVIATION, inject_adapters, inject_lora, inject_serial_adapters
+from workbench.models.lora import (
+    DEVIATION,
+    inject_adapters,
+    inject_lora,
+    inject_serial_adapters,
+)
 from workbench.models.parallel_adapter import ParallelAdapterStage, answered
 from workbench.models.products import Head
-from workbench.models.side_layers import TOKEN_KINDS, pooling_matrix, stateless_dropout, token_logits
+from workbench.models.side_layers import (
+    TOKEN_KINDS,
+    pooling_matrix,
+    stateless_dropout,
+    token_logits,
+)
 from workbench.models.stack import BackboneStage
 
 
@@ -32,11 +43,14 @@ class TechniqueConfig:
     """The configuration from which a technique's model can be rebuilt.
 
     hidden_size, num_layers: the backbone's d and L.
-    lora_rank, lora_alpha: r and alpha, the update is alpha / r B A.  lora_dropout: before A; each device draws its own masks, so that
+    lora_rank, lora_alpha: r and alpha, the update is alpha / r B A.  lora_dropout: before A; each device draws its own
+    masks, so that
     with a value above 0 a distributed run differs from one process.
-    bottleneck: width of an adapter.  reduction: r of Parallel Adapters, whose inputs are not standardised here (as if never calibrated).
+    bottleneck: width of an adapter.  reduction: r of Parallel Adapters, whose inputs are not standardised here (as if
+    never calibrated).
     dropout: rate for the pooled features.  seed: for the initial weights and that dropout.
-    label_mean, label_std: of a regression's training labels.  The head learns standardised labels and predicts in the original units.
+    label_mean, label_std: of a regression's training labels.  The head learns standardised labels and predicts in the
+    original units.
     """
 
     technique: Technique
@@ -59,7 +73,8 @@ class TechniqueConfig:
         if self.kind == "sequence_to_sequence":
             raise ConfigError(
                 f"Fine-tuning ({self.technique}) for {self.kind} was asked for.",
-                "Its head gives classes, numbers, the spans and classes of tokens, and the next word of one stack of layers.",
+                "Its head gives classes, numbers, the spans and classes of tokens, and the next word of one "
+                "stack of layers.",
                 "Choose such a task, or the method pac_plus.",
             )
         if self.kind == "text_generation" and self.technique == "full":
@@ -70,18 +85,25 @@ class TechniqueConfig:
             )
         check_labels(self.kind, self.label_mean, self.label_std)
         if self.technique == "parallel":
-            ParallelAdapterConfig(hidden_size=self.hidden_size, num_layers=self.num_layers, reduction=self.reduction)
+            ParallelAdapterConfig(
+                hidden_size=self.hidden_size,
+                num_layers=self.num_layers,
+                reduction=self.reduction,
+            )
 
     @property
     def side_width(self) -> int:
-        """Return the width d / r of Parallel Adapters' state, which follows the hidden state in a message; 0 of other techniques."""
+        """Return the width d / r of Parallel Adapters' state, which follows the hidden state in a message; 0 of other
+        techniques.
+        """
         return self.hidden_size // self.reduction if self.technique == "parallel" else 0
 
 
 class _LookUp(torch.autograd.Function):
     """The rows of an embedding's table.  The backward pass adds to their gradients only.
 
-    torch makes a gradient of the whole table in each backward pass: for 30,522 words of width 384 this is 47 MB, and takes 30 ms for 4,096
+    torch makes a gradient of the whole table in each backward pass: for 30,522 words of width 384 this is 47 MB, and
+    takes 30 ms for 4,096
     tokens on one core instead of 3.
     """
 
@@ -108,7 +130,8 @@ class _TrainedEmbedding(nn.Embedding):
 
 
 class TaskHead(nn.Module):
-    """Mean over the tokens (every token separately for spans and tags), dropout, one matrix; a regression uses its labels' units.
+    """Mean over the tokens (every token separately for spans and tags), dropout, one matrix; a regression uses its
+    labels' units.
 
     words: in text generation the backbone's own head, frozen, in place of that matrix and of dropout.
     """
@@ -117,10 +140,20 @@ class TaskHead(nn.Module):
         super().__init__()
         self.rate, self.seed, self.kind = config.dropout, config.seed, config.kind
         self.label_mean, self.label_std = config.label_mean, config.label_std
-        self.output: nn.Module = nn.Linear(config.hidden_size, config.num_outputs) if words is None else words.requires_grad_(False)
+        self.output: nn.Module = (
+            nn.Linear(config.hidden_size, config.num_outputs) if words is None else words.requires_grad_(False)
+        )
 
-    def forward(self, hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int, rows: Tensor | None = None) -> Tensor:
-        """Return logits (n, num_outputs), for spans and tags (n, t, num_outputs), for words (n, t, V), of `rows` alone (N, V).
+    def forward(
+        self,
+        hidden: Tensor,
+        attention_mask: Tensor,
+        sample_ids: Tensor,
+        epoch: int,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Return logits (n, num_outputs), for spans and tags (n, t, num_outputs), for words (n, t, V), of `rows` alone
+        (N, V).
 
         hidden: (n, t, d).  attention_mask: (n, t).  rows: see `answered`.
         """
@@ -138,11 +171,18 @@ class TechniqueStage(nn.Module):
     """Layers [start, stop) of a backbone with their trainable parts, and the head if they include the last layer.
 
     backbone: is modified: trainable parts stay in its layers, so two TechniqueStages must not share layers.
-    Trainable parameters are named by global layer index, so the union of all stages' is the whole model's.  Initial weights
+    Trainable parameters are named by global layer index, so the union of all stages' is the whole model's.  Initial
+    weights
     depend only on config.seed and the name.  The backbone's own dropout stays off, even in training.
     """
 
-    def __init__(self, backbone: BackboneStage, config: TechniqueConfig, *, has_head: bool = False) -> None:
+    def __init__(
+        self,
+        backbone: BackboneStage,
+        config: TechniqueConfig,
+        *,
+        has_head: bool = False,
+    ) -> None:
         """has_head: add a head even if the stage does not include the last layer."""
         super().__init__()
         self.config = config
@@ -157,11 +197,21 @@ class TechniqueStage(nn.Module):
                 if type(module) is nn.Embedding:
                     module.__class__ = _TrainedEmbedding
         elif config.technique == "lora":
-            inject_lora(backbone, rank=config.lora_rank, alpha=config.lora_alpha, dropout=config.lora_dropout)
+            inject_lora(
+                backbone,
+                rank=config.lora_rank,
+                alpha=config.lora_alpha,
+                dropout=config.lora_dropout,
+            )
         elif config.technique == "serial":
             self.adapters = inject_serial_adapters(backbone, config.bottleneck)
         elif config.technique == "parallel":
-            self.adapters = ParallelAdapterStage(_side(config, backbone), backbone.start, backbone.stop, has_head=has_head)
+            self.adapters = ParallelAdapterStage(
+                _side(config, backbone),
+                backbone.start,
+                backbone.stop,
+                has_head=has_head,
+            )
             if words is not None:
                 self.adapters.attach(words)
         else:
@@ -171,7 +221,9 @@ class TechniqueStage(nn.Module):
         self.backbone = backbone
         self.head = TaskHead(config, words) if has_head and not config.side_width else None
         with torch.no_grad():
-            for name, parameter in () if config.side_width else self.trained().items():  # Parallel Adapters initialize themselves
+            for name, parameter in (
+                () if config.side_width else self.trained().items()
+            ):  # Parallel Adapters initialize themselves
                 _initialize(name, parameter, config.seed)
         self.train()
 
@@ -184,26 +236,45 @@ class TechniqueStage(nn.Module):
                 module.train(mode)
         return self
 
-    def forward(self, hidden_or_ids: Tensor, attention_mask: Tensor, decoder_ids: Tensor | None = None) -> tuple[Tensor, Any]:
-        """Return the stage's output for the next stage, and the last layer's output, (n, t, d) or a decoder's (n, s, d), for `logits`.
+    def forward(
+        self,
+        hidden_or_ids: Tensor,
+        attention_mask: Tensor,
+        decoder_ids: Tensor | None = None,
+    ) -> tuple[Tensor, Any]:
+        """Return the stage's output for the next stage, and the last layer's output, (n, t, d) or a decoder's (n, s,
+        d), for `logits`.
 
-        Arguments as in BackboneStage.forward.  With Parallel Adapters input and output are (n, t, d + d / r), the hidden state without
-        gradient, then the side network's; the last stage returns the latter alone; and `logits` takes it with the last layer's output.
+        Arguments as in BackboneStage.forward.  With Parallel Adapters input and output are (n, t, d + d / r), the
+        hidden state without
+        gradient, then the side network's; the last stage returns the latter alone; and `logits` takes it with the last
+        layer's output.
         """
         if not isinstance(self.adapters, ParallelAdapterStage):
             output, taps = self.backbone(hidden_or_ids, attention_mask, decoder_ids)
             return output, taps[-1]
         width, side = self.config.hidden_size, None
         if self.backbone.start:
-            hidden_or_ids, side = hidden_or_ids[..., :width].detach(), hidden_or_ids[..., width:]
+            hidden_or_ids, side = (
+                hidden_or_ids[..., :width].detach(),
+                hidden_or_ids[..., width:],
+            )
         with torch.no_grad():
             output, taps = self.backbone(hidden_or_ids, attention_mask, decoder_ids)
         side = self.adapters(side, taps, attention_mask)
         is_last = self.backbone.stop == self.backbone.num_layers
         return side if is_last else torch.cat([output, side], dim=2), (side, taps[-1])
 
-    def logits(self, last_hidden: Any, attention_mask: Tensor, sample_ids: Tensor, epoch: int, rows: Tensor | None = None) -> Tensor:
-        """Return the head's logits for what `forward` returns last, of a decoder for its first state.  Only the last stage has a head.
+    def logits(
+        self,
+        last_hidden: Any,
+        attention_mask: Tensor,
+        sample_ids: Tensor,
+        epoch: int,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Return the head's logits for what `forward` returns last, of a decoder for its first state.  Only the last
+        stage has a head.
 
         rows: see `answered`.
         """
@@ -212,13 +283,24 @@ class TechniqueStage(nn.Module):
             return self.adapters.head(side, hidden, attention_mask, sample_ids, epoch, rows)
         assert self.head is not None, f"stage [{self.backbone.start}, {self.backbone.stop}) has no head"
         if self.backbone.num_encoder_layers is not None:
-            last_hidden, attention_mask = last_hidden[:, :1], attention_mask.new_ones(len(last_hidden), 1)
+            last_hidden, attention_mask = (
+                last_hidden[:, :1],
+                attention_mask.new_ones(len(last_hidden), 1),
+            )
         return self.head(last_hidden, attention_mask, sample_ids, epoch, rows)
 
     def batch_logits(self, batch: BatchLike, epoch: int = 0) -> Tensor:
-        """Return a whole model's logits for a mini-batch, of text generation those of the answers.  epoch: selects the head's dropout."""
+        """Return a whole model's logits for a mini-batch, of text generation those of the answers.  epoch: selects the
+        head's dropout.
+        """
         rows = answered(batch.labels, self.config.kind)
-        return self.logits(self(batch.input_ids, batch.attention_mask)[1], batch.attention_mask, batch.sample_ids, epoch, rows)
+        return self.logits(
+            self(batch.input_ids, batch.attention_mask)[1],
+            batch.attention_mask,
+            batch.sample_ids,
+            epoch,
+            rows,
+        )
 
     def trained(self) -> dict[str, nn.Parameter]:
         """Return the trainable parameters by name."""
@@ -232,7 +314,9 @@ def predict(model: TechniqueStage, batches: Iterable[BatchLike]) -> Predictions:
     with torch.inference_mode():
         for batch in batches:
             found = model.batch_logits(batch)
-            logits.append(answer_scores(found, batch.labels) if model.config.kind == "text_generation" else found.float())
+            logits.append(
+                answer_scores(found, batch.labels) if model.config.kind == "text_generation" else found.float()
+            )
             labels.append(batch.labels)
             sample_ids.append(batch.sample_ids)
     return Predictions(logits, labels, sample_ids)
@@ -241,8 +325,13 @@ def predict(model: TechniqueStage, batches: Iterable[BatchLike]) -> Predictions:
 def _side(config: TechniqueConfig, backbone: BackboneStage) -> ParallelAdapterConfig:
     """Return the shape of a backbone's Parallel Adapters."""
     border = backbone.num_encoder_layers
-    common: dict[str, Any] = {one.name: getattr(config, one.name) for one in fields(ParallelAdapterConfig) if hasattr(config, one.name)}
-    common |= {"num_encoder_layers": border, "target_length": int(border is not None)}  # a class or number needs one token
+    common: dict[str, Any] = {
+        one.name: getattr(config, one.name) for one in fields(ParallelAdapterConfig) if hasattr(config, one.name)
+    }
+    common |= {
+        "num_encoder_layers": border,
+        "target_length": int(border is not None),
+    }  # a class or number needs one token
     return ParallelAdapterConfig(is_causal=backbone.family.is_causal, **common)
 
 
@@ -257,6 +346,12 @@ def _initialize(name: str, parameter: Tensor, seed: int) -> None:
         bound = parameter.shape[1] ** -0.5  # Kaiming's uniform distribution, as in peft
         parameter.uniform_(-bound, bound, generator=generator)
     elif name.startswith("adapters."):
-        nn.init.trunc_normal_(parameter, std=DEVIATION, a=-2 * DEVIATION, b=2 * DEVIATION, generator=generator)
+        nn.init.trunc_normal_(
+            parameter,
+            std=DEVIATION,
+            a=-2 * DEVIATION,
+            b=2 * DEVIATION,
+            generator=generator,
+        )
     elif own:
         parameter.normal_(std=HEAD_DEVIATION, generator=generator)

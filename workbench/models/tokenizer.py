@@ -1,4 +1,6 @@
-"""Convert texts to token ids with the tokenizers library, without the slow import of transformers, and images to patches."""
+"""Convert texts to token ids with the tokenizers library, without the slow import of transformers, and images to
+patches.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ LEAST_TOKENS = 4
 
 
 class Located(NamedTuple):
-    """ids: of all tokens.  first, stop: range of the tokens of the text.  offsets: characters [start, end) of each token in that range."""
+    """ids: of all tokens.  first, stop: range of the tokens of the text.  offsets: characters [start, end) of each
+    token in that range.
+    """
 
     ids: list[int]
     first: int
@@ -34,9 +38,12 @@ class Located(NamedTuple):
 class TextTokenizer:
     """A fast tokenizer with its special tokens.
 
-    joins_pairs: whether a pair is one text with a line feed in it, as for decoder-only models; others have their own format.
-    has_token_types: whether the model is told which text of a pair a token belongs to: ~id stands for a token of the second text.
-    start_id: the first token of a decoder's target, None without a decoder.  end_id: ends a text, None if none is known.
+    joins_pairs: whether a pair is one text with a line feed in it, as for decoder-only models; others have their own
+    format.
+    has_token_types: whether the model is told which text of a pair a token belongs to: ~id stands for a token of the
+    second text.
+    start_id: the first token of a decoder's target, None without a decoder.  end_id: ends a text, None if none is
+    known.
     """
 
     def __init__(
@@ -55,12 +62,19 @@ class TextTokenizer:
         self.has_token_types = has_token_types
         self.start_id = start_id
         self.end_id = end_id
-        # One object for each id, whatever the number of tokens: a new one takes four times the bytes of its place in a list.
+        # One object for each id, whatever the number of tokens: a new one takes four times the bytes of its place in a
+        # list.
         self._numbers = {index: index for index in backend.get_vocab(with_added_tokens=True).values()}
         backend.no_padding()  # some published tokenizers pad to 128, which would take four times as long
         backend.no_truncation()
 
-    def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, max_length: int) -> list[list[int]]:
+    def encode(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        max_length: int,
+    ) -> list[list[int]]:
         """Return the token ids of each text (or pair of texts), truncated to max_length.  A list is never empty.
 
         In a pair ~id stands for a token of the second text if the model has token types.
@@ -83,7 +97,9 @@ class TextTokenizer:
             self.backend.no_truncation()
 
     def locate(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Located]:
-        """Return the tokens of each text, or of each pair with the positions of the second text.  Nothing is truncated."""
+        """Return the tokens of each text, or of each pair with the positions of the second text.  Nothing is
+        truncated.
+        """
         inputs: list[Any] = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
         found = []
         for encoding in self._encoded(inputs):
@@ -93,7 +109,9 @@ class TextTokenizer:
         return found
 
     def _beginnings(self, texts: Sequence[str], max_length: int) -> list[str]:
-        """Return texts of which a very long one has lost its end, but still has more than twice as many tokens as are kept."""
+        """Return texts of which a very long one has lost its end, but still has more than twice as many tokens as are
+        kept.
+        """
 
         def beginning(text: str) -> str:
             size = LONG_TEXT
@@ -146,7 +164,10 @@ def read_settings(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-_USUAL_TOKENS = {"pad": ("[PAD]", "<pad>", "<|pad|>"), "eos": ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>")}
+_USUAL_TOKENS = {
+    "pad": ("[PAD]", "<pad>", "<|pad|>"),
+    "eos": ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>"),
+}
 """Names of special tokens, for a tokenizer.json without the settings that say which token is which."""
 
 
@@ -160,18 +181,35 @@ def tokenizer_from_folder(folder: Path, config: Mapping[str, Any], **kind: Any) 
     try:
         backend = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises no narrower type
-        raise MissingDataError(f"The tokenizer '{path}' was asked for.", f"It does not load: {error}.", "Save it again.") from error
+        raise MissingDataError(
+            f"The tokenizer '{path}' was asked for.",
+            f"It does not load: {error}.",
+            "Save it again.",
+        ) from error
     special = {token.content: index for index, token in backend.get_added_tokens_decoder().items() if token.special}
     num_rows = config.get("vocab_size")
 
     def id_of(role: str) -> int | None:
         """Return a special token as the tokenizer's settings, the model's, or else its usual name say."""
         token, number = settings.get(f"{role}_token"), config.get(f"{role}_token_id")
-        named = backend.token_to_id(token["content"] if isinstance(token, dict) else token) if token is not None else None
-        numbers = [named, *(number if isinstance(number, list) else [number]), *(special.get(name) for name in _USUAL_TOKENS[role])]
-        known = (one for one in numbers if isinstance(one, int) and 0 <= one < 1 << 32 and backend.id_to_token(one) is not None)
+        named = (
+            backend.token_to_id(token["content"] if isinstance(token, dict) else token) if token is not None else None
+        )
+        numbers = [
+            named,
+            *(number if isinstance(number, list) else [number]),
+            *(special.get(name) for name in _USUAL_TOKENS[role]),
+        ]
+        known = (
+            one
+            for one in numbers
+            if isinstance(one, int) and 0 <= one < 1 << 32 and backend.id_to_token(one) is not None
+        )
         # A token that was added later may lie beyond the model's embedding.
-        return next((one for one in known if not isinstance(num_rows, int) or one < num_rows), None)
+        return next(
+            (one for one in known if not isinstance(num_rows, int) or one < num_rows),
+            None,
+        )
 
     end_id = id_of("eos")
     pad_id = next((index for index in (id_of("pad"), end_id) if index is not None), 0)
@@ -191,9 +229,19 @@ class ImageTokenizer:
     pad_id: int = 0
     start_id: None = None
 
-    def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, max_length: int) -> list[list[int]]:
+    def encode(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        max_length: int,
+    ) -> list[list[int]]:
         """Raise ConfigError, because this model does not accept texts."""
-        raise ConfigError("Texts were given to a model of pictures.", "It reads patches.", "Choose a model of text, or the task 'digits'.")
+        raise ConfigError(
+            "Texts were given to a model of pictures.",
+            "It reads patches.",
+            "Choose a model of text, or the task 'digits'.",
+        )
 
     def encode_images(self, images: Sequence[bytes]) -> list[list[bytes]]:
         """Return each image's tokens: `channels` x patch x patch values of one byte each, all zero for the class token.
@@ -204,26 +252,51 @@ class ImageTokenizer:
         for image in images:
             side = math.isqrt(len(image))
             if side < 1 or side * side != len(image):
-                raise ConfigError(f"A picture of {len(image)} pixels was given.", "It is not square.", "Give square pictures.")
+                raise ConfigError(
+                    f"A picture of {len(image)} pixels was given.",
+                    "It is not square.",
+                    "Give square pictures.",
+                )
             pixels = torch.frombuffer(bytearray(image), dtype=torch.uint8).view(1, 1, side, side)
             if side != self.image_size:
                 size = (self.image_size, self.image_size)
-                scaled = F.interpolate(pixels.float(), size=size, mode="bilinear", antialias=True, align_corners=False)
+                scaled = F.interpolate(
+                    pixels.float(),
+                    size=size,
+                    mode="bilinear",
+                    antialias=True,
+                    align_corners=False,
+                )
                 pixels = scaled.round().clamp(0, 255).to(torch.uint8)
             patch, grid = self.patch_size, self.image_size // self.patch_size
-            blocks = pixels[0, 0, : grid * patch, : grid * patch].view(grid, patch, grid, patch).transpose(1, 2).reshape(-1, patch * patch)
+            blocks = (
+                pixels[0, 0, : grid * patch, : grid * patch]
+                .view(grid, patch, grid, patch)
+                .transpose(1, 2)
+                .reshape(-1, patch * patch)
+            )
             tokens = [row.numpy().tobytes() * self.channels for row in blocks]
             encoded.append([bytes(self.channels * patch * patch), *tokens])
         return encoded
 
 
 def image_tokenizer(settings: Mapping[str, Any]) -> ImageTokenizer:
-    """Return the tokenizer for a vision transformer's configuration.  Raises ConfigError unless images and patches are square."""
+    """Return the tokenizer for a vision transformer's configuration.  Raises ConfigError unless images and patches are
+    square.
+    """
     sides = []
     for name, usual in (("image_size", 224), ("patch_size", 16)):
         side = settings.get(name, usual)
         height, width = side if isinstance(side, (list, tuple)) else (side, side)
         if height != width:
-            raise ConfigError("A vision transformer was asked for.", f"Its {name} is {height} x {width}.", "Choose one of squares.")
+            raise ConfigError(
+                "A vision transformer was asked for.",
+                f"Its {name} is {height} x {width}.",
+                "Choose one of squares.",
+            )
         sides.append(int(height))
-    return ImageTokenizer(image_size=sides[0], patch_size=sides[1], channels=settings.get("num_channels", 3))
+    return ImageTokenizer(
+        image_size=sides[0],
+        patch_size=sides[1],
+        channels=settings.get("num_channels", 3),
+    )

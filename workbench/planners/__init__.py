@@ -1,6 +1,14 @@
 """Planners make a Plan from a Problem: PAC+'s Algorithm 1, fixed plans and the baselines' planners."""
 
-from workbench.planners.fixed import PARADIGMS, asteroid, data_parallel, fixed_plan, homogeneous, pipeline_parallel, standalone
+from workbench.planners.fixed import (
+    PARADIGMS,
+    asteroid,
+    data_parallel,
+    fixed_plan,
+    homogeneous,
+    pipeline_parallel,
+    standalone,
+)
 from workbench.planners.hybrid import cached_step_s, candidates, plan, plan_cached
 from workbench.planners.problem import Problem
 from workbench.planners.refine import refine

@@ -1,10 +1,14 @@
 """Cut a model over devices for an asynchronous pipeline, within each device's memory (Confidant, section 3.2, Eq. 1-3).
 
-Eq. 3: A(l, n) = min over p of max(A(p, n - 1), 2 T_c, T_e(p + 1, l)): the pace of the pipeline is the pace of its slowest stage or slowest
-link, over which an activation goes one way and a gradient the other.  T_e is infinite if memory does not suffice.  We build the table
-from the last device on, because the stash of a stage depends on how many devices follow: N - i - 1 versions on device i of N.
+Eq. 3: A(l, n) = min over p of max(A(p, n - 1), 2 T_c, T_e(p + 1, l)): the pace of the pipeline is the pace of its
+slowest stage or slowest
+link, over which an activation goes one way and a gradient the other.  T_e is infinite if memory does not suffice.  We
+build the table
+from the last device on, because the stash of a stage depends on how many devices follow: N - i - 1 versions on device i
+of N.
 Memory is the workbench's measured model.
-The order of the devices is given, as in the paper.  The same recursion also finds the best choice of devices in a given order, and the
+The order of the devices is given, as in the paper.  The same recursion also finds the best choice of devices in a given
+order, and the
 best of all orders of all sets of devices.
 """
 
@@ -21,17 +25,27 @@ from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.core.virtual_workers import VersionRule, delay_of
-from workbench.planners.memory import ASYNCHRONOUS, FootprintTable, Need, check, rank_need, readable
+from workbench.planners.memory import (
+    ASYNCHRONOUS,
+    FootprintTable,
+    Need,
+    check,
+    rank_need,
+    readable,
+)
 from workbench.planners.orders import sorted_orders
 from workbench.planners.problem import Problem
 
 MOST_IN_EVERY_ORDER = 8
-"""With more devices, only the cluster's order and those by speed and by memory are tried, each with every choice of devices."""
+"""With more devices, only the cluster's order and those by speed and by memory are tried, each with every choice of
+devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """pace_s: seconds per mini-batch in steady state.  order: ranks.  cuts: device order[i] has layers [cuts[i], cuts[i + 1])."""
+    """pace_s: seconds per mini-batch in steady state.  order: ranks.  cuts: device order[i] has layers [cuts[i], cuts[i
+    + 1]).
+    """
 
     pace_s: float
     order: tuple[int, ...]
@@ -46,13 +60,20 @@ class Equation3:
 
     def __init__(self, problem: Problem[Profile], *, versions: VersionRule = "stashing") -> None:
         self.versions: VersionRule = versions
-        self.profile, self.cluster, self.batch_size = profile, cluster, batch_size = problem.profile, problem.cluster, problem.batch_size
+        self.profile, self.cluster, self.batch_size = profile, cluster, batch_size = (
+            problem.profile,
+            problem.cluster,
+            problem.batch_size,
+        )
         sequence_length, self.memory_length = problem.sequence_length, problem.longest
         count, ranks = profile.num_layers, range(cluster.world_size)
         starts, stops = self._ranges = np.triu_indices(count + 1, 1)
         self._seconds, self._footprints = list[np.ndarray](), list[FootprintTable]()
         for layers in profile.layers:
-            passes = [one.forward_s(batch_size, sequence_length) + one.backward_s(batch_size, sequence_length) for one in layers]
+            passes = [
+                one.forward_s(batch_size, sequence_length) + one.backward_s(batch_size, sequence_length)
+                for one in layers
+            ]
             each = [seconds + one.seconds("STEP", 1, 1) for seconds, one in zip(passes, layers, strict=True)]
             total = np.concatenate([[0.0], np.cumsum(each)])
             seconds = np.full((count + 1, count + 1), np.inf)
@@ -60,7 +81,14 @@ class Equation3:
             self._seconds.append(seconds)
         for rank in ranks:
             no_copies = (0,) * cluster.world_size  # their number is the most mini-batches in flight
-            table = FootprintTable(profile, rank, starts, stops, sequence_length=self.memory_length, copies=no_copies)
+            table = FootprintTable(
+                profile,
+                rank,
+                starts,
+                stops,
+                sequence_length=self.memory_length,
+                copies=no_copies,
+            )
             self._footprints.append(table)
         self._stages: dict[tuple[int, int, int], np.ndarray] = {}
         sizes = [one.output_bytes(batch_size, sequence_length) for one in profile.layers[0]]
@@ -78,7 +106,9 @@ class Equation3:
         return self._between[rank, following]
 
     def need(self, rank: int, behind: int, start: int, stop: int, *, num_stages: int) -> Need:
-        """Return the memory need of layers [start, stop) on a device with `behind` devices after it, by the measured model."""
+        """Return the memory need of layers [start, stop) on a device with `behind` devices after it, by the measured
+        model.
+        """
         return rank_need(
             self.profile,
             rank,
@@ -95,7 +125,9 @@ class Equation3:
         return self._seconds[rank]
 
     def stage(self, rank: int, behind: int, num_stages: int) -> np.ndarray:
-        """Return T_e of layers [x, y) on a device with `behind` devices after it; infinite where its memory does not suffice."""
+        """Return T_e of layers [x, y) on a device with `behind` devices after it; infinite where its memory does not
+        suffice.
+        """
         copies = delay_of(self.versions, behind, num_stages)
         if (rank, behind, copies) not in self._stages:
             held = self._footprints[rank].with_copies(self.batch_size, behind, copies)
@@ -107,7 +139,9 @@ class Equation3:
 
 
 class _State(NamedTuple):
-    """The end of a pipeline.  rank: its first device.  behind: the number of devices after it.  others: these as bits, or 0 if open."""
+    """The end of a pipeline.  rank: its first device.  behind: the number of devices after it.  others: these as bits,
+    or 0 if open.
+    """
 
     rank: int
     behind: int
@@ -121,11 +155,20 @@ def partition_in_order(costs: Equation3, order: Sequence[int], *, in_memory: boo
     """
     ends = [_State(rank, behind) for behind, rank in enumerate(reversed(order))]
     following = dict(zip(ends[1:], ends[:-1], strict=True))
-    return _best(costs, len(order), ends, lambda end: [following[end]], only_whole=True, in_memory=in_memory)
+    return _best(
+        costs,
+        len(order),
+        ends,
+        lambda end: [following[end]],
+        only_whole=True,
+        in_memory=in_memory,
+    )
 
 
 def partition_of_some(costs: Equation3, order: Sequence[int]) -> Partition:
-    """Return the best cuts over all choices of devices that keep this order: Eq. 3 with the number of following devices as an index."""
+    """Return the best cuts over all choices of devices that keep this order: Eq. 3 with the number of following devices
+    as an index.
+    """
     later = {rank: order[place + 1 :] for place, rank in enumerate(order)}
 
     def following(end: _State) -> list[_State]:
@@ -136,7 +179,9 @@ def partition_of_some(costs: Equation3, order: Sequence[int]) -> Partition:
 
 
 def partition_in_any_order(costs: Equation3) -> Partition:
-    """Return the best cuts over all orders of all sets of devices: Eq. 3 with the set of following devices as an index."""
+    """Return the best cuts over all orders of all sets of devices: Eq. 3 with the set of following devices as an
+    index.
+    """
     ranks = range(costs.cluster.world_size)
 
     def following(end: _State) -> list[_State]:
@@ -144,7 +189,9 @@ def partition_in_any_order(costs: Equation3) -> Partition:
 
     sets = sorted(range(1 << len(ranks)), key=int.bit_count)
     members = ((rank, others) for others in sets for rank in ranks if not others >> rank & 1)
-    ends = [_State(rank, others.bit_count(), others) for rank, others in members if others.bit_count() < costs.most_stages]
+    ends = [
+        _State(rank, others.bit_count(), others) for rank, others in members if others.bit_count() < costs.most_stages
+    ]
     return _best_by_count(costs, ends, following)
 
 
@@ -152,11 +199,22 @@ _Following = Callable[[_State], Sequence[_State]]
 
 
 def _best_by_count(costs: Equation3, ends: Sequence[_State], following: _Following) -> Partition:
-    """Return the best pipeline of any number of devices.  Vertical sync needs a search for each number, on which its versions depend."""
+    """Return the best pipeline of any number of devices.  Vertical sync needs a search for each number, on which its
+    versions depend.
+    """
     if costs.versions != "vertical_sync":
         return _best(costs, costs.most_stages, ends, following, only_whole=False)
     counts = range(1, costs.most_stages + 1)
-    found = [_best(costs, count, [end for end in ends if end.behind < count], following, only_whole=True) for count in counts]
+    found = [
+        _best(
+            costs,
+            count,
+            [end for end in ends if end.behind < count],
+            following,
+            only_whole=True,
+        )
+        for count in counts
+    ]
     return min(found, key=lambda one: one.pace_s)
 
 
@@ -175,7 +233,9 @@ def _best(
     only_whole: whether the pipeline must have num_stages devices.
     """
     pace: dict[_State, np.ndarray] = {}  # of layers [x, all), by x
-    choices: dict[_State, tuple[np.ndarray, list[_State]]] = {}  # by x: where the first device stops, and the end that follows
+    choices: dict[
+        _State, tuple[np.ndarray, list[_State]]
+    ] = {}  # by x: where the first device stops, and the end that follows
     for end in ends:
         stage = costs.stage(end.rank, end.behind, num_stages) if in_memory else costs.seconds(end.rank)
         if not end.behind:
@@ -199,7 +259,9 @@ def _best(
 
 
 def even_partition(costs: Equation3, order: Sequence[int]) -> Partition:
-    """Return an equal number of layers for each device, in this order (the paper's PipeDream); the first devices get one more."""
+    """Return an equal number of layers for each device, in this order (the paper's PipeDream); the first devices get
+    one more.
+    """
     layers, count = costs.profile.num_layers, len(order)
     cuts = tuple(place * (layers // count) + min(place, layers % count) for place in range(count + 1))
     return Partition(pace_s=pace_of(costs, order, cuts), order=tuple(order), cuts=cuts)
@@ -208,16 +270,23 @@ def even_partition(costs: Equation3, order: Sequence[int]) -> Partition:
 def pace_of(costs: Equation3, order: Sequence[int], cuts: Sequence[int]) -> float:
     """Return Eq. 3's value of given cuts: the slowest stage or link, even if it does not fit."""
     seconds = [float(costs.seconds(rank)[cuts[at], cuts[at + 1]]) for at, rank in enumerate(order)]
-    links = [float(costs.between_s(rank, following)[cuts[at + 1]]) for at, (rank, following) in enumerate(pairwise(order))]
+    links = [
+        float(costs.between_s(rank, following)[cuts[at + 1]]) for at, (rank, following) in enumerate(pairwise(order))
+    ]
     return max(*seconds, *links, 0.0)
 
 
 def asynchronous_plan(costs: Equation3, partition: Partition, *, method: str, check_memory: bool = True) -> Plan:
-    """Return a partition as a plan.  Raises PlanError naming the stage that does not fit, its device and the missing bytes."""
+    """Return a partition as a plan.  Raises PlanError naming the stage that does not fit, its device and the missing
+    bytes.
+    """
     if partition.pace_s == float("inf"):
         raise nothing_fits(costs, partition.order)
     blocks = zip(partition.order, pairwise(partition.cuts), strict=True)
-    stages = tuple(Stage(start=start, stop=stop, shares=(Share(rank=rank, samples=costs.batch_size),)) for rank, (start, stop) in blocks)
+    stages = tuple(
+        Stage(start=start, stop=stop, shares=(Share(rank=rank, samples=costs.batch_size),))
+        for rank, (start, stop) in blocks
+    )
     plan = Plan(
         method=method,
         stages=stages,
@@ -226,15 +295,25 @@ def asynchronous_plan(costs: Equation3, partition: Partition, *, method: str, ch
         predicted_s={"mini-batch in the long run": partition.pace_s},
     )
     if check_memory:
-        check(costs.profile, costs.cluster, plan, sequence_length=costs.memory_length, order=ASYNCHRONOUS, versions=costs.versions)
+        check(
+            costs.profile,
+            costs.cluster,
+            plan,
+            sequence_length=costs.memory_length,
+            order=ASYNCHRONOUS,
+            versions=costs.versions,
+        )
     return plan
 
 
 def plan_asynchronous(costs: Equation3, *, searches: bool, method: str) -> Plan:
-    """Return the best plan: of any order of any set of devices if `searches`, else of the cluster's devices in their order.
+    """Return the best plan: of any order of any set of devices if `searches`, else of the cluster's devices in their
+    order.
 
-    In their order all devices have a stage, as in the paper, if Eq. 3 finds such a partition that fits.  If not, which the paper does not
-    treat, the plan is the best over all choices of devices in this order.  With more than MOST_IN_EVERY_ORDER devices `searches` tries
+    In their order all devices have a stage, as in the paper, if Eq. 3 finds such a partition that fits.  If not, which
+    the paper does not
+    treat, the plan is the best over all choices of devices in this order.  With more than MOST_IN_EVERY_ORDER devices
+    `searches` tries
     every choice of devices in a few orders.  Raises PlanError if nothing fits.
     """
     world, layers = costs.cluster.world_size, costs.profile.num_layers
@@ -242,15 +321,25 @@ def plan_asynchronous(costs: Equation3, *, searches: bool, method: str) -> Plan:
     if searches and world <= MOST_IN_EVERY_ORDER:
         found = partition_in_any_order(costs)
     elif searches:
-        orders = [everyone, *sorted_orders(costs.profile, costs.cluster, costs.memory_length)]
-        found = min((partition_of_some(costs, order) for order in orders), key=lambda one: one.pace_s)
+        orders = [
+            everyone,
+            *sorted_orders(costs.profile, costs.cluster, costs.memory_length),
+        ]
+        found = min(
+            (partition_of_some(costs, order) for order in orders),
+            key=lambda one: one.pace_s,
+        )
     else:
         found = Partition(pace_s=float("inf"), order=everyone, cuts=())
         if world <= layers:
             found = partition_in_order(costs, everyone)
         if found.pace_s == float("inf"):
             found = partition_of_some(costs, everyone)
-            why = "no partition over all devices fits in memory" if world <= layers else f"{world} devices cannot share {layers} layers"
+            why = (
+                "no partition over all devices fits in memory"
+                if world <= layers
+                else f"{world} devices cannot share {layers} layers"
+            )
             notes = (f"In the cluster's order {why}: this is the fastest partition over some of them.",)
     if found.pace_s == float("inf"):
         raise nothing_fits(costs, everyone[:layers])
@@ -259,21 +348,31 @@ def plan_asynchronous(costs: Equation3, *, searches: bool, method: str) -> Plan:
 
 
 def nothing_fits(costs: Equation3, order: Sequence[int]) -> PlanError:
-    """Return the error if no partition fits on devices in an order: the block that does not fit, its device, and the missing bytes."""
+    """Return the error if no partition fits on devices in an order: the block that does not fit, its device, and the
+    missing bytes.
+    """
     start, layers = 0, costs.profile.num_layers
     for place, rank in enumerate(order):
         behind, device = len(order) - place - 1, costs.cluster.devices[rank]
         most = layers - behind  # each following device has at least one
-        blocks = {stop: costs.need(rank, behind, start, stop, num_stages=len(order)).total_bytes for stop in range(start + 1, most + 1)}
-        stop = max((stop for stop, held in blocks.items() if held <= device.memory_bytes), default=0)
+        blocks = {
+            stop: costs.need(rank, behind, start, stop, num_stages=len(order)).total_bytes
+            for stop in range(start + 1, most + 1)
+        }
+        stop = max(
+            (stop for stop, held in blocks.items() if held <= device.memory_bytes),
+            default=0,
+        )
         if not stop or (not behind and stop < layers):
             stop = start + 1 if behind else layers
             held = blocks[stop]
             block = f"layer {start}" if stop == start + 1 else f"layers {start}-{stop - 1}"
             stashed = f" with stashed weights ({behind} times)" if behind else ""
             return PlanError(
-                f"An asynchronous pipeline of {', '.join(costs.cluster.devices[one].name for one in order)} was asked for.",
-                f"With as many layers as fit on the devices before it, {block} on '{device.name}'{stashed} needs {readable(held)};"
+                f"An asynchronous pipeline of {', '.join(costs.cluster.devices[one].name for one in order)} was "
+                "asked for.",
+                f"With as many layers as fit on the devices before it, {block} on '{device.name}'{stashed} needs "
+                f"{readable(held)};"
                 f" the device has {readable(device.memory_bytes)}: {readable(held - device.memory_bytes)} too little.",
                 "Add a device, raise its memory, lower batch_size, or train fewer weights (technique=lora).",
             )

@@ -1,12 +1,18 @@
-"""Cut a pipeline into stages so that the slowest is as fast as possible, for every number of stages (PAC+, section V-A, Eq. 3 and 4).
+"""Cut a pipeline into stages so that the slowest is as fast as possible, for every number of stages (PAC+, section V-A,
+Eq. 3 and 4).
 
-Our reading of Eq. 3.  W(0 -> y, D_n, s) covers the first y layers (numbered 1 to y), T(q+1 -> y) the layers q+1 to y.  For s = 1 it is
-T(1 -> y, D_n), which Eq. 3's 1 <= m < n excludes and Algorithm 1's m = n includes.  For s > 1 no stage is empty of layers or devices
-(q >= s - 1 and n - m >= s - 1).  The maximum does not depend on the end from which the pipeline is cut, so we build it from the back.
-Under 1F1B the front stage of a suffix of s stages then has exactly min(s, M) micro-batches in flight, so the memory test is exact
+Our reading of Eq. 3.  W(0 -> y, D_n, s) covers the first y layers (numbered 1 to y), T(q+1 -> y) the layers q+1 to y.
+For s = 1 it is
+T(1 -> y, D_n), which Eq. 3's 1 <= m < n excludes and Algorithm 1's m = n includes.  For s > 1 no stage is empty of
+layers or devices
+(q >= s - 1 and n - m >= s - 1).  The maximum does not depend on the end from which the pipeline is cut, so we build it
+from the back.
+Under 1F1B the front stage of a suffix of s stages then has exactly min(s, M) micro-batches in flight, so the memory
+test is exact
 instead of a guess, and W(0 -> L, D, s) is the same.
 
-StageTimes and dispatch divide a micro-batch among the devices of a group so that the slowest is as fast as possible (Eq. 4).
+StageTimes and dispatch divide a micro-batch among the devices of a group so that the slowest is as fast as possible
+(Eq. 4).
 """
 
 from __future__ import annotations
@@ -35,13 +41,19 @@ class Balanced:
 
 
 def balance(
-    times: StageTimes, num_layers: int, ranks: Sequence[int], micro_batches: int, *, max_group: int | None = None
+    times: StageTimes,
+    num_layers: int,
+    ranks: Sequence[int],
+    micro_batches: int,
+    *,
+    max_group: int | None = None,
 ) -> Iterator[Balanced]:
     """Yield W_s of Eq. 3 for every number of stages s that fits, with the devices in the order of `ranks`."""
     count = len(ranks)
     widest = count if max_group is None else min(max_group, count)
     times.prefetch(ranks, widest)
-    # slowest[a, x]: the best bottleneck of layers [x, L) on devices a.. in s stages; `whole`: the sum of its stage times, for ties.
+    # slowest[a, x]: the best bottleneck of layers [x, L) on devices a.. in s stages; `whole`: the sum of its stage
+    # times, for ties.
     slowest = np.full((count + 1, num_layers + 1), np.inf)
     whole = np.full((count + 1, num_layers + 1), np.inf)
     # W_0: no layers on no devices.
@@ -54,26 +66,47 @@ def balance(
             in_flight = min(s, micro_batches)
             # fronts[a]: (L, groups, L), the seconds of layers [x, y) on devices a to a + g at [x, g, y - 1].
             fronts = [
-                np.stack([times.stage(ranks[a : c + 1], in_flight) for c in range(a, min(count, a + widest))], axis=1) for a in range(count)
+                np.stack(
+                    [times.stage(ranks[a : c + 1], in_flight) for c in range(a, min(count, a + widest))],
+                    axis=1,
+                )
+                for a in range(count)
             ]
-        next_slowest, next_whole = np.full_like(slowest, np.inf), np.full_like(whole, np.inf)
+        next_slowest, next_whole = (
+            np.full_like(slowest, np.inf),
+            np.full_like(whole, np.inf),
+        )
         choice = np.full((count, num_layers), -1)
         for a in range(count - s + 1):
             own = fronts[a]
             rest = slice(a + 1, a + 1 + own.shape[1])
             value = np.maximum(own, slowest[rest, 1:]).reshape(num_layers, -1)
             best = value.min(axis=1)
-            sums = np.where(value <= (best * (1 + TIE))[:, None], (own + whole[rest, 1:]).reshape(num_layers, -1), np.inf)
+            sums = np.where(
+                value <= (best * (1 + TIE))[:, None],
+                (own + whole[rest, 1:]).reshape(num_layers, -1),
+                np.inf,
+            )
             choice[a] = sums.argmin(axis=1)
-            next_slowest[a, :num_layers], next_whole[a, :num_layers] = best, sums[np.arange(num_layers), choice[a]]
+            next_slowest[a, :num_layers], next_whole[a, :num_layers] = (
+                best,
+                sums[np.arange(num_layers), choice[a]],
+            )
         slowest, whole = next_slowest, next_whole
         choices.append(choice)
         if math.isfinite(slowest[0, 0]):
-            yield Balanced(stages=_stages(times, num_layers, ranks, choices, micro_batches), bottleneck_s=float(slowest[0, 0]))
+            yield Balanced(
+                stages=_stages(times, num_layers, ranks, choices, micro_batches),
+                bottleneck_s=float(slowest[0, 0]),
+            )
 
 
 def _stages(
-    times: StageTimes, num_layers: int, ranks: Sequence[int], choices: Sequence[np.ndarray], micro_batches: int
+    times: StageTimes,
+    num_layers: int,
+    ranks: Sequence[int],
+    choices: Sequence[np.ndarray],
+    micro_batches: int,
 ) -> tuple[Stage, ...]:
     stages, start, first = [], 0, 0
     for s in range(len(choices), 0, -1):
@@ -94,7 +127,8 @@ COLUMNS_AT_ONCE = 4096
 def dispatch(costs: Sequence[Sequence[float]], samples: int) -> tuple[float, tuple[int, ...]]:
     """Return H(samples, group) of Eq. 4 and each device's samples, from costs[device][i] of i samples (0 to `samples`).
 
-    An infinite cost means out of memory.  If the group has no memory for the samples, the result is infinite and all its shares are 0.
+    An infinite cost means out of memory.  If the group has no memory for the samples, the result is infinite and all
+    its shares are 0.
     Among equally good shares, the result has the most even load on the later devices.
     """
     tables = [list(costs[0][: samples + 1])]
@@ -107,7 +141,10 @@ def dispatch(costs: Sequence[Sequence[float]], samples: int) -> tuple[float, tup
     shares, left = [], samples
     for device in range(len(costs) - 1, 0, -1):
         row, before = costs[device], tables[device - 1]
-        take = min(range(left + 1), key=lambda i: (max(before[left - i], row[i]), before[left - i] + row[i], i))
+        take = min(
+            range(left + 1),
+            key=lambda i: (max(before[left - i], row[i]), before[left - i] + row[i], i),
+        )
         shares.append(take)
         left -= take
     return best, (left, *reversed(shares))
@@ -116,14 +153,22 @@ def dispatch(costs: Sequence[Sequence[float]], samples: int) -> tuple[float, tup
 class StageTimes:
     """T(x -> y, group) of Eq. 3 for all ranges of layers at once, by Eq. 4 vectorised over ranges.
 
-    Memory, and with it the times, depend on how many micro-batches are in flight.  If the devices have memory for the same samples with
+    Memory, and with it the times, depend on how many micro-batches are in flight.  If the devices have memory for the
+    same samples with
     one more in flight, both cases share a column.  A rank without samples costs nothing and needs no memory.
-    copies[i]: copies of the trainable parameters in memory, in addition to themselves, with i + 1 in flight (memory.rank_need); default:
+    copies[i]: copies of the trainable parameters in memory, in addition to themselves, with i + 1 in flight
+    (memory.rank_need); default:
     none, with as many in flight as a pipeline can have.
     excess: minimise the bytes above the budget instead of the seconds (to explain why nothing fits).
     """
 
-    def __init__(self, problem: Problem[Profile], *, copies: Sequence[int] = (), excess: bool = False) -> None:
+    def __init__(
+        self,
+        problem: Problem[Profile],
+        *,
+        copies: Sequence[int] = (),
+        excess: bool = False,
+    ) -> None:
         profile, size = problem.profile, problem.micro_batch_size
         count = profile.num_layers
         self.micro_batch_size = size
@@ -132,11 +177,23 @@ class StageTimes:
         ranges[starts, stops] = np.arange(len(starts))
         ranks = range(profile.world_size)
         held = copies or (0,) * min(profile.world_size, count, problem.micro_batches)
-        footprints = [FootprintTable(profile, rank, starts, stops + 1, sequence_length=problem.longest, copies=held) for rank in ranks]
+        footprints = [
+            FootprintTable(
+                profile,
+                rank,
+                starts,
+                stops + 1,
+                sequence_length=problem.longest,
+                copies=held,
+            )
+            for rank in ranks
+        ]
         budgets = [device.memory_bytes for device in problem.cluster.devices]
         most = np.stack([table.most_samples(budget, size) for table, budget in zip(footprints, budgets, strict=True)])
         differs = (most[:, 1:] != most[:, :-1]).any(axis=0) | excess  # (in flight - 1, ranges)
-        opens = np.concatenate([np.ones((1, len(starts)), bool), differs]).T  # (ranges, in flight): the starts of columns
+        opens = np.concatenate(
+            [np.ones((1, len(starts)), bool), differs]
+        ).T  # (ranges, in flight): the starts of columns
         at, live = np.nonzero(opens)
         columns = np.cumsum(opens).reshape(opens.shape).T - 1
         # The last column is for ranges that do not exist; it is infinite.
@@ -155,11 +212,15 @@ class StageTimes:
         self._shares: dict[tuple[int, int, tuple[int, ...], int], tuple[int, ...]] = {}
 
     def stage(self, ranks: Sequence[int], in_flight: int) -> np.ndarray:
-        """Return T of a group: (L, L) seconds of layers [x, y) at [x, y - 1], infinite if it runs out of memory or x >= y."""
+        """Return T of a group: (L, L) seconds of layers [x, y) at [x, y - 1], infinite if it runs out of memory or x >=
+        y.
+        """
         return self._row(tuple(ranks))[self._columns[in_flight - 1]]
 
     def prefetch(self, ranks: Sequence[int], widest: int) -> None:
-        """Compute T of every group of at most `widest` consecutive devices of an order, each group from the previous one."""
+        """Compute T of every group of at most `widest` consecutive devices of an order, each group from the previous
+        one.
+        """
         for first in range(len(ranks)):
             group = tuple(ranks[first : first + widest])
             missing = [end for end in range(1, len(group) + 1) if frozenset(group[:end]) not in self._slowest]
@@ -200,7 +261,10 @@ def _seconds(profile: Profile, rank: int, size: int, sequence_length: int) -> np
     """Return (B, L, L): t_f + t_b of 1 to B samples in layers [x, y), at [:, x, y - 1], summed from x on."""
     layers = profile.layers[rank]
     rows = np.array(
-        [[layer.forward_s(b, sequence_length) + layer.backward_s(b, sequence_length) for layer in layers] for b in range(1, size + 1)]
+        [
+            [layer.forward_s(b, sequence_length) + layer.backward_s(b, sequence_length) for layer in layers]
+            for b in range(1, size + 1)
+        ]
     )
     summed = np.zeros((size, len(layers), len(layers)))
     for start in range(len(layers)):

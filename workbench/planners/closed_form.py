@@ -21,9 +21,12 @@ from workbench.planners.problem import Problem
 class PhaseTimes:
     """The predicted seconds of a mini-batch.
 
-    beginning_s, execution_s, ending_s: L_b, L_e, L_n of Eq. 5-6.  Eq. 5 computes the execution phase from the last stage.  That is right if
-    this stage is the slowest, and too low otherwise.  bottleneck_s: our correction.  For each stage k, assume that it never waits after its
-    first micro-batch, and compute when the mini-batch ends; bottleneck_s is the largest of these times.  It equals total_s if the last
+    beginning_s, execution_s, ending_s: L_b, L_e, L_n of Eq. 5-6.  Eq. 5 computes the execution phase from the last
+    stage.  That is right if
+    this stage is the slowest, and too low otherwise.  bottleneck_s: our correction.  For each stage k, assume that it
+    never waits after its
+    first micro-batch, and compute when the mini-batch ends; bottleneck_s is the largest of these times.  It equals
+    total_s if the last
     stage is the slowest.  slowest_stage: the k of that largest time.
     """
 
@@ -40,7 +43,11 @@ class PhaseTimes:
 
     def parts(self) -> dict[str, float]:
         """Return the three phases by name, as in Plan.predicted_s."""
-        return {"beginning": self.beginning_s, "execution": self.execution_s, "ending": self.ending_s}
+        return {
+            "beginning": self.beginning_s,
+            "execution": self.execution_s,
+            "ending": self.ending_s,
+        }
 
 
 def phase_lengths(
@@ -51,9 +58,14 @@ def phase_lengths(
     reduce_s: Sequence[float],
     num_micro_batches: int,
 ) -> PhaseTimes:
-    """Return Eq. 5-6 from e_f, e_b and AR of each stage (s values each) and c_f, c_b of each boundary (s - 1 values each)."""
+    """Return Eq. 5-6 from e_f, e_b and AR of each stage (s values each) and c_f, c_b of each boundary (s - 1 values
+    each).
+    """
     last = len(forward_s) - 1
-    before, after = 0.0, reduce_s[0]  # of stage k: until its first micro-batch arrives, and after its last backward pass
+    before, after = (
+        0.0,
+        reduce_s[0],
+    )  # of stage k: until its first micro-batch arrives, and after its last backward pass
     finish = []
     for k in range(last + 1):
         if k:
@@ -74,7 +86,11 @@ class ClosedForm:
     """Eq. 5-7 for the pipelines of one problem; results for a stage are cached for other pipelines with it."""
 
     def __init__(self, problem: Problem[Profile]) -> None:
-        self._profile, self._cluster, self._length = problem.profile, problem.cluster, problem.sequence_length
+        self._profile, self._cluster, self._length = (
+            problem.profile,
+            problem.cluster,
+            problem.sequence_length,
+        )
         self._alone: dict[Stage, tuple[float, float, float]] = {}
         self._between: dict[tuple[Stage, Stage], tuple[float, float]] = {}
         self._summed: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
@@ -96,8 +112,15 @@ class ClosedForm:
         """Return e_f and e_b of the slowest rank, with each rank's share of samples, and AR."""
         if stage not in self._alone:
             sums = [self._sums(share.rank, share.samples) for share in stage.shares]
-            forward, backward = (max(both[kind][stage.stop] - both[kind][stage.start] for both in sums) for kind in (0, 1))
-            reduce_s = collective_s(self._cluster, ALLREDUCE, stage.ranks, stage_trainable_bytes(self._profile, stage))
+            forward, backward = (
+                max(both[kind][stage.stop] - both[kind][stage.start] for both in sums) for kind in (0, 1)
+            )
+            reduce_s = collective_s(
+                self._cluster,
+                ALLREDUCE,
+                stage.ranks,
+                stage_trainable_bytes(self._profile, stage),
+            )
             self._alone[stage] = (forward, backward, reduce_s)
         return self._alone[stage]
 
@@ -117,8 +140,21 @@ class ClosedForm:
         if key not in self._between:
             size = sum(share.samples for share in stage.shares)
             layer = self._profile.layers[stage.ranks[0]][stage.stop - 1]
-            send = boundary_s(self._cluster, stage, following, layer.output_bytes(1, self._length), size)
-            back = boundary_s(self._cluster, stage, following, layer.gradient_bytes(1, self._length), size, reverse=True)
+            send = boundary_s(
+                self._cluster,
+                stage,
+                following,
+                layer.output_bytes(1, self._length),
+                size,
+            )
+            back = boundary_s(
+                self._cluster,
+                stage,
+                following,
+                layer.gradient_bytes(1, self._length),
+                size,
+                reverse=True,
+            )
             self._between[key] = (send, back)
         return self._between[key]
 
@@ -128,7 +164,15 @@ def stage_trainable_bytes(profile: Profile, stage: Stage) -> int:
     return trainable_bytes(profile.layers[stage.ranks[0]][stage.start : stage.stop])
 
 
-def boundary_s(cluster: Cluster, stage: Stage, following: Stage, nbytes_per_sample: int, size: int, *, reverse: bool = False) -> float:
+def boundary_s(
+    cluster: Cluster,
+    stage: Stage,
+    following: Stage,
+    nbytes_per_sample: int,
+    size: int,
+    *,
+    reverse: bool = False,
+) -> float:
     """Return c_f, or c_b if `reverse`: the seconds in which a micro-batch crosses from one group to the next.
 
     Each sample goes from the rank that computed it to the rank that needs it.

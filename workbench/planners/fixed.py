@@ -35,11 +35,17 @@ def fixed_plan(
 ) -> Plan:
     """Return the plan of stages with `layers[i]` layers on the ranks `groups[i]`.
 
-    dispatch: samples in proportion to each rank's "speed", "equal", or "best" by Eq. 4.  Each rank of a group no larger than the
+    dispatch: samples in proportion to each rank's "speed", "equal", or "best" by Eq. 4.  Each rank of a group no larger
+    than the
     micro-batch gets at least one sample (except with "best", which may leave a slow device without samples).
     Raises ConfigError if the numbers do not fit together, PlanError if memory does not suffice.
     """
-    profile, cluster, size, count = problem.profile, problem.cluster, problem.micro_batch_size, problem.micro_batches
+    profile, cluster, size, count = (
+        problem.profile,
+        problem.cluster,
+        problem.micro_batch_size,
+        problem.micro_batches,
+    )
     require_form(profile.model, profile.num_layers, cluster, layers, groups)
     check_choice("dispatch", dispatch, get_args(Dispatch))
     times = StageTimes(problem) if dispatch == "best" else None
@@ -48,11 +54,20 @@ def fixed_plan(
         start = stop - layers[index]
         samples = () if times is None else times.shares(start, stop, group, memory.in_flight(index, len(layers), count))
         if not any(samples):  # with "best": nothing fits, and memory.check names the device
-            samples = _spread(_speeds(problem, start, stop, group) if dispatch == "speed" else [1] * len(group), size)
+            samples = _spread(
+                _speeds(problem, start, stop, group) if dispatch == "speed" else [1] * len(group),
+                size,
+            )
         given = tuple(Share(rank=rank, samples=share) for rank, share in zip(group, samples, strict=True))
         stages.append(Stage(start=start, stop=stop, shares=given))
     cost = ClosedForm(problem)(stages, count)
-    made = Plan(method=method, stages=tuple(stages), micro_batch_size=size, num_micro_batches=count, predicted_s=cost.parts())
+    made = Plan(
+        method=method,
+        stages=tuple(stages),
+        micro_batch_size=size,
+        num_micro_batches=count,
+        predicted_s=cost.parts(),
+    )
     if check_memory:
         memory.check(profile, cluster, made, sequence_length=problem.longest)
     return made
@@ -63,7 +78,14 @@ def standalone(problem: Problem[Profile]) -> Plan:
     made, refusals = [], []
     for rank, device in enumerate(problem.cluster.devices):
         try:
-            made.append(fixed_plan(problem, layers=(problem.profile.num_layers,), groups=((rank,),), method="standalone"))
+            made.append(
+                fixed_plan(
+                    problem,
+                    layers=(problem.profile.num_layers,),
+                    groups=((rank,),),
+                    method="standalone",
+                )
+            )
         except PlanError as error:
             refusals.append((device.memory_bytes, error))
     if not made:
@@ -72,9 +94,16 @@ def standalone(problem: Problem[Profile]) -> Plan:
 
 
 def data_parallel(problem: Problem[Profile]) -> Plan:
-    """Return the plan of the whole model on every device, samples in proportion to speed (EDDL).  Raises PlanError if it does not fit."""
+    """Return the plan of the whole model on every device, samples in proportion to speed (EDDL).  Raises PlanError if
+    it does not fit.
+    """
     everyone = tuple(range(problem.cluster.world_size))
-    return fixed_plan(problem, layers=(problem.profile.num_layers,), groups=(everyone,), method="data_parallel")
+    return fixed_plan(
+        problem,
+        layers=(problem.profile.num_layers,),
+        groups=(everyone,),
+        method="data_parallel",
+    )
 
 
 def pipeline_parallel(problem: Problem[Profile]) -> Plan:
@@ -103,11 +132,23 @@ def _spread(weights: Sequence[int], size: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def require_form(model: str, num_layers: int, cluster: Cluster, layers: Sequence[int], groups: Sequence[Sequence[int]]) -> None:
-    """Raise ConfigError unless stages of `layers` layers on the ranks `groups` cover the model, each on devices of its own."""
+def require_form(
+    model: str,
+    num_layers: int,
+    cluster: Cluster,
+    layers: Sequence[int],
+    groups: Sequence[Sequence[int]],
+) -> None:
+    """Raise ConfigError unless stages of `layers` layers on the ranks `groups` cover the model, each on devices of its
+    own.
+    """
     asked = f"Stages of {list(layers)} layers on the groups {[list(group) for group in groups]} were asked for."
     if not layers or len(layers) != len(groups):
-        raise ConfigError(asked, f"That is {len(layers)} stages and {len(groups)} groups.", "Name a group for each stage.")
+        raise ConfigError(
+            asked,
+            f"That is {len(layers)} stages and {len(groups)} groups.",
+            "Name a group for each stage.",
+        )
     if min(layers) < 1 or sum(layers) != num_layers:
         raise ConfigError(
             asked,
@@ -119,13 +160,19 @@ def require_form(model: str, num_layers: int, cluster: Cluster, layers: Sequence
         raise ConfigError(asked, "A group is empty.", "Give each stage a device.")
     unknown = sorted({rank for rank in ranks if not 0 <= rank < cluster.world_size})
     if unknown:
-        raise ConfigError(asked, f"Cluster '{cluster.name}' has ranks 0 to {cluster.world_size - 1}.", f"Drop {unknown}.")
+        raise ConfigError(
+            asked,
+            f"Cluster '{cluster.name}' has ranks 0 to {cluster.world_size - 1}.",
+            f"Drop {unknown}.",
+        )
     twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
     if twice:
         raise ConfigError(asked, f"Ranks {twice} appear more than once.", "Give a device one stage.")
 
 
-def whole_batches(planner: Callable[[Problem[Profile]], Plan]) -> Callable[[Problem[Profile]], Plan]:
+def whole_batches(
+    planner: Callable[[Problem[Profile]], Plan],
+) -> Callable[[Problem[Profile]], Plan]:
     """Return a planner that works 'strictly at the mini-batch granularity' (section VI-B) and ignores micro_batches."""
     return lambda problem: planner(replace(problem, micro_batches=1))
 
@@ -133,20 +180,32 @@ def whole_batches(planner: Callable[[Problem[Profile]], Plan]) -> Callable[[Prob
 def asteroid(problem: Problem[Profile]) -> Plan:
     """Return the fastest hybrid pipeline of full fine-tuning (Asteroid; Ye et al., MobiCom 2024).
 
-    problem: of full fine-tuning.  As far as PAC+ describes it, its architecture is PAC+'s; its samples, groups and cuts are fitted to the
-    devices.  Our choices: the cost function (PhaseTimes.bottleneck_s), the orders (the cluster's, by speed, by memory), and a finer
+    problem: of full fine-tuning.  As far as PAC+ describes it, its architecture is PAC+'s; its samples, groups and cuts
+    are fitted to the
+    devices.  Our choices: the cost function (PhaseTimes.bottleneck_s), the orders (the cluster's, by speed, by memory),
+    and a finer
     division of a mini-batch than `micro_batches` if that is faster or the only way to fit.
     Raises PlanError, naming device, stage and bytes, if nothing fits even with one sample in each micro-batch.
     """
     _ = problem.micro_batch_size  # refuses impossible numbers
     profile, cluster, batch_size = problem.profile, problem.cluster, problem.batch_size
-    orders = dict.fromkeys([tuple(range(cluster.world_size)), *sorted_orders(profile, cluster, problem.sequence_length)])
+    orders = dict.fromkeys(
+        [
+            tuple(range(cluster.world_size)),
+            *sorted_orders(profile, cluster, problem.sequence_length),
+        ]
+    )
     found: list[Plan] = []
     refusal: PlanError | None = None
     for finer in (count for count in range(problem.micro_batches, batch_size + 1) if batch_size % count == 0):
         for order in orders:
             try:
-                found += candidates(replace(problem, micro_batches=finer), order=order, objective="bottleneck", method="asteroid")[:1]
+                found += candidates(
+                    replace(problem, micro_batches=finer),
+                    order=order,
+                    objective="bottleneck",
+                    method="asteroid",
+                )[:1]
             except PlanError as error:
                 refusal = error
     if not found:
@@ -154,29 +213,47 @@ def asteroid(problem: Problem[Profile]) -> Plan:
         raise refusal
 
     closed_form = ClosedForm(problem)
-    return min(found, key=lambda made: closed_form(made.stages, made.num_micro_batches).bottleneck_s)
+    return min(
+        found,
+        key=lambda made: closed_form(made.stages, made.num_micro_batches).bottleneck_s,
+    )
 
 
 def homogeneous(problem: Problem[Profile], *, cached: bool = True) -> Plan:
-    """Return PAC+ (Homo)'s plan: Algorithm 1 with all devices at their mean speed; its predicted time uses the real devices.
+    """Return PAC+ (Homo)'s plan: Algorithm 1 with all devices at their mean speed; its predicted time uses the real
+    devices.
 
-    It plans with the memory of the smallest device, so any plan that it finds can run, as in Fig. 12.  cached: see hybrid.plan.
+    It plans with the memory of the smallest device, so any plan that it finds can run, as in Fig. 12.  cached: see
+    hybrid.plan.
     Raises PlanError, naming device, stage and bytes, if it finds no plan or one does not fit.
     """
     profile, cluster, longest = problem.profile, problem.cluster, problem.longest
     alike = replace(profile, layers=(_mean_layers(profile),) * profile.world_size)
-    made = plan(replace(problem, profile=alike, cluster=_alike(cluster)), cached=cached, method="pac_plus_homogeneous")
+    made = plan(
+        replace(problem, profile=alike, cluster=_alike(cluster)),
+        cached=cached,
+        method="pac_plus_homogeneous",
+    )
     memory.check(profile, cluster, made, sequence_length=longest)
-    return replace(made, predicted_s=ClosedForm(problem)(made.stages, problem.micro_batches).parts(), notes=())
+    return replace(
+        made,
+        predicted_s=ClosedForm(problem)(made.stages, problem.micro_batches).parts(),
+        notes=(),
+    )
 
 
 def _alike(cluster: Cluster) -> Cluster:
     devices = cluster.devices
     link = Link(
-        bytes_per_s=fmean(device.link.bytes_per_s for device in devices), latency_s=fmean(device.link.latency_s for device in devices)
+        bytes_per_s=fmean(device.link.bytes_per_s for device in devices),
+        latency_s=fmean(device.link.latency_s for device in devices),
     )
     memory_bytes = min(device.memory_bytes for device in devices)
-    return replace(cluster, devices=tuple(replace(device, memory_bytes=memory_bytes, link=link) for device in devices), pairs={})
+    return replace(
+        cluster,
+        devices=tuple(replace(device, memory_bytes=memory_bytes, link=link) for device in devices),
+        pairs={},
+    )
 
 
 def _mean_layers(profile: Profile) -> tuple[LayerProfile, ...]:

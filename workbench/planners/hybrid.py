@@ -22,7 +22,13 @@ from workbench.planners import memory
 from workbench.planners.balance import Balanced, StageTimes, balance
 from workbench.planners.closed_form import ClosedForm, PhaseTimes, stage_trainable_bytes
 from workbench.planners.memory import cached_need, readable
-from workbench.planners.orders import OTHER_ORDER, checked_order, device_types, search_orders, sorted_orders
+from workbench.planners.orders import (
+    OTHER_ORDER,
+    checked_order,
+    device_types,
+    search_orders,
+    sorted_orders,
+)
 from workbench.planners.problem import Problem
 from workbench.planners.shares import SAVES, device_sets, smallest_maximum
 
@@ -32,12 +38,18 @@ SAMPLE_KINDS = ("LOAD", "SF", "SB")
 def plan_cached(problem: Problem[Profile], *, ranks: Sequence[int] | None = None) -> Stage:
     """Return the shares of the fastest cached step: max(LOAD + SF + SB) + all-reduce + max(STEP).
 
-    The all-reduce takes longer with more devices, so a device may be left out.  With up to 10 devices every subset is tried, with more the
-    fastest n for every n.  ranks: the devices that may take part (default: all).  Raises PlanError if the adapters do not fit.
+    The all-reduce takes longer with more devices, so a device may be left out.  With up to 10 devices every subset is
+    tried, with more the
+    fastest n for every n.  ranks: the devices that may take part (default: all).  Raises PlanError if the adapters do
+    not fit.
     """
     profile, cluster, batch_size = problem.profile, problem.cluster, problem.batch_size
     if batch_size < 1:
-        raise ConfigError(f"A cached step of {batch_size} samples was asked for.", "It must be at least 1.", "Raise batch_size.")
+        raise ConfigError(
+            f"A cached step of {batch_size} samples was asked for.",
+            "It must be at least 1.",
+            "Raise batch_size.",
+        )
     usable = sorted(range(cluster.world_size) if ranks is None else ranks)
     costs = {rank: _costs(problem, rank) for rank in usable}
     steps = {rank: _step_s(profile, rank, problem.sequence_length) for rank in usable}
@@ -51,7 +63,10 @@ def plan_cached(problem: Problem[Profile], *, ranks: Sequence[int] | None = None
         slowest = max(costs[rank][samples] for rank, samples in zip(members, counts, strict=True))
         seconds = slowest + collective_s(cluster, ALLREDUCE, members, nbytes) + max(steps[rank] for rank in members)
         if seconds < best_s * SAVES:
-            best_s, best = seconds, tuple(Share(rank=rank, samples=samples) for rank, samples in zip(members, counts, strict=True))
+            best_s, best = (
+                seconds,
+                tuple(Share(rank=rank, samples=samples) for rank, samples in zip(members, counts, strict=True)),
+            )
     if not best:
         raise _cached_refusal(problem, usable)
     return Stage(start=0, stop=profile.num_layers, shares=best)
@@ -75,22 +90,35 @@ def _step_s(profile: Profile, rank: int, sequence_length: int) -> float:
 
 
 def _costs(problem: Problem[Profile], rank: int) -> list[float]:
-    """Return the seconds of 0 to batch_size samples, infinite where the device runs out of memory; a decrease is noise."""
+    """Return the seconds of 0 to batch_size samples, infinite where the device runs out of memory; a decrease is
+    noise.
+    """
     budget = problem.cluster.devices[rank].memory_bytes
     seconds = [0.0]
     for samples in range(1, problem.batch_size + 1):
         need = cached_need(problem.profile, rank, samples=samples, sequence_length=problem.longest)
-        seconds.append(math.inf if need.total_bytes > budget else _sample_s(problem.profile, rank, samples, problem.sequence_length))
+        seconds.append(
+            math.inf
+            if need.total_bytes > budget
+            else _sample_s(problem.profile, rank, samples, problem.sequence_length)
+        )
     return list(accumulate(seconds, max))
 
 
 def _cached_refusal(problem: Problem[Profile], usable: Sequence[int]) -> PlanError:
-    smallest = {rank: cached_need(problem.profile, rank, samples=1, sequence_length=problem.longest).total_bytes for rank in usable}
-    rank = min(usable, key=lambda rank: smallest[rank] - problem.cluster.devices[rank].memory_bytes)
+    smallest = {
+        rank: cached_need(problem.profile, rank, samples=1, sequence_length=problem.longest).total_bytes
+        for rank in usable
+    }
+    rank = min(
+        usable,
+        key=lambda rank: smallest[rank] - problem.cluster.devices[rank].memory_bytes,
+    )
     device = problem.cluster.devices[rank]
     return PlanError(
         f"Device '{device.name}' has {readable(device.memory_bytes)};",
-        f"in the cached epochs the adapters and one sample need {readable(smallest[rank])}, and {problem.batch_size} samples"
+        f"in the cached epochs the adapters and one sample need {readable(smallest[rank])}, and "
+        f"{problem.batch_size} samples"
         f" do not fit on {len(usable)} devices together.",
         "Add a device, raise its memory, lower the batch size, or raise the adapters' reduction factor.",
     )
@@ -107,16 +135,30 @@ MORE_ORDERS = 10
 """If nothing fits in these orders, this many times as many are tried to find one in which something does."""
 
 
-def plan(problem: Problem[Profile], *, order: Sequence[int] | Literal["all"] | None = None, cached: bool = True, **settings: Any) -> Plan:
+def plan(
+    problem: Problem[Profile],
+    *,
+    order: Sequence[int] | Literal["all"] | None = None,
+    cached: bool = True,
+    **settings: Any,
+) -> Plan:
     """Return W_sigma of Algorithm 1, with the shares of the cached epochs if `cached`.
 
-    order: the ordered set D as ranks, or "all" to try every distinct order (see orders.search_orders: all of them if MAX_CELLS
+    order: the ordered set D as ranks, or "all" to try every distinct order (see orders.search_orders: all of them if
+    MAX_CELLS
     allows, else a local search).  Default: the cluster's order; if nothing fits in it, as for "all", with a note.
     objective: "paper" chooses sigma by Eq. 7; "bottleneck" by our correction of Eq. 5 (see closed_form.PhaseTimes).
     settings: others of `candidates`.  Raises PlanError, naming device, stage and bytes, if no plan fits.
     """
     best = candidates(problem, order=order, **settings)[0]
-    return replace(best, cached=plan_cached(problem, ranks=None if isinstance(order, str) else order)) if cached else best
+    return (
+        replace(
+            best,
+            cached=plan_cached(problem, ranks=None if isinstance(order, str) else order),
+        )
+        if cached
+        else best
+    )
 
 
 def candidates(
@@ -132,11 +174,19 @@ def candidates(
     With several orders these are the MAX_PLANS cheapest, with a W_s of each order.
     max_group: the most devices of a group (1: a plain pipeline).  Raises PlanError if nothing fits.
     """
-    profile, cluster, size, micro_batches = problem.profile, problem.cluster, problem.micro_batch_size, problem.micro_batches
+    profile, cluster, size, micro_batches = (
+        problem.profile,
+        problem.cluster,
+        problem.micro_batch_size,
+        problem.micro_batches,
+    )
     check_choice("objective", objective, get_args(Objective))
     times = StageTimes(problem)
     best: dict[tuple[Stage, ...], tuple[float, Plan]] = {}
-    given = checked_order(cluster, range(cluster.world_size) if order is None or isinstance(order, str) else order)
+    given = checked_order(
+        cluster,
+        range(cluster.world_size) if order is None or isinstance(order, str) else order,
+    )
     if max_group is not None and max_group * profile.num_layers < len(given):
         raise ConfigError(
             f"Groups of at most {max_group} devices were asked for.",
@@ -168,7 +218,11 @@ def candidates(
     max_orders = MAX_CELLS // (CELLS_OF_AN_ORDER + profile.num_layers**2 * cluster.world_size**3 // 6) + len(starts)
     if isinstance(order, str):
         if order != "all":
-            raise ConfigError(f"The device order '{order}' was asked for.", "Known: 'all', or a list of ranks.", "Choose one of them.")
+            raise ConfigError(
+                f"The device order '{order}' was asked for.",
+                "Known: 'all', or a list of ranks.",
+                "Choose one of them.",
+            )
         search_orders(types, look, starts, max_orders=max_orders)
     else:
         look(given)
@@ -191,7 +245,10 @@ def candidates(
             raise _refusal(problem, nearest[closest], is_fixed=is_fixed)
         search_orders(types, look, [closest, *starts], max_orders=max_orders)
         if order is None:
-            best = {stages: (value, replace(made, notes=(OTHER_ORDER, *made.notes))) for stages, (value, made) in best.items()}
+            best = {
+                stages: (value, replace(made, notes=(OTHER_ORDER, *made.notes)))
+                for stages, (value, made) in best.items()
+            }
     ranked = sorted(best.values(), key=lambda pair: (pair[0], len(pair[1].stages)))[:MAX_PLANS]
     for _, made in ranked:
         memory.check(profile, cluster, made, sequence_length=problem.longest)
@@ -210,9 +267,17 @@ def _notes(cost: PhaseTimes, balanced: Balanced) -> tuple[str, ...]:
 def _refusal(problem: Problem[Profile], nearest: Balanced, *, is_fixed: bool) -> PlanError:
     """Return the error for the plan that comes closest to fitting, with its missing bytes."""
     cluster = problem.cluster
-    made = Plan(method="", stages=nearest.stages, micro_batch_size=problem.micro_batch_size, num_micro_batches=problem.micro_batches)
+    made = Plan(
+        method="",
+        stages=nearest.stages,
+        micro_batch_size=problem.micro_batch_size,
+        num_micro_batches=problem.micro_batches,
+    )
     needs = memory.plan_needs(problem.profile, made, sequence_length=problem.longest)
-    rank = max(needs, key=lambda rank: needs[rank].total_bytes - cluster.devices[rank].memory_bytes)
+    rank = max(
+        needs,
+        key=lambda rank: needs[rank].total_bytes - cluster.devices[rank].memory_bytes,
+    )
     index = made.stage_of(rank)
     assert index is not None
     where = "No plan in this order of the devices" if is_fixed else "No plan"

@@ -20,7 +20,8 @@ ASYNCHRONOUS = "asynchronous_1f1b"
 class Need:
     """The predicted peak bytes of a rank, by purpose.
 
-    context_bytes: for the backward passes in flight, taps included.  workspace_bytes: temporary memory of one forward pass.
+    context_bytes: for the backward passes in flight, taps included.  workspace_bytes: temporary memory of one forward
+    pass.
     boundary_bytes: one message received and one sent, forward and backward.
     """
 
@@ -55,15 +56,26 @@ def in_flight(stage: int, num_stages: int, num_micro_batches: int, *, order: str
 
 
 def rank_need(
-    profile: Profile, rank: int, start: int, stop: int, *, samples: int, sequence_length: int, in_flight: int, copies: int = 0
+    profile: Profile,
+    rank: int,
+    start: int,
+    stop: int,
+    *,
+    samples: int,
+    sequence_length: int,
+    in_flight: int,
+    copies: int = 0,
 ) -> Need:
     """Return the memory need of layers [start, stop) on a rank that computes `samples` of each micro-batch.
 
-    copies: copies of the trainable parameters in addition to themselves, such as the versions that asynchronous pipelines stash.
+    copies: copies of the trainable parameters in addition to themselves, such as the versions that asynchronous
+    pipelines stash.
     """
     layers = profile.layers[rank][start:stop]
     trainable = sum(layer.trainable_bytes for layer in layers)
-    kept = sum(layer.context_bytes(samples, sequence_length) + layer.tap_bytes(samples, sequence_length) for layer in layers)
+    kept = sum(
+        layer.context_bytes(samples, sequence_length) + layer.tap_bytes(samples, sequence_length) for layer in layers
+    )
     return Need(
         weights_bytes=sum(layer.frozen_bytes for layer in layers) + (1 + copies) * trainable,
         gradient_bytes=trainable,
@@ -74,22 +86,40 @@ def rank_need(
     )
 
 
-def boundary_bytes(profile: Profile, rank: int, start: int, stop: int, *, samples: int, sequence_length: int) -> int:
+def boundary_bytes(
+    profile: Profile,
+    rank: int,
+    start: int,
+    stop: int,
+    *,
+    samples: int,
+    sequence_length: int,
+) -> int:
     """Return the bytes of activations and gradients that cross both ends of layers [start, stop)."""
     layers = profile.layers[rank]
     ends = [layers[start - 1]] if start > 0 else []
     ends += [layers[stop - 1]] if stop < profile.num_layers else []
-    return sum(layer.output_bytes(samples, sequence_length) + layer.gradient_bytes(samples, sequence_length) for layer in ends)
+    return sum(
+        layer.output_bytes(samples, sequence_length) + layer.gradient_bytes(samples, sequence_length) for layer in ends
+    )
 
 
 class FootprintTable:
     """rank_need of one rank for many ranges of layers at once: a fixed part and a part per sample.
 
-    starts, stops: (ranges,) layers [x, y).  copies[i]: see rank_need, with i + 1 micro-batches in flight; the first axis of the arrays.
+    starts, stops: (ranges,) layers [x, y).  copies[i]: see rank_need, with i + 1 micro-batches in flight; the first
+    axis of the arrays.
     """
 
     def __init__(
-        self, profile: Profile, rank: int, starts: np.ndarray, stops: np.ndarray, *, sequence_length: int, copies: Sequence[int]
+        self,
+        profile: Profile,
+        rank: int,
+        starts: np.ndarray,
+        stops: np.ndarray,
+        *,
+        sequence_length: int,
+        copies: Sequence[int],
     ) -> None:
         layers = profile.layers[rank]
 
@@ -102,12 +132,16 @@ class FootprintTable:
         self._once = summed([layer.frozen_bytes for layer in layers]) + 2 * trainable + optimizer
         self._trainable = trainable
         self._fixed = self._once + np.array(copies)[:, None] * trainable
-        kept = summed([layer.context_bytes(1, sequence_length) + layer.tap_bytes(1, sequence_length) for layer in layers])
+        kept = summed(
+            [layer.context_bytes(1, sequence_length) + layer.tap_bytes(1, sequence_length) for layer in layers]
+        )
         highest = np.zeros((len(layers), len(layers)), int)
         scratch = np.array([layer.workspace_bytes(1, sequence_length) for layer in layers])
         for start in range(len(layers)):
             highest[start, start:] = np.maximum.accumulate(scratch[start:])
-        message = [layer.output_bytes(1, sequence_length) + layer.gradient_bytes(1, sequence_length) for layer in layers]
+        message = [
+            layer.output_bytes(1, sequence_length) + layer.gradient_bytes(1, sequence_length) for layer in layers
+        ]
         # No message crosses before the first layer, nor after the last.
         crossing = np.array([0, *message[:-1], 0])
         each = highest[starts, stops - 1] + crossing[starts] + crossing[stops]
@@ -119,16 +153,25 @@ class FootprintTable:
         return np.where(left < 0, 0, np.minimum(left // np.maximum(self._each, 1), micro_batch_size))
 
     def nbytes(self, samples: np.ndarray, live: np.ndarray, at: np.ndarray) -> np.ndarray:
-        """Return the need of `samples` (rows, 1) with live + 1 micro-batches in flight in the ranges `at` (both (columns,))."""
+        """Return the need of `samples` (rows, 1) with live + 1 micro-batches in flight in the ranges `at` (both
+        (columns,)).
+        """
         return self._fixed[live, at] + samples * self._each[live, at]
 
     def with_copies(self, samples: int, live: int, copies: int) -> np.ndarray:
-        """Return the need of all ranges with live + 1 micro-batches in flight and so many copies of the trainable parameters."""
+        """Return the need of all ranges with live + 1 micro-batches in flight and so many copies of the trainable
+        parameters.
+        """
         return self._once + copies * self._trainable + samples * self._each[live]
 
 
 def plan_needs(
-    profile: Profile, plan: Plan, *, sequence_length: int, order: str = "1f1b", versions: VersionRule = "stashing"
+    profile: Profile,
+    plan: Plan,
+    *,
+    sequence_length: int,
+    order: str = "1f1b",
+    versions: VersionRule = "stashing",
 ) -> dict[int, Need]:
     """Return the predicted need of every rank in the plan, in the epochs that run the backbone.
 
@@ -152,20 +195,40 @@ def plan_needs(
 
 
 def cached_need(profile: Profile, rank: int, *, samples: int, sequence_length: int) -> Need:
-    """Return a rank's need in a cached epoch: the adapters of all layers, without the released backbone (PAC+, section IV-B)."""
-    need = rank_need(profile, rank, 0, profile.num_layers, samples=samples, sequence_length=sequence_length, in_flight=1)
+    """Return a rank's need in a cached epoch: the adapters of all layers, without the released backbone (PAC+, section
+    IV-B).
+    """
+    need = rank_need(
+        profile,
+        rank,
+        0,
+        profile.num_layers,
+        samples=samples,
+        sequence_length=sequence_length,
+        in_flight=1,
+    )
     return replace(need, weights_bytes=need.gradient_bytes, workspace_bytes=0)
 
 
 def cached_needs(profile: Profile, stage: Stage, *, sequence_length: int) -> dict[int, Need]:
     """Return the predicted need of every rank of the cached epochs."""
-    return {share.rank: cached_need(profile, share.rank, samples=share.samples, sequence_length=sequence_length) for share in stage.shares}
+    return {
+        share.rank: cached_need(profile, share.rank, samples=share.samples, sequence_length=sequence_length)
+        for share in stage.shares
+    }
 
 
 def check(
-    profile: Profile, cluster: Cluster, plan: Plan, *, sequence_length: int, order: str = "1f1b", versions: VersionRule = "stashing"
+    profile: Profile,
+    cluster: Cluster,
+    plan: Plan,
+    *,
+    sequence_length: int,
+    order: str = "1f1b",
+    versions: VersionRule = "stashing",
 ) -> None:
-    """Raise PlanError, naming device, stage and bytes, if a rank needs more than its device's budget, also in cached epochs.
+    """Raise PlanError, naming device, stage and bytes, if a rank needs more than its device's budget, also in cached
+    epochs.
 
     order: see in_flight.
     """
@@ -173,13 +236,23 @@ def check(
     for index, stage in enumerate(plan.stages):
         over = [rank for rank in stage.ranks if needs[rank].total_bytes > cluster.devices[rank].memory_bytes]
         if over:
-            worst = max(over, key=lambda rank: needs[rank].total_bytes - cluster.devices[rank].memory_bytes)
+            worst = max(
+                over,
+                key=lambda rank: needs[rank].total_bytes - cluster.devices[rank].memory_bytes,
+            )
             why = _WHY.get(order, "")
             raise too_small(cluster, worst, index, stage, needs[worst], why=why)
     if plan.cached is not None:
         for rank, need in cached_needs(profile, plan.cached, sequence_length=sequence_length).items():
             if need.total_bytes > cluster.devices[rank].memory_bytes:
-                raise too_small(cluster, rank, 0, plan.cached, need, why=" This is in the cached epochs.")
+                raise too_small(
+                    cluster,
+                    rank,
+                    0,
+                    plan.cached,
+                    need,
+                    why=" This is in the cached epochs.",
+                )
 
 
 _WHY = {
@@ -189,13 +262,16 @@ _WHY = {
 
 
 def too_small(cluster: Cluster, rank: int, index: int, stage: Stage, need: Need, *, why: str = "") -> PlanError:
-    """Return the error of a device whose memory is too small for its stage (the stage counted from 0, layers named first to last)."""
+    """Return the error of a device whose memory is too small for its stage (the stage counted from 0, layers named
+    first to last).
+    """
     device = cluster.devices[rank]
     layers = f"layer {stage.start}" if stage.num_layers == 1 else f"layers {stage.start}-{stage.stop - 1}"
     return PlanError(
         f"Device '{device.name}' has {readable(device.memory_bytes)};",
         f"stage {index} ({layers}) needs {readable(need.total_bytes)}"
-        f" (weights {readable(need.weights_bytes)}, gradients and optimizer {readable(need.gradient_bytes + need.optimizer_bytes)},"
+        f" (weights {readable(need.weights_bytes)}, gradients and optimizer "
+        f"{readable(need.gradient_bytes + need.optimizer_bytes)},"
         f" activations {readable(need.context_bytes + need.workspace_bytes + need.boundary_bytes)}).{why}",
         "Add a device, raise its memory, lower the micro-batch size, or quantize the backbone.",
     )

@@ -1,6 +1,8 @@
-"""Choose the device order: Algorithm 1 takes 'an ordered set of all devices' and leaves the order open (PAC+, section V-A).
+"""Choose the device order: Algorithm 1 takes 'an ordered set of all devices' and leaves the order open (PAC+, section
+V-A).
 
-Equal devices are interchangeable, so only the distinct orders of device types count: 4 of one type and 4 of another have 70.
+Equal devices are interchangeable, so only the distinct orders of device types count: 4 of one type and 4 of another
+have 70.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from workbench.core.errors import ConfigError
 from workbench.core.profile import Profile
 
 Order = tuple[int, ...]
-OTHER_ORDER = "Nothing fits with the devices in the order of the cluster: this plan has another order, as with order=all."
+OTHER_ORDER = (
+    "Nothing fits with the devices in the order of the cluster: this plan has another order, as with order=all."
+)
 """The note on a plan that replaces one in the given order."""
 
 
@@ -77,9 +81,14 @@ def sorted_orders(profile: Profile, cluster: Cluster, sequence_length: int) -> l
 
 
 def search_orders(
-    types: Sequence[int], evaluate: Callable[[Order], float], starts: Iterable[Order], *, max_orders: int
+    types: Sequence[int],
+    evaluate: Callable[[Order], float],
+    starts: Iterable[Order],
+    *,
+    max_orders: int,
 ) -> dict[Order, float]:
-    """Evaluate every distinct order if there are at most `max_orders`; otherwise climb from the best of `starts` by swapping two devices.
+    """Evaluate every distinct order if there are at most `max_orders`; otherwise climb from the best of `starts` by
+    swapping two devices.
 
     The climb takes the first swap that helps, in random order.  It ends if none helps or after max_orders evaluations.
     Returns the value of each evaluated order.

@@ -11,11 +11,14 @@ from typing import Any
 
 @dataclass(kw_only=True)
 class Pace:
-    """Detects lasting changes of a device's or a link's speed, by each step's seconds relative to the plan's expectation.
+    """Detects lasting changes of a device's or a link's speed, by each step's seconds relative to the plan's
+    expectation.
 
-    window: the number of steps considered; more, if these together take less than least_s to compute: what passes within moments is noise.
+    window: the number of steps considered; more, if these together take less than least_s to compute: what passes
+    within moments is noise.
     threshold: smaller changes of the median, in either direction, are ignored (hysteresis).
-    repeats: a device is slower as soon as so many of its last `window` steps are, by more than the threshold; None: a change is one of
+    repeats: a device is slower as soon as so many of its last `window` steps are, by more than the threshold; None: a
+    change is one of
     the median of a full window.
     If all devices of a cluster slow down by the same factor, that is a change too: the prediction of its step changes.
     """
@@ -25,7 +28,8 @@ class Pace:
     least_s: float = 0.0
     repeats: int | None = None
     factors: dict[Any, float] = field(default_factory=dict)
-    """The assumed slow-down of a device relative to its profile, by rank, or of a link, by 'sender>receiver'; 1 if missing."""
+    """The assumed slow-down of a device relative to its profile, by rank, or of a link, by 'sender>receiver'; 1 if
+    missing."""
     _seen: dict[Any, deque[tuple[float, float]]] = field(default_factory=dict)
 
     def observe(self, rank: int | str, busy_s: float, expected_s: float) -> None:
@@ -37,7 +41,9 @@ class Pace:
                 seen.popleft()
 
     def changed(self) -> dict[Any, float]:
-        """Return the devices and links whose last `window` steps give a slow-down different from the assumed one, with the new value."""
+        """Return the devices and links whose last `window` steps give a slow-down different from the assumed one, with
+        the new value.
+        """
         found = {}
         for rank, seen in self._seen.items():
             if sum(seconds for seconds, _ in seen) < self.least_s:
@@ -46,17 +52,24 @@ class Pace:
                 if len(self._slower(rank)) >= self.repeats:
                     found[rank] = self.slowness(rank)
             elif len(seen) >= self.window:
-                factor, planned = median(ratio for _, ratio in seen), self.factors.get(rank, 1.0)
+                factor, planned = (
+                    median(ratio for _, ratio in seen),
+                    self.factors.get(rank, 1.0),
+                )
                 if max(factor / planned, planned / factor) > self.threshold:
                     found[rank] = factor
         return found
 
     def slowness(self, rank: int | str) -> float:
-        """Return the median slow-down of a device's last steps that were too slow, of all its last steps if none was; 1 without any."""
+        """Return the median slow-down of a device's last steps that were too slow, of all its last steps if none was; 1
+        without any.
+        """
         return median(self._slower(rank) or self.lately(rank) or [1.0])
 
     def lately(self, rank: int | str) -> list[float]:
-        """Return the slow-down of a device or link in each of its last `window` steps since the last change, the newest last."""
+        """Return the slow-down of a device or link in each of its last `window` steps since the last change, the newest
+        last.
+        """
         return [ratio for _, ratio in self._seen.get(rank, ())]
 
     def _slower(self, rank: int | str) -> list[float]:

@@ -1,4 +1,6 @@
-"""What is to be planned: one problem for all methods.  What a plan of it takes is what `simulate` returns for its program."""
+"""What is to be planned: one problem for all methods.  What a plan of it takes is what `simulate` returns for its
+program.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,12 @@ class Problem(Generic[P]):
     """The costs on every device, the devices with their memory, and the size of one step.
 
     profile: of whole layers, or of the operations inside them for plans that split a single sequence.
-    sequence_length: tokens of a typical sample, for timing.  memory_length: of the longest, which must fit (default: the same).
+    sequence_length: tokens of a typical sample, for timing.  memory_length: of the longest, which must fit (default:
+    the same).
     decoder_length: tokens in a second stack (default: sequence_length).
     batch_size, micro_batches: samples of a step, and the number of parts in which they pass through a pipeline.
-    queries: of a forward-only step; each of them sees all samples.  execution: how a device must run their forward passes (P-RGE);
+    queries: of a forward-only step; each of them sees all samples.  execution: how a device must run their forward
+    passes (P-RGE);
     'auto': whichever way is the fastest.
     ranks: the devices that may take part (default: all).
     """
@@ -46,7 +50,9 @@ class Problem(Generic[P]):
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Return the ranks that may take part.  Raises ConfigError for a repeated or unknown rank, and for another cluster's profile."""
+        """Return the ranks that may take part.  Raises ConfigError for a repeated or unknown rank, and for another
+        cluster's profile.
+        """
         profile, cluster = self.profile, self.cluster
         if profile.world_size != cluster.world_size:
             raise ConfigError(
@@ -70,7 +76,8 @@ class Problem(Generic[P]):
         _ = self.members  # refuses another cluster's profile
         if min(batch_size, micro_batches, self.sequence_length) < 1:
             raise ConfigError(
-                f"A plan for batch_size {batch_size}, micro_batches {micro_batches}, sequence_length {self.sequence_length} was asked for.",
+                f"A plan for batch_size {batch_size}, micro_batches {micro_batches}, sequence_length "
+                f"{self.sequence_length} was asked for.",
                 "Each must be at least 1.",
                 "Raise it.",
             )

@@ -1,6 +1,8 @@
-"""Improve a plan step by step under any cost function, beyond Algorithm 1's balanced partitions (PAC+, section V-A, Eq. 7).
+"""Improve a plan step by step under any cost function, beyond Algorithm 1's balanced partitions (PAC+, section V-A, Eq.
+7).
 
-Algorithm 1 balances forward plus backward of the stages and considers one plan for each number of stages.  Messages, all-reduces and
+Algorithm 1 balances forward plus backward of the stages and considers one plan for each number of stages.  Messages,
+all-reduces and
 the order of the phases count only in Eq. 5-7, and waiting counts nowhere.  So a neighbouring plan may be faster.
 """
 
@@ -31,17 +33,31 @@ MAX_CLOSED = 400
 """After this many closed-form evaluations no further start is improved: 0.03 s."""
 
 
-def refine(starts: Sequence[Plan], problem: Problem[Profile], price: Callable[[Plan], float], *, max_prices: int = 400) -> Plan:
+def refine(
+    starts: Sequence[Plan],
+    problem: Problem[Profile],
+    price: Callable[[Plan], float],
+    *,
+    max_prices: int = 400,
+) -> Plan:
     """Return a plan at least as good by `price` (seconds of a step) as starts[0], which fits in memory like the starts.
 
-    starts: plans with one micro-batch size.  The closed form (PhaseTimes.bottleneck_s) improves them, the best first, until no move
+    starts: plans with one micro-batch size.  The closed form (PhaseTimes.bottleneck_s) improves them, the best first,
+    until no move
     helps.  The best plan by `price` among all these is then improved by `price`.
-    A move takes layers over a boundary, one sample from one rank of a group to another, one device to another stage or to or from idleness,
+    A move takes layers over a boundary, one sample from one rank of a group to another, one device to another stage or
+    to or from idleness,
     swaps two devices or two stages, merges two stages, or cuts one.  max_prices: the most calls of `price`.
     The shares of the cached epochs do not change.
     """
     first, profile, cluster = starts[0], problem.profile, problem.cluster
-    times = StageTimes(replace(problem, batch_size=first.mini_batch_size, micro_batches=first.num_micro_batches))
+    times = StageTimes(
+        replace(
+            problem,
+            batch_size=first.mini_batch_size,
+            micro_batches=first.num_micro_batches,
+        )
+    )
     closed_form = ClosedForm(problem)
     closed: dict[Stages, float] = {}
     asked: dict[Stages, float] = {}
@@ -57,7 +73,9 @@ def refine(starts: Sequence[Plan], problem: Problem[Profile], price: Callable[[P
         return asked[stages]
 
     def descend(best: Stages, value: Callable[[Stages], float], near: float) -> Stages:
-        """Return the stages at which no neighbour is better; each step takes the first better one in closed-form order."""
+        """Return the stages at which no neighbour is better; each step takes the first better one in closed-form
+        order.
+        """
         improved = True
         while improved:
             improved = False
@@ -84,8 +102,16 @@ def refine(starts: Sequence[Plan], problem: Problem[Profile], price: Callable[[P
     if best == first.stages:
         return first
     parts = closed_form(best, first.num_micro_batches).parts()
-    why = f"Refined from {first.partition()} on {first.grouping()}: {asked[first.stages]:.4g} s became {asked[best]:.4g} s."
-    return replace(first, stages=best, predicted_s=parts, notes=(*(note for note in first.notes if note == OTHER_ORDER), why))
+    why = (
+        f"Refined from {first.partition()} on {first.grouping()}: {asked[first.stages]:.4g} s became "
+        f"{asked[best]:.4g} s."
+    )
+    return replace(
+        first,
+        stages=best,
+        predicted_s=parts,
+        notes=(*(note for note in first.notes if note == OTHER_ORDER), why),
+    )
 
 
 def _neighbours(current: Stages, plan: Plan, times: StageTimes, world_size: int, num_layers: int) -> Iterator[Stages]:
@@ -93,12 +119,23 @@ def _neighbours(current: Stages, plan: Plan, times: StageTimes, world_size: int,
     size, count = plan.micro_batch_size, len(current)
     for index, stage in enumerate(current):
         for shares in _sample_moves(stage.shares):
-            yield (*current[:index], replace(stage, shares=shares), *current[index + 1 :])
+            yield (
+                *current[:index],
+                replace(stage, shares=shares),
+                *current[index + 1 :],
+            )
     shape: Shape = tuple((stage.num_layers, stage.ranks) for stage in current)
     idle = sorted(set(range(world_size)).difference(*(stage.ranks for stage in current)))
     lives = [memory.in_flight(index, count, plan.num_micro_batches) for index in range(count)]
-    old = {(stage.start, stage.stop, frozenset(stage.ranks), live): stage for stage, live in zip(current, lives, strict=True)}
-    for moved in (*_layer_moves(shape), *_device_moves(shape, idle), *_stage_moves(shape)):
+    old = {
+        (stage.start, stage.stop, frozenset(stage.ranks), live): stage
+        for stage, live in zip(current, lives, strict=True)
+    }
+    for moved in (
+        *_layer_moves(shape),
+        *_device_moves(shape, idle),
+        *_stage_moves(shape),
+    ):
         if len(moved) > num_layers:
             continue
         stages: list[Stage] = []
@@ -110,7 +147,9 @@ def _neighbours(current: Stages, plan: Plan, times: StageTimes, world_size: int,
                 samples = times.shares(start, start + layers, group, live)
                 if sum(samples) != size:
                     break
-                shares = tuple(Share(rank=rank, samples=share) for rank, share in zip(group, samples, strict=True) if share)
+                shares = tuple(
+                    Share(rank=rank, samples=share) for rank, share in zip(group, samples, strict=True) if share
+                )
                 old[key] = Stage(start=start, stop=start + layers, shares=shares)
             stages.append(old[key])
             start += layers
@@ -132,7 +171,12 @@ def _layer_moves(shape: Shape) -> Iterator[Shape]:
         for step in (1, -1, 2, -2):
             (left, first), (right, second) = shape[index : index + 2]
             if left + step > 0 and right - step > 0:
-                yield (*shape[:index], (left + step, first), (right - step, second), *shape[index + 2 :])
+                yield (
+                    *shape[:index],
+                    (left + step, first),
+                    (right - step, second),
+                    *shape[index + 2 :],
+                )
 
 
 def _device_moves(shape: Shape, idle: Sequence[int]) -> Iterator[Shape]:
@@ -162,10 +206,19 @@ def _stage_moves(shape: Shape) -> Iterator[Shape]:
     for index, (layers, group) in enumerate(shape):
         if index + 1 < len(shape):
             following, others = shape[index + 1]
-            yield (*shape[:index], (layers + following, (*group, *others)), *shape[index + 2 :])
+            yield (
+                *shape[:index],
+                (layers + following, (*group, *others)),
+                *shape[index + 2 :],
+            )
         for cut in range(1, len(group)):
             if layers > 1:
-                yield (*shape[:index], (layers // 2, group[:cut]), (layers - layers // 2, group[cut:]), *shape[index + 1 :])
+                yield (
+                    *shape[:index],
+                    (layers // 2, group[:cut]),
+                    (layers - layers // 2, group[cut:]),
+                    *shape[index + 1 :],
+                )
 
 
 def _with_groups(shape: Shape, groups: dict[int, tuple[int, ...]]) -> Shape:

@@ -17,11 +17,14 @@ def device_sets(seconds: Mapping[int, float]) -> Iterator[tuple[int, ...]]:
     """Yield sets of ranks, smaller ones first.  seconds: of each rank alone."""
     fastest = sorted(seconds, key=lambda rank: (seconds[rank], rank))
     for count in range(1, len(fastest) + 1):
-        yield from combinations(sorted(fastest), count) if len(fastest) <= ALL_SETS_UP_TO else [tuple(sorted(fastest[:count]))]
+        yield from (
+            combinations(sorted(fastest), count) if len(fastest) <= ALL_SETS_UP_TO else [tuple(sorted(fastest[:count]))]
+        )
 
 
 def smallest_maximum(tables: Sequence[Sequence[float]], total: int) -> list[int] | None:
-    """Divide `total` equal items so that the largest tables[i][count_i] is as small as possible; return None if they do not all fit.
+    """Divide `total` equal items so that the largest tables[i][count_i] is as small as possible; return None if they do
+    not all fit.
 
     tables[i][n]: the seconds of taker i with n items, 0 for none and not falling in n; infinity if it cannot.
     """
@@ -37,7 +40,10 @@ def smallest_maximum(tables: Sequence[Sequence[float]], total: int) -> list[int]
             low = middle + 1
     counts = [_most(table, levels[low]) for table in tables]
     for _ in range(sum(counts) - total):  # take surplus items where that helps most
-        slowest = max((index for index in range(len(tables)) if counts[index]), key=lambda index: tables[index][counts[index]])
+        slowest = max(
+            (index for index in range(len(tables)) if counts[index]),
+            key=lambda index: tables[index][counts[index]],
+        )
         counts[slowest] -= 1
     return counts
 

@@ -16,11 +16,23 @@ from plotly.subplots import make_subplots
 from workbench.core.timeline import Span, Timeline
 from workbench.plots import style
 
-PART_COLOURS = (style.BLUE, style.ORANGE, style.SKY_BLUE, style.GREEN, style.PURPLE, style.GREY)
+PART_COLOURS = (
+    style.BLUE,
+    style.ORANGE,
+    style.SKY_BLUE,
+    style.GREEN,
+    style.PURPLE,
+    style.GREY,
+)
 
 
 def stacked_bars(
-    names: Sequence[str], parts: Mapping[str, Sequence[float]], *, x_title: str, marks: Sequence[go.Scatter] = (), **words: Any
+    names: Sequence[str],
+    parts: Mapping[str, Sequence[float]],
+    *,
+    x_title: str,
+    marks: Sequence[go.Scatter] = (),
+    **words: Any,
 ) -> go.Figure:
     """Return one stacked bar for each name; parts[part][i] belongs to names[i].
 
@@ -34,7 +46,10 @@ def stacked_bars(
             orientation="h",
             x=list(values),
             y=list(names),
-            text=[(f"{value:,.0f}" if isinstance(value, int) or value >= 1000 else f"{value:.3g}") if value else "" for value in values],
+            text=[
+                (f"{value:,.0f}" if isinstance(value, int) or value >= 1000 else f"{value:.3g}") if value else ""
+                for value in values
+            ],
             **style.INSIDE,
             textfont={"color": style.text_on(colour)},
             marker={"color": colour},
@@ -45,23 +60,31 @@ def stacked_bars(
     num_rows = len({*names, *(name for mark in marks for name in mark.y)})
     figure.update_xaxes(title=x_title, zeroline=False, rangemode="tozero")
     figure.update_yaxes(autorange="reversed", showgrid=False, ticksuffix=" ")
-    look: dict[str, Any] = {"barmode": "stack", "bargap": 0.3, "uniformtext": {"minsize": 9, "mode": "hide"}}
+    look: dict[str, Any] = {
+        "barmode": "stack",
+        "bargap": 0.3,
+        "uniformtext": {"minsize": 9, "mode": "hide"},
+    }
     return style.finish(figure, height=185 + 38 * num_rows, **look, **words)
 
 
 def time_by_class(timeline: Timeline) -> list[dict[str, float]]:
     """Return for each rank the seconds of each class of operation; they add up to the makespan.
 
-    A moment with compute counts as that compute.  A moment with only transfers counts as 'waiting for data', the network time
+    A moment with compute counts as that compute.  A moment with only transfers counts as 'waiting for data', the
+    network time
     that no compute hides.  The rest is idle.
     """
     makespan_s = timeline.makespan_s
-    return [_classes_of_rank([span for span in own if span.end_s > span.start_s], makespan_s) for own in timeline.by_rank()]
+    return [
+        _classes_of_rank([span for span in own if span.end_s > span.start_s], makespan_s) for own in timeline.by_rank()
+    ]
 
 
 def _classes_of_rank(spans: list[Span], makespan_s: float) -> dict[str, float]:
     moments = sorted(
-        [(span.start_s, 1, index) for index, span in enumerate(spans)] + [(span.end_s, 0, index) for index, span in enumerate(spans)]
+        [(span.start_s, 1, index) for index, span in enumerate(spans)]
+        + [(span.end_s, 0, index) for index, span in enumerate(spans)]
     )
     seconds: dict[str, float] = defaultdict(float)
     computing: dict[int, None] = {}
@@ -69,7 +92,13 @@ def _classes_of_rank(spans: list[Span], makespan_s: float) -> dict[str, float]:
     at = 0.0
     for time_s, begins, index in moments:
         if time_s > at:
-            name = style.class_of(spans[next(iter(computing))].op) if computing else "waiting for data" if moving else "idle"
+            name = (
+                style.class_of(spans[next(iter(computing))].op)
+                if computing
+                else "waiting for data"
+                if moving
+                else "idle"
+            )
             seconds[name] += time_s - at
             at = time_s
         if spans[index].op.is_communication:
@@ -112,8 +141,14 @@ def breakdown(timelines: Mapping[str, Timeline], *, note: str = "") -> go.Figure
         longest_s[_step_of(name)] = max(longest_s[_step_of(name)], timeline.makespan_s)
     for index, (panel, timeline) in enumerate(drawn.items()):
         place = {"row": index // columns + 1, "col": index % columns + 1}
-        ranks, end_s = style.shown_ranks(timeline.world_size), longest_s[_step_of(panel)]
-        unit, mark = style.time_unit(end_s), style.mark_of(note) if timeline.source != "simulated" else ""
+        ranks, end_s = (
+            style.shown_ranks(timeline.world_size),
+            longest_s[_step_of(panel)],
+        )
+        unit, mark = (
+            style.time_unit(end_s),
+            style.mark_of(note) if timeline.source != "simulated" else "",
+        )
         seconds = time_by_class(timeline)
         for name, colour in style.COLOURS.items():
             if any(seconds[rank].get(name) for rank in ranks):
@@ -125,13 +160,29 @@ def breakdown(timelines: Mapping[str, Timeline], *, note: str = "") -> go.Figure
                     legendgroup=name,
                     showlegend=name not in in_legend,
                     legendrank=style.LEGEND_RANK[name],
-                    marker={"color": colour, "line": {"width": 0.5, "color": "white"}, "pattern": style.PATTERNS.get(name)},
-                    customdata=[[timeline.device_names[rank], seconds[rank].get(name, 0.0) / timeline.makespan_s] for rank in ranks],
-                    hovertemplate=f"%{{customdata[0]}}: {name} %{{x:.4g}} {unit.name}{mark} (%{{customdata[1]:.0%}})<extra></extra>",
+                    marker={
+                        "color": colour,
+                        "line": {"width": 0.5, "color": "white"},
+                        "pattern": style.PATTERNS.get(name),
+                    },
+                    customdata=[
+                        [
+                            timeline.device_names[rank],
+                            seconds[rank].get(name, 0.0) / timeline.makespan_s,
+                        ]
+                        for rank in ranks
+                    ],
+                    hovertemplate=f"%{{customdata[0]}}: {name} %{{x:.4g}} {unit.name}{mark} "
+                    f"(%{{customdata[1]:.0%}})<extra></extra>",
                     **place,
                 )
                 in_legend.add(name)
-        figure.update_xaxes(title=f"time ({unit.name}){mark}", range=[0, end_s * unit.factor], zeroline=False, **place)
+        figure.update_xaxes(
+            title=f"time ({unit.name}){mark}",
+            range=[0, end_s * unit.factor],
+            zeroline=False,
+            **place,
+        )
         figure.update_yaxes(
             **style.rows_for([f"{rank} {timeline.device_names[rank]}" for rank in ranks]),
             tickfont={"size": 12 if len(ranks) <= 16 else 9},
@@ -168,10 +219,19 @@ def device_samples(
 
     shares: one sequence of indices into labels for each device, as tasks.batching.split_samples returns them.
     labels: classes, numbers (shown in five ranges of equal width), or names such as topics.  names: the devices'.
-    class_names: the classes' names; none: labels are numbers.  Labels beyond the five most frequent are one part, 'others'.
+    class_names: the classes' names; none: labels are numbers.  Labels beyond the five most frequent are one part,
+    'others'.
     """
-    named = _ranges(labels) if isinstance(labels[0], float) else [str(class_names[int(one)] if class_names else one) for one in labels]
-    order = list(dict.fromkeys(named)) if isinstance(labels[0], str) else [name for _, name in sorted(set(zip(labels, named, strict=True)))]
+    named = (
+        _ranges(labels)
+        if isinstance(labels[0], float)
+        else [str(class_names[int(one)] if class_names else one) for one in labels]
+    )
+    order = (
+        list(dict.fromkeys(named))
+        if isinstance(labels[0], str)
+        else [name for _, name in sorted(set(zip(labels, named, strict=True)))]
+    )
     counts = Counter(named)
     if len(counts) > len(PART_COLOURS):
         kept = {name for name, _ in counts.most_common(len(PART_COLOURS) - 1)}

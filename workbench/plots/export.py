@@ -43,31 +43,64 @@ def figures(report: Report) -> list[Captioned]:
     note = busy_note(report)
     drawn = []
     if report.mode == "execute" or report.sweep:
-        caption = "Predicted and measured times. On the dashed line the simulator was right; in the band it was within 10 %."
-        drawn.append(Captioned("predicted_against_measured", caption, predicted_against_measured(report)))
+        caption = (
+            "Predicted and measured times. On the dashed line the simulator was right; in the band it was within 10 %."
+        )
+        drawn.append(
+            Captioned(
+                "predicted_against_measured",
+                caption,
+                predicted_against_measured(report),
+            )
+        )
     if report.epochs:
         caption = "The time of each epoch."
         if any(epoch.cached for epoch in report.epochs):
-            caption += " The first one runs through the backbone and fills the activation cache; later ones train from the cache alone."
+            caption += (
+                " The first one runs through the backbone and fills the activation cache; later ones train from the "
+                "cache alone."
+            )
         drawn.append(Captioned("epoch_times", caption, epoch_times(report)))
     if any(step.loss is not None for step in report.steps) or any(epoch.metrics for epoch in report.epochs):
         caption = "The training loss of every step, and the metrics on the validation split after each epoch."
         drawn.append(Captioned("curves", caption, curves(report)))
     for name, timeline in report.timelines.items():
         caption = (
-            f"{_sentence(name)}: what each device does when, in one step. Wide bars compute. Narrow ones are messages (green) and"
+            f"{_sentence(name)}: what each device does when, in one step. Wide bars compute. Narrow ones are "
+            "messages (green) and"
             " collectives (dark grey). Light grey is idle."
         )
-        drawn.append(Captioned(f"gantt-{_slug(name)}", caption, gantt(timeline, note=note if timeline.source != "simulated" else "")))
+        drawn.append(
+            Captioned(
+                f"gantt-{_slug(name)}",
+                caption,
+                gantt(timeline, note=note if timeline.source != "simulated" else ""),
+            )
+        )
     if report.timelines:
-        caption = "What the time of each device goes to. Waiting for data is what the network costs; idle is the pipeline's bubble."
+        caption = (
+            "What the time of each device goes to. Waiting for data is what the network costs; idle is the "
+            "pipeline's bubble."
+        )
         measured = any(timeline.source != "simulated" for timeline in report.timelines.values())
-        drawn.append(Captioned("breakdown", caption, breakdown(report.timelines, note=note if measured else "")))
+        drawn.append(
+            Captioned(
+                "breakdown",
+                caption,
+                breakdown(report.timelines, note=note if measured else ""),
+            )
+        )
     for name, timeline in report.timelines.items():
         if any(timeline.memory):
             caption = f"{_sentence(name)}: the bytes of values that each device holds during the step."
             drawn.append(Captioned(f"memory-{_slug(name)}", caption, memory(timeline)))
-    drawn.append(Captioned("cluster", "The devices that the job was planned for, and their links.", cluster(report.cluster)))
+    drawn.append(
+        Captioned(
+            "cluster",
+            "The devices that the job was planned for, and their links.",
+            cluster(report.cluster),
+        )
+    )
     return drawn
 
 
@@ -75,7 +108,8 @@ def write_figures(report: Report, folder: Path | str, png: Literal["auto"] | boo
     """Write a report's figures under `folder` and return the files, the index first.
 
     HTML files share one plotly.min.js in the same folder, so they open without network.  png: 'auto' writes PNG files
-    if a Chromium is found, else the index says that there are none; True raises RuntimeSetupError instead; False writes none.
+    if a Chromium is found, else the index says that there are none; True raises RuntimeSetupError instead; False writes
+    none.
     """
     folder = make_folder(folder)
     drawn = figures(report)
@@ -87,7 +121,9 @@ def write_figures(report: Report, folder: Path | str, png: Literal["auto"] | boo
 
 
 def write_html(figure: go.Figure, path: Path) -> Path:
-    """Write a figure as a page that opens without network, next to the plotly.min.js that all pages of its folder share."""
+    """Write a figure as a page that opens without network, next to the plotly.min.js that all pages of its folder
+    share.
+    """
     write_text(path, figure.to_html(include_plotlyjs="directory", config=CONFIG))
     library = path.with_name("plotly.min.js")
     if not library.exists():
@@ -104,7 +140,9 @@ def browser_path() -> str | None:
 
 
 def write_pngs(drawn: Iterable[Captioned], folder: Path, png: Literal["auto"] | bool) -> tuple[list[Path], str]:
-    """Draw figures with kaleido; return the files, and the reason if there are none (else '').  png: see write_figures."""
+    """Draw figures with kaleido; return the files, and the reason if there are none (else '').  png: see
+    write_figures.
+    """
     if not png:
         return [], ""
     wanted = {folder / f"{name}.png": figure for name, _, figure in drawn}
@@ -113,16 +151,31 @@ def write_pngs(drawn: Iterable[Captioned], folder: Path, png: Literal["auto"] | 
         import kaleido
 
         jobs = [
-            {"fig": figure.to_dict(), "path": str(path), "opts": {"width": PNG_WIDTH, "height": figure.layout.height, "scale": PNG_SCALE}}
+            {
+                "fig": figure.to_dict(),
+                "path": str(path),
+                "opts": {
+                    "width": PNG_WIDTH,
+                    "height": figure.layout.height,
+                    "scale": PNG_SCALE,
+                },
+            }
             for path, figure in wanted.items()
         ]
         try:
             # mathjax would be fetched from the network; none of our titles needs it.
             kaleido.write_fig_from_object_sync(jobs, kopts={"mathjax": False, "timeout": PNG_TIMEOUT_S})
         except Exception as error:  # a browser may fail in any way: the HTML files exist, and PNG is an extra
-            why_none = f"The Chromium found could not draw ({type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]})."
+            why_none = (
+                f"The Chromium found could not draw ({type(error).__name__}: "
+                f"{(str(error).splitlines() or ['no message'])[0]})."
+            )
     if why_none and png is True:
-        raise RuntimeSetupError("PNG figures were asked for.", why_none, "Install Chromium, or set BROWSER_PATH to one.")
+        raise RuntimeSetupError(
+            "PNG figures were asked for.",
+            why_none,
+            "Install Chromium, or set BROWSER_PATH to one.",
+        )
     return [] if why_none else [path for path in wanted if path.exists()], why_none
 
 
@@ -136,9 +189,15 @@ def _sentence(name: str) -> str:
 
 def _index(report: Report, drawn: list[Captioned], why_none: str) -> str:
     notes = [note for note in dict.fromkeys((*all_notes(report), why_none)) if note]
-    job, devices = report.job, ", ".join(device.name for device in report.cluster.devices)
+    job, devices = (
+        report.job,
+        ", ".join(device.name for device in report.cluster.devices),
+    )
     training = f", {job.epochs} epochs, batch {job.batch_size}" if report.plan.inference is None else ""
-    facts = [("Job", f"{job.method}: {job.model} on {job.task}{training}, seed {job.seed}"), ("Numbers", report.label)]
+    facts = [
+        ("Job", f"{job.method}: {job.model} on {job.task}{training}, seed {job.seed}"),
+        ("Numbers", report.label),
+    ]
     facts += [("Cluster", f"{report.cluster.name}: {devices}"), *summary_rows(report)]
     rows = Markup("\n").join(Markup("<tr><th>{}</th><td>{}</td></tr>").format(*fact) for fact in facts)
     # A note explains; only that the numbers mean little is a warning.
@@ -149,7 +208,10 @@ def _index(report: Report, drawn: list[Captioned], why_none: str) -> str:
     if others := [note for note in notes if note not in warnings]:
         items = Markup("").join(Markup("<li>{}</li>").format(note) for note in others)
         parts.append(Markup("<details><summary>Notes ({})</summary><ul>{}</ul></details>").format(len(others), items))
-    return page(f"{title_of(job.method)} on {report.cluster.name} ({report.label})", Markup("\n").join([*parts, frames(drawn)]))
+    return page(
+        f"{title_of(job.method)} on {report.cluster.name} ({report.label})",
+        Markup("\n").join([*parts, frames(drawn)]),
+    )
 
 
 def contents(drawn: Iterable[Captioned]) -> Markup:
@@ -164,8 +226,10 @@ def contents(drawn: Iterable[Captioned]) -> Markup:
 def frames(drawn: Iterable[Captioned]) -> Markup:
     """Return a page's frames, one for each figure's file."""
     frame = Markup(
-        "<figure id='{name}'><figcaption>{caption} <a href='{name}.html' aria-label='{title} on a page of its own'>Open alone</a>"
-        "</figcaption><iframe src='{name}.html' title='{title}' loading='lazy' scrolling='no' style='height:{height}px'></iframe></figure>"
+        "<figure id='{name}'><figcaption>{caption} <a href='{name}.html' aria-label='{title} on a page of its "
+        "own'>Open alone</a>"
+        "</figcaption><iframe src='{name}.html' title='{title}' loading='lazy' scrolling='no' "
+        "style='height:{height}px'></iframe></figure>"
     )
     return Markup("\n").join(
         frame.format(
@@ -180,4 +244,8 @@ def frames(drawn: Iterable[Captioned]) -> Markup:
 
 def page(title: str, body: Markup) -> Markup:
     """Return a whole page with a title and the common style."""
-    return Markup(Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8")).substitute(title=escape(title), body=body))
+    return Markup(
+        Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8")).substitute(
+            title=escape(title), body=body
+        )
+    )

@@ -15,7 +15,12 @@ MIN_DEVICES = 4  # draw at least this many devices, and rather a shorter time
 CHART_PIXELS = 900  # approximate width of the time axis: decides which labels and gaps are visible
 
 # Centre (from the lane's middle, downwards) and height of the parts of a lane that is one unit high.
-COMPUTE, SENDING, RECEIVING, NETWORK = (-0.14, 0.56), (0.24, 0.13), (0.38, 0.13), (0.31, 0.27)
+COMPUTE, SENDING, RECEIVING, NETWORK = (
+    (-0.14, 0.56),
+    (0.24, 0.13),
+    (0.38, 0.13),
+    (0.31, 0.27),
+)
 
 
 class Bar(NamedTuple):
@@ -32,8 +37,10 @@ class Bar(NamedTuple):
 def gantt(timeline: Timeline | None, *, note: str = "") -> go.Figure:
     """Return the Gantt chart of a timeline, simulated or measured.  None: one that the report does not have.
 
-    Compute takes the upper part of a device's lane (several compute streams are stacked), the network the lower part: sends
-    above receives, collectives over both.  Grey is idle.  Numbers of micro-batches (of tiles, in single-shot inference) are
+    Compute takes the upper part of a device's lane (several compute streams are stacked), the network the lower part:
+    sends
+    above receives, collectives over both.  Grey is idle.  Numbers of micro-batches (of tiles, in single-shot inference)
+    are
     written where they fit.  note: shown in the title, such as busy_note's; its mark then follows the times.
     """
     if timeline is None:
@@ -44,12 +51,18 @@ def gantt(timeline: Timeline | None, *, note: str = "") -> go.Figure:
     ranks, shown, end_s = _shown(timeline)
     unit, mark = style.time_unit(end_s), style.mark_of(note)
     bars = _bars(shown, ranks, unit)
-    lane_pixels = next(pixels for limit, pixels in ((8, 62), (16, 36), (32, 25), (style.MAX_DEVICES, 15)) if len(ranks) <= limit)
+    lane_pixels = next(
+        pixels for limit, pixels in ((8, 62), (16, 36), (32, 25), (style.MAX_DEVICES, 15)) if len(ranks) <= limit
+    )
     figure = go.Figure(_idle(timeline, ranks, unit))
     for name in style.COLOURS:
         if name in bars:
             figure.add_trace(_trace(name, bars[name], end_s, lane_pixels, unit))
-    figure.update_xaxes(title=f"time ({unit.name}){mark}", range=[0, end_s * unit.factor], zeroline=False)
+    figure.update_xaxes(
+        title=f"time ({unit.name}){mark}",
+        range=[0, end_s * unit.factor],
+        zeroline=False,
+    )
     figure.update_yaxes(
         tickvals=[row + COMPUTE[0] for row in range(len(ranks))],
         ticktext=[f"{rank} {timeline.device_names[rank]} " for rank in ranks],
@@ -58,7 +71,10 @@ def gantt(timeline: Timeline | None, *, note: str = "") -> go.Figure:
         zeroline=False,
         tickfont={"size": 12 if len(ranks) <= 32 else 10},
     )
-    subtitle = f"{unit.text(timeline.makespan_s)}{mark} in all; idle or waiting (not computing): {timeline.bubble_fraction:.0%}{mark}"
+    subtitle = (
+        f"{unit.text(timeline.makespan_s)}{mark} in all; idle or waiting (not computing): "
+        f"{timeline.bubble_fraction:.0%}{mark}"
+    )
     subtitle += style.more_devices(timeline.world_size, len(ranks))
     if end_s < timeline.makespan_s:
         subtitle += f"; the first {unit.text(end_s)} shown"
@@ -77,12 +93,17 @@ def gantt(timeline: Timeline | None, *, note: str = "") -> go.Figure:
 
 
 def _shown(timeline: Timeline) -> tuple[tuple[int, ...], list[Span], float]:
-    """Return the ranks, spans and seconds that a browser can draw: all, or else fewer devices, or else only the beginning."""
+    """Return the ranks, spans and seconds that a browser can draw: all, or else fewer devices, or else only the
+    beginning.
+    """
     limit = style.MAX_DEVICES
     while True:
         ranks = style.evenly_spaced(timeline.world_size, limit)
         chosen = frozenset(ranks)
-        spans = sorted((span for span in timeline.spans if span.rank in chosen), key=lambda span: span.start_s)
+        spans = sorted(
+            (span for span in timeline.spans if span.rank in chosen),
+            key=lambda span: span.start_s,
+        )
         if len(spans) <= MAX_BARS:
             return ranks, spans, timeline.makespan_s
         if limit <= MIN_DEVICES:
@@ -99,20 +120,35 @@ def _bars(spans: list[Span], ranks: tuple[int, ...], unit: style.Unit) -> dict[s
     bars: dict[str, list[Bar]] = defaultdict(list)
     for span in spans:
         name = style.class_of(span.op)
-        centre, height = {"send": SENDING, "receive": RECEIVING, "collective": NETWORK}.get(name, COMPUTE)
+        centre, height = {
+            "send": SENDING,
+            "receive": RECEIVING,
+            "collective": NETWORK,
+        }.get(name, COMPUTE)
         if not span.op.is_communication:
             own = streams[span.rank]
             height /= len(own)
             centre += (own.index(span.op.stream) - (len(own) - 1) / 2) * height
         label = style.number_of(span.op)
-        bars[name].append(Bar(span.start_s, span.end_s, row_of[span.rank] + centre, height, label, _hover(span, unit)))
+        bars[name].append(
+            Bar(
+                span.start_s,
+                span.end_s,
+                row_of[span.rank] + centre,
+                height,
+                label,
+                _hover(span, unit),
+            )
+        )
     return bars
 
 
 def _hover(span: Span, unit: style.Unit) -> str:
     words = f"<b>{span.op.label}</b> {unit.text(span.end_s - span.start_s)}, from {unit.text(span.start_s)}"
     if span.op.ranks:
-        words += "<br>" + (" to " if span.op.kind in ("SEND", "RECV") else ", ").join(f"rank {rank}" for rank in span.op.ranks)
+        words += "<br>" + (" to " if span.op.kind in ("SEND", "RECV") else ", ").join(
+            f"rank {rank}" for rank in span.op.ranks
+        )
     if span.nbytes:
         words += f"<br>{style.byte_unit(span.nbytes).text(span.nbytes)}"
     if span.late_s > 0:
@@ -135,11 +171,17 @@ def _trace(name: str, bars: list[Bar], end_s: float, lane_pixels: int, unit: sty
         text=[bar.label if fits(bar) else "" for bar in bars],
         constraintext="none",
         **style.INSIDE,
-        textfont={"size": 11 if lane_pixels > 30 else 10, "color": style.text_on(style.COLOURS[name])},
+        textfont={
+            "size": 11 if lane_pixels > 30 else 10,
+            "color": style.text_on(style.COLOURS[name]),
+        },
         hovertext=[bar.hover for bar in bars],
         hovertemplate="%{hovertext}<extra>" + name + "</extra>",
         legendrank=style.LEGEND_RANK[name],
-        marker={"color": style.COLOURS[name], "line": {"width": 0.5 if len(bars) < 2000 else 0, "color": "white"}},
+        marker={
+            "color": style.COLOURS[name],
+            "line": {"width": 0.5 if len(bars) < 2000 else 0, "color": "white"},
+        },
     )
 
 
@@ -155,7 +197,8 @@ def _idle(timeline: Timeline, ranks: tuple[int, ...], unit: style.Unit) -> go.Ba
         width=[COMPUTE[1]] * len(ranks),
         marker={"color": style.COLOURS["idle"], "line": {"width": 0}},
         hovertext=[
-            f"{timeline.device_names[rank]}: idle or waiting {1 - busy_of(spans[rank]) / whole if whole else 0.0:.0%}" for rank in ranks
+            f"{timeline.device_names[rank]}: idle or waiting {1 - busy_of(spans[rank]) / whole if whole else 0.0:.0%}"
+            for rank in ranks
         ],
         legendrank=style.LEGEND_RANK["idle"],
     )

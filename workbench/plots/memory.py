@@ -1,4 +1,6 @@
-"""A cluster's devices as described, each device's memory over time; a plan's placement and its memory by purpose (PAC+, Fig. 10a, 17b)."""
+"""A cluster's devices as described, each device's memory over time; a plan's placement and its memory by purpose (PAC+,
+Fig. 10a, 17b).
+"""
 
 from __future__ import annotations
 
@@ -21,20 +23,47 @@ def cluster(cluster: Cluster) -> go.Figure:
     devices = [cluster.devices[rank] for rank in ranks]
     memory = style.byte_unit(max(device.memory_bytes for device in devices))
     panels = [
-        ("sustained GFLOP/s (fp32)", style.BLUE, [device.flops_per_s / 1e9 for device in devices]),
-        (f"memory budget ({memory.name})", style.ORANGE, [device.memory_bytes * memory.factor for device in devices]),
-        ("link (Mbit/s)", style.GREEN, [device.link.bytes_per_s * 8e-6 for device in devices]),
+        (
+            "sustained GFLOP/s (fp32)",
+            style.BLUE,
+            [device.flops_per_s / 1e9 for device in devices],
+        ),
+        (
+            f"memory budget ({memory.name})",
+            style.ORANGE,
+            [device.memory_bytes * memory.factor for device in devices],
+        ),
+        (
+            "link (Mbit/s)",
+            style.GREEN,
+            [device.link.bytes_per_s * 8e-6 for device in devices],
+        ),
     ]
     shares = [device.host_share for device in devices if device.host_share is not None]
     if len(shares) == len(devices):
         panels.insert(0, ("share of a core (emulated)", style.SKY_BLUE, shares))
     figure = make_subplots(
-        rows=1, cols=len(panels), shared_yaxes=True, horizontal_spacing=0.03, subplot_titles=[panel[0] for panel in panels]
+        rows=1,
+        cols=len(panels),
+        shared_yaxes=True,
+        horizontal_spacing=0.03,
+        subplot_titles=[panel[0] for panel in panels],
     )
     for column, (name, colour, values) in enumerate(panels, start=1):
         texts = [f"{value:.3g}" if value < 1000 else f"{value:.0f}" for value in values]
-        hovers = [f"{device.name} {device.model}<br>{name}: {text}" for device, text in zip(devices, texts, strict=True)]
-        style.panel_of_bars(figure, values, texts, [colour] * len(values), hovers, name=name, row=1, col=column)
+        hovers = [
+            f"{device.name} {device.model}<br>{name}: {text}" for device, text in zip(devices, texts, strict=True)
+        ]
+        style.panel_of_bars(
+            figure,
+            values,
+            texts,
+            [colour] * len(values),
+            hovers,
+            name=name,
+            row=1,
+            col=column,
+        )
     rows = style.rows_for([f"{rank} {device.name}" for rank, device in zip(ranks, devices, strict=True)])
     figure.update_yaxes(range=rows["range"], showgrid=False)
     figure.update_yaxes(col=1, **rows)
@@ -64,14 +93,25 @@ def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
         return style.not_kept("Memory", note)
     title = f"Memory: {timeline.title}" if timeline.title else "Memory"
     if not any(timeline.memory):
-        return style.empty(title=title, label=timeline.label, why="No memory was recorded in this timeline.", note=note)
+        return style.empty(
+            title=title,
+            label=timeline.label,
+            why="No memory was recorded in this timeline.",
+            note=note,
+        )
     ranks = style.shown_ranks(timeline.world_size)
     columns = 1 if len(ranks) <= 3 else 2 if len(ranks) <= 8 else 4
     rows = -(-len(ranks) // columns)
     highest = max(*map(timeline.peak_bytes, range(timeline.world_size)), 1)
-    # All panels have one range, so that devices compare.  It follows the bytes in use: a budget far above them would press
+    # All panels have one range, so that devices compare.  It follows the bytes in use: a budget far above them would
+    # press
     # every curve flat, and the panel's heading names it anyway.
-    top = 1.12 * max([highest, *(budget for budget in timeline.budget_bytes if budget <= BUDGET_IN_SIGHT * highest)])
+    top = 1.12 * max(
+        [
+            highest,
+            *(budget for budget in timeline.budget_bytes if budget <= BUDGET_IN_SIGHT * highest),
+        ]
+    )
     unit = style.byte_unit(top)
     clock = style.time_unit(timeline.makespan_s)
     end = timeline.makespan_s * clock.factor
@@ -88,20 +128,39 @@ def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
         budget = timeline.budget_bytes[rank] if timeline.budget_bytes else 0
         peak = timeline.peak_bytes(rank)
         over = bool(budget) and peak > budget
-        samples, panel = _thinned(timeline.memory[rank]), {"mode": "lines", "showlegend": False, "row": row, "col": column}
+        samples, panel = (
+            _thinned(timeline.memory[rank]),
+            {"mode": "lines", "showlegend": False, "row": row, "col": column},
+        )
         figure.add_scatter(
             x=[sample.time_s * clock.factor for sample in samples] + [end],
-            y=[sample.nbytes * unit.factor for sample in samples] + [samples[-1].nbytes * unit.factor if samples else 0],
-            line={"shape": "hv", "color": style.VERMILLION if over else style.BLUE, "width": 1.5},
+            y=[sample.nbytes * unit.factor for sample in samples]
+            + [samples[-1].nbytes * unit.factor if samples else 0],
+            line={
+                "shape": "hv",
+                "color": style.VERMILLION if over else style.BLUE,
+                "width": 1.5,
+            },
             fill="tozeroy",
             fillcolor="rgba(213,94,0,0.25)" if over else "rgba(86,180,233,0.35)",
             name=timeline.device_names[rank],
-            hovertemplate=f"%{{y:.3g}} {unit.name} at %{{x:.4g}} {clock.name}<extra>{timeline.device_names[rank]}</extra>",
+            hovertemplate=f"%{{y:.3g}} {unit.name} at %{{x:.4g}} "
+            f"{clock.name}<extra>{timeline.device_names[rank]}</extra>",
             **panel,
         )
         if 0 < budget <= top:
-            line, said = {"dash": "dash", "color": style.BLACK, "width": 1.5}, f"budget %{{y:.4g}} {unit.name}<extra></extra>"
-            figure.add_scatter(x=[0, end], y=[budget * unit.factor] * 2, line=line, name="budget", hovertemplate=said, **panel)
+            line, said = (
+                {"dash": "dash", "color": style.BLACK, "width": 1.5},
+                f"budget %{{y:.4g}} {unit.name}<extra></extra>",
+            )
+            figure.add_scatter(
+                x=[0, end],
+                y=[budget * unit.factor] * 2,
+                line=line,
+                name="budget",
+                hovertemplate=said,
+                **panel,
+            )
         figure.update_yaxes(range=[0, top * unit.factor], nticks=4, row=row, col=column)
     figure.update_xaxes(zeroline=False, range=[0, end])
     figure.update_yaxes(zeroline=False)
@@ -115,7 +174,13 @@ def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
     lines += style.more_devices(timeline.world_size, len(ranks))
     row_pixels = 170 if columns < 4 else 115
     return style.finish(
-        figure, title=title, label=timeline.label, subtitle=lines, note=note, height=170 + row_pixels * rows, margin={"t": 115}
+        figure,
+        title=title,
+        label=timeline.label,
+        subtitle=lines,
+        note=note,
+        height=170 + row_pixels * rows,
+        margin={"t": 115},
     )
 
 
@@ -124,7 +189,10 @@ def _heading(timeline: Timeline, rank: int) -> str:
     if not timeline.budget_bytes:
         return f"{timeline.device_names[rank]}: peak {style.byte_unit(peak).text(peak)}"
     budget = timeline.budget_bytes[rank]
-    heading = f"{timeline.device_names[rank]}: peak {style.byte_unit(peak).text(peak)} of {style.byte_unit(budget).text(budget)}"
+    heading = (
+        f"{timeline.device_names[rank]}: peak {style.byte_unit(peak).text(peak)} of "
+        f"{style.byte_unit(budget).text(budget)}"
+    )
     return f"<b>{heading}: too much</b>" if peak > budget else heading
 
 
@@ -163,10 +231,22 @@ def placement(plan: Plan, cluster: Cluster) -> go.Figure:
         )
     idle = [rank for rank in range(cluster.world_size) if plan.stage_of(rank) is None]
     for rank in idle:
-        figure.add_annotation(x=0, y=rank, text=" holds nothing", showarrow=False, xanchor="left", font={"color": style.DARK_GREY})
+        figure.add_annotation(
+            x=0,
+            y=rank,
+            text=" holds nothing",
+            showarrow=False,
+            xanchor="left",
+            font={"color": style.DARK_GREY},
+        )
     for stage in plan.stages[1:]:
         figure.add_vline(x=stage.start, line={"color": style.DARK_GREY, "width": 1, "dash": "dot"})
-    figure.update_xaxes(title="layers", range=[0, plan.num_layers], zeroline=False, dtick=max(1, plan.num_layers // 12))
+    figure.update_xaxes(
+        title="layers",
+        range=[0, plan.num_layers],
+        zeroline=False,
+        dtick=max(1, plan.num_layers // 12),
+    )
     figure.update_yaxes(showgrid=False, zeroline=False, **style.rows_for(_names(cluster)))
     return style.finish(
         figure,
@@ -180,7 +260,10 @@ def placement(plan: Plan, cluster: Cluster) -> go.Figure:
 
 
 def needs(
-    needed: Mapping[int, Mapping[str, int]], cluster: Cluster, *, title: str = "What each device needs in the first epoch"
+    needed: Mapping[int, Mapping[str, int]],
+    cluster: Cluster,
+    *,
+    title: str = "What each device needs in the first epoch",
 ) -> go.Figure:
     """Return each device's planned bytes by purpose and its budget; the subtitle names a device over its budget.
 
@@ -192,15 +275,37 @@ def needs(
     parts = {name: [needed[rank][name] * unit.factor for rank in ranks] for name in needed[ranks[0]]}
     over = [rank for rank in ranks if total[rank] > cluster.devices[rank].memory_bytes]
     marks = []
-    for is_over, colour, name in ((False, "black", "budget"), (True, style.VERMILLION, "budget, exceeded")):
+    for is_over, colour, name in (
+        (False, "black", "budget"),
+        (True, style.VERMILLION, "budget, exceeded"),
+    ):
         shown = [rank for rank in range(cluster.world_size) if (rank in over) is is_over]
         budgets = [cluster.devices[rank].memory_bytes for rank in shown]
         mark = {"symbol": "line-ns", "size": 22, "line": {"width": 3, "color": colour}}
-        x, y = [nbytes * unit.factor for nbytes in budgets], [names[rank] for rank in shown]
-        marks += [go.Scatter(name=name, mode="markers", x=x, y=y, marker=mark, hovertext=[unit.text(one) for one in budgets])] * bool(shown)
-    lacking = ", ".join(f"{cluster.devices[rank].name} needs {style.byte_unit(n := total[rank]).text(n)}" for rank in over)
+        x, y = (
+            [nbytes * unit.factor for nbytes in budgets],
+            [names[rank] for rank in shown],
+        )
+        marks += [
+            go.Scatter(
+                name=name,
+                mode="markers",
+                x=x,
+                y=y,
+                marker=mark,
+                hovertext=[unit.text(one) for one in budgets],
+            )
+        ] * bool(shown)
+    lacking = ", ".join(
+        f"{cluster.devices[rank].name} needs {style.byte_unit(n := total[rank]).text(n)}" for rank in over
+    )
     said = f"Out of memory: {lacking}" if over else "every device is within its budget"
-    words = {"title": title, "label": "planned", "subtitle": said, "x_title": f"memory ({unit.name})"}
+    words = {
+        "title": title,
+        "label": "planned",
+        "subtitle": said,
+        "x_title": f"memory ({unit.name})",
+    }
     return stacked_bars([names[rank] for rank in ranks], parts, marks=marks, **words)
 
 

@@ -13,7 +13,18 @@ import plotly.graph_objects as go
 from workbench.core.report import Report, busy_note, sweep_note
 from workbench.core.spread import Spread
 from workbench.core.timeline import label_of
-from workbench.plots.style import BLACK, BLUE, CYCLE, DARK_GREY, ORANGE, SYMBOLS, empty, error_bars, finish, time_unit
+from workbench.plots.style import (
+    BLACK,
+    BLUE,
+    CYCLE,
+    DARK_GREY,
+    ORANGE,
+    SYMBOLS,
+    empty,
+    error_bars,
+    finish,
+    time_unit,
+)
 
 DASHES = ("solid", "dash", "dot", "dashdot")
 MAX_MARKERS = 60
@@ -39,12 +50,25 @@ def compared_bars(
             name=name,
             x=list(points),
             y=[spread.median for spread in spreads],
-            error_y=error_bars(spreads, color=BLACK, visible=any(spread.high > spread.low for spread in spreads)),
-            marker={"color": CYCLE[index % len(CYCLE)], "pattern": {"shape": ("", "/", "x", ".")[index // len(CYCLE) % 4]}},
+            error_y=error_bars(
+                spreads,
+                color=BLACK,
+                visible=any(spread.high > spread.low for spread in spreads),
+            ),
+            marker={
+                "color": CYCLE[index % len(CYCLE)],
+                "pattern": {"shape": ("", "/", "x", ".")[index // len(CYCLE) % 4]},
+            },
             hovertemplate=f"<b>{name}</b>, %{{x}}: %{{y:.4g}} {unit}<extra></extra>",
             showlegend=len(found) > 1 and bool(points),
         )
-    figure.update_xaxes(title=x_title, type="category", categoryorder="array", categoryarray=order, showgrid=False)
+    figure.update_xaxes(
+        title=x_title,
+        type="category",
+        categoryorder="array",
+        categoryarray=order,
+        showgrid=False,
+    )
     figure.update_yaxes(title=unit, rangemode="tozero", zeroline=False)
     varies = any(spread.high > spread.low for points in found.values() for spread in points.values())
     words["subtitle"] = "; ".join(filter(None, [words.get("subtitle"), bars if varies else ""]))
@@ -52,7 +76,12 @@ def compared_bars(
 
 
 def lines(
-    series: Mapping[str, Sequence[tuple[float, float]]], *, x_title: str, y_title: str, logarithmic: str = "", **words: Any
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    x_title: str,
+    y_title: str,
+    logarithmic: str = "",
+    **words: Any,
 ) -> go.Figure:
     """Return a figure with a line through the (x, y) points of each series, with markers if there are few.
 
@@ -65,7 +94,11 @@ def lines(
             y=[y for _, y in points],
             mode="lines+markers" if len(points) <= MAX_MARKERS else "lines",
             name=name,
-            line={"color": CYCLE[index % len(CYCLE)], "width": 2, "dash": DASHES[index // len(CYCLE) % len(DASHES)]},
+            line={
+                "color": CYCLE[index % len(CYCLE)],
+                "width": 2,
+                "dash": DASHES[index // len(CYCLE) % len(DASHES)],
+            },
             marker={"size": 8, "symbol": SYMBOLS[index % len(SYMBOLS)]},
             showlegend=True,
         )
@@ -73,7 +106,11 @@ def lines(
     figure.update_yaxes(title=y_title, zeroline=False, rangemode="tozero")
     if "x" in logarithmic:
         marked = sorted({x for points in series.values() for x, _ in points})
-        figure.update_xaxes(type="log", tickvals=marked, ticktext=[f"{x:,g}" if x < 1e6 else f"{x:.3g}" for x in marked])
+        figure.update_xaxes(
+            type="log",
+            tickvals=marked,
+            ticktext=[f"{x:,g}" if x < 1e6 else f"{x:.3g}" for x in marked],
+        )
     if "y" in logarithmic:
         figure.update_yaxes(type="log", dtick=1)
     return finish(figure, height=430, **words)
@@ -82,11 +119,16 @@ def lines(
 BAND = 0.10  # the deviation that the shaded band allows
 MAX_NAMED_POINTS = 14
 STEPS = {False: "step through the backbone", True: "step from the cache"}
-NAME_SIZE = (0.008, 0.035)  # approximate width of a character and height of a line, as shares of the axes
+NAME_SIZE = (
+    0.008,
+    0.035,
+)  # approximate width of a character and height of a line, as shares of the axes
 
 
 class Point(NamedTuple):
-    """One plan of a sweep or one step: simulated and measured seconds.  mark: follows the measured ones of an invalid run."""
+    """One plan of a sweep or one step: simulated and measured seconds.  mark: follows the measured ones of an invalid
+    run.
+    """
 
     name: str
     group: str
@@ -111,7 +153,13 @@ def points(report: Report) -> list[Point]:
     if swept:
         return swept
     return [
-        Point(f"epoch {one.epoch + 1}, step {one.step + 1}", STEPS[one.cached], one.predicted_s, one.measured_s, report.mark)
+        Point(
+            f"epoch {one.epoch + 1}, step {one.step + 1}",
+            STEPS[one.cached],
+            one.predicted_s,
+            one.measured_s,
+            report.mark,
+        )
         for one in report.steps
         if one.predicted_s and one.measured_s
     ]
@@ -146,7 +194,12 @@ def predicted_against_measured(report: Report) -> go.Figure:
         hoverinfo="skip",
     )
     figure.add_scatter(
-        x=[low, high], y=[low, high], mode="lines", line={"color": DARK_GREY, "dash": "dash"}, name="equal", hoverinfo="skip"
+        x=[low, high],
+        y=[low, high],
+        mode="lines",
+        line={"color": DARK_GREY, "dash": "dash"},
+        name="equal",
+        hoverinfo="skip",
     )
     groups: dict[str, list[Point]] = defaultdict(list)
     for point in found:
@@ -182,7 +235,8 @@ def predicted_against_measured(report: Report) -> go.Figure:
             name=group,
             customdata=[[point.deviation, point.mark] for point in members],
             hovertemplate=(
-                f"<b>%{{hovertext}}</b><br>predicted %{{x:.4g}} {unit.name}, measured %{{y:.4g}} {unit.name}%{{customdata[1]}}"
+                f"<b>%{{hovertext}}</b><br>predicted %{{x:.4g}} {unit.name}, measured %{{y:.4g}} "
+                f"{unit.name}%{{customdata[1]}}"
                 "<br>deviation %{customdata[0]:.1%}<extra></extra>"
             ),
         )
@@ -202,7 +256,8 @@ def predicted_against_measured(report: Report) -> go.Figure:
 
 
 def _label_places(at: Mapping[Point, tuple[float, float]]) -> dict[Point, str]:
-    """Return a position for each point's name; '' next to a named point, where it would collide (the hover text has the name).
+    """Return a position for each point's name; '' next to a named point, where it would collide (the hover text has the
+    name).
 
     at: the position of each point, as shares of both axes.
     """

@@ -1,7 +1,10 @@
-"""Count a transformer's FLOPs and bytes for each fine-tuning technique (PAC+, section II, Fig. 3, Table I; section IV-A).
+"""Count a transformer's FLOPs and bytes for each fine-tuning technique (PAC+, section II, Fig. 3, Table I; section
+IV-A).
 
-Backward: a matrix product costs its forward FLOPs once for the gradient of its input and, if its weight is trained, once for the weight's.
-descriptions.py has the counts of a single layer.  Each device's speed turns the counts into a profile (section V-A, 'Profiling').
+Backward: a matrix product costs its forward FLOPs once for the gradient of its input and, if its weight is trained,
+once for the weight's.
+descriptions.py has the counts of a single layer.  Each device's speed turns the counts into a profile (section V-A,
+'Profiling').
 """
 
 from __future__ import annotations
@@ -13,7 +16,13 @@ from typing import Any, Literal, get_args
 from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import check_choice
 from workbench.core.profile import Grid, LayerBytes, LayerProfile, Profile
-from workbench.profiler.descriptions import FP32_BYTES, Bytes, LayerShape, ModelDescription, describe
+from workbench.profiler.descriptions import (
+    FP32_BYTES,
+    Bytes,
+    LayerShape,
+    ModelDescription,
+    describe,
+)
 
 ADAMW_FLOPS_PER_PARAM = 12
 DEFAULT_BATCH_SIZES = (1, 2, 4, 8, 16, 32)
@@ -36,7 +45,11 @@ def analytic_profile(
     Bytes per token are those at the longest sequence length.
     """
     described, form = describe(model), numbers or NumberFormat()
-    settings: dict[str, Any] = {"sizes": sizes or TechniqueSizes(), "num_labels": num_labels, "numbers": form}
+    settings: dict[str, Any] = {
+        "sizes": sizes or TechniqueSizes(),
+        "num_labels": num_labels,
+        "numbers": form,
+    }
     grid = {
         (batch, length): layer_costs(described, technique, batch=batch, sequence_length=length, **settings)
         for batch in batch_sizes
@@ -48,27 +61,47 @@ def analytic_profile(
 
         def table(seconds: Callable[[int, int], float]) -> Grid:
             cells = tuple(tuple(seconds(batch, length) for length in sequence_lengths) for batch in batch_sizes)
-            return Grid(batch_sizes=batch_sizes, sequence_lengths=sequence_lengths, seconds=cells)
+            return Grid(
+                batch_sizes=batch_sizes,
+                sequence_lengths=sequence_lengths,
+                seconds=cells,
+            )
 
         def computed(flops: str) -> Grid:
             return table(lambda batch, length: getattr(grid[batch, length][layer], flops) / device.flops_per_s)
 
-        kinds = {"F": "forward_flops", "B": "backward_flops", "SF": "side_forward_flops", "SB": "side_backward_flops"}
+        kinds = {
+            "F": "forward_flops",
+            "B": "backward_flops",
+            "SF": "side_forward_flops",
+            "SB": "side_backward_flops",
+        }
         times = {kind: computed(flops) for kind, flops in kinds.items() if getattr(longest, flops) > 0}
         if longest.tap_bytes(1, 1):
             stored = form.stored_tap_bytes / form.tap_bytes
-            times["LOAD"] = table(lambda batch, length: stored * longest.tap_bytes(batch, length) / device.storage_bytes_per_s)
+            times["LOAD"] = table(
+                lambda batch, length: stored * longest.tap_bytes(batch, length) / device.storage_bytes_per_s
+            )
         times["STEP"] = table(lambda *_: longest.trainable_params * ADAMW_FLOPS_PER_PARAM / device.flops_per_s)
         return LayerProfile(
-            name=f"{described.name} {'decoder' if described.is_decoder_layer(layer) else described.kind.split('-')[0]} layer {layer}",
+            name=f"{described.name} "
+            f"{'decoder' if described.is_decoder_layer(layer) else described.kind.split('-')[0]} layer {layer}",
             times=times,
             frozen_bytes=longest.frozen_bytes,
             trainable_bytes=longest.trainable_params * FP32_BYTES,
             **{one.name: getattr(longest, one.name) for one in fields(LayerBytes)},
         )
 
-    rows = tuple(tuple(profile_of(layer, device) for layer in range(described.stack_layers)) for device in cluster.devices)
-    return Profile(model=described.name, method=technique, source="analytic", layers=rows, notes=form.notes)
+    rows = tuple(
+        tuple(profile_of(layer, device) for layer in range(described.stack_layers)) for device in cluster.devices
+    )
+    return Profile(
+        model=described.name,
+        method=technique,
+        source="analytic",
+        layers=rows,
+        notes=form.notes,
+    )
 
 
 Technique = Literal["full", "lora", "adapters", "parallel_adapters", "frozen"]
@@ -79,7 +112,8 @@ Technique = Literal["full", "lora", "adapters", "parallel_adapters", "frozen"]
 class NumberFormat:
     """The bytes of a frozen backbone's numbers, and the work of using them.
 
-    matrix_bytes: of a weight in a layer's matrices, with its share of the blocks' constants.  table_bytes: of one in the tables of words
+    matrix_bytes: of a weight in a layer's matrices, with its share of the blocks' constants.  table_bytes: of one in
+    the tables of words
     and positions, which are the matrix of predicted words, too.  value_bytes: of hidden states, norms and biases.
     unpack_flops: operations to turn a stored weight into one to compute with, each time that its matrix is used.
     tap_bytes, stored_tap_bytes: of a cached value, in memory and on the disk.
@@ -117,11 +151,14 @@ class LayerCost(LayerBytes):
 class TechniqueSizes:
     """The sizes of a technique's additions to a model.
 
-    reduction: r of the Parallel Adapters (section IV-A); side_apart: they have operations and an activation cache of their own.
+    reduction: r of the Parallel Adapters (section IV-A); side_apart: they have operations and an activation cache of
+    their own.
     lora_rank: on q and v of every attention; lora_dropout: a dropout before A, as in peft.
-    bottleneck: width of an adapter; adapters_per_layer: two (Houlsby et al.) or one at the layer's end (PAC+, section II);
+    bottleneck: width of an adapter; adapters_per_layer: two (Houlsby et al.) or one at the layer's end (PAC+, section
+    II);
     adapter_norms: the backbone's norms are trained together with the adapters (Houlsby et al., section 2.1).
-    predicts_words: the head is the model's own, a frozen copy, on the last quarter of the tokens.  The defaults give PAC+ Table
+    predicts_words: the head is the model's own, a frozen copy, on the last quarter of the tokens.  The defaults give
+    PAC+ Table
     I's 9 and 12 million parameters for T5-Large.
     """
 
@@ -164,7 +201,9 @@ def layer_costs(
     num_labels: int = 2,
     numbers: NumberFormat | None = None,
 ) -> tuple[LayerCost, ...]:
-    """Return every layer of the stack; the first includes the embedding, the last the head.  sizes, numbers: see analytic_profile."""
+    """Return every layer of the stack; the first includes the embedding, the last the head.  sizes, numbers: see
+    analytic_profile.
+    """
     check_choice("technique", technique, get_args(Technique))
     chosen, form = sizes or TechniqueSizes(), numbers or NumberFormat()
     costs = []
@@ -173,23 +212,42 @@ def layer_costs(
         if layer == 0:
             _add(one, technique, model.embedding_params, model.embedding_tables)
         if layer == model.stack_layers - 1:
-            _add(one, technique, model.head_params, 0 if model.tied_head else model.vocab * model.hidden)
+            _add(
+                one,
+                technique,
+                model.head_params,
+                0 if model.tied_head else model.vocab * model.hidden,
+            )
             if technique != "frozen":
                 _add_head(one, model, technique, chosen, num_labels)
         if technique == "parallel_adapters" and not chosen.side_apart:
-            one.forward, one.backward, one.context = one.forward + one.side_forward, one.side_backward, one.context + one.tap
+            one.forward, one.backward, one.context = (
+                one.forward + one.side_forward,
+                one.side_backward,
+                one.context + one.tap,
+            )
             one.side_forward, one.side_backward, one.tap = 0.0, 0.0, Bytes()
         costs.append(_cost(one, technique, batch, form))
     return tuple(costs)
 
 
 def _layer(
-    model: ModelDescription, layer: int, technique: Technique, sequence_length: int, sizes: TechniqueSizes, form: NumberFormat
+    model: ModelDescription,
+    layer: int,
+    technique: Technique,
+    sequence_length: int,
+    sizes: TechniqueSizes,
+    form: NumberFormat,
 ) -> _Sum:
     """Return a layer without embedding and head."""
     shape = LayerShape(model, layer, sequence_length)
     forward = shape.product_flops + shape.attention_flops
-    one = _Sum(shape, model.layer_params(layer), matrices=model.layer_matrices(layer), forward=forward)
+    one = _Sum(
+        shape,
+        model.layer_params(layer),
+        matrices=model.layer_matrices(layer),
+        forward=forward,
+    )
     one.output = one.gradient = shape.output(form.value_bytes)
     if technique == "frozen":
         one.gradient = Bytes()
@@ -200,17 +258,25 @@ def _layer(
     elif technique == "lora":
         one.trained = shape.lora_params(sizes.lora_rank)
         extra = shape.lora_flops(sizes.lora_rank)
-        one.forward, one.backward = one.forward + extra, shape.product_flops + 2 * shape.attention_flops + 2 * extra
+        one.forward, one.backward = (
+            one.forward + extra,
+            shape.product_flops + 2 * shape.attention_flops + 2 * extra,
+        )
         one.context = shape.kept(trained_norms=False) + shape.lora_inputs(sizes.lora_rank, dropout=sizes.lora_dropout)
     elif technique == "adapters":
         number = sizes.adapters_per_layer
         one.trained = number * (2 * model.hidden * sizes.bottleneck + model.hidden + sizes.bottleneck)
         extra = 2.0 * shape.own_tokens * one.trained
-        one.forward, one.backward = one.forward + extra, shape.product_flops + 2 * shape.attention_flops + 2 * extra
+        one.forward, one.backward = (
+            one.forward + extra,
+            shape.product_flops + 2 * shape.attention_flops + 2 * extra,
+        )
         if sizes.adapter_norms:
             norms = (shape.attentions + 1) * model.norm_vectors * model.hidden
             one.frozen, one.trained = one.frozen - norms, one.trained + norms
-        one.context = shape.kept(trained_norms=sizes.adapter_norms) + shape.own(number * FP32_BYTES * (model.hidden + sizes.bottleneck))
+        one.context = shape.kept(trained_norms=sizes.adapter_norms) + shape.own(
+            number * FP32_BYTES * (model.hidden + sizes.bottleneck)
+        )
     else:
         narrow = _narrow(model, sizes.reduction)
         side = LayerShape(narrow, layer, sequence_length)
@@ -235,7 +301,13 @@ def _add(one: _Sum, technique: Technique, params: int, tables: int) -> None:
         one.frozen, one.tables = one.frozen + params, one.tables + tables
 
 
-def _add_head(one: _Sum, model: ModelDescription, technique: Technique, sizes: TechniqueSizes, num_labels: int) -> None:
+def _add_head(
+    one: _Sum,
+    model: ModelDescription,
+    technique: Technique,
+    sizes: TechniqueSizes,
+    num_labels: int,
+) -> None:
     """Add a classification head or one of words, and with PA the up-projection before it (section IV-A)."""
     own = one.shape.own_tokens
     up = model.hidden // sizes.reduction * model.hidden if technique == "parallel_adapters" else 0
@@ -249,18 +321,30 @@ def _add_head(one: _Sum, model: ModelDescription, technique: Technique, sizes: T
         one.frozen, one.tables = one.frozen + copied, one.tables + copied
         one.context += one.shape.own(FP32_BYTES * model.vocab / 4)
     else:
-        flops, back = flops + 2.0 * model.hidden * num_labels, back + 4.0 * model.hidden * num_labels
+        flops, back = (
+            flops + 2.0 * model.hidden * num_labels,
+            back + 4.0 * model.hidden * num_labels,
+        )
         one.trained += model.hidden * num_labels + num_labels
         one.context += Bytes(per_sample=FP32_BYTES * model.hidden)
     if technique == "parallel_adapters":
-        one.side_forward, one.side_backward = one.side_forward + flops, one.side_backward + back
+        one.side_forward, one.side_backward = (
+            one.side_forward + flops,
+            one.side_backward + back,
+        )
     else:
         one.forward, one.backward = one.forward + flops, one.backward + back
 
 
 def _cost(one: _Sum, technique: Technique, batch: int, form: NumberFormat) -> LayerCost:
     workspace = one.shape.workspace(form.value_bytes)
-    sizes = {"output": one.output, "gradient": one.gradient, "context": one.context, "tap": one.tap, "workspace": workspace}
+    sizes = {
+        "output": one.output,
+        "gradient": one.gradient,
+        "context": one.context,
+        "tap": one.tap,
+        "workspace": workspace,
+    }
     per_token = {f"{what}_bytes_per_token": round(nbytes.per_token) for what, nbytes in sizes.items()}
     per_sample = {f"{what}_bytes_per_sample": round(nbytes.per_sample) for what, nbytes in sizes.items()}
     stored = form.matrix_bytes * one.matrices + form.table_bytes * one.tables
@@ -280,7 +364,9 @@ def _cost(one: _Sum, technique: Technique, batch: int, form: NumberFormat) -> La
 
 
 def _narrow(model: ModelDescription, reduction: int) -> ModelDescription:
-    """Return the side network: all widths 1/r of the backbone's (section IV-A), with fewer heads if the width requires it."""
+    """Return the side network: all widths 1/r of the backbone's (section IV-A), with fewer heads if the width requires
+    it.
+    """
     hidden = max(1, model.hidden // reduction)
     heads = max(1, min(model.heads, hidden // 4))
     while hidden % heads:

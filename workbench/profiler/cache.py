@@ -29,12 +29,16 @@ THREADS_VARIABLE = "WORKBENCH_THREADS"
 
 
 def measuring_threads() -> int:
-    """Return the threads with which layers are measured: one, or those of a run on this real device (WORKBENCH_THREADS)."""
+    """Return the threads with which layers are measured: one, or those of a run on this real device
+    (WORKBENCH_THREADS).
+    """
     return int(os.environ.get(THREADS_VARIABLE) or 1)
 
 
 def host_fingerprint() -> dict[str, str]:
-    """Return everything about this machine that a measurement depends on: processor, cores, system, Python and library versions."""
+    """Return everything about this machine that a measurement depends on: processor, cores, system, Python and library
+    versions.
+    """
     return {
         "processor": _processor(),
         "cores": str(os.cpu_count()),
@@ -55,9 +59,11 @@ def cached(
     refresh: bool = False,
     now: Callable[[], float] = time.time,
 ) -> tuple[T, str]:
-    """Return the measurement cached under `key` on this machine, or measure and cache it; also return a note on its source and age.
+    """Return the measurement cached under `key` on this machine, or measure and cache it; also return a note on its
+    source and age.
 
-    key: everything that the measurement depends on besides the machine (model, sizes, settings), as JSON values.  kind: the measurement's
+    key: everything that the measurement depends on besides the machine (model, sizes, settings), as JSON values.  kind:
+    the measurement's
     class.  An unreadable file is measured again.  If the folder cannot be written, only the note says so.
     """
     whole, path = _place(key, folder)
@@ -69,17 +75,38 @@ def cached(
                 raise ValueError("made by another version")
             profile = from_builtins(kept["profile"], kind, source=f"'{path}'")
             at = kept["measured_at"]
-            return profile, f"Profile measured {_age(now() - at)} ago on this machine ({datetime.fromtimestamp(at):%Y-%m-%d %H:%M})."
+            return (
+                profile,
+                f"Profile measured {_age(now() - at)} ago on this machine "
+                f"({datetime.fromtimestamp(at):%Y-%m-%d %H:%M}).",
+            )
         except FileNotFoundError:
             why = "none was kept"
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            ConfigError,
+        ) as error:
             why = f"the kept one was unreadable: {error}"
     profile = measure()
-    text = json.dumps({"format": FORMAT, "whole": whole, "measured_at": now(), "profile": to_builtins(profile)})
+    text = json.dumps(
+        {
+            "format": FORMAT,
+            "whole": whole,
+            "measured_at": now(),
+            "profile": to_builtins(profile),
+        }
+    )
     try:
         write_text(path, text + "\n")
     except WriteError as error:
-        return profile, f"Profile measured now ({why}); it could not be kept in '{path.parent}': {error.found}"
+        return (
+            profile,
+            f"Profile measured now ({why}); it could not be kept in '{path.parent}': {error.found}",
+        )
     return profile, f"Profile measured now ({why})."
 
 

@@ -1,9 +1,13 @@
-"""Describe transformer models by their sizes and count their parameters (PAC+ Table III, Galaxy+ Table V, Confidant Table 3, P-RGE).
+"""Describe transformer models by their sizes and count their parameters (PAC+ Table III, Galaxy+ Table V, Confidant
+Table 3, P-RGE).
 
 The module also counts one layer's FLOPs, and the bytes that PyTorch's autograd keeps for it (PAC+, Table I, Fig. 3).
-FLOPs: 2 for each weight and token, 4 x tokens x tokens x width for the attention's two products; norms and activations not counted.
-Bytes: fp32, eager attention, with dropout, as torch.autograd.graph.saved_tensors_hooks counts them (a test compares the two for T5 and
-BART); Korthikanti et al., 'Reducing Activation Recomputation in Large Transformer Models' (2022), section 4, count in the same way.
+FLOPs: 2 for each weight and token, 4 x tokens x tokens x width for the attention's two products; norms and activations
+not counted.
+Bytes: fp32, eager attention, with dropout, as torch.autograd.graph.saved_tensors_hooks counts them (a test compares the
+two for T5 and
+BART); Korthikanti et al., 'Reducing Activation Recomputation in Large Transformer Models' (2022), section 4, count in
+the same way.
 """
 
 from __future__ import annotations
@@ -23,9 +27,12 @@ Kind = Literal["encoder", "decoder", "encoder-decoder"]
 class ModelDescription:
     """The sizes of a transformer.  num_layers: of each side of an encoder-decoder, as the papers count them.
 
-    kv_heads, head_dim: heads and hidden / heads if not given.  gated: three feed-forward matrices (SwiGLU) instead of two.
-    positions: rows of learned position embeddings.  segments: rows of segment embeddings.  pooler: a dense layer on the first token.
-    norm_vectors: vectors of hidden numbers in a norm (2: LayerNorm, 1: RMSNorm).  final_norm: a norm after the last layer.
+    kv_heads, head_dim: heads and hidden / heads if not given.  gated: three feed-forward matrices (SwiGLU) instead of
+    two.
+    positions: rows of learned position embeddings.  segments: rows of segment embeddings.  pooler: a dense layer on the
+    first token.
+    norm_vectors: vectors of hidden numbers in a norm (2: LayerNorm, 1: RMSNorm).  final_norm: a norm after the last
+    layer.
     relative_buckets: relative position biases per head, once for each side (T5).
     target_tokens: tokens on the decoder side of an encoder-decoder; classification needs few.
     """
@@ -52,7 +59,14 @@ class ModelDescription:
     target_tokens: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "hidden", "heads", "feed_forward", "vocab", "target_tokens"):
+        for name in (
+            "num_layers",
+            "hidden",
+            "heads",
+            "feed_forward",
+            "vocab",
+            "target_tokens",
+        ):
             if getattr(self, name) < 1:
                 asked = f"Model '{self.name}' was described with {name} = {getattr(self, name)}."
                 raise ConfigError(asked, "It must be at least 1.", "Raise it.")
@@ -100,7 +114,11 @@ class ModelDescription:
         """Return the parameters of a layer of the stack."""
         attentions = 2 if self.is_decoder_layer(layer) else 1
         bias = (2 * self.kv_width + self.query_width + self.hidden) * attentions + self.feed_forward + self.hidden
-        return self.layer_matrices(layer) + (bias if self.biases else 0) + (attentions + 1) * self.norm_vectors * self.hidden
+        return (
+            self.layer_matrices(layer)
+            + (bias if self.biases else 0)
+            + (attentions + 1) * self.norm_vectors * self.hidden
+        )
 
     @property
     def embedding_tables(self) -> int:
@@ -140,7 +158,10 @@ def describe(model: ModelDescription | str) -> ModelDescription:
     if isinstance(model, ModelDescription):
         return model
     if model not in MODELS:
-        asked, found = f"The sizes of model '{model}' were asked for.", f"Known: {', '.join(MODELS)}."
+        asked, found = (
+            f"The sizes of model '{model}' were asked for.",
+            f"Known: {', '.join(MODELS)}.",
+        )
         raise ConfigError(asked, found, did_you_mean(model, MODELS, "Write a ModelDescription."))
     return MODELS[model]
 
@@ -196,15 +217,19 @@ class LayerShape:
 
     @property
     def attention_share(self) -> float:
-        """Return the share of a layer's forward FLOPs that is divided by heads: q, k, v, o, and the attention's two products."""
+        """Return the share of a layer's forward FLOPs that is divided by heads: q, k, v, o, and the attention's two
+        products.
+        """
         attention = 2.0 * self.own_tokens * self.model.matrices_of_attention + self.attention_flops
         return attention / (self.product_flops + self.attention_flops)
 
     def kept(self, *, trained_norms: bool) -> Bytes:
         """Return the bytes that the backward pass needs for any trained parameters: gradients flow through everything.
 
-        These are the inputs of the norms (with a trained weight an eager RMSNorm also keeps its normalised input), and q, k, v.  Of the
-        scores they are the softmax's result, its dropout's mask and result.  Then come the feed-forward's activation and the mask after it,
+        These are the inputs of the norms (with a trained weight an eager RMSNorm also keeps its normalised input), and
+        q, k, v.  Of the
+        scores they are the softmax's result, its dropout's mask and result.  Then come the feed-forward's activation
+        and the mask after it,
         and the masks of the other dropouts.
         """
         model = self.model
@@ -219,12 +244,15 @@ class LayerShape:
         return self.own(per_own) + self.keys(FP32_BYTES * 2 * model.kv_width + scores * self.own_tokens)
 
     def weight_inputs(self) -> Bytes:
-        """Return the bytes for the gradients of all the layer's matrices: inputs of q, k, v, of o, and of the feed-forward's matrices.
+        """Return the bytes for the gradients of all the layer's matrices: inputs of q, k, v, of o, and of the
+        feed-forward's matrices.
 
         The k and v of all cross-attentions share the encoder's output, which is counted in the encoder's last layer.
         """
         model = self.model
-        return self.own(FP32_BYTES * (self.attentions * (model.hidden + model.query_width) + model.hidden + model.feed_forward))
+        return self.own(
+            FP32_BYTES * (self.attentions * (model.hidden + model.query_width) + model.hidden + model.feed_forward)
+        )
 
     def lora_params(self, rank: int) -> int:
         """Return the parameters of A and B on q and v of every attention."""
@@ -242,14 +270,18 @@ class LayerShape:
         if dropout:
             each = (FP32_BYTES + MASK_BYTES) * hidden + FP32_BYTES * rank
             return self.own((self.attentions + 1) * each) + self.keys(each)
-        return self.own(FP32_BYTES * (self.attentions * hidden + (self.attentions + 1) * rank)) + self.keys(FP32_BYTES * rank)
+        return self.own(FP32_BYTES * (self.attentions * hidden + (self.attentions + 1) * rank)) + self.keys(
+            FP32_BYTES * rank
+        )
 
     def output(self, value_bytes: float = FP32_BYTES) -> Bytes:
         """Return the bytes sent to the next layer; a decoder layer also forwards the encoder's output."""
         return self.own(value_bytes * self.model.hidden) + self.keys(value_bytes * self.model.hidden)
 
     def workspace(self, value_bytes: float = FP32_BYTES) -> Bytes:
-        """Return the peak temporary memory of the forward pass: residual, normalised input, feed-forward width twice, scores twice."""
+        """Return the peak temporary memory of the forward pass: residual, normalised input, feed-forward width twice,
+        scores twice.
+        """
         model = self.model
         per_own = 2 * (model.hidden + model.feed_forward * (2 if model.gated else 1) + model.heads * self.own_tokens)
         return self.own(value_bytes * per_own) + self.keys(value_bytes * 2 * model.heads * self.own_tokens)

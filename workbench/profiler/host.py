@@ -31,7 +31,8 @@ SMALL_BYTES = 1 << 10
 class LinkSample:
     """One message size between two ranks.
 
-    round_trip_s: seconds until its answer of one byte is there, the median of the repeats.  answer_s: what of them the answer took.
+    round_trip_s: seconds until its answer of one byte is there, the median of the repeats.  answer_s: what of them the
+    answer took.
     """
 
     source: int
@@ -63,13 +64,22 @@ def measure_link(
 ) -> tuple[LinkSample, ...]:
     """Return one sample for each message size on rank `source`, () on every other.
 
-    group: a torch.distributed process group; ranks are its ranks.  Source and destination must both call it; others may.
+    group: a torch.distributed process group; ranks are its ranks.  Source and destination must both call it; others
+    may.
     Each message is answered by one byte; half the round trip of one byte is subtracted for the answer.
     """
     if source == destination:
-        raise ConfigError(f"A link from rank {source} to itself was asked for.", "There is none.", "Name two ranks.")
+        raise ConfigError(
+            f"A link from rank {source} to itself was asked for.",
+            "There is none.",
+            "Name two ranks.",
+        )
     if repeats < 1 or not sizes or min(sizes) < 1:
-        raise ConfigError(f"{repeats} messages of {list(sizes)} bytes were asked for.", "All must be at least 1.", "Raise them.")
+        raise ConfigError(
+            f"{repeats} messages of {list(sizes)} bytes were asked for.",
+            "All must be at least 1.",
+            "Raise them.",
+        )
     if rank not in (source, destination):
         return ()
     answer = torch.zeros(1, dtype=torch.uint8)
@@ -90,7 +100,13 @@ def measure_link(
         return ()
     answer_s = median(times[0]) / 2
     return tuple(
-        LinkSample(source=source, destination=destination, nbytes=size, round_trip_s=median(values), answer_s=answer_s)
+        LinkSample(
+            source=source,
+            destination=destination,
+            nbytes=size,
+            round_trip_s=median(values),
+            answer_s=answer_s,
+        )
         for size, values in zip(sizes, times[1:], strict=True)
     )
 
@@ -98,7 +114,8 @@ def measure_link(
 def measure_links(
     group: Any, rank: int, *, sizes: Sequence[int] = SIZES, repeats: int = 5
 ) -> dict[tuple[int, int], tuple[LinkSample, ...]]:
-    """Return the samples of every link from this rank, (source, destination) -> samples; every rank of the group must call it.
+    """Return the samples of every link from this rank, (source, destination) -> samples; every rank of the group must
+    call it.
 
     Links are measured one after the other, so none disturbs another.
     """
@@ -121,7 +138,11 @@ def fit_link(samples: Sequence[LinkSample]) -> Link:
     """
     by_size = sorted(samples, key=lambda sample: sample.nbytes)
     if len({sample.nbytes for sample in by_size}) < 2:
-        raise ConfigError(f"A link was to be fitted to {len(by_size)} samples.", "It needs two message sizes.", "Measure more sizes.")
+        raise ConfigError(
+            f"A link was to be fitted to {len(by_size)} samples.",
+            "It needs two message sizes.",
+            "Measure more sizes.",
+        )
     small = [sample.seconds for sample in by_size if sample.nbytes <= SMALL_BYTES] or [by_size[0].seconds]
     latency = min(small)
     largest = by_size[-1]
@@ -163,9 +184,15 @@ class HostProfile:
 
 
 def measure_host(*, seconds: float = 1.0, folder: Path | None = None, read_bytes: int = READ_BYTES) -> HostProfile:
-    """Measure this machine for `seconds` of arithmetic and `seconds` of copying, with a temporary file of read_bytes in `folder`."""
+    """Measure this machine for `seconds` of arithmetic and `seconds` of copying, with a temporary file of read_bytes in
+    `folder`.
+    """
     if not seconds > 0:
-        raise ConfigError(f"A measurement of {seconds} s was asked for.", "It must take some time.", "Raise seconds.")
+        raise ConfigError(
+            f"A measurement of {seconds} s was asked for.",
+            "It must take some time.",
+            "Raise seconds.",
+        )
     storage, cold = storage_rate(folder, nbytes=read_bytes)
     fingerprint = host_fingerprint()
     return HostProfile(
@@ -192,20 +219,35 @@ def measure_processors(*, seconds: float = 0.25) -> tuple[ProcessorRate, ...]:
             there = torch.ones(GEMM_SIZE, GEMM_SIZE, device=place.device)
             libraries["torch"] = partial(lambda there, *_: (there @ there)[0, 0].item(), there)
         elif hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-            libraries["torch, oneDNN"] = lambda left, right: torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], "")
+            libraries["torch, oneDNN"] = lambda left, right: torch.ops.mkldnn._linear_pointwise(
+                left, right, None, "none", [], ""
+            )
         if place.device.type == "cpu" and are_alike and find_spec("jax") is not None:
             jax = import_module("jax")
             matrix, dot = jax.numpy.ones((GEMM_SIZE, GEMM_SIZE)), jax.jit(jax.numpy.dot)
-            libraries["JAX"] = partial(lambda dot, matrix, *_: dot(matrix, matrix).block_until_ready(), dot, matrix)
+            libraries["JAX"] = partial(
+                lambda dot, matrix, *_: dot(matrix, matrix).block_until_ready(),
+                dot,
+                matrix,
+            )
         for library, product in libraries.items():
             with pinned(place):
                 found.append(ProcessorRate(name, library, gemm_rate(seconds=seconds, product=product)))
     return tuple(found)
 
 
-def gemm_rate(*, size: int = GEMM_SIZE, seconds: float = 1.0, product: Callable[[Tensor, Tensor], object] | None = None) -> float:
+def gemm_rate(
+    *,
+    size: int = GEMM_SIZE,
+    seconds: float = 1.0,
+    product: Callable[[Tensor, Tensor], object] | None = None,
+) -> float:
     """Return FLOP/s of a square fp32 matrix product, by torch.mm or another matmul function."""
-    left, right, out = torch.randn(size, size), torch.randn(size, size), torch.empty(size, size)
+    left, right, out = (
+        torch.randn(size, size),
+        torch.randn(size, size),
+        torch.empty(size, size),
+    )
     call = partial(torch.mm, left, right, out=out) if product is None else partial(product, left, right)
     taken_s = time_calls({"": call}, repeats=1000, budget_s=seconds)[""]
     return 2.0 * size**3 / taken_s
@@ -241,6 +283,8 @@ def storage_rate(folder: Path | None = None, *, nbytes: int = READ_BYTES) -> tup
                 elapsed = time.perf_counter() - began
     except OSError as error:
         raise ConfigError(
-            f"Measuring the read rate of '{where}' was asked for.", f"{error.strerror}.", f"Name a folder with {nbytes >> 20} MiB to spare."
+            f"Measuring the read rate of '{where}' was asked for.",
+            f"{error.strerror}.",
+            f"Name a folder with {nbytes >> 20} MiB to spare.",
         ) from error
     return total / max(elapsed, 1e-9), cold

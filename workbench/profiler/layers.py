@@ -1,8 +1,10 @@
 """Profile every layer of a model: seconds by kind of operation, and bytes (PAC+, section V-A, 'Profiling').
 
 The cost of each layer follows from a stack of equal layers, its first and its last layer.
-Each stack (encoder and decoder separately) is measured whole, then its first and its last layer.  The layers between share the remaining
-time, so that the sum over all layers is the time of the whole stack.  Embeddings and head count to the first and last layers.
+Each stack (encoder and decoder separately) is measured whole, then its first and its last layer.  The layers between
+share the remaining
+time, so that the sum over all layers is the time of the whole stack.  Embeddings and head count to the first and last
+layers.
 """
 
 from __future__ import annotations
@@ -39,14 +41,26 @@ class Stacks:
         self.num_layers = num_layers
         self.whole = Span(0, num_layers)
         self.stacks = tuple(Span(start, stop) for start, stop in itertools.pairwise(cuts))
-        parts = [(stack, Span(stack.start, stack.start + 1), Span(stack.stop - 1, stack.stop)) for stack in self.stacks]
+        parts = [
+            (
+                stack,
+                Span(stack.start, stack.start + 1),
+                Span(stack.stop - 1, stack.stop),
+            )
+            for stack in self.stacks
+        ]
         self.spans = tuple(dict.fromkeys(span for three in parts for span in three))
 
     def context_bytes(self, measured: Mapping[Span, tuple[int, int]], layer: int) -> dict[str, int]:
-        """Return a layer's part of the bytes that spans keep for the backward pass (see kept_bytes), as LayerProfile's fields."""
+        """Return a layer's part of the bytes that spans keep for the backward pass (see kept_bytes), as LayerProfile's
+        fields.
+        """
         end, parts, between = self._parts(measured, layer)
         per_token, per_sample = end or (max(0, w - f - b) // between for w, f, b in zip(*parts, strict=True))
-        return {"context_bytes_per_token": per_token, "context_bytes_per_sample": per_sample}
+        return {
+            "context_bytes_per_token": per_token,
+            "context_bytes_per_sample": per_sample,
+        }
 
     def grid(self, grids: Mapping[Span, Grid], layer: int) -> Grid:
         """Return a layer's part of the seconds of spans."""
@@ -54,20 +68,33 @@ class Stacks:
         if end is not None:
             return end
         rows = zip(*(part.seconds for part in parts), strict=True)
-        seconds = tuple(tuple(max(0.0, (w - f - b) / between) for w, f, b in zip(*cells, strict=True)) for cells in rows)
+        seconds = tuple(
+            tuple(max(0.0, (w - f - b) / between) for w, f, b in zip(*cells, strict=True)) for cells in rows
+        )
         return replace(parts[0], seconds=seconds)
 
     def _parts(self, measured: Mapping[Span, Any], layer: int) -> tuple[Any, tuple[Any, Any, Any], int]:
-        """Return a layer's own times (None between first and last), those of stack, first and last layer, and the number between."""
+        """Return a layer's own times (None between first and last), those of stack, first and last layer, and the
+        number between.
+        """
         start, stop = next(stack for stack in self.stacks if layer < stack.stop)
         own = measured[Span(layer, layer + 1)] if layer in (start, stop - 1) else None
-        return own, (measured[Span(start, stop)], measured[Span(start, start + 1)], measured[Span(stop - 1, stop)]), stop - start - 2
+        return (
+            own,
+            (
+                measured[Span(start, stop)],
+                measured[Span(start, start + 1)],
+                measured[Span(stop - 1, stop)],
+            ),
+            stop - start - 2,
+        )
 
 
 def kept_bytes(kept: Callable[[int], int], batch: int, *, at: int, other: int, has_decoder: bool) -> tuple[int, int]:
     """Return the bytes that a backward pass needs of its forward pass: (per token, per sample).
 
-    kept(length): bytes for `batch` samples of a length.  at: the length that counts.  other: a second length; for an encoder-decoder it
+    kept(length): bytes for `batch` samples of a length.  at: the length that counts.  other: a second length; for an
+    encoder-decoder it
     shows the part that does not grow with the length.
     """
     own = kept(at)
@@ -78,7 +105,9 @@ def kept_bytes(kept: Callable[[int], int], batch: int, *, at: int, other: int, h
 
 
 def saved_by_autograd(forward: Callable[[], Any], besides: Iterable[Tensor]) -> tuple[Any, int]:
-    """Return the result of a forward pass, and the bytes that autograd keeps for it.  besides: tensors that exist anyway."""
+    """Return the result of a forward pass, and the bytes that autograd keeps for it.  besides: tensors that exist
+    anyway.
+    """
     own = {tensor.untyped_storage().data_ptr() for tensor in besides}
     kept: dict[int, int] = {}
 
@@ -118,11 +147,15 @@ def profile_layers(
 ) -> tuple[LayerProfile, ...]:
     """Return the profile of every layer on one core of this host at full speed.  All calls are timed in turn.
 
-    benches: of each of `stacks.spans`.  layer_bytes: a layer's fields of LayerProfile in bytes, but for those of the context.
+    benches: of each of `stacks.spans`.  layer_bytes: a layer's fields of LayerProfile in bytes, but for those of the
+    context.
     shared: calls for all layers together; each layer gets an equal part.
-    update: calls that update the weights of all layers together, for `update_counts`; each layer gets a part by its trained bytes.
+    update: calls that update the weights of all layers together, for `update_counts`; each layer gets a part by its
+    trained bytes.
     """
-    calls = {f"{span} {kind}": maker for span in stacks.spans for kind, maker in benches[span].calls.items()} | dict(shared or {})
+    calls = {f"{span} {kind}": maker for span in stacks.spans for kind, maker in benches[span].calls.items()} | dict(
+        shared or {}
+    )
     grids = time_grids(calls, batch_sizes, lengths, budget_s=budget_s)
     updates = time_grids(update, update_counts, (1,), budget_s=UPDATE_BUDGET_S) if update else {}
     contexts = {span: benches[span].context_bytes() for span in stacks.spans}
@@ -131,7 +164,8 @@ def profile_layers(
     profiles = []
     for layer, fields in enumerate(sizes):
         times = {
-            kind: stacks.grid({span: grids[f"{span} {kind}"] for span in stacks.spans}, layer) for kind in benches[stacks.spans[0]].calls
+            kind: stacks.grid({span: grids[f"{span} {kind}"] for span in stacks.spans}, layer)
+            for kind in benches[stacks.spans[0]].calls
         }
         times |= {kind: grids[kind].scaled(1 / stacks.num_layers) for kind in shared or ()}
         times |= {kind: grid.scaled(fields["trainable_bytes"] / trainable_bytes) for kind, grid in updates.items()}

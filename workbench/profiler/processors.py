@@ -19,20 +19,26 @@ _TASKS = Path("/proc/self/task")
 
 
 class Place(NamedTuple):
-    """Where operations run: torch's device, and the host's cores whose threads compute there or wait for an accelerator."""
+    """Where operations run: torch's device, and the host's cores whose threads compute there or wait for an
+    accelerator.
+    """
 
     device: torch.device
     cores: tuple[int, ...]
 
     def pin(self) -> None:
-        """Pin the calling thread to the cores.  Threads that torch starts for it inherit that, as many as there are cores."""
+        """Pin the calling thread to the cores.  Threads that torch starts for it inherit that, as many as there are
+        cores.
+        """
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, self.cores)
         torch.set_num_threads(len(self.cores))
 
 
 def core_groups(folder: Path = CORES) -> list[list[int]]:
-    """Return the cores that this process may use, grouped by capacity or highest frequency as the kernel states it, the fastest first."""
+    """Return the cores that this process may use, grouped by capacity or highest frequency as the kernel states it, the
+    fastest first.
+    """
     groups: dict[int, list[int]] = {}
     for core in sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1):
         files = [folder / f"cpu{core}" / name for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq")]
@@ -48,15 +54,20 @@ def named(cores: Sequence[int]) -> str:
 
 
 def places() -> dict[str, Place]:
-    """Return this machine's processors by name: groups of cores, the fastest first, then accelerators, which the first group serves."""
+    """Return this machine's processors by name: groups of cores, the fastest first, then accelerators, which the first
+    group serves.
+    """
     groups, host = core_groups(), torch.device("cpu")
-    kinds = [f"cuda:{number}" for number in range(torch.cuda.device_count())] + ["mps"] * torch.backends.mps.is_available()
+    kinds = [f"cuda:{number}" for number in range(torch.cuda.device_count())] + [
+        "mps"
+    ] * torch.backends.mps.is_available()
     found = {named(cores): Place(host, tuple(cores)) for cores in groups}
     return found | {kind: Place(torch.device(kind), tuple(groups[0])) for kind in kinds}
 
 
 def place_of(name: str, owner: str) -> Place:
-    """Return the place of a processor that a cluster's file describes for the device `owner`, this machine: one of `places`, or some cores.
+    """Return the place of a processor that a cluster's file describes for the device `owner`, this machine: one of
+    `places`, or some cores.
 
     Raises ConfigError if the machine has no such processor.
     """

@@ -1,6 +1,7 @@
 """Time layers robustly on one thread of a machine with other users (PAC+, section V-A, 'Profiling').
 
-All calls to be compared are timed in turn, round after round, so that a drift of the clock or other load affects all of them equally.
+All calls to be compared are timed in turn, round after round, so that a drift of the clock or other load affects all of
+them equally.
 Each result is a low quantile of its rounds, because disturbances only add time.
 """
 
@@ -35,7 +36,8 @@ LONG_S = 2.0
 
 
 def tiny() -> bool:
-    """Return whether the environment asks for the smallest settings (WORKBENCH_TINY=1), so that tests run every notebook cell fast.
+    """Return whether the environment asks for the smallest settings (WORKBENCH_TINY=1), so that tests run every
+    notebook cell fast.
 
     Papermill's own parameters come after the parameters cell and override it.
     """
@@ -49,14 +51,19 @@ def time_calls(
     budget_s: float = 30.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[K, float]:
-    """Return the seconds of each call, all timed in turn for `repeats` rounds or until budget_s is spent (at least one round).
+    """Return the seconds of each call, all timed in turn for `repeats` rounds or until budget_s is spent (at least one
+    round).
 
     The result is the lower quartile of the rounds.  repeats: None for 9, or 3 with the smallest settings (see tiny).
     A call shorter than 0.2 ms runs several times per round.
     """
     repeats = (3 if tiny() else 9) if repeats is None else repeats
     if not calls or repeats < 1:
-        raise ConfigError(f"Timing {len(calls)} calls {repeats} times was asked for.", "Both must be at least 1.", "Raise them.")
+        raise ConfigError(
+            f"Timing {len(calls)} calls {repeats} times was asked for.",
+            "Both must be at least 1.",
+            "Raise them.",
+        )
     began = clock()
     with torch_threads(measuring_threads()):
         loops = {key: _warm_up(call, clock) for key, call in calls.items()}
@@ -77,9 +84,11 @@ def time_grids(
     sequence_lengths: Sequence[int],
     **settings: Any,
 ) -> dict[str, Grid]:
-    """Return a Grid of each kind; make_calls[kind](batch, sequence_length) returns the call to time, with time_calls' settings.
+    """Return a Grid of each kind; make_calls[kind](batch, sequence_length) returns the call to time, with time_calls'
+    settings.
 
-    All kinds and sizes are timed in turn.  Small dents are smoothed: more samples or tokens never cost less.  After a size that takes
+    All kinds and sizes are timed in turn.  Small dents are smoothed: more samples or tokens never cost less.  After a
+    size that takes
     longer than LONG_S, larger batches are not timed: their time grows with their samples.
     """
     calls: dict[tuple[str, int, int], Call] = {}
@@ -111,7 +120,9 @@ def monotone(cells: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
 
     The pass over columns does not undo the pass over rows, because it keeps the order of columns that are in order.
     """
-    from scipy.optimize import isotonic_regression  # slow to import, and only measurements need it
+    from scipy.optimize import (
+        isotonic_regression,
+    )  # slow to import, and only measurements need it
 
     rows = np.array([isotonic_regression(row).x for row in cells])
     both = np.array([isotonic_regression(column).x for column in rows.T])

@@ -1,4 +1,6 @@
-"""Compare many Reports: a pandas DataFrame with one row per Report, and means with their spread over seeds and repeats."""
+"""Compare many Reports: a pandas DataFrame with one row per Report, and means with their spread over seeds and
+repeats.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ QUANTITIES = {
     "sent_bytes": ("bytes sent in a step", 1e-6, "MB"),
     "loss": ("training loss, last epoch", 1, ""),
 }
-"""The result columns of reports_frame, each with its meaning, and the factor and unit to show it in.  All later columns are metrics."""
+"""The result columns of reports_frame, each with its meaning, and the factor and unit to show it in.  All later columns
+are metrics."""
 
 
 class Mean(NamedTuple):
@@ -42,7 +45,9 @@ class Mean(NamedTuple):
 
 
 class Side(NamedTuple):
-    """Runs with the same settings.  settings: those that differ between the sides.  label: where their numbers come from."""
+    """Runs with the same settings.  settings: those that differ between the sides.  label: where their numbers come
+    from.
+    """
 
     settings: dict[str, Any]
     files: tuple[str, ...]
@@ -61,12 +66,18 @@ class Side(NamedTuple):
 
 
 def report_files(paths: Iterable[Path | str]) -> list[Path]:
-    """Return the paths of Reports; a folder stands for all its .json files.  Raises ConfigError for a folder without any."""
+    """Return the paths of Reports; a folder stands for all its .json files.  Raises ConfigError for a folder without
+    any.
+    """
     found: list[Path] = []
     for path in map(Path, paths):
         inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
         if not inside:
-            raise ConfigError(f"The reports in '{path}' were asked for.", "It holds no .json file.", "Name a folder of Reports, or files.")
+            raise ConfigError(
+                f"The reports in '{path}' were asked for.",
+                "It holds no .json file.",
+                "Name a folder of Reports, or files.",
+            )
         found += inside
     return list(dict.fromkeys(found))
 
@@ -74,19 +85,30 @@ def report_files(paths: Iterable[Path | str]) -> list[Path]:
 def reports_frame(folder: Path | str | Sequence[Path | str]) -> pandas.DataFrame:
     """Return one row for each Report of a folder (or for some files): its settings, then its results.
 
-    Settings are the job's fields (options as 'option.NAME'), cluster, bandwidth (Mbit/s of the slowest link), and label (simulated,
-    emulated or real).  Results are in seconds and bytes (see QUANTITIES).  Times are medians over the steps, measured if the run was
-    executed and simulated otherwise.  Bytes are those of the report's first step.  The last columns are the metrics on the test split.
+    Settings are the job's fields (options as 'option.NAME'), cluster, bandwidth (Mbit/s of the slowest link), and label
+    (simulated,
+    emulated or real).  Results are in seconds and bytes (see QUANTITIES).  Times are medians over the steps, measured
+    if the run was
+    executed and simulated otherwise.  Bytes are those of the report's first step.  The last columns are the metrics on
+    the test split.
     A missing value is NaN.  Raises ConfigError for a file that is not a Report.
     """
     import pandas
 
     paths = [folder] if isinstance(folder, Path | str) else folder
     if not paths:
-        raise ConfigError(f"The reports in {paths} were asked for.", "There are none.", "Name a folder of Reports, or files.")
+        raise ConfigError(
+            f"The reports in {paths} were asked for.",
+            "There are none.",
+            "Name a folder of Reports, or files.",
+        )
     rows = [(path, Report.read(path)) for path in report_files(paths)]
-    frame = pandas.DataFrame([{"file": str(path)} | settings_of(report) | {"valid": report.valid} for path, report in rows])
-    frame.insert(len(frame.columns) - 1, "valid", frame.pop("valid"))  # put 'valid' after options that the first report lacks
+    frame = pandas.DataFrame(
+        [{"file": str(path)} | settings_of(report) | {"valid": report.valid} for path, report in rows]
+    )
+    frame.insert(
+        len(frame.columns) - 1, "valid", frame.pop("valid")
+    )  # put 'valid' after options that the first report lacks
     results = pandas.DataFrame([results_of(report) for _, report in rows])
     order = [name for name in QUANTITIES if name in results] + [name for name in results if name not in QUANTITIES]
     return pandas.concat([frame, results[order]], axis=1)
@@ -96,11 +118,26 @@ def settings_of(report: Report) -> dict[str, Any]:
     """Return the settings of a run as one flat dictionary."""
     job = to_builtins(report.job)
     options = {
-        f"option.{name}": value if isinstance(value, str | int | float) else str(value) for name, value in job.pop("options").items()
+        f"option.{name}": value if isinstance(value, str | int | float) else str(value)
+        for name, value in job.pop("options").items()
     }
-    slowest = min(link.bytes_per_s for link in (*(device.link for device in report.cluster.devices), *report.cluster.pairs.values()))
+    slowest = min(
+        link.bytes_per_s
+        for link in (
+            *(device.link for device in report.cluster.devices),
+            *report.cluster.pairs.values(),
+        )
+    )
     label = report.source + (f", {report.fidelity} links" if report.fidelity else "")
-    return job | options | {"cluster": report.cluster.name, "bandwidth": slowest / 125_000, "label": label}
+    return (
+        job
+        | options
+        | {
+            "cluster": report.cluster.name,
+            "bandwidth": slowest / 125_000,
+            "label": label,
+        }
+    )
 
 
 def results_of(report: Report) -> dict[str, float]:
@@ -110,10 +147,16 @@ def results_of(report: Report) -> dict[str, float]:
     if taken and all(taken_s for _, taken_s in taken):
         found["samples_per_s"] = sum(samples for samples, _ in taken) / sum(taken_s or 0.0 for _, taken_s in taken)
     for cached, name in ((False, "step_s"), (True, "cached_step_s")):
-        times = [step.predicted_s if step.measured_s is None else step.measured_s for step in report.steps if step.cached == cached]
+        times = [
+            step.predicted_s if step.measured_s is None else step.measured_s
+            for step in report.steps
+            if step.cached == cached
+        ]
         if known := [seconds for seconds in times if seconds is not None]:
             found[name] = median(known)
-    timelines = [one for one in report.timelines.values() if one.source == report.source] or list(report.timelines.values())
+    timelines = [one for one in report.timelines.values() if one.source == report.source] or list(
+        report.timelines.values()
+    )
     if timelines:
         found["memory_bytes"] = max(one.peak_bytes(rank) for one in timelines for rank in range(one.world_size))
         found["sent_bytes"] = sum(timelines[0].bytes_sent(rank) for rank in range(timelines[0].world_size))
@@ -126,7 +169,11 @@ def results_of(report: Report) -> dict[str, float]:
 def words_of(settings: Mapping[str, Any]) -> str:
     """Return settings as one line of text: 'METHOD, bandwidth 100'."""
     return ", ".join(
-        str(value) if name in ("method", "label") else f"{name} {value:g}" if isinstance(value, float) else f"{name} {shown(value, 40)}"
+        str(value)
+        if name in ("method", "label")
+        else f"{name} {value:g}"
+        if isinstance(value, float)
+        else f"{name} {shown(value, 40)}"
         for name, value in settings.items()
     )
 
@@ -134,23 +181,50 @@ def words_of(settings: Mapping[str, Any]) -> str:
 def results_in_words(results: Mapping[str, float]) -> str:
     """Return results as one line of text: 'step 12.3 ms, accuracy 0.8'."""
     units = {name: QUANTITIES[name][1:] if name in QUANTITIES else (1, "") for name in results}
-    return ", ".join(f"{_words(name)} {_number(results[name] * units[name][0])} {units[name][1]}".strip() for name in results)
+    return ", ".join(
+        f"{_words(name)} {_number(results[name] * units[name][0])} {units[name][1]}".strip() for name in results
+    )
 
 
 def sides(frame: pandas.DataFrame) -> list[Side]:
-    """Group the runs of a reports_frame by equal settings; return each group with the settings that differ between groups."""
+    """Group the runs of a reports_frame by equal settings; return each group with the settings that differ between
+    groups.
+    """
     end = list(frame.columns).index("valid")
     settings = [name for name in frame.columns[:end] if name not in NOT_COMPARED]
     differing = [name for name in settings if frame[name].astype(str).nunique(dropna=False) > 1]
-    groups = frame.groupby([frame[name].astype(str) for name in differing], sort=False, dropna=False) if differing else [((), frame)]
+    groups = (
+        frame.groupby([frame[name].astype(str) for name in differing], sort=False, dropna=False)
+        if differing
+        else [((), frame)]
+    )
     made = []
     for _, part in groups:
         first, results = part.iloc[0], part.iloc[:, end + 1 :]
-        counts, spread = results.count(), results.std().fillna(0.0)  # of a single value there is none
-        spreads = {name: Mean(float(mean), float(spread[name]), int(counts[name])) for name, mean in results.mean().items() if counts[name]}
-        known = {name: value for name, value in first[differing].items() if value == value}  # a setting that a method lacks is NaN
-        own = {name: value.item() if hasattr(value, "item") else value for name, value in known.items()}  # no numpy numbers
-        made.append(Side(own, tuple(part["file"]), str(first["label"]), bool(part["valid"].all()), spreads))
+        counts, spread = (
+            results.count(),
+            results.std().fillna(0.0),
+        )  # of a single value there is none
+        spreads = {
+            name: Mean(float(mean), float(spread[name]), int(counts[name]))
+            for name, mean in results.mean().items()
+            if counts[name]
+        }
+        known = {
+            name: value for name, value in first[differing].items() if value == value
+        }  # a setting that a method lacks is NaN
+        own = {
+            name: value.item() if hasattr(value, "item") else value for name, value in known.items()
+        }  # no numpy numbers
+        made.append(
+            Side(
+                own,
+                tuple(part["file"]),
+                str(first["label"]),
+                bool(part["valid"].all()),
+                spreads,
+            )
+        )
     return sorted(made, key=lambda side: [_order(side.settings.get(name)) for name in differing])
 
 
@@ -159,18 +233,27 @@ def _order(value: Any) -> tuple[bool, float, str]:
 
 
 def table(compared: Sequence[Side], *, most_metrics: int | None = None) -> tuple[list[str], list[list[str]]]:
-    """Return the columns and rows of a comparison: settings, number of runs, and mean ± standard deviation of the results.
+    """Return the columns and rows of a comparison: settings, number of runs, and mean ± standard deviation of the
+    results.
 
     most_metrics: show at most this many metrics.  Times measured while the host was too busy are marked.
     """
     settings = list(dict.fromkeys(name for side in compared for name in side.settings))
     found = dict.fromkeys(name for side in compared for name in side.results)
-    results = [name for name in QUANTITIES if name in found] + [name for name in found if name not in QUANTITIES][:most_metrics]
+    results = [name for name in QUANTITIES if name in found] + [name for name in found if name not in QUANTITIES][
+        :most_metrics
+    ]
     heads = [*settings, "runs", *(_head(name) for name in results)]
     rows = []
     for side in compared:
-        count = max((spread.num_runs for spread in side.results.values()), default=len(side.files))
-        cells = [f"{value:g}" if isinstance(value := side.settings.get(name, "-"), float) else str(value) for name in settings]
+        count = max(
+            (spread.num_runs for spread in side.results.values()),
+            default=len(side.files),
+        )
+        cells = [
+            f"{value:g}" if isinstance(value := side.settings.get(name, "-"), float) else str(value)
+            for name in settings
+        ]
         rows.append([*cells, str(count), *(_cell(side, name) for name in results)])
     return heads, rows
 
@@ -195,13 +278,21 @@ def _cell(side: Side, name: str) -> str:
 
 def _number(value: float) -> str:
     """Format a number with at least four figures and without a power of ten: '12,710', '4.516', '0.00004'."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}" if abs(value) >= 1e-3 or value == 0 else f"{value:.6f}".rstrip("0")
+    return (
+        f"{value:,.0f}"
+        if abs(value) >= 1000
+        else f"{value:.4g}"
+        if abs(value) >= 1e-3 or value == 0
+        else f"{value:.6f}".rstrip("0")
+    )
 
 
 def write_page(compared: Sequence[Side], path: Path | str) -> Path:
-    """Write a comparison as one HTML page that opens offline, and return its path, which gets the ending .html if it has none.
+    """Write a comparison as one HTML page that opens offline, and return its path, which gets the ending .html if it
+    has none.
 
-    Simulated, emulated and real numbers have a tab each.  A tab has a table, a file to download, and a figure for each result.
+    Simulated, emulated and real numbers have a tab each.  A tab has a table, a file to download, and a figure for each
+    result.
     """
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
@@ -223,7 +314,12 @@ def write_page(compared: Sequence[Side], path: Path | str) -> Path:
     settings = list(dict.fromkeys(name for side in compared for name in side.settings if name != "label"))
     differ = f"The settings that differ: {', '.join(settings)}." if settings else "All runs have the same settings."
     body = Markup("<p>{}</p><style>{}{}</style><script>{}</script>{}{}").format(
-        differ, Markup(_LOOK), Markup("".join(rules)), Markup(get_plotlyjs()), Markup("").join(tabs), Markup("").join(panels)
+        differ,
+        Markup(_LOOK),
+        Markup("".join(rules)),
+        Markup(get_plotlyjs()),
+        Markup("").join(tabs),
+        Markup("").join(panels),
     )
     num_runs = sum(len(side.files) for side in compared)
     write_text(path, page(f"{num_runs} run{'s' * (num_runs > 1)} compared", body))
@@ -232,14 +328,17 @@ def write_page(compared: Sequence[Side], path: Path | str) -> Path:
 
 # A hidden tab keeps its width: plotly would draw into none otherwise.
 _LOOK = (
-    "body{max-width:none} section{visibility:hidden;height:0;overflow:hidden;margin-top:1em} input[name=origin]{margin-left:1em}"
+    "body{max-width:none} section{visibility:hidden;height:0;overflow:hidden;margin-top:1em} "
+    "input[name=origin]{margin-left:1em}"
     ".sides{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(34em,100%),1fr))} figure{min-width:0}"
     "td,th{text-align:right} td.words,th.words{text-align:left}"
 )
 
 
 def _panel(compared: Sequence[Side], prefix: str) -> Any:
-    """Return one tab's contents: a list of its figures, its table, a link to the table as CSV, the figures.  prefix: of its names."""
+    """Return one tab's contents: a list of its figures, its table, a link to the table as CSV, the figures.  prefix: of
+    its names.
+    """
     from markupsafe import Markup
 
     from workbench.plots.style import CONFIG
@@ -254,18 +353,30 @@ def _panel(compared: Sequence[Side], prefix: str) -> Any:
 
     text = io.StringIO()
     csv.writer(text).writerows([heads, *rows])
-    link = Markup("<p><a download='comparison.csv' href='data:text/csv;charset=utf-8,{}'>Download the table as CSV</a></p>")
+    link = Markup(
+        "<p><a download='comparison.csv' href='data:text/csv;charset=utf-8,{}'>Download the table as CSV</a></p>"
+    )
     drawn = figures(compared)
     titles = [Markup(figure.layout.title.text).striptags() for figure in drawn]
-    contents = Markup("").join(Markup("<li><a href='#{}{}'>{}</a></li>").format(prefix, at, title) for at, title in enumerate(titles))
+    contents = Markup("").join(
+        Markup("<li><a href='#{}{}'>{}</a></li>").format(prefix, at, title) for at, title in enumerate(titles)
+    )
     shown = Markup("").join(
         Markup("<figure id='{}{}'>{}</figure>").format(
-            prefix, at, Markup(figure.to_html(full_html=False, include_plotlyjs=False, config=CONFIG))
+            prefix,
+            at,
+            Markup(figure.to_html(full_html=False, include_plotlyjs=False, config=CONFIG)),
         )
         for at, figure in enumerate(drawn)
     )
-    return Markup("<nav><ul>{}</ul></nav><table><thead>{}</thead><tbody>{}</tbody></table>{}<div class='sides'>{}</div>").format(
-        contents, line("th", heads), Markup("").join(line("td", row) for row in rows), link.format(quote(text.getvalue())), shown
+    return Markup(
+        "<nav><ul>{}</ul></nav><table><thead>{}</thead><tbody>{}</tbody></table>{}<div class='sides'>{}</div>"
+    ).format(
+        contents,
+        line("th", heads),
+        Markup("").join(line("td", row) for row in rows),
+        link.format(quote(text.getvalue())),
+        shown,
     )
 
 
@@ -282,7 +393,8 @@ def better(name: str) -> str:
 def figures(compared: Sequence[Side]) -> list[Any]:
     """Return a plotly figure for each result that a side has, and one of the losses.
 
-    The horizontal axis is the bandwidth, or else the last numeric setting that differs.  The other settings that differ name the series.
+    The horizontal axis is the bandwidth, or else the last numeric setting that differs.  The other settings that differ
+    name the series.
     A result that only one of several sides has is left to the table.
     """
     from workbench.plots import compared_bars, lines
@@ -292,10 +404,14 @@ def figures(compared: Sequence[Side]) -> list[Any]:
     axis = "bandwidth" if "bandwidth" in numbers else numbers[-1] if numbers else None
     label = ", ".join(dict.fromkeys(side.label for side in compared))
     note = (
-        "" if all(side.is_valid for side in compared) else f"{INVALID_MARK} Host too busy in some of these runs: their times mean little."
+        ""
+        if all(side.is_valid for side in compared)
+        else f"{INVALID_MARK} Host too busy in some of these runs: their times mean little."
     )
     drawn = []
-    all_series = [side.without(axis).name if axis else "" for side in compared]  # each series has the same colour in all figures
+    all_series = [
+        side.without(axis).name if axis else "" for side in compared
+    ]  # each series has the same colour in all figures
     for name in dict.fromkeys(name for side in compared for name in side.results):
         having = [side for side in compared if name in side.results]
         if len(having) == 1 < len(compared):
@@ -308,15 +424,30 @@ def figures(compared: Sequence[Side]) -> list[Any]:
             series = "" if axis is None else side.without(axis).name
             found[series][x] = Spread(mean, mean - deviation, mean + deviation).scaled(factor)
         x_title = {"bandwidth": "links (Mbit/s)", None: ""}.get(axis, axis or "")
-        words = {"title": what[0].upper() + what[1:], "label": label, "subtitle": better(name), "note": note}
+        words = {
+            "title": what[0].upper() + what[1:],
+            "label": label,
+            "subtitle": better(name),
+            "note": note,
+        }
         figure = compared_bars(found, x_title=x_title, unit=unit or name, **words)
         for bar in figure.data:
-            bar.update(text=[_number(value) for value in bar.y], textposition="outside", cliponaxis=False)
+            bar.update(
+                text=[_number(value) for value in bar.y],
+                textposition="outside",
+                cliponaxis=False,
+            )
         if len({x for points in found.values() for x in points}) * len(found) < 4:
             figure.update_layout(bargap=0.7)  # few bars stay narrow
         drawn.append(figure)
     curves = {side.name: list(enumerate(losses, 1)) for side in compared if (losses := _mean_losses(side.files))}
-    words = {"title": "Training loss", "label": label, "subtitle": "mean over runs", "x_title": "optimizer step", "y_title": "loss"}
+    words = {
+        "title": "Training loss",
+        "label": label,
+        "subtitle": "mean over runs",
+        "x_title": "optimizer step",
+        "y_title": "loss",
+    }
     return drawn + ([lines(curves, **words).update_yaxes(rangemode="normal")] if curves else [])
 
 

@@ -23,7 +23,9 @@ def require_parameters(notebook: Path, names: Mapping[str, Any]) -> None:
         cells = json.loads(read_text(notebook, "the notebook"))["cells"]
         tagged = ["".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", ())]
         plain = map(TransformerManager().transform_cell, tagged)  # IPython's magics and shell commands become calls
-        assigned = [one for text in plain for one in ast.parse(text).body if isinstance(one, ast.Assign | ast.AnnAssign)]
+        assigned = [
+            one for text in plain for one in ast.parse(text).body if isinstance(one, ast.Assign | ast.AnnAssign)
+        ]
         nodes = [node for one in assigned for node in ast.walk(one)]
     except (ValueError, LookupError, TypeError, AttributeError, SyntaxError) as error:
         if isinstance(error, ConfigError):
@@ -33,7 +35,9 @@ def require_parameters(notebook: Path, names: Mapping[str, Any]) -> None:
     for name in names:
         if name not in known:
             found = f"Its parameters are {', '.join(known) or 'none'}."
-            raise ConfigError(f"The parameter '{name}' of '{notebook}' was asked for.", found, did_you_mean(name, known))
+            raise ConfigError(
+                f"The parameter '{name}' of '{notebook}' was asked for.", found, did_you_mean(name, known)
+            )
 
 
 def run_notebook(notebook: Path, written: Path, parameters: Mapping[str, Any] | None = None) -> None:
@@ -59,5 +63,7 @@ def run_notebook(notebook: Path, written: Path, parameters: Mapping[str, Any] | 
             kernel_name="python3",
             progress_bar=sys.stderr.isatty(),
             kernel_manager_class=PrivateKernel,
-            extra_arguments=["--IPKernelApp.log_level=CRITICAL"],  # a kernel that ends slowly on a busy machine is not an error
+            extra_arguments=[
+                "--IPKernelApp.log_level=CRITICAL"
+            ],  # a kernel that ends slowly on a busy machine is not an error
         )

@@ -24,7 +24,8 @@ RATE_WINDOW = 30
 class DeviceRow:
     """The current state of one device.  epoch, step: the last one finished, counted from 0; -1 before the first.
 
-    busy_share: the share of its last step in which it was busy; None before the first step.  used_bytes: None if unknown.
+    busy_share: the share of its last step in which it was busy; None before the first step.  used_bytes: None if
+    unknown.
     health: of a real device: its temperature, free memory, and what slows it down.
     """
 
@@ -46,13 +47,22 @@ class DeviceRow:
     @property
     def doing(self) -> str:
         """Return the device's current work in words: 'first epoch, step 3 of 50'; of a real device also its health."""
-        step = f"{self.phase}, step {self.step + 1} of {self.num_steps}" if self.num_steps and self.step >= 0 else self.phase
+        step = (
+            f"{self.phase}, step {self.step + 1} of {self.num_steps}"
+            if self.num_steps and self.step >= 0
+            else self.phase
+        )
         return f"{step} ({self.health})" if self.health and not self.is_lost else step
 
     @property
     def cells(self) -> tuple[str, str, str, str]:
-        """Return name, work, share of the last step in which it computed, and the job's memory of its budget, as text."""
-        busy, memory = "" if self.busy_share is None else f"{self.busy_share:.0%} of a step", ""
+        """Return name, work, share of the last step in which it computed, and the job's memory of its budget, as
+        text.
+        """
+        busy, memory = (
+            "" if self.busy_share is None else f"{self.busy_share:.0%} of a step",
+            "",
+        )
         if self.used_bytes is not None:
             share = self.used_bytes / self.budget_bytes
             memory = f"{self.used_bytes / 1e6:.0f} MB of {self.budget_bytes / 1e6:.0f} MB ({share:.0%})"
@@ -61,10 +71,12 @@ class DeviceRow:
 
 @dataclass(slots=True, kw_only=True)
 class EpochRow:
-    """One epoch.  num_steps: 0 if unknown.  loss: mean over its steps so far.  seconds: since the first device began the epoch.
+    """One epoch.  num_steps: 0 if unknown.  loss: mean over its steps so far.  seconds: since the first device began
+    the epoch.
 
     cached: the epoch is predicted to run from the activation cache.  answers: its steps are inference requests.
-    begin_s: its start on the run's clock.  num_losses: of which `loss` is the mean.  ends: of the last steps, with their samples.
+    begin_s: its start on the run's clock.  num_losses: of which `loss` is the mean.  ends: of the last steps, with
+    their samples.
     """
 
     epoch: int
@@ -128,7 +140,8 @@ class Snapshot:
     """The state of a run at one moment, ready to draw.
 
     trains: whether the first epoch has begun.
-    phase: the current phase of the whole run.  phases: each phase with the second at which it began.  part: how far it is, if it counts.
+    phase: the current phase of the whole run.  phases: each phase with the second at which it began.  part: how far it
+    is, if it counts.
     smoothed_loss, samples_per_s, remaining_s: None if unknown, and where no steps are done.
     outcome: '' during the run, then 'finished', 'stopped' or 'failed'.
     """
@@ -157,7 +170,9 @@ class Snapshot:
 
     @property
     def bars(self) -> tuple[EpochRow | PhaseRow, ...]:
-        """Return the bars to draw: all epochs once the first begins, the trained ones when the run is over; and the present phase."""
+        """Return the bars to draw: all epochs once the first begins, the trained ones when the run is over; and the
+        present phase.
+        """
         epochs = tuple(epoch for epoch in self.epochs if epoch.done or (self.trains and not self.outcome))
         return (*epochs, self.part) if self.part is not None and not self.outcome else epochs
 
@@ -235,7 +250,9 @@ class RunState:
     def finish(self, error: type[BaseException] | None = None) -> None:
         """Stop the clock.  error: the class of the exception that ended the run; KeyboardInterrupt stopped it."""
         with self._lock:
-            self._outcome = "finished" if error is None else "stopped" if issubclass(error, KeyboardInterrupt) else "failed"
+            self._outcome = (
+                "finished" if error is None else "stopped" if issubclass(error, KeyboardInterrupt) else "failed"
+            )
             self._end_s = self._clock()
 
     def snapshot(self) -> Snapshot:
@@ -247,7 +264,10 @@ class RunState:
                 phases=tuple(self._phases),
                 notes=tuple(self._notes),
                 devices=tuple(self._rows),
-                epochs=tuple(self._epoch_row(number) for number in range(max([self._num_epochs, *(known + 1 for known in self._epochs)]))),
+                epochs=tuple(
+                    self._epoch_row(number)
+                    for number in range(max([self._num_epochs, *(known + 1 for known in self._epochs)]))
+                ),
                 smoothed_loss=self._smoothed / self._smoothed_weight if self._smoothed_weight else None,
                 samples_per_s=_samples_per_s(now) if now and self._in_steps else None,
                 elapsed_s=self._elapsed_s(),
@@ -277,7 +297,13 @@ class RunState:
 
     def _take_device(self, event: Event, now_s: float) -> None:
         state = event.device or DeviceState(event.message)
-        row = replace(self._rows[event.rank], phase=state.phase, epoch=event.epoch, step=event.step, num_steps=event.num_steps)
+        row = replace(
+            self._rows[event.rank],
+            phase=state.phase,
+            epoch=event.epoch,
+            step=event.step,
+            num_steps=event.num_steps,
+        )
         # Between two phases, keep showing the values of its last step.
         if row.is_lost:
             row = replace(row, busy_share=None, used_bytes=None)
@@ -296,16 +322,24 @@ class RunState:
         return replace(row, cached=number in self._cached)
 
     def _remaining_s(self) -> float | None:
-        """Predict the seconds of the remaining steps: the prediction corrected by measurements; None without a prediction."""
+        """Predict the seconds of the remaining steps: the prediction corrected by measurements; None without a
+        prediction.
+        """
         if self._outcome or not self._in_steps or self._at[0] < 0 or not self._predicted:
             return None
         first, later = self._ratio(0), self._ratio(1)
         ratio = {0: first or later or 1.0, 1: later or first or 1.0}
-        left = sum(seconds * ratio[min(epoch, 1)] for (epoch, step), seconds in self._predicted.items() if (epoch, step) > self._at)
+        left = sum(
+            seconds * ratio[min(epoch, 1)]
+            for (epoch, step), seconds in self._predicted.items()
+            if (epoch, step) > self._at
+        )
         return left if left > 0 else None  # after the last step, whatever follows has no prediction
 
     def _ratio(self, kind: int) -> float | None:
-        """Return the ratio of measured to predicted seconds for the first epoch's steps (kind 0) or for later ones (kind 1)."""
+        """Return the ratio of measured to predicted seconds for the first epoch's steps (kind 0) or for later ones
+        (kind 1).
+        """
         measured_s = predicted_s = 0.0
         for number, epoch in self._epochs.items():
             if min(number, 1) == kind and len(epoch.ends) > 1:

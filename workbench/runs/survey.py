@@ -14,19 +14,28 @@ from workbench.experiment import over_ssh, profile
 from workbench.methods import load_method
 from workbench.methods.base import Event, ignore
 from workbench.models.loading import model_facts
-from workbench.profiler.host import SIZES, HostProfile, LinkSample, ProcessorRate, fit_link, measure_host
+from workbench.profiler.host import (
+    SIZES,
+    HostProfile,
+    LinkSample,
+    ProcessorRate,
+    fit_link,
+    measure_host,
+)
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.measuring import measure_rank_host, measure_rank_links
 
 LONGEST_MESSAGE_S = 0.3
-"""Messages that would take longer over a cluster's slowest link are not sent: a slow link can be measured without large messages."""
+"""Messages that would take longer over a cluster's slowest link are not sent: a slow link can be measured without large
+messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRates:
     """The compute and memory rates of a device.
 
-    emulated: the rates are this machine's, at the device's share of a core; otherwise they are its own, as measured there, or the
+    emulated: the rates are this machine's, at the device's share of a core; otherwise they are its own, as measured
+    there, or the
     catalogue's, without memory_bytes_per_s.
     """
 
@@ -52,10 +61,13 @@ class LinkRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRow:
-    """One layer for one batch.  measured: the costs that planners use.  analytic: the same costs, computed from the model's sizes.
+    """One layer for one batch.  measured: the costs that planners use.  analytic: the same costs, computed from the
+    model's sizes.
 
-    Both have the seconds (measured) or FLOPs (analytic) of the forward and backward pass, side network included.  Both have the bytes of
-    the frozen and the trained parameters, of the activations sent to the next layer, of the cached taps, and of the context that the
+    Both have the seconds (measured) or FLOPs (analytic) of the forward and backward pass, side network included.  Both
+    have the bytes of
+    the frozen and the trained parameters, of the activations sent to the next layer, of the cached taps, and of the
+    context that the
     backward pass needs.
     """
 
@@ -73,7 +85,9 @@ class LayerRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSurvey:
-    """Every layer of a job's model on one device.  source: 'measured', 'scaled' or 'analytic'.  notes: when it was measured."""
+    """Every layer of a job's model on one device.  source: 'measured', 'scaled' or 'analytic'.  notes: when it was
+    measured.
+    """
 
     model: str
     method: str
@@ -85,19 +99,27 @@ class LayerSurvey:
 
 
 def survey_devices(cluster: Cluster, *, seconds: float = 1.0) -> tuple[HostProfile | None, tuple[DeviceRates, ...]]:
-    """Measure this machine and derive each device's rates.  All work on an emulated device is paced to its share of a core.
+    """Measure this machine and derive each device's rates.  All work on an emulated device is paced to its share of a
+    core.
 
     Real devices measure themselves, all at once; the first value is then None.
     """
     if cluster.is_real:
         with over_ssh(cluster) as engines:
             measured = engines.run(measure_rank_host, [seconds] * cluster.world_size)
-        return None, tuple(_rates(device, own, 1.0, own.processors) for device, own in zip(cluster.devices, measured, strict=True))
+        return None, tuple(
+            _rates(device, own, 1.0, own.processors) for device, own in zip(cluster.devices, measured, strict=True)
+        )
     host = measure_host(seconds=seconds)
     return host, tuple(_rates(device, host, device.host_share) for device in cluster.devices)
 
 
-def _rates(device: Device, measured: HostProfile, share: float | None, processors: tuple[ProcessorRate, ...] = ()) -> DeviceRates:
+def _rates(
+    device: Device,
+    measured: HostProfile,
+    share: float | None,
+    processors: tuple[ProcessorRate, ...] = (),
+) -> DeviceRates:
     """Return a device's rates: its share of a measured machine's, or the catalogue's (share None)."""
     return DeviceRates(
         name=device.name,
@@ -111,14 +133,22 @@ def _rates(device: Device, measured: HostProfile, share: float | None, processor
 
 
 def survey_links(cluster: Cluster, *, fidelity: Fidelity = "auto", repeats: int = 5) -> tuple[str, tuple[LinkRow, ...]]:
-    """Emulate the cluster, or reach its real devices, and send messages over each link in turn; return the fidelity and the links.
+    """Emulate the cluster, or reach its real devices, and send messages over each link in turn; return the fidelity and
+    the links.
 
     Raises ConfigError for a cluster of one device, RuntimeSetupError if it cannot be emulated or reached.
     """
     if cluster.world_size < 2:
-        raise ConfigError(f"The links of cluster '{cluster.name}' were asked for.", "It has one device.", "Describe two or more.")
+        raise ConfigError(
+            f"The links of cluster '{cluster.name}' were asked for.",
+            "It has one device.",
+            "Describe two or more.",
+        )
     ranks = range(cluster.world_size)
-    slowest = min((cluster.link(a, b) for a in ranks for b in ranks if a != b), key=lambda link: link.bytes_per_s)
+    slowest = min(
+        (cluster.link(a, b) for a in ranks for b in ranks if a != b),
+        key=lambda link: link.bytes_per_s,
+    )
     sizes = tuple(size for size in SIZES if size <= max(1 << 14, slowest.bytes_per_s * LONGEST_MESSAGE_S))
     with over_ssh(cluster) if cluster.is_real else EngineCluster.start(cluster, fidelity=fidelity) as engines:
         found = engines.run(measure_rank_links, [(sizes, repeats)] * cluster.world_size)
@@ -128,7 +158,14 @@ def survey_links(cluster: Cluster, *, fidelity: Fidelity = "auto", repeats: int 
     for samples in (kept for of_rank in found for kept in of_rank):
         a, b = samples[0].source, samples[0].destination
         ends = {"source": names[a], "destination": names[b]}
-        rows.append(LinkRow(**ends, described=cluster.link(a, b), measured=fit_link(samples), samples=samples))
+        rows.append(
+            LinkRow(
+                **ends,
+                described=cluster.link(a, b),
+                measured=fit_link(samples),
+                samples=samples,
+            )
+        )
     return used, tuple(rows)
 
 
@@ -172,12 +209,22 @@ def survey_layers(
         costs = method.layer_costs(prepared, batch=batch, sequence_length=sequence_length)
         for index, (layer, cost) in enumerate(zip(found.layers[rank], costs, strict=True)):
             tokens = batch * sequence_length
-            seconds = {"forward_s": layer.forward_s(batch, sequence_length), "backward_s": layer.backward_s(batch, sequence_length)}
-            flops = {f"{way}_flops": getattr(cost, f"{way}_flops") + getattr(cost, f"side_{way}_flops") for way in ("forward", "backward")}
+            seconds = {
+                "forward_s": layer.forward_s(batch, sequence_length),
+                "backward_s": layer.backward_s(batch, sequence_length),
+            }
+            flops = {
+                f"{way}_flops": getattr(cost, f"{way}_flops") + getattr(cost, f"side_{way}_flops")
+                for way in ("forward", "backward")
+            }
             measured = seconds | {name: getattr(layer, name) for name in ("frozen_bytes", "trainable_bytes")}
             analytic = flops | {name: getattr(cost, name) for name in ("frozen_bytes", "trainable_bytes")}
             for sizes, described in ((measured, layer), (analytic, cost)):
-                for name, what in (("activation", "output"), ("tap", "tap"), ("context", "context")):
+                for name, what in (
+                    ("activation", "output"),
+                    ("tap", "tap"),
+                    ("context", "context"),
+                ):
                     sizes[f"{name}_bytes"] = tokens * getattr(described, f"{what}_bytes_per_token")
             rows.append(LayerRow(layer=index, batch=batch, measured=measured, analytic=analytic))
     return LayerSurvey(
@@ -192,7 +239,9 @@ def survey_layers(
 
 
 def alike(survey: LayerSurvey) -> list[tuple[int, int, list[LayerRow]]]:
-    """Merge consecutive layers with equal figures, for a short table: return (first layer, last layer, rows by batch size) of each run."""
+    """Merge consecutive layers with equal figures, for a short table: return (first layer, last layer, rows by batch
+    size) of each run.
+    """
     layers: dict[int, list[LayerRow]] = {}
     for row in survey.rows:
         layers.setdefault(row.layer, []).append(row)
@@ -208,6 +257,7 @@ def alike(survey: LayerSurvey) -> list[tuple[int, int, list[LayerRow]]]:
 def as_builtins(rows: Sequence[LinkRow]) -> list[dict[str, Any]]:
     """Return the links as JSON-ready dictionaries, with flat rates and latencies."""
     return [
-        to_builtins(row) | {"samples": [to_builtins(sample) | {"bytes_per_s": sample.bytes_per_s} for sample in row.samples]}
+        to_builtins(row)
+        | {"samples": [to_builtins(sample) | {"bytes_per_s": sample.bytes_per_s} for sample in row.samples]}
         for row in rows
     ]

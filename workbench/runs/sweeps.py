@@ -1,4 +1,6 @@
-"""Run the points of a grid, each a job on a cluster, and keep the results in a folder from which an interrupted sweep continues."""
+"""Run the points of a grid, each a job on a cluster, and keep the results in a folder from which an interrupted sweep
+continues.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,20 @@ from workbench.core.files import make_folder
 from workbench.core.job import Fidelity, Job, Mode
 from workbench.core.ranges import range_of, require_range
 from workbench.core.report import Report
-from workbench.core.run_folder import ProcessId, note_process, scratch_folder, uninterrupted
-from workbench.core.serial import from_builtins, from_json, read_toml, shown, to_json, write_text
+from workbench.core.run_folder import (
+    ProcessId,
+    note_process,
+    scratch_folder,
+    uninterrupted,
+)
+from workbench.core.serial import (
+    from_builtins,
+    from_json,
+    read_toml,
+    shown,
+    to_json,
+    write_text,
+)
 from workbench.methods import load_method
 from workbench.methods.base import Event
 from workbench.runs.comparison import reports_frame, words_of
@@ -40,12 +54,15 @@ _EVALUATED = ("validation_samples", "test_samples")
 _OTHERS = ("cluster", "bandwidth", "eval_samples")
 
 Grid = Mapping[str, Sequence[Any]]
-"""Values by name: a field of Job, 'option.NAME', 'cluster' (name or file), 'bandwidth' (Mbit/s of every link), or 'eval_samples'."""
+"""Values by name: a field of Job, 'option.NAME', 'cluster' (name or file), 'bandwidth' (Mbit/s of every link), or
+'eval_samples'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSettings:
-    """What a grid's file says of the sweep itself.  repeats: runs of each point.  simulate: run the points in virtual time."""
+    """What a grid's file says of the sweep itself.  repeats: runs of each point.  simulate: run the points in virtual
+    time.
+    """
 
     repeats: Annotated[int, Meta(ge=1, le=1000)] = 1
     simulate: bool = False
@@ -55,7 +72,8 @@ class SweepSettings:
 class Point:
     """One run of a sweep.  settings: those that differ between points.  repeat: from 1.
 
-    notebook: run this notebook with `parameters` instead of the job; it writes report.json into the folder named by its parameter `output`.
+    notebook: run this notebook with `parameters` instead of the job; it writes report.json into the folder named by its
+    parameter `output`.
     """
 
     job: Job
@@ -69,10 +87,21 @@ class Point:
 
     @property
     def name(self) -> str:
-        """Return the name of its files.  It depends only on job, cluster, mode, fidelity and repeat (or on notebook and parameters)."""
-        whole = [to_json(self.job), to_json(self.cluster), self.mode, self.fidelity, str(self.repeat)]
+        """Return the name of its files.  It depends only on job, cluster, mode, fidelity and repeat (or on notebook and
+        parameters).
+        """
+        whole = [
+            to_json(self.job),
+            to_json(self.cluster),
+            self.mode,
+            self.fidelity,
+            str(self.repeat),
+        ]
         if self.notebook is not None:
-            whole += [self.notebook.read_text(encoding="utf-8"), to_json(self.parameters)]
+            whole += [
+                self.notebook.read_text(encoding="utf-8"),
+                to_json(self.parameters),
+            ]
         kind = self.job.method if self.notebook is None else self.notebook.stem
         return f"{kind}-{hashlib.sha256(chr(0).join(whole).encode()).hexdigest()[:12]}"
 
@@ -83,7 +112,9 @@ class Point:
 
 
 class Done(NamedTuple):
-    """A finished point.  report: None if it failed; error then gives the reason.  kept: it was run by an earlier call."""
+    """A finished point.  report: None if it failed; error then gives the reason.  kept: it was run by an earlier
+    call.
+    """
 
     point: Point
     report: Report | None
@@ -91,7 +122,9 @@ class Done(NamedTuple):
     kept: bool = False
 
 
-def read_grid(path: Path) -> tuple[dict[str, list[Any]], dict[str, dict[str, list[Any]]], SweepSettings]:
+def read_grid(
+    path: Path,
+) -> tuple[dict[str, list[Any]], dict[str, dict[str, list[Any]]], SweepSettings]:
     """Read a TOML file: return its grid, the grids of single methods, and the settings of the sweep itself.
 
     [options] holds options of the method; [METHOD] and [METHOD.options] apply to that method's points only.
@@ -99,8 +132,14 @@ def read_grid(path: Path) -> tuple[dict[str, list[Any]], dict[str, dict[str, lis
     tables = read_toml(path, "the grid")
     given = {field.name: tables.pop(field.name) for field in fields(SweepSettings) if field.name in tables}
     sweep = from_builtins(given, SweepSettings, source=f"the grid '{path}'")
-    by_method = {name: _flat(table) for name, table in list(tables.items()) if isinstance(table, dict) and name != "options"}
-    return _flat({name: value for name, value in tables.items() if name not in by_method}), by_method, sweep
+    by_method = {
+        name: _flat(table) for name, table in list(tables.items()) if isinstance(table, dict) and name != "options"
+    }
+    return (
+        _flat({name: value for name, value in tables.items() if name not in by_method}),
+        by_method,
+        sweep,
+    )
 
 
 def make_points(
@@ -113,15 +152,24 @@ def make_points(
 ) -> list[Point]:
     """Return every combination of the grid's values, each once, in the order of the names.
 
-    by_method: grids that replace the values of the same names for one method.  Raises ConfigError for impossible combinations.
+    by_method: grids that replace the values of the same names for one method.  Raises ConfigError for impossible
+    combinations.
     """
     methods = [_value("method", value) for value in grid.get("method", [Job().method])]
     for name in by_method or {}:
         if name not in methods:
             found = f"The methods of the sweep are {', '.join(methods)}."
-            raise ConfigError(f"Settings of '{shown(name)}' were given.", found, did_you_mean(name, methods, "Add it, or leave them out."))
+            raise ConfigError(
+                f"Settings of '{shown(name)}' were given.",
+                found,
+                did_you_mean(name, methods, "Add it, or leave them out."),
+            )
     if repeats > 1 and mode == "simulate":
-        raise ConfigError(f"{repeats} repeats of simulated points were asked for.", "All would be the same.", "Vary the seed instead.")
+        raise ConfigError(
+            f"{repeats} repeats of simulated points were asked for.",
+            "All would be the same.",
+            "Vary the seed instead.",
+        )
     combined = []
     for method in methods:
         own = {**grid, **(by_method or {}).get(method, {}), "method": [method]}
@@ -129,15 +177,29 @@ def make_points(
         choices = [[_value(name, value) for value in _some(name, own[name])] for name in names]
         combined += [dict(zip(names, chosen, strict=True)) for chosen in itertools.product(*choices)]
     differing = [
-        name for name in dict.fromkeys(itertools.chain.from_iterable(combined)) if len({str(one.get(name)) for one in combined}) > 1
+        name
+        for name in dict.fromkeys(itertools.chain.from_iterable(combined))
+        if len({str(one.get(name)) for one in combined}) > 1
     ]
     points: dict[str, Point] = {}
     for chosen, repeat in itertools.product(combined, range(1, repeats + 1)):
-        settings = {name: chosen[name] for name in differing if name in chosen} | ({"repeat": repeat} if repeats > 1 else {})
-        point = replace(_point(chosen), mode=mode, fidelity=fidelity, repeat=repeat, settings=settings)
+        settings = {name: chosen[name] for name in differing if name in chosen} | (
+            {"repeat": repeat} if repeats > 1 else {}
+        )
+        point = replace(
+            _point(chosen),
+            mode=mode,
+            fidelity=fidelity,
+            repeat=repeat,
+            settings=settings,
+        )
         if mode == "execute" and point.cluster.is_real and "bandwidth" in chosen:
             found = "They are real: their links are as fast as they are."
-            raise ConfigError(f"Another bandwidth of '{point.cluster.name}' was asked for.", found, "Leave it out, or simulate.")
+            raise ConfigError(
+                f"Another bandwidth of '{point.cluster.name}' was asked for.",
+                found,
+                "Leave it out, or simulate.",
+            )
         points.setdefault(point.name, point)
     for point in points.values():
         experiment.require_possible(load_method(point.job.method), point.job, point.cluster)
@@ -152,12 +214,25 @@ def make_notebook_points(notebook: Path, grid: Grid, *, repeats: int = 1) -> lis
     """Return every combination of values of a notebook's parameters; 'cluster' sets its parameter cluster_name."""
     named = {"cluster_name" if name == "cluster" else name: values for name, values in grid.items()}
     require_parameters(notebook, named | {"output": []})
-    choices = [[_value(name, value) if name in _JOB else value for value in _some(name, values)] for name, values in named.items()]
+    choices = [
+        [_value(name, value) if name in _JOB else value for value in _some(name, values)]
+        for name, values in named.items()
+    ]
     points = []
     for values, repeat in itertools.product(itertools.product(*choices), range(1, repeats + 1)):
         chosen = dict(zip(named, values, strict=True))
-        settings = {name: chosen[name] for name in named if len(named[name]) > 1} | ({"repeat": repeat} if repeats > 1 else {})
-        points.append(replace(_point({}), repeat=repeat, settings=settings, notebook=notebook, parameters=chosen))
+        settings = {name: chosen[name] for name in named if len(named[name]) > 1} | (
+            {"repeat": repeat} if repeats > 1 else {}
+        )
+        points.append(
+            replace(
+                _point({}),
+                repeat=repeat,
+                settings=settings,
+                notebook=notebook,
+                parameters=chosen,
+            )
+        )
     return points
 
 
@@ -169,10 +244,13 @@ def run_points(
     cluster_profile: str | None = None,
     progress: Callable[[Point], AbstractContextManager[Callable[[Event], None]]] | None = None,
 ) -> Iterator[Done]:
-    """Run the points that have no Report in the folder yet; yield each point when it finishes, points of earlier calls first.
+    """Run the points that have no Report in the folder yet; yield each point when it finishes, points of earlier calls
+    first.
 
-    at_once: how many simulated points run in parallel, in separate processes.  With a cluster_profile (of ipyparallel), it is the number
-    of engines, which the profile's launchers start (Slurm, PBS, ...).  A failed point leaves its error in the folder; the next call
+    at_once: how many simulated points run in parallel, in separate processes.  With a cluster_profile (of ipyparallel),
+    it is the number
+    of engines, which the profile's launchers start (Slurm, PBS, ...).  A failed point leaves its error in the folder;
+    the next call
     tries it again.  progress: a context for each point run in this process; it receives the point's events.
     Raises ConfigError, before anything runs, for executed points at once and for a profile that is not there.
     """
@@ -181,7 +259,11 @@ def run_points(
             f"{at_once} executed points at a time were asked for.",
             "They would share this machine's cores and spoil each other's times.",
         )
-        raise ConfigError(asked, found, "Leave out --at-once, add --simulate, or name a --cluster-profile.")
+        raise ConfigError(
+            asked,
+            found,
+            "Leave out --at-once, add --simulate, or name a --cluster-profile.",
+        )
     profile = None if cluster_profile is None else _profile_folder(cluster_profile)
     return _run_points(points, folder, at_once, profile, progress)
 
@@ -227,13 +309,28 @@ def _run_points(
                 yield _record(under_way[future], result, folder)
 
 
-def run_point(point: Point, workdir: Path | None = None, notify: Callable[[Event], None] | None = None) -> Report:
+def run_point(
+    point: Point,
+    workdir: Path | None = None,
+    notify: Callable[[Event], None] | None = None,
+) -> Report:
     """Run one point (see experiment.run, notebooks.run_notebook)."""
     if point.notebook is not None and workdir is not None:
         make_folder(workdir)
-        run_notebook(point.notebook, workdir / point.notebook.name, point.parameters | {"output": str(workdir.resolve())})
+        run_notebook(
+            point.notebook,
+            workdir / point.notebook.name,
+            point.parameters | {"output": str(workdir.resolve())},
+        )
         return Report.read(workdir / "report.json")
-    return experiment.run(point.job, point.cluster, point.mode, progress=notify, workdir=workdir, fidelity=point.fidelity)
+    return experiment.run(
+        point.job,
+        point.cluster,
+        point.mode,
+        progress=notify,
+        workdir=workdir,
+        fidelity=point.fidelity,
+    )
 
 
 def write_table(points: Sequence[Point], folder: Path) -> Path:
@@ -242,10 +339,21 @@ def write_table(points: Sequence[Point], folder: Path) -> Path:
 
     rows = []
     for point in points:
-        failed, path = folder / FAILED / f"{point.name}.json", folder / f"{point.name}.json"
+        failed, path = (
+            folder / FAILED / f"{point.name}.json",
+            folder / f"{point.name}.json",
+        )
         state = "done" if path.exists() else "failed" if failed.exists() else "waiting"
         error = json.loads(failed.read_text(encoding="utf-8"))["message"] if state == "failed" else ""
-        rows.append({"point": point.name, **point.settings, "state": state, "error": error, "file": str(path)})
+        rows.append(
+            {
+                "point": point.name,
+                **point.settings,
+                "state": state,
+                "error": error,
+                "file": str(path),
+            }
+        )
     frame = pandas.DataFrame(rows)
     if done := [row["file"] for row in rows if row["state"] == "done"]:
         reports = reports_frame(done)
@@ -258,15 +366,25 @@ def write_table(points: Sequence[Point], folder: Path) -> Path:
 def _flat(table: Mapping[str, Any]) -> dict[str, list[Any]]:
     options = table.get("options", {})
     if not isinstance(options, dict):
-        raise ConfigError(f"The options {shown(repr(options))} were given.", "They are no table.", "Write [options] and a line for each.")
-    named = {name: value for name, value in table.items() if name != "options"} | {f"{OPTION}{name}": options[name] for name in options}
+        raise ConfigError(
+            f"The options {shown(repr(options))} were given.",
+            "They are no table.",
+            "Write [options] and a line for each.",
+        )
+    named = {name: value for name, value in table.items() if name != "options"} | {
+        f"{OPTION}{name}": options[name] for name in options
+    }
     return {name: value if isinstance(value, list) else [value] for name, value in named.items()}
 
 
 def _some(name: str, values: Sequence[Any]) -> Sequence[Any]:
     """Return a setting's values.  Raises ConfigError if there are none, which would leave no point."""
     if not values:
-        raise ConfigError(f"The setting '{name}' was to be varied.", "It has no values.", "Give one, or leave the setting out.")
+        raise ConfigError(
+            f"The setting '{name}' was to be varied.",
+            "It has no values.",
+            "Give one, or leave the setting out.",
+        )
     return values
 
 
@@ -278,7 +396,11 @@ def _value(name: str, value: Any) -> Any:
         try:
             value = float(value)
         except (TypeError, ValueError):
-            raise ConfigError(f"The bandwidth '{shown(value)}' was asked for.", "It is no number.", "Give it in Mbit/s.") from None
+            raise ConfigError(
+                f"The bandwidth '{shown(value)}' was asked for.",
+                "It is no number.",
+                "Give it in Mbit/s.",
+            ) from None
         require_range(value, range_of(Link, "bytes_per_s"), "The sweep", "bandwidth", unit=125_000)
         return value
     if name == "cluster":
@@ -286,11 +408,19 @@ def _value(name: str, value: Any) -> Any:
     kind = _JOB.get("test_samples" if name == "eval_samples" else name)
     if kind is None:
         known = (*_JOB, *_OTHERS)
-        raise ConfigError(f"The setting '{shown(name)}' was to be varied.", f"There are {', '.join(known)}.", did_you_mean(name, known))
+        raise ConfigError(
+            f"The setting '{shown(name)}' was to be varied.",
+            f"There are {', '.join(known)}.",
+            did_you_mean(name, known),
+        )
     try:
         return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"The value '{shown(value)}' of {name} was asked for.", f"{error}.", "Change it.") from None
+        raise ConfigError(
+            f"The value '{shown(value)}' of {name} was asked for.",
+            f"{error}.",
+            "Change it.",
+        ) from None
 
 
 def _point(chosen: Mapping[str, Any]) -> Point:
@@ -306,7 +436,17 @@ def _point(chosen: Mapping[str, Any]) -> Point:
 def _measured_by(point: Point) -> str:
     """Return the settings that determine which profile of this machine a point needs."""
     job = point.job
-    return to_json((job.method, job.model, job.task, job.data, job.columns, job.max_length, job.options))
+    return to_json(
+        (
+            job.method,
+            job.model,
+            job.task,
+            job.data,
+            job.columns,
+            job.max_length,
+            job.options,
+        )
+    )
 
 
 def _record(point: Point, result: Report | Exception, folder: Path) -> Done:
@@ -316,8 +456,18 @@ def _record(point: Point, result: Report | Exception, folder: Path) -> Done:
         result.write(folder / f"{point.name}.json")
         failed.unlink(missing_ok=True)
         return Done(point, result)
-    parts = {name: getattr(result, name) for name in ("asked", "found", "todo")} if isinstance(result, WorkbenchError) else {}
-    said = {"point": point.settings, "error": type(result).__name__, "message": str(result).strip(), **parts, "job": point.job}
+    parts = (
+        {name: getattr(result, name) for name in ("asked", "found", "todo")}
+        if isinstance(result, WorkbenchError)
+        else {}
+    )
+    said = {
+        "point": point.settings,
+        "error": type(result).__name__,
+        "message": str(result).strip(),
+        **parts,
+        "job": point.job,
+    }
     write_text(failed, to_json(said) + "\n")
     return Done(point, None, result)
 
@@ -331,7 +481,12 @@ def _run_elsewhere(point: Point) -> str:
 def _processes(count: int) -> Iterator[Executor]:
     # Only the parent handles Ctrl-C: running points end, and the others never begin.
     ignore = (signal.SIGINT, signal.SIG_IGN)
-    with ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=signal.signal, initargs=ignore) as pool:
+    with ProcessPoolExecutor(
+        count,
+        mp_context=get_context("spawn"),
+        initializer=signal.signal,
+        initargs=ignore,
+    ) as pool:
         try:
             yield pool
         finally:
@@ -339,21 +494,29 @@ def _processes(count: int) -> Iterator[Executor]:
 
 
 def _profile_folder(name: str) -> Path:
-    """Return the folder of one of ipyparallel's profiles.  Raises ConfigError if it is not there: ipyparallel would make it."""
+    """Return the folder of one of ipyparallel's profiles.  Raises ConfigError if it is not there: ipyparallel would
+    make it.
+    """
     from IPython.core.profileapp import list_profiles_in
     from IPython.paths import get_ipython_dir
 
     known = sorted(list_profiles_in(get_ipython_dir()))
     if name not in known:
         found = f"The profiles are {', '.join(known)}." if known else f"There is no profile in '{get_ipython_dir()}'."
-        todo = did_you_mean(name, known, "Make it: ipython profile create --parallel NAME, and name its launchers in it.")
+        todo = did_you_mean(
+            name,
+            known,
+            "Make it: ipython profile create --parallel NAME, and name its launchers in it.",
+        )
         raise ConfigError(f"Engines of the profile '{shown(name)}' were asked for.", found, todo)
     return Path(get_ipython_dir()) / f"profile_{name}"
 
 
 @contextmanager
 def _engines(count: int, profile: Path) -> Iterator[Executor]:
-    """Start a controller here and engines by a profile's launchers.  However this process ends, nothing of them stays on this machine."""
+    """Start a controller here and engines by a profile's launchers.  However this process ends, nothing of them stays
+    on this machine.
+    """
     import ipyparallel
 
     with scratch_folder() as folder, ExitStack() as stack:

@@ -1,8 +1,12 @@
-"""Cache the backbone's activations of every sample on disk (PAC+, section IV-B): written in epoch 1, read in later epochs.
+"""Cache the backbone's activations of every sample on disk (PAC+, section IV-B): written in epoch 1, read in later
+epochs.
 
-A record holds one sample's taps without padding (see activation_records).  All records lie in one file, in sample order, which is
-read through a memory map.  A sealed manifest names the cache's owner, model and data, and holds a checksum for each record.  While the
-cache is being written, a second file holds the checksums of the complete records, so that an interrupted epoch can continue.
+A record holds one sample's taps without padding (see activation_records).  All records lie in one file, in sample
+order, which is
+read through a memory map.  A sealed manifest names the cache's owner, model and data, and holds a checksum for each
+record.  While the
+cache is being written, a second file holds the checksums of the complete records, so that an interrupted epoch can
+continue.
 """
 
 from __future__ import annotations
@@ -21,7 +25,13 @@ from torch import Tensor
 from workbench.core.errors import CacheError, ConfigError, DamagedError, WriteError
 from workbench.core.files import LIMITS
 from workbench.core.sealed import checksum, read_sealed, write_sealed
-from workbench.runtime.activation_records import RecordLayout, allocate, as_array, decoded_dtype, map_file
+from workbench.runtime.activation_records import (
+    RecordLayout,
+    allocate,
+    as_array,
+    decoded_dtype,
+    map_file,
+)
 
 cache_dtype = decoded_dtype
 DATA, MANIFEST, WRITTEN = "taps.bin", "manifest.json", "written.bin"
@@ -30,7 +40,8 @@ _NOT_WRITTEN = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheManifest(RecordLayout):
-    """Describes the contents of a cache file.  fingerprint: hash of backbone, quantization, tokenizer and data.  owner: the device's name.
+    """Describes the contents of a cache file.  fingerprint: hash of backbone, quantization, tokenizer and data.  owner:
+    the device's name.
 
     checksums: of every record (see core.sealed), None while the cache is being written.
     """
@@ -108,9 +119,11 @@ class ActivationCache:
 
     @classmethod
     def reopen(cls, folder: Path, manifest: CacheManifest, *, verify: bool = True) -> ActivationCache:
-        """Open the cache of an interrupted run, finished or not, to continue writing; `written` lists the complete records.
+        """Open the cache of an interrupted run, finished or not, to continue writing; `written` lists the complete
+        records.
 
-        With verify, a record that differs from its checksum counts as not written.  Raises CacheError if the cache is missing, truncated
+        With verify, a record that differs from its checksum counts as not written.  Raises CacheError if the cache is
+        missing, truncated
         or was made for another manifest.
         """
         found = _read_manifest(folder, manifest.fingerprint, manifest.owner)
@@ -155,7 +168,12 @@ class ActivationCache:
         self.close()
         shutil.rmtree(folder, ignore_errors=True)
         self.folder.rename(folder)
-        return ActivationCache.open(folder, fingerprint=self.manifest.fingerprint, owner=self.manifest.owner, verify=False)
+        return ActivationCache.open(
+            folder,
+            fingerprint=self.manifest.fingerprint,
+            owner=self.manifest.owner,
+            verify=False,
+        )
 
     def remove(self) -> None:
         """Delete the cache from the disk."""
@@ -172,14 +190,24 @@ class ActivationCache:
         """Return a writable view of the bytes of taps [first, first + count) of a record, (rows, row_bytes) uint8."""
         return self.raw(sample)[self.manifest.run(first, count, self.manifest.lengths[self._place[sample]])]
 
-    def batch(self, samples: Sequence[int], padded_length: int | None, buffer: Tensor | None = None) -> list[Tensor]:
-        """Return a batch of taps in the decoded dtype: (n, padded_length, width) each, then (n, target_length, width) each.
+    def batch(
+        self,
+        samples: Sequence[int],
+        padded_length: int | None,
+        buffer: Tensor | None = None,
+    ) -> list[Tensor]:
+        """Return a batch of taps in the decoded dtype: (n, padded_length, width) each, then (n, target_length, width)
+        each.
 
-        The taps are zero-padded views of one tensor.  padded_length: None packs the samples' tokens, (tokens, width) each.
+        The taps are zero-padded views of one tensor.  padded_length: None packs the samples' tokens, (tokens, width)
+        each.
         buffer: memory to reuse for the batch (see RecordLayout.batch_bytes); None allocates new memory.
         """
         layout, places = self.manifest, [self._place[sample] for sample in samples]
-        starts, lengths = [self._starts[place] for place in places], [layout.lengths[place] for place in places]
+        starts, lengths = (
+            [self._starts[place] for place in places],
+            [layout.lengths[place] for place in places],
+        )
         self._will_need(starts, lengths)
         rows, padding = layout.batch_rows(starts, lengths, padded_length)
         raw = layout.raw_part(buffer, len(rows))
@@ -194,14 +222,20 @@ class ActivationCache:
         return [tap.view(len(samples), length, layout.width) for tap, length in zip(taps, shapes, strict=True)]
 
     def write_batch(self, samples: Sequence[int], taps: Sequence[Tensor]) -> None:
-        """Store the taps of a batch, of any float dtype: (n, padded_length, width) each, then (n, target_length, width) each."""
+        """Store the taps of a batch, of any float dtype: (n, padded_length, width) each, then (n, target_length, width)
+        each.
+        """
         if len(taps) != self.manifest.num_taps + self.manifest.num_target_taps:
-            raise ValueError(f"{len(taps)} taps were given for {self.manifest.num_taps} + {self.manifest.num_target_taps}")
+            raise ValueError(
+                f"{len(taps)} taps were given for {self.manifest.num_taps} + {self.manifest.num_target_taps}"
+            )
         for row, sample in enumerate(samples):
             place = self._place[sample]
             self._checksums[place] = _NOT_WRITTEN  # until the record is complete again
             length = self.manifest.lengths[place]
-            own = [tap[row, :length] for tap in taps[: self.manifest.num_taps]] + [tap[row] for tap in taps[self.manifest.num_taps :]]
+            own = [tap[row, :length] for tap in taps[: self.manifest.num_taps]] + [
+                tap[row] for tap in taps[self.manifest.num_taps :]
+            ]
             self.manifest.encode(torch.cat(own), self.raw(sample))
             self._checksums[place] = self._checksum(place)
 
@@ -212,7 +246,11 @@ class ActivationCache:
         for start, length in zip(starts, lengths, strict=True):
             first = start * self.manifest.row_bytes
             page = first // mmap.PAGESIZE * mmap.PAGESIZE
-            self._memory.madvise(mmap.MADV_WILLNEED, page, first - page + self.manifest.record_bytes(length))
+            self._memory.madvise(
+                mmap.MADV_WILLNEED,
+                page,
+                first - page + self.manifest.record_bytes(length),
+            )
 
     def _map_checksums(self) -> None:
         count = len(self.manifest.samples)
@@ -222,7 +260,10 @@ class ActivationCache:
         start, manifest = self._starts[place], self.manifest
         # The record's own name comes first: a record in another's place, or of another device, differs.
         own = checksum(f"{manifest.owner} {manifest.fingerprint} {manifest.samples[place]}")
-        return checksum(own, memoryview(self.rows[start : start + manifest.rows(manifest.lengths[place])].reshape(-1)))
+        return checksum(
+            own,
+            memoryview(self.rows[start : start + manifest.rows(manifest.lengths[place])].reshape(-1)),
+        )
 
     def _damaged(self, places: Iterable[int]) -> list[int]:
         """Return the records that differ from their checksum.  A record without a checksum does not count."""
@@ -242,10 +283,20 @@ def _read_manifest(folder: Path, fingerprint: str, owner: str) -> CacheManifest:
     except (OSError, ConfigError) as error:
         raise _unusable(folder, f"It does not read: {error}") from error
     if manifest.fingerprint != fingerprint:
-        raise _unusable(folder, "It was made by another backbone, quantization, tokenizer or dataset.")
-    counts = {len(manifest.samples), len(manifest.lengths), len(manifest.checksums or manifest.lengths)}
+        raise _unusable(
+            folder,
+            "It was made by another backbone, quantization, tokenizer or dataset.",
+        )
+    counts = {
+        len(manifest.samples),
+        len(manifest.lengths),
+        len(manifest.checksums or manifest.lengths),
+    }
     if size != nbytes or len(counts) > 1:
-        raise _unusable(folder, f"It has {size} bytes instead of {nbytes}, or its lists of samples do not match.")
+        raise _unusable(
+            folder,
+            f"It has {size} bytes instead of {nbytes}, or its lists of samples do not match.",
+        )
     return manifest
 
 
@@ -255,7 +306,11 @@ def _require_alike(folder: Path, found: CacheManifest, wanted: CacheManifest) ->
 
 
 def _unusable(folder: Path, found: str) -> CacheError:
-    return CacheError(f"The activation cache in '{folder}' was to be used.", found, "It is not used; the backbone has to fill it again.")
+    return CacheError(
+        f"The activation cache in '{folder}' was to be used.",
+        found,
+        "It is not used; the backbone has to fill it again.",
+    )
 
 
 def _free(folder: Path) -> str:

@@ -1,7 +1,10 @@
-"""Storage format of one sample's activations: float32, bfloat16, or int8 with block-wise scales (PAC+, section IV-B, Eq. 1-2).
+"""Storage format of one sample's activations: float32, bfloat16, or int8 with block-wise scales (PAC+, section IV-B,
+Eq. 1-2).
 
-A record is a sequence of rows, tap after tap: `num_taps` times the sample's length, then `num_target_taps` times the target length.
-A row is one token's `width` values.  An int8 row stores the scales of its blocks after its codes.  Any range of rows can therefore be
+A record is a sequence of rows, tap after tap: `num_taps` times the sample's length, then `num_target_taps` times the
+target length.
+A row is one token's `width` values.  An int8 row stores the scales of its blocks after its codes.  Any range of rows
+can therefore be
 copied, sent and checked without decoding it.
 """
 
@@ -24,7 +27,8 @@ from workbench.core.errors import ConfigError
 
 def allocate(file: BinaryIO, nbytes: int) -> None:
     """Reserve disk space for a file.  Raises OSError if the disk is full."""
-    # A memory map of a sparse file ends in SIGBUS when the disk is full.  Reserving the space now raises ENOSPC instead.
+    # A memory map of a sparse file ends in SIGBUS when the disk is full.  Reserving the space now raises ENOSPC
+    # instead.
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file.fileno(), 0, nbytes)
         return
@@ -48,7 +52,11 @@ def as_array(memory: mmap.mmap | None, dtype: type[np.generic], shape: tuple[int
 
 
 # The dtype to which each storage dtype is decoded: the side network reads its taps in this dtype.
-_DECODED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
+_DECODED = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.bfloat16,
+}
 STORAGE_TYPES = tuple(_DECODED)
 MAX_BLOCK = 64
 """Number of values that share one scale: the largest divisor of the width up to this limit."""
@@ -58,10 +66,15 @@ _ALIGNMENT = 4  # bytes: a row's scales are float32
 def decoded_dtype(name: str) -> torch.dtype:
     """Return the dtype in which taps stored as `name` are read back.  Raises ConfigError for an unknown name.
 
-    int8 is decoded to bfloat16.  Rounding adds an error of 1/512 of a value to the 1/254 of the block's largest value that int8 costs.
+    int8 is decoded to bfloat16.  Rounding adds an error of 1/512 of a value to the 1/254 of the block's largest value
+    that int8 costs.
     """
     if name not in _DECODED:
-        raise ConfigError(f"An activation cache of type '{name}' was asked for.", f"There are {', '.join(_DECODED)}.", "Choose one.")
+        raise ConfigError(
+            f"An activation cache of type '{name}' was asked for.",
+            f"There are {', '.join(_DECODED)}.",
+            "Choose one.",
+        )
     return _DECODED[name]
 
 
@@ -69,7 +82,8 @@ def decoded_dtype(name: str) -> torch.dtype:
 class RecordLayout:
     """Layout of a record.  dtype: a storage dtype.  width: the backbone's hidden size d.
 
-    num_taps: number of taps with one row per token of the sample.  num_target_taps: number of taps with `target_length` tokens (the
+    num_taps: number of taps with one row per token of the sample.  num_target_taps: number of taps with `target_length`
+    tokens (the
     decoder side of an encoder-decoder).
     """
 
@@ -100,11 +114,15 @@ class RecordLayout:
         return self.rows(length) * self.row_bytes
 
     def total_bytes(self, lengths: Iterable[int]) -> int:
-        """Return the bytes of records of these lengths: s x h x l values per sample (section V-B, storage cost), plus int8's scales."""
+        """Return the bytes of records of these lengths: s x h x l values per sample (section V-B, storage cost), plus
+        int8's scales.
+        """
         return sum(self.record_bytes(length) * count for length, count in Counter(lengths).items())
 
     def run(self, first: int, count: int, length: int) -> slice:
-        """Return the row range of taps [first, first + count) in a record.  Target taps are numbered after the other taps."""
+        """Return the row range of taps [first, first + count) in a record.  Target taps are numbered after the other
+        taps.
+        """
 
         def row(tap: int) -> int:
             return min(tap, self.num_taps) * length + max(0, tap - self.num_taps) * self.target_length
@@ -112,7 +130,9 @@ class RecordLayout:
         return slice(row(first), row(first + count))
 
     def encode(self, values: Tensor, raw: Tensor) -> None:
-        """Encode values (rows, width) of any float dtype into raw (rows, row_bytes) uint8 (Eq. 1 for int8, block by block)."""
+        """Encode values (rows, width) of any float dtype into raw (rows, row_bytes) uint8 (Eq. 1 for int8, block by
+        block).
+        """
         if self.dtype != "int8":
             raw.view(decoded_dtype(self.dtype)).copy_(values)
             return
@@ -137,44 +157,66 @@ class RecordLayout:
         return out
 
     def split(self, values: Tensor, count: int) -> list[Tensor]:
-        """Split a batch's rows (rows, width), tap-major, of `count` records into taps: (tokens, width) each, then (targets, width) each."""
+        """Split a batch's rows (rows, width), tap-major, of `count` records into taps: (tokens, width) each, then
+        (targets, width) each.
+        """
         targets = count * self.target_length
         tokens = (len(values) - self.num_target_taps * targets) // max(1, self.num_taps)
         return list(values.split([tokens] * self.num_taps + [targets] * self.num_target_taps))
 
-    def batch_rows(self, starts: Sequence[int], lengths: Sequence[int], padded_length: int | None) -> tuple[np.ndarray, np.ndarray]:
+    def batch_rows(
+        self, starts: Sequence[int], lengths: Sequence[int], padded_length: int | None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return the file rows of a batch, tap-major, and the batch rows that are padding.
 
-        starts: first row of each record in the file.  padded_length: number of tokens per record in the batch; None packs the tokens
+        starts: first row of each record in the file.  padded_length: number of tokens per record in the batch; None
+        packs the tokens
         without padding.  Padding rows point to the first row of their record.
         """
-        start, length = np.asarray(starts, dtype=np.int64), np.asarray(lengths, dtype=np.int64)
+        start, length = (
+            np.asarray(starts, dtype=np.int64),
+            np.asarray(lengths, dtype=np.int64),
+        )
         own = length if padded_length is None else np.full_like(length, padded_length)  # rows in the batch
         token = np.arange(own.sum()) - np.repeat(np.cumsum(own) - own, own)
         record_length = np.repeat(length, own)
         is_padding = token >= record_length
         first = np.repeat(start, own) + np.where(is_padding, 0, token)
         rows = first + np.arange(self.num_taps)[:, None] * record_length
-        target = np.repeat(start + self.num_taps * length, self.target_length) + np.tile(np.arange(self.target_length), len(start))
+        target = np.repeat(start + self.num_taps * length, self.target_length) + np.tile(
+            np.arange(self.target_length), len(start)
+        )
         targets = target + np.arange(self.num_target_taps)[:, None] * self.target_length
-        return np.concatenate([rows.reshape(-1), targets.reshape(-1)]), np.flatnonzero(np.tile(is_padding, self.num_taps))
+        return np.concatenate([rows.reshape(-1), targets.reshape(-1)]), np.flatnonzero(
+            np.tile(is_padding, self.num_taps)
+        )
 
     def batch_bytes(self, count: int, padded_length: int) -> int:
-        """Return the buffer size in bytes for a batch of `count` records: the raw bytes, followed by the decoded int8 values."""
+        """Return the buffer size in bytes for a batch of `count` records: the raw bytes, followed by the decoded int8
+        values.
+        """
         rows = count * self.rows(padded_length)
         return _aligned(rows * self.row_bytes) + (rows * self._decoded_row_bytes if self.dtype == "int8" else 0)
 
     def raw_part(self, buffer: Tensor | None, rows: int) -> Tensor:
-        """Return the part of a buffer for a batch's raw bytes, (rows, row_bytes) uint8.  buffer: None allocates memory."""
+        """Return the part of a buffer for a batch's raw bytes, (rows, row_bytes) uint8.  buffer: None allocates
+        memory.
+        """
         size = rows * self.row_bytes
         return (torch.empty(size, dtype=torch.uint8) if buffer is None else buffer[:size]).view(-1, self.row_bytes)
 
     def decoded_part(self, buffer: Tensor | None, rows: int) -> Tensor | None:
-        """Return the part of a buffer for a batch's decoded values, (rows, width).  None if no decoding is needed or buffer is None."""
+        """Return the part of a buffer for a batch's decoded values, (rows, width).  None if no decoding is needed or
+        buffer is None.
+        """
         if self.dtype != "int8" or buffer is None:
             return None
         first = _aligned(rows * self.row_bytes)
-        return buffer[first : first + rows * self._decoded_row_bytes].view(decoded_dtype(self.dtype)).view(rows, self.width)
+        return (
+            buffer[first : first + rows * self._decoded_row_bytes]
+            .view(decoded_dtype(self.dtype))
+            .view(rows, self.width)
+        )
 
     @property
     def _decoded_row_bytes(self) -> int:

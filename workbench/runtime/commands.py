@@ -19,7 +19,9 @@ End = Literal["finished", "paused", "lost"]
 
 
 class Train(NamedTuple):
-    """Form a group with the other members and run a job.  A device's rank in the group is its position among the members."""
+    """Form a group with the other members and run a job.  A device's rank in the group is its position among the
+    members.
+    """
 
     generation: int
     members: tuple[int, ...]
@@ -34,7 +36,9 @@ class Prepare(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """Stop a generation's job before step `before`, or after the current step if the devices choose the step themselves."""
+    """Stop a generation's job before step `before`, or after the current step if the devices choose the step
+    themselves.
+    """
 
     generation: int
     before: int
@@ -89,7 +93,8 @@ class Prepared(NamedTuple):
 class Pong(NamedTuple):
     """The reply to a Ping; real devices fill it in.
 
-    charge: of the battery, 1 is full; None: mains power.  is_throttled: heat slows it down.  meter_j: joules used since any moment.
+    charge: of the battery, 1 is full; None: mains power.  is_throttled: heat slows it down.  meter_j: joules used since
+    any moment.
     memory_bytes: what the run may use in all, without the memory of other programs; None: as described.
     """
 
@@ -110,7 +115,9 @@ class Probed(NamedTuple):
 
 
 class Progress(TypedDict, total=False):
-    """What a device publishes for the user to see.  Real devices send no other keys; each is missing where it has no meaning."""
+    """What a device publishes for the user to see.  Real devices send no other keys; each is missing where it has no
+    meaning.
+    """
 
     phase: Annotated[str, Meta(max_length=300)]
     epoch: Step
@@ -125,7 +132,8 @@ class Progress(TypedDict, total=False):
 
 
 class Transfer(NamedTuple):
-    """One end of a message in a step.  pair: 'sender>receiver'.  time_s: when its sender began, or its receiver had it, on one clock.
+    """One end of a message in a step.  pair: 'sender>receiver'.  time_s: when its sender began, or its receiver had it,
+    on one clock.
 
     expected_s: by the cluster's description.
     """
@@ -152,7 +160,8 @@ class StepDone(NamedTuple):
 class Ended(NamedTuple):
     """The device's result for a generation's job.
 
-    part: data of the method; None if the device did not reach its first step.  why: what kept it from joining the others, or ''.
+    part: data of the method; None if the device did not reach its first step.  why: what kept it from joining the
+    others, or ''.
     """
 
     generation: Step
@@ -212,7 +221,8 @@ class Policy(Protocol):
     def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
         """Return the next generation: the remaining steps as a job for some of the ready devices.
 
-        number: of the generation, starting at 1.  factors: each device's measured slowdown relative to its profile, by rank; of links by
+        number: of the generation, starting at 1.  factors: each device's measured slowdown relative to its profile, by
+        rank; of links by
         'sender>receiver'; and the share of its memory that a device has for the run, by its name.
         Raises PlanError if the work does not fit on the devices.
         """
@@ -222,7 +232,9 @@ class Policy(Protocol):
         return generation.job
 
     def begun(self, generation: Generation) -> Generation:
-        """Record that a planned generation begins, and return it with its starting state.  Not every planned generation begins."""
+        """Record that a planned generation begins, and return it with its starting state.  Not every planned generation
+        begins.
+        """
 
     def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
         """Process a member's report on a step.  Every member may report on the same step."""
@@ -233,7 +245,12 @@ class Policy(Protocol):
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
         """Decide which steps are done and which must be repeated, after all members have ended or were lost."""
 
-    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
+    def differs(
+        self,
+        generation: Generation,
+        ready: tuple[int, ...],
+        factors: Mapping[int, float],
+    ) -> bool:
         """Return whether the devices' current speed calls for a new plan."""
 
 
@@ -241,8 +258,10 @@ class Policy(Protocol):
 class Change:
     """A device fault or return and its consequences, in seconds of the devices' clock.
 
-    what: such as 'kill beta'.  step: number of completed steps at that time; known: number of completed steps when it was noticed.
-    begun_s: start of the generation that followed; stopped_s: when the last member completed the last step before the change;
+    what: such as 'kill beta'.  step: number of completed steps at that time; known: number of completed steps when it
+    was noticed.
+    begun_s: start of the generation that followed; stopped_s: when the last member completed the last step before the
+    change;
     first: generation and step of the first step afterwards; resumed_s: when the last member completed it.
     For the other fields see core.report.Recovery.
     """

@@ -38,8 +38,10 @@ class RankContext:
     """The context of one rank in a run.
 
     interface: where gloo binds ('' lets gloo choose).  generation: number of the run.
-    clock_offset_s: added to this rank's monotonic clock, it gives rank 0's clock.  local_folder: where this rank stores large private
-    files ('' uses the job's folder).  dilation: all emulated devices and links run this many times slower, so that this machine can
+    clock_offset_s: added to this rank's monotonic clock, it gives rank 0's clock.  local_folder: where this rank stores
+    large private
+    files ('' uses the job's folder).  dilation: all emulated devices and links run this many times slower, so that this
+    machine can
     keep up; reported times are in emulated seconds (`now_s`).
     """
 
@@ -65,7 +67,9 @@ class RankContext:
         return time.monotonic() / self.dilation
 
     def publish(self, event: Any) -> None:
-        """Send an event to the parent.  Dict events may contain 'epoch' and 'step', which a later DeviceLostError reports."""
+        """Send an event to the parent.  Dict events may contain 'epoch' and 'step', which a later DeviceLostError
+        reports.
+        """
         if self.channel is not None:
             self.channel.send(event)
 

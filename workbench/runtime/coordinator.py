@@ -1,7 +1,10 @@
-"""Coordinate a run on devices that may die, leave, return or change their speed: assign the steps, and re-plan after each change.
+"""Coordinate a run on devices that may die, leave, return or change their speed: assign the steps, and re-plan after
+each change.
 
-Between two changes, in one generation, the devices work without the coordinator.  A generation ends when its work is done, when its
-members pause together, or when one of them is lost.  The method's Policy decides what the next generation does and what it repeats.
+Between two changes, in one generation, the devices work without the coordinator.  A generation ends when its work is
+done, when its
+members pause together, or when one of them is lost.  The method's Policy decides what the next generation does and what
+it repeats.
 """
 
 from __future__ import annotations
@@ -44,10 +47,13 @@ _TICK_S = 0.02
 
 @dataclass(kw_only=True)
 class Coordinator:
-    """Coordinates one run; cannot be reused.  say: receives messages for the user.  show: receives lost, leaving and returning devices.
+    """Coordinates one run; cannot be reused.  say: receives messages for the user.  show: receives lost, leaving and
+    returning devices.
 
-    adapts: whether to react to changes in speed.  turn: called in every loop iteration, returns whether the run continues; the policy
-    is then asked whether it wants another plan.  injected: receives each fault when it begins (True) or ends.  clock: time in seconds by
+    adapts: whether to react to changes in speed.  turn: called in every loop iteration, returns whether the run
+    continues; the policy
+    is then asked whether it wants another plan.  injected: receives each fault when it begins (True) or ends.  clock:
+    time in seconds by
     which faults are due; None: time since all devices were ready.
     """
 
@@ -71,7 +77,9 @@ class Coordinator:
     _unprepared: set[int] = field(default_factory=set)  # the members that are not prepared yet
     _pausing: bool = False
     _planned_with: dict[Any, float] = field(default_factory=dict)
-    _sent: dict[tuple[int, str, str], float] = field(default_factory=dict)  # one end's time of messages whose other end is not known yet
+    _sent: dict[tuple[int, str, str], float] = field(
+        default_factory=dict
+    )  # one end's time of messages whose other end is not known yet
     _deadline_s: float | None = None
     _probed_at: int = 0
     _begin_s: float = 0.0
@@ -156,7 +164,10 @@ class Coordinator:
         generation = self._generation
         match content:
             case StepDone() if content.step >= self.policy.num_steps:
-                self.fleet.end(rank, f"it reports step {content.step + 1} of {self.policy.num_steps}")
+                self.fleet.end(
+                    rank,
+                    f"it reports step {content.step + 1} of {self.policy.num_steps}",
+                )
             case StepDone():
                 if generation is not None and rank in generation.members:
                     self._stepped(generation, rank, content)
@@ -213,7 +224,10 @@ class Coordinator:
             return
         for kind in ("kill", "freeze", "leave"):
             self._noticed(kind, rank)
-        self.say(f"{self.fleet.name(rank)} is lost, in step {min(self.policy.step + 1, self.policy.num_steps)}{self.fleet.why(rank)}")
+        self.say(
+            f"{self.fleet.name(rank)} is lost, in step "
+            f"{min(self.policy.step + 1, self.policy.num_steps)}{self.fleet.why(rank)}"
+        )
         if generation is None or rank in self._ended:  # between two generations: the next one does without the device
             return
         self._lost.add(rank)
@@ -248,7 +262,11 @@ class Coordinator:
         if not ready:
             if self._awaits_some():
                 return
-            raise DeviceLostError(f"{asked}.", f"No device is left: {self.fleet.losses}.", "Run with --resume to go on from what is kept.")
+            raise DeviceLostError(
+                f"{asked}.",
+                f"No device is left: {self.fleet.losses}.",
+                "Run with --resume to go on from what is kept.",
+            )
         try:
             generation = self.policy.generation(self._number + 1, ready, self.pace.factors)
         except PlanError as error:
@@ -277,20 +295,40 @@ class Coordinator:
             self.say(f"From step {self.policy.step + 1} on: {generation.plan.at(self.policy.step).told(names)}")
         self._last_step = -1
         for place, rank in enumerate(generation.members):
-            self.fleet.command((rank,), Train(generation.number, generation.members, self.policy.part(generation, place)))
+            self.fleet.command(
+                (rank,),
+                Train(
+                    generation.number,
+                    generation.members,
+                    self.policy.part(generation, place),
+                ),
+            )
 
     def _require_progress(self) -> None:
-        """Raise DeviceLostError if several generations in a row ended without a completed step and without a lost device."""
-        self._fruitless = self._fruitless + 1 if self._number and self._last_step < 0 and not self._lost and not self._pausing else 0
+        """Raise DeviceLostError if several generations in a row ended without a completed step and without a lost
+        device.
+        """
+        self._fruitless = (
+            self._fruitless + 1 if self._number and self._last_step < 0 and not self._lost and not self._pausing else 0
+        )
         if self._fruitless > 2:
-            asked, found = f"Step {self.policy.step + 1} was to be done.", "The devices tried three times and did not come together."
-            raise DeviceLostError(asked, f"{found} {self._why}".rstrip(), "See whether the machine is very busy; run with --resume.")
+            asked, found = (
+                f"Step {self.policy.step + 1} was to be done.",
+                "The devices tried three times and did not come together.",
+            )
+            raise DeviceLostError(
+                asked,
+                f"{found} {self._why}".rstrip(),
+                "See whether the machine is very busy; run with --resume.",
+            )
 
     def _awaits_some(self) -> bool:
         return bool(self.fleet.awaited or self._preparing) or self.fleet.awaits_return()
 
     def _close_generation(self) -> None:
-        """Close the generation once every surviving member has reported its end: the policy then settles the completed steps."""
+        """Close the generation once every surviving member has reported its end: the policy then settles the completed
+        steps.
+        """
         generation = self._generation
         if generation is None or any(rank not in self._ended and rank not in self._lost for rank in generation.members):
             return
@@ -301,7 +339,10 @@ class Coordinator:
     def _pause(self) -> None:
         if self._generation is not None and not self._pausing:
             self._pausing = True
-            self.fleet.command(self._generation.members, Pause(self._generation.number, self.policy.step + 1))
+            self.fleet.command(
+                self._generation.members,
+                Pause(self._generation.number, self.policy.step + 1),
+            )
 
     def _follow_policy(self) -> None:
         """Start the generation that the policy now wants, once its members are prepared."""
@@ -315,7 +356,9 @@ class Coordinator:
                 self._make_ready(self.policy.generation(self._number + 1, ready, factors))
 
     def _plan_ahead(self) -> None:
-        """Prepare the generation without the leaving devices while the present one works, if the policy allows it; then pause."""
+        """Prepare the generation without the leaving devices while the present one works, if the policy allows it; then
+        pause.
+        """
         self._planned, self._unprepared = None, set()
         try:
             self._make_ready(self.policy.generation(self._number + 1, self._ready, self.pace.factors))
@@ -340,14 +383,23 @@ class Coordinator:
         self.injected(fault, begins)
         kind = fault.kind if begins else "restore" if fault.kind in WITH_FACTOR else "return"
         part = self.fleet.rank_or_pair(fault)
-        self.say(f"Fault: {kind} {self._name(part)}" + (f", {fault.factor:g} times" if begins and fault.kind in WITH_FACTOR else ""))
+        self.say(
+            f"Fault: {kind} {self._name(part)}"
+            + (f", {fault.factor:g} times" if begins and fault.kind in WITH_FACTOR else "")
+        )
         self._changed(kind, part)
 
     def _name(self, part: int | str) -> str:
         return part if isinstance(part, str) else self.fleet.name(part)
 
     def _changed(self, kind: str, part: int | str) -> None:
-        self._changes.append(Change(what=f"{kind} {self._name(part)}", step=self.policy.step, since_s=self.fleet.now_s()))
+        self._changes.append(
+            Change(
+                what=f"{kind} {self._name(part)}",
+                step=self.policy.step,
+                since_s=self.fleet.now_s(),
+            )
+        )
 
     def _look_after(self) -> None:
         """React to devices that changed their speed or memory, and end silent devices that others wait for."""
@@ -363,7 +415,11 @@ class Coordinator:
             return
         self._probe(generation)
         changed, factors = self.pace.changed(), self.pace.factors
-        shares = {name: share for name, share in self.fleet.memory_shares().items() if abs(share - factors.get(name, 1.0)) > LEAST_SHARE}
+        shares = {
+            name: share
+            for name, share in self.fleet.memory_shares().items()
+            if abs(share - factors.get(name, 1.0)) > LEAST_SHARE
+        }
         if not changed and not shares:
             return
         self.pace.accept(changed | shares)
@@ -378,7 +434,10 @@ class Coordinator:
             self.say(f"The devices go on as they are. {error.asked} {error.found}".rstrip("."))
             return
         if differs:
-            for kind, part in (*product(("slow", "restore"), changed), *product(("memory", "restore"), shares)):
+            for kind, part in (
+                *product(("slow", "restore"), changed),
+                *product(("memory", "restore"), shares),
+            ):
                 self._noticed(kind, part)
             self._pause()
 
@@ -397,6 +456,13 @@ class Coordinator:
 
     def _resumed(self, generation: Generation, step: int, now_s: float) -> None:
         for change in self._changes:
-            if change.begun_s is not None and change.first in (None, (generation.number, step)):
-                change.first, change.resumed_s, change.step_s = (generation.number, step), now_s, generation.predictor.seconds(step)
+            if change.begun_s is not None and change.first in (
+                None,
+                (generation.number, step),
+            ):
+                change.first, change.resumed_s, change.step_s = (
+                    (generation.number, step),
+                    now_s,
+                    generation.predictor.seconds(step),
+                )
                 change.stood_still_s = max(0.0, now_s - change.stopped_s - change.step_s)

@@ -36,7 +36,9 @@ class Controls:
         return self._pause_before is not None
 
     def begins(self, step: int) -> bool:
-        """Return whether to start a step.  False if all pause before it.  For jobs in which the devices do not agree on a last step."""
+        """Return whether to start a step.  False if all pause before it.  For jobs in which the devices do not agree on
+        a last step.
+        """
         with self._lock:
             self._step = step
             return self._pause_before is None or step < self._pause_before
@@ -67,7 +69,11 @@ class Controls:
     def give_up(self) -> None:
         """Abort the current step with an error."""
         with self._lock:
-            self._given_up = DeviceLostError("A step was under way.", "The devices are changing.", "It is made again.")
+            self._given_up = DeviceLostError(
+                "A step was under way.",
+                "The devices are changing.",
+                "It is made again.",
+            )
             if self._executor is not None:
                 self._executor.abort(self._given_up)
 
@@ -97,10 +103,18 @@ class Worker(Protocol):
     def __exit__(self, *exc: Any) -> None:
         """Release all resources."""
 
-    def train(self, context: RankContext, process_group: dist.ProcessGroup, job: Any, controls: Controls) -> tuple[c.End, Any]:
-        """Run a job as a member of `process_group`.  Returns how it ended, and the part that Ended reports to the policy.
+    def train(
+        self,
+        context: RankContext,
+        process_group: dist.ProcessGroup,
+        job: Any,
+        controls: Controls,
+    ) -> tuple[c.End, Any]:
+        """Run a job as a member of `process_group`.  Returns how it ended, and the part that Ended reports to the
+        policy.
 
-        context: with the rank and size of this group.  Publishes StepDone after each step.  If another device is lost, this method
+        context: with the rank and size of this group.  Publishes StepDone after each step.  If another device is lost,
+        this method
         either returns 'lost' or raises.
         """
 
@@ -108,7 +122,9 @@ class Worker(Protocol):
         """Load the data that the member at `place` needs for a job.  Runs in a separate thread during another job."""
 
     def slowness(self, factor: float, detail: Any) -> float | None:
-        """Return this device's slowdown relative to its profile, including the injected `factor`.  None if it cannot be measured."""
+        """Return this device's slowdown relative to its profile, including the injected `factor`.  None if it cannot be
+        measured.
+        """
 
 
 def serve_device(context: RankContext, worker: Worker) -> None:
@@ -122,11 +138,26 @@ def serve_device(context: RankContext, worker: Worker) -> None:
             if not isinstance(command, c.Train):
                 server.do(command)
                 continue
-            members, job, controls, why = command.members, command.job, server.controls, ""
-            member = replace(context, rank=members.index(context.rank), world_size=len(members), cluster=job.cluster)
+            members, job, controls, why = (
+                command.members,
+                command.job,
+                server.controls,
+                "",
+            )
+            member = replace(
+                context,
+                rank=members.index(context.rank),
+                world_size=len(members),
+                cluster=job.cluster,
+            )
             ended: tuple[c.End, Any] = "lost", None
             try:
-                with group(member, job.timeout_s, name=f"generation-{command.generation}", is_wanted=controls.is_wanted) as opened:
+                with group(
+                    member,
+                    job.timeout_s,
+                    name=f"generation-{command.generation}",
+                    is_wanted=controls.is_wanted,
+                ) as opened:
                     ended = worker.train(member, opened, job, controls)
             except (DeviceLostError, RuntimeSetupError, RuntimeError) as error:
                 if not isinstance(error, RuntimeSetupError) and not tells_of_peer(error):

@@ -14,7 +14,9 @@ from workbench.runtime.jobs import error_of
 
 
 class News(NamedTuple):
-    """News from a device: 'event' (a published event), 'ended' (an Outcome), 'died' (why, or None) or 'restarted' (None, or an error)."""
+    """News from a device: 'event' (a published event), 'ended' (an Outcome), 'died' (why, or None) or 'restarted'
+    (None, or an error).
+    """
 
     rank: int
     kind: Literal["event", "ended", "died", "restarted"]
@@ -59,7 +61,9 @@ class Devices(Protocol):
 
 
 class Told(NamedTuple):
-    """A change of a device: it is 'ready', is 'back', is 'leaving', has 'left' or was 'lost'; or an event that it 'said' (content)."""
+    """A change of a device: it is 'ready', is 'back', is 'leaving', has 'left' or was 'lost'; or an event that it
+    'said' (content).
+    """
 
     rank: int
     what: Literal["ready", "back", "leaving", "left", "lost", "said"]
@@ -69,7 +73,8 @@ class Told(NamedTuple):
 PING_EVERY_S, SILENCE_S = 0.5, 2.0
 """Seconds between two pings of a device, and the silence in seconds after which a device is ended."""
 _SLOW_ANSWERS = 4.0
-"""The silence time-out is at least this multiple of the slowest recent reply, because on a busy host all replies are late."""
+"""The silence time-out is at least this multiple of the slowest recent reply, because on a busy host all replies are
+late."""
 _TURN_S = 0.2
 """If the coordinator listens less often than this, a busy host has delayed the coordinator itself."""
 _STARVED_SHARE, _MOST_STARVED = 0.02, 10.0
@@ -86,7 +91,8 @@ RETURNS = 3
 class Watch:
     """The devices' jobs as their leader sees them: it pings them, and ends those that do not reply.
 
-    names: of the devices.  silence_s: a device that is silent for longer is ended.  reasons: why devices were lost, by rank.
+    names: of the devices.  silence_s: a device that is silent for longer is ended.  reasons: why devices were lost, by
+    rank.
     """
 
     def __init__(self, devices: Devices, names: Sequence[str], silence_s: float) -> None:
@@ -147,7 +153,10 @@ class Watch:
                     self._devices.command(rank, Ping())
             elif now_s - self._pinged_s[rank] > silence_s:
                 self._pinged_s[rank] = now_s
-                before_s, self._cpu_s[rank] = self._cpu_s[rank], self._devices.cpu_s(rank)
+                before_s, self._cpu_s[rank] = (
+                    self._cpu_s[rank],
+                    self._devices.cpu_s(rank),
+                )
                 is_starved = self._cpu_s[rank] - before_s > _STARVED_SHARE * silence_s
                 if not is_starved or now_s - self._asked_s[rank] > _MOST_STARVED * silence_s:
                     self.end(rank, f"no sign of life for {now_s - self._asked_s[rank]:.0f} s")
@@ -172,11 +181,17 @@ class Fleet(Watch):
     ) -> None:
         """names: of the devices.  silence_s: see Watch; by default as the devices say.
 
-        num_restarts: how often a device is restarted after its process dies or its job fails; with 0 a job's error is raised.
-        described: the devices, for those that leave by themselves (see departures), and real ones, which may come back (see RETURNS).
+        num_restarts: how often a device is restarted after its process dies or its job fails; with 0 a job's error is
+        raised.
+        described: the devices, for those that leave by themselves (see departures), and real ones, which may come back
+        (see RETURNS).
         """
         super().__init__(devices, names, devices.silence_s if silence_s is None else silence_s)
-        self.faults, self._num_restarts, self._described = faults, num_restarts, described
+        self.faults, self._num_restarts, self._described = (
+            faults,
+            num_restarts,
+            described,
+        )
         self.ready: set[int] = set()
         self.leaving: set[int] = set()
         self.awaited: set[int] = set()
@@ -208,7 +223,9 @@ class Fleet(Watch):
         return ", ".join(name for rank, name in enumerate(self._names) if rank not in self.ready)
 
     def awaits_return(self) -> bool:
-        """Return whether a device that is down will return even if no step is completed.  Returns that were due at a step happen now."""
+        """Return whether a device that is down will return even if no step is completed.  Returns that were due at a
+        step happen now.
+        """
         return any([rank in self.ready or rank in self.leaving or self.faults.hasten(rank) for rank in self._kept_down])
 
     def command(self, ranks: Iterable[int], message: Any) -> None:
@@ -302,7 +319,13 @@ class Fleet(Watch):
             if fault.kind == "memory":
                 pass  # see memory_shares
             elif fault.kind == "slow":
-                self.command((rank,), Slow(self.faults.factor(rank, fault.to), "" if fault.to is None else self._names[fault.to]))
+                self.command(
+                    (rank,),
+                    Slow(
+                        self.faults.factor(rank, fault.to),
+                        "" if fault.to is None else self._names[fault.to],
+                    ),
+                )
             elif begins and is_there:
                 self._kept_down.add(rank)
                 if fault.kind == "leave":
@@ -325,7 +348,11 @@ class Fleet(Watch):
     def metered_j(self) -> dict[str, float]:
         """Return the joules that each device with a meter has used since its first reply, for whatever purpose."""
         read = {self._names[rank]: (self._first[rank].meter_j, last.meter_j) for rank, last in self._health.items()}
-        return {name: last - first for name, (first, last) in read.items() if first is not None and last is not None and last > first}
+        return {
+            name: last - first
+            for name, (first, last) in read.items()
+            if first is not None and last is not None and last > first
+        }
 
     def memory_shares(self) -> dict[str, float]:
         """Return the share of its described memory that each device has for the run now, by its name.
@@ -334,7 +361,10 @@ class Fleet(Watch):
         """
         found = {}
         for rank in sorted(self.ready) if self._described else ():
-            device, read = self._described[rank], self._health.get(rank, Pong()).memory_bytes
+            device, read = (
+                self._described[rank],
+                self._health.get(rank, Pong()).memory_bytes,
+            )
             share = 1.0 if read is None else min(1.0, max(0, read) / device.memory_bytes)
             found[device.name] = share / self.faults.factor(rank, kind="memory")
         return found
@@ -342,7 +372,8 @@ class Fleet(Watch):
     def departures(self, now_s: float) -> list[tuple[int, str]]:
         """Let devices leave on notice whose charge is too low, or that heat slows down; return each with its reason.
 
-        now_s: since the run began.  The charge of an emulated device falls as if it computed all the time; an injected slowdown counts as
+        now_s: since the run began.  The charge of an emulated device falls as if it computed all the time; an injected
+        slowdown counts as
         heat.
         """
         found = []
@@ -367,6 +398,11 @@ class Fleet(Watch):
 
 def fleet_of(devices: Devices, cluster: Cluster, job: Job) -> Fleet:
     """Return a cluster's devices with the faults that a job requests."""
-    names, faults = [device.name for device in cluster.devices], FaultSchedule(parse_faults(job.faults, cluster))
-    is_described = cluster.is_real or not devices.is_real  # a rank of torchrun has no battery or throttle that is known here
+    names, faults = (
+        [device.name for device in cluster.devices],
+        FaultSchedule(parse_faults(job.faults, cluster)),
+    )
+    is_described = (
+        cluster.is_real or not devices.is_real
+    )  # a rank of torchrun has no battery or throttle that is known here
     return Fleet(devices, names, faults, described=cluster.devices if is_described else ())

@@ -1,6 +1,7 @@
 """Find devices in the local network by multicast DNS (zeroconf), and announce one.
 
-A device that is found is a candidate: nothing is sent to it, and its host key is accepted only by `workbench kit check --trust`.
+A device that is found is a candidate: nothing is sent to it, and its host key is accepted only by `workbench kit check
+--trust`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ MOST_ADDRESSES = 1024
 
 
 class Candidate(NamedTuple):
-    """A device found in the network.  about: the device's description of itself, '' if it gives none; not to be trusted."""
+    """A device found in the network.  about: the device's description of itself, '' if it gives none; not to be
+    trusted.
+    """
 
     name: str
     address: str
@@ -56,10 +59,17 @@ def about_this_machine(framework: str = "torch") -> dict[str, str]:
 
 
 @contextmanager
-def announced(name: str, about: Mapping[str, str], *, port: int = SSH_PORT, interfaces: Sequence[str] | None = None) -> Iterator[str]:
+def announced(
+    name: str,
+    about: Mapping[str, str],
+    *,
+    port: int = SSH_PORT,
+    interfaces: Sequence[str] | None = None,
+) -> Iterator[str]:
     """Announce this device under a name inside the block; yield its addresses, separated by commas.
 
-    interfaces: addresses of the network interfaces to use; None: all.  Raises ConfigError if the name is taken or invalid.
+    interfaces: addresses of the network interfaces to use; None: all.  Raises ConfigError if the name is taken or
+    invalid.
     """
     import zeroconf
 
@@ -71,14 +81,27 @@ def announced(name: str, about: Mapping[str, str], *, port: int = SSH_PORT, inte
     try:
         addresses = [ipaddress.ip_address(one).packed for one in found]
         service = zeroconf.ServiceInfo(
-            OURS, f"{name}.{OURS}", port=port, addresses=addresses, properties=dict(about), server=f"{name}.local."
+            OURS,
+            f"{name}.{OURS}",
+            port=port,
+            addresses=addresses,
+            properties=dict(about),
+            server=f"{name}.local.",
         )
         network.register_service(service)
         yield ", ".join(found)
     except zeroconf.NonUniqueNameException:
-        raise ConfigError(asked, "Another device in this network has that name.", "Choose another with --name.") from None
+        raise ConfigError(
+            asked,
+            "Another device in this network has that name.",
+            "Choose another with --name.",
+        ) from None
     except zeroconf.BadTypeInNameException:
-        raise ConfigError(asked, "That cannot be a device's name.", "Take letters, digits and hyphens.") from None
+        raise ConfigError(
+            asked,
+            "That cannot be a device's name.",
+            "Take letters, digits and hyphens.",
+        ) from None
     finally:
         network.close()
 
@@ -87,7 +110,11 @@ def discover(search_s: float = SEARCH_S, *, interfaces: Sequence[str] | None = N
     """Return the devices found within `search_s` seconds, by address.  Raises RuntimeSetupError without a network."""
     import zeroconf
 
-    network, seen, lock = _network("Devices in this network were looked for.", interfaces), set[tuple[str, str]](), threading.Lock()
+    network, seen, lock = (
+        _network("Devices in this network were looked for.", interfaces),
+        set[tuple[str, str]](),
+        threading.Lock(),
+    )
 
     def note(zeroconf: Any, service_type: str, name: str, state_change: Any) -> None:
         with lock:
@@ -98,12 +125,22 @@ def discover(search_s: float = SEARCH_S, *, interfaces: Sequence[str] | None = N
         time.sleep(search_s)
         browser.cancel()
         found: dict[str, Candidate] = {}
-        for kind, name in sorted(seen, key=lambda one: (KINDS.index(one[0]), one[1])):  # our kind first: it has more details
+        for kind, name in sorted(
+            seen, key=lambda one: (KINDS.index(one[0]), one[1])
+        ):  # our kind first: it has more details
             service = network.get_service_info(kind, name, timeout=1000)
             for address in service.parsed_addresses(zeroconf.IPVersion.V4Only) if service is not None else ():
                 about = {key: value or "" for key, value in service.decoded_properties.items()} if kind == OURS else {}
                 port = service.port if kind != KINDS[2] else SSH_PORT
-                found.setdefault(address, Candidate(name.removesuffix(f".{kind}").partition(" ")[0], address, port, about))
+                found.setdefault(
+                    address,
+                    Candidate(
+                        name.removesuffix(f".{kind}").partition(" ")[0],
+                        address,
+                        port,
+                        about,
+                    ),
+                )
         return tuple(found[address] for address in sorted(found, key=ipaddress.ip_address))
     finally:
         network.close()
@@ -113,18 +150,31 @@ def named_alike(found: Sequence[Candidate]) -> str:
     """Return a sentence for each name with several addresses; '' if there is none."""
     places = {one.name: ", ".join(other.address for other in found if other.name == one.name) for one in found}
     alike = [f"'{shown(name)}' has the addresses {own}." for name, own in places.items() if ", " in own]
-    return " ".join([*alike, "Take one for each device; a second device of that name needs another (--announce --name)."] if alike else [])
+    return " ".join(
+        [
+            *alike,
+            "Take one for each device; a second device of that name needs another (--announce --name).",
+        ]
+        if alike
+        else []
+    )
 
 
 def listening(subnet: str) -> list[str]:
     """Return the addresses of a subnet (10.0.0.0/24) at which something listens at SSH's port.  Raises ConfigError."""
     asked = f"The devices of '{subnet}' were looked for."
     try:
-        hosts = [str(one) for one in itertools.islice(ipaddress.ip_network(subnet, strict=False).hosts(), MOST_ADDRESSES + 1)]
+        hosts = [
+            str(one) for one in itertools.islice(ipaddress.ip_network(subnet, strict=False).hosts(), MOST_ADDRESSES + 1)
+        ]
     except ValueError as error:
         raise ConfigError(asked, f"It is no subnet: {error}.", "Write it as 10.0.0.0/24.") from None
     if len(hosts) > MOST_ADDRESSES:
-        raise ConfigError(asked, f"It has more than {MOST_ADDRESSES} addresses.", "Write a smaller one, or the devices' addresses.")
+        raise ConfigError(
+            asked,
+            f"It has more than {MOST_ADDRESSES} addresses.",
+            "Write a smaller one, or the devices' addresses.",
+        )
 
     def answers(host: str) -> bool:
         try:
@@ -145,7 +195,9 @@ def _network(asked: str, interfaces: Sequence[str] | None) -> Any:
         return zeroconf.Zeroconf(interfaces=chosen, ip_version=zeroconf.IPVersion.V4Only)
     except OSError as error:
         raise RuntimeSetupError(
-            asked, f"Multicast is not possible: {error.strerror}.", "Connect this machine to the devices' network."
+            asked,
+            f"Multicast is not possible: {error.strerror}.",
+            "Connect this machine to the devices' network.",
         ) from None
 
 

@@ -1,8 +1,12 @@
-"""The process of an emulated device, which becomes an engine (see pipe_engine), and the template from which it is forked.
+"""The process of an emulated device, which becomes an engine (see pipe_engine), and the template from which it is
+forked.
 
-Importing torch and transformers takes seconds of processor time, the same for every engine.  A fork takes milliseconds, and the
-imported libraries are in memory only once.  The template starts no thread, so that its children can enter namespaces and start threads.
-An engine enters its namespace and ends with its owner.  Where the system cannot fork it is started by --folder FOLDER --rank RANK.
+Importing torch and transformers takes seconds of processor time, the same for every engine.  A fork takes milliseconds,
+and the
+imported libraries are in memory only once.  The template starts no thread, so that its children can enter namespaces
+and start threads.
+An engine enters its namespace and ends with its owner.  Where the system cannot fork it is started by --folder FOLDER
+--rank RANK.
 """
 
 from __future__ import annotations
@@ -72,7 +76,11 @@ def _die_with(owner: ProcessId) -> None:
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-LIBRARIES = ("torch.distributed", "workbench.methods.calls", "workbench.runtime.pipe_engine")
+LIBRARIES = (
+    "torch.distributed",
+    "workbench.methods.calls",
+    "workbench.runtime.pipe_engine",
+)
 """Modules that every engine imports."""
 IMPORT_ONLY = -1
 """Used instead of a rank: import the modules and answer 0."""
@@ -82,7 +90,9 @@ _MOST_REQUEST_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
-    """A request for an engine.  modules: imported by the template, for this engine and all later ones; log: path of its log file."""
+    """A request for an engine.  modules: imported by the template, for this engine and all later ones; log: path of its
+    log file.
+    """
 
     folder: str
     rank: int
@@ -98,9 +108,11 @@ class EngineRequest:
 
 
 def serve_template(owner: int) -> tuple[EngineRequest, int] | None:
-    """Fork an engine for each request on stdin, a socket, and answer with its process number, until it ends or our parent dies.
+    """Fork an engine for each request on stdin, a socket, and answer with its process number, until it ends or our
+    parent dies.
 
-    A request comes with the descriptor of the engine's end of a socket pair.  Return both in the engine, None at the end.
+    A request comes with the descriptor of the engine's end of a socket pair.  Return both in the engine, None at the
+    end.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     setproctitle("workbench engine template")

@@ -13,7 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError, DeviceLostError, GroupNotFormedError, RuntimeSetupError
+from workbench.core.errors import (
+    ConfigError,
+    DeviceLostError,
+    GroupNotFormedError,
+    RuntimeSetupError,
+)
 from workbench.runtime import commands as c
 from workbench.runtime.context import RankContext
 from workbench.runtime.devices import SILENCE_S, News, Watch
@@ -30,7 +35,8 @@ _CLOSE_S = 10.0
 """How long jobs that were asked to end are waited for."""
 _POLL_S = 0.05
 GRACE_S = 2.0
-"""After the first failure of a call, the other devices get this long to end by themselves, and perhaps to report a better cause."""
+"""After the first failure of a call, the other devices get this long to end by themselves, and perhaps to report a
+better cause."""
 FROZEN_S = 20.0
 """A device that is silent for so long during a call is given up: its peers may wait for it without a time-out."""
 
@@ -40,10 +46,12 @@ class _NothingDone(Exception):
 
 
 class Engines(ABC):
-    """The engines of a cluster, one for each device.  `run` and `service` may be used any number of times, one at a time.
+    """The engines of a cluster, one for each device.  `run` and `service` may be used any number of times, one at a
+    time.
 
     patience_s: how long the jobs of a run that failed are waited for before their engines are ended.
-    silence_s: a device that does not reply to its coordinator for longer is given up.  timeout_s: the least time-out of its jobs.
+    silence_s: a device that does not reply to its coordinator for longer is given up.  timeout_s: the least time-out of
+    its jobs.
     loses_devices: a run goes on without a device that is lost.
     fidelity: 'kernel' or 'paced' for emulated devices, 'real' for real ones, which are not slowed down.
     table: the functions that they may be asked to call.
@@ -69,7 +77,9 @@ class Engines(ABC):
         """Return the devices by rank.  Empty if no engine runs."""
 
     def call(self, function: Callable[..., Any], payload: Any) -> tuple[Call, Any]:
-        """Return a function as these engines may be asked to call it, and its payload.  Raises RuntimeSetupError for any other."""
+        """Return a function as these engines may be asked to call it, and its payload.  Raises RuntimeSetupError for
+        any other.
+        """
         return self.table.call(function), payload
 
     @abstractmethod
@@ -113,18 +123,23 @@ class Engines(ABC):
         """Run function(context, payloads[rank]) on every device at once; return the results by rank.
 
         on_event(rank, event): called in this process with the events that ranks publish.
-        Raises the device's own WorkbenchError, DeviceLostError when a device or its engine is lost, RuntimeSetupError, or another error
+        Raises the device's own WorkbenchError, DeviceLostError when a device or its engine is lost, RuntimeSetupError,
+        or another error
         of the function with a note that names the device.
-        If the job's process group does not form before any rank has published an event, the job runs once more on new engines.
+        If the job's process group does not form before any rank has published an event, the job runs once more on new
+        engines.
         """
         if len(payloads) != self.cluster.world_size:
             raise ConfigError(
-                f"A job with {len(payloads)} payloads was asked for.", f"The cluster has {self.cluster.size_words}.", "Give one each."
+                f"A job with {len(payloads)} payloads was asked for.",
+                f"The cluster has {self.cluster.size_words}.",
+                "Give one each.",
             )
         try:
             return self._run(function, payloads, on_event)
         except _NothingDone:
-            # Seen on busy machines: gloo's connections hang in one process, and then in every later group of that process.
+            # Seen on busy machines: gloo's connections hang in one process, and then in every later group of that
+            # process.
             self._give_up()
         try:
             return self._run(function, payloads, on_event)
@@ -132,10 +147,20 @@ class Engines(ABC):
             assert error.__cause__ is not None
             raise error.__cause__ from None
 
-    def _run(self, function: Callable[[RankContext, P], R], payloads: Sequence[P], on_event: Callable[[int, Any], None] | None) -> list[R]:
+    def _run(
+        self,
+        function: Callable[[RankContext, P], R],
+        payloads: Sequence[P],
+        on_event: Callable[[int, Any], None] | None,
+    ) -> list[R]:
         """Run a job once.  Raises _NothingDone if the process group did not form and no rank had published an event."""
         with self.service(function, payloads) as service:
-            calls = Calls(service, self.device_names, getattr(function, "__name__", "the job"), on_event)
+            calls = Calls(
+                service,
+                self.device_names,
+                getattr(function, "__name__", "the job"),
+                on_event,
+            )
             try:
                 return calls.results()
             except GroupNotFormedError as error:
@@ -145,7 +170,8 @@ class Engines(ABC):
 
     @contextlib.contextmanager
     def service(self, function: Callable[..., Any], payloads: Sequence[Any] = ()) -> Iterator[EngineService]:
-        """Lend the engines to a service: a separate job on each engine, which may die and be restarted while the others continue.
+        """Lend the engines to a service: a separate job on each engine, which may die and be restarted while the others
+        continue.
 
         The job is function(context, payloads[rank]); without payloads each is None.
 
@@ -154,7 +180,9 @@ class Engines(ABC):
         """
         if not self._busy.acquire(blocking=False):
             raise RuntimeSetupError(
-                "A job was asked for.", "These engines are running another.", "Wait for it, or stop it with request_stop()."
+                "A job was asked for.",
+                "These engines are running another.",
+                "Wait for it, or stop it with request_stop().",
             )
         try:
             self._prepare()
@@ -183,7 +211,11 @@ class EngineService:
     def __init__(self, engines: Engines, function: Callable[..., Any], payloads: Sequence[Any]) -> None:
         self._engines, self._inbox = engines, engines.inbox
         self._function, self._payloads = function, payloads
-        self.silence_s, self.timeout_s, self.is_real = engines.silence_s, engines.timeout_s, engines.fidelity == "real"
+        self.silence_s, self.timeout_s, self.is_real = (
+            engines.silence_s,
+            engines.timeout_s,
+            engines.fidelity == "real",
+        )
         self.now_s = engines.now_s
         self.running: set[int] = set()
         self._restarts: set[int] = set()
@@ -202,7 +234,11 @@ class EngineService:
         if seat.why:  # lost since it was looked at
             self._inbox.put(rank, "died", seat.why)
         seat.bring(paths)
-        seat.send("call", encode(CallMessage(function=call.name, context=context, payload=encoded)), seat.number)
+        seat.send(
+            "call",
+            encode(CallMessage(function=call.name, context=context, payload=encoded)),
+            seat.number,
+        )
 
     def command(self, rank: int, content: Any) -> bool:
         """Send a command to a rank's job, after the files that it names.  Returns False if the rank has no job.
@@ -235,7 +271,13 @@ class EngineService:
             elif rank not in self.running:
                 continue
             elif kind == "event":
-                news.append(News(rank, "event", content.value() if isinstance(content, Own) else content))
+                news.append(
+                    News(
+                        rank,
+                        "event",
+                        content.value() if isinstance(content, Own) else content,
+                    )
+                )
             elif kind == "died":
                 self.running.discard(rank)
                 news.append(News(rank, "died", content))
@@ -293,7 +335,9 @@ class EngineService:
             seat.send("stop", number=seat.number)
 
     def close(self, timeout_s: float = _CLOSE_S) -> None:
-        """Ask the jobs to end, give up restarts, and wait for both.  `running` has the ranks whose jobs have not ended then."""
+        """Ask the jobs to end, give up restarts, and wait for both.  `running` has the ranks whose jobs have not ended
+        then.
+        """
         deadline_s = time.monotonic() + timeout_s
         self._closing.set()
         for rank in tuple(self._restarts):
@@ -304,9 +348,17 @@ class EngineService:
 
 
 class Calls(Watch):
-    """One call on each device, all at once (see Engines.run).  what: the function's name.  last_events: the last of each device."""
+    """One call on each device, all at once (see Engines.run).  what: the function's name.  last_events: the last of
+    each device.
+    """
 
-    def __init__(self, service: EngineService, names: Sequence[str], what: str, on_event: Callable[[int, Any], None] | None) -> None:
+    def __init__(
+        self,
+        service: EngineService,
+        names: Sequence[str],
+        what: str,
+        on_event: Callable[[int, Any], None] | None,
+    ) -> None:
         super().__init__(service, names, FROZEN_S)
         self._service, self._what, self._on_event = service, what, on_event
         self._results: dict[int, Any] = {}
@@ -327,7 +379,10 @@ class Calls(Watch):
                 grace_s = time.monotonic() + GRACE_S
                 self._service.request_stop()
         if pending and not self._died and only_peers_blamed(self._failures):
-            raise self._lost(self.silent(pending), "It fell silent: its peers waited for it until the group's timeout.")
+            raise self._lost(
+                self.silent(pending),
+                "It fell silent: its peers waited for it until the group's timeout.",
+            )
         if self._failures:
             raise self._failures[root_cause(self._failures, frozenset(self._died))]
         return [self._results[rank] for rank in range(len(self._names))]
@@ -358,12 +413,15 @@ class Calls(Watch):
             self._failures[rank] = error_of(content, self._names[rank])
 
     def _lost(self, rank: int, found: str) -> DeviceLostError:
-        """Return the error for a lost engine, with the last step that it reported (both numbers from 1, as in progress reports)."""
+        """Return the error for a lost engine, with the last step that it reported (both numbers from 1, as in progress
+        reports).
+        """
         event = self.last_events.get(rank)
         event = event if isinstance(event, Mapping) else {}
         place = ", ".join(f"{name} {event[name] + 1}" for name in ("epoch", "step") if isinstance(event.get(name), int))
         return DeviceLostError(
-            f"Device '{self._names[rank]}' (rank {rank}) was running {self._what}, {place or 'before its first step was reported'}.",
+            f"Device '{self._names[rank]}' (rank {rank}) was running {self._what}, "
+            f"{place or 'before its first step was reported'}.",
             found,
             "Run again: engines restart by themselves.",
         )

@@ -1,4 +1,6 @@
-"""One running set of emulated devices: an engine for each, their links, run folder and janitor, all started and ended together."""
+"""One running set of emulated devices: an engine for each, their links, run folder and janitor, all started and ended
+together.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,24 @@ from pathlib import Path
 
 from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import MessageError, RuntimeSetupError
-from workbench.core.run_folder import ProcessId, make_run_folder, note_process, remove_run_folder, start_janitor
+from workbench.core.run_folder import (
+    ProcessId,
+    make_run_folder,
+    note_process,
+    remove_run_folder,
+    start_janitor,
+)
 from workbench.core.serial import to_json, write_text
 from workbench.runtime.engine import SETTINGS_FILE, START_TIMEOUT_S, EngineSettings
 from workbench.runtime.engine_starter import EnginesLate, EngineStarter, log_of
 from workbench.runtime.frames import FILE_CHUNK, Asked, FilePart, foreign
 from workbench.runtime.memory import MemoryReading, read_memory
-from workbench.runtime.network import EmulatedNetwork, Endpoint, Fidelity, require_loopback
+from workbench.runtime.network import (
+    EmulatedNetwork,
+    Endpoint,
+    Fidelity,
+    require_loopback,
+)
 from workbench.runtime.seats import Inbox, Seat
 from workbench.runtime.work_folder import is_full_disk
 
@@ -29,12 +42,18 @@ _LOG_TAIL_LINES = 15
 
 
 class _Pipe:
-    """Our end of an engine's socket pair.  One thread reads and one writes, so that an engine that does not read holds up nobody.
+    """Our end of an engine's socket pair.  One thread reads and one writes, so that an engine that does not read holds
+    up nobody.
 
     hear(data): called with what comes.  ended(error): called once, with the error of `hear` if there was one.
     """
 
-    def __init__(self, end: socket.socket, hear: Callable[[memoryview], None], ended: Callable[[Exception | None], None]) -> None:
+    def __init__(
+        self,
+        end: socket.socket,
+        hear: Callable[[memoryview], None],
+        ended: Callable[[Exception | None], None],
+    ) -> None:
         self._end, self._hear, self._ended = end, hear, ended
         self._unsent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._read, self._write)]
@@ -103,7 +122,13 @@ class PipeSeat(Seat):
 
     def _ended(self, error: Exception | None) -> None:
         self.kill()
-        told = None if error is None else error.found if isinstance(error, MessageError) else f"What it sent led to: {error}."
+        told = (
+            None
+            if error is None
+            else error.found
+            if isinstance(error, MessageError)
+            else f"What it sent led to: {error}."
+        )
         self._gone(told or "its engine was killed or crashed.", told)
 
     def _ask(self, asked: Asked, reply: Callable[[bytes], None]) -> None:
@@ -229,7 +254,9 @@ class EngineSession:
             raise RuntimeSetupError(
                 f"Engines for cluster '{self.cluster.name}' were being started.",
                 f"The system refused: {error}.",
-                "Make room in the temporary folder, or set TMPDIR to another." if is_full_disk(error) else "Run workbench doctor.",
+                "Make room in the temporary folder, or set TMPDIR to another."
+                if is_full_disk(error)
+                else "Run workbench doctor.",
             ) from error
         except BaseException:
             self.close()
@@ -257,10 +284,16 @@ class EngineSession:
             seat.wait(max(0.0, deadline_s - time.monotonic()))
 
     def start_engine(self, rank: int, end: socket.socket, timeout_s: float) -> ProcessId:
-        """Start a rank's engine in its namespace.  end: of a socket pair.  Raises RuntimeSetupError, or EnginesLate after timeout_s."""
+        """Start a rank's engine in its namespace.  end: of a socket pair.  Raises RuntimeSetupError, or EnginesLate
+        after timeout_s.
+        """
         with self._starting:  # so that none is started behind the back of `close`
             if self._starter is None:
-                raise RuntimeSetupError("An engine was to be started again.", "It was given up.", "Start the engines again.")
+                raise RuntimeSetupError(
+                    "An engine was to be started again.",
+                    "It was given up.",
+                    "Start the engines again.",
+                )
             try:
                 return self._starter.start(rank, end, timeout_s)
             except EnginesLate as error:

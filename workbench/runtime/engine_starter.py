@@ -25,8 +25,14 @@ _ENGINE_MODULE = "workbench.runtime.engine"
 _SHARED = ("transformers.modeling_utils", "peft")
 """Libraries that the template imports once this process has imported them, because jobs will then need them, too."""
 _CAN_FORK = sys.platform == "linux"
-_OF_A_RUN = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "WORKBENCH_CACHE", "WORKBENCH_DILATION")
-"""Variables that change nothing in what libraries import.  A changed value of any other variable requires a new template.
+_OF_A_RUN = (
+    "PYTEST_CURRENT_TEST",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "WORKBENCH_CACHE",
+    "WORKBENCH_DILATION",
+)
+"""Variables that change nothing in what libraries import.  A changed value of any other variable requires a new
+template.
 
 torch itself sets TORCHINDUCTOR_CACHE_DIR when this process imports its compiler.
 """
@@ -62,7 +68,9 @@ def settle(timeout_s: float = 60.0) -> None:
 
 
 def end_template() -> None:
-    """End the template process from which engines are forked.  It otherwise ends with this process.  The next start creates a new one."""
+    """End the template process from which engines are forked.  It otherwise ends with this process.  The next start
+    creates a new one.
+    """
     _template().end()
 
 
@@ -79,12 +87,25 @@ class EngineStarter:
         end: of a socket pair, becomes its stdin and stdout.
         """
         if _CAN_FORK:
-            request = _request(self._environment, folder=str(self._folder), rank=rank, log=str(log_of(self._folder, rank)))
+            request = _request(
+                self._environment,
+                folder=str(self._folder),
+                rank=rank,
+                log=str(log_of(self._folder, rank)),
+            )
             engine = ProcessId.of(_template().fork(request, end, timeout_s))
         else:
             self._started = [process for process in self._started if process.poll() is None]
             with open(log_of(self._folder, rank), "ab") as log:
-                process = _open(self._environment, end, log, "--folder", str(self._folder), "--rank", str(rank))
+                process = _open(
+                    self._environment,
+                    end,
+                    log,
+                    "--folder",
+                    str(self._folder),
+                    "--rank",
+                    str(rank),
+                )
             self._started.append(process)
             engine = ProcessId.of(process.pid)
         note_process(self._folder, engine)
@@ -104,7 +125,9 @@ def log_of(folder: Path, rank: int) -> Path:
 
 
 class _Template:
-    """The engine template of this process.  It ends with the process, and is restarted if it died or the environment changed."""
+    """The engine template of this process.  It ends with the process, and is restarted if it died or the environment
+    changed.
+    """
 
     def __init__(self) -> None:
         self._owner_pid = os.getpid()
@@ -173,14 +196,22 @@ class _Template:
         assert self._errors is not None and self._socket is not None
         asked, answer = "An engine was to be started.", b""
         if not select.select([self._socket], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
-            raise EnginesLate(asked, "The process that starts engines was not ready in time.", "Close other programs and try again.")
+            raise EnginesLate(
+                asked,
+                "The process that starts engines was not ready in time.",
+                "Close other programs and try again.",
+            )
         with contextlib.suppress(OSError):
             answer = self._socket.recv(100)
         if not answer:
             process.wait()
             self._errors.seek(0)
             said = " | ".join(self._errors.read().decode(errors="replace").splitlines()[-5:]) or "it said nothing"
-            raise RuntimeSetupError(asked, f"The process that starts engines ended: {said}.", "Run workbench doctor.")
+            raise RuntimeSetupError(
+                asked,
+                f"The process that starts engines ended: {said}.",
+                "Run workbench doctor.",
+            )
         return int(answer)
 
     def _open(self, environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -191,7 +222,9 @@ class _Template:
             self._environment, self._errors = lasting, tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
             atexit.unregister(self._close)
             atexit.register(self._close)
-            self._socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # each message whole, with its descriptor
+            self._socket, theirs = socket.socketpair(
+                type=socket.SOCK_SEQPACKET
+            )  # each message whole, with its descriptor
             with theirs:
                 self._process = _open(environment, theirs, self._errors, str(self._owner_pid))
         return self._process
@@ -229,7 +262,13 @@ def _open(environment: dict[str, str], end: socket.socket, log: IO[bytes], *argu
     )
 
 
-def _request(environment: dict[str, str], *, folder: str = "", rank: int = IMPORT_ONLY, log: str = "") -> EngineRequest:
+def _request(
+    environment: dict[str, str],
+    *,
+    folder: str = "",
+    rank: int = IMPORT_ONLY,
+    log: str = "",
+) -> EngineRequest:
     return EngineRequest(
         folder=folder,
         rank=rank,

@@ -1,4 +1,6 @@
-"""Engines for emulated devices, kept alive for a whole notebook: run a job on every device and recover from dead engines."""
+"""Engines for emulated devices, kept alive for a whole notebook: run a job on every device and recover from dead
+engines.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from workbench.runtime.network import Fidelity, probe
 from workbench.runtime.own_calls import Own, run_own
 
 IDLE_S = 60.0
-"""Engines end after being idle for this long, and the next run restarts them.  After a run those of four devices take 0.6 GB."""
+"""Engines end after being idle for this long, and the next run restarts them.  After a run those of four devices take
+0.6 GB."""
 
 
 class EngineCluster(Engines):
@@ -51,7 +54,8 @@ class EngineCluster(Engines):
     def start(cls, cluster: Cluster, *, fidelity: Literal["auto", "kernel", "paced"] = "auto") -> EngineCluster:
         """Start an engine for each device.
 
-        fidelity: 'kernel' (links shaped by the kernel), 'paced' (links paced by our transport), 'auto' (the better one that works here).
+        fidelity: 'kernel' (links shaped by the kernel), 'paced' (links paced by our transport), 'auto' (the better one
+        that works here).
         Raises RuntimeSetupError.
         """
         real = [device.name for device in cluster.devices if device.address]
@@ -62,7 +66,11 @@ class EngineCluster(Engines):
                 "Run a job on them with `workbench run`, or leave their address out to emulate them.",
             )
         if fidelity not in ("auto", "kernel", "paced"):
-            raise ConfigError(f"fidelity '{fidelity}' was asked for.", "Known: auto, kernel, paced.", "Choose one.")
+            raise ConfigError(
+                f"fidelity '{fidelity}' was asked for.",
+                "Known: auto, kernel, paced.",
+                "Choose one.",
+            )
         warm_up(with_models=False)  # while the network is tried out and set up
         reason = "asked for"
         if fidelity == "auto":
@@ -92,7 +100,9 @@ class EngineCluster(Engines):
         return self._dilation
 
     def dilate(self, factor: float) -> None:
-        """Slow all devices and links down by `factor`, from the next job on.  Reported times stay in emulated seconds."""
+        """Slow all devices and links down by `factor`, from the next job on.  Reported times stay in emulated
+        seconds.
+        """
         if factor != self._dilation:
             self._dilation = factor
             if self._session is not None:
@@ -142,7 +152,11 @@ class EngineCluster(Engines):
             if self._session is not None and not self._session.healthy:
                 self.stop()
             if self._session is None:
-                session = EngineSession(self.cluster.with_slower_links(self._dilation), self.fidelity, self.inbox)
+                session = EngineSession(
+                    self.cluster.with_slower_links(self._dilation),
+                    self.fidelity,
+                    self.inbox,
+                )
                 session.open()
                 atexit.register(session.close)
                 self._session = session
@@ -173,7 +187,12 @@ class EngineCluster(Engines):
     def __enter__(self) -> EngineCluster:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
 

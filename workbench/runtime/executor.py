@@ -34,7 +34,9 @@ The handler of a collective returns one tensor, this rank's contribution (see Tr
 
 @dataclass(slots=True, kw_only=True)
 class Execution:
-    """Record of one rank's step.  spans: in monotonic seconds.  outputs: the schedule's outputs on this rank, without carried ones."""
+    """Record of one rank's step.  spans: in monotonic seconds.  outputs: the schedule's outputs on this rank, without
+    carried ones.
+    """
 
     spans: list[Span] = field(default_factory=list)
     memory: list[MemorySample] = field(default_factory=list)
@@ -43,7 +45,11 @@ class Execution:
     def in_device_time(self, dilation: float) -> Execution:
         """Return the record in emulated seconds, each of which took `dilation` seconds here (see RankContext)."""
         spans = [
-            span._replace(start_s=span.start_s / dilation, end_s=span.end_s / dilation, late_s=span.late_s / dilation)
+            span._replace(
+                start_s=span.start_s / dilation,
+                end_s=span.end_s / dilation,
+                late_s=span.late_s / dilation,
+            )
             for span in self.spans
         ]
         memory = [sample._replace(time_s=sample.time_s / dilation) for sample in self.memory]
@@ -83,9 +89,11 @@ class Executor:
         self._pinned.close()
 
     def place(self, places: Mapping[str, Place]) -> None:
-        """Let streams run on some processors of this machine, from now on until the end; to be called before the first step.
+        """Let streams run on some processors of this machine, from now on until the end; to be called before the first
+        step.
 
-        An accelerator gets an operation's inputs from the host's memory and returns its results to it.  All threads except those of the
+        An accelerator gets an operation's inputs from the host's memory and returns its results to it.  All threads
+        except those of the
         other placed streams are pinned to the cores of stream "compute".
         """
         self._places.update(places)
@@ -102,23 +110,45 @@ class Executor:
         return self._aborted
 
     def abort(self, error: BaseException) -> None:
-        """Abort the current step and all later ones: wherever they wait, they raise DeviceLostError.  May be called from any thread."""
+        """Abort the current step and all later ones: wherever they wait, they raise DeviceLostError.  May be called
+        from any thread.
+        """
         self._aborted = error
         if self._last is not None:
             self._last.values.fail(error)
 
-    def run(self, program: Program, handlers: Mapping[str, Handler], inputs: Mapping[Value, Any], *, name: str = "") -> Execution:
-        """Run the rank's part of a program to its end (see `begin`); if it carries values over, some may still be on their way."""
+    def run(
+        self,
+        program: Program,
+        handlers: Mapping[str, Handler],
+        inputs: Mapping[Value, Any],
+        *,
+        name: str = "",
+    ) -> Execution:
+        """Run the rank's part of a program to its end (see `begin`); if it carries values over, some may still be on
+        their way.
+        """
         step = self.begin(program, handlers, inputs, name=name)
         return step.finish(flushes=not step.part.carried)
 
-    def begin(self, program: Program, handlers: Mapping[str, Handler], inputs: Mapping[Value, Any], *, name: str = "") -> Step:
-        """Start a step: its transfers and all streams except "compute", which runs in `finish`.  Finish steps in the order of their start.
+    def begin(
+        self,
+        program: Program,
+        handlers: Mapping[str, Handler],
+        inputs: Mapping[Value, Any],
+        *,
+        name: str = "",
+    ) -> Step:
+        """Start a step: its transfers and all streams except "compute", which runs in `finish`.  Finish steps in the
+        order of their start.
 
-        A step may begin before the previous one is finished.  Values carried over from an earlier step are no inputs; other programs may
+        A step may begin before the previous one is finished.  Values carried over from an earlier step are no inputs;
+        other programs may
         run between the two.
-        handlers: by operation kind.  inputs: contents of the schedule's inputs on this rank.  name: name of the step in error messages.
-        With a pacer factor of 1, a compute operation takes the seconds that the program states.  Operations of stream RING run unpaced, on
+        handlers: by operation kind.  inputs: contents of the schedule's inputs on this rank.  name: name of the step in
+        error messages.
+        With a pacer factor of 1, a compute operation takes the seconds that the program states.  Operations of stream
+        RING run unpaced, on
         the thread that delivers the last value that they read.
         """
         step = Step(self, program, self._part(program), handlers, name)
@@ -166,7 +196,10 @@ class Executor:
         if found is None or found[0] is not program:
             if len(self._parts) >= _KEPT_PARTS:
                 self._parts.pop(next(iter(self._parts)))
-            found = self._parts[id(program)] = (program, RankPart.of(program, self.rank))
+            found = self._parts[id(program)] = (
+                program,
+                RankPart.of(program, self.rank),
+            )
         return found[1]
 
     def _thread(self, stream: str) -> queue.SimpleQueue:
@@ -174,7 +207,12 @@ class Executor:
         if waiting is None:
             waiting = self._threads[stream] = queue.SimpleQueue()
             self._pacers[stream] = self.pacer.for_stream()
-            threading.Thread(target=self._stream_loop, args=(stream, waiting), name=f"stream-{stream}", daemon=True).start()
+            threading.Thread(
+                target=self._stream_loop,
+                args=(stream, waiting),
+                name=f"stream-{stream}",
+                daemon=True,
+            ).start()
         return waiting
 
     def _stream_loop(self, stream: str, waiting: queue.SimpleQueue) -> None:
@@ -192,7 +230,9 @@ class Executor:
                 arrivals = [values.get(value) for value in op.reads]
                 contents = tuple(arrival.content for arrival in arrivals)
                 handle = partial(
-                    step.handlers[op.kind] if place is None else partial(_at, place.device, step.handlers[op.kind]), op, contents
+                    step.handlers[op.kind] if place is None else partial(_at, place.device, step.handlers[op.kind]),
+                    op,
+                    contents,
                 )
                 if op.kind in COLLECTIVES:
                     results, span = self._collective(step.program, op, handle()[0])
@@ -216,7 +256,11 @@ class Executor:
         rows: list[int] = []
         if op.kind in (ALLGATHER, REDUCESCATTER):
             alike = {
-                rank: next(other for other in program.schedule.ops[rank] if other._replace(reads=op.reads, writes=op.writes) == op)
+                rank: next(
+                    other
+                    for other in program.schedule.ops[rank]
+                    if other._replace(reads=op.reads, writes=op.writes) == op
+                )
                 for rank in op.ranks
             }
             values = [alike[rank].reads[0] if op.kind == ALLGATHER else alike[rank].writes[0] for rank in op.ranks]
@@ -228,8 +272,20 @@ class Executor:
 class Step:
     """One running step of one rank (see Executor.begin)."""
 
-    def __init__(self, executor: Executor, program: Program, part: RankPart, handlers: Mapping[str, Handler], name: str) -> None:
-        self.program, self.part, self.handlers, self.name = program, part, handlers, name
+    def __init__(
+        self,
+        executor: Executor,
+        program: Program,
+        part: RankPart,
+        handlers: Mapping[str, Handler],
+        name: str,
+    ) -> None:
+        self.program, self.part, self.handlers, self.name = (
+            program,
+            part,
+            handlers,
+            name,
+        )
         self.begin_s = time.monotonic()
         self.spans: list[Span] = []
         self._executor = executor
@@ -256,8 +312,10 @@ class Step:
     def finish(self, *, flushes: bool = True) -> Execution:
         """Run the stream "compute", wait for the other streams, and return the record of this rank's step.
 
-        flushes: wait until all values have been sent, unless a later step has begun.  An error gets a note that names the device, the step
-        and the operation, and shows the grid with the operation marked.  Raises DeviceLostError when a peer dies or becomes silent.
+        flushes: wait until all values have been sent, unless a later step has begun.  An error gets a note that names
+        the device, the step
+        and the operation, and shows the grid with the operation marked.  Raises DeviceLostError when a peer dies or
+        becomes silent.
         """
         try:
             self._executor.run_stream(self, COMPUTE)
@@ -281,7 +339,9 @@ class Step:
         return Execution(spans=self.spans, memory=self.values.memory, outputs=outputs)
 
     def let_go(self) -> None:
-        """Break the reference cycles, so that the handlers' memory is freed now and not at the next garbage collection."""
+        """Break the reference cycles, so that the handlers' memory is freed now and not at the next garbage
+        collection.
+        """
         self.values.on_present(lambda value, content: None)
         self.handlers, self._leave = {}, lambda value, content: None
 

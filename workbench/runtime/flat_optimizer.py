@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from workbench.models.optimization import learning_rate_at
 
 ANNEALED = 0.25
-"""Fraction of the steps in which learning rates are divided for a delay (PipeMare's Transformers: five times the warm-up)."""
+"""Fraction of the steps in which learning rates are divided for a delay (PipeMare's Transformers: five times the
+warm-up)."""
 
 STATE_KINDS = ("weight", "exp_avg", "exp_avg_sq")
 """The optimizer state of a parameter NAME: the tensors 'weight/NAME', 'exp_avg/NAME', 'exp_avg_sq/NAME'."""
@@ -21,7 +22,8 @@ STATE_KINDS = ("weight", "exp_avg", "exp_avg_sq")
 class LinearSchedule:
     """Linear warm-up, then linear decay, over `num_steps` optimizer steps (see learning_rate_at).
 
-    delay: of the gradients, in updates; the rate is divided by 1 + delay at first, less and less (PipeMare, Yang et al., MLSys 2021).
+    delay: of the gradients, in updates; the rate is divided by 1 + delay at first, less and less (PipeMare, Yang et
+    al., MLSys 2021).
     """
 
     peak: float
@@ -59,7 +61,8 @@ class Optimizer(Protocol):
 class FlatAdamW:
     """AdamW over a module's trainable parameters.  Parameters, gradients and moments become views of flat vectors.
 
-    Decoupled weight decay applies to matrices, not to biases, norms and mixing weights.  The update of a parameter does not depend
+    Decoupled weight decay applies to matrices, not to biases, norms and mixing weights.  The update of a parameter does
+    not depend
     on other parameters, so updating two stages separately equals updating the whole model.
     """
 
@@ -71,7 +74,10 @@ class FlatAdamW:
         total = sum(parameter.numel() for _, parameter in named)
         self.parameters = torch.empty(total)  # (total,), those with weight decay first
         self.gradients = torch.zeros(total)  # (total,)
-        self._moments = {"exp_avg": torch.zeros(total), "exp_avg_sq": torch.zeros(total)}
+        self._moments = {
+            "exp_avg": torch.zeros(total),
+            "exp_avg_sq": torch.zeros(total),
+        }
         self._of_module = dict(named)
         at = 0
         for name, parameter in sorted(named, key=lambda item: item[1].ndim < 2):
@@ -84,13 +90,18 @@ class FlatAdamW:
         self._groups = [slice(0, decayed), slice(decayed, total)]
         self._leaves = [nn.Parameter(self.parameters[part]) for part in self._groups]
         self._optimizer = torch.optim.AdamW(
-            [{"params": [leaf], "weight_decay": decay} for leaf, decay in zip(self._leaves, (weight_decay, 0.0), strict=True)],
+            [
+                {"params": [leaf], "weight_decay": decay}
+                for leaf, decay in zip(self._leaves, (weight_decay, 0.0), strict=True)
+            ],
             lr=learning_rate.peak,
             fused=True,
         )
         for leaf, part in zip(self._leaves, self._groups, strict=True):
             leaf.grad = self.gradients[part]
-            self._optimizer.state[leaf] = {"step": torch.zeros(())} | {name: flat[part] for name, flat in self._moments.items()}
+            self._optimizer.state[leaf] = {"step": torch.zeros(())} | {
+                name: flat[part] for name, flat in self._moments.items()
+            }
         self.num_steps = 0  # taken so far
 
     @property

@@ -1,6 +1,7 @@
 """The messages between this machine and its devices, each declared once: those of the agents and those of the engines.
 
-A device may be broken, or somebody else's.  Whatever it sends is decoded into one of these types, which state ranges and largest sizes.
+A device may be broken, or somebody else's.  Whatever it sends is decoded into one of these types, which state ranges
+and largest sizes.
 Everything else raises MessageError, and whoever reads then gives up that device alone.  No torch is imported.
 """
 
@@ -42,7 +43,9 @@ Words = Annotated[str, Meta(max_length=4000)]
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A device's temperature, free memory and what slows it down ('' for nothing), and the resident memory of its engine."""
+    """A device's temperature, free memory and what slows it down ('' for nothing), and the resident memory of its
+    engine.
+    """
 
     temperature_c: Annotated[float, Meta(ge=-100, le=200)] | None
     throttled: Annotated[str, Meta(pattern=r"\A[a-z ,]{0,100}\Z")]
@@ -53,7 +56,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Facts(Health, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `kit check` shows.  environment: the folder of the libraries that `kit setup` installed, '' without them.
 
-    torch: its version there, '' without.  has_atomics: whether an ARM processor has the instructions of ARMv8.1, None if not known.
+    torch: its version there, '' without.  has_atomics: whether an ARM processor has the instructions of ARMv8.1, None
+    if not known.
     """
 
     cores: Annotated[int, Meta(ge=1, le=100_000)]
@@ -76,7 +80,13 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     machine: Annotated[str, Meta(pattern=r"\A[\w.-]{1,40}\Z")]
 
 
-class _Said(msgspec.Struct, tag_field="kind", frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Said(
+    msgspec.Struct,
+    tag_field="kind",
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+):
     """A message of an agent."""
 
 
@@ -96,7 +106,9 @@ class Refusal(_Said, tag="refusal", frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Echo(_Said, tag="echo", frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The answer to a ping.  clock_s: the device's monotonic clock.  cpu_s: processor seconds that its engine has used."""
+    """The answer to a ping.  clock_s: the device's monotonic clock.  cpu_s: processor seconds that its engine has
+    used.
+    """
 
     id: Number
     clock_s: Seconds
@@ -141,7 +153,8 @@ ANSWERS: Mapping[str, Any] = {
 def read_frame(read: Callable[[int], bytes]) -> tuple[int, bytes] | None:
     """Return the kind and the payload of an agent's next frame; None at the end of the stream.
 
-    Raises EOFError if the stream ends within a frame, MessageError for a frame that no agent sends, before its payload is read.
+    Raises EOFError if the stream ends within a frame, MessageError for a frame that no agent sends, before its payload
+    is read.
     """
     header = read(HEADER.size)
     if not header:
@@ -152,7 +165,10 @@ def read_frame(read: Callable[[int], bytes]) -> tuple[int, bytes] | None:
     if kind not in (JSON, ENGINE):
         raise foreign("an agent's frame", f"its kind is {kind}")
     if length > MOST_FRAME_BYTES:
-        raise foreign("an agent's frame", f"it has {length:,} bytes, at most {MOST_FRAME_BYTES:,} are allowed")
+        raise foreign(
+            "an agent's frame",
+            f"it has {length:,} bytes, at most {MOST_FRAME_BYTES:,} are allowed",
+        )
     payload = read(length)
     if len(payload) < length:
         raise EOFError
@@ -179,7 +195,18 @@ def foreign(what: str, why: str) -> MessageError:
 # To and from the engine, as msgpack.
 
 
-Kind = Literal["hello", "call", "command", "stop", "reply", "ready", "event", "answer", "store", "file"]
+Kind = Literal[
+    "hello",
+    "call",
+    "command",
+    "stop",
+    "reply",
+    "ready",
+    "event",
+    "answer",
+    "store",
+    "file",
+]
 
 
 class Message(NamedTuple):
@@ -195,13 +222,28 @@ class Message(NamedTuple):
         return LENGTH.pack(len(data)) + data
 
 
-FROM_ENGINE: Mapping[str, int | None] = {"ready": 100, "store": 8 * MB, "file": FILE_CHUNK + 1000, "event": None, "answer": None}
-"""The kinds of messages that an engine sends, each with the most bytes of its data; None: as many as a message may have."""
-TO_ENGINE: Mapping[str, int | None] = {"hello": 4096, "call": None, "command": None, "stop": 0, "reply": 8 * MB}
+FROM_ENGINE: Mapping[str, int | None] = {
+    "ready": 100,
+    "store": 8 * MB,
+    "file": FILE_CHUNK + 1000,
+    "event": None,
+    "answer": None,
+}
+"""The kinds of messages that an engine sends, each with the most bytes of its data; None: as many as a message may
+have."""
+TO_ENGINE: Mapping[str, int | None] = {
+    "hello": 4096,
+    "call": None,
+    "command": None,
+    "stop": 0,
+    "reply": 8 * MB,
+}
 
 
 class Messages:
-    """Cuts a stream of bytes into messages.  kinds: those that may come; most_bytes: of a message, and so of memory that it may take."""
+    """Cuts a stream of bytes into messages.  kinds: those that may come; most_bytes: of a message, and so of memory
+    that it may take.
+    """
 
     def __init__(self, kinds: Mapping[str, int | None], most_bytes: int) -> None:
         self._kinds, self.most_bytes = kinds, most_bytes
@@ -213,10 +255,17 @@ class Messages:
         while len(self._buffer) >= LENGTH.size:
             length = LENGTH.unpack_from(self._buffer)[0]
             if length > self.most_bytes:
-                raise foreign(_MESSAGE, f"it has {length:,} bytes, at most {self.most_bytes:,} are allowed")
+                raise foreign(
+                    _MESSAGE,
+                    f"it has {length:,} bytes, at most {self.most_bytes:,} are allowed",
+                )
             if len(self._buffer) < LENGTH.size + length:
                 return
-            message = decode_packed(bytes(self._buffer[LENGTH.size : LENGTH.size + length]), Message, _MESSAGE)
+            message = decode_packed(
+                bytes(self._buffer[LENGTH.size : LENGTH.size + length]),
+                Message,
+                _MESSAGE,
+            )
             del self._buffer[: LENGTH.size + length]
             most = self._kinds.get(message.kind, 0)
             if message.kind not in self._kinds or (most is not None and len(message.data) > most):
@@ -245,12 +294,17 @@ class Asked(NamedTuple):
     """
 
     operation: Literal["set", "wait", "get", "check", "fetch"]
-    keys: Annotated[tuple[Annotated[str, Meta(max_length=500)], ...], Meta(min_length=1, max_length=20_000)]
+    keys: Annotated[
+        tuple[Annotated[str, Meta(max_length=500)], ...],
+        Meta(min_length=1, max_length=20_000),
+    ]
     value: Annotated[bytes, Meta(max_length=MB)] = b""
 
 
 class FilePart(NamedTuple):
-    """Bytes of a file of the run's folder, from `offset` on.  is_last: then it is whole; a log, which only grows, always is."""
+    """Bytes of a file of the run's folder, from `offset` on.  is_last: then it is whole; a log, which only grows,
+    always is.
+    """
 
     path: Annotated[str, Meta(pattern=KEPT_NAME)]
     offset: Size

@@ -30,9 +30,11 @@ _ASKED_BYTES = re.compile(r"tried to allocate (\d+) bytes", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReading:
-    """A process's memory.  rss_bytes: resident now; peak_rss_bytes: maximum so far (0: unknown); data_bytes: VmData (0: unknown).
+    """A process's memory.  rss_bytes: resident now; peak_rss_bytes: maximum so far (0: unknown); data_bytes: VmData (0:
+    unknown).
 
-    anonymous_bytes: resident memory without file pages, which the system can drop at any time (equals rss_bytes where unknown).
+    anonymous_bytes: resident memory without file pages, which the system can drop at any time (equals rss_bytes where
+    unknown).
     """
 
     rss_bytes: int
@@ -74,8 +76,15 @@ def release_free_memory() -> None:
             trim(0)
 
 
-def as_memory_error(error: BaseException, device_name: str, budget_bytes: int | None, used_bytes: int = 0) -> MemoryBudgetError | None:
-    """Return the MemoryBudgetError for a failed allocation.  None if `error` has another cause.  budget_bytes: None without a budget."""
+def as_memory_error(
+    error: BaseException,
+    device_name: str,
+    budget_bytes: int | None,
+    used_bytes: int = 0,
+) -> MemoryBudgetError | None:
+    """Return the MemoryBudgetError for a failed allocation.  None if `error` has another cause.  budget_bytes: None
+    without a budget.
+    """
     if isinstance(error, RuntimeSetupError) and error.__cause__ is not None:
         error = error.__cause__  # a group that could not be opened for lack of memory
     text = str(error)
@@ -84,11 +93,21 @@ def as_memory_error(error: BaseException, device_name: str, budget_bytes: int | 
         return None
     asked = _ASKED_BYTES.search(text)
     wanted = f"{int(asked.group(1)) / 1e6:,.3f} MB more" if asked else "more memory"
-    asking, less = f"Device '{device_name}' asked for {wanted}.", "Lower the micro-batch size or max_length, give the device fewer layers"
+    asking, less = (
+        f"Device '{device_name}' asked for {wanted}.",
+        "Lower the micro-batch size or max_length, give the device fewer layers",
+    )
     if budget_bytes is None:
-        return MemoryBudgetError(asking, "Its system refused.", f"End other programs there. {less}, or take a smaller model.")
+        return MemoryBudgetError(
+            asking,
+            "Its system refused.",
+            f"End other programs there. {less}, or take a smaller model.",
+        )
     whole = f"{limit_of(budget_bytes) / 1e6:.0f} MB with what libraries and allocator take"
-    found = f"Its budget is {budget_bytes / 1e6:.0f} MB above the runtime's own footprint, {whole}. In use are {used_bytes / 1e6:.0f} MB."
+    found = (
+        f"Its budget is {budget_bytes / 1e6:.0f} MB above the runtime's own footprint, {whole}. In use are "
+        f"{used_bytes / 1e6:.0f} MB."
+    )
     return MemoryBudgetError(asking, found, f"{less}, or raise its memory_bytes.")
 
 
@@ -101,7 +120,9 @@ def take_small_stacks() -> None:
     A budget counts the stacks that may be used.  Ten of the usual 8 MB would be a sixth of a small device's memory.
     """
     threading.stack_size(STACK_BYTES)
-    set_default = getattr(ctypes.CDLL(None), "pthread_setattr_default_np", None) if sys.platform == "linux" else None  # glibc has it
+    set_default = (
+        getattr(ctypes.CDLL(None), "pthread_setattr_default_np", None) if sys.platform == "linux" else None
+    )  # glibc has it
     if set_default is not None:
         attributes = ctypes.create_string_buffer(256)  # a pthread_attr_t takes 56 or 64 bytes
         libc = ctypes.CDLL(None)
@@ -111,9 +132,11 @@ def take_small_stacks() -> None:
 
 
 LIBRARIES_BYTES, KEPT_SHARE = 64_000_000, 0.5
-"""Room above a budget: what libraries take once they compute, and what the allocator keeps of freed tensors, as a share of the budget.
+"""Room above a budget: what libraries take once they compute, and what the allocator keeps of freed tensors, as a share
+of the budget.
 
-Plans count tensors alone.  By RLIMIT_DATA's count 58 MB and 1.3 to 1.45 times as much were measured (docs/confidant.md).
+Plans count tensors alone.  By RLIMIT_DATA's count 58 MB and 1.3 to 1.45 times as much were measured
+(docs/confidant.md).
 """
 
 
@@ -125,12 +148,20 @@ def limit_of(budget_bytes: int) -> int:
 class MemoryBudget:
     """A budget for a plan's tensors, which the process allocates from now on, above its footprint at entry.
 
-    Inside the context the kernel refuses an allocation beyond budget and room (RLIMIT_DATA: private writable memory, so not files
+    Inside the context the kernel refuses an allocation beyond budget and room (RLIMIT_DATA: private writable memory, so
+    not files
     mapped read-only).  This raises MemoryBudgetError and the process continues.  The former limit is restored at exit.
-    Enter the context after torch, gloo and the libraries are imported.  Only Linux enforces the budget; elsewhere nothing happens.
+    Enter the context after torch, gloo and the libraries are imported.  Only Linux enforces the budget; elsewhere
+    nothing happens.
     """
 
-    def __init__(self, device_name: str, budget_bytes: int, *, reading: Callable[[], MemoryReading] = read_memory) -> None:
+    def __init__(
+        self,
+        device_name: str,
+        budget_bytes: int,
+        *,
+        reading: Callable[[], MemoryReading] = read_memory,
+    ) -> None:
         self.device_name = device_name
         self.budget_bytes = budget_bytes
         self.footprint_bytes = 0
@@ -150,10 +181,18 @@ class MemoryBudget:
             self._former = resource.getrlimit(resource.RLIMIT_DATA)
             limit = self.footprint_bytes + limit_of(self.budget_bytes)
             hard = self._former[1]
-            resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+            resource.setrlimit(
+                resource.RLIMIT_DATA,
+                (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard),
+            )
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         used_bytes = self.used_bytes if error is not None else 0
         if self._former is not None:
             resource.setrlimit(resource.RLIMIT_DATA, self._former)

@@ -1,4 +1,6 @@
-"""Messages between processes and machines: msgpack with tensors as safetensors.  Decoding never executes code, and needs no torch."""
+"""Messages between processes and machines: msgpack with tensors as safetensors.  Decoding never executes code, and
+needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -32,28 +34,44 @@ Moved = tuple[PurePath, PurePath]
 
 
 def encode(value: Any, paths: list[PurePath] | None = None) -> bytes:
-    """Encode a value as bytes: dataclasses, named tuples, builtins, paths, tensors and arrays.  Raises ConfigError for other types.
+    """Encode a value as bytes: dataclasses, named tuples, builtins, paths, tensors and arrays.  Raises ConfigError for
+    other types.
 
     paths: a list to which the paths in the value are added.
     """
     try:
         return msgspec.msgpack.encode(value, enc_hook=partial(_encode_other, paths))
     except (TypeError, OverflowError, NotImplementedError) as error:
-        raise ConfigError("A message was to be sent.", f"It cannot be encoded: {error}.", "Send data, not live objects.") from error
+        raise ConfigError(
+            "A message was to be sent.",
+            f"It cannot be encoded: {error}.",
+            "Send data, not live objects.",
+        ) from error
 
 
 def decode(data: bytes, kind: Any, what: str, moved: Moved | None = None) -> Any:
-    """Decode a value of the type `kind`.  Raises MessageError, which says that `what` was expected, if the bytes do not fit.
+    """Decode a value of the type `kind`.  Raises MessageError, which says that `what` was expected, if the bytes do not
+    fit.
 
     moved: a folder of the sender, and the corresponding folder here.
     """
     return decode_packed(data, kind, what, partial(_decode_other, moved))
 
 
-_OWN = {"Train": "job", "Prepare": "job", "Ended": "ended", "StepDone": "done", "Probe": "probe"}
+_OWN = {
+    "Train": "job",
+    "Prepare": "job",
+    "Ended": "ended",
+    "StepDone": "done",
+    "Probe": "probe",
+}
 _FIELDS = {"job": "job", "ended": "part", "done": "content", "probe": "detail"}
 """Method-specific parts by message name: the field of Parts, and the message field that carries it."""
-_TOLD = {name: kind for name, kind in vars(c).items() if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")}
+_TOLD = {
+    name: kind
+    for name, kind in vars(c).items()
+    if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
+}
 
 
 class Told(NamedTuple):
@@ -70,17 +88,24 @@ def encode_told(value: Any, paths: list[PurePath] | None = None) -> bytes:
     part = b""
     if name in _OWN:
         field = _FIELDS[_OWN[name]]
-        part, value = encode(getattr(value, field), paths), value._replace(**{field: None})
+        part, value = (
+            encode(getattr(value, field), paths),
+            value._replace(**{field: None}),
+        )
     return encode(Told(name, encode(value), part))
 
 
 def is_ping(data: bytes) -> bool:
-    """Return whether bytes are a ping, which every call understands.  Raises RuntimeSetupError for bytes that are no message."""
+    """Return whether bytes are a ping, which every call understands.  Raises RuntimeSetupError for bytes that are no
+    message.
+    """
     return bool(decode(data, Told, "A command").name == c.Ping.__name__)
 
 
 def decode_told(data: bytes, call: Call, what: str, moved: Moved | None = None) -> Any:
-    """Decode a command, an event or a dict.  Raises RuntimeSetupError, which says that `what` was expected, for anything else."""
+    """Decode a command, an event or a dict.  Raises RuntimeSetupError, which says that `what` was expected, for
+    anything else.
+    """
     told = decode(data, Told, what)
     kind = {"Ping": c.Ping, "Pong": c.Pong}.get(told.name, call.event)  # of every call
     if told.name and call.parts is not None:
@@ -110,7 +135,8 @@ class Call(NamedTuple):
 class CallTable:
     """The callable functions, by name.
 
-    events: 'module:function' -> 'module:class' of the events that it publishes besides dicts, '' for none; Parts for a function that
+    events: 'module:function' -> 'module:class' of the events that it publishes besides dicts, '' for none; Parts for a
+    function that
     serves a coordinator.  The other types come from the function's annotations.
     """
 
@@ -126,7 +152,9 @@ class CallTable:
         return name_of(function) in self._events
 
     def named(self, name: str) -> Call:
-        """Return a function by name.  Raises RuntimeSetupError, without importing anything, if the name is not in the table."""
+        """Return a function by name.  Raises RuntimeSetupError, without importing anything, if the name is not in the
+        table.
+        """
         if name not in self._events:
             raise RuntimeSetupError(
                 f"The function '{shown(name)}' was to be called on another device.",
@@ -138,7 +166,14 @@ class CallTable:
         types = typing.get_type_hints(function)
         result = types.pop("return")
         payload = list(types.values())[1]
-        return Call(name, function, payload, c.Progress | attribute(event) if event else c.Progress, result, parts)
+        return Call(
+            name,
+            function,
+            payload,
+            c.Progress | attribute(event) if event else c.Progress,
+            result,
+            parts,
+        )
 
     def call(self, function: Callable[[Any, Any], Any]) -> Call:
         """Return the table entry of a function.  Raises RuntimeSetupError if the function is not in the table."""
@@ -181,7 +216,9 @@ def _decode_other(moved: Moved | None, kind: type, value: Any) -> Any:
     raise TypeError(f"a {kind.__name__} does not travel")
 
 
-_ERRORS = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, WorkbenchError)}
+_ERRORS = {
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, WorkbenchError)
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,10 +257,18 @@ class AnswerMessage:
         Raises RuntimeSetupError for a result of the wrong type.
         """
         if not self.text:
-            result = decode(self.result, call.result, f"What device '{device}' returns from {call.name}")
+            result = decode(
+                self.result,
+                call.result,
+                f"What device '{device}' returns from {call.name}",
+            )
             return Outcome(rank=rank, result=result)
         if self.error in _ERRORS:
-            return Outcome(rank=rank, error=_ERRORS[self.error](*map(plain, self.parts)), text=plain(self.text))
+            return Outcome(
+                rank=rank,
+                error=_ERRORS[self.error](*map(plain, self.parts)),
+                text=plain(self.text),
+            )
         other = RuntimeError(plain(self.parts[0]))
         error = None if tells_of_peer(other) else as_memory_error(other, device, None)
         return Outcome(rank=rank, error=error or other, text=plain(self.text))

@@ -16,12 +16,16 @@ def unshare(flags: int) -> None:
 
 
 def enter(descriptor: int, flags: int) -> None:
-    """Move this thread into the namespace behind an open /proc/PID/fd/N or /proc/PID/ns/... descriptor.  Raises OSError."""
+    """Move this thread into the namespace behind an open /proc/PID/fd/N or /proc/PID/ns/... descriptor.  Raises
+    OSError.
+    """
     _call("setns", ctypes.c_int(descriptor), ctypes.c_int(flags))
 
 
 def become_root_of_new_user_namespace() -> None:
-    """Enter a new user namespace as its root.  The process must have one thread.  Raises OSError if that is not allowed."""
+    """Enter a new user namespace as its root.  The process must have one thread.  Raises OSError if that is not
+    allowed.
+    """
     user, group = os.geteuid(), os.getegid()
     unshare(CLONE_NEWUSER)
     Path("/proc/self/setgroups").write_text("deny")

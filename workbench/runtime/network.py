@@ -1,8 +1,11 @@
-"""Emulate the rates of links in the kernel: anonymous network namespaces joined by a bridge, with HTB at both ends of every veth.
+"""Emulate the rates of links in the kernel: anonymous network namespaces joined by a bridge, with HTB at both ends of
+every veth.
 
-Devices whose links are paced instead share one namespace with nothing but a loopback, where that is allowed: gloo has no authentication,
+Devices whose links are paced instead share one namespace with nothing but a loopback, where that is allowed: gloo has
+no authentication,
 and on this machine's own loopback any other user could connect to it.
-A holder process (`python -m workbench.runtime.network FOLDER`) owns the namespaces.  The caller therefore needs no privileges and may
+A holder process (`python -m workbench.runtime.network FOLDER`) owns the namespaces.  The caller therefore needs no
+privileges and may
 have threads.  Nothing is left behind: the namespaces disappear when the holder and the engines end.
 """
 
@@ -95,14 +98,25 @@ class EmulatedNetwork:
         return self._holder.pid
 
     @classmethod
-    def create(cls, cluster: Cluster, folder: Path, fidelity: Fidelity = "kernel", *, timeout_s: float = 15.0) -> EmulatedNetwork:
+    def create(
+        cls,
+        cluster: Cluster,
+        folder: Path,
+        fidelity: Fidelity = "kernel",
+        *,
+        timeout_s: float = 15.0,
+    ) -> EmulatedNetwork:
         """Set up the links, or only a private loopback for all devices (fidelity 'paced').
 
         `folder` shows in `ps` to which run the holder belongs.  Raises RuntimeSetupError.
         """
         asked = f"A network of {cluster.size_words} in network namespaces was asked for."
         if sys.platform != "linux":
-            raise RuntimeSetupError(asked, f"They need Linux; this is {sys.platform}.", "Use fidelity='paced'.")
+            raise RuntimeSetupError(
+                asked,
+                f"They need Linux; this is {sys.platform}.",
+                "Use fidelity='paced'.",
+            )
         holder = subprocess.Popen(
             [sys.executable, "-m", "workbench.runtime.network", str(folder), fidelity],
             stdin=subprocess.PIPE,
@@ -119,7 +133,9 @@ class EmulatedNetwork:
                 holder.stdin.flush()
             if not select.select([holder.stdout], [], [], timeout_s)[0]:
                 raise RuntimeSetupError(
-                    asked, f"The process that holds them said nothing for {timeout_s:g} s.", "Try again, or use fidelity='paced'."
+                    asked,
+                    f"The process that holds them said nothing for {timeout_s:g} s.",
+                    "Try again, or use fidelity='paced'.",
                 )
             answer = holder.stdout.readline()
             if not answer.startswith("{"):
@@ -140,7 +156,11 @@ class EmulatedNetwork:
         self._holder.stdin.write(to_json(cluster, indent=-1) + "\n")
         self._holder.stdin.flush()
         if not self._holder.stdout.readline():
-            raise RuntimeSetupError("Other rates of the emulated links were asked for.", "The process that holds them ended.", "Run again.")
+            raise RuntimeSetupError(
+                "Other rates of the emulated links were asked for.",
+                "The process that holds them ended.",
+                "Run again.",
+            )
 
     def close(self) -> None:
         """End the holder.  The namespaces disappear once the engines have ended too."""
@@ -150,7 +170,10 @@ class EmulatedNetwork:
 def probe() -> NetworkSupport:
     """Test with two devices which links can be emulated here (takes a third of a second)."""
     if sys.platform != "linux":
-        return NetworkSupport(fidelity="paced", reason=f"network namespaces need Linux; this is {sys.platform}")
+        return NetworkSupport(
+            fidelity="paced",
+            reason=f"network namespaces need Linux; this is {sys.platform}",
+        )
     link = Link(bytes_per_s=12.5e6, latency_s=1e-4)
     devices = tuple(Device(name=name, flops_per_s=1e9, memory_bytes=1, link=link) for name in ("a", "b"))
     cluster, folder = Cluster(name="probe", devices=devices), Path("workbench-probe")
@@ -191,13 +214,18 @@ def require_open_files(num_devices: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         if hard != resource.RLIM_INFINITY and hard < needed:
-            asked, found = f"{num_devices} devices were to be emulated.", f"A process may have {hard} open files here; {needed} are needed."
+            asked, found = (
+                f"{num_devices} devices were to be emulated.",
+                f"A process may have {hard} open files here; {needed} are needed.",
+            )
             raise RuntimeSetupError(asked, found, "Raise the limit (ulimit -n 1024), or use fewer devices.")
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def require_loopback() -> None:
-    """Raise RuntimeSetupError if devices could not reach each other at 127.0.0.1 (a namespace whose loopback is down)."""
+    """Raise RuntimeSetupError if devices could not reach each other at 127.0.0.1 (a namespace whose loopback is
+    down).
+    """
     addresses = [address.address for interface in psutil.net_if_addrs().values() for address in interface]
     if "127.0.0.1" not in addresses:
         raise RuntimeSetupError(
@@ -218,7 +246,9 @@ def _end(holder: subprocess.Popen[str]) -> None:
 
 
 def _hold(fidelity: str) -> None:
-    """Main function of the holder: read a cluster, set up its links, report them; reshape them for each further cluster on stdin."""
+    """Main function of the holder: read a cluster, set up its links, report them; reshape them for each further cluster
+    on stdin.
+    """
     cluster = from_json(sys.stdin.readline(), Cluster, source="the caller's cluster")
     unprivileged = not has_network_privilege()
     if unprivileged:
@@ -231,13 +261,21 @@ def _hold(fidelity: str) -> None:
     ends = build_links(cluster)
     user_path = f"/proc/{os.getpid()}/ns/user" if unprivileged else ""
     endpoints = tuple(
-        Endpoint(network_path=f"/proc/{os.getpid()}/fd/{end.descriptor}", user_path=user_path, interface=end.interface, address=end.address)
+        Endpoint(
+            network_path=f"/proc/{os.getpid()}/fd/{end.descriptor}",
+            user_path=user_path,
+            interface=end.interface,
+            address=end.address,
+        )
         for end in ends
     )
     layout = to_json(Layout(endpoints=endpoints, unprivileged=unprivileged), indent=-1)
     print(layout, flush=True)
     for line in sys.stdin:
-        shape_links(from_json(line, Cluster, source="the caller's cluster"), [end.descriptor for end in ends])
+        shape_links(
+            from_json(line, Cluster, source="the caller's cluster"),
+            [end.descriptor for end in ends],
+        )
         print(flush=True)
 
 
@@ -248,8 +286,16 @@ def _hold_loopback(world_size: int, unprivileged: bool) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh", b"lo", _IFF_UP_RUNNING))
     own = f"/proc/{os.getpid()}/ns"
-    end = Endpoint(network_path=f"{own}/net", user_path=f"{own}/user" if unprivileged else "", interface="lo", address="127.0.0.1")
-    print(to_json(Layout(endpoints=(end,) * world_size, unprivileged=unprivileged), indent=-1), flush=True)
+    end = Endpoint(
+        network_path=f"{own}/net",
+        user_path=f"{own}/user" if unprivileged else "",
+        interface="lo",
+        address="127.0.0.1",
+    )
+    print(
+        to_json(Layout(endpoints=(end,) * world_size, unprivileged=unprivileged), indent=-1),
+        flush=True,
+    )
     for _ in sys.stdin:  # other rates: paced links are not the kernel's
         print(flush=True)
 

@@ -1,7 +1,9 @@
 """Functions and cells that a user's own notebook has, on emulated devices: the only messages that are pickled.
 
-An emulated device is a process of the same user on the same machine, so it may run whatever the notebook could run itself.  A real device
-and torchrun do without: they run the functions of the table alone (see messages.CallTable), and no message of theirs is unpickled.
+An emulated device is a process of the same user on the same machine, so it may run whatever the notebook could run
+itself.  A real device
+and torchrun do without: they run the functions of the table alone (see messages.CallTable), and no message of theirs is
+unpickled.
 """
 
 from __future__ import annotations
@@ -27,14 +29,20 @@ class Own(NamedTuple):
 
     @classmethod
     def of(cls, value: Any) -> Own:
-        """Pickle a value, of functions and classes that cannot be imported their code.  Raises ConfigError if it has none."""
+        """Pickle a value, of functions and classes that cannot be imported their code.  Raises ConfigError if it has
+        none.
+        """
         import cloudpickle  # emulated devices need it, real ones do not have it
 
         try:
             return cls(cloudpickle.dumps(value))
         except Exception as error:  # whatever the value's own __reduce__ raises
             asked = "A function or data were to be sent to an emulated device."
-            raise ConfigError(asked, f"They cannot be pickled: {error}.", "Send data, not live objects.") from error
+            raise ConfigError(
+                asked,
+                f"They cannot be pickled: {error}.",
+                "Send data, not live objects.",
+            ) from error
 
     def value(self) -> Any:
         """Return the value."""
@@ -84,7 +92,11 @@ def outcome_of(outcome: Outcome) -> Outcome:
     try:
         return outcome.result.value()
     except Exception as error:  # of a class that this process does not have
-        failed = RuntimeSetupError("A job's answer was awaited.", f"It cannot be read here: {error}.", "Return data.")
+        failed = RuntimeSetupError(
+            "A job's answer was awaited.",
+            f"It cannot be read here: {error}.",
+            "Return data.",
+        )
         return Outcome(rank=outcome.rank, error=failed, text=str(error))
 
 
@@ -108,9 +120,16 @@ def run_cell(context: RankContext, source: str) -> Printed:
             expression = cell.body.pop() if cell.body and isinstance(cell.body[-1], ast.Expr) else None
             exec(compile(cell, "<cell>", "exec"), _VARIABLES)
             if isinstance(expression, ast.Expr):
-                sys.displayhook(eval(compile(ast.Expression(expression.value), "<cell>", "eval"), _VARIABLES))
+                sys.displayhook(
+                    eval(
+                        compile(ast.Expression(expression.value), "<cell>", "eval"),
+                        _VARIABLES,
+                    )
+                )
         except BaseException as failure:  # also SystemExit: the engine goes on
-            lines = [frame.lineno for frame in traceback.extract_tb(failure.__traceback__) if frame.filename == "<cell>"]
+            lines = [
+                frame.lineno for frame in traceback.extract_tb(failure.__traceback__) if frame.filename == "<cell>"
+            ]
             place = f" in line {lines[-1]}" if lines else ""
             error = f"{type(failure).__name__}{place}: {failure}".splitlines()[0]
     return Printed(printed.getvalue(), error)

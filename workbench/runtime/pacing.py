@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from workbench.core.cluster import Cluster
-from workbench.core.costs import MESSAGE_S, collective_latency_s, collective_s, num_rounds
+from workbench.core.costs import (
+    MESSAGE_S,
+    collective_latency_s,
+    collective_s,
+    num_rounds,
+)
 from workbench.core.errors import ConfigError
 from workbench.core.serial import shown
 
@@ -18,7 +23,8 @@ from workbench.core.serial import shown
 class RankLinks:
     """The links of one rank, and which part of their time our transport adds.  All times are this machine's.
 
-    fidelity: 'kernel': the kernel limits the rates, and the transport adds the latency.  'paced': the transport adds both.
+    fidelity: 'kernel': the kernel limits the rates, and the transport adds the latency.  'paced': the transport adds
+    both.
     'real': it adds nothing.  dilation: so many times slower than described (see RankContext).
     """
 
@@ -36,7 +42,9 @@ class RankLinks:
         return self.transfer_s(source, destination, nbytes) + self.dilation * MESSAGE_S
 
     def added_s(self, source: int, destination: int, nbytes: int) -> float:
-        """Return the seconds of a message that neither the kernel nor a real link takes, nor gloo, which takes MESSAGE_S."""
+        """Return the seconds of a message that neither the kernel nor a real link takes, nor gloo, which takes
+        MESSAGE_S.
+        """
         if self.fidelity == "real":
             return 0.0
         link = self.cluster.link(source, destination)
@@ -44,8 +52,12 @@ class RankLinks:
         return self.dilation * seconds + (self.dilation - 1) * MESSAGE_S
 
     def slower_s(self, factors: Mapping[str, float], destination: int, nbytes: int) -> float:
-        """Return the seconds that a transfer takes longer.  factors: how many times slower, by the destination's name."""
-        return (factors.get(self.cluster.devices[destination].name, 1.0) - 1) * self.transfer_s(self.rank, destination, nbytes)
+        """Return the seconds that a transfer takes longer.  factors: how many times slower, by the destination's
+        name.
+        """
+        return (factors.get(self.cluster.devices[destination].name, 1.0) - 1) * self.transfer_s(
+            self.rank, destination, nbytes
+        )
 
     def collective_s(self, kind: str, ranks: Sequence[int], nbytes: int) -> float:
         """Return the seconds to add to a collective on a tensor of this many bytes (see added_s)."""
@@ -60,14 +72,16 @@ class RankLinks:
 
 T = TypeVar("T")
 
-# An operation may end late by up to this (about one scheduler slice), and the next operations compensate for it.  A longer delay means
+# An operation may end late by up to this (about one scheduler slice), and the next operations compensate for it.  A
+# longer delay means
 # that the host was too busy.
 _GRAIN_S = 4e-3
 
 
 LADDER = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 CALIBRATED_SHARE = 0.01
-"""Share of the devices' time that may be late when a dilation is chosen: well below the share that makes a run invalid."""
+"""Share of the devices' time that may be late when a dilation is chosen: well below the share that makes a run
+invalid."""
 
 
 class Paced(NamedTuple, Generic[T]):
@@ -85,11 +99,16 @@ class Paced(NamedTuple, Generic[T]):
 class Pacer:
     """Makes operations take as long as they would on an emulated device.
 
-    An operation of c seconds ends no earlier than factor * c after its start.  factor: 1 on a healthy device, 4 on one that is four times
-    slower than its program says, 0 to run as fast as the host can.  dilation: all emulated devices and links run this many times slower,
-    so that the host can keep up (see RankContext).  Operations end slightly after their deadlines, because sleeps overshoot and because a
-    short operation takes the host longer than the device.  The next deadlines are earlier by the same amount, so that delays do not add
-    up over thousands of operations.  Not thread safe: each compute stream has its own pacer (`for_stream`); their totals are the device's.
+    An operation of c seconds ends no earlier than factor * c after its start.  factor: 1 on a healthy device, 4 on one
+    that is four times
+    slower than its program says, 0 to run as fast as the host can.  dilation: all emulated devices and links run this
+    many times slower,
+    so that the host can keep up (see RankContext).  Operations end slightly after their deadlines, because sleeps
+    overshoot and because a
+    short operation takes the host longer than the device.  The next deadlines are earlier by the same amount, so that
+    delays do not add
+    up over thousands of operations.  Not thread safe: each compute stream has its own pacer (`for_stream`); their
+    totals are the device's.
     """
 
     def __init__(
@@ -101,7 +120,11 @@ class Pacer:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         if not 0 <= factor < float("inf"):
-            raise ConfigError(f"A slow-down by {factor} was asked for.", "It must be 0 or more.", "Give a factor such as 4, or 1 for none.")
+            raise ConfigError(
+                f"A slow-down by {factor} was asked for.",
+                "It must be 0 or more.",
+                "Give a factor such as 4, or 1 for none.",
+            )
         self._factor = self._own_factor = factor
         self._dilation = dilation
         self._clock = clock
@@ -120,7 +143,9 @@ class Pacer:
         self._device._factor = factor
 
     def slow_down(self, factor: float) -> None:
-        """Run this many times slower than the program says; at 1 as before, which on a real device is as fast as it can."""
+        """Run this many times slower than the program says; at 1 as before, which on a real device is as fast as it
+        can.
+        """
         self.factor = factor if factor > 1 else self._device._own_factor
 
     def for_stream(self) -> Pacer:
@@ -139,9 +164,11 @@ class Pacer:
             stream.reset()
 
     def run(self, function: Callable[[], T], duration_s: float, begin_s: float | None = None) -> Paced[T]:
-        """Call `function`, which takes the device `duration_s` at factor 1.  Returns at the deadline, or at the end of the call if later.
+        """Call `function`, which takes the device `duration_s` at factor 1.  Returns at the deadline, or at the end of
+        the call if later.
 
-        begin_s: when the emulated device could have started (inputs present, device idle).  The host's bookkeeping since then is hidden in
+        begin_s: when the emulated device could have started (inputs present, device idle).  The host's bookkeeping
+        since then is hidden in
         the operation's time, because the device would not need it.
         """
         now_s = self._clock()
@@ -185,7 +212,9 @@ class Pacer:
 
 
 def asked_dilation() -> float | None:
-    """Return the dilation that the environment sets (WORKBENCH_DILATION).  None: find it by calibration.  Raises ConfigError."""
+    """Return the dilation that the environment sets (WORKBENCH_DILATION).  None: find it by calibration.  Raises
+    ConfigError.
+    """
     text = os.environ.get("WORKBENCH_DILATION")
     if not text:
         return None
@@ -195,14 +224,20 @@ def asked_dilation() -> float | None:
     except ValueError:
         dilation = 0.0
     if not LADDER[0] <= dilation <= LADDER[-1]:
-        raise ConfigError(asked, f"It is no number from {LADDER[0]:g} to {LADDER[-1]:g}.", "Change it, or unset it to have one measured.")
+        raise ConfigError(
+            asked,
+            f"It is no number from {LADDER[0]:g} to {LADDER[-1]:g}.",
+            "Change it, or unset it to have one measured.",
+        )
     return dilation
 
 
 def find_dilation(late_share: Callable[[float], float], tolerated: float = CALIBRATED_SHARE) -> float:
-    """Return the first dilation of LADDER at which no more than the tolerated share of the devices' time is late, else the last one.
+    """Return the first dilation of LADDER at which no more than the tolerated share of the devices' time is late, else
+    the last one.
 
-    late_share(dilation): a measurement.  If half of a device's time is late, it must run at least twice as slowly, so the dilations in
+    late_share(dilation): a measurement.  If half of a device's time is late, it must run at least twice as slowly, so
+    the dilations in
     between are skipped.  A dilation set by the environment is used without calibration.
     """
     asked = asked_dilation()

@@ -1,6 +1,8 @@
-"""A device's engine, emulated or real: it answers calls that come through stdin, and sends events and results through stdout.
+"""A device's engine, emulated or real: it answers calls that come through stdin, and sends events and results through
+stdout.
 
-An emulated device shares the laptop's file system.  What a real one writes into the run's folder goes to the laptop along with its
+An emulated device shares the laptop's file system.  What a real one writes into the run's folder goes to the laptop
+along with its
 events, so that nothing is shared but this connection.
 """
 
@@ -31,7 +33,18 @@ from workbench.core.errors import MissingDataError, RuntimeSetupError
 from workbench.models.partial_loading import LACKING
 from workbench.runtime import commands as c
 from workbench.runtime.context import Channel, RankContext
-from workbench.runtime.frames import FILE_CHUNK, KEPT, KEPT_NAME, TO_ENGINE, WORK, Asked, FilePart, Kind, Message, Messages
+from workbench.runtime.frames import (
+    FILE_CHUNK,
+    KEPT,
+    KEPT_NAME,
+    TO_ENGINE,
+    WORK,
+    Asked,
+    FilePart,
+    Kind,
+    Message,
+    Messages,
+)
 from workbench.runtime.health import reply
 from workbench.runtime.memory import lift_all_budgets, read_memory
 from workbench.runtime.messages import (
@@ -53,7 +66,8 @@ _MOST_MESSAGE_BYTES = 1 << 32
 
 
 class ChannelStore(dist.Store):
-    """A torch.distributed.Store of the process that leads, reached through the engine's own pipes: no port, nothing pickled.
+    """A torch.distributed.Store of the process that leads, reached through the engine's own pipes: no port, nothing
+    pickled.
 
     gloo uses set, wait and get; the roll before it uses check.
     """
@@ -69,7 +83,14 @@ class ChannelStore(dist.Store):
 
     def set(self, key: str, value: str | bytes) -> None:
         """Set a key."""
-        self._ask(Asked("set", (key,), value.encode() if isinstance(value, str) else bytes(value)), None)
+        self._ask(
+            Asked(
+                "set",
+                (key,),
+                value.encode() if isinstance(value, str) else bytes(value),
+            ),
+            None,
+        )
 
     def get(self, key: str) -> bytes:
         """Return a key's value once it has one."""
@@ -77,7 +98,10 @@ class ChannelStore(dist.Store):
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait for keys."""
-        self._ask(Asked("wait", tuple(keys)), self._timeout_s if timeout is None else timeout.total_seconds())
+        self._ask(
+            Asked("wait", tuple(keys)),
+            self._timeout_s if timeout is None else timeout.total_seconds(),
+        )
 
     def check(self, keys: list[str]) -> bool:
         """Return whether all keys have values."""
@@ -153,8 +177,21 @@ class PipeChannel(Channel):
     moved: the run's folder there and here; None: it is the same.
     """
 
-    def __init__(self, engine: Engine, number: int, call: Call, context: RankContext, moved: Moved | None) -> None:
-        self._engine, self._number, self._call, self._context, self._moved = engine, number, call, context, moved
+    def __init__(
+        self,
+        engine: Engine,
+        number: int,
+        call: Call,
+        context: RankContext,
+        moved: Moved | None,
+    ) -> None:
+        self._engine, self._number, self._call, self._context, self._moved = (
+            engine,
+            number,
+            call,
+            context,
+            moved,
+        )
         self._footprint_bytes = read_memory().anonymous_bytes
         self._lock, self._arriving = threading.Lock(), threading.Lock()
         self.upward = None if moved is None else _Upward(Path(moved[1]), engine.send)
@@ -189,7 +226,11 @@ class PipeChannel(Channel):
     def command(self, data: bytes) -> None:
         """Take a command.  A ping is answered here, whatever the job does meanwhile."""
         if is_ping(data):
-            self._engine.send("event", encode_told(reply(self._context, self._footprint_bytes)), self._number)
+            self._engine.send(
+                "event",
+                encode_told(reply(self._context, self._footprint_bytes)),
+                self._number,
+            )
             return
         command = decode_told(data, self._call, f"A command for {self._call.name}", self._moved)
         with self._arriving:
@@ -208,10 +249,17 @@ class PipeChannel(Channel):
 class Engine:
     """Does what comes through one pipe and answers through another.  inward, outward: their descriptors.
 
-    ended(engine): called when the pipe has ended, in the thread that reads.  stopped: number of the last job that was asked to end early.
+    ended(engine): called when the pipe has ended, in the thread that reads.  stopped: number of the last job that was
+    asked to end early.
     """
 
-    def __init__(self, table: CallTable, inward: int, outward: int, ended: Callable[[Engine], None]) -> None:
+    def __init__(
+        self,
+        table: CallTable,
+        inward: int,
+        outward: int,
+        ended: Callable[[Engine], None],
+    ) -> None:
         self._table, self._in, self._out, self._ended = table, inward, outward, ended
         self._writing = threading.Lock()
         self._calls: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
@@ -241,22 +289,32 @@ class Engine:
         try:
             return mine.get(timeout=timeout_s)
         except queue.Empty:
-            raise RuntimeError(f"The store on the laptop had no {', '.join(asked.keys)} within {timeout_s:g} s.") from None
+            raise RuntimeError(
+                f"The store on the laptop had no {', '.join(asked.keys)} within {timeout_s:g} s."
+            ) from None
         finally:
             self._replies.pop(number, None)
 
     def fetch(self, paths: Sequence[Path]) -> None:
-        """Have the laptop send files of the cache folder: weights of a model that are read now.  Raises MissingDataError."""
+        """Have the laptop send files of the cache folder: weights of a model that are read now.  Raises
+        MissingDataError.
+        """
         with self._fetching:
             places = tuple(path.relative_to(cache_folder()).as_posix() for path in paths if not path.exists())
             found = self.ask(Asked("fetch", places), None)
         if found:
-            raise MissingDataError(f"Weights of a model ('{places[0]}') were to be sent to this device.", found.decode(), "Run again.")
+            raise MissingDataError(
+                f"Weights of a model ('{places[0]}') were to be sent to this device.",
+                found.decode(),
+                "Run again.",
+            )
 
     def read(self) -> None:
         """Take messages until the pipe ends."""
         messages = Messages(TO_ENGINE, _MOST_MESSAGE_BYTES)
-        buffer = memoryview(bytearray(FILE_CHUNK))  # once: a job may have used up its memory budget when a message comes
+        buffer = memoryview(
+            bytearray(FILE_CHUNK)
+        )  # once: a job may have used up its memory budget when a message comes
         try:
             while size := os.readv(self._in, [buffer]):
                 for message in messages.of(buffer[:size]):
@@ -272,14 +330,21 @@ class Engine:
                 LACKING.fetch = self.fetch
             case "call":
                 with suppress(RuntimeSetupError):  # what is wrong with it is told when its turn comes
-                    self._next = message.number, decode(message.data, CallMessage, "A call").context
+                    self._next = (
+                        message.number,
+                        decode(message.data, CallMessage, "A call").context,
+                    )
                 self._calls.put(message)
             case "command" if self._channel is not None:
                 self._channel.command(message.data)
             case "command" if self._next is not None and is_ping(message.data):
                 # The libraries of a call are still being imported, which takes a slow or a busy device half a minute.
                 number, context = self._next
-                self.send("event", encode_told(reply(context, read_memory().anonymous_bytes)), number)
+                self.send(
+                    "event",
+                    encode_told(reply(context, read_memory().anonymous_bytes)),
+                    number,
+                )
             case "stop":
                 self.stopped = message.number
             case "reply" if message.number in self._replies:
@@ -337,7 +402,9 @@ def _own_interface() -> str:
 
 
 def require_wireguard(interface: str) -> None:
-    """Raise RuntimeSetupError for a network interface that is none of WireGuard, in the kernel (by its type) or outside it (a tunnel)."""
+    """Raise RuntimeSetupError for a network interface that is none of WireGuard, in the kernel (by its type) or outside
+    it (a tunnel).
+    """
     place = Path("/sys/class/net") / interface
     if "DEVTYPE=wireguard" not in (place / "uevent").read_text() and not (place / "tun_flags").exists():
         raise RuntimeSetupError(
@@ -348,7 +415,9 @@ def require_wireguard(interface: str) -> None:
 
 
 def serve(table: CallTable) -> None:
-    """Be an engine until stdin ends.  Whatever else writes to stdout goes to the log, and whatever else reads stdin finds nothing."""
+    """Be an engine until stdin ends.  Whatever else writes to stdout goes to the log, and whatever else reads stdin
+    finds nothing.
+    """
     inward, outward = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -22,13 +22,17 @@ from workbench.runtime.transport import broadcast
 def require_one_program(group: torch.distributed.ProcessGroup, program: Program) -> None:
     """Check before the first step that all ranks have the same program.  Every rank of the group must call this.
 
-    Raises ScheduleError on every rank, naming the first operation that differs, if a rank's program differs from rank 0's.
+    Raises ScheduleError on every rank, naming the first operation that differs, if a rank's program differs from rank
+    0's.
     """
     text = program.to_text().encode()
     own = torch.tensor(list(hashlib.sha256(text).digest()), dtype=torch.uint8)
     digests = [torch.empty_like(own) for _ in range(group.size())]
     group.allgather([digests], [own]).wait()
-    other = next((rank for rank, digest in enumerate(digests) if not torch.equal(digest, digests[0])), None)
+    other = next(
+        (rank for rank, digest in enumerate(digests) if not torch.equal(digest, digests[0])),
+        None,
+    )
     if other is None:
         return
     texts = []
@@ -48,23 +52,35 @@ LONGEST_WAIT_S = 24 * 3600.0
 
 
 def open_group(
-    context: RankContext, timeout_s: float = 30.0, *, name: str = "main", is_wanted: Callable[[], bool] = lambda: True
+    context: RankContext,
+    timeout_s: float = 30.0,
+    *,
+    name: str = "main",
+    is_wanted: Callable[[], bool] = lambda: True,
 ) -> dist.ProcessGroup:
     """Open a gloo group of all ranks, which is torch.distributed's default group until `close_group`.
 
-    timeout_s: how long a peer may be silent, in the devices' seconds.  name: must be new for each group that a run opens.
+    timeout_s: how long a peer may be silent, in the devices' seconds.  name: must be new for each group that a run
+    opens.
     is_wanted: polled while waiting for other ranks; waiting ends when it returns False.
     Raises GroupNotFormedError, a RuntimeSetupError, which names the missing ranks.
     """
     close_group()
     timeout_s *= context.dilation
     timeout = timedelta(seconds=timeout_s)
-    asked = f"Device '{context.device.name}' (rank {context.rank} of {context.world_size}) tried to join the group '{name}'."
+    asked = (
+        f"Device '{context.device.name}' (rank {context.rank} of {context.world_size}) tried to join the group "
+        f"'{name}'."
+    )
     try:
         if context.interface:
             os.environ["GLOO_SOCKET_IFNAME"] = context.interface
         assert context.channel is not None, "only ranks with a leader form groups"
-        shared, rank, world_size = context.channel.store(), context.rank, context.world_size
+        shared, rank, world_size = (
+            context.channel.store(),
+            context.rank,
+            context.world_size,
+        )
         shared.set_timeout(timeout)
         store = dist.PrefixStore(name, shared)
         missing = _call_the_roll(store, rank, world_size, timeout_s, is_wanted)
@@ -90,7 +106,13 @@ def open_group(
     return group
 
 
-def _call_the_roll(store: dist.Store, rank: int, world_size: int, timeout_s: float, is_wanted: Callable[[], bool]) -> list[int]:
+def _call_the_roll(
+    store: dist.Store,
+    rank: int,
+    world_size: int,
+    timeout_s: float,
+    is_wanted: Callable[[], bool],
+) -> list[int]:
     """Wait for all ranks; return those missing after timeout_s, or when the group is no longer wanted.
 
     gloo's own wait ends only at its time-out and does not say which ranks are missing.
@@ -108,7 +130,8 @@ def _call_the_roll(store: dist.Store, rank: int, world_size: int, timeout_s: flo
 def _forget_failures() -> None:
     """Make torch give the next group the same name as in other processes.
 
-    torch counts groups per process, and a failed group stays counted.  Later groups would then search for their peers under wrong
+    torch counts groups per process, and a failed group stays counted.  Later groups would then search for their peers
+    under wrong
     keys and never find them (torch 2.13; only destroy_process_group resets the count).
     """
     world = getattr(dist.distributed_c10d, "_world", None)
@@ -130,7 +153,12 @@ class Meeting:
     names: of the devices, by rank.  given_up: returns why waiting is pointless, or None.
     """
 
-    def __init__(self, context: RankContext, names: Sequence[str], given_up: Callable[[], BaseException | None] = lambda: None) -> None:
+    def __init__(
+        self,
+        context: RankContext,
+        names: Sequence[str],
+        given_up: Callable[[], BaseException | None] = lambda: None,
+    ) -> None:
         group = dist.group.WORLD
         assert group is not None
         self._context, self._names, self._given_up = context, names, given_up
@@ -139,30 +167,44 @@ class Meeting:
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=LONGEST_WAIT_S))
 
     def sum(self, tensor: torch.Tensor) -> None:
-        """Sum a tensor over all ranks, in place, once all have arrived.  Raises DeviceLostError naming the missing ranks."""
+        """Sum a tensor over all ranks, in place, once all have arrived.  Raises DeviceLostError naming the missing
+        ranks.
+        """
         self._number += 1
-        asked = f"Device '{self._names[self._rank]}' (rank {self._rank}) waited for the others at meeting {self._number}."
+        asked = (
+            f"Device '{self._names[self._rank]}' (rank {self._rank}) waited for the others at meeting {self._number}."
+        )
         self._store.set(self._mark(self._rank), "")
         work, begin_s, pause_s = self._group.allreduce([tensor]), time.monotonic(), 1e-4
         try:
             while not work.is_completed():
                 given_up = self._given_up()
                 if given_up is not None:
-                    # The pending sum cannot be cancelled, and freeing a gloo group waits for it, so this group is never freed.
+                    # The pending sum cannot be cancelled, and freeing a gloo group waits for it, so this group is never
+                    # freed.
                     ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
                     raise given_up
                 time.sleep(pause_s)
                 pause_s = min(0.01, 1.5 * pause_s)
             work.wait()
         except RuntimeError as error:
-            raise self._lost(asked, self._missing(), f"did not come: {str(error).splitlines()[0]}", begin_s) from error
+            raise self._lost(
+                asked,
+                self._missing(),
+                f"did not come: {str(error).splitlines()[0]}",
+                begin_s,
+            ) from error
 
     def _missing(self) -> list[int]:
         return [rank for rank in range(len(self._names)) if not self._store.check([self._mark(rank)])]
 
     def _lost(self, asked: str, ranks: Sequence[int], why: str, begin_s: float) -> DeviceLostError:
         names = ", ".join(f"'{self._names[rank]}' (rank {rank})" for rank in ranks) or "of them"
-        return DeviceLostError(asked, f"Device {names} {why}; waited {time.monotonic() - begin_s:.0f} s.", "See its own output; run again.")
+        return DeviceLostError(
+            asked,
+            f"Device {names} {why}; waited {time.monotonic() - begin_s:.0f} s.",
+            "See its own output; run again.",
+        )
 
     def _mark(self, rank: int) -> str:
         return f"{self._number}/{rank}"
@@ -170,7 +212,10 @@ class Meeting:
 
 @contextlib.contextmanager
 def group(
-    context: RankContext, timeout_s: float = 30.0, name: str = "main", is_wanted: Callable[[], bool] = lambda: True
+    context: RankContext,
+    timeout_s: float = 30.0,
+    name: str = "main",
+    is_wanted: Callable[[], bool] = lambda: True,
 ) -> Iterator[dist.ProcessGroup]:
     """Open a group for a `with` block (see open_group)."""
     try:

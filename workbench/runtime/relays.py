@@ -1,8 +1,10 @@
 """Tensors between real devices travel over TLS 1.3 through relays.
 
 gloo listens on the loopback, and the addresses that it publishes are rewritten.
-Each device's agent relays (see ssh_agent).  Of the store's values only gloo's addresses are changed.  The address of a peer with a higher
-rank is replaced by a port on the reader's own loopback, which leads to the peer.  An address of a lower rank is never connected to,
+Each device's agent relays (see ssh_agent).  Of the store's values only gloo's addresses are changed.  The address of a
+peer with a higher
+rank is replaced by a port on the reader's own loopback, which leads to the peer.  An address of a lower rank is never
+connected to,
 because of two addresses gloo connects to the lower one.
 """
 
@@ -29,23 +31,45 @@ _NEVER = ("127.0.0.2", 9)
 
 def make_certificate() -> bytes:
     """Return a key and a certificate for one run.  Raises RuntimeSetupError without openssl."""
-    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    words = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+    ]
     asked = "Tensors between devices were to be encrypted."
     try:
-        done = subprocess.run([*words, "-subj", "/CN=workbench", "-keyout", "-", "-out", "-"], capture_output=True)
+        done = subprocess.run(
+            [*words, "-subj", "/CN=workbench", "-keyout", "-", "-out", "-"],
+            capture_output=True,
+        )
     except OSError as error:
         found = f"openssl cannot be started: {error.strerror}."
-        raise RuntimeSetupError(asked, found, 'Install it, or write data = "plain" for a network of your own.') from error
+        raise RuntimeSetupError(
+            asked,
+            found,
+            'Install it, or write data = "plain" for a network of your own.',
+        ) from error
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip()
         raise RuntimeSetupError(
-            asked, f"openssl made no certificate: {said}.", 'Mend it, or write data = "plain" for a network of your own.'
+            asked,
+            f"openssl made no certificate: {said}.",
+            'Mend it, or write data = "plain" for a network of your own.',
         )
     return done.stdout
 
 
 def gloo_port(value: bytes) -> int | None:
-    """Return the loopback port at which gloo listens, from a value in the store.  None if the value is not an address of gloo."""
+    """Return the loopback port at which gloo listens, from a value in the store.  None if the value is not an address
+    of gloo.
+    """
     at = _place(value)
     if at is None or value[at : at + 2] != struct.pack("=H", socket.AF_INET) or value[at + 4 : at + 8] != _LOOPBACK:
         return None
@@ -84,10 +108,21 @@ class Relays:
         if port is not None:
             at = connection.post("expose", port=port)
             self._exposed[key] = _Exposed(rank, at)
-            at.add_done_callback(lambda exposed: self._failed(rank, error) if (error := exposed.exception()) is not None else None)
+            at.add_done_callback(
+                lambda exposed: self._failed(rank, error) if (error := exposed.exception()) is not None else None
+            )
 
-    def reply(self, rank: int, connection: Connection, key: str, say: Callable[[bytes], None], value: bytes) -> None:
-        """Send a requested value to a device.  An address is first replaced by one at which the device reaches its peer."""
+    def reply(
+        self,
+        rank: int,
+        connection: Connection,
+        key: str,
+        say: Callable[[bytes], None],
+        value: bytes,
+    ) -> None:
+        """Send a requested value to a device.  An address is first replaced by one at which the device reaches its
+        peer.
+        """
         exposed = self._exposed.get(key)
         if exposed is None or exposed.rank == rank or gloo_port(value) is None:
             say(value)
@@ -96,13 +131,26 @@ class Relays:
         else:
             exposed.at.add_done_callback(functools.partial(self._reach, rank, connection, say, value))
 
-    def _reach(self, rank: int, connection: Connection, say: Callable[[bytes], None], value: bytes, exposed: Future[Any]) -> None:
+    def _reach(
+        self,
+        rank: int,
+        connection: Connection,
+        say: Callable[[bytes], None],
+        value: bytes,
+        exposed: Future[Any],
+    ) -> None:
         if exposed.exception() is not None:  # the fault of the other device, which `told` reports
             return
         host, port = exposed.result()
         connection.post("reach", host=host, port=port).add_done_callback(functools.partial(self._say, rank, say, value))
 
-    def _say(self, rank: int, say: Callable[[bytes], None], value: bytes, reached: Future[Any]) -> None:
+    def _say(
+        self,
+        rank: int,
+        say: Callable[[bytes], None],
+        value: bytes,
+        reached: Future[Any],
+    ) -> None:
         if (error := reached.exception()) is not None:
             self._failed(rank, error)
         else:

@@ -1,4 +1,6 @@
-"""A device's place in a cluster, emulated or real: its engine, that engine's current job, and what all devices of a cluster share."""
+"""A device's place in a cluster, emulated or real: its engine, that engine's current job, and what all devices of a
+cluster share.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ from workbench import __version__
 from workbench.core.cluster import Device
 from workbench.core.serial import shown
 from workbench.runtime.commands import Pong
-from workbench.runtime.frames import FROM_ENGINE, MB, Asked, FilePart, Message, Messages, decode_packed, foreign
+from workbench.runtime.frames import (
+    FROM_ENGINE,
+    MB,
+    Asked,
+    FilePart,
+    Message,
+    Messages,
+    decode_packed,
+    foreign,
+)
 from workbench.runtime.memory import MemoryReading
 from workbench.runtime.messages import AnswerMessage, Call, decode, decode_told
 
@@ -82,7 +93,10 @@ class Inbox:
         self.most_bytes = LEAST_LIMIT_BYTES
         self.store = KeyStore()
         self._items: queue.SimpleQueue[tuple[int, str, Any, int]] = queue.SimpleQueue()
-        self._put_bytes, self._taken_bytes = [0] * world_size, [0] * world_size  # by the thread that reads; by the one that takes
+        self._put_bytes, self._taken_bytes = (
+            [0] * world_size,
+            [0] * world_size,
+        )  # by the thread that reads; by the one that takes
 
     def renew(self) -> None:
         """Forget everything: another job begins."""
@@ -90,7 +104,9 @@ class Inbox:
         self.store = KeyStore()
 
     def put(self, rank: int, kind: str, content: Any, nbytes: int = 0) -> None:
-        """Note what happened on a device; from any thread.  nbytes: of the message.  Raises MessageError if too much waits to be read."""
+        """Note what happened on a device; from any thread.  nbytes: of the message.  Raises MessageError if too much
+        waits to be read.
+        """
         unread_bytes = self._put_bytes[rank] - self._taken_bytes[rank] + nbytes
         if nbytes and unread_bytes > 2 * self.most_bytes:  # not for the news of its loss
             raise foreign("an event", f"{unread_bytes:,} bytes that nobody has read yet")
@@ -98,7 +114,9 @@ class Inbox:
         self._items.put((rank, kind, content, nbytes))
 
     def take(self, timeout_s: float) -> list[tuple[int, str, Any]]:
-        """Return the rank, kind and content of all that happened since the last call.  Waits up to timeout_s for the first."""
+        """Return the rank, kind and content of all that happened since the last call.  Waits up to timeout_s for the
+        first.
+        """
         items: list[tuple[int, str, Any]] = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -110,10 +128,12 @@ class Inbox:
 
 
 class Seat(ABC):
-    """One device: its engine and the engine's current job.  The subclasses say how an engine is started, reached and ended.
+    """One device: its engine and the engine's current job.  The subclasses say how an engine is started, reached and
+    ended.
 
     What the engine sends is decoded in the thread that reads, so that an error there loses this device alone.
-    call, number: of the job.  ready: set when the engine is up, or known to be lost.  why: the reason of the loss, '' for none.
+    call, number: of the job.  ready: set when the engine is up, or known to be lost.  why: the reason of the loss, ''
+    for none.
     pong: the last reply to a ping.
     """
 
@@ -189,7 +209,12 @@ class Seat(ABC):
     def _keep(self, part: FilePart) -> None:
         """Take a part of a file that the engine has written."""
 
-    def send(self, kind: Literal["hello", "call", "command", "stop", "reply"], data: bytes = b"", number: int = 0) -> None:
+    def send(
+        self,
+        kind: Literal["hello", "call", "command", "stop", "reply"],
+        data: bytes = b"",
+        number: int = 0,
+    ) -> None:
         """Send a message to the engine."""
         self._write(Message(kind, number, data).framed())
 
@@ -232,4 +257,9 @@ class Seat(ABC):
                 self.inbox.put(self.rank, "event", event, len(message.data))
             case "answer" if message.number == self.number and self.call is not None:
                 answer = decode(message.data, AnswerMessage, f"The answer of device '{name}'")
-                self.inbox.put(self.rank, "ended", answer.outcome(self.rank, self.call, name), len(message.data))
+                self.inbox.put(
+                    self.rank,
+                    "ended",
+                    answer.outcome(self.rank, self.call, name),
+                    len(message.data),
+                )

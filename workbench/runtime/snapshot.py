@@ -1,7 +1,10 @@
-"""Snapshots: the trained state of a run between two steps, from which the run goes on; when one is taken, and its files.
+"""Snapshots: the trained state of a run between two steps, from which the run goes on; when one is taken, and its
+files.
 
-A snapshot is every trained parameter with its moments, by name.  On the disk one device writes two sealed files for each group of layers,
-the moments first and then the weights; files whose layers cover the model are a whole snapshot.  From a snapshot on, steps are done again
+A snapshot is every trained parameter with its moments, by name.  On the disk one device writes two sealed files for
+each group of layers,
+the moments first and then the weights; files whose layers cover the model are a whole snapshot.  From a snapshot on,
+steps are done again
 in the order that the job's seed gives, so that a run that goes on equals an unbroken one.
 """
 
@@ -21,7 +24,12 @@ from workbench.core.errors import MissingDataError
 from workbench.core.files import quick_file, whole_file
 from workbench.core.job import SnapshotPlace
 from workbench.core.sealed import owner_of
-from workbench.models.sealed_tensors import Content, content_of, damage_of, write_sealed_tensors
+from workbench.models.sealed_tensors import (
+    Content,
+    content_of,
+    damage_of,
+    write_sealed_tensors,
+)
 from workbench.runtime.flat_optimizer import STATE_KINDS, Optimizer
 from workbench.runtime.state import load_state
 
@@ -29,14 +37,17 @@ SNAPSHOTS = "snapshots"
 """The subfolder of a run's folder."""
 MOMENTS, WEIGHTS = KINDS = ("moments", "weights")
 SMALL_BYTES = 32_000_000
-"""Parameters and moments of a stage that are saved after every step by default.  Saving more would cost more than a crash loses."""
+"""Parameters and moments of a stage that are saved after every step by default.  Saving more would cost more than a
+crash loses."""
 
 _WEIGHT = f"{STATE_KINDS[0]}/"
 _NAME = re.compile(r"(moments|weights)-epoch-(\d+)-step-(\d+)-layers-(\d+)-(\d+)\.safetensors")
 
 
 class Position(NamedTuple):
-    """A moment between two steps: the next one is `step` of `epoch`, counted from 0.  An epoch ends at step 0 of the next one."""
+    """A moment between two steps: the next one is `step` of `epoch`, counted from 0.  An epoch ends at step 0 of the
+    next one.
+    """
 
     epoch: int
     step: int
@@ -46,9 +57,12 @@ class Position(NamedTuple):
 class Snapshot:
     """When the state is kept, and where.
 
-    every: steps of the run between two snapshots; 0: only at a pause of the devices.  The end of every epoch also is one, always on the
-    disk: it gives the epoch's predictions.  to: 'disk', the run's folder; 'neighbour', the memory of the device and of the next one.
-    keeps_moments: the moments of all epochs stay on the disk until the run ends, so that a damaged file costs only its epoch.
+    every: steps of the run between two snapshots; 0: only at a pause of the devices.  The end of every epoch also is
+    one, always on the
+    disk: it gives the epoch's predictions.  to: 'disk', the run's folder; 'neighbour', the memory of the device and of
+    the next one.
+    keeps_moments: the moments of all epochs stay on the disk until the run ends, so that a damaged file costs only its
+    epoch.
     """
 
     every: int
@@ -60,7 +74,9 @@ class Snapshot:
         return bool(self.every) and steps % self.every == 0
 
     def last(self, steps: int) -> int:
-        """Return the number of steps, at most so many, after which one was taken; those at the end of epochs do not count."""
+        """Return the number of steps, at most so many, after which one was taken; those at the end of epochs do not
+        count.
+        """
         return steps - steps % self.every if self.every else 0
 
 
@@ -102,12 +118,16 @@ def remove_damaged(folder: Path, run: str) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def _damage_of(path: Path, run: str, *version: int) -> str:
-    """Return what is wrong with a file.  version: of the file: one that has been read is not read again after each lost device."""
+    """Return what is wrong with a file.  version: of the file: one that has been read is not read again after each lost
+    device.
+    """
     return damage_of(path, owner_of(run, path))
 
 
 def covering(files: Sequence[SnapshotFile], at: Position, num_layers: int, *kinds: str) -> tuple[Path, ...]:
-    """Return files that together have the state of all layers at a position; nothing if some layer lacks.  kinds: by default all."""
+    """Return files that together have the state of all layers at a position; nothing if some layer lacks.  kinds: by
+    default all.
+    """
     chosen: list[Path] = []
     for kind in kinds or KINDS:
         cover = _cover([file for file in files if (file.kind, file.at) == (kind, at)], num_layers)
@@ -146,7 +166,10 @@ def weights_after(folder: Path, run: str, epoch: int, num_layers: int) -> dict[s
     """
     paths = covering(snapshot_files(folder), Position(epoch + 1, 0), num_layers, WEIGHTS)
     if not paths:
-        asked, found = f"What was trained until epoch {epoch + 1} was asked for.", f"'{folder / SNAPSHOTS}' does not hold it whole."
+        asked, found = (
+            f"What was trained until epoch {epoch + 1} was asked for.",
+            f"'{folder / SNAPSHOTS}' does not hold it whole.",
+        )
         raise MissingDataError(asked, found, "Give --workdir a folder that all devices share.")
     return {name.removeprefix(_WEIGHT): tensor for name, tensor in load_state(paths, run).items()}
 
@@ -154,12 +177,18 @@ def weights_after(folder: Path, run: str, epoch: int, num_layers: int) -> dict[s
 class SnapshotWriter:
     """Writes the snapshots of some layers into a run's folder.
 
-    Between the ends of epochs it keeps two, because the devices are at most one apart; the next one takes the place of the older one.
+    Between the ends of epochs it keeps two, because the devices are at most one apart; the next one takes the place of
+    the older one.
     """
 
     def __init__(self, folder: Path, run: str, layers: tuple[int, int], optimizer: Optimizer) -> None:
         """run: its fingerprint.  layers: [start, stop)."""
-        self._folder, self._run, self._layers, self._optimizer = folder, run, layers, optimizer
+        self._folder, self._run, self._layers, self._optimizer = (
+            folder,
+            run,
+            layers,
+            optimizer,
+        )
         self._shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in optimizer.named_tensors().items()}
         self._passing = sorted({file.at for file in snapshot_files(folder) if file.layers == layers and file.at.step})
 
@@ -181,9 +210,13 @@ class SnapshotWriter:
         return SnapshotFile(self._folder, kind, at, self._layers).path
 
     def _contents(self) -> Mapping[str, Content]:
-        """Return the state by name.  It lies one tensor after the other in a few vectors: looking at these is quicker."""
+        """Return the state by name.  It lies one tensor after the other in a few vectors: looking at these is
+        quicker.
+        """
         contents, rest = {}, memoryview(b"")
-        vectors = iter(self._optimizer.state_vectors())  # an optimizer that keeps versions has other vectors after every step
+        vectors = iter(
+            self._optimizer.state_vectors()
+        )  # an optimizer that keeps versions has other vectors after every step
         for name, (dtype, shape) in self._shapes.items():
             nbytes = dtype.itemsize * math.prod(shape)
             if nbytes and not rest:

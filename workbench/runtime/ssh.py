@@ -41,14 +41,21 @@ Span = tuple[int, int]
 class Connection:
     """A device's agent.  name: the device's.  command: starts the agent's loader (see agent_command).
 
-    take(kind, content): called in the reading thread with 'engine' (bytes), 'started' and 'ended' (see frames), and once 'lost' (a
-    Failure).  If it raises an error, and for whatever is none of the messages of frames, the connection ends: that loses this device alone.
+    take(kind, content): called in the reading thread with 'engine' (bytes), 'started' and 'ended' (see frames), and
+    once 'lost' (a
+    Failure).  If it raises an error, and for whatever is none of the messages of frames, the connection ends: that
+    loses this device alone.
     """
 
     greeting: frames.Greeting
     """Known once the connection is open."""
 
-    def __init__(self, name: str, command: Sequence[str], take: Callable[[str, Any], None] = lambda kind, content: None) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        take: Callable[[str, Any], None] = lambda kind, content: None,
+    ) -> None:
         self.name, self._take = name, take
         self.health: frames.Health | None = None
         self.clock_offset_s, self.clock_bound_s, self.cpu_s = 0.0, float("inf"), 0.0
@@ -81,8 +88,15 @@ class Connection:
             raise RuntimeSetupError(self._asked, found, "Install OpenSSH's client.") from error
         source = inspect.getsource(ssh_agent).encode()
         self._queue.put((b"%8d" % len(source) + source,))
-        threads = [threading.Thread(target=work, daemon=True) for work in (self._hear_errors, self._write, self._ping, self._read)]
-        self._threads, self._error_reader, self._reader = threads, threads[0], threads[-1]
+        threads = [
+            threading.Thread(target=work, daemon=True)
+            for work in (self._hear_errors, self._write, self._ping, self._read)
+        ]
+        self._threads, self._error_reader, self._reader = (
+            threads,
+            threads[0],
+            threads[-1],
+        )
         for thread in self._threads:
             thread.start()
 
@@ -91,7 +105,9 @@ class Connection:
         return f"Device '{self.name}' was to be reached over SSH."
 
     def open(self, owner: str = "", timeout_s: float = 20.0) -> None:
-        """Wait for the agent and greet it.  owner: who takes the device for a run.  Raises RuntimeSetupError, which says what to do."""
+        """Wait for the agent and greet it.  owner: who takes the device for a run.  Raises RuntimeSetupError, which
+        says what to do.
+        """
         deadline_s = time.monotonic() + timeout_s
         if not self._ready.wait(timeout_s) or self.lost is not None:
             failure = self.lost or failure_of(self._login(None), self._command)
@@ -140,7 +156,9 @@ class Connection:
         return bool(self._files)
 
     def send_file(self, path: Path, place: str) -> Future[Any]:
-        """Send a file, which is there whole or not at all; return where the agent says so.  Raises OSError for one that cannot be read."""
+        """Send a file, which is there whole or not at all; return where the agent says so.  Raises OSError for one that
+        cannot be read.
+        """
         file = open(path, "rb")  # noqa: SIM115 (closed by whoever sends it; it may be removed meanwhile)
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         size = file.tell()
@@ -148,24 +166,42 @@ class Connection:
         return self.post("begin_file", _frames_of(file, size), path=place, size=size, sha256=digest)
 
     def lacks(self, path: Path, place: str, span: Span | None = None) -> int | None:
-        """Return None if the device has a file, else how many of its bytes.  span: the bytes of it that are meant, all by default."""
+        """Return None if the device has a file, else how many of its bytes.  span: the bytes of it that are meant, all
+        by default.
+        """
         begun: int | None = self._has(path, place, span or (0, path.stat().st_size)).result(600.0)
         return begun
 
     def bring(self, path: Path, place: str, span: Span | None = None) -> bool:
-        """Send a file, or what a broken transfer left of it, unless the device has it; return whether.  Raises RuntimeSetupError."""
+        """Send a file, or what a broken transfer left of it, unless the device has it; return whether.  Raises
+        RuntimeSetupError.
+        """
         return self.bring_all([(path, place, span)]) == 1
 
     def bring_all(self, files: Sequence[tuple[Path, str, Span | None]]) -> int:
-        """Send files (see bring) without waiting for one before the next; return how many were sent.  Raises RuntimeSetupError."""
+        """Send files (see bring) without waiting for one before the next; return how many were sent.  Raises
+        RuntimeSetupError.
+        """
         whole = [(path, place, span or (0, path.stat().st_size)) for path, place, span in files]
         asked = [self._has(*file) for file in whole]
         sent = []
         for (path, place, (begin, end)), answer in zip(whole, asked, strict=True):
             begun = answer.result(600.0)
             if begun is not None:
-                frames, digest = _frames_from(path, begin + begun, end), digest_of(path, (begin, end))
-                sent.append(self.post("begin_file", frames, path=place, size=end - begin, sha256=digest, offset=begun))
+                frames, digest = (
+                    _frames_from(path, begin + begun, end),
+                    digest_of(path, (begin, end)),
+                )
+                sent.append(
+                    self.post(
+                        "begin_file",
+                        frames,
+                        path=place,
+                        size=end - begin,
+                        sha256=digest,
+                        offset=begun,
+                    )
+                )
         for future in sent:
             future.result()
         return len(sent)
@@ -280,13 +316,19 @@ class Connection:
         operation, future = self._answers.get(said.id, ("", None))
         answers = frames.Echo if operation == "ping" else frames.Answer | frames.Refusal
         if future is None or not isinstance(said, answers):
-            raise frames.foreign("an answer of the agent", f"number {said.id} was not asked for, or not so")
+            raise frames.foreign(
+                "an answer of the agent",
+                f"number {said.id} was not asked for, or not so",
+            )
         # A future whose answer is refused stays, and fails with the connection.
         match said:
             case frames.Echo():
                 sent_s, now_s = self._pings.pop(said.id, 0.0), time.monotonic()
                 if not sent_s:
-                    raise frames.foreign("an answer of the agent", "it answers a ping that was not sent yet")
+                    raise frames.foreign(
+                        "an answer of the agent",
+                        "it answers a ping that was not sent yet",
+                    )
                 self.cpu_s, self.health = said.cpu_s, said.health or self.health
                 if (now_s - sent_s) / 2 < self.clock_bound_s:
                     self.clock_bound_s = (now_s - sent_s) / 2
@@ -316,7 +358,10 @@ class Connection:
     def _login(self, code: int | None) -> Login:
         """Return how far the login has come."""
         log = os.pread(self._log.fileno(), 1 << 16, 0).decode(errors="replace")
-        said, errors = self._before.decode(errors="replace"), self._errors.decode(errors="replace")
+        said, errors = (
+            self._before.decode(errors="replace"),
+            self._errors.decode(errors="replace"),
+        )
         return Login(log, code, said, errors, self._before.endswith(MAGIC))
 
 
@@ -352,7 +397,9 @@ def _frames_of(file: Any, size: int) -> Iterator[bytes]:
     """Yield a file's bytes as frames, exactly `size` of them."""
     with file:
         while size > 0:
-            data = file.read(min(CHUNK, size)) or bytes(min(CHUNK, size))  # one that was cut meanwhile has another digest
+            data = file.read(min(CHUNK, size)) or bytes(
+                min(CHUNK, size)
+            )  # one that was cut meanwhile has another digest
             size -= len(data)
             yield _frame(DATA, data)
 

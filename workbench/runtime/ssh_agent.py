@@ -1,9 +1,12 @@
 """The agent on a real device: standard library only, sent through ssh's stdin, and gone with the connection.
 
-It never computes: it receives files, starts and ends the engine, passes the engine's bytes on, and answers pings for the clock.
-A frame is its length (4 bytes, big-endian), its kind (1 byte) and its payload: J is JSON for and from the agent, D bytes of the file that
+It never computes: it receives files, starts and ends the engine, passes the engine's bytes on, and answers pings for
+the clock.
+A frame is its length (4 bytes, big-endian), its kind (1 byte) and its payload: J is JSON for and from the agent, D
+bytes of the file that
 is being sent, E bytes of the engine's stdin or stdout.  The laptop waits for MAGIC first, because a .bashrc may print.
-Everything ends with the connection: at end of file, or after `silence_s` without a byte, the engine is killed and the run folder removed.
+Everything ends with the connection: at end of file, or after `silence_s` without a byte, the engine is killed and the
+run folder removed.
 """
 
 from __future__ import annotations
@@ -40,9 +43,14 @@ FOLDER = ".workbench-kit"
 """In the user's home folder: everything that is put on a device."""
 CERTIFICATE = "run/tls.pem"
 LOWEST = "127.0.0.0"
-"""An address of the loopback below 127.0.0.1, where gloo listens: of two addresses it is the lower that is connected to."""
+"""An address of the loopback below 127.0.0.1, where gloo listens: of two addresses it is the lower that is connected
+to."""
 OLDEST_PYTHON = (3, 11)
-_SHA256, _KIT_FOLDER, _WORD = r"[0-9a-f]{64}", r"(code|env)-[0-9a-f]{1,64}", r"[^\x00-\x1f\x7f]{0,4096}"
+_SHA256, _KIT_FOLDER, _WORD = (
+    r"[0-9a-f]{64}",
+    r"(code|env)-[0-9a-f]{1,64}",
+    r"[^\x00-\x1f\x7f]{0,4096}",
+)
 _SIZE, _PORT = range(1 << 50), range(1, 1 << 16)
 OPERATIONS: dict[str, Any] = {
     "hello": {"silence_s": (0.1, 3600.0), "owner": _WORD},
@@ -60,13 +68,16 @@ OPERATIONS: dict[str, Any] = {
     "clean": {},
     "ping": {"health": bool},
 }
-"""The methods that the laptop may call, and the values of their fields: a pattern, a range, bool, or {} for variables."""
+"""The methods that the laptop may call, and the values of their fields: a pattern, a range, bool, or {} for
+variables."""
 _MOST_FRAME_BYTES = 1 << 20
 _LOG_TAIL = 2000
 
 
 class Refused(Exception):
-    """What the agent was asked for cannot be done; its text is for the user.  todo: what helps, '' if the laptop says it."""
+    """What the agent was asked for cannot be done; its text is for the user.  todo: what helps, '' if the laptop says
+    it.
+    """
 
     def __init__(self, text: str, todo: str = "") -> None:
         super().__init__(text)
@@ -134,8 +145,20 @@ class Agent:
         if asked["op"] == "ping":
             clock_s = time.monotonic()
             health = self.health() if asked.get("health") else None
-            self.say("echo", id=asked["id"], clock_s=clock_s, cpu_s=self.cpu_s(), health=health)
-        elif asked["op"] in ("has", "unpack", "tries", "clean", "facts"):  # they take time, and pings do not wait for them
+            self.say(
+                "echo",
+                id=asked["id"],
+                clock_s=clock_s,
+                cpu_s=self.cpu_s(),
+                health=health,
+            )
+        elif asked["op"] in (
+            "has",
+            "unpack",
+            "tries",
+            "clean",
+            "facts",
+        ):  # they take time, and pings do not wait for them
             threading.Thread(target=self.do, args=(asked,), daemon=True).start()
         else:
             self.do(asked)
@@ -151,7 +174,14 @@ class Agent:
             else:
                 self.file["id"] = number
                 self.take_data(b"")
-        except (Refused, OSError, subprocess.SubprocessError, tarfile.TarError, TypeError, ValueError) as error:
+        except (
+            Refused,
+            OSError,
+            subprocess.SubprocessError,
+            tarfile.TarError,
+            TypeError,
+            ValueError,
+        ) as error:
             self.say("refusal", id=number, **explained(error))
 
     def say(self, kind: str, **fields: Any) -> None:
@@ -181,9 +211,14 @@ class Agent:
     # Operations.
 
     def hello(self, silence_s: float, owner: str = "") -> dict[str, Any]:
-        """Begin: sweep what others have left, make the run folder, and with an owner's name take the device for one run."""
+        """Begin: sweep what others have left, make the run folder, and with an owner's name take the device for one
+        run.
+        """
         if sys.version_info < OLDEST_PYTHON:
-            raise Refused(f"Its Python is {platform.python_version()}; 3.11 or later is needed.", "Install a newer one there.")
+            raise Refused(
+                f"Its Python is {platform.python_version()}; 3.11 or later is needed.",
+                "Install a newer one there.",
+            )
         self.silence_s = silence_s
         runs = os.path.join(self.base, "runs")
         os.makedirs(runs, mode=0o700, exist_ok=True)
@@ -203,7 +238,13 @@ class Agent:
         self.run_lock = os.open(run, os.O_RDONLY)
         fcntl.flock(self.run_lock, fcntl.LOCK_EX)
         self.run = run
-        return {"run": run, "kit": self.base, "swept": swept, "python": platform.python_version(), "machine": platform.machine()}
+        return {
+            "run": run,
+            "kit": self.base,
+            "swept": swept,
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+        }
 
     def locked(self, path: str, owner: str) -> int:
         """Return the open lease, which the kernel gives back however this process ends."""
@@ -213,7 +254,8 @@ class Agent:
         except OSError:
             other = os.read(descriptor, 200).decode(errors="replace") or "Another run"
             raise Refused(
-                f"{other} has it since {time.time() - os.fstat(descriptor).st_mtime:.0f} s.", "Wait for it, or end it there."
+                f"{other} has it since {time.time() - os.fstat(descriptor).st_mtime:.0f} s.",
+                "Wait for it, or end it there.",
             ) from None
         os.ftruncate(descriptor, 0)
         os.write(descriptor, owner.encode())
@@ -239,13 +281,19 @@ class Agent:
     def health(self) -> dict[str, Any]:
         """Return the device's temperature, free memory and what slows it down, and the memory of the engine."""
         read = [read_text(path).strip() for path in glob.glob("/sys/class/thermal/thermal_zone*/temp")]
-        heat = [celsius for celsius in (int(text) / 1000 for text in read if re.fullmatch(r"-?\d+", text)) if -100 <= celsius <= 200]
+        heat = [
+            celsius
+            for celsius in (int(text) / 1000 for text in read if re.fullmatch(r"-?\d+", text))
+            if -100 <= celsius <= 200
+        ]
         bits = read_text("/sys/devices/platform/soc/soc:firmware/get_throttled").strip()  # a Raspberry Pi's
         now = int(bits, 16) if re.fullmatch(r"(0x)?[0-9a-fA-F]+", bits) else 0
         pages = read_text(f"/proc/{self.engine.pid}/statm").split() if self.engine is not None else ()
         return {
             "temperature_c": max(heat) if heat else None,
-            "throttled": ", ".join(word for bits, word in ((1, "too little voltage"), (0xE, "slowed down")) if now & bits),
+            "throttled": ", ".join(
+                word for bits, word in ((1, "too little voltage"), (0xE, "slowed down")) if now & bits
+            ),
             "free_memory_bytes": memory_bytes("MemAvailable"),
             "rss_bytes": int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if pages else 0,
         }
@@ -263,7 +311,9 @@ class Agent:
         return os.path.join(folder, rest)
 
     def has(self, path: str, size: int, sha256: str) -> int | None:
-        """Return None if a file is there, whole and the same, else how many of its bytes are: its transfer goes on from there."""
+        """Return None if a file is there, whole and the same, else how many of its bytes are: its transfer goes on from
+        there.
+        """
         place = self.place(path)
         if os.path.isfile(place) and os.path.getsize(place) == size:
             with open(place, "rb") as file:
@@ -279,8 +329,17 @@ class Agent:
         return count
 
     def begin_file(self, path: str, size: int, sha256: str, offset: int = 0) -> None:
-        """Begin a file, whose bytes from offset on follow in D frames; it is there whole or not at all.  offset: as `has` told."""
-        self.file = {"place": "", "part": "", "left": size - offset, "sha256": sha256, "error": None, "open": None}
+        """Begin a file, whose bytes from offset on follow in D frames; it is there whole or not at all.  offset: as
+        `has` told.
+        """
+        self.file = {
+            "place": "",
+            "part": "",
+            "left": size - offset,
+            "sha256": sha256,
+            "error": None,
+            "open": None,
+        }
         try:
             self.file["place"] = place = self.place(path)
             self.file["part"] = part = part_of(place, sha256)
@@ -293,7 +352,9 @@ class Agent:
             self.file["error"] = explained(error)
 
     def take_data(self, data: bytes) -> None:
-        """Add bytes to the file; at its end check it and put it in its place.  After an error the rest is thrown away."""
+        """Add bytes to the file; at its end check it and put it in its place.  After an error the rest is thrown
+        away.
+        """
         file = self.file
         file["left"] -= len(data)
         try:
@@ -324,7 +385,8 @@ class Agent:
     def unpack(self, archive: str, folder: str, python: bool, trial: str = "") -> str:
         """Unpack an archive in place of the folders of its kind; return where.
 
-        python: into a virtual environment of ours.  trial: what this environment's Python must be able to run before it counts as ready.
+        python: into a virtual environment of ours.  trial: what this environment's Python must be able to run before it
+        counts as ready.
         """
         made = self.place("kit/" + folder)
         for old in glob.glob(os.path.join(self.base, folder.partition("-")[0] + "-*")):
@@ -335,9 +397,16 @@ class Agent:
             said = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             if said.returncode:
                 raise Refused(f"A virtual environment cannot be made: {said.stdout.strip()}")
-            target = os.path.join(made, "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
+            target = os.path.join(
+                made,
+                "lib",
+                f"python{sys.version_info[0]}.{sys.version_info[1]}",
+                "site-packages",
+            )
         with tarfile.open(self.place(archive)) as tar:
-            checked: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.4; the archive is ours
+            checked: Any = (
+                {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+            )  # Python 3.11.4; the archive is ours
             tar.extractall(target, **checked)
         if trial:
             try:
@@ -354,7 +423,13 @@ class Agent:
     def tries(self, python: str, trial: str) -> None:
         """Run a few lines of Python in an environment.  Refused if they fail."""
         command = [os.path.expanduser(python), "-P", "-c", trial]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, preexec_fn=die_with_us)
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            preexec_fn=die_with_us,
+        )
         if done.returncode:
             last = (done.stderr.strip().splitlines() or [""])[-1]
             ended = f"ends with {signal.Signals(-done.returncode).name}" if done.returncode < 0 else f"fails: {last}"
@@ -374,7 +449,12 @@ class Agent:
         python = os.path.expanduser(python)
         if not os.access(python, os.X_OK):
             raise Refused(f"'{python}' is no program there.")
-        variables = dict(os.environ, TMPDIR=self.run, WORKBENCH_CACHE=os.path.join(self.base, "cache"), **environment)
+        variables = dict(
+            os.environ,
+            TMPDIR=self.run,
+            WORKBENCH_CACHE=os.path.join(self.base, "cache"),
+            **environment,
+        )
         pipe = subprocess.PIPE
         with open(os.path.join(self.run, "engine.log"), "wb") as log:
             self.engine = engine = subprocess.Popen(
@@ -433,15 +513,26 @@ class Agent:
     def signal_engine(self, name: str) -> None:
         """Kill, stop or continue the engine."""
         if self.engine is not None and self.engine.poll() is None:
-            os.killpg(self.engine.pid, {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "continue": signal.SIGCONT}[name])
+            os.killpg(
+                self.engine.pid,
+                {
+                    "kill": signal.SIGKILL,
+                    "stop": signal.SIGSTOP,
+                    "continue": signal.SIGCONT,
+                }[name],
+            )
 
-    # Tensors between devices.  gloo neither encrypts nor knows whom it speaks to: it stays on the loopback, and relays speak TLS 1.3.
+    # Tensors between devices.  gloo neither encrypts nor knows whom it speaks to: it stays on the loopback, and relays
+    # speak TLS 1.3.
 
     def expose(self, port: int) -> list[Any]:
         """Let other devices of the run reach a port of the loopback; return the address and port at which they do."""
         ends = os.environ.get("SSH_CONNECTION", "").split()
         try:
-            server = socket.create_server((ends[2], 0), family=socket.AF_INET6 if ":" in ends[2] else socket.AF_INET)
+            server = socket.create_server(
+                (ends[2], 0),
+                family=socket.AF_INET6 if ":" in ends[2] else socket.AF_INET,
+            )
         except (OSError, IndexError):  # without a network
             server = socket.create_server(("127.0.0.1", 0))
         context = self.tls(ssl.PROTOCOL_TLS_SERVER)
@@ -496,7 +587,11 @@ def check(name: str, fields: dict[str, Any]) -> None:
         elif isinstance(wanted, tuple):
             fits = type(value) in (int, float) and wanted[0] <= value <= wanted[1]
         else:
-            fits = wanted == {} and isinstance(value, dict) and all(type(text) is str and "\0" not in text for text in value.values())
+            fits = (
+                wanted == {}
+                and isinstance(value, dict)
+                and all(type(text) is str and "\0" not in text for text in value.values())
+            )
         if not fits:
             raise Refused(f"It cannot {name} with such a '{field[:40]}'.")
 
@@ -510,10 +605,16 @@ def explained(error: Any) -> dict[str, str]:
     """Return an error in words, and what to do about it."""
     number = getattr(error, "errno", None)
     if number == errno.ENOSPC:
-        return {"error": "Its disk is full.", "todo": "Free some space there; `df -h` shows where."}
+        return {
+            "error": "Its disk is full.",
+            "todo": "Free some space there; `df -h` shows where.",
+        }
     if number in (errno.EROFS, errno.EACCES, errno.EPERM):
         todo = "Let the user write to the home folder there; a worn card turns read-only."
-        return {"error": f"It cannot write {error.filename or 'its files'}: {error.strerror}.", "todo": todo}
+        return {
+            "error": f"It cannot write {error.filename or 'its files'}: {error.strerror}.",
+            "todo": todo,
+        }
     return {"error": str(error)[:2000], "todo": getattr(error, "todo", "")}
 
 
@@ -522,7 +623,10 @@ def accept(server: Any, join: Any) -> None:
 
     def served(connection: Any) -> None:
         connection.settimeout(10.0)
-        with connection, contextlib.suppress(OSError):  # also of TLS: whoever has not the certificate
+        with (
+            connection,
+            contextlib.suppress(OSError),
+        ):  # also of TLS: whoever has not the certificate
             join(connection)
 
     while True:
@@ -530,7 +634,9 @@ def accept(server: Any, join: Any) -> None:
 
 
 def relay(plain: Any, secure: Any) -> None:
-    """Pass bytes on, both ways, until one side ends; in one thread, because two must not use one TLS connection (Python 3.13.6)."""
+    """Pass bytes on, both ways, until one side ends; in one thread, because two must not use one TLS connection (Python
+    3.13.6).
+    """
     with plain, secure:
         for one in (plain, secure):
             one.setblocking(False)
@@ -567,20 +673,40 @@ def kill(engine: Any) -> None:
 
 def memory_bytes(kind: str) -> int:
     """Return a figure of /proc/meminfo, 0 if there is none."""
-    return sum(int(line.split()[1]) * 1024 for line in read_text("/proc/meminfo").splitlines() if line.startswith(kind + ":"))
+    return sum(
+        int(line.split()[1]) * 1024 for line in read_text("/proc/meminfo").splitlines() if line.startswith(kind + ":")
+    )
 
 
 def has_atomics() -> bool | None:
-    """Return whether an ARM processor has the atomic instructions of ARMv8.1 (LSE); None where /proc/cpuinfo does not say it."""
-    lines = [line.split(":")[1].split() for line in read_text("/proc/cpuinfo").splitlines() if line.startswith("Features")]
+    """Return whether an ARM processor has the atomic instructions of ARMv8.1 (LSE); None where /proc/cpuinfo does not
+    say it.
+    """
+    lines = [
+        line.split(":")[1].split() for line in read_text("/proc/cpuinfo").splitlines() if line.startswith("Features")
+    ]
     return all("atomics" in features for features in lines) if lines else None
 
 
 def torch_version(python: str) -> str:
-    """Return the version of torch in an environment, '' if it has none.  torch is not imported: it may crash this processor."""
-    command = [os.path.expanduser(python), "-P", "-c", "from importlib.metadata import version; print(version('torch'))"]
+    """Return the version of torch in an environment, '' if it has none.  torch is not imported: it may crash this
+    processor.
+    """
+    command = [
+        os.path.expanduser(python),
+        "-P",
+        "-c",
+        "from importlib.metadata import version; print(version('torch'))",
+    ]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=15.0)
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=15.0,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     found = re.search(r"([\w.+!-]{1,60})\s*\Z", done.stdout)

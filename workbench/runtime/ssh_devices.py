@@ -1,4 +1,6 @@
-"""A cluster of real devices over SSH: their engines, started and ended with the run, lent to a coordinator like emulated ones."""
+"""A cluster of real devices over SSH: their engines, started and ended with the run, lent to a coordinator like
+emulated ones.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ from types import TracebackType
 from typing import Any, Literal
 
 from workbench.core.cluster import Cluster, Device
-from workbench.core.errors import ConfigError, DeviceLostError, RuntimeSetupError, WorkbenchError, WriteError
+from workbench.core.errors import (
+    ConfigError,
+    DeviceLostError,
+    RuntimeSetupError,
+    WorkbenchError,
+    WriteError,
+)
 from workbench.core.serial import shown
 from workbench.models.hub import brought_folder
 from workbench.models.loading import is_tiny, local_folder
@@ -36,11 +44,16 @@ from workbench.runtime.ssh_agent import CERTIFICATE
 from workbench.runtime.ssh_login import Failure, agent_command
 from workbench.runtime.ssh_setup import bring_code, environment_python
 
-_DATA_WORDS = {"tls": "by TLS 1.3", "plain": "as plain TCP", "wireguard": "by WireGuard"}
+_DATA_WORDS = {
+    "tls": "by TLS 1.3",
+    "plain": "as plain TCP",
+    "wireguard": "by WireGuard",
+}
 
 
 _KILL_S = 2.0
-"""After a kill, a device that does not report its engine's end within this time is unreachable: its connection is closed."""
+"""After a kill, a device that does not report its engine's end within this time is unreachable: its connection is
+closed."""
 _START_TIMEOUT_S = 90.0
 """A device imports torch from its card: 10 to 40 s."""
 _ENGINE = "workbench.methods.calls"
@@ -66,7 +79,9 @@ class SshSeat(Seat):
         """Return the connection.  Raises DeviceLostError without one."""
         if self.connection is None:
             raise DeviceLostError(
-                f"Device '{self.device.name}' was being used.", f"It is lost: {self.why or 'no connection'}", "Run again."
+                f"Device '{self.device.name}' was being used.",
+                f"It is lost: {self.why or 'no connection'}",
+                "Run again.",
             )
         return self.connection
 
@@ -89,7 +104,9 @@ class SshSeat(Seat):
         asked = f"The engine of device '{self.device.name}' was to be started."
         if not self.ready.wait(_START_TIMEOUT_S if timeout_s is None else timeout_s) or self.why:
             raise RuntimeSetupError(
-                asked, f"It did not come up: {self.why or 'it is too slow'}", "Run `workbench kit setup`, or see its log."
+                asked,
+                f"It did not come up: {self.why or 'it is too slow'}",
+                "Run `workbench kit setup`, or see its log.",
             )
 
     def close(self) -> None:
@@ -137,10 +154,16 @@ class SshSeat(Seat):
         if self.connection is None:
             return None
         health = self.connection.health
-        return MemoryReading(rss_bytes=0 if health is None else health.rss_bytes, peak_rss_bytes=0, data_bytes=0)
+        return MemoryReading(
+            rss_bytes=0 if health is None else health.rss_bytes,
+            peak_rss_bytes=0,
+            data_bytes=0,
+        )
 
     def bring(self, paths: Sequence[Path]) -> None:
-        """Send the run's files that a job names, in place of older ones.  They arrive before any message that follows."""
+        """Send the run's files that a job names, in place of older ones.  They arrive before any message that
+        follows.
+        """
         folder, link = self._engines.folder, self.link
         for name in KEPT:
             link.post("empty", path=f"run/{WORK}/{name}")
@@ -192,14 +215,24 @@ class SshSeat(Seat):
         self._files.most_bytes = self.inbox.most_bytes
         try:
             self._files.take(part)
-        except (WriteError, OSError) as error:  # of this machine, where the run's folder is
-            self.inbox.put(self.rank, "ended", Outcome(rank=self.rank, error=error, text=str(error)))
+        except (
+            WriteError,
+            OSError,
+        ) as error:  # of this machine, where the run's folder is
+            self.inbox.put(
+                self.rank,
+                "ended",
+                Outcome(rank=self.rank, error=error, text=str(error)),
+            )
 
     def _ask(self, asked: Asked, reply: Callable[[bytes], None]) -> None:
         """Ask the store for this device, or send it weights."""
         if asked.operation == "fetch":  # it takes time, and this thread hears the device's answers
             if self._is_fetching:
-                raise foreign("a question to the store", "weights are asked for while others are on their way")
+                raise foreign(
+                    "a question to the store",
+                    "weights are asked for while others are on their way",
+                )
             self._is_fetching = True
             threading.Thread(target=self._fetched, args=(asked.keys, reply), daemon=True).start()
             return
@@ -222,12 +255,14 @@ class SshSeat(Seat):
 
 
 class SshEngines(Engines):
-    """The engines of a cluster whose devices have addresses; the counterpart of EngineCluster.  Use it as a context manager.
+    """The engines of a cluster whose devices have addresses; the counterpart of EngineCluster.  Use it as a context
+    manager.
 
     folder: of the run on this machine; devices have copies of what they need of it.  calls: what may be called.
     imports: modules that engines import while this machine prepares the run.
     command_of: returns what starts a device's agent; None: ssh.
-    A message or a file of a device may have as many bytes as the model's weights with the optimizer's state, and 256 MB for all else.
+    A message or a file of a device may have as many bytes as the model's weights with the optimizer's state, and 256 MB
+    for all else.
     """
 
     fidelity: Literal["real"] = "real"
@@ -265,7 +300,12 @@ class SshEngines(Engines):
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -282,7 +322,8 @@ class SshEngines(Engines):
                 connection.send_file(Path(file.name), CERTIFICATE).result()
 
     def bring_model(self, name: str) -> None:
-        """Bring a model to all devices, which keep it: its files, and of its weights the headers.  Raises RuntimeSetupError.
+        """Bring a model to all devices, which keep it: its files, and of its weights the headers.  Raises
+        RuntimeSetupError.
 
         Each device has the tensors that it reads sent when it reads them (see bring_weights).
         """
@@ -290,7 +331,11 @@ class SshEngines(Engines):
             return
         folder = local_folder(name)
         if folder is None:
-            raise RuntimeSetupError(f"The model '{name}' was to be brought to devices.", "It is not on this machine.", "Fetch it first.")
+            raise RuntimeSetupError(
+                f"The model '{name}' was to be brought to devices.",
+                "It is not on this machine.",
+                "Fetch it first.",
+            )
         files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
         own = brought_folder(name, Path()).as_posix()
         self._weights[own] = {file: path for file, path in files.items() if path.suffix == ".safetensors"}
@@ -310,7 +355,9 @@ class SshEngines(Engines):
             weights = self._weights[own]
             link.bring_all(
                 [
-                    (path, f"{kept}/{file}{HEADER}", (0, header_bytes(path))) if file in weights else (path, f"{kept}/{file}", None)
+                    (path, f"{kept}/{file}{HEADER}", (0, header_bytes(path)))
+                    if file in weights
+                    else (path, f"{kept}/{file}", None)
                     for file, path in files.items()
                 ]
             )
@@ -318,7 +365,8 @@ class SshEngines(Engines):
         self._together(bring)
 
     def bring_weights(self, connection: Connection, places: Sequence[str]) -> None:
-        """Bring files of weights to a device, or single tensors.  places: in its cache folder, as partial_loading names them.
+        """Bring files of weights to a device, or single tensors.  places: in its cache folder, as partial_loading names
+        them.
 
         Raises RuntimeSetupError, also for any other file.
         """
@@ -329,7 +377,13 @@ class SshEngines(Engines):
             if found is None or path is None:
                 asked = f"Device '{connection.name}' asked for '{shown(place)}'."
                 raise RuntimeSetupError(asked, "No model of this run has it.", "Run again.")
-            files.append((path, f"kit/cache/{place}", (int(found[3]), int(found[4])) if found[3] else None))
+            files.append(
+                (
+                    path,
+                    f"kit/cache/{place}",
+                    (int(found[3]), int(found[4])) if found[3] else None,
+                )
+            )
         connection.bring_all(files)
 
     def _together(self, work: Callable[[SshSeat], None]) -> None:
@@ -361,13 +415,21 @@ class SshEngines(Engines):
         )
 
     def health(self, rank: int) -> str:
-        """Return a device's temperature, free memory and what slows it down, as it last said; '' if it has said nothing."""
+        """Return a device's temperature, free memory and what slows it down, as it last said; '' if it has said
+        nothing.
+        """
         connection = self.seats[rank].connection
         found = None if connection is None else connection.health
         if found is None:
             return ""
         heat = [] if found.temperature_c is None else [f"{found.temperature_c:.0f} °C"]
-        return ", ".join([*heat, f"{found.free_memory_bytes / 1e6:.0f} MB free", *([found.throttled] if found.throttled else [])])
+        return ", ".join(
+            [
+                *heat,
+                f"{found.free_memory_bytes / 1e6:.0f} MB free",
+                *([found.throttled] if found.throttled else []),
+            ]
+        )
 
     def context(self, rank: int) -> RankContext:
         """Return the context of a rank's next job.  Raises DeviceLostError without a connection."""

@@ -1,6 +1,7 @@
 """Log in to a device with the system's ssh: the command, the host keys that are trusted, and the reason if it fails.
 
-ssh writes its own messages into a log (-E), apart from what the device writes to stderr.  Only the log is read for reasons, and only as far
+ssh writes its own messages into a log (-E), apart from what the device writes to stderr.  Only the log is read for
+reasons, and only as far
 as the login: a device cannot make its own words look like ssh's.
 """
 
@@ -35,7 +36,8 @@ def known_hosts() -> Path:
 
 
 def agent_command(device: Device, *, trusts_new: bool = False) -> list[str]:
-    """Return the command that logs in and starts the agent's loader.  trusts_new: a host key that is not known yet is taken.
+    """Return the command that logs in and starts the agent's loader.  trusts_new: a host key that is not known yet is
+    taken.
 
     Raises RuntimeSetupError for a key file that is not there.
     """
@@ -56,16 +58,30 @@ def agent_command(device: Device, *, trusts_new: bool = False) -> list[str]:
         "ControlPath": "none",
         "ClearAllForwardings": "yes",
     }
-    words = ["ssh", "-T", "-E", SSH_LOG, *(f"-o{name}={value}" for name, value in options.items())]
+    words = [
+        "ssh",
+        "-T",
+        "-E",
+        SSH_LOG,
+        *(f"-o{name}={value}" for name, value in options.items()),
+    ]
     if device.port is not None:
         words += ["-p", str(device.port)]
     if device.key:
         key = Path(os.path.expanduser(device.key))
         if not key.is_file():
-            asked, found = f"Device '{device.name}' was to be reached over SSH.", f"There is no key file '{shown(device.key)}'."
+            asked, found = (
+                f"Device '{device.name}' was to be reached over SSH.",
+                f"There is no key file '{shown(device.key)}'.",
+            )
             raise RuntimeSetupError(asked, found, "Name your private key with key = in the kit's file.")
         words += ["-i", str(key)]
-    return [*words, "--", device.address or device.name, f"exec python3 -I -c '{_LOADER}'"]
+    return [
+        *words,
+        "--",
+        device.address or device.name,
+        f"exec python3 -I -c '{_LOADER}'",
+    ]
 
 
 def with_log(command: Sequence[str], log: str) -> list[str]:
@@ -93,7 +109,12 @@ def _host_key_name(device: Device) -> str:
 
 def _keygen(device: Device, what: str) -> str:
     name = _host_key_name(device)
-    words = ["ssh-keygen", "-f", str(known_hosts()), *(("-R", name) if what == "-R" else ("-l", "-F", name))]
+    words = [
+        "ssh-keygen",
+        "-f",
+        str(known_hosts()),
+        *(("-R", name) if what == "-R" else ("-l", "-F", name)),
+    ]
     return subprocess.run(words, capture_output=True, text=True).stdout if known_hosts().exists() else ""
 
 
@@ -105,7 +126,8 @@ class Failure(NamedTuple):
 
 
 class Login(NamedTuple):
-    """How far a login came.  log: ssh's messages.  said: what the device wrote to stdout before the agent.  errors: to stderr.
+    """How far a login came.  log: ssh's messages.  said: what the device wrote to stdout before the agent.  errors: to
+    stderr.
 
     code: ssh's status, None if it runs.  has_begun: whether the agent has answered.
     """
@@ -125,7 +147,10 @@ def failure_of(login: Login, command: Sequence[str] = ()) -> Failure:
     errors = login.errors.rpartition(BEGAN.decode())[2] if BEGAN.decode() in login.errors else ""
     if login.has_begun:
         last = _last(errors) or _last(after.partition("\n")[2])
-        return Failure(f"The connection ended with status {login.code}{last and f': {last}'}.", "Check power and cable, or run again.")
+        return Failure(
+            f"The connection ended with status {login.code}{last and f': {last}'}.",
+            "Check power and cable, or run again.",
+        )
     if has_logged_in:
         return _of_shell(login, errors)
     for pattern, found, todo in _MEANINGS:
@@ -133,12 +158,24 @@ def failure_of(login: Login, command: Sequence[str] = ()) -> Failure:
             failure = Failure(match.expand(found), todo)
             return (_of_keys(command) or failure) if "Permission denied" in pattern else failure
     if "UNKNOWN port 65535" in before:  # a command stands between, such as a jump host's ssh
-        unknown = re.search(r"(?m)^(?:Host key verification failed|No \S+ host key is known)", login.errors)
+        unknown = re.search(
+            r"(?m)^(?:Host key verification failed|No \S+ host key is known)",
+            login.errors,
+        )
         if unknown:
-            todo = "Log in there once by hand (ssh JUMPHOST), and compare and accept its key: --trust is for the devices alone."
-            return Failure("The key of a host on the way to it, such as a jump host, is not trusted.", todo)
+            todo = (
+                "Log in there once by hand (ssh JUMPHOST), and compare and accept its key: --trust is for the "
+                "devices alone."
+            )
+            return Failure(
+                "The key of a host on the way to it, such as a jump host, is not trusted.",
+                todo,
+            )
         last = _last(login.errors)
-        return Failure(f"The way to it is closed{last and f': {last}'}.", "Try it by hand: ssh ADDRESS.")
+        return Failure(
+            f"The way to it is closed{last and f': {last}'}.",
+            "Try it by hand: ssh ADDRESS.",
+        )
     last = _last(login.log) or "it said nothing"
     if login.code is None:
         return Failure(f"It did not answer: {last}.", "Check power, cable and address.")
@@ -148,12 +185,18 @@ def failure_of(login: Login, command: Sequence[str] = ()) -> Failure:
 def _of_shell(login: Login, errors: str) -> Failure:
     """Return why a login that succeeded did not start the agent."""
     if login.code == 127:
-        return Failure("It has no python3.", "Install Python 3.11 or later there: sudo apt install python3.")
+        return Failure(
+            "It has no python3.",
+            "Install Python 3.11 or later there: sudo apt install python3.",
+        )
     if login.code is None:
         todo = "Log in by hand (ssh ADDRESS), and see what waits, for example in ~/.bashrc or ~/.profile."
         return Failure("It accepts the login, but does not come to start Python.", todo)
     last = _last(errors) or _last(login.said)
-    found = f"It accepts the login, but ends it with status {login.code} before Python starts{last and f', and says: {last}'}."
+    found = (
+        f"It accepts the login, but ends it with status {login.code} before Python "
+        f"starts{last and f', and says: {last}'}."
+    )
     return Failure(found, "Give that user an ordinary shell there: sudo chsh -s /bin/bash USER.")
 
 
@@ -164,24 +207,50 @@ def _last(text: str) -> str:
 
 _UNREACHABLE = r"Connection timed out|Operation timed out|No route to host|Network is unreachable"
 _MEANINGS = (
-    (r"@ +WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED", "Its host key is not the one that was trusted.",
-     "If you installed it again, remove its old key: workbench kit check --forget; if not, find out who answers there."),
-    (r"Host key verification failed|No \S+ host key is known", "Its host key is not known yet.",
-     "Compare and accept it: workbench kit check --trust."),
-    (r'Load key "([^"\n]*)": ([^\n]*)', r"The key file '\1' cannot be read: \2.", "Name your private key with key = in the kit's file."),
-    (r"\S+: Permission denied|\S+: Too many authentication failures", "It does not accept the key.",
-     "Copy your public key there: ssh-copy-id USER@HOST."),
-    (r"ssh: connect to host [^\n]*: Connection refused", "Nothing listens at its SSH port.",
-     "Switch SSH on there: sudo systemctl enable --now ssh."),
-    (r"ssh: Could not resolve hostname", "Its name is not known in this network.", "Check the address, or give its number."),
-    (rf"ssh: connect to host [^\n]*: (?:{_UNREACHABLE})|Connection timed out|Connection to \S+ port \d+ timed out",
-     "It cannot be reached.", "Check power, cable and address."),
-)  # fmt: skip
+    (
+        r"@ +WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED",
+        "Its host key is not the one that was trusted.",
+        "If you installed it again, remove its old key: workbench kit check --forget; if not, find out who answers "
+        "there.",
+    ),
+    (
+        r"Host key verification failed|No \S+ host key is known",
+        "Its host key is not known yet.",
+        "Compare and accept it: workbench kit check --trust.",
+    ),
+    (
+        r'Load key "([^"\n]*)": ([^\n]*)',
+        r"The key file '\1' cannot be read: \2.",
+        "Name your private key with key = in the kit's file.",
+    ),
+    (
+        r"\S+: Permission denied|\S+: Too many authentication failures",
+        "It does not accept the key.",
+        "Copy your public key there: ssh-copy-id USER@HOST.",
+    ),
+    (
+        r"ssh: connect to host [^\n]*: Connection refused",
+        "Nothing listens at its SSH port.",
+        "Switch SSH on there: sudo systemctl enable --now ssh.",
+    ),
+    (
+        r"ssh: Could not resolve hostname",
+        "Its name is not known in this network.",
+        "Check the address, or give its number.",
+    ),
+    (
+        rf"ssh: connect to host [^\n]*: (?:{_UNREACHABLE})|Connection timed out|Connection to \S+ port \d+ timed out",
+        "It cannot be reached.",
+        "Check power, cable and address.",
+    ),
+)
 """Beginnings of lines in ssh's log, what each means, and what to do."""
 
 
 def _of_keys(command: Sequence[str]) -> Failure | None:
-    """Return what is wrong with the private keys that ssh could offer; None if it had one, which then was not accepted."""
+    """Return what is wrong with the private keys that ssh could offer; None if it had one, which then was not
+    accepted.
+    """
     if not command or Path(command[0]).name != "ssh":
         return None
     asked = [command[0], "-G", *command[1:-1]]
@@ -191,20 +260,33 @@ def _of_keys(command: Sequence[str]) -> Failure | None:
         settings.setdefault(name, []).append(value)
     agent = settings.get("identityagent", ["SSH_AUTH_SOCK"])[0]
     if agent != "none":
-        environment = os.environ if agent == "SSH_AUTH_SOCK" else os.environ | {"SSH_AUTH_SOCK": os.path.expanduser(agent)}
+        environment = (
+            os.environ if agent == "SSH_AUTH_SOCK" else os.environ | {"SSH_AUTH_SOCK": os.path.expanduser(agent)}
+        )
         if subprocess.run(["ssh-add", "-l"], capture_output=True, env=environment).returncode == 0:
             return None
     keys = [path for path in map(os.path.expanduser, settings.get("identityfile", [])) if os.path.isfile(path)]
     if not keys:
-        todo = "Make one (ssh-keygen -t ed25519) and copy it there (ssh-copy-id USER@HOST), or name yours with key = in the kit's file."
+        todo = (
+            "Make one (ssh-keygen -t ed25519) and copy it there (ssh-copy-id USER@HOST), or name yours with key = in "
+            "the kit's file."
+        )
         return Failure("This machine has no private key to offer it.", todo)
     locked = [key for key in keys if _has_passphrase(key)]
     if len(locked) < len(keys):
         return None
     found = f"The key '{shown(locked[0])}' has a passphrase, and no ssh-agent holds it."
-    return Failure(found, f'Start an agent and add the key: eval "$(ssh-agent)"; ssh-add {shown(locked[0])}.')
+    return Failure(
+        found,
+        f'Start an agent and add the key: eval "$(ssh-agent)"; ssh-add {shown(locked[0])}.',
+    )
 
 
 def _has_passphrase(key: str) -> bool:
-    done = subprocess.run(["ssh-keygen", "-y", "-P", "", "-f", key], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        ["ssh-keygen", "-y", "-P", "", "-f", key],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
     return done.returncode != 0 and "passphrase" in done.stderr

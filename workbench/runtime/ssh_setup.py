@@ -1,4 +1,6 @@
-"""What a real device needs before it can work: this workbench's code, brought to it before each run, and once the libraries."""
+"""What a real device needs before it can work: this workbench's code, brought to it before each run, and once the
+libraries.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ TRIAL = "import torch; torch.ones(9, 9) @ torch.ones(9, 9)"
 
 
 def code_files() -> list[tuple[Path, Path]]:
-    """Return the files that a device needs besides libraries, each with its name there: this workbench, and the installed methods.
+    """Return the files that a device needs besides libraries, each with its name there: this workbench, and the
+    installed methods.
 
     A method's entry point is part of its package's metadata, so that comes along; a package's other data do not.
     """
@@ -45,7 +48,11 @@ def code_files() -> list[tuple[Path, Path]]:
     files = [(path, Path("workbench") / path.relative_to(root)) for path in sorted(root.rglob("*.py"))]
     files += [(path, Path("workbench/_data") / path.name) for path in sorted(data_folder().glob("*.toml"))]
     for point in registered().values():
-        about = [] if point.dist is None else [file for file in point.dist.files or () if file.name in ("METADATA", "entry_points.txt")]
+        about = (
+            []
+            if point.dist is None
+            else [file for file in point.dist.files or () if file.name in ("METADATA", "entry_points.txt")]
+        )
         files += [(Path(str(file.locate())), Path(file)) for file in about]
         package = point.module.partition(".")[0]
         spec = None if package == "workbench" else find_spec(package)
@@ -58,7 +65,9 @@ def code_files() -> list[tuple[Path, Path]]:
 
 
 def bring_code(connection: Connection) -> str:
-    """Bring this workbench to a device that has another version of it; return its folder there.  Raises RuntimeSetupError."""
+    """Bring this workbench to a device that has another version of it; return its folder there.  Raises
+    RuntimeSetupError.
+    """
     files, digest = code_files(), hashlib.sha256()
     for path, name in files:
         digest.update(f"{name}\0".encode() + path.read_bytes())
@@ -79,60 +88,131 @@ def environment_name(greeting: Greeting, pins: Sequence[str]) -> str:
 
 
 def environment_python(connection: Connection) -> str:
-    """Return the Python of the environment that `install` made on a device.  Raises RuntimeSetupError if there is none of our versions."""
+    """Return the Python of the environment that `install` made on a device.  Raises RuntimeSetupError if there is none
+    of our versions.
+    """
     environment = connection.ask("facts").environment
     asked = f"Device '{connection.name}' was to run a job."
     if not environment:
-        raise RuntimeSetupError(asked, "It has no libraries yet.", "Run `workbench kit setup` first, or name a Python of its own.")
+        raise RuntimeSetupError(
+            asked,
+            "It has no libraries yet.",
+            "Run `workbench kit setup` first, or name a Python of its own.",
+        )
     if environment != environment_name(connection.greeting, pinned((PROJECT,), connection.greeting)):
         raise RuntimeSetupError(asked, OTHER_VERSIONS, "Run `workbench kit setup`.")
     return f"{connection.greeting.kit}/{environment}/bin/python"
 
 
-def install(connection: Connection, say: Callable[[str], None], packages: Sequence[str] = (PROJECT,)) -> bool:
+def install(
+    connection: Connection,
+    say: Callable[[str], None],
+    packages: Sequence[str] = (PROJECT,),
+) -> bool:
     """Put the libraries on a device, at the lock's versions, unless they are there; return whether anything was done.
 
     packages: which, with all that they need; by default what the workbench itself needs.
-    They are installed into a folder here, for the device's Python and processor, with the digests of the project's lock, and sent as one
+    They are installed into a folder here, for the device's Python and processor, with the digests of the project's
+    lock, and sent as one
     archive; it needs no network.  At the end the device imports torch and multiplies once.
     Raises RuntimeSetupError, which names the step that failed.
     """
     machine, version = _kind_of(connection.greeting)
     asked = f"The libraries for device '{connection.name}' (Python {version} on {machine}) were asked for."
     if machine not in _PLATFORMS:
-        raise RuntimeSetupError(asked, f"There are none for {machine}; known: {', '.join(_PLATFORMS)}.", "Install a 64-bit system there.")
+        raise RuntimeSetupError(
+            asked,
+            f"There are none for {machine}; known: {', '.join(_PLATFORMS)}.",
+            "Install a 64-bit system there.",
+        )
     pins = pinned(packages, connection.greeting)
     environment = environment_name(connection.greeting, pins)
     if connection.ask("holds", folder=environment):
         return False
-    uv = shutil.which("uv", path=os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", ""))))
+    uv = shutil.which(
+        "uv",
+        path=os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", ""))),
+    )
     if uv is None:
         raise RuntimeSetupError(asked, "uv is not on this machine.", "Install it: pip install uv.")
-    target = ["--only-binary", ":all:", "--no-config", "--python-platform", _PLATFORMS[machine], "--python-version", version]
+    target = [
+        "--only-binary",
+        ":all:",
+        "--no-config",
+        "--python-platform",
+        _PLATFORMS[machine],
+        "--python-version",
+        version,
+    ]
     target += index_options()
     has_own_index = "UV_INDEX" in os.environ or "UV_DEFAULT_INDEX" in os.environ or index_options()
     if machine == "x86_64" and not has_own_index:  # aarch64 gets a version of which the default index has a CPU build
         target += ["--torch-backend", "cpu"]
 
     def run(*words: str, said: str = "") -> str:
-        done = subprocess.run([uv, "pip", *words, "--no-deps", *target], input=said, capture_output=True, text=True)
+        done = subprocess.run(
+            [uv, "pip", *words, "--no-deps", *target],
+            input=said,
+            capture_output=True,
+            text=True,
+        )
         if done.returncode:
             last = " ".join(done.stderr.split())[:400]
-            raise RuntimeSetupError(asked, f"uv could not: {last}", "Check the network, and that the index has wheels for it.")
+            raise RuntimeSetupError(
+                asked,
+                f"uv could not: {last}",
+                "Check the network, and that the index has wheels for it.",
+            )
         return done.stdout
 
-    lines = locked(pins, lambda pin: run("compile", "--quiet", "--generate-hashes", "--no-header", "--no-annotate", "-", said=pin), say)
+    lines = locked(
+        pins,
+        lambda pin: run(
+            "compile",
+            "--quiet",
+            "--generate-hashes",
+            "--no-header",
+            "--no-annotate",
+            "-",
+            said=pin,
+        ),
+        say,
+    )
     with tempfile.TemporaryDirectory(prefix="workbench-kit-") as scratch:
         say(f"{connection.name}: collecting {len(pins)} libraries for Python {version} on {machine}")
-        run("install", "--quiet", "--require-hashes", "--python", sys.executable, "--target", scratch, "-r", "-", said="\n".join(lines))
+        run(
+            "install",
+            "--quiet",
+            "--require-hashes",
+            "--python",
+            sys.executable,
+            "--target",
+            scratch,
+            "-r",
+            "-",
+            said="\n".join(lines),
+        )
         if list(Path(scratch).glob("torch/lib/libtorch_cuda.*")):
-            found = "The index serves torch for GPUs: 430 MB or more, and several GB of libraries with it, which a device cannot use."
-            raise RuntimeSetupError(asked, found, "Name the index of its CPU build: pip config set global.extra-index-url ADDRESS.")
+            found = (
+                "The index serves torch for GPUs: 430 MB or more, and several GB of libraries with it, which a "
+                "device cannot use."
+            )
+            raise RuntimeSetupError(
+                asked,
+                found,
+                "Name the index of its CPU build: pip config set global.extra-index-url ADDRESS.",
+            )
         root = Path(scratch)
         files = [path for path in sorted(root.rglob("*")) if path.is_file() and path.suffix != ".pyc"]
         say(f"{connection.name}: sending {sum(path.stat().st_size for path in files) / 1e6:.0f} MB, compressed")
         trial = TRIAL if any(pin.startswith("torch==") for pin in pins) else ""
-        _bring_archive(connection, environment, ((path, path.relative_to(root)) for path in files), python=True, trial=trial)
+        _bring_archive(
+            connection,
+            environment,
+            ((path, path.relative_to(root)) for path in files),
+            python=True,
+            trial=trial,
+        )
     return True
 
 
@@ -145,7 +225,9 @@ _INDEX_OPTIONS = {
 
 
 def index_options() -> list[str]:
-    """Return where pip's settings on this machine say that packages come from, as uv's options: uv does not read pip's settings."""
+    """Return where pip's settings on this machine say that packages come from, as uv's options: uv does not read pip's
+    settings.
+    """
     said = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
     found = {}
     for section in ("global.", "install.", ":env:."):
@@ -160,12 +242,29 @@ def index_options() -> list[str]:
 def pinned(packages: Sequence[str], greeting: Greeting) -> tuple[str, ...]:
     """Return packages and all that they need on a device, at the lock's versions for it, without what only GPUs use.
 
-    Raises RuntimeSetupError if this machine has a version that is not the lock's: a job would not do the same here and there.
+    Raises RuntimeSetupError if this machine has a version that is not the lock's: a job would not do the same here and
+    there.
     """
     version = greeting.python
-    there = {"python_full_version": version, "python_version": ".".join(version.split(".")[:2]), "implementation_version": version}
-    there |= {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix", "platform_machine": greeting.machine}
-    lock = [Requirement(text) for text in re.findall(r"^([^#\s][^\\\n]*)", (data_folder() / "hashes.txt").read_text(), re.MULTILINE)]
+    there = {
+        "python_full_version": version,
+        "python_version": ".".join(version.split(".")[:2]),
+        "implementation_version": version,
+    }
+    there |= {
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "os_name": "posix",
+        "platform_machine": greeting.machine,
+    }
+    lock = [
+        Requirement(text)
+        for text in re.findall(
+            r"^([^#\s][^\\\n]*)",
+            (data_folder() / "hashes.txt").read_text(),
+            re.MULTILINE,
+        )
+    ]
 
     def versions(**environment: str) -> dict[str, str]:
         applying = [pin for pin in lock if pin.marker is None or pin.marker.evaluate(environment)]
@@ -202,9 +301,16 @@ def pinned(packages: Sequence[str], greeting: Greeting) -> tuple[str, ...]:
 def locked(pins: Sequence[str], found_of: Callable[[str], str], say: Callable[[str], None]) -> list[str]:
     """Return pins with the digests of the project's lock, as requirements.
 
-    found_of: returns an index's torch with its digests.  A build that the lock does not know is taken by the index's word, which is said.
+    found_of: returns an index's torch with its digests.  A build that the lock does not know is taken by the index's
+    word, which is said.
     """
-    lock = dict(re.findall(r"^(\S+)[^\\\n]*((?: \\\n +--hash=\S+)+)", (data_folder() / "hashes.txt").read_text(), re.MULTILINE))
+    lock = dict(
+        re.findall(
+            r"^(\S+)[^\\\n]*((?: \\\n +--hash=\S+)+)",
+            (data_folder() / "hashes.txt").read_text(),
+            re.MULTILINE,
+        )
+    )
     lines = []
     for pin in pins:
         digests = set(lock[pin].split()) - {"\\"}
@@ -217,11 +323,25 @@ def locked(pins: Sequence[str], found_of: Callable[[str], str], say: Callable[[s
     return lines
 
 
-def _bring_archive(connection: Connection, folder: str, files: Iterable[tuple[Path, Path]], *, python: bool, trial: str = "") -> None:
+def _bring_archive(
+    connection: Connection,
+    folder: str,
+    files: Iterable[tuple[Path, Path]],
+    *,
+    python: bool,
+    trial: str = "",
+) -> None:
     """Send files as one archive and have it unpacked, and tried."""
     with tempfile.NamedTemporaryFile(prefix="workbench-kit-", suffix=".tar.gz") as archive:
         with tarfile.open(archive.name, "w:gz", compresslevel=1) as tar:
             for path, name in files:
                 tar.add(path, str(name), recursive=False)
         connection.send_file(Path(archive.name), f"kit/{folder}.tar.gz").result()
-        connection.ask("unpack", timeout_s=600.0, archive=f"kit/{folder}.tar.gz", folder=folder, python=python, trial=trial)
+        connection.ask(
+            "unpack",
+            timeout_s=600.0,
+            archive=f"kit/{folder}.tar.gz",
+            folder=folder,
+            python=python,
+            trial=trial,
+        )

@@ -24,7 +24,8 @@ Run = Callable[[Program, dict[str, Any], dict[Value, Any]], Execution]
 
 
 def load_state(paths: Iterable[Path], run: str, into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Return tensors by name from a run's sealed files, written by any ranks.  into: memory for those to load; None loads all.
+    """Return tensors by name from a run's sealed files, written by any ranks.  into: memory for those to load; None
+    loads all.
 
     Nothing else of the files is mapped or read: a device may have less memory than they are long.
     Raises DamagedError if a file is not as this run wrote it, and StateError if a tensor is in none of the files.
@@ -36,14 +37,25 @@ def load_state(paths: Iterable[Path], run: str, into: Mapping[str, Tensor] | Non
     if lost := sorted(set(into or ()).difference(tensors)):
         asked = f"A state was to be read from {', '.join(map(str, files)) or 'no file'}."
         found = f"{', '.join(lost[:4])}{' and others' if len(lost) > 4 else ''} missing."
-        raise StateError(asked, found, "Give --workdir a folder that all devices share, or begin without --resume.")
+        raise StateError(
+            asked,
+            found,
+            "Give --workdir a folder that all devices share, or begin without --resume.",
+        )
     return tensors
 
 
-def carry_out(moves: Sequence[Move], rank: int, run: Run, held: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> list[Span]:
+def carry_out(
+    moves: Sequence[Move],
+    rank: int,
+    run: Run,
+    held: Mapping[str, Tensor],
+    into: Mapping[str, Tensor],
+) -> list[Span]:
     """Do this rank's part of a move and return its spans.  Every rank must call this with the same moves.
 
-    held: this rank's tensors before the move.  into: contiguous memory for its tensors after the move, which are copied bit for bit,
+    held: this rank's tensors before the move.  into: contiguous memory for its tensors after the move, which are copied
+    bit for bit,
     including those that come from its own `held`.  It must not share memory with `held`.
     """
     for name in into.keys() & held.keys():

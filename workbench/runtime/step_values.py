@@ -31,8 +31,10 @@ class Arrival(NamedTuple):
 class StepValues:
     """The values of one step.  Every thread of a rank may write, await and release values.
 
-    uses: number of operations of this rank that read each value, which is freed after as many releases.  sources: the rank that sends a
-    value.  carried: values that the next step reads under another name (see Schedule.carried).  timeout_s: how long to wait for a value
+    uses: number of operations of this rank that read each value, which is freed after as many releases.  sources: the
+    rank that sends a
+    value.  carried: values that the next step reads under another name (see Schedule.carried).  timeout_s: how long to
+    wait for a value
     from another rank.
     """
 
@@ -44,7 +46,12 @@ class StepValues:
         *,
         timeout_s: float,
     ) -> None:
-        self._uses, self._sources, self._carried, self._timeout_s = dict(uses), dict(sources), carried, timeout_s
+        self._uses, self._sources, self._carried, self._timeout_s = (
+            dict(uses),
+            dict(sources),
+            carried,
+            timeout_s,
+        )
         self._present: dict[Value, Arrival] = {}
         self._waiting: dict[Value, list[threading.Event]] = {}
         self._lock = threading.Lock()
@@ -78,7 +85,9 @@ class StepValues:
         self._on_present(value, content)
 
     def get(self, value: Value) -> Arrival:
-        """Wait for a value.  Raises DeviceLostError if its sender failed or became silent, or if another stream of this rank failed."""
+        """Wait for a value.  Raises DeviceLostError if its sender failed or became silent, or if another stream of this
+        rank failed.
+        """
         found = self._present.get(value)
         if found is not None:
             return found
@@ -95,13 +104,21 @@ class StepValues:
             if self._failure is not None:
                 raise DeviceLostError(self._asked(value), f"It failed: {self._failure}.", _SEE_FIRST)
             # A value computed on this rank may take any time.
-            if not event.wait(None if source is None else max(0.0, deadline_s - time.monotonic())) and time.monotonic() >= deadline_s:
+            if (
+                not event.wait(None if source is None else max(0.0, deadline_s - time.monotonic()))
+                and time.monotonic() >= deadline_s
+            ):
                 raise DeviceLostError(
-                    self._asked(value), f"It did not come within {self._timeout_s:g} s.", "Check that every device still runs."
+                    self._asked(value),
+                    f"It did not come within {self._timeout_s:g} s.",
+                    "Check that every device still runs.",
                 )
 
     def _asked(self, value: Value) -> str:
-        return f"Value {value} was awaited from {f'rank {self._sources[value]}' if value in self._sources else 'this rank itself'}."
+        return (
+            f"Value {value} was awaited from "
+            f"{f'rank {self._sources[value]}' if value in self._sources else 'this rank itself'}."
+        )
 
     def take(self, value: Value) -> Any:
         """Wait for an output and transfer the ownership of its memory to the caller."""
@@ -128,7 +145,9 @@ class StepValues:
 
     def continue_in(self, following: StepValues) -> None:
         """Pass carried values to the step that reads them from now on, including those already present."""
-        following._sources |= {given_as: self._sources[value] for value, given_as in self._carried.items() if value in self._sources}
+        following._sources |= {
+            given_as: self._sources[value] for value, given_as in self._carried.items() if value in self._sources
+        }
         with self._lock:
             self._next, ready = following, self._for_next
             self._for_next = {}
@@ -150,7 +169,11 @@ class StepValues:
     def raise_failure(self) -> None:
         """Raise DeviceLostError if a communication thread has failed."""
         if self._failure is not None:
-            raise DeviceLostError("A transfer was in progress.", f"It failed: {self._failure}.", _SEE_FIRST)
+            raise DeviceLostError(
+                "A transfer was in progress.",
+                f"It failed: {self._failure}.",
+                _SEE_FIRST,
+            )
 
     def _count(self, change: int) -> None:
         if change:
@@ -171,7 +194,8 @@ def nbytes(content: Any) -> int:
 class RankPart:
     """One rank's operations.  streams: (index in the rank's list, operation) in order, by stream.
 
-    inline: the operations of stream RING, by each value that they read.  receives: (operation, spec of the received value) by source.
+    inline: the operations of stream RING, by each value that they read.  receives: (operation, spec of the received
+    value) by source.
     uses: number of operations here that read a value; an output counts as one more.  forwards: whether values
     may be sent or computed after the streams' last operation.
     """
@@ -187,7 +211,9 @@ class RankPart:
 
     @classmethod
     def of(cls, program: Program, rank: int) -> RankPart:
-        """Return a rank's part.  Raises ScheduleError if collectives of the same ranks are on different streams (undefined order)."""
+        """Return a rank's part.  Raises ScheduleError if collectives of the same ranks are on different streams
+        (undefined order).
+        """
         schedule = program.schedule
         streams: dict[str, list[tuple[int, Op]]] = {}
         inline: dict[Value, list[Op]] = {}
@@ -207,7 +233,8 @@ class RankPart:
                 if op.kind in COLLECTIVES and stream_of.setdefault(frozenset(op.ranks), op.stream) != op.stream:
                     other = stream_of[frozenset(op.ranks)]
                     raise ScheduleError(
-                        f"Collectives of ranks {', '.join(map(str, op.ranks))} were asked for on streams '{other}' and '{op.stream}'.",
+                        f"Collectives of ranks {', '.join(map(str, op.ranks))} were asked for on streams "
+                        f"'{other}' and '{op.stream}'.",
                         f"Their order is not determined:\n{schedule.grid((rank, index))}",
                         "Put them on one stream.",
                     )

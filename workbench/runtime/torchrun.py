@@ -1,11 +1,15 @@
 """The ranks that torchrun started, as devices: each is the same engine as any other device's, and rank 0 leads besides.
 
-Frames travel as bytes through one gloo group of all ranks, beside the groups that runs form.  What comes is decoded into declared types
-with limits, and a rank calls only functions of its table.  torchrun's key-value store has no authentication and may listen on all
-interfaces, so nothing is in it but gloo's addresses of that one group: with the same WORKBENCH_SECRET in every rank's environment, whoever
+Frames travel as bytes through one gloo group of all ranks, beside the groups that runs form.  What comes is decoded
+into declared types
+with limits, and a rank calls only functions of its table.  torchrun's key-value store has no authentication and may
+listen on all
+interfaces, so nothing is in it but gloo's addresses of that one group: with the same WORKBENCH_SECRET in every rank's
+environment, whoever
 got in between there is refused before the first frame.  Neither frames nor tensors are encrypted.
 
-A rank that is lost ends the run, with an error that names it: torchrun ends or restarts all ranks, and `--resume` goes on.
+A rank that is lost ends the run, with an error that names it: torchrun ends or restarts all ranks, and `--resume` goes
+on.
 """
 
 from __future__ import annotations
@@ -30,7 +34,12 @@ import torch
 import torch.distributed as dist
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError, DeviceLostError, MessageError, RuntimeSetupError
+from workbench.core.errors import (
+    ConfigError,
+    DeviceLostError,
+    MessageError,
+    RuntimeSetupError,
+)
 from workbench.runtime.context import RankContext
 from workbench.runtime.engine_service import Engines
 from workbench.runtime.engine_session import PipeSeat
@@ -41,7 +50,8 @@ from workbench.runtime.pipe_engine import Engine
 BEAT_S, SILENT_S = 5.0, 60.0
 """An idle rank sends a sign of life after some seconds; one that is silent for longer is lost."""
 LOADING_S = 300.0
-"""How long a rank waits for a silent one, which may need this time to load its layers.  A lost connection is detected at once."""
+"""How long a rank waits for a silent one, which may need this time to load its layers.  A lost connection is detected
+at once."""
 _END_S = 10.0
 _CLOCK_ROUNDS = 10
 _END = -1
@@ -75,9 +85,11 @@ class Line:
                 size = _END if waiting and not data else len(data)
                 self._group.send([torch.tensor([size])], self._peer, 0).wait(timedelta(seconds=SILENT_S))
                 if data:
-                    self._group.send([torch.frombuffer(bytearray(data), dtype=torch.uint8)], self._peer, 0).wait(
-                        timedelta(seconds=SILENT_S)
-                    )
+                    self._group.send(
+                        [torch.frombuffer(bytearray(data), dtype=torch.uint8)],
+                        self._peer,
+                        0,
+                    ).wait(timedelta(seconds=SILENT_S))
 
     def _receive(self) -> None:
         try:
@@ -87,7 +99,10 @@ class Line:
                 if int(size) == _END:
                     break
                 if not 0 <= int(size) <= FILE_CHUNK:
-                    raise foreign("a part of a frame", f"it has {int(size):,} bytes, at most {FILE_CHUNK:,} are allowed")
+                    raise foreign(
+                        "a part of a frame",
+                        f"it has {int(size):,} bytes, at most {FILE_CHUNK:,} are allowed",
+                    )
                 if int(size):  # otherwise a sign of life
                     data = torch.empty(int(size), dtype=torch.uint8)
                     self._group.recv([data], self._peer, 0).wait(timedelta(seconds=SILENT_S))
@@ -137,7 +152,11 @@ class RankSeat(PipeSeat):
         """Raise DeviceLostError if it is lost."""
         if self.why:
             asked = f"Device '{self.device.name}' (rank {self.rank}) was in a run."
-            raise DeviceLostError(asked, f"It is lost. {self.why}", "See its own output; start all ranks again, with --resume.")
+            raise DeviceLostError(
+                asked,
+                f"It is lost. {self.why}",
+                "See its own output; start all ranks again, with --resume.",
+            )
 
     @property
     def cpu_s(self) -> float:
@@ -152,7 +171,8 @@ class RankSeat(PipeSeat):
 class TorchrunEngines(Engines):
     """All ranks of a torchrun job.
 
-    rank 0: call `lead`, then use them as any other engines, then `end`.  Other ranks: call `serve`.  calls: the functions that may be run.
+    rank 0: call `lead`, then use them as any other engines, then `end`.  Other ranks: call `serve`.  calls: the
+    functions that may be run.
     local_folder: where each rank stores large private files ('' uses the job's folder).
     """
 
@@ -172,9 +192,14 @@ class TorchrunEngines(Engines):
 
     @classmethod
     def join(cls, calls: CallTable, timeout_s: float = 60.0) -> TorchrunEngines:
-        """Connect this process to its job.  Raises RuntimeSetupError if torchrun did not start it, or the others are not reached."""
+        """Connect this process to its job.  Raises RuntimeSetupError if torchrun did not start it, or the others are
+        not reached.
+        """
         rank, world_size = torchrun_rank()
-        address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "29500"))
+        address, port = (
+            os.environ.get("MASTER_ADDR", "127.0.0.1"),
+            int(os.environ.get("MASTER_PORT", "29500")),
+        )
         if interface := _interface_towards(address):
             # gloo then does not guess an interface from the host's name, and listens on no other interface.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
@@ -182,9 +207,19 @@ class TorchrunEngines(Engines):
             listening: dict[str, Any] = {}
             if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
                 # Our socket listens only at that address; torch's own would listen at every address of the machine.
-                listening = {"is_master": True, "master_listen_fd": socket.create_server((address, port)).detach()}
+                listening = {
+                    "is_master": True,
+                    "master_listen_fd": socket.create_server((address, port)).detach(),
+                }
             timeout = timedelta(seconds=timeout_s)
-            store = dist.TCPStore(address, port, world_size, timeout=timeout, wait_for_workers=False, **listening)
+            store = dist.TCPStore(
+                address,
+                port,
+                world_size,
+                timeout=timeout,
+                wait_for_workers=False,
+                **listening,
+            )
             prefix = f"workbench/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
             group = dist.ProcessGroupGloo(dist.PrefixStore(prefix, store), rank, world_size, timeout)
         except (RuntimeError, ValueError, OSError) as error:
@@ -206,11 +241,19 @@ class TorchrunEngines(Engines):
         super().__init__(cluster)
         self._local_folder = local_folder
         for rank, device in enumerate(cluster.devices):
-            seat, (ours, theirs) = RankSeat(rank, device, self.inbox), socket.socketpair()
+            seat, (ours, theirs) = (
+                RankSeat(rank, device, self.inbox),
+                socket.socketpair(),
+            )
             seat.connect(ours)
             self._seats.append(seat)
             if rank == 0:
-                threading.Thread(target=self._work, args=(theirs,), name="rank 0's engine", daemon=True).start()
+                threading.Thread(
+                    target=self._work,
+                    args=(theirs,),
+                    name="rank 0's engine",
+                    daemon=True,
+                ).start()
             else:
                 self._lines.append(Line(self._group, rank, theirs, seat.lost))
 
@@ -220,11 +263,17 @@ class TorchrunEngines(Engines):
             Engine(self.table, end.fileno(), end.fileno(), Engine.finish).work()
 
     def serve(self) -> None:
-        """Be a device until rank 0 ends (all ranks but 0).  Ends this process if rank 0 is lost, or ends while a job is under way."""
+        """Be a device until rank 0 ends (all ranks but 0).  Ends this process if rank 0 is lost, or ends while a job is
+        under way.
+        """
         ours, theirs = socket.socketpair()
 
         def lost(why: str) -> None:
-            error = DeviceLostError(f"Rank {self.rank} did what rank 0 asks for.", f"Rank 0 is lost. {why}", "See its own output.")
+            error = DeviceLostError(
+                f"Rank {self.rank} did what rank 0 asks for.",
+                f"Rank 0 is lost. {why}",
+                "See its own output.",
+            )
             sys.stderr.write(f"{error}\n")
             os._exit(1)
 
@@ -282,19 +331,24 @@ class TorchrunEngines(Engines):
 
 
 def torchrun_rank() -> tuple[int, int]:
-    """Return this process's (rank, world size) under torchrun.  Raises RuntimeSetupError if torchrun did not start it."""
+    """Return this process's (rank, world size) under torchrun.  Raises RuntimeSetupError if torchrun did not start
+    it.
+    """
     try:
         return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     except (KeyError, ValueError):
         raise RuntimeSetupError(
-            "A rank of torchrun was asked for.", "RANK and WORLD_SIZE are not in the environment.", "Start the program with torchrun."
+            "A rank of torchrun was asked for.",
+            "RANK and WORLD_SIZE are not in the environment.",
+            "Start the program with torchrun.",
         ) from None
 
 
 def _met(group: Any, rank: int, peer: int) -> float:
     """Meet another rank, which is rank 0 or meets it: see that it knows the secret, and compare clocks.
 
-    Return, on rank 0, the offset from the other's monotonic clock to rank 0's, in seconds, from the fastest of several round trips.
+    Return, on rank 0, the offset from the other's monotonic clock to rank 0's, in seconds, from the fastest of several
+    round trips.
     Raises RuntimeSetupError.
     """
 
@@ -311,7 +365,11 @@ def _met(group: Any, rank: int, peer: int) -> float:
     answer = exchanged(hmac.digest(secret, f"rank {rank}/".encode() + yours, "sha256"))
     if not hmac.compare_digest(answer, hmac.digest(secret, f"rank {peer}/".encode() + mine, "sha256")):
         asked = f"Rank {rank} met rank {peer}."
-        raise RuntimeSetupError(asked, "It does not know this run's secret.", "Set the same WORKBENCH_SECRET on every device.")
+        raise RuntimeSetupError(
+            asked,
+            "It does not know this run's secret.",
+            "Set the same WORKBENCH_SECRET on every device.",
+        )
     clock, offset_s, shortest_s = torch.zeros(1, dtype=torch.float64), 0.0, float("inf")
     for _ in range(_CLOCK_ROUNDS):
         if rank:
@@ -351,5 +409,8 @@ def _interface_towards(address: str) -> str | None:
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))  # sends nothing
         own = probe.getsockname()[0]
-        return next((name for name, ends in psutil.net_if_addrs().items() if any(end.address == own for end in ends)), None)
+        return next(
+            (name for name, ends in psutil.net_if_addrs().items() if any(end.address == own for end in ends)),
+            None,
+        )
     return None

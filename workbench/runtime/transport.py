@@ -1,10 +1,13 @@
-"""Send values between ranks while streams compute, and run collectives: a value is sent once it is present and next in its channel.
+"""Send values between ranks while streams compute, and run collectives: a value is sent once it is present and next in
+its channel.
 
-The thread that has the value passes the message to gloo.  If an earlier message still occupies the egress, the sending thread does.
+The thread that has the value passes the message to gloo.  If an earlier message still occupies the egress, the sending
+thread does.
 A forwarded value is sent by the thread that received it, whatever the streams are doing.
 
 Latency of emulated links: as in the simulator, a message occupies the sender's egress and the receiver's ingress for
-latency + bytes / rate + MESSAGE_S.  It carries the time at which it begins to occupy the egress (all clocks are this machine's),
+latency + bytes / rate + MESSAGE_S.  It carries the time at which it begins to occupy the egress (all clocks are this
+machine's),
 and the receiver holds it back until the end.  So what the host needs to deliver a message is hidden in its latency.
 """
 
@@ -21,7 +24,14 @@ import torch
 
 from workbench.core.costs import MESSAGE_S, Spec, opaque, sent_bytes
 from workbench.core.errors import DeviceLostError
-from workbench.core.schedule import ALLGATHER, ALLREDUCE, BROADCAST, REDUCESCATTER, Op, Value
+from workbench.core.schedule import (
+    ALLGATHER,
+    ALLREDUCE,
+    BROADCAST,
+    REDUCESCATTER,
+    Op,
+    Value,
+)
 from workbench.core.timeline import Span
 from workbench.runtime.pacing import RankLinks
 from workbench.runtime.step_values import StepValues, nbytes
@@ -67,9 +77,11 @@ class Transport:
     """Sends and receives for one rank over a gloo process group.  Close it.
 
     group: a torch ProcessGroup of all ranks.  subgroup: returns the group of some ranks (called only on its members).
-    links: as described, and what is to be emulated of them; None: gloo's own time alone.  slow_links: how many times slower messages to a
+    links: as described, and what is to be emulated of them; None: gloo's own time alone.  slow_links: how many times
+    slower messages to a
     device are, by its name (an injected fault).  timeout_s: how long to wait for a value from another rank.
-    peers: the group's number of each rank named in operations (None: the same numbers).  The numbers differ if the survivors of a
+    peers: the group's number of each rank named in operations (None: the same numbers).  The numbers differ if the
+    survivors of a
     failure have formed a new group.
     """
 
@@ -99,7 +111,8 @@ class Transport:
         threading.Thread(target=self._send_loop, name="send", daemon=True).start()
 
     def expect_sends(self, sends: Sequence[Op], values: StepValues, spans: list[Span]) -> Callable[[Value, Any], None]:
-        """Announce a step's SENDs, in list order.  Returns a function that must be called with each value once it is present.
+        """Announce a step's SENDs, in list order.  Returns a function that must be called with each value once it is
+        present.
 
         The spans of the messages are added to `spans`.  Each message releases its value once sent.
         """
@@ -118,24 +131,43 @@ class Transport:
 
         return present
 
-    def expect_receives(self, receives: Mapping[int, Sequence[tuple[Op, Spec]]], values: StepValues, spans: list[Span]) -> None:
-        """Announce a step's RECVs by source, in list order.  Received values are put into `values`, and their time spans into `spans`."""
+    def expect_receives(
+        self,
+        receives: Mapping[int, Sequence[tuple[Op, Spec]]],
+        values: StepValues,
+        spans: list[Span],
+    ) -> None:
+        """Announce a step's RECVs by source, in list order.  Received values are put into `values`, and their time
+        spans into `spans`.
+        """
         for source, batch in receives.items():
             if source not in self._receives:
                 self._receives[source] = queue.SimpleQueue()
-                threading.Thread(target=self._receive_loop, args=(source,), name=f"receive-{source}", daemon=True).start()
+                threading.Thread(
+                    target=self._receive_loop,
+                    args=(source,),
+                    name=f"receive-{source}",
+                    daemon=True,
+                ).start()
             self._receives[source].put([(op, spec, values, spans) for op, spec in batch])
 
     def collective(self, op: Op, content: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, Span]:
         """Run a collective; return the result on this rank and the time span.
 
-        content: this rank's contribution.  ALLREDUCE sums it in place.  BROADCAST overwrites it in place with the content of op.ranks[0].
-        ALLGATHER returns the contents of all members, joined along dimension 0 in the order of op.ranks.  REDUCESCATTER returns this
+        content: this rank's contribution.  ALLREDUCE sums it in place.  BROADCAST overwrites it in place with the
+        content of op.ranks[0].
+        ALLGATHER returns the contents of all members, joined along dimension 0 in the order of op.ranks.  REDUCESCATTER
+        returns this
         rank's block of the sum; the blocks lie along dimension 0 in the order of op.ranks.
         rows: size of each member's part along dimension 0 (ALLGATHER, REDUCESCATTER).
         Raises DeviceLostError if a member died or became silent.
         """
-        group, start_s, position, whole = self.subgroup(op.ranks), time.monotonic(), op.ranks.index(self._rank), content
+        group, start_s, position, whole = (
+            self.subgroup(op.ranks),
+            time.monotonic(),
+            op.ranks.index(self._rank),
+            content,
+        )
         try:
             if op.kind == ALLREDUCE:
                 group.allreduce([content]).wait()
@@ -274,7 +306,16 @@ class Transport:
                 while coming and (len(posted) < LEAST_WINDOW or (len(posted) < WINDOW and posted_bytes < WINDOW_BYTES)):
                     op, spec, values, spans = coming.popleft()
                     buffer = _empty_with_stamp(spec) if is_emulated else empty(spec)
-                    posted.append((op, spec, buffer, self._group.recv([buffer], peer, number), values, spans))
+                    posted.append(
+                        (
+                            op,
+                            spec,
+                            buffer,
+                            self._group.recv([buffer], peer, number),
+                            values,
+                            spans,
+                        )
+                    )
                     posted_bytes += nbytes(buffer)
                     number = (number + 1) % (1 << 30)
                 op, spec, buffer, work, values, spans = posted.popleft()
@@ -299,9 +340,11 @@ class Transport:
         return self.links is not None and self.links.added_s(source, destination, 1) > 0
 
     def _occupy_ingress(self, source: int, sent_s: float, size: int) -> tuple[float, float]:
-        """Return when a message begins to occupy this rank's ingress, after those before it, and until when it is held back.
+        """Return when a message begins to occupy this rank's ingress, after those before it, and until when it is held
+        back.
 
-        To wake up and to pass the message on takes this machine MESSAGE_S, the rest of the time for which it occupies the ingress.
+        To wake up and to pass the message on takes this machine MESSAGE_S, the rest of the time for which it occupies
+        the ingress.
         """
         assert self.links is not None
         with self._ingress:
@@ -363,7 +406,13 @@ def _all_gather(op: Op, own: torch.Tensor, rows: Sequence[int], group: Any, posi
     blocks[position].copy_(own)
     size = len(rows)
     for step in range(size - 1):
-        _pass_on(op, group, position, blocks[(position - step) % size], blocks[(position - step - 1) % size])
+        _pass_on(
+            op,
+            group,
+            position,
+            blocks[(position - step) % size],
+            blocks[(position - step - 1) % size],
+        )
     return whole
 
 
@@ -382,6 +431,9 @@ def _pass_on(op: Op, group: Any, position: int, mine: torch.Tensor, theirs: torc
     """Send to the next ring member and receive from the previous one, at the same time."""
     size = len(op.ranks)
     following, former = (_number(op, op.ranks[(position + step) % size]) for step in (1, -1))
-    works = [group.recv([theirs], former, _RING_TAG), group.send([mine.contiguous()], following, _RING_TAG)]
+    works = [
+        group.recv([theirs], former, _RING_TAG),
+        group.send([mine.contiguous()], following, _RING_TAG),
+    ]
     for work in works:
         work.wait()

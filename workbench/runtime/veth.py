@@ -13,7 +13,12 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from workbench.core.cluster import Cluster, Link
-from workbench.runtime.namespaces import CLONE_NEWNET, enter, new_network_namespace, unshare
+from workbench.runtime.namespaces import (
+    CLONE_NEWNET,
+    enter,
+    new_network_namespace,
+    unshare,
+)
 
 INTERFACE = "eth0"
 _BRIDGE = "bridge0"
@@ -40,7 +45,8 @@ def address_of(rank: int) -> str:
 def build_links(cluster: Cluster) -> tuple[LinkEnd, ...]:
     """Join all devices by a bridge in a new namespace of this process; return their ends.
 
-    Each access link is shaped at the device's end (upload) and at the bridge's end (download).  Pairs with a different rate get a
+    Each access link is shaped at the device's end (upload) and at the bridge's end (download).  Pairs with a different
+    rate get a
     separate class at the sender's end, selected by destination address.  Raises OSError if not allowed.
     """
     unshare(CLONE_NEWNET)
@@ -52,7 +58,12 @@ def build_links(cluster: Cluster) -> tuple[LinkEnd, ...]:
         hub.link("set", index=bridge, state="up")
         for rank in range(cluster.world_size):
             port_name = f"port{rank}"
-            hub.link("add", ifname=port_name, kind="veth", peer={"ifname": INTERFACE, "net_ns_fd": descriptors[rank]})
+            hub.link(
+                "add",
+                ifname=port_name,
+                kind="veth",
+                peer={"ifname": INTERFACE, "net_ns_fd": descriptors[rank]},
+            )
             port = hub.link_lookup(ifname=port_name)[0]
             hub.link("set", index=port, master=bridge, state="up")
     for rank in range(cluster.world_size):
@@ -78,7 +89,12 @@ def shape_links(cluster: Cluster, descriptors: Sequence[int]) -> None:
         with _netlink() as hub:
             _shape(hub, hub.link_lookup(ifname=f"port{rank}")[0], device.link, {})
         with _inside(descriptors[rank]), _netlink() as device_side:
-            _shape(device_side, device_side.link_lookup(ifname=INTERFACE)[0], device.link, pairs)
+            _shape(
+                device_side,
+                device_side.link_lookup(ifname=INTERFACE)[0],
+                device.link,
+                pairs,
+            )
 
 
 def _shape(netlink: IPRoute, index: int, link: Link, pairs: dict[str, Link]) -> None:
@@ -92,13 +108,32 @@ def _shape(netlink: IPRoute, index: int, link: Link, pairs: dict[str, Link]) -> 
         _add_class(netlink, index, number, own)
         packed = int.from_bytes(bytes(map(int, address.split("."))), "big")
         keys = [f"{packed:#x}/0xffffffff+16"]  # destination address in the IP header
-        netlink.tc("add-filter", "u32", index, parent=_ROOT, prio=1, protocol=_ETHERNET_IP, target=_ROOT | number, keys=keys)
+        netlink.tc(
+            "add-filter",
+            "u32",
+            index,
+            parent=_ROOT,
+            prio=1,
+            protocol=_ETHERNET_IP,
+            target=_ROOT | number,
+            keys=keys,
+        )
 
 
 def _add_class(netlink: IPRoute, index: int, number: int, link: Link) -> None:
     bits = max(1000, int(link.bytes_per_s * 8))
     speed = f"{bits}bit"
-    netlink.tc("add-class", "htb", index, _ROOT | number, parent=_ROOT, rate=speed, ceil=speed, burst=_BURST_BYTES, cburst=_BURST_BYTES)
+    netlink.tc(
+        "add-class",
+        "htb",
+        index,
+        _ROOT | number,
+        parent=_ROOT,
+        rate=speed,
+        ceil=speed,
+        burst=_BURST_BYTES,
+        cburst=_BURST_BYTES,
+    )
 
 
 @contextlib.contextmanager

@@ -1,4 +1,6 @@
-"""Simulate devices in virtual time: steps take their predicted seconds, processes die and return, and no real time passes."""
+"""Simulate devices in virtual time: steps take their predicted seconds, processes die and return, and no real time
+passes.
+"""
 
 from __future__ import annotations
 
@@ -53,28 +55,46 @@ class VirtualWork(Protocol):
     """A method's work on virtual devices.  Jobs have first_step, last_step (exclusive) and timeout_s."""
 
     def seconds(self, job: Any, step: int, factors: Factors) -> float:
-        """Return the seconds of a whole step at these speeds.  If a speed changes during a step, the rest of it takes its share."""
+        """Return the seconds of a whole step at these speeds.  If a speed changes during a step, the rest of it takes
+        its share.
+        """
 
     def done(self, job: Any, place: int, step: int, factor: float) -> c.StepDone:
         """Return the event that a member publishes after a step."""
 
     def part(self, job: Any, place: int, end: c.End, stop: int) -> Any:
-        """Return a member's part of a job that it ended before step `stop`, or during that step if another device was lost."""
+        """Return a member's part of a job that it ended before step `stop`, or during that step if another device was
+        lost.
+        """
 
     def prepare(self, job: Any, place: int) -> tuple[float, Iterable[Any]]:
-        """Return the seconds in which a member prepares for a job during other work, and the events that it publishes then."""
+        """Return the seconds in which a member prepares for a job during other work, and the events that it publishes
+        then.
+        """
         return PREPARE_S, ()
 
     def begin(self, job: Any, now_s: float) -> tuple[float, Iterable[tuple[int, Any]]]:
-        """Return the seconds from the moment when all members have joined until the first step, and the members' events then."""
+        """Return the seconds from the moment when all members have joined until the first step, and the members' events
+        then.
+        """
         return 0.0, ()
 
     def due_s(self, job: Any, step: int) -> float:
         """Return the earliest time at which a step begins; meanwhile its members may pause."""
         return 0.0
 
-    def reports(self, job: Any, place: int, step: int, before: float, after: float, factors: Factors) -> Iterable[Any]:
-        """Return the events of a member during a step, of the part from `before` to `after` (0 and 0 at its begin, 1 at its end)."""
+    def reports(
+        self,
+        job: Any,
+        place: int,
+        step: int,
+        before: float,
+        after: float,
+        factors: Factors,
+    ) -> Iterable[Any]:
+        """Return the events of a member during a step, of the part from `before` to `after` (0 and 0 at its begin, 1 at
+        its end).
+        """
         return ()
 
     def slowness(self, factor: float) -> float:
@@ -90,10 +110,13 @@ class VirtualWork(Protocol):
 class VirtualWorld:
     """The overheads of virtual devices outside computing, in seconds.
 
-    start_s: from the start of a process until it accepts commands.  restart_s: to start a new process.  notice_s: until the end of a
-    process is noticed.  join_s: to form a group.  probe_s: of a probe.  message_s: maximum for a message.  report_s: between two reports
+    start_s: from the start of a process until it accepts commands.  restart_s: to start a new process.  notice_s: until
+    the end of a
+    process is noticed.  join_s: to form a group.  probe_s: of a probe.  message_s: maximum for a message.  report_s:
+    between two reports
     of a device during a step.
-    seed: of the random durations, and of which members have completed the step in which a device is lost.  None: every duration is its
+    seed: of the random durations, and of which members have completed the step in which a device is lost.  None: every
+    duration is its
     maximum, and no member has completed that step.
     """
 
@@ -124,7 +147,8 @@ class _Group:
     """The members of a working generation.
 
     ticket: identifies the current attempt at a step; it changes if the step is aborted or takes another time.
-    done: the finished part of the current step, as of since_s, after before_s; the whole step takes whole_s at the present speeds.
+    done: the finished part of the current step, as of since_s, after before_s; the whole step takes whole_s at the
+    present speeds.
     waits: for the step's time to begin.
     """
 
@@ -145,7 +169,8 @@ class _Group:
 class VirtualDevices:
     """A runtime.devices.Devices whose clock advances only while somebody waits for news.
 
-    commands: (seconds, rank, command) of all commands sent.  taken_s: the seconds of each step when it was last done, by its number.
+    commands: (seconds, rank, command) of all commands sent.  taken_s: the seconds of each step when it was last done,
+    by its number.
     """
 
     silence_s, timeout_s, is_real = SILENCE_S, 0.0, False
@@ -156,7 +181,9 @@ class VirtualDevices:
         self._processes = [_Process() for _ in range(world_size)]
         self._groups: dict[int, _Group] = {}
         self._pending: list[News] = []
-        self._last_s: dict[tuple[int, bool], float] = {}  # last arrival to or from a device: messages do not overtake each other
+        self._last_s: dict[
+            tuple[int, bool], float
+        ] = {}  # last arrival to or from a device: messages do not overtake each other
         self._draws = None if self._world.seed is None else random.Random(self._world.seed)
         self.commands: list[tuple[float, int, Any]] = []
         self.taken_s: dict[int, float] = {}
@@ -196,7 +223,10 @@ class VirtualDevices:
         if process.is_alive:
             had_job = self._end_process(rank)
             if had_job:
-                self._agenda.at(self.now_s() + self._some(self._world.notice_s), lambda: self._pending.append(News(rank, "died")))
+                self._agenda.at(
+                    self.now_s() + self._some(self._world.notice_s),
+                    lambda: self._pending.append(News(rank, "died")),
+                )
 
     def _end_process(self, rank: int) -> bool:
         process = self._processes[rank]
@@ -221,7 +251,10 @@ class VirtualDevices:
         """Restart a device's process."""
         if self._processes[rank].is_alive:
             self._end_process(rank)
-        self._agenda.at(self.now_s() + self._some(self._world.restart_s), partial(self._restarted, rank))
+        self._agenda.at(
+            self.now_s() + self._some(self._world.restart_s),
+            partial(self._restarted, rank),
+        )
 
     def _restarted(self, rank: int) -> None:
         self._processes[rank] = _Process(life=self._processes[rank].life + 1)
@@ -233,7 +266,10 @@ class VirtualDevices:
         return most_s if self._draws is None else self._draws.uniform(0.2, 1.0) * most_s
 
     def _send(self, rank: int, is_command: bool, action: Callable[[], Any]) -> None:
-        time_s = max(self.now_s() + self._some(self._world.message_s), self._last_s.get((rank, is_command), 0.0))
+        time_s = max(
+            self.now_s() + self._some(self._world.message_s),
+            self._last_s.get((rank, is_command), 0.0),
+        )
         self._last_s[rank, is_command] = time_s
         self._agenda.at(time_s, action)
 
@@ -275,17 +311,29 @@ class VirtualDevices:
                 self._slow_down(rank, message.factor)
             case c.Probe():
                 slowness = self._work.slowness(process.factor)
-                self._after(rank, slowness * self._world.probe_s, partial(self._tell, rank, c.Probed(slowness)))
+                self._after(
+                    rank,
+                    slowness * self._world.probe_s,
+                    partial(self._tell, rank, c.Probed(slowness)),
+                )
             case c.Prepare():
                 seconds, events = self._work.prepare(message.job, message.place)
-                self._after(rank, seconds, partial(self._tell_all, rank, (*events, c.Prepared())))
+                self._after(
+                    rank,
+                    seconds,
+                    partial(self._tell_all, rank, (*events, c.Prepared())),
+                )
             case c.Ping():
                 self._tell(rank, c.Pong())
             case c.Leave():
                 self._tell(rank, c.Leaving())
             case c.Stop():
                 process.has_job = False
-                self._send(rank, False, lambda: self._pending.append(News(rank, "ended", Outcome(rank=rank))))
+                self._send(
+                    rank,
+                    False,
+                    lambda: self._pending.append(News(rank, "ended", Outcome(rank=rank))),
+                )
 
     # Work.
 
@@ -294,14 +342,20 @@ class VirtualDevices:
         train = self._processes[rank].train = group.train
         group.joined.add(rank)
         if group.joined == set(train.members):
-            self._agenda.at(self.now_s() + self._some(self._world.join_s), partial(self._begin_work, group))
+            self._agenda.at(
+                self.now_s() + self._some(self._world.join_s),
+                partial(self._begin_work, group),
+            )
         else:  # the other members may never come
             self._after(rank, train.job.timeout_s, partial(self._give_up, rank, train, group))
 
     def _begin_work(self, group: _Group) -> None:
         if self._is_whole(group):
             seconds, events = self._work.begin(group.train.job, self.now_s())
-            self._agenda.at(self.now_s() + seconds, partial(self._begin_first, group, group.ticket, events))
+            self._agenda.at(
+                self.now_s() + seconds,
+                partial(self._begin_first, group, group.ticket, events),
+            )
 
     def _begin_first(self, group: _Group, ticket: int, events: Iterable[tuple[int, Any]]) -> None:
         if ticket == group.ticket and self._is_whole(group):
@@ -327,7 +381,10 @@ class VirtualDevices:
         """Schedule the end of a group's step at its members' present speeds."""
         group.ticket += 1
         group.whole_s = self._work.seconds(group.train.job, group.step, self._factors(group))
-        self._agenda.at(self.now_s() + (1 - group.done) * group.whole_s, partial(self._end_step, group, group.ticket))
+        self._agenda.at(
+            self.now_s() + (1 - group.done) * group.whole_s,
+            partial(self._end_step, group, group.ticket),
+        )
 
     def _factors(self, group: _Group) -> dict[int, float]:
         return {place: self._processes[rank].factor for place, rank in enumerate(group.train.members)}
@@ -347,17 +404,27 @@ class VirtualDevices:
         """Bring the finished part of a group's step up to now."""
         if self.now_s() > group.since_s:
             past_s = self.now_s() - group.since_s
-            part, group.since_s, group.before_s = past_s / group.whole_s, self.now_s(), group.before_s + past_s
+            part, group.since_s, group.before_s = (
+                past_s / group.whole_s,
+                self.now_s(),
+                group.before_s + past_s,
+            )
             self._report(group, min(1.0, group.done + part))
 
     def _report(self, group: _Group, done: float) -> None:
         before, group.done, factors = group.done, done, self._factors(group)
         for place, rank in enumerate(group.train.members):
-            self._tell_all(rank, self._work.reports(group.train.job, place, group.step, before, done, factors))
+            self._tell_all(
+                rank,
+                self._work.reports(group.train.job, place, group.step, before, done, factors),
+            )
 
     def _report_later(self, group: _Group, step: int) -> None:
         if self._world.report_s < group.whole_s:
-            self._agenda.at(self.now_s() + self._world.report_s, partial(self._report_now, group, step, group.begun_s))
+            self._agenda.at(
+                self.now_s() + self._world.report_s,
+                partial(self._report_now, group, step, group.begun_s),
+            )
 
     def _report_now(self, group: _Group, step: int, begun_s: float) -> None:
         if group.is_busy and (group.step, group.begun_s) == (step, begun_s) and self._is_whole(group):
@@ -379,7 +446,10 @@ class VirtualDevices:
         self.taken_s[group.step] = group.before_s + (1 - group.done) * group.whole_s
         self._report(group, 1.0)
         for place, rank in enumerate(members):
-            self._tell(rank, self._work.done(job, place, group.step, self._processes[rank].factor))
+            self._tell(
+                rank,
+                self._work.done(job, place, group.step, self._processes[rank].factor),
+            )
         group.step += 1
         end: c.End | None = "finished" if group.step >= job.last_step else "paused" if group.pauses else None
         if end is None:
@@ -410,13 +480,20 @@ class VirtualDevices:
                 self._after(other, others_wait_s, partial(self._give_up, other, train))
 
     def _give_up(self, rank: int, train: c.Train, forming: _Group | None = None) -> None:
-        """Make a member end its job because another does not answer.  forming: act only if that group has not formed."""
+        """Make a member end its job because another does not answer.  forming: act only if that group has not
+        formed.
+        """
         if self._processes[rank].train is not train or (forming is not None and forming.joined == set(train.members)):
             return
         group, stop = self._groups[train.generation], None
         self._break_off(rank, self._world.notice_s)  # the others lose their connection to this device
         has_begun = group.joined == set(train.members) and group.step < train.job.last_step
-        if has_begun and self._draws is not None and self._draws.random() < 0.2:  # it already had all inputs of the step
-            self._tell(rank, self._work.done(train.job, train.members.index(rank), group.step, 1.0))
+        if (
+            has_begun and self._draws is not None and self._draws.random() < 0.2
+        ):  # it already had all inputs of the step
+            self._tell(
+                rank,
+                self._work.done(train.job, train.members.index(rank), group.step, 1.0),
+            )
             stop = group.step + 1
         self._end_job(rank, train, "lost", group.step if stop is None else stop)

@@ -14,7 +14,9 @@ from pathlib import Path
 from workbench.core.errors import CacheError, ConfigError, WorkbenchError, WriteError
 from workbench.core.files import FULL_DISK
 
-_FULL_WORDS = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)  # libraries keep the text, not the error number
+_FULL_WORDS = re.compile(
+    r"no space left on device|disk quota exceeded", re.IGNORECASE
+)  # libraries keep the text, not the error number
 
 
 @contextlib.contextmanager
@@ -46,7 +48,9 @@ def _locked(folder: Path, asked: str) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(asked, "Another run is using it now.", "Wait for it to end, or choose another with --workdir.") from None
+            raise ConfigError(
+                asked, "Another run is using it now.", "Wait for it to end, or choose another with --workdir."
+            ) from None
         except OSError:
             pass  # the file system has no locks
         yield

@@ -1,4 +1,6 @@
-"""Costs of the schedules built from a plan: seconds and bytes by profile and cluster (PAC+, section V-A, 'Profiling')."""
+"""Costs of the schedules built from a plan: seconds and bytes by profile and cluster (PAC+, section V-A,
+'Profiling').
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,12 @@ from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec, TableCosts, opaque
 from workbench.core.division import PARTS, Direction, Division
 from workbench.core.plan import Plan
-from workbench.core.profile import LayerProfile, Profile, layers_seconds, trainable_bytes
+from workbench.core.profile import (
+    LayerProfile,
+    Profile,
+    layers_seconds,
+    trainable_bytes,
+)
 from workbench.core.schedule import STEP, Op, Value
 from workbench.schedules.pieces import StepLayout, boundary_of
 from workbench.schedules.tensor import BEGIN, END
@@ -22,9 +29,11 @@ CROSSING_INSIDE = frozenset({"hidden", "heads", "mid", "cols", "ghidden", "ghead
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """The message per token at a stage boundary: a hidden state in `dtype`, and a side network's in float32 (width 0: none).
+    """The message per token at a stage boundary: a hidden state in `dtype`, and a side network's in float32 (width 0:
+    none).
 
-    num_encoder_layers, target_length: of an encoder-decoder, which sends the encoder's output together with the decoder's states.
+    num_encoder_layers, target_length: of an encoder-decoder, which sends the encoder's output together with the
+    decoder's states.
     """
 
     hidden_size: int
@@ -55,15 +64,20 @@ def plan_costs(
     stashes_weights: bool = False,
     divisions: Mapping[int, Division] | None = None,
 ) -> TableCosts:
-    """Return the costs of asynchronous_1f1b, hybrid_1f1b, gpipe, one_f_one_b and other schedules of `pipeline.assemble`.
+    """Return the costs of asynchronous_1f1b, hybrid_1f1b, gpipe, one_f_one_b and other schedules of
+    `pipeline.assemble`.
 
-    sizes[m], lengths[m]: samples and tokens of micro-batch m (in asynchronous_1f1b a mini-batch).  shared_bytes[p]: the float32 gradient of
-    parameter p that stages share (see pipeline.backpropagation).  crossing: None if the model is only simulated; the message sizes then
+    sizes[m], lengths[m]: samples and tokens of micro-batch m (in asynchronous_1f1b a mini-batch).  shared_bytes[p]: the
+    float32 gradient of
+    parameter p that stages share (see pipeline.backpropagation).  crossing: None if the model is only simulated; the
+    message sizes then
     come from the profile.
     stashes_weights: weights are values, because a stage of asynchronous_1f1b keeps the versions that are in flight.
-    divisions: by rank, of a pipeline by divide_layers, with one rank per stage.  A stage's contexts are counted at END, as those of an
+    divisions: by rank, of a pipeline by divide_layers, with one rank per stage.  A stage's contexts are counted at END,
+    as those of an
     undivided stage are at F.
-    With a side network two messages cross a boundary: the side network's, as large as its gradient, and the backbone's with the rest.
+    With a side network two messages cross a boundary: the side network's, as large as its gradient, and the backbone's
+    with the rest.
     """
     layout = StepLayout(plan=plan, sizes=tuple(sizes), lengths=tuple(lengths))
     layers = {rank: profile.layers[rank][stage.start : stage.stop] for stage in plan.stages for rank in stage.ranks}
@@ -109,12 +123,18 @@ def plan_costs(
         return opaque(gradient)
 
     def inside(value: Value) -> Spec:
-        return opaque(profile.layers[0][0].output_bytes(layout.sizes[value.microbatch], layout.lengths[value.microbatch]))
+        return opaque(
+            profile.layers[0][0].output_bytes(layout.sizes[value.microbatch], layout.lengths[value.microbatch])
+        )
 
-    in_parts = dict.fromkeys((f"{kind}{back}" for kind in DIVIDED for back in ("", "B")), divided_s) if divisions else {}
+    in_parts = (
+        dict.fromkeys((f"{kind}{back}" for kind in DIVIDED for back in ("", "B")), divided_s) if divisions else {}
+    )
     stashed = trained if stashes_weights else {}
     return TableCosts(
-        seconds_by_kind=dict.fromkeys(COMPUTED, pass_s) | {STEP: lambda rank, op: layers_seconds(layers[rank], STEP, 1, 1)} | in_parts,
+        seconds_by_kind=dict.fromkeys(COMPUTED, pass_s)
+        | {STEP: lambda rank, op: layers_seconds(layers[rank], STEP, 1, 1)}
+        | in_parts,
         bytes_by_name={
             "gsum": lambda value: opaque(trained[value.part]),
             "weight": lambda value: opaque(trained.get(rank_of(value), 0)),

@@ -1,27 +1,42 @@
-"""HetPipe: pipelines inside virtual workers, asynchronous data parallelism between them (Park et al., USENIX ATC 2020; PAC+, section VI-A).
+"""HetPipe: pipelines inside virtual workers, asynchronous data parallelism between them (Park et al., USENIX ATC 2020;
+PAC+, section VI-A).
 
-A virtual worker runs mini-batches through its pipeline without a flush.  Every mini-batch updates the weights of a stage as soon as its
-backward pass there is finished (STEP).  Its backward pass uses the same weights as its forward pass.  N_m mini-batches are a wave.
-Wave synchronous parallelism: after each wave a rank sends the sum of the wave's updates (PUSH) to the servers of its layers' shards, which
-add the pushes of all virtual workers to the global weights (MERGE).  Before mini-batch p a rank may replace its weights by the global
-weights plus those of its own updates that the global weights lack (PULL).  It does so if its last PULL lacks more than s_global
-mini-batches (VirtualWorkers.waves_needed).  So a faster virtual worker is at most one wave ahead, and nobody waits until then.
+A virtual worker runs mini-batches through its pipeline without a flush.  Every mini-batch updates the weights of a
+stage as soon as its
+backward pass there is finished (STEP).  Its backward pass uses the same weights as its forward pass.  N_m mini-batches
+are a wave.
+Wave synchronous parallelism: after each wave a rank sends the sum of the wave's updates (PUSH) to the servers of its
+layers' shards, which
+add the pushes of all virtual workers to the global weights (MERGE).  Before mini-batch p a rank may replace its weights
+by the global
+weights plus those of its own updates that the global weights lack (PULL).  It does so if its last PULL lacks more than
+s_global
+mini-batches (VirtualWorkers.waves_needed).  So a faster virtual worker is at most one wave ahead, and nobody waits
+until then.
 After the last wave every rank pulls.
 
-Stages are numbered through all virtual workers (the second worker's begin where the first's end), mini-batches through the data: number p
-of virtual worker v is batch p V + v.  MERGE runs on a separate stream, "server".  It is listed just before its rank's own PULL of it.
+Stages are numbered through all virtual workers (the second worker's begin where the first's end), mini-batches through
+the data: number p
+of virtual worker v is batch p V + v.  MERGE runs on a separate stream, "server".  It is listed just before its rank's
+own PULL of it.
 This is late enough that a server running its list from top to bottom does not wait for others earlier than it must.
-Values: act, grad, ctx, gacc, loss, tokens and weight:s._.v as in asynchronous_1f1b; push:k.c.v the sum of virtual worker v's updates of
+Values: act, grad, ctx, gacc, loss, tokens and weight:s._.v as in asynchronous_1f1b; push:k.c.v the sum of virtual
+worker v's updates of
 shard k in wave c; global:k._.c the shard's global weights after c waves.
 
 Confidant: asynchronous 1F1B with weight stashing (section 2.3, Fig. 2; PipeDream, Narayanan et al., 2019).
-Every batch updates the weights as soon as its backward pass is finished, without a flush.  F reads weight:s._.v, the newest version v
-at that time.  B of the same batch reads the same version, even if updates came between.  STEP makes version v + 1 of stage s from the
-newest.  The number of versions that a stage stashes is not set anywhere: it follows from the values' lifetimes (N - i - 1 extra ones on
+Every batch updates the weights as soon as its backward pass is finished, without a flush.  F reads weight:s._.v, the
+newest version v
+at that time.  B of the same batch reads the same version, even if updates came between.  STEP makes version v + 1 of
+stage s from the
+newest.  The number of versions that a stage stashes is not set anywhere: it follows from the values' lifetimes (N - i -
+1 extra ones on
 stage i of N, as in the paper's M_pipe).
 Other values: act:s.m and grad:s.m (gradient with respect to stage s's input), ctx:s.m, gacc:s.m, loss:s.m, tokens:_.m.
-A window is a part of it: it ends on every stage with the same STEP, when the forward passes of the next batches have begun.  Their
-contexts, activations and versions are carried over to the next window, in which versions are numbered so that batch m reads version m.
+A window is a part of it: it ends on every stage with the same STEP, when the forward passes of the next batches have
+begun.  Their
+contexts, activations and versions are carried over to the next window, in which versions are numbered so that batch m
+reads version m.
 """
 
 from __future__ import annotations
@@ -38,7 +53,9 @@ SERVER = "server"
 
 
 def hetpipe(workers: VirtualWorkers, num_waves: int, *, world_size: int | None = None) -> Schedule:
-    """Return `num_waves` waves of every virtual worker, without their transfers.  A single virtual worker needs no PUSH, MERGE or PULL."""
+    """Return `num_waves` waves of every virtual worker, without their transfers.  A single virtual worker needs no
+    PUSH, MERGE or PULL.
+    """
     return mini_batches(workers, num_waves * workers.in_flight, world_size=world_size)
 
 
@@ -72,7 +89,12 @@ def mini_batches(
             carried[rank] = listing.carried(count)
             outputs[rank] = tuple(dict.fromkeys((*listing.outputs(count), *(output for output, _ in carried[rank]))))
         first_stage += len(plan.stages)
-    return Schedule(ops=tuple(ops), inputs=tuple(inputs), outputs=tuple(outputs), carried=tuple(carried))
+    return Schedule(
+        ops=tuple(ops),
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        carried=tuple(carried),
+    )
 
 
 def in_flight_order(delay: int, begun: int, num_mini_batches: int, ahead: int) -> list[Slot]:
@@ -103,7 +125,12 @@ class _Listing:
         ahead: int,
         versions: VersionRule,
     ) -> None:
-        self._workers, self._worker, self._rank, self._shards = workers, worker, rank, shards
+        self._workers, self._worker, self._rank, self._shards = (
+            workers,
+            worker,
+            rank,
+            shards,
+        )
         self._stage, self._index = first_stage + index, index
         self._num_stages = len(workers.pipelines[worker].stages)
         self._delay = min(self._num_stages - index, workers.in_flight) - 1
@@ -111,7 +138,9 @@ class _Listing:
         self._per_update = self._num_stages if versions == "two" else 1
         self._begun, self._ahead = min(begun or 0, self._delay), ahead
         self._stashed = range(min(self._lag, -(-(begun or 0) // self._per_update)))
-        self._first_act = None if not index or (begun or 0) <= self._delay else Value("act", self._stage - 1, self._delay)
+        self._first_act = (
+            None if not index or (begun or 0) <= self._delay else Value("act", self._stage - 1, self._delay)
+        )
         self._first = self._version = 0 if begun is None else self._lag
         self._merged = 0
         self._listed: list[Op] = []
@@ -142,8 +171,17 @@ class _Listing:
         own = min(self._delay, self._ahead)
         tokens = (Value("tokens", NONE, self._batch(p)) for p in range(self._begun, count + own))
         served = (Value("global", number, NONE, 0) for number, shard in self._shards if shard.server == self._rank)
-        begun = (*map(self._weight, self._stashed), *(Value("ctx", self._stage, p) for p in range(self._begun)))
-        return (*begun, *filter(None, [self._first_act]), self._weight(self._first), *served, *tokens)
+        begun = (
+            *map(self._weight, self._stashed),
+            *(Value("ctx", self._stage, p) for p in range(self._begun)),
+        )
+        return (
+            *begun,
+            *filter(None, [self._first_act]),
+            self._weight(self._first),
+            *served,
+            *tokens,
+        )
 
     def carried(self, count: int) -> tuple[tuple[Value, Value], ...]:
         """Return what the next window continues with."""
@@ -152,7 +190,13 @@ class _Listing:
         stage, own = self._stage, min(self._delay, self._ahead)
         pairs = [(Value("ctx", stage, count + p), Value("ctx", stage, p)) for p in range(own)]
         stashed = range(min(self._lag, -(-self._ahead // self._per_update)))
-        pairs += [(self._weight(self._version_of(count + p * self._per_update)), self._weight(p)) for p in stashed]
+        pairs += [
+            (
+                self._weight(self._version_of(count + p * self._per_update)),
+                self._weight(p),
+            )
+            for p in stashed
+        ]
         if self._index and self._ahead > own:
             pairs.append((Value("act", stage - 1, count + own), Value("act", stage - 1, own)))
         return (*pairs, (self._weight(), self._weight(self._lag)))
@@ -163,7 +207,10 @@ class _Listing:
     def outputs(self, count: int) -> tuple[Value, ...]:
         """Return the losses (on the last stage) and the final weights."""
         batches = range(count if self._index == self._num_stages - 1 else 0)
-        return (*(Value("loss", self._stage, self._batch(p)) for p in batches), self._weight())
+        return (
+            *(Value("loss", self._stage, self._batch(p)) for p in batches),
+            self._weight(),
+        )
 
     def _batch(self, p: int) -> int:
         return p * len(self._workers.pipelines) + self._worker
@@ -187,7 +234,11 @@ class _Listing:
         self._listed.append(Op("B", stage, m, NONE, reads, (*onward, accumulated)))
         if (p + 1) % self._per_update == 0:
             parts = range(p + 1 - self._per_update, p + 1)
-            self._update(STEP, m, tuple(Value("gacc", stage, self._batch(part)) for part in parts))
+            self._update(
+                STEP,
+                m,
+                tuple(Value("gacc", stage, self._batch(part)) for part in parts),
+            )
 
     def _pull(self, waves: int) -> None:
         for wave in range(self._merged, waves):
@@ -195,9 +246,24 @@ class _Listing:
                 if shard.server == self._rank:
                     pushes = (Value("push", number, wave, worker) for worker in range(len(shard.owners)))
                     reads = (*pushes, Value("global", number, NONE, wave))
-                    self._listed.append(Op(MERGE, number, wave, NONE, reads, (Value("global", number, NONE, wave + 1),), (), SERVER))
+                    self._listed.append(
+                        Op(
+                            MERGE,
+                            number,
+                            wave,
+                            NONE,
+                            reads,
+                            (Value("global", number, NONE, wave + 1),),
+                            (),
+                            SERVER,
+                        )
+                    )
         self._merged = waves
-        self._update(PULL, waves - 1, tuple(Value("global", number, NONE, waves) for number, _ in self._shards))
+        self._update(
+            PULL,
+            waves - 1,
+            tuple(Value("global", number, NONE, waves) for number, _ in self._shards),
+        )
 
     def _update(self, kind: str, microbatch: int, reads: tuple[Value, ...]) -> None:
         before = self._weight()
@@ -216,10 +282,13 @@ def asynchronous_1f1b(
 ) -> Schedule:
     """Return `num_batches` optimizer steps, without their transfers: HetPipe with one virtual worker.
 
-    ahead: number of the batches after them whose forward passes begin here, so that the pipeline does not drain: as many as there are, up
-    to the number of stages less one.  begun: the former window's `ahead`, if this window continues it.  versions: with two versions the
+    ahead: number of the batches after them whose forward passes begin here, so that the pipeline does not drain: as
+    many as there are, up
+    to the number of stages less one.  begun: the former window's `ahead`, if this window continues it.  versions: with
+    two versions the
     batches are micro-batches, and as many as there are stages make an update.
-    Raises ScheduleError if a stage has several ranks, or if a window after which the pipeline does not drain begins empty and is shorter
+    Raises ScheduleError if a stage has several ranks, or if a window after which the pipeline does not drain begins
+    empty and is shorter
     than the pipeline.
     """
     if ahead and begun is None and num_batches < len(plan.stages) * (len(plan.stages) if versions == "two" else 1):
@@ -230,7 +299,11 @@ def asynchronous_1f1b(
         )
     for stage in plan.stages:
         if len(stage.shares) != 1:
-            raise ScheduleError("Asynchronous 1F1B was asked for.", f"A stage has {len(stage.shares)} ranks.", "Give each stage one.")
+            raise ScheduleError(
+                "Asynchronous 1F1B was asked for.",
+                f"A stage has {len(stage.shares)} ranks.",
+                "Give each stage one.",
+            )
     size = world_size_of(plan, world_size, (1,) * num_batches)
     return mini_batches(
         VirtualWorkers(pipelines=(plan,), in_flight=len(plan.stages)),

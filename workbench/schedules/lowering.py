@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from workbench.core.activities import activities, require_progress
-from workbench.core.schedule import ALLREDUCE, RECV, SEND, STEP, Op, Schedule, Value, paused_collector, recv, send
+from workbench.core.schedule import (
+    ALLREDUCE,
+    RECV,
+    SEND,
+    STEP,
+    Op,
+    Schedule,
+    Value,
+    paused_collector,
+    recv,
+    send,
+)
 
 GRADIENT = "gacc"
 SUMMED = "gsum"
@@ -13,19 +24,26 @@ SUMMED = "gsum"
 
 @paused_collector()
 def insert_transfers(schedule: Schedule) -> Schedule:
-    """Return the schedule with a SEND and RECV for each value that a rank reads (or has as an output) and another rank has.
+    """Return the schedule with a SEND and RECV for each value that a rank reads (or has as an output) and another rank
+    has.
 
-    The SEND comes right after the write on the rank that computes the value: the lowest rank, if several do; at the very start, if it is
+    The SEND comes right after the write on the rank that computes the value: the lowest rank, if several do; at the
+    very start, if it is
     an input there.  The RECV: see insert_receives.  A value that no rank has is left for `check` to report.
     """
     missing: list[tuple[Value, int]] = []  # (value, destination)
     for rank, ops in enumerate(schedule.ops):
-        present = {*schedule.inputs[rank], *(value for op in ops for value in op.writes)}
+        present = {
+            *schedule.inputs[rank],
+            *(value for op in ops for value in op.writes),
+        }
         wanted = dict.fromkeys((*(value for op in ops for value in op.reads), *schedule.outputs[rank]))
         missing += [(value, rank) for value in wanted if value not in present]
     homes = _homes(schedule, {value for value, _ in missing})
     sends: list[dict[int, list[Op]]] = [{} for _ in schedule.ops]
-    for source, index, value, destination in sorted((*homes[value], value, rank) for value, rank in missing if value in homes):
+    for source, index, value, destination in sorted(
+        (*homes[value], value, rank) for value, rank in missing if value in homes
+    ):
         sends[source].setdefault(index, []).append(send(value, source, destination))
     complete = []
     for ops, sent in zip(schedule.ops, sends, strict=True):
@@ -40,7 +58,8 @@ def insert_transfers(schedule: Schedule) -> Schedule:
 def insert_receives(schedule: Schedule) -> Schedule:
     """Return the schedule with the RECV of every SEND that has none.
 
-    It comes right before the first operation that reads the value, or earlier if a value sent later on the same channel is read earlier:
+    It comes right before the first operation that reads the value, or earlier if a value sent later on the same channel
+    is read earlier:
     both sides of a channel have the same order.
     """
     first_reads: list[dict[Value, int]] = [{} for _ in schedule.ops]
@@ -56,7 +75,10 @@ def insert_receives(schedule: Schedule) -> Schedule:
             if op.kind == SEND and op.reads[0] not in received[op.ranks[1]]:
                 destination, value = op.ranks[1], op.reads[0]
                 end = len(schedule.ops[destination])
-                place = min(first_reads[destination].get(value, end), earliest.get(destination, end))
+                place = min(
+                    first_reads[destination].get(value, end),
+                    earliest.get(destination, end),
+                )
                 earliest[destination] = place
                 receives[destination].setdefault(place, []).append(recv(value, rank, destination))
     complete = []
@@ -69,9 +91,11 @@ def insert_receives(schedule: Schedule) -> Schedule:
 
 
 def insert_allreduce(schedule: Schedule) -> Schedule:
-    """Return the schedule with an ALLREDUCE before each STEP that several ranks have in common (same stage, micro-batch and part).
+    """Return the schedule with an ALLREDUCE before each STEP that several ranks have in common (same stage, micro-batch
+    and part).
 
-    Those ranks are replicas if any of them accumulates a gradient.  The ALLREDUCE reads the tokens `gacc` that the STEP would have read
+    Those ranks are replicas if any of them accumulates a gradient.  The ALLREDUCE reads the tokens `gacc` that the STEP
+    would have read
     (none on a rank without samples), and the STEP reads the sum `gsum` instead.
     """
     groups: dict[Op, list[int]] = {}
@@ -91,7 +115,18 @@ def insert_allreduce(schedule: Schedule) -> Schedule:
                 gradients = tuple(value for value in op.reads if value.name == GRADIENT)
                 others = tuple(value for value in op.reads if value.name != GRADIENT)
                 total = Value(SUMMED, op.stage, op.microbatch, rank)
-                merged.append(Op(ALLREDUCE, op.stage, op.microbatch, op.part, gradients, (total,), tuple(ranks), "collective"))
+                merged.append(
+                    Op(
+                        ALLREDUCE,
+                        op.stage,
+                        op.microbatch,
+                        op.part,
+                        gradients,
+                        (total,),
+                        tuple(ranks),
+                        "collective",
+                    )
+                )
                 op = op._replace(reads=(total, *others))
             merged.append(op)
         complete.append(tuple(merged))
@@ -103,7 +138,9 @@ def _label(op: Op) -> Op:
 
 
 def _homes(schedule: Schedule, wanted: set[Value]) -> dict[Value, tuple[int, int]]:
-    """Return the (rank, index of the write) that sends a value: the lowest rank that computes it, or else has it as an input (-1)."""
+    """Return the (rank, index of the write) that sends a value: the lowest rank that computes it, or else has it as an
+    input (-1).
+    """
     homes: dict[Value, tuple[int, int]] = {}
     for rank, ops in enumerate(schedule.ops):
         for index, op in enumerate(ops):
@@ -120,9 +157,12 @@ def _homes(schedule: Schedule, wanted: set[Value]) -> dict[Value, tuple[int, int
 def check(schedule: Schedule) -> Schedule:
     """Return the schedule if it can run, in O(operations + values).
 
-    Raises ScheduleError naming the fault and showing the grid with the wrong operation marked: an unmatched send or receive, a channel
-    whose sides disagree on the order, a collective whose members disagree, a value never written or written twice, a cycle, a deadlock
-    (who waits for what from whom).  A schedule that passes cannot hang: network interfaces add waiting, but no circular waiting.
+    Raises ScheduleError naming the fault and showing the grid with the wrong operation marked: an unmatched send or
+    receive, a channel
+    whose sides disagree on the order, a collective whose members disagree, a value never written or written twice, a
+    cycle, a deadlock
+    (who waits for what from whom).  A schedule that passes cannot hang: network interfaces add waiting, but no circular
+    waiting.
     """
     require_progress(schedule, activities(schedule))
     return schedule

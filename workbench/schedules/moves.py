@@ -1,4 +1,6 @@
-"""Move training state between devices by programs of SENDs and RECVs, from ranks that have a tensor to ranks that need it."""
+"""Move training state between devices by programs of SENDs and RECVs, from ranks that have a tensor to ranks that need
+it.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +46,13 @@ def moves(
     chunk_bytes: int = CHUNK_BYTES,
     round_bytes: int = ROUND_BYTES,
 ) -> tuple[Move, ...]:
-    """Return the rounds that bring each tensor to all ranks that want it; no rounds if every rank has its tensors already.
+    """Return the rounds that bring each tensor to all ranks that want it; no rounds if every rank has its tensors
+    already.
 
-    wanted, held: the homes after the move and now.  specs: of every tensor in `wanted`.  If several ranks have a chunk, including ranks
-    that received it earlier, the one that delivers first sends it (greedy, by the links of the cluster).  So no link is busy with a
+    wanted, held: the homes after the move and now.  specs: of every tensor in `wanted`.  If several ranks have a chunk,
+    including ranks
+    that received it earlier, the one that delivers first sends it (greedy, by the links of the cluster).  So no link is
+    busy with a
     transfer that an idle link could do.
     Raises StateError if no rank has a tensor, ConfigError for a rank outside the cluster.
     """
@@ -60,7 +65,10 @@ def moves(
     for (holding, wanting), names in names_by_homes.items():
         outside = [rank for rank in (*holding, *wanting) if not 0 <= rank < cluster.world_size]
         if outside:
-            asked, found = f"Moving '{names[0]}' to or from rank {outside[0]} was asked for.", f"The cluster has {cluster.size_words}."
+            asked, found = (
+                f"Moving '{names[0]}' to or from rank {outside[0]} was asked for.",
+                f"The cluster has {cluster.size_words}.",
+            )
             raise ConfigError(asked, found, "Number the devices of this cluster.")
         receivers = tuple(sorted(set(wanting).difference(holding)))
         if receivers:
@@ -70,7 +78,15 @@ def moves(
         pieces_of_chunks = tuple(_cut(names, specs, chunk_bytes))
         # Bundles progress in proportion, so that all links are busy until the end.
         chunks += [
-            ((number + 1) / len(pieces_of_chunks), _Chunk(pieces, sum(piece.stop - piece.start for piece in pieces), holders, receivers))
+            (
+                (number + 1) / len(pieces_of_chunks),
+                _Chunk(
+                    pieces,
+                    sum(piece.stop - piece.start for piece in pieces),
+                    holders,
+                    receivers,
+                ),
+            )
             for number, pieces in enumerate(pieces_of_chunks)
         ]
     chunks.sort(key=lambda pair: pair[0])
@@ -106,7 +122,10 @@ def _rounds(chunks: Sequence[_Chunk], round_bytes: int) -> Iterator[list[_Chunk]
     turn: list[_Chunk] = []
     load: dict[int, float] = {}
     for chunk in chunks:
-        for ranks, nbytes in ((chunk.holders, chunk.nbytes / len(chunk.holders)), (chunk.receivers, chunk.nbytes)):
+        for ranks, nbytes in (
+            (chunk.holders, chunk.nbytes / len(chunk.holders)),
+            (chunk.receivers, chunk.nbytes),
+        ):
             for rank in ranks:
                 load[rank] = load.get(rank, 0.0) + nbytes
         turn.append(chunk)
@@ -128,16 +147,27 @@ def _round(chunks: Sequence[_Chunk], cluster: Cluster) -> Move:
         outputs[destination].append(value)
         if source in chunks[number].holders:
             inputs[source][value] = None
-    schedule = Schedule(ops=tuple(map(tuple, ops)), inputs=tuple(map(tuple, inputs)), outputs=tuple(map(tuple, outputs)))
+    schedule = Schedule(
+        ops=tuple(map(tuple, ops)),
+        inputs=tuple(map(tuple, inputs)),
+        outputs=tuple(map(tuple, outputs)),
+    )
     sizes = [chunk.nbytes for chunk in chunks]
     costs = TableCosts(
-        seconds_by_kind={}, bytes_by_name={"state": lambda value: Spec((sizes[value.microbatch],), "uint8")}, cluster=cluster
+        seconds_by_kind={},
+        bytes_by_name={"state": lambda value: Spec((sizes[value.microbatch],), "uint8")},
+        cluster=cluster,
     )
-    return Move(program=Program.on(cluster, schedule, costs), chunks=tuple(chunk.pieces for chunk in chunks))
+    return Move(
+        program=Program.on(cluster, schedule, costs),
+        chunks=tuple(chunk.pieces for chunk in chunks),
+    )
 
 
 def _transfers(chunks: Sequence[_Chunk], cluster: Cluster) -> Iterator[tuple[int, int, int]]:
-    """Return (chunk, source, destination) in start order: first the transfer that can start first, on a tie the rarest chunk."""
+    """Return (chunk, source, destination) in start order: first the transfer that can start first, on a tie the rarest
+    chunk.
+    """
     egress_s, ingress_s = [0.0] * cluster.world_size, [0.0] * cluster.world_size
     present_s = [dict.fromkeys(chunk.holders, 0.0) for chunk in chunks]
     pending: dict[int, list[int]] = {}
@@ -151,7 +181,14 @@ def _transfers(chunks: Sequence[_Chunk], cluster: Cluster) -> Iterator[tuple[int
                 for source, since_s in present_s[number].items():
                     start_s = max(egress_s[source], ingress_s[destination], since_s)
                     end_s = start_s + cluster.link(source, destination).transfer_s(chunks[number].nbytes)
-                    yield start_s, len(present_s[number]), end_s, number, source, destination
+                    yield (
+                        start_s,
+                        len(present_s[number]),
+                        end_s,
+                        number,
+                        source,
+                        destination,
+                    )
 
     while any(pending.values()):
         _, _, end_s, number, source, destination = min(offers())

@@ -1,4 +1,6 @@
-"""Divide a micro-batch into pieces at a stage boundary, by the cut points of both stages' groups (PAC+, section V-A)."""
+"""Divide a micro-batch into pieces at a stage boundary, by the cut points of both stages' groups (PAC+, section
+V-A).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from workbench.core.schedule import Value
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Samples [first, end) of a micro-batch, which rank `source` of one stage sends to rank `destination` of the next."""
+    """Samples [first, end) of a micro-batch, which rank `source` of one stage sends to rank `destination` of the
+    next.
+    """
 
     index: int
     first: int
@@ -36,8 +40,12 @@ def boundary_pieces(stage_a: Stage, stage_b: Stage, size: int) -> tuple[Piece, .
 
     Each rank of stage_a writes whole pieces and each rank of stage_b reads whole pieces.
     """
-    givers = [(first, end, rank) for (first, end), rank in zip(stage_a.split(size), stage_a.ranks, strict=True) if end > first]
-    takers = [(first, end, rank) for (first, end), rank in zip(stage_b.split(size), stage_b.ranks, strict=True) if end > first]
+    givers = [
+        (first, end, rank) for (first, end), rank in zip(stage_a.split(size), stage_a.ranks, strict=True) if end > first
+    ]
+    takers = [
+        (first, end, rank) for (first, end), rank in zip(stage_b.split(size), stage_b.ranks, strict=True) if end > first
+    ]
     cuts = sorted({end for _, end, _ in givers} | {end for _, end, _ in takers} | {0})
     pieces, giver, taker = [], 0, 0
     for index, (first, end) in enumerate(pairwise(cuts)):
@@ -102,7 +110,16 @@ def divide(stages: tuple[Stage, ...], size: int) -> list[tuple[Portion, ...]]:
     portions = []
     for number, stage in enumerate(stages):
         busy = [rank for rank, (first, end) in zip(stage.ranks, stage.split(size), strict=True) if end > first]
-        portions.append(tuple(Portion(rank, tuple(taken[number].get(rank, ())), tuple(given[number].get(rank, ()))) for rank in busy))
+        portions.append(
+            tuple(
+                Portion(
+                    rank,
+                    tuple(taken[number].get(rank, ())),
+                    tuple(given[number].get(rank, ())),
+                )
+                for rank in busy
+            )
+        )
     return portions
 
 
@@ -110,10 +127,18 @@ def world_size_of(plan: Plan, world_size: int | None, micro_batch_sizes: tuple[i
     """Return the number of ranks of a plan's schedule.  Raises ScheduleError for an invalid plan or invalid sizes."""
     ranks = [rank for stage in plan.stages for rank in stage.ranks]
     if not ranks:
-        raise ScheduleError("A pipeline schedule was asked for.", "The plan has no stages.", "Give it at least one.")
+        raise ScheduleError(
+            "A pipeline schedule was asked for.",
+            "The plan has no stages.",
+            "Give it at least one.",
+        )
     for rank in ranks:
         if ranks.count(rank) > 1:
-            raise ScheduleError("A pipeline schedule was asked for.", f"Rank {rank} has more than one share.", "Give each rank one.")
+            raise ScheduleError(
+                "A pipeline schedule was asked for.",
+                f"Rank {rank} has more than one share.",
+                "Give each rank one.",
+            )
     if not micro_batch_sizes or min(micro_batch_sizes) < 1:
         raise ScheduleError(
             f"A schedule of micro-batches of {micro_batch_sizes} samples was asked for.",
@@ -124,11 +149,17 @@ def world_size_of(plan: Plan, world_size: int | None, micro_batch_sizes: tuple[i
 
 
 def enclosing_world(ranks: Iterable[int], world_size: int | None) -> int:
-    """Return the requested world size, or the smallest that contains these ranks.  Raises ScheduleError if it does not contain them."""
+    """Return the requested world size, or the smallest that contains these ranks.  Raises ScheduleError if it does not
+    contain them.
+    """
     named = sorted(ranks)
     least = named[-1] + 1 if named else 0
     if named and (named[0] < 0 or (world_size is not None and world_size < least)):
         outside = named[0] if named[0] < 0 else named[-1]
         asked = f"A schedule for {world_size or least} ranks was asked for."
-        raise ScheduleError(asked, f"Rank {outside} is to take part.", "Raise world_size, or name ranks from 0 up.")
+        raise ScheduleError(
+            asked,
+            f"Rank {outside} is to take part.",
+            "Raise world_size, or name ranks from 0 up.",
+        )
     return least if world_size is None else world_size

@@ -1,17 +1,25 @@
-"""Synchronous pipelines: GPipe (Huang et al., 2019), 1F1B (PipeDream-flush; Narayanan et al., 2021), and PAC+'s with device groups.
+"""Synchronous pipelines: GPipe (Huang et al., 2019), 1F1B (PipeDream-flush; Narayanan et al., 2021), and PAC+'s with
+device groups.
 
 Operations: F forward (on the last stage with the loss), B backward, STEP; ALLREDUCE where a stage has several ranks.
-Values: act:s.m.p a piece of stage s's output; grad:s.m.p a piece of the gradient with respect to stage s's input; ctx:s.m.r the
+Values: act:s.m.p a piece of stage s's output; grad:s.m.p a piece of the gradient with respect to stage s's input;
+ctx:s.m.r the
 autograd context on rank r; gacc:s.m.r the token of an accumulated gradient; loss:s.m.r; weight:s._.r the new weights.
 
-hybrid_1f1b, PAC+'s first epoch, is 1F1B of device groups with data parallelism inside (section V-A, Fig. 10): F backbone forward, SF
-side-network forward (on the last stage with head and loss), SB side-network backward, ALLREDUCE of the adapters' gradients inside a
-group, STEP.  The frozen backbone has no backward.  Other values: side:s.m.p side output, sgrad:s.m.p the gradient with respect to the
-side input of stage s (p: the piece at the boundary); on rank r: tap:s.m.r the backbone activations that the side network reads, ctx
+hybrid_1f1b, PAC+'s first epoch, is 1F1B of device groups with data parallelism inside (section V-A, Fig. 10): F
+backbone forward, SF
+side-network forward (on the last stage with head and loss), SB side-network backward, ALLREDUCE of the adapters'
+gradients inside a
+group, STEP.  The frozen backbone has no backward.  Other values: side:s.m.p side output, sgrad:s.m.p the gradient with
+respect to the
+side input of stage s (p: the piece at the boundary); on rank r: tap:s.m.r the backbone activations that the side
+network reads, ctx
 without the tap, gsum:s._.r the sum of gradients, adapter:s._.r the new adapters.
 
-backpropagation (PAC+, section VI-A) goes back through the backbone.  Where stages hold copies of one parameter (an encoder-decoder's
-word embedding, T5's position tables) the first rank of each such stage SHAREs the gradient that its group has summed with every other
+backpropagation (PAC+, section VI-A) goes back through the backbone.  Where stages hold copies of one parameter (an
+encoder-decoder's
+word embedding, T5's position tables) the first rank of each such stage SHAREs the gradient that its group has summed
+with every other
 rank that holds a copy, and their STEP adds them up: shared:s._.p is stage s's gradient of the shared parameter p.
 """
 
@@ -58,7 +66,9 @@ ORDERS: Mapping[str, Order] = {"1f1b": one_f_one_b_order, "gpipe": gpipe_order}
 
 
 def gpipe(plan: Plan, micro_batch_sizes: Sequence[int]) -> Schedule:
-    """Return GPipe's mini-batch, without its transfers.  Every micro-batch's context lives until the backwards begin."""
+    """Return GPipe's mini-batch, without its transfers.  Every micro-batch's context lives until the backwards
+    begin.
+    """
     return full_pipeline(plan, micro_batch_sizes, gpipe_order)
 
 
@@ -67,21 +77,57 @@ def one_f_one_b(plan: Plan, micro_batch_sizes: Sequence[int]) -> Schedule:
     return full_pipeline(plan, micro_batch_sizes, one_f_one_b_order)
 
 
-def full_pipeline(plan: Plan, micro_batch_sizes: Sequence[int], order: Order, *, world_size: int | None = None) -> Schedule:
+def full_pipeline(
+    plan: Plan,
+    micro_batch_sizes: Sequence[int],
+    order: Order,
+    *,
+    world_size: int | None = None,
+) -> Schedule:
     """Return a mini-batch of full fine-tuning in the given order of slots, without its transfers."""
     last = len(plan.stages) - 1
 
     def forward(stage: int, m: int, portion: Portion) -> tuple[Op, ...]:
-        reads = (Value("tokens", NONE, m), *(Value("act", stage - 1, m, p) for p in portion.pieces_in))
-        ends = (Value("loss", stage, m, portion.rank),) if stage == last else tuple(Value("act", stage, m, p) for p in portion.pieces_out)
-        return (Op("F", stage, m, NONE, reads, (*ends, Value("ctx", stage, m, portion.rank))),)
+        reads = (
+            Value("tokens", NONE, m),
+            *(Value("act", stage - 1, m, p) for p in portion.pieces_in),
+        )
+        ends = (
+            (Value("loss", stage, m, portion.rank),)
+            if stage == last
+            else tuple(Value("act", stage, m, p) for p in portion.pieces_out)
+        )
+        return (
+            Op(
+                "F",
+                stage,
+                m,
+                NONE,
+                reads,
+                (*ends, Value("ctx", stage, m, portion.rank)),
+            ),
+        )
 
     def backward(stage: int, m: int, portion: Portion) -> tuple[Op, ...]:
-        reads = (Value("ctx", stage, m, portion.rank), *(Value("grad", stage + 1, m, p) for p in portion.pieces_out))
-        writes = (*(Value("grad", stage, m, p) for p in portion.pieces_in), Value("gacc", stage, m, portion.rank))
+        reads = (
+            Value("ctx", stage, m, portion.rank),
+            *(Value("grad", stage + 1, m, p) for p in portion.pieces_out),
+        )
+        writes = (
+            *(Value("grad", stage, m, p) for p in portion.pieces_in),
+            Value("gacc", stage, m, portion.rank),
+        )
         return (Op("B", stage, m, NONE, reads, writes),)
 
-    return assemble(plan, micro_batch_sizes, order, forward, backward, trained="weight", world_size=world_size)
+    return assemble(
+        plan,
+        micro_batch_sizes,
+        order,
+        forward,
+        backward,
+        trained="weight",
+        world_size=world_size,
+    )
 
 
 @paused_collector()
@@ -95,7 +141,8 @@ def assemble(
     trained: str,
     world_size: int | None = None,
 ) -> Schedule:
-    """Return a mini-batch: on each rank its slots' operations in order, then STEP, with ALLREDUCE in groups of several ranks.
+    """Return a mini-batch: on each rank its slots' operations in order, then STEP, with ALLREDUCE in groups of several
+    ranks.
 
     A rank that gets no samples of a micro-batch takes no part in it.  trained: the name of the value that STEP writes.
     Raises ScheduleError for a plan without stages, a rank with two shares, or an empty micro-batch.
@@ -121,7 +168,16 @@ def assemble(
                     listed += (forward if phase == FORWARD else backward)(number, m, own)
             taken = [m for m, own in enumerate(portions[rank]) if own is not None]
             stepped = Value(trained, number, NONE, rank)
-            listed.append(Op("STEP", number, NONE, NONE, tuple(Value("gacc", number, m, rank) for m in taken), (stepped,)))
+            listed.append(
+                Op(
+                    "STEP",
+                    number,
+                    NONE,
+                    NONE,
+                    tuple(Value("gacc", number, m, rank) for m in taken),
+                    (stepped,),
+                )
+            )
             ops[rank] = tuple(listed)
             inputs[rank] = tuple(Value("tokens", NONE, m) for m in taken)
             losses = tuple(Value("loss", number, m, rank) for m in taken) if number == last else ()
@@ -140,7 +196,8 @@ def backpropagation(
     world_size: int | None = None,
     order: Order = one_f_one_b_order,
 ) -> Schedule:
-    """Return one mini-batch without its transfers.  shared[p]: the stages, two or more, that hold copies of parameter p.
+    """Return one mini-batch without its transfers.  shared[p]: the stages, two or more, that hold copies of parameter
+    p.
 
     Raises ScheduleError for a plan without stages, a rank with two shares, or an empty micro-batch.
     """
@@ -151,12 +208,22 @@ def backpropagation(
     for number, stage in enumerate(plan.stages):
         held = [(parameter, stages) for parameter, stages in enumerate(shared) if number in stages]
         given = [Value("shared", number, NONE, parameter) for parameter, _ in held]
-        taken = tuple(Value("shared", other, NONE, parameter) for parameter, stages in held for other in stages if other != number)
+        taken = tuple(
+            Value("shared", other, NONE, parameter) for parameter, stages in held for other in stages if other != number
+        )
         for rank in stage.ranks:
             *before, step = complete[rank]
             assert step.kind == STEP, f"{step.label} ends rank {rank}"
-            shares = [Op(SHARE, number, NONE, value.part, step.reads, (value,)) for value in given] if rank == stage.ranks[0] else []
-            complete[rank] = (*before, *shares, step._replace(reads=(*step.reads, *taken)))
+            shares = (
+                [Op(SHARE, number, NONE, value.part, step.reads, (value,)) for value in given]
+                if rank == stage.ranks[0]
+                else []
+            )
+            complete[rank] = (
+                *before,
+                *shares,
+                step._replace(reads=(*step.reads, *taken)),
+            )
     return replace(schedule, ops=tuple(complete))
 
 
@@ -183,22 +250,52 @@ def hybrid_1f1b(
         loss = (Value("loss", stage, m, portion.rank),) if stage == last else ()
         return (
             Op("F", stage, m, NONE, (tokens, *backbone_in), (*backbone_out, tap)),
-            Op("SF", stage, m, NONE, (tokens, tap, *side_in), (*side_out, *loss, Value("ctx", stage, m, portion.rank))),
+            Op(
+                "SF",
+                stage,
+                m,
+                NONE,
+                (tokens, tap, *side_in),
+                (*side_out, *loss, Value("ctx", stage, m, portion.rank)),
+            ),
         )
 
     def backward(stage: int, m: int, portion: Portion) -> tuple[Op, ...]:
         gradients_in = (Value("sgrad", stage + 1, m, p) for p in portion.pieces_out)
         gradients_out = (Value("sgrad", stage, m, p) for p in portion.pieces_in)
-        reads = (Value("ctx", stage, m, portion.rank), Value("tap", stage, m, portion.rank), *gradients_in)
-        return (Op("SB", stage, m, NONE, reads, (*gradients_out, Value("gacc", stage, m, portion.rank))),)
+        reads = (
+            Value("ctx", stage, m, portion.rank),
+            Value("tap", stage, m, portion.rank),
+            *gradients_in,
+        )
+        return (
+            Op(
+                "SB",
+                stage,
+                m,
+                NONE,
+                reads,
+                (*gradients_out, Value("gacc", stage, m, portion.rank)),
+            ),
+        )
 
-    return assemble(plan, micro_batch_sizes, order, forward, backward, trained="adapter", world_size=world_size)
+    return assemble(
+        plan,
+        micro_batch_sizes,
+        order,
+        forward,
+        backward,
+        trained="adapter",
+        world_size=world_size,
+    )
 
 
 def cached_step(stage: Stage, batch_sizes: Sequence[int], *, world_size: int | None = None) -> Schedule:
-    """Return one step from the cache: LOAD, SF, SB on each rank that has samples; ALLREDUCE (if several ranks) and STEP on all.
+    """Return one step from the cache: LOAD, SF, SB on each rank that has samples; ALLREDUCE (if several ranks) and STEP
+    on all.
 
-    batch_sizes: each share's samples, in the order of stage.shares.  LOAD writes the same tap as the backbone's forward pass.
+    batch_sizes: each share's samples, in the order of stage.shares.  LOAD writes the same tap as the backbone's forward
+    pass.
     """
     if len(batch_sizes) != len(stage.shares) or min(batch_sizes) < 0 or sum(batch_sizes) == 0:
         raise ScheduleError(
@@ -211,8 +308,16 @@ def cached_step(stage: Stage, batch_sizes: Sequence[int], *, world_size: int | N
     inputs: list[tuple[Value, ...]] = [()] * world_size
     outputs: list[tuple[Value, ...]] = [()] * world_size
     for rank, size in zip(stage.ranks, batch_sizes, strict=True):
-        tokens, tap, context = Value("tokens", NONE, 0), Value("tap", 0, 0, rank), Value("ctx", 0, 0, rank)
-        loss, gradient, adapter = Value("loss", 0, 0, rank), Value("gacc", 0, 0, rank), Value("adapter", 0, NONE, rank)
+        tokens, tap, context = (
+            Value("tokens", NONE, 0),
+            Value("tap", 0, 0, rank),
+            Value("ctx", 0, 0, rank),
+        )
+        loss, gradient, adapter = (
+            Value("loss", 0, 0, rank),
+            Value("gacc", 0, 0, rank),
+            Value("adapter", 0, NONE, rank),
+        )
         trained = (
             Op("LOAD", 0, 0, NONE, (), (tap,)),
             Op("SF", 0, 0, NONE, (tokens, tap), (loss, context)),

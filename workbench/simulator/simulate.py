@@ -1,12 +1,17 @@
 """Run a schedule in virtual time: an event-driven simulation of streams, channels, collectives and network interfaces.
 
-An interface is full duplex, with one transfer out and one in at a time.  The transfer that is ready first goes first; ties go by rank
+An interface is full duplex, with one transfer out and one in at a time.  The transfer that is ready first goes first;
+ties go by rank
 and list order.
 
-Memory over time follows from lifetimes: resident bytes, plus each value from the start of its write to the end of its last read.
-A value counts from the start of the operation that writes it, because its buffer must exist while it is written; a received value counts
-from the start of its transfer.  Inputs count from time 0, outputs to the end, a value that is never read until it is written.
-The output of a STEP (or another of UPDATES) counts from its end, because it updates in place; if the old weights are still needed,
+Memory over time follows from lifetimes: resident bytes, plus each value from the start of its write to the end of its
+last read.
+A value counts from the start of the operation that writes it, because its buffer must exist while it is written; a
+received value counts
+from the start of its transfer.  Inputs count from time 0, outputs to the end, a value that is never read until it is
+written.
+The output of a STEP (or another of UPDATES) counts from its end, because it updates in place; if the old weights are
+still needed,
 both count from then on.
 """
 
@@ -19,12 +24,24 @@ from workbench.core.activities import Activities, activities, require_progress
 from workbench.core.costs import Costs, sent_bytes
 from workbench.core.errors import ScheduleError
 from workbench.core.program import Program
-from workbench.core.schedule import BROADCAST, COLLECTIVES, REDUCESCATTER, SEND, UPDATES, Op, Schedule, Value, paused_collector
+from workbench.core.schedule import (
+    BROADCAST,
+    COLLECTIVES,
+    REDUCESCATTER,
+    SEND,
+    UPDATES,
+    Op,
+    Schedule,
+    Value,
+    paused_collector,
+)
 from workbench.core.timeline import MemorySample, Span, Timeline
 
 
 def memory_over_time(schedule: Schedule, costs: Costs, spans: Sequence[Span]) -> tuple[tuple[MemorySample, ...], ...]:
-    """Return each rank's bytes in use: samples at the times when they change.  The spans may be simulated or measured."""
+    """Return each rank's bytes in use: samples at the times when they change.  The spans may be simulated or
+    measured.
+    """
     steps = _steps(schedule, spans, lambda value: costs.spec(value).nbytes)
     return tuple(_accumulate(steps[rank], costs.resident_bytes(rank)) for rank in range(schedule.world_size))
 
@@ -90,10 +107,13 @@ def _accumulate(changes: list[tuple[float, int]], resident_bytes: int) -> tuple[
 def simulate(program: Program, *, title: str = "", memory: bool = True) -> Timeline:
     """Simulate a program and return its timeline, in seconds from 0.
 
-    Every operation starts as early as the semantics of core/schedule.py allow.  A transfer takes costs.seconds(source, its SEND) and
-    occupies the sender's egress and the receiver's ingress.  Of the transfers that wait for an interface, the one that was ready first goes
+    Every operation starts as early as the semantics of core/schedule.py allow.  A transfer takes costs.seconds(source,
+    its SEND) and
+    occupies the sender's egress and the receiver's ingress.  Of the transfers that wait for an interface, the one that
+    was ready first goes
     first; of those ready at the same instant, the one whose SEND comes first by (rank, index in that rank's list).
-    A collective takes costs.seconds(first member, its operation there) on its stream, and does not occupy the interfaces.
+    A collective takes costs.seconds(first member, its operation there) on its stream, and does not occupy the
+    interfaces.
     memory: also compute the bytes in use over time.
     Raises ScheduleError, the same as schedules.check, for a schedule that cannot run.
     """
@@ -110,7 +130,12 @@ def simulate(program: Program, *, title: str = "", memory: bool = True) -> Timel
 
 
 def _spans(schedule: Schedule, graph: Activities, costs: Costs) -> list[Span]:
-    ops, members, targets, firsts = schedule.ops, graph.members, graph.targets, graph.firsts
+    ops, members, targets, firsts = (
+        schedule.ops,
+        graph.members,
+        graph.targets,
+        graph.firsts,
+    )
     waits = list(graph.num_waits)
     interfaces = Interfaces(schedule.world_size)
     spans: list[Span] = []
@@ -172,7 +197,11 @@ def _duration_s(costs: Costs, schedule: Schedule, places: tuple[tuple[int, int],
 
 def _checked(seconds: float, rank: int, op: Op) -> float:
     if not 0.0 <= seconds < float("inf"):
-        raise ScheduleError(f"Rank {rank} was asked to run {op.label}.", f"Its cost is {seconds} s.", "Price it with 0 or more seconds.")
+        raise ScheduleError(
+            f"Rank {rank} was asked to run {op.label}.",
+            f"Its cost is {seconds} s.",
+            "Price it with 0 or more seconds.",
+        )
     return seconds
 
 
@@ -186,13 +215,16 @@ def _collective_bytes(costs: Costs, rank: int, op: Op) -> int:
     return sent_bytes(op.kind, len(op.ranks), nbytes, is_root=rank == op.ranks[0])
 
 
-_Waiting = tuple[float, int, int, int, int]  # (when it became ready, source, index of its SEND there, destination, transfer)
+_Waiting = tuple[
+    float, int, int, int, int
+]  # (when it became ready, source, index of its SEND there, destination, transfer)
 
 
 class Interfaces:
     """Every rank's egress and ingress, and the transfers that wait for them.
 
-    A waiting transfer is queued at one busy interface.  An interface that becomes free checks only its own queue.  Each check starts a
+    A waiting transfer is queued at one busy interface.  An interface that becomes free checks only its own queue.  Each
+    check starts a
     transfer or moves it to the interface that blocks it.
     """
 
@@ -202,7 +234,15 @@ class Interfaces:
         self._candidates: list[_Waiting] = []
         self._freed: list[int] = []
 
-    def ask(self, transfer: int, source: int, destination: int, *, ready_s: float, index: int) -> None:
+    def ask(
+        self,
+        transfer: int,
+        source: int,
+        destination: int,
+        *,
+        ready_s: float,
+        index: int,
+    ) -> None:
         """Queue a transfer that is ready.  index: the position of its SEND in the source's list."""
         heappush(self._candidates, (ready_s, source, index, destination, transfer))
 

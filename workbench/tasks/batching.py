@@ -1,6 +1,8 @@
-"""Form mini-batches: seeded, of similar lengths, and for cached epochs already divided among the devices; divide samples.
+"""Form mini-batches: seeded, of similar lengths, and for cached epochs already divided among the devices; divide
+samples.
 
-Padding batches to a fixed length costs 2-3 times the compute.  Sorting by length with a little noise avoids that, and each epoch still
+Padding batches to a fixed length costs 2-3 times the compute.  Sorting by length with a little noise avoids that, and
+each epoch still
 has different mini-batches.  Everything depends only on the arguments, so each device can compute it locally.
 """
 
@@ -14,7 +16,8 @@ from workbench.core.errors import ConfigError, did_you_mean
 from workbench.tasks.task import Split
 
 LENGTH_NOISE = 0.15
-"""Lengths are sorted after multiplication by a random factor from 1 +- this, so that neighbours differ between epochs."""
+"""Lengths are sorted after multiplication by a random factor from 1 +- this, so that neighbours differ between
+epochs."""
 
 
 def epoch_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
@@ -32,7 +35,8 @@ def epoch_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int
 def assign_shards(lengths: Sequence[int], weights: Sequence[int], seed: int) -> list[int]:
     """Return the owner (index into weights) of each sample, for epochs that run from the activation cache.
 
-    weights: number of samples of a mini-batch for each device; a device with 0 owns nothing.  Shard sizes are proportional to the weights,
+    weights: number of samples of a mini-batch for each device; a device with 0 owns nothing.  Shard sizes are
+    proportional to the weights,
     and all shards have the same distribution of lengths: samples sorted by length are distributed block by block.
     """
     block = _block(weights)
@@ -48,11 +52,17 @@ def assign_shards(lengths: Sequence[int], weights: Sequence[int], seed: int) -> 
 
 
 def cached_epoch_batches(
-    owners: Sequence[int], lengths: Sequence[int], weights: Sequence[int], seed: int, epoch: int
+    owners: Sequence[int],
+    lengths: Sequence[int],
+    weights: Sequence[int],
+    seed: int,
+    epoch: int,
 ) -> list[list[list[int]]]:
-    """Return the mini-batches of a data-parallel epoch: for each, a list of sample indices per device, all from its own shard.
+    """Return the mini-batches of a data-parallel epoch: for each, a list of sample indices per device, all from its own
+    shard.
 
-    Device r takes weights[r] samples of similar length in each mini-batch.  The devices' parts of a mini-batch have similar lengths,
+    Device r takes weights[r] samples of similar length in each mini-batch.  The devices' parts of a mini-batch have
+    similar lengths,
     so that no device waits for another's padding.  Each sample occurs once.  In the shortest mini-batches, devices
     whose shard does not divide evenly take fewer samples, down to none.
     """
@@ -62,7 +72,11 @@ def cached_epoch_batches(
     for rank, weight in enumerate(weights):
         mine = [index for index, owner in enumerate(owners) if owner == rank]
         if mine and weight == 0:
-            raise ConfigError(f"Device {rank} owns {len(mine)} samples.", "Its share of a mini-batch is 0.", "Raise it or move them.")
+            raise ConfigError(
+                f"Device {rank} owns {len(mine)} samples.",
+                "Its share of a mini-batch is 0.",
+                "Raise it or move them.",
+            )
         order = _by_length(mine, lengths, generator)
         # Counted from the longest, so that the remainder is a small chunk of short samples.
         cuts = range(len(order), 0, -weight) if weight else range(0)
@@ -85,7 +99,11 @@ def _generator(purpose: str, seed: int, epoch: int) -> random.Random:
 def _block(weights: Sequence[int]) -> list[int]:
     block = [rank for rank, weight in enumerate(weights) for _ in range(weight)]
     if not block or min(weights) < 0:
-        raise ConfigError(f"Shares {list(weights)} of a mini-batch were asked for.", "No device takes a sample.", "Raise one.")
+        raise ConfigError(
+            f"Shares {list(weights)} of a mini-batch were asked for.",
+            "No device takes a sample.",
+            "Raise one.",
+        )
     return block
 
 
@@ -99,13 +117,17 @@ RULES = {
 """Advice for the error about a device without data, by the rule's name."""
 
 
-def split_samples(split: Split, num_devices: int, rule: str, seed: int, names: Sequence[str] = ()) -> tuple[tuple[int, ...], ...]:
+def split_samples(
+    split: Split, num_devices: int, rule: str, seed: int, names: Sequence[str] = ()
+) -> tuple[tuple[int, ...], ...]:
     """Return the indices into `split` of each device's samples, ascending.  Every sample is on exactly one device.
 
     rule: 'iid' distributes shuffled samples evenly.
-    'dirichlet:0.5' draws each label's shares of the devices from a Dirichlet distribution of this concentration; a low one gives
+    'dirichlet:0.5' draws each label's shares of the devices from a Dirichlet distribution of this concentration; a low
+    one gives
     devices few labels each.  The labels are the classes, or the sources if the task has no classes.
-    'source' keeps all samples of a source (a reviewer, product or topic) on one device, and assigns the largest sources first.
+    'source' keeps all samples of a source (a reviewer, product or topic) on one device, and assigns the largest sources
+    first.
     'device' takes the source as the name of the device that has the sample; it may be a file's name (see own.load_own).
     names: of the devices, for this rule.
     'sizes:4,2,1,1' is IID with sizes in these proportions, one number per device.
@@ -124,7 +146,9 @@ def split_samples(split: Split, num_devices: int, rule: str, seed: int, names: S
             if source not in names:
                 asked = f"A split over the devices {', '.join(names)} by 'device' was asked for."
                 raise ConfigError(
-                    asked, f"A sample belongs to '{source}'.", "Name one of these devices in each row, or each file after one."
+                    asked,
+                    f"A sample belongs to '{source}'.",
+                    "Name one of these devices in each row, or each file after one.",
                 )
             owned[names.index(source)].append(index)
     elif kind == "dirichlet":
@@ -150,17 +174,33 @@ def check_rule(rule: str, num_devices: int) -> tuple[str, tuple[float, ...]]:
     if num_devices < 1:
         raise ConfigError(asked, "There must be a device.", "Add one.")
     if kind not in RULES:
-        raise ConfigError(asked, "Known are iid, dirichlet:CONCENTRATION, source, device and sizes:A,B,...", did_you_mean(kind, RULES))
+        raise ConfigError(
+            asked,
+            "Known are iid, dirichlet:CONCENTRATION, source, device and sizes:A,B,...",
+            did_you_mean(kind, RULES),
+        )
     try:
         numbers = tuple(float(number) for number in given.split(",")) if given else ()
     except ValueError:
-        raise ConfigError(asked, f"'{given}' are no numbers.", "Write such as dirichlet:0.5 or sizes:4,2,1.") from None
+        raise ConfigError(
+            asked,
+            f"'{given}' are no numbers.",
+            "Write such as dirichlet:0.5 or sizes:4,2,1.",
+        ) from None
     wanted = {"dirichlet": 1, "sizes": num_devices}.get(kind, 0)
     if len(numbers) != wanted:
         found = f"'{kind}' takes {wanted} numbers here, not {len(numbers)}."
-        raise ConfigError(asked, found, "Give a concentration, such as dirichlet:0.5." if kind == "dirichlet" else "Change the rule.")
+        raise ConfigError(
+            asked,
+            found,
+            "Give a concentration, such as dirichlet:0.5." if kind == "dirichlet" else "Change the rule.",
+        )
     if not all(math.isfinite(number) and number > 0 for number in numbers):
-        raise ConfigError(asked, f"{given} must be above 0.", "Raise the concentration." if kind == "dirichlet" else "Raise the size.")
+        raise ConfigError(
+            asked,
+            f"{given} must be above 0.",
+            "Raise the concentration." if kind == "dirichlet" else "Raise the size.",
+        )
     return kind, numbers
 
 
@@ -169,7 +209,8 @@ def _sources(split: Split, rule: str) -> Sequence[Hashable]:
         raise ConfigError(
             f"Data split by '{rule}' were asked for.",
             "The task does not say where a sample comes from.",
-            "Name a column of your own data by --columns source=reviewer, give a folder of one file per source, or choose iid.",
+            "Name a column of your own data by --columns source=reviewer, give a folder of one file per source, "
+            "or choose iid.",
         )
     return split.sources
 
@@ -183,7 +224,9 @@ def _grouped(order: Sequence[int], keys: Sequence[Hashable]) -> list[list[int]]:
 
 
 def _dirichlet(concentration: float, num_devices: int, generator: random.Random) -> list[float]:
-    """Return shares from a symmetric Dirichlet distribution.  Uses logarithms, because gamma draws of a low concentration underflow."""
+    """Return shares from a symmetric Dirichlet distribution.  Uses logarithms, because gamma draws of a low
+    concentration underflow.
+    """
     logs = [
         math.log(generator.gammavariate(concentration + 1, 1.0)) + math.log(1 - generator.random()) / concentration
         for _ in range(num_devices)

@@ -1,6 +1,8 @@
-"""Read the published tasks of P-RGE's Table 8 that are not GLUE's: SuperGLUE and WinoGrande (lines of JSON), SQuAD (a JSON document).
+"""Read the published tasks of P-RGE's Table 8 that are not GLUE's: SuperGLUE and WinoGrande (lines of JSON), SQuAD (a
+JSON document).
 
-They come from a folder or from the hub's tables.  Wang et al., NeurIPS 2019; Sakaguchi et al., AAAI 2020; Rajpurkar et al., EMNLP 2016
+They come from a folder or from the hub's tables.  Wang et al., NeurIPS 2019; Sakaguchi et al., AAAI 2020; Rajpurkar et
+al., EMNLP 2016
 (1.1) and ACL 2018 (2.0).
 """
 
@@ -13,9 +15,21 @@ from typing import Any
 
 from workbench.core.errors import ConfigError
 from workbench.core.serial import user_path
-from workbench.tasks.published import GLUE, VALIDATION_FROM_TRAIN, json_lines, published_parts
+from workbench.tasks.published import (
+    GLUE,
+    VALIDATION_FROM_TRAIN,
+    json_lines,
+    published_parts,
+)
 from workbench.tasks.question_answering import official_questions
-from workbench.tasks.task import SPLIT_NAMES, PromptSample, Split, Task, fixed_order, prompt_split
+from workbench.tasks.task import (
+    SPLIT_NAMES,
+    PromptSample,
+    Split,
+    Task,
+    fixed_order,
+    prompt_split,
+)
 from workbench.tasks.wording import PROMPTS, Prompt
 
 Row = Mapping[str, Any]
@@ -28,9 +42,12 @@ Made = tuple[dict[str, str], int | None, tuple[str, ...]]
 class Source:
     """The published form of a data set.
 
-    folders: names of its folder.  files: for each split, alternative file names.  repository, configuration: on the hub.
-    sample: converts a row in the hub's form to fields, label (None if it is secret) and answers; returns None to skip the row.
-    flatten: converts a row in the official form to rows in the hub's.  group: the field that samples of one text share; such samples stay
+    folders: names of its folder.  files: for each split, alternative file names.  repository, configuration: on the
+    hub.
+    sample: converts a row in the hub's form to fields, label (None if it is secret) and answers; returns None to skip
+    the row.
+    flatten: converts a row in the official form to rows in the hub's.  group: the field that samples of one text share;
+    such samples stay
     in the same part when the training samples are divided.
     """
 
@@ -50,7 +67,14 @@ def read_source(name: str, source: Source, data: Path | str | None) -> dict[str,
     Raises MissingDataError if the data is unavailable, ConfigError naming the location if a file is malformed.
     """
     parts = published_parts(
-        name, data, source.repository, source.configuration, source.folders, source.files, bases=("", "superglue"), needed=("validation",)
+        name,
+        data,
+        source.repository,
+        source.configuration,
+        source.folders,
+        source.files,
+        bases=("", "superglue"),
+        needed=("validation",),
     )
     first_id = 0
     splits: dict[str, list[PromptSample]] = {}
@@ -73,8 +97,18 @@ def _placed(split: str, table: Any) -> Iterator[Placed]:
 def _from_file(path: Path, source: Source) -> Iterator[Placed]:
     if path.suffix == ".json":
         for question in official_questions(path):
-            fields = {"title": question.topic, "context": question.context, "question": question.text}
-            yield f"'{path}'", {**fields, "answers": {"text": [answer.text for answer in question.answers]}}
+            fields = {
+                "title": question.topic,
+                "context": question.context,
+                "question": question.text,
+            }
+            yield (
+                f"'{path}'",
+                {
+                    **fields,
+                    "answers": {"text": [answer.text for answer in question.answers]},
+                },
+            )
         return
     for place, row in json_lines(path):
         if source.flatten is None:
@@ -87,7 +121,14 @@ def _from_file(path: Path, source: Source) -> Iterator[Placed]:
         yield from ((place, one) for one in flat)
 
 
-def _samples(name: str, source: Source, rows: Iterable[Placed], first_id: int, *, keep_secret: bool) -> Iterator[PromptSample]:
+def _samples(
+    name: str,
+    source: Source,
+    rows: Iterable[Placed],
+    first_id: int,
+    *,
+    keep_secret: bool,
+) -> Iterator[PromptSample]:
     number = first_id
     for place, row in rows:
         try:
@@ -96,7 +137,9 @@ def _samples(name: str, source: Source, rows: Iterable[Placed], first_id: int, *
             raise _no_field(place, error) from None
         except ValueError as error:
             raise ConfigError(
-                f"A sample of {name} was to be read.", f"{place} has {error}.", "Mend it, or use the official files."
+                f"A sample of {name} was to be read.",
+                f"{place} has {error}.",
+                "Mend it, or use the official files.",
             ) from None
         if made is None:
             continue
@@ -104,17 +147,27 @@ def _samples(name: str, source: Source, rows: Iterable[Placed], first_id: int, *
         if label is None:
             if keep_secret:
                 return  # a test split without labels is useless
-            raise ConfigError(f"A sample of {name} was to be read.", f"{place} has no label.", "Use the official files.")
+            raise ConfigError(
+                f"A sample of {name} was to be read.",
+                f"{place} has no label.",
+                "Use the official files.",
+            )
         yield PromptSample(sample_id=number, fields=fields, label=label, answers=answers)
         number += 1
 
 
 def _no_field(place: str, error: Exception) -> ConfigError:
-    return ConfigError("A sample was to be read.", f"{place} lacks a field, or has it in another form: {error}.", "Use the official files.")
+    return ConfigError(
+        "A sample was to be read.",
+        f"{place} lacks a field, or has it in another form: {error}.",
+        "Use the official files.",
+    )
 
 
 def _class(value: Any, names: tuple[str, ...] = ("false", "true")) -> int | None:
-    """Return the class of a label, given as number or name.  None if it is secret (absent, empty, -1).  Raises ValueError for others."""
+    """Return the class of a label, given as number or name.  None if it is secret (absent, empty, -1).  Raises
+    ValueError for others.
+    """
     if value is None or value in ("", -1, "-1"):
         return None
     text = str(value).lower()
@@ -126,18 +179,35 @@ def _class(value: Any, names: tuple[str, ...] = ("false", "true")) -> int | None
 
 
 def _copied(fields: Mapping[str, str], names: tuple[str, ...] = ("false", "true")) -> Callable[[Row], Made]:
-    """Return what makes a sample of a row's texts.  fields: their names in the prompt -> in the row.  names: of the classes."""
-    return lambda row: ({ours: row[theirs].strip() for ours, theirs in fields.items()}, _class(row.get("label"), names), ())
+    """Return what makes a sample of a row's texts.  fields: their names in the prompt -> in the row.  names: of the
+    classes.
+    """
+    return lambda row: (
+        {ours: row[theirs].strip() for ours, theirs in fields.items()},
+        _class(row.get("label"), names),
+        (),
+    )
 
 
 def _boolq(row: Row) -> Made:
     question = row["question"].strip().rstrip("?")  # the prompt adds a question mark
-    return {"passage": row["passage"].strip(), "question": question[:1].upper() + question[1:]}, _class(row.get("label")), ()
+    return (
+        {
+            "passage": row["passage"].strip(),
+            "question": question[:1].upper() + question[1:],
+        },
+        _class(row.get("label")),
+        (),
+    )
 
 
 def _wsc(row: Row) -> Made:
     target = row.get("target", row)  # the hub's rows are flat
-    fields = {"text": row["text"].strip(), "span1": target["span1_text"], "span2": target["span2_text"].lower()}
+    fields = {
+        "text": row["text"].strip(),
+        "span1": target["span1_text"],
+        "span2": target["span2_text"].lower(),
+    }
     return fields, _class(row.get("label")), ()
 
 
@@ -146,15 +216,21 @@ def _flat_multirc(row: Row) -> Iterator[Row]:
     for question in passage["questions"]:
         for answer in question["answers"]:
             yield {
-                "paragraph": passage["text"], "question": question["question"], "answer": answer["text"], "label": answer.get("label"),
-            }  # fmt: skip
+                "paragraph": passage["text"],
+                "question": question["question"],
+                "answer": answer["text"],
+                "label": answer.get("label"),
+            }
 
 
 def _copa(row: Row) -> Made:
     conjunctions = {"cause": "because", "effect": "so"}
     if row["question"] not in conjunctions:
         raise ValueError(f"the question '{row['question']}', neither cause nor effect")
-    fields = {"premise": row["premise"].strip().removesuffix("."), "conjunction": conjunctions[row["question"]]}
+    fields = {
+        "premise": row["premise"].strip().removesuffix("."),
+        "conjunction": conjunctions[row["question"]],
+    }
     for number in (1, 2):
         choice = row[f"choice{number}"].strip()
         # It continues in the middle of a sentence.
@@ -167,7 +243,11 @@ def _winogrande(row: Row) -> Made:
     if not blank:
         raise ValueError(f"a sentence without a blank: '{row['sentence']}'")
     context = before.rstrip()
-    fields = {"context": context, "space": before[len(context) :], "object": after.rstrip()}
+    fields = {
+        "context": context,
+        "space": before[len(context) :],
+        "object": after.rstrip(),
+    }
     fields |= {"subject1": row["option1"], "subject2": row["option2"]}
     answer = row.get("answer")
     return fields, None if not answer else _class(int(answer) - 1, ("0", "1")), ()
@@ -177,11 +257,20 @@ def _squad(row: Row) -> Made | None:
     answers = tuple(dict.fromkeys(row["answers"]["text"]))
     if not answers:
         return None  # version 2.0 has questions without an answer; the task uses version 1.1
-    fields = {"title": row["title"], "context": row["context"].strip(), "question": row["question"].strip(), "answer": answers[0]}
+    fields = {
+        "title": row["title"],
+        "context": row["context"].strip(),
+        "question": row["question"].strip(),
+        "answer": answers[0],
+    }
     return fields, 0, answers
 
 
-_JSONL = {"train": ("train.jsonl",), "validation": ("val.jsonl",), "test": ("test.jsonl",)}
+_JSONL = {
+    "train": ("train.jsonl",),
+    "validation": ("val.jsonl",),
+    "test": ("test.jsonl",),
+}
 _SUPERGLUE: dict[str, Any] = {"repository": "aps/super_glue", "files": _JSONL}
 _RTE = _copied({"premise": "premise", "hypothesis": "hypothesis"}, ("entailment", "not_entailment"))
 _WIC = _copied({"word": "word", "sent1": "sentence1", "sent2": "sentence2"})
@@ -192,27 +281,41 @@ SOURCES: Mapping[str, Source] = {
     "wsc": Source(folders=("WSC",), configuration="wsc.fixed", sample=_wsc, **_SUPERGLUE),
     "wic": Source(folders=("WiC",), configuration="wic", sample=_WIC, **_SUPERGLUE),
     "multirc": Source(
-        folders=("MultiRC",), configuration="multirc", sample=_MULTIRC, flatten=_flat_multirc, group="paragraph", **_SUPERGLUE
+        folders=("MultiRC",),
+        configuration="multirc",
+        sample=_MULTIRC,
+        flatten=_flat_multirc,
+        group="paragraph",
+        **_SUPERGLUE,
     ),
     "copa": Source(folders=("COPA",), configuration="copa", sample=_copa, **_SUPERGLUE),
     "winogrande": Source(
-        folders=("WinoGrande", "winogrande_1.1"), repository="allenai/winogrande", configuration="winogrande_debiased", sample=_winogrande,
+        folders=("WinoGrande", "winogrande_1.1"),
+        repository="allenai/winogrande",
+        configuration="winogrande_debiased",
+        sample=_winogrande,
         files={
             "train": ("train_debiased.jsonl", "train_xl.jsonl", "train_l.jsonl", "train_m.jsonl", "train.jsonl"),
             "validation": ("dev.jsonl",),
         },
     ),
     "squad": Source(
-        folders=("SQuAD",), repository="rajpurkar/squad", configuration=None, sample=_squad, group="context",
+        folders=("SQuAD",),
+        repository="rajpurkar/squad",
+        configuration=None,
+        sample=_squad,
+        group="context",
         files={"train": ("train-v1.1.json", "train-v2.0.json"), "validation": ("dev-v1.1.json", "dev-v2.0.json")},
     ),
-}  # fmt: skip
+}
 
 
 VALIDATION_SHARE = 0.2
-"""Maximum share of a training set for the validation split: the small sets have fewer than the paper's 1,000 + 500 samples."""
+"""Maximum share of a training set for the validation split: the small sets have fewer than the paper's 1,000 + 500
+samples."""
 SHARES_OF_ONE = (0.4, 0.2, 0.4)
-"""Shares of train, validation and test for a set with only one split, in proportion to the paper's 1,000, 500 and 1,000."""
+"""Shares of train, validation and test for a set with only one split, in proportion to the paper's 1,000, 500 and
+1,000."""
 
 SUPERGLUE = tuple(name for name in SOURCES if PROMPTS[name].kind == "classification" and name not in GLUE)
 """boolq, wsc, wic and multirc, which are also classifications with a head."""
@@ -227,10 +330,12 @@ def has_superglue(name: str, data: Path | str | None) -> bool:
 
 
 def load_benchmark(name: str, data: Path | str | None = None) -> Task:
-    """Return one of SOURCES' tasks.  Its splits have prompts, and are in a fixed random order: files may be sorted by class.
+    """Return one of SOURCES' tasks.  Its splits have prompts, and are in a fixed random order: files may be sorted by
+    class.
 
     data: a folder with the official files; None uses the hub.
-    The published validation split is the test split, because the test labels are secret.  The validation split is drawn from the
+    The published validation split is the test split, because the test labels are secret.  The validation split is drawn
+    from the
     training split with a fixed seed.  If a folder has only one split (SQuAD's), all three are drawn from it.
     Raises ConfigError for malformed files, MissingDataError if the data is unavailable.
     """
@@ -240,7 +345,9 @@ def load_benchmark(name: str, data: Path | str | None = None) -> Task:
         splits["test"] = splits.pop("validation")
     if "validation" not in splits and "train" in splits:
         count = min(VALIDATION_FROM_TRAIN, int(len(splits["train"]) * VALIDATION_SHARE))
-        splits["train"], splits["validation"] = _divided(name, source, splits["train"], [len(splits["train"]) - count, count])
+        splits["train"], splits["validation"] = _divided(
+            name, source, splits["train"], [len(splits["train"]) - count, count]
+        )
     elif "train" not in splits and "test" in splits:
         total = len(splits["test"])
         counts = [round(share * total) for share in SHARES_OF_ONE]
@@ -257,7 +364,9 @@ def load_benchmark(name: str, data: Path | str | None = None) -> Task:
 
 
 def _divided(name: str, source: Source, samples: list[PromptSample], counts: list[int]) -> list[list[PromptSample]]:
-    """Return parts of at least `counts` samples while they last, in the samples' order.  Samples of one text stay in one part."""
+    """Return parts of at least `counts` samples while they last, in the samples' order.  Samples of one text stay in
+    one part.
+    """
     groups: dict[object, list[int]] = {}
     for index, sample in enumerate(samples):
         groups.setdefault(index if source.group is None else sample.fields[source.group], []).append(index)

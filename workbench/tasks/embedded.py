@@ -1,6 +1,8 @@
-"""The embedded tasks.  Texts: sentences with sentiment ratings by people (Hutto and Gilbert, ICWSM 2014), from a package's data.
+"""The embedded tasks.  Texts: sentences with sentiment ratings by people (Hutto and Gilbert, ICWSM 2014), from a
+package's data.
 
-The movie reviews are Pang and Lee's sentences.  Other published sets overlap them, so never train on one and test on another.
+The movie reviews are Pang and Lee's sentences.  Other published sets overlap them, so never train on one and test on
+another.
 
 Images: handwritten digits (Alpaydin and Kaynak, UCI repository, 1998), as included in scikit-learn.
 """
@@ -23,12 +25,17 @@ TEST_SHARE, VALIDATION_SHARE = 0.19, 0.05
 
 
 def load_sentiment(folder: Path | None = None) -> Task:
-    """Return the binary task: is a movie-review sentence's mean rating above zero?  8,000 train, 2,000 test, the rest validation.
+    """Return the binary task: is a movie-review sentence's mean rating above zero?  8,000 train, 2,000 test, the rest
+    validation.
 
     Sentences rated exactly zero (37) have no class and are left out.  So are repeated sentences (2).
     """
     parts: dict[str, Any] = {
-        name: Split(texts=part.texts, labels=tuple(int(rating > 0) for rating in part.labels), sample_ids=part.sample_ids)
+        name: Split(
+            texts=part.texts,
+            labels=tuple(int(rating > 0) for rating in part.labels),
+            sample_ids=part.sample_ids,
+        )
         for name, part in _movie_split(_read(folder, MOVIE_REVIEWS, first_id=0)).items()
     }
     source = "vaderSentiment 3.3.2, movie reviews"
@@ -39,9 +46,11 @@ def load_sentiment(folder: Path | None = None) -> Task:
 
 
 def load_sentiment_rating(folder: Path | None = None) -> Task:
-    """Return the regression task: the mean rating (-4 to 4) of sentences from movie reviews, tweets, product reviews and editorials.
+    """Return the regression task: the mean rating (-4 to 4) of sentences from movie reviews, tweets, product reviews
+    and editorials.
 
-    The movie reviews are divided exactly as in the binary task, and those left out there join the training split.  The other
+    The movie reviews are divided exactly as in the binary task, and those left out there join the training split.  The
+    other
     sources are divided in the same proportion.  Each sample has its source.
     """
     parts: dict[str, Any] = {}
@@ -54,11 +63,21 @@ def load_sentiment_rating(folder: Path | None = None) -> Task:
             taken = {index for part in divided.values() for index in part.sample_ids}
             parts["train"] = samples.take([index for index in samples.sample_ids if index not in taken])
         else:
-            test, validation = round(TEST_SHARE * len(samples)), round(VALIDATION_SHARE * len(samples))
+            test, validation = (
+                round(TEST_SHARE * len(samples)),
+                round(VALIDATION_SHARE * len(samples)),
+            )
             divided = _cut(samples, list(range(len(samples))), source, test, validation)
         parts = {name: parts[name] + part if name in parts else part for name, part in divided.items()}
     source = "vaderSentiment 3.3.2, all four sources"
-    return Task(name="sentiment-rating", kind="regression", num_outputs=1, metrics=("pearson", "spearman"), source=source, **parts)
+    return Task(
+        name="sentiment-rating",
+        kind="regression",
+        num_outputs=1,
+        metrics=("pearson", "spearman"),
+        source=source,
+        **parts,
+    )
 
 
 def _read(folder: Path | None, source: str, *, first_id: int) -> Split:
@@ -72,7 +91,9 @@ def _read(folder: Path | None, source: str, *, first_id: int) -> Split:
         if folder is not None:
             found = f"'{path.name}' in it does not read: {getattr(error, 'strerror', None) or error}."
             raise MissingDataError(
-                f"The ratings in '{folder}' were asked for.", found, f"Name a folder with {path.name}, or leave --data out."
+                f"The ratings in '{folder}' were asked for.",
+                found,
+                f"Name a folder with {path.name}, or leave --data out.",
             ) from error
         raise MissingDataError(
             f"The ratings '{source}' were asked for.",
@@ -92,22 +113,34 @@ def _movie_split(samples: Split) -> dict[str, Split]:
         raise MissingDataError(
             "The movie reviews were asked for.",
             f"Their file has {len(usable)} usable sentences, not over {MOVIE_TRAIN + MOVIE_TEST}.",
-            "Leave --data out; if it was, delete the folder vader-ratings from the cache and run: python -m workbench fetch",
+            "Leave --data out; if it was, delete the folder vader-ratings from the cache and run: python -m "
+            "workbench fetch",
         )
-    return _cut(samples, usable, MOVIE_REVIEWS, MOVIE_TEST, len(usable) - MOVIE_TEST - MOVIE_TRAIN)
+    return _cut(
+        samples,
+        usable,
+        MOVIE_REVIEWS,
+        MOVIE_TEST,
+        len(usable) - MOVIE_TEST - MOVIE_TRAIN,
+    )
 
 
 def _cut(samples: Split, order: list[int], seed: str, test: int, validation: int) -> dict[str, Split]:
     """Return train, validation and test split of the samples at `order`, chosen with a fixed seed."""
     random.Random(seed).shuffle(order)
-    cuts = {"train": order[test + validation :], "validation": order[test : test + validation], "test": order[:test]}
+    cuts = {
+        "train": order[test + validation :],
+        "validation": order[test : test + validation],
+        "test": order[:test],
+    }
     return {name: samples.take(sorted(cut)) for name, cut in cuts.items()}
 
 
 def load_unlabelled() -> tuple[str, ...]:
     """Return unlabelled texts, each once, in a fixed order.
 
-    They are the training splits of all embedded sources (movie reviews, tweets, product reviews, editorials), without texts that also
+    They are the training splits of all embedded sources (movie reviews, tweets, product reviews, editorials), without
+    texts that also
     occur in a validation or test split.
     """
     task = load_sentiment_rating()
@@ -125,7 +158,11 @@ def load_digits(folder: Path | None = None) -> Task:
     Raises ConfigError if a folder is given, because there is only one source.
     """
     if folder is not None:
-        raise ConfigError(f"The task 'digits' was asked for from '{folder}'.", "It comes with scikit-learn.", "Leave --data out.")
+        raise ConfigError(
+            f"The task 'digits' was asked for from '{folder}'.",
+            "It comes with scikit-learn.",
+            "Leave --data out.",
+        )
     from sklearn import datasets
 
     found = datasets.load_digits()

@@ -1,6 +1,7 @@
 """Instruction tuning: rows of an instruction, an input, and the output to learn (Alpaca's format; Taori et al., 2023).
 
-The embedded instructions are made by rules and by the patterns of `questions` from the embedded sentences, not by people.  They show how a
+The embedded instructions are made by rules and by the patterns of `questions` from the embedded sentences, not by
+people.  They show how a
 run works and say little about a model's use.
 """
 
@@ -22,7 +23,9 @@ from workbench.tasks.task import Split, Task, numbered
 METRICS = (LOSS, "token_accuracy")
 LIMITS = 2000, 200, 400
 """Embedded instructions of each split."""
-PREAMBLE = "Below is an instruction that describes a task{}. Write a response that appropriately completes the request.\n\n"
+PREAMBLE = (
+    "Below is an instruction that describes a task{}. Write a response that appropriately completes the request.\n\n"
+)
 PAIRED = ", paired with an input that provides further context"
 
 
@@ -41,15 +44,23 @@ def alpaca_prompt(instruction: str, input: str = "") -> str:
 
 
 RULES: tuple[tuple[str, Callable[[str, float], str]], ...] = (
-    ("Does the writer like it? Answer yes or no.", lambda text, rating: "Yes" if rating > 0 else "No"),
+    (
+        "Does the writer like it? Answer yes or no.",
+        lambda text, rating: "Yes" if rating > 0 else "No",
+    ),
     ("Repeat the first three words.", lambda text, rating: " ".join(text.split()[:3])),
-    ("Write the last word in capital letters.", lambda text, rating: text.split()[-1].upper()),
+    (
+        "Write the last word in capital letters.",
+        lambda text, rating: text.split()[-1].upper(),
+    ),
 )
 """Instructions about a sentence with its rating, and their outputs."""
 
 
 def load_instructions(folder: Path | None = None) -> Task:
-    """Return the embedded task.  A sentence is in the same split as in 'sentiment-rating'.  folder: see load_sentiment_rating."""
+    """Return the embedded task.  A sentence is in the same split as in 'sentiment-rating'.  folder: see
+    load_sentiment_rating.
+    """
     rated, asked = load_sentiment_rating(folder), load_questions(folder)
 
     def rows(name: str) -> list[Instruction]:
@@ -69,7 +80,8 @@ def load_instruction_tuning(data: Path | str | None, columns: str = "", *, whole
     """Return own data in Alpaca's format: a table with the columns instruction, input (may be missing) and output.
 
     columns: for example 'instruction=prompt,output=answer'.  data: see own.load_own.  whole: see own.divided.
-    Raises MissingDataError if the data is unavailable, ConfigError for a missing column, naming the row of an empty value.
+    Raises MissingDataError if the data is unavailable, ConfigError for a missing column, naming the row of an empty
+    value.
     """
     tables = read_tables("instruction_tuning", data)
     first = next(iter(tables.values()))
@@ -77,7 +89,10 @@ def load_instruction_tuning(data: Path | str | None, columns: str = "", *, whole
     named = named_columns(columns, Instruction._fields, first, example)
     found = {role: named.get(role) or usual_column(first, [role]) for role in Instruction._fields}
     if found["instruction"] is None or found["output"] is None:
-        asked, todo = "Data with a column of instructions and one of outputs were asked for.", f"Name them, such as --columns {example}."
+        asked, todo = (
+            "Data with a column of instructions and one of outputs were asked for.",
+            f"Name them, such as --columns {example}.",
+        )
         raise ConfigError(asked, f"The data have the columns {listed(first.names)}.", todo)
     parts = {name: _split(_rows(table, found, name)) for name, table in tables.items()}
     source = ", ".join([Path(str(data)).name, *filter(None, found.values())])
@@ -106,4 +121,12 @@ def _split(rows: Iterable[Instruction]) -> Split:
 
 
 def _task(name: str, parts: dict[str, Any], source: str, notes: Sequence[str] = ()) -> Task:
-    return Task(name=name, kind="text_generation", num_outputs=1, metrics=METRICS, source=source, notes=tuple(notes), **parts)
+    return Task(
+        name=name,
+        kind="text_generation",
+        num_outputs=1,
+        metrics=METRICS,
+        source=source,
+        notes=tuple(notes),
+        **parts,
+    )

@@ -1,7 +1,9 @@
-"""Metrics: accuracy, F1, Pearson and Spearman in numpy, equal to scikit-learn's and scipy's; others from the `evaluate` library.
+"""Metrics: accuracy, F1, Pearson and Spearman in numpy, equal to scikit-learn's and scipy's; others from the `evaluate`
+library.
 
 Answers and tags, which are made of logits here, have the formulas of `evaluate`'s squad, squad_v2 and seqeval.
-The formulas are ours because `evaluate` fetches a metric's code from the hub, and because devices have neither it nor scikit-learn.
+The formulas are ours because `evaluate` fetches a metric's code from the hub, and because devices have neither it nor
+scikit-learn.
 """
 
 from __future__ import annotations
@@ -17,7 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from workbench.assets.hub import hub_endpoint, hub_is_reachable
-from workbench.core.errors import ConfigError, DivergedError, MissingDataError, require_numbers
+from workbench.core.errors import (
+    ConfigError,
+    DivergedError,
+    MissingDataError,
+    require_numbers,
+)
 from workbench.core.serial import shown
 from workbench.tasks.task import IGNORED, Split
 from workbench.tasks.tokenize import first_tokens
@@ -30,7 +37,8 @@ def compute(names: Iterable[str], predictions: Sequence[float], references: Sequ
     """Compute each metric from predictions and references.
 
     names: of FORMULAS, or names for evaluate.load: a metric on the hub or in a local folder, whose own code is run.
-    Raises ConfigError for an unknown name or for unequal or empty inputs, MissingDataError for a metric on the hub if the hub is
+    Raises ConfigError for an unknown name or for unequal or empty inputs, MissingDataError for a metric on the hub if
+    the hub is
     unavailable, DivergedError if predictions are NaN or infinite.
     """
     if not len(references) or len(predictions) != len(references):
@@ -40,24 +48,43 @@ def compute(names: Iterable[str], predictions: Sequence[float], references: Sequ
             "Give as many, at least one.",
         )
     if not all(map(math.isfinite, predictions)):
-        raise DivergedError("A metric was asked for.", "Some predictions are no numbers.", "Lower learning_rate.")
+        raise DivergedError(
+            "A metric was asked for.",
+            "Some predictions are no numbers.",
+            "Lower learning_rate.",
+        )
     found: dict[str, float] = {}
     for name in names:
-        found |= {name: FORMULAS[name](predictions, references)} if name in FORMULAS else _evaluated(name, predictions, references)
+        found |= (
+            {name: FORMULAS[name](predictions, references)}
+            if name in FORMULAS
+            else _evaluated(name, predictions, references)
+        )
     return found
 
 
 def _evaluated(name: str, predictions: Sequence[float], references: Sequence[float]) -> dict[str, float]:
     """Return the value of a metric from the `evaluate` library."""
-    asked, own = f"The metric '{shown(name)}' was asked for.", f"{', '.join(FORMULAS)} need no hub."
+    asked, own = (
+        f"The metric '{shown(name)}' was asked for.",
+        f"{', '.join(FORMULAS)} need no hub.",
+    )
     if not Path(name).exists() and not hub_is_reachable():
-        raise MissingDataError(asked, f"{hub_endpoint()} cannot be reached; {own}", "Choose one of them, or connect to the network.")
+        raise MissingDataError(
+            asked,
+            f"{hub_endpoint()} cannot be reached; {own}",
+            "Choose one of them, or connect to the network.",
+        )
     import evaluate  # takes seconds, and most runs do not need it
 
     try:
         made = evaluate.load(name).compute(predictions=list(predictions), references=list(references))
     except Exception as error:  # the library and the metric's own code may raise anything
-        raise ConfigError(asked, f"It does not compute: {shown(str(error), 200)}. {own}", "Choose another.") from error
+        raise ConfigError(
+            asked,
+            f"It does not compute: {shown(str(error), 200)}. {own}",
+            "Choose another.",
+        ) from error
     return {key: float(value) for key, value in made.items() if isinstance(value, int | float | np.number)}
 
 
@@ -80,7 +107,9 @@ def macro_f1(predictions: Sequence[float], references: Sequence[float]) -> float
 
 
 def pearson(predictions: Sequence[float], references: Sequence[float]) -> float:
-    """Return the linear correlation.  It is undefined if either side is constant; then 0 is returned, because reports need a number."""
+    """Return the linear correlation.  It is undefined if either side is constant; then 0 is returned, because reports
+    need a number.
+    """
     one, other = (np.asarray(values, dtype=np.float64) for values in (predictions, references))
     one, other = one - one.mean(), other - other.mean()
     size = float(np.sqrt((one @ one) * (other @ other)))
@@ -100,7 +129,8 @@ def _ranks(values: Sequence[float]) -> Sequence[float]:
 
 
 LOSS = "loss"
-"""The metric of which less is better: the mean over the samples of an answer's cross-entropy for each of its tokens, in nats."""
+"""The metric of which less is better: the mean over the samples of an answer's cross-entropy for each of its tokens, in
+nats."""
 
 FORMULAS: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = {
     "accuracy": accuracy,
@@ -119,7 +149,9 @@ Answers = Sequence[Sequence[str]]
 
 
 def quality(task: Any, metrics: Mapping[str, float]) -> float:
-    """Return the value by which an epoch is chosen, larger is better: the task's first metric, of a loss its negative."""
+    """Return the value by which an epoch is chosen, larger is better: the task's first metric, of a loss its
+    negative.
+    """
     name = task.metrics[0]
     return -metrics[name] if name == LOSS else metrics[name]
 
@@ -131,7 +163,8 @@ PredictionsLike = Any
 def score(task: Any, split: Split, tokenized: TokenizedSplit, predictions: PredictionsLike) -> dict[str, float]:
     """Return a task's metrics for predictions on a split, each from 0 to 1 (correlations from -1, a loss from 0).
 
-    task: a Task, or an object with its kind, metrics, class_names and may_be_none.  Raises DivergedError for NaN and infinity.
+    task: a Task, or an object with its kind, metrics, class_names and may_be_none.  Raises DivergedError for NaN and
+    infinity.
     """
     if split.answers is not None:
         answered = require_numbers(predictions.logits, "Predictions")[predictions.labels.ge(0).any(dim=1)]
@@ -148,11 +181,21 @@ def score(task: Any, split: Split, tokenized: TokenizedSplit, predictions: Predi
     kept = [[(label, word.label) for label, word in zip(*row, strict=True) if word.label != IGNORED] for row in guessed]
     tagged, real = ([[names[pair[side]] for pair in row] for row in kept] for side in (0, 1))
     pairs = [pair for rows in zip(tagged, real, strict=True) for pair in zip(*rows, strict=True)]
-    return {"entity_f1": entity_f1(tagged, real), "accuracy": sum(found == own for found, own in pairs) / max(1, len(pairs))}
+    return {
+        "entity_f1": entity_f1(tagged, real),
+        "accuracy": sum(found == own for found, own in pairs) / max(1, len(pairs)),
+    }
 
 
-def answers(split: Split, tokenized: TokenizedSplit, predictions: PredictionsLike, *, may_be_none: bool) -> list[str]:
-    """Return the most likely answer to each question: the best span of at most 30 tokens in any window of its context, '' for no answer.
+def answers(
+    split: Split,
+    tokenized: TokenizedSplit,
+    predictions: PredictionsLike,
+    *,
+    may_be_none: bool,
+) -> list[str]:
+    """Return the most likely answer to each question: the best span of at most 30 tokens in any window of its context,
+    '' for no answer.
 
     may_be_none: whether to answer '' if in every window the first token's score exceeds the best span's (SQuAD 2.0).
     """
@@ -173,14 +216,24 @@ def answers(split: Split, tokenized: TokenizedSplit, predictions: PredictionsLik
         value, text = -torch.inf, ""
         if len(flat):
             first, last = window.offsets[at // len(own)], window.offsets[at % len(own)]
-            value, text = float(flat[at]), split.pairs[window.sample][first[0] : last[1]].strip()
+            value, text = (
+                float(flat[at]),
+                split.pairs[window.sample][first[0] : last[1]].strip(),
+            )
         best[window.sample] = max(best.get(window.sample, (-torch.inf, "")), (value, text))
         none[window.sample] = min(none.get(window.sample, torch.inf), float(row[0].sum()))
     return ["" if may_be_none and none[sample] > best[sample][0] else best[sample][1] for sample in range(len(split))]
 
 
-def tags(split: Split, tokenized: TokenizedSplit, predictions: PredictionsLike, names: Sequence[str]) -> list[list[int]]:
-    """Return the class of every word in each text.  A word without a token, such as one that is cut off, gets 'O', or else class 0."""
+def tags(
+    split: Split,
+    tokenized: TokenizedSplit,
+    predictions: PredictionsLike,
+    names: Sequence[str],
+) -> list[list[int]]:
+    """Return the class of every word in each text.  A word without a token, such as one that is cut off, gets 'O', or
+    else class 0.
+    """
     assert split.spans is not None
     chosen = require_numbers(predictions.logits, "Predictions").argmax(dim=2)
     beyond = list(names).index("O") if "O" in names else 0
@@ -194,7 +247,9 @@ def tags(split: Split, tokenized: TokenizedSplit, predictions: PredictionsLike, 
 
 
 def mean_of(formula: Callable[[str, str], float], predictions: Sequence[str], accepted: Answers) -> float:
-    """Return the mean over questions of the best agreement with an accepted non-empty answer.  Without one, '' is correct."""
+    """Return the mean over questions of the best agreement with an accepted non-empty answer.  Without one, '' is
+    correct.
+    """
     usable = ([one for one in own if _words(one)] or [""] for own in accepted)
     best = [max(formula(found, one) for one in own) for found, own in zip(predictions, usable, strict=True)]
     return sum(best) / len(best)
@@ -206,7 +261,9 @@ def exact_match(prediction: str, reference: str) -> float:
 
 
 def answer_f1(prediction: str, reference: str) -> float:
-    """Return the harmonic mean of the words' precision and recall.  If either text has no words: whether both have none."""
+    """Return the harmonic mean of the words' precision and recall.  If either text has no words: whether both have
+    none.
+    """
     found, real = _words(prediction), _words(reference)
     if not found or not real:
         return float(found == real)
@@ -221,13 +278,20 @@ QUESTION_FORMULAS = {"answer_f1": answer_f1, "exact_match": exact_match}
 
 
 def entity_f1(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> float:
-    """Return F1 over whole entities (words and type both correct), as in seqeval: prefixes B-, I-, E- and S-, and 'O'."""
-    found, real = ({(row, *one) for row, names in enumerate(rows) for one in _entities(names)} for rows in (predictions, references))
+    """Return F1 over whole entities (words and type both correct), as in seqeval: prefixes B-, I-, E- and S-, and
+    'O'.
+    """
+    found, real = (
+        {(row, *one) for row, names in enumerate(rows) for one in _entities(names)}
+        for rows in (predictions, references)
+    )
     return 2 * len(found & real) / (len(found) + len(real)) if found or real else 0.0
 
 
 def _entities(names: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Return (type, first word, last word) of each entity.  B-, S-, a new type, or the word after 'O', E- or S- starts an entity."""
+    """Return (type, first word, last word) of each entity.  B-, S-, a new type, or the word after 'O', E- or S- starts
+    an entity.
+    """
     entities, begin, before = [], 0, ("O", "_")
     for at, name in enumerate([*names, "O"]):
         mark, kind = name[0], name[1:].split("-", 1)[-1] or "_"

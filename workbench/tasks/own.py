@@ -1,4 +1,6 @@
-"""Load own data as a task: find its columns, read texts, classes and numbers, divide the rows.  tables.py reads the files."""
+"""Load own data as a task: find its columns, read texts, classes and numbers, divide the rows.  tables.py reads the
+files.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,42 @@ VALIDATION_SHARE, TEST_SHARE = 0.1, 0.2
 LARGEST_NUMBER = 1e18
 """Heads compute in float32, in which the square of a regression's error must be a number."""
 
-_PAIRS = (("sentence1", "sentence2"), ("text1", "text2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "sentence"))
-_TEXTS = ("text", "sentence", "review", "content", "comment", "message", "question", "title")
-_LABELS = ("label", "labels", "class", "category", "target", "score", "rating", "stars", "sentiment")
+_PAIRS = (
+    ("sentence1", "sentence2"),
+    ("text1", "text2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+)
+_TEXTS = (
+    "text",
+    "sentence",
+    "review",
+    "content",
+    "comment",
+    "message",
+    "question",
+    "title",
+)
+_LABELS = (
+    "label",
+    "labels",
+    "class",
+    "category",
+    "target",
+    "score",
+    "rating",
+    "stars",
+    "sentiment",
+)
 _WHOLE = re.compile(r"-?\d{1,300}")
 EXAMPLE = "text=review,label=stars"
 
 
 class Columns(NamedTuple):
-    """Names of the columns for the text, the second text of a pair, the label, and the source.  None: no such column."""
+    """Names of the columns for the text, the second text of a pair, the label, and the source.  None: no such
+    column.
+    """
 
     text: str
     pair: str | None
@@ -38,7 +67,9 @@ class Columns(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The contents of one table.  labels: unchanged from the file, None without such a column.  sources: as in Split."""
+    """The contents of one table.  labels: unchanged from the file, None without such a column.  sources: as in
+    Split.
+    """
 
     texts: tuple[str, ...]
     pairs: tuple[str, ...] | None
@@ -46,12 +77,21 @@ class Rows(NamedTuple):
     sources: tuple[str, ...] | None = None
 
 
-def load_own(kind: str, data: Path | str | None, columns: str = "", class_names: Sequence[str] = (), *, whole: bool = False) -> Task:
+def load_own(
+    kind: str,
+    data: Path | str | None,
+    columns: str = "",
+    class_names: Sequence[str] = (),
+    *,
+    whole: bool = False,
+) -> Task:
     """Return own data as a task of kind 'classification' (any number of classes) or 'regression'.
 
-    columns: for example 'text=review,label=stars'; other columns are found by their usual names.  source=reviewer: a sample's origin.
+    columns: for example 'text=review,label=stars'; other columns are found by their usual names.  source=reviewer: a
+    sample's origin.
     class_names: those of a model, to which labels are matched by name; none: those of the data.  whole: see divided.
-    In a folder, files that are not named like splits are the training rows, and each file is a source: one file per device, for example.
+    In a folder, files that are not named like splits are the training rows, and each file is a source: one file per
+    device, for example.
     If a table has no test or validation split, or one without labels, a fixed random part of its rows is used.
     Raises MissingDataError if the data is unavailable, ConfigError naming column and row for unusable values.
     """
@@ -69,10 +109,18 @@ def load_own(kind: str, data: Path | str | None, columns: str = "", class_names:
         labels: dict[str, Any] = {name: numbers(one.labels or (), found.label, name) for name, one in rows.items()}
     else:
         own = {name: classes(one.labels or (), found.label, name) for name, one in rows.items()}
-        names = tuple(class_names) or first.classes.get(found.label) or class_order(list(chain(*own.values())), found.label)
+        names = (
+            tuple(class_names) or first.classes.get(found.label) or class_order(list(chain(*own.values())), found.label)
+        )
         labels = {name: class_numbers(one, names, found.label, name) for name, one in own.items()}
     parts = {
-        name: Split(texts=one.texts, pairs=one.pairs, labels=labels[name], sample_ids=tuple(range(len(one.texts))), sources=one.sources)
+        name: Split(
+            texts=one.texts,
+            pairs=one.pairs,
+            labels=labels[name],
+            sample_ids=tuple(range(len(one.texts))),
+            sources=one.sources,
+        )
         for name, one in rows.items()
     }
     metrics = ("pearson", "spearman") if kind == "regression" else ("accuracy", "f1" if len(names) == 2 else "macro_f1")
@@ -90,22 +138,33 @@ def load_own(kind: str, data: Path | str | None, columns: str = "", class_names:
 
 def _has_no_label(table: Table, column: str) -> bool:
     """Return whether all labels are missing, or -1 as on the hub, where a test split keeps them secret."""
-    return column not in table.columns or all(is_missing(value) or value in (-1, "-1") for value in table.values(column))
+    return column not in table.columns or all(
+        is_missing(value) or value in (-1, "-1") for value in table.values(column)
+    )
 
 
 def named_columns(
-    columns: str, roles: Sequence[str], table: Table, example: str = EXAMPLE, *, left_out: Sequence[str] = ()
+    columns: str,
+    roles: Sequence[str],
+    table: Table,
+    example: str = EXAMPLE,
+    *,
+    left_out: Sequence[str] = (),
 ) -> dict[str, str]:
     """Return the column of each role in 'text=review,label=stars'.  A column's name may contain commas and blanks.
 
     left_out: roles that are not needed, whose columns the table may lack.
-    Raises ConfigError for an unknown role or column, for a role that is named twice, and for a name that two columns have.
+    Raises ConfigError for an unknown role or column, for a role that is named twice, and for a name that two columns
+    have.
     """
     blank, *parts = re.split(rf"(?:^|,)\s*({'|'.join(roles)})\s*=", columns)
     named = [(role, name) for role, name in zip(parts[::2], parts[1::2], strict=True) if role not in left_out]
     trimmed = {name.strip(): name for name in reversed(table.names)}
     found = {role: name if name in table.columns else trimmed.get(name.strip(), "") for role, name in named}
-    wrong = blank.strip(" ,") or next((f"{role}={name}" for role, name in named if found[role] not in table.columns), "")
+    wrong = blank.strip(" ,") or next(
+        (f"{role}={name}" for role, name in named if found[role] not in table.columns),
+        "",
+    )
     asked = f"The columns '{shown(columns, 200)}' were asked for."
     if wrong:
         told = f"'{shown(wrong)}' names no role or no column. The data have the columns {listed(table.names)}."
@@ -127,19 +186,36 @@ def usual_column(table: Table, usual: Iterable[str]) -> str | None:
 
 def _require_one(table: Table, names: list[str]) -> str:
     if len(names) > 1 or names[0] in table.repeated:
-        found = f"The columns {listed(names)} differ in case or blanks only." if len(names) > 1 else "Several columns have that name."
-        raise ConfigError(f"The column '{shown(names[0])}' was to be read.", found, "Rename them, or name one by --columns.")
+        found = (
+            f"The columns {listed(names)} differ in case or blanks only."
+            if len(names) > 1
+            else "Several columns have that name."
+        )
+        raise ConfigError(
+            f"The column '{shown(names[0])}' was to be read.",
+            found,
+            "Rename them, or name one by --columns.",
+        )
     return names[0]
 
 
 def find_columns(named: Mapping[str, str], table: Table, *, needs_label: bool) -> Columns:
-    """Return the columns, detected where not named (see named_columns).  Raises ConfigError with the columns found and wanted."""
+    """Return the columns, detected where not named (see named_columns).  Raises ConfigError with the columns found and
+    wanted.
+    """
     label = named.get("label") or usual_column(table, _LABELS)
     text, pair = named.get("text"), named.get("pair")
     if text is None:
         both = ((usual_column(table, [one]), usual_column(table, [two])) for one, two in _PAIRS)
         text, usual_pair = next(((one, two) for one, two in both if one and two), (None, None))
-        text, pair = text or usual_column(table, [name for name in _TEXTS if label is None or name != label.lower()]), pair or usual_pair
+        text, pair = (
+            text
+            or usual_column(
+                table,
+                [name for name in _TEXTS if label is None or name != label.lower()],
+            ),
+            pair or usual_pair,
+        )
     if text is None:
         texts = [name for name in table.names if name not in (label, FILE) and _holds_text(table.values(name))]
         text = texts[0] if len(texts) == 1 else None
@@ -150,7 +226,12 @@ def find_columns(named: Mapping[str, str], table: Table, *, needs_label: bool) -
         todo = f"Name them, such as --columns {EXAMPLE}."
         raise ConfigError(f"Data with a column of each {missing} were asked for.", found, todo)
     assert text is not None
-    return Columns(text, pair, label, named.get("source") or (FILE if FILE in table.columns else None))
+    return Columns(
+        text,
+        pair,
+        label,
+        named.get("source") or (FILE if FILE in table.columns else None),
+    )
 
 
 def _holds_text(values: Iterable[Any]) -> bool:
@@ -175,7 +256,9 @@ def as_text(value: Any) -> str | None:
 
 
 def as_class(value: Any) -> str | None:
-    """Return the name of a class, '' for a missing one, None for lists and the like.  The number 3.0 is the class 3, a text is itself."""
+    """Return the name of a class, '' for a missing one, None for lists and the like.  The number 3.0 is the class 3, a
+    text is itself.
+    """
     return str(int(value)) if isinstance(value, float) and value.is_integer() else as_text(value)
 
 
@@ -191,14 +274,24 @@ def as_number(value: Any) -> float | None:
 def read_rows(table: Table, columns: Columns, split: str) -> Rows:
     """Return a table's texts, pairs, labels and sources.  Raises ConfigError naming a row in which one is missing."""
     named = (columns.text, columns.pair, columns.source)
-    texts, pairs, sources = (texts_of(table, name, split) if name is not None and name in table.columns else None for name in named)
+    texts, pairs, sources = (
+        texts_of(table, name, split) if name is not None and name in table.columns else None for name in named
+    )
     if texts is None or (pairs is None and columns.pair is not None):
         todo = "Give it the columns of the training rows."
-        raise ConfigError(f"The columns {listed(filter(None, named[:2]))} were to be read.", f"The {split} split lacks one.", todo)
+        raise ConfigError(
+            f"The columns {listed(filter(None, named[:2]))} were to be read.",
+            f"The {split} split lacks one.",
+            todo,
+        )
     labels = None if columns.label is None or columns.label not in table.columns else table.values(columns.label)
     missing = next((row for row, value in enumerate(labels or (), 1) if is_missing(value)), None)
     if missing is not None:
-        raise _bad_label(columns.label or "", f"Row {missing} of {split} has no label.", "Mend or remove that row.")
+        raise _bad_label(
+            columns.label or "",
+            f"Row {missing} of {split} has no label.",
+            "Mend or remove that row.",
+        )
     return Rows(texts, pairs, labels, sources)
 
 
@@ -209,7 +302,11 @@ def texts_of(table: Table, column: str, split: str, *, may_be_empty: bool = Fals
         text = as_text(value)
         if text is None or not (may_be_empty or text.strip()):
             what = "is empty" if text is not None else f"has {shown(value)}, which is no text"
-            raise ConfigError(f"The column '{shown(column)}' was to be read.", f"Row {row} of {split} {what}.", "Mend or remove that row.")
+            raise ConfigError(
+                f"The column '{shown(column)}' was to be read.",
+                f"Row {row} of {split} {what}.",
+                "Mend or remove that row.",
+            )
         found.append(text)
     return tuple(found)
 
@@ -220,8 +317,15 @@ def numbers(labels: Sequence[Any], column: str, split: str) -> tuple[float, ...]
     for row, value in enumerate(labels, 1):
         number = as_number(value)
         if number is None:
-            told = f"Row {row} of {split} has {shown(str(value))!r}, which is no number from -{LARGEST_NUMBER:g} to {LARGEST_NUMBER:g}."
-            raise _bad_label(column, told, "Mend or remove that row, or choose --task classification.")
+            told = (
+                f"Row {row} of {split} has {shown(str(value))!r}, which is no number from -{LARGEST_NUMBER:g} to "
+                f"{LARGEST_NUMBER:g}."
+            )
+            raise _bad_label(
+                column,
+                told,
+                "Mend or remove that row, or choose --task classification.",
+            )
         found.append(number)
     return tuple(found)
 
@@ -232,23 +336,44 @@ def classes(labels: Iterable[Any], column: str, split: str) -> list[str]:
     for row, value in enumerate(labels, 1):
         name = as_class(value)
         if name is None:
-            raise _bad_label(column, f"Row {row} of {split} has {shown(value)}, which is no class.", "Mend or remove that row.")
+            raise _bad_label(
+                column,
+                f"Row {row} of {split} has {shown(value)}, which is no class.",
+                "Mend or remove that row.",
+            )
         named.append(name)
     return named
 
 
 def class_order(labels: Sequence[str], column: str) -> tuple[str, ...]:
-    """Return the classes that occur (see sorted_classes).  Raises ConfigError for only one class, and for no classes."""
+    """Return the classes that occur (see sorted_classes).  Raises ConfigError for only one class, and for no
+    classes.
+    """
     names = sorted_classes(labels)
     values = {name: as_number(name) for name in names}
-    broken = next((name for name, value in values.items() if value is not None and not value.is_integer()), None)
+    broken = next(
+        (name for name, value in values.items() if value is not None and not value.is_integer()),
+        None,
+    )
     if broken is not None and None not in values.values():
-        raise _bad_label(column, f"It holds numbers such as {shown(broken)}.", "Choose --task regression.")
+        raise _bad_label(
+            column,
+            f"It holds numbers such as {shown(broken)}.",
+            "Choose --task regression.",
+        )
     if len(names) < 2:
-        raise _bad_label(column, f"All {len(labels)} rows have the same label: {shown(names[0])}.", "Give two classes.")
+        raise _bad_label(
+            column,
+            f"All {len(labels)} rows have the same label: {shown(names[0])}.",
+            "Give two classes.",
+        )
     if len(names) > max(2, len(labels) / 2):
         found = f"It has {len(names)} different values in {len(labels)} rows: these are no classes."
-        raise _bad_label(column, found, "Name the label's column by --columns label=NAME, or choose --task regression.")
+        raise _bad_label(
+            column,
+            found,
+            "Name the label's column by --columns label=NAME, or choose --task regression.",
+        )
     return names
 
 
@@ -263,12 +388,21 @@ def sorted_classes(labels: Iterable[str], first: str | None = None) -> tuple[str
 
 
 def class_numbers(labels: Sequence[str], names: Sequence[str], column: str, split: str) -> tuple[int, ...]:
-    """Return the number of each label's class, by its name.  Raises ConfigError with the labels found and the classes known."""
+    """Return the number of each label's class, by its name.  Raises ConfigError with the labels found and the classes
+    known.
+    """
     index = {name: number for number, name in enumerate(names)}
     unknown = next((row for row, name in enumerate(labels, 1) if name not in index), None)
     if unknown is not None:
-        found = f"Row {unknown} of {split} has '{shown(labels[unknown - 1])}'. The data hold {listed(sorted_classes(labels))}"
-        raise _bad_label(column, f"{found}; the classes are {listed(names)}.", "Give labels of these names.")
+        found = (
+            f"Row {unknown} of {split} has '{shown(labels[unknown - 1])}'. The data hold "
+            f"{listed(sorted_classes(labels))}"
+        )
+        raise _bad_label(
+            column,
+            f"{found}; the classes are {listed(names)}.",
+            "Give labels of these names.",
+        )
     return tuple(index[name] for name in labels)
 
 
@@ -276,10 +410,17 @@ def _bad_label(column: str, found: str, todo: str) -> ConfigError:
     return ConfigError(f"The labels in the column '{shown(column)}' were asked for.", found, todo)
 
 
-def divided(parts: dict[str, Split], data: Path | str | None, *, by_second_text: bool = False, whole: bool = False) -> dict[str, Any]:
+def divided(
+    parts: dict[str, Split],
+    data: Path | str | None,
+    *,
+    by_second_text: bool = False,
+    whole: bool = False,
+) -> dict[str, Any]:
     """Return train, validation and test split.  A missing split is a fixed random part of the training rows.
 
-    by_second_text: rows with the same second text stay together.  whole: nothing is divided, each split has all rows in their order.
+    by_second_text: rows with the same second text stay together.  whole: nothing is divided, each split has all rows in
+    their order.
     """
     if whole:
         first, *others = parts.values()

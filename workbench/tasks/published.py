@@ -24,9 +24,13 @@ PARQUET = "refs/convert/parquet"
 def hub_dataset(task: str, repository: str, configuration: str | None, official: str) -> dict[str, Any]:
     """Return the tables of a data set on the hub (or in its local cache) by split.
 
-    official: the required contents of a folder, for the error message.  Raises MissingDataError if the data set is unavailable.
+    official: the required contents of a folder, for the error message.  Raises MissingDataError if the data set is
+    unavailable.
     """
-    asked, todo = f"The task '{task}' was asked for.", f"Connect to the network, or pass --data FOLDER with {official}."
+    asked, todo = (
+        f"The task '{task}' was asked for.",
+        f"Connect to the network, or pass --data FOLDER with {official}.",
+    )
     import datasets
 
     reachable = hub_is_reachable()
@@ -40,7 +44,9 @@ def hub_dataset(task: str, repository: str, configuration: str | None, official:
             return dict(datasets.load_dataset(repository, data_dir=configuration, revision=PARQUET))
     except (OSError, ValueError, RuntimeError) as error:
         found = (
-            f"The hub said: {error}." if reachable else f"'{repository}' is not in the local cache, and {hub_endpoint()} cannot be reached."
+            f"The hub said: {error}."
+            if reachable
+            else f"'{repository}' is not in the local cache, and {hub_endpoint()} cannot be reached."
         )
         raise MissingDataError(asked, found, todo) from error
     finally:
@@ -72,9 +78,17 @@ def json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise ConfigError(f"'{path}' was to be read.", f"Line {number} is no JSON: {error}.", "Mend the line.") from None
+            raise ConfigError(
+                f"'{path}' was to be read.",
+                f"Line {number} is no JSON: {error}.",
+                "Mend the line.",
+            ) from None
         if not isinstance(row, dict):
-            raise ConfigError(f"'{path}' was to be read.", f"Line {number} is no JSON object.", "Use the official files.")
+            raise ConfigError(
+                f"'{path}' was to be read.",
+                f"Line {number} is no JSON object.",
+                "Use the official files.",
+            )
         yield place, row
 
 
@@ -89,9 +103,11 @@ def published_parts(
     bases: Sequence[str],
     needed: Sequence[str],
 ) -> dict[str, Any]:
-    """Return what a published data set has of each split: a table (of the hub or a saved data set), or the path of an official file.
+    """Return what a published data set has of each split: a table (of the hub or a saved data set), or the path of an
+    official file.
 
-    data: a folder; None uses the hub.  It has the files, a saved data set, or one of `folders` or the task's name below one of `bases`.
+    data: a folder; None uses the hub.  It has the files, a saved data set, or one of `folders` or the task's name below
+    one of `bases`.
     files: alternative names of each split's file.  needed: splits whose file must be there.
     Raises MissingDataError if the data set is unavailable.
     """
@@ -99,7 +115,10 @@ def published_parts(
     if data is None:
         return hub_dataset(name, repository, configuration, official)
     folder = user_path(data, "The data")
-    for place in (folder, *(folder / base / one for base in bases for one in (*folders, name))):
+    for place in (
+        folder,
+        *(folder / base / one for base in bases for one in (*folders, name)),
+    ):
         if (place / "dataset_dict.json").is_file():
             return saved_dataset(place)
         present = {split: [place / one for one in names if (place / one).is_file()] for split, names in files.items()}
@@ -113,7 +132,8 @@ def published_parts(
 
 
 VALIDATION_FROM_TRAIN = 1000
-"""Maximum size of the validation split drawn from the training samples if the test labels are secret (see also validation_share)."""
+"""Maximum size of the validation split drawn from the training samples if the test labels are secret (see also
+validation_share)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,23 +169,39 @@ def load_glue(name: str, data: Path | str | None = None) -> Task:
     """Return a GLUE task.
 
     data: a folder with train.tsv and dev.tsv, or MRPC/, or glue/MRPC/ and so on, or a saved dataset; None uses the hub.
-    If a labelled test split exists, all three splits are as published.  Otherwise the published validation split is the test split, and
+    If a labelled test split exists, all three splits are as published.  Otherwise the published validation split is the
+    test split, and
     the validation split is drawn from the training split with a fixed seed.
     Raises MissingDataError if the data is unavailable, ConfigError naming the line if a file is malformed.
     """
     glue = GLUE[name]
     parts = published_parts(
-        name, data, "nyu-mll/glue", name, (glue.folder,), _TSV, bases=("", "glue", "GLUE"), needed=("train", "validation")
+        name,
+        data,
+        "nyu-mll/glue",
+        name,
+        (glue.folder,),
+        _TSV,
+        bases=("", "glue", "GLUE"),
+        needed=("train", "validation"),
     )
-    columns = {split: read_tsv(part, glue) if isinstance(part, Path) else _to_rows(name, glue, part) for split, part in parts.items()}
+    columns = {
+        split: read_tsv(part, glue) if isinstance(part, Path) else _to_rows(name, glue, part)
+        for split, part in parts.items()
+    }
     if any(label is None for _, _, label in columns.get("test", [])):
         del columns["test"]
-    splits: dict[str, Any] = numbered({split: _split(columns[split], glue) for split in SPLIT_NAMES if split in columns})
+    splits: dict[str, Any] = numbered(
+        {split: _split(columns[split], glue) for split in SPLIT_NAMES if split in columns}
+    )
     if "test" not in splits:
         splits["test"] = splits["validation"]
         order = fixed_order(name, len(splits["train"]))
         count = min(VALIDATION_FROM_TRAIN, int(len(order) * glue.validation_share))
-        splits["train"], splits["validation"] = splits["train"].take(sorted(order[count:])), splits["train"].take(sorted(order[:count]))
+        splits["train"], splits["validation"] = (
+            splits["train"].take(sorted(order[count:])),
+            splits["train"].take(sorted(order[:count])),
+        )
     return Task(
         name=name, kind=glue.kind, num_outputs=1 if glue.kind == "regression" else 2, metrics=glue.metrics,
         class_names=tuple(dict.fromkeys(glue.classes))[: len(set(glue.classes.values()))],
@@ -192,16 +228,26 @@ def read_tsv(path: Path, glue: GlueTask) -> Rows:
         second = seconds[0] if seconds else None
     else:
         raise ConfigError(
-            f"'{path}' was to be read as {glue.folder}.", f"Line 1 has {len(header)} unknown columns.", "Use the official files."
+            f"'{path}' was to be read as {glue.folder}.",
+            f"Line 1 has {len(header)} unknown columns.",
+            "Use the official files.",
         )
     rows: Rows = []
     if label is None and path.name != "test.tsv":
-        raise ConfigError(f"'{path}' was to be read.", f"It has no column {' or '.join(glue.label)}: {header}.", "Use the official files.")
+        raise ConfigError(
+            f"'{path}' was to be read.",
+            f"It has no column {' or '.join(glue.label)}: {header}.",
+            "Use the official files.",
+        )
     for number, row in cells:
         if len(row) != len(header):
             if glue.has_broken_rows:
                 continue
-            raise ConfigError(f"'{path}' was to be read.", f"Line {number} has {len(row)} columns, not {len(header)}.", "Mend the line.")
+            raise ConfigError(
+                f"'{path}' was to be read.",
+                f"Line {number} has {len(row)} columns, not {len(header)}.",
+                "Mend the line.",
+            )
         parsed = None if label is None else _label(row[label].strip(), glue, f"'{path}', line {number},")
         rows.append((row[first], None if second is None else row[second], parsed))
     return rows
@@ -209,9 +255,15 @@ def read_tsv(path: Path, glue: GlueTask) -> Rows:
 
 def _to_rows(name: str, glue: GlueTask, table: Any) -> Rows:
     columns = list(table.column_names)
-    first, second, label = (next((one for one in names if one in columns), None) for names in (glue.first, glue.second, glue.label))
+    first, second, label = (
+        next((one for one in names if one in columns), None) for names in (glue.first, glue.second, glue.label)
+    )
     if first is None or label is None or (glue.second and second is None):
-        raise ConfigError(f"A saved dataset was to be read as '{name}'.", f"Its columns are {columns}.", "Use the hub's column names.")
+        raise ConfigError(
+            f"A saved dataset was to be read as '{name}'.",
+            f"Its columns are {columns}.",
+            "Use the hub's column names.",
+        )
     seconds = table[second] if second else [None] * len(table)
     # The hub stores the secret test labels as -1, which is neither a class nor a similarity.
     labels = (None if value == -1 else _label(str(value), glue, f"Row {row}") for row, value in enumerate(table[label]))
@@ -232,4 +284,8 @@ def _label(text: str, glue: GlueTask, place: str) -> int | float:
         return float(text) if glue.kind == "regression" else glue.classes[text]
     except (ValueError, KeyError):
         known = "a number" if glue.kind == "regression" else " or ".join(glue.classes)
-        raise ConfigError(f"A label of {glue.folder} was to be read.", f"{place} has '{text}', not {known}.", "Mend the line.") from None
+        raise ConfigError(
+            f"A label of {glue.folder} was to be read.",
+            f"{place} has '{text}', not {known}.",
+            "Mend the line.",
+        ) from None

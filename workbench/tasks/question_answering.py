@@ -1,7 +1,9 @@
 """Tasks with answers in the text: questions (SQuAD's files; Rajpurkar et al., 2016 and 2018), and words with classes.
 
-The embedded questions, about the embedded sentences, are generated from four patterns, not by people.  They show how a run works and
-say little about reading.  Own data with word classes (named entities, parts of speech) has a list of tokens and a list of tags per row.
+The embedded questions, about the embedded sentences, are generated from four patterns, not by people.  They show how a
+run works and
+say little about reading.  Own data with word classes (named entities, parts of speech) has a list of tokens and a list
+of tags per row.
 """
 
 from __future__ import annotations
@@ -28,7 +30,15 @@ from workbench.tasks.own import (
     texts_of,
     usual_column,
 )
-from workbench.tasks.tables import FILE, SPLITS, Table, json_value, notes_on_broken, read_tables, split_of
+from workbench.tasks.tables import (
+    FILE,
+    SPLITS,
+    Table,
+    json_value,
+    notes_on_broken,
+    read_tables,
+    split_of,
+)
 from workbench.tasks.task import IGNORED, Span, Split, Task, numbered
 
 METRICS = ("answer_f1", "exact_match")
@@ -42,7 +52,9 @@ _ROLES = "director|actor|actress|writer|filmmaker|star|President|Senator|Mayor|G
 _COUNTS = r"\d[\d,]*|two|three|four|five|six|seven|eight|nine|ten|dozens|hundreds|thousands"
 _QUALITY = r"(?!(?:is|was|of|s)\b)[\w'-]+(?:,? [\w'-]+){0,2}?"
 PATTERNS = {
-    "What kind of {} is it?": re.compile(rf"\b(?:an?|the|this|its|his|her)\s+(?P<answer>{_QUALITY})\s+(?P<word>{_NOUNS})\b"),
+    "What kind of {} is it?": re.compile(
+        rf"\b(?:an?|the|this|its|his|her)\s+(?P<answer>{_QUALITY})\s+(?P<word>{_NOUNS})\b"
+    ),
     "Whose {}?": re.compile(rf"\b(?!(?:{_NOT_NAMES})'s)(?P<answer>{_NAME})'s (?P<word>[a-z]{{3,}})\b"),
     "How many {}?": re.compile(rf"\b(?P<answer>{_COUNTS}) (?P<word>[a-z]{{3,}}s)\b"),
     "Who is the {}?": re.compile(rf"\b(?P<word>{_ROLES}) (?P<answer>{_NAME})\b(?!')"),
@@ -51,7 +63,9 @@ PATTERNS = {
 
 
 class Question(NamedTuple):
-    """A question about a context.  answers: accepted ones, of which the first is learnt; empty: no answer.  topic: its source."""
+    """A question about a context.  answers: accepted ones, of which the first is learnt; empty: no answer.  topic: its
+    source.
+    """
 
     text: str
     context: str
@@ -60,7 +74,8 @@ class Question(NamedTuple):
 
 
 def load_questions(folder: Path | None = None) -> Task:
-    """Return the embedded task: questions from PATTERNS about two sentences of one source, one of which contains the answer.
+    """Return the embedded task: questions from PATTERNS about two sentences of one source, one of which contains the
+    answer.
 
     A sentence is in the same split as in 'sentiment-rating'.  folder: see load_sentiment_rating.
     """
@@ -85,15 +100,22 @@ def _made(split: Split) -> Iterator[Question]:
                 is_first = generator.random() < 0.5
                 context = f"{text} {other}" if is_first else f"{other} {text}"
                 start = match.start("answer") + (0 if is_first else len(other) + 1)
-                yield Question(wording.format(match["word"]), context, (Span(start, match["answer"]),), source)
+                yield Question(
+                    wording.format(match["word"]),
+                    context,
+                    (Span(start, match["answer"]),),
+                    source,
+                )
 
 
 def load_question_answering(data: Path | str | None, *, whole: bool = False) -> Task:
-    """Return a SQuAD 1.1 or 2.0 task from an official JSON file, a folder with train*.json and dev*.json, or a table with its columns.
+    """Return a SQuAD 1.1 or 2.0 task from an official JSON file, a folder with train*.json and dev*.json, or a table
+    with its columns.
 
     A table (see tables.py) has the columns question, context and answers (for the forms of answers see _spans).
     A missing split is a fixed random part of the contexts.  whole: see own.divided.
-    Raises MissingDataError if the data is unavailable, ConfigError naming a question whose answer is not in its context.
+    Raises MissingDataError if the data is unavailable, ConfigError naming a question whose answer is not in its
+    context.
     """
     files = _official(None if data is None else user_path(data, "The data"))
     rows: dict[str, Iterable[Question]]
@@ -106,13 +128,22 @@ def load_question_answering(data: Path | str | None, *, whole: bool = False) -> 
         notes += [note for table in tables.values() for note in table.notes]
     parts = {name: _asked(part) for name, part in rows.items()}
     if files:
-        notes += [note for part in parts.values() for note in notes_on_broken([list(part.texts), list(part.pairs or ())])]
+        notes += [
+            note for part in parts.values() for note in notes_on_broken([list(part.texts), list(part.pairs or ())])
+        ]
     name = Path(str(data)).name
-    return _task("question_answering", divided(parts, data, by_second_text=True, whole=whole), name, notes)
+    return _task(
+        "question_answering",
+        divided(parts, data, by_second_text=True, whole=whole),
+        name,
+        notes,
+    )
 
 
 def read_questions(path: Path) -> list[tuple[str, str]]:
-    """Return (question, context) for each question of an official JSON file, in file order (raises as load_question_answering)."""
+    """Return (question, context) for each question of an official JSON file, in file order (raises as
+    load_question_answering).
+    """
     return [(question.text, question.context) for question in official_questions(path)]
 
 
@@ -133,9 +164,25 @@ def official_questions(path: Path) -> Iterator[Question]:
         for article in json_value(read_text(path, "the questions"))["data"]:
             for paragraph in article["paragraphs"]:
                 for row in paragraph["qas"]:
-                    spans = () if row.get("is_impossible") else ((one["answer_start"], one["text"]) for one in row["answers"])
-                    yield _question(row["question"], paragraph["context"], spans, str(article.get("title", "")), str(path))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+                    spans = (
+                        ()
+                        if row.get("is_impossible")
+                        else ((one["answer_start"], one["text"]) for one in row["answers"])
+                    )
+                    yield _question(
+                        row["question"],
+                        paragraph["context"],
+                        spans,
+                        str(article.get("title", "")),
+                        str(path),
+                    )
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         if isinstance(error, ConfigError):
             raise
         found = f"It does not read: {shown(repr(error), 200)}."
@@ -147,15 +194,31 @@ def _from_table(table: Table, data: str, split: str) -> Iterator[Question]:
     question, context, answers = columns.values()
     if question is None or context is None or answers is None:
         found = f"The data have the columns {listed(table.names)}. Wanted are question, context and answers."
-        raise ConfigError(f"The data '{shown(data, 200)}' were asked for.", found, "Give SQuAD's JSON file, or a table with these columns.")
+        raise ConfigError(
+            f"The data '{shown(data, 200)}' were asked for.",
+            found,
+            "Give SQuAD's JSON file, or a table with these columns.",
+        )
     texts, contexts = texts_of(table, question, split), texts_of(table, context, split)
     topic = next((name for name in (FILE, "title") if name in table.columns), None)
     topics = texts_of(table, topic, split, may_be_empty=True) if topic is not None else ("",) * len(table)
-    for row, (text, passage, own, title) in enumerate(zip(texts, contexts, table.values(answers), topics, strict=True), 1):
+    for row, (text, passage, own, title) in enumerate(
+        zip(texts, contexts, table.values(answers), topics, strict=True), 1
+    ):
         try:
             spans = _spans(own, passage)
-        except (ValueError, LookupError, TypeError, SyntaxError, MemoryError, RecursionError):
-            found = f"Row {row} of {split} has {shown(own)}, no list of texts with the places where they begin in the context."
+        except (
+            ValueError,
+            LookupError,
+            TypeError,
+            SyntaxError,
+            MemoryError,
+            RecursionError,
+        ):
+            found = (
+                f"Row {row} of {split} has {shown(own)}, no list of texts with the places where they begin in the "
+                "context."
+            )
             todo = "Write such as {'text': ['Rouen'], 'answer_start': [10]}; empty lists: no answer."
             raise ConfigError(f"The answers of '{shown(data, 200)}' were asked for.", found, todo) from None
         yield _question(text, passage, spans, title, data)
@@ -164,14 +227,18 @@ def _from_table(table: Table, data: str, split: str) -> Iterator[Question]:
 def _spans(answers: Any, context: str) -> list[tuple[int, str]]:
     """Return the place and text of each answer in a table's forms: None; objects, or lists in an object; or a text.
 
-    A text holds one of these as JSON or in Python's notation (a CSV file has no lists), or is an answer that the context has once.
+    A text holds one of these as JSON or in Python's notation (a CSV file has no lists), or is an answer that the
+    context has once.
     Raises ValueError, LookupError, TypeError and what ast.literal_eval raises.
     """
     if is_missing(answers):
         return []
     if isinstance(answers, str):
         if answers.lstrip().startswith(("[", "{")):
-            return _spans(ast.literal_eval(answers) if "'" in answers else json_value(answers), context)
+            return _spans(
+                ast.literal_eval(answers) if "'" in answers else json_value(answers),
+                context,
+            )
         if context.count(answers) != 1:
             raise ValueError(answers)
         return [(context.index(answers), answers)]
@@ -184,9 +251,14 @@ def _spans(answers: Any, context: str) -> list[tuple[int, str]]:
 
 def _question(text: str, context: str, spans: Iterable[tuple[int, str]], topic: str, place: str) -> Question:
     answers = tuple(dict.fromkeys(Span(int(start), answer) for start, answer in spans))
-    wrong = next((one for one in answers if not one.text or context[one.start : one.start + len(one.text)] != one.text), None)
+    wrong = next(
+        (one for one in answers if not one.text or context[one.start : one.start + len(one.text)] != one.text),
+        None,
+    )
     if wrong is not None:
-        found = f"The context of '{shown(text, 100)}' does not have '{shown(wrong.text, 60)}' at character {wrong.start}."
+        found = (
+            f"The context of '{shown(text, 100)}' does not have '{shown(wrong.text, 60)}' at character {wrong.start}."
+        )
         raise ConfigError(f"Questions of '{place}' were asked for.", found, "Mend that answer_start.")
     return Question(text.strip(), context, answers, topic)
 
@@ -205,21 +277,42 @@ def _asked(questions: Iterable[Question]) -> Split:
 
 def _task(name: str, parts: Mapping[str, Split], source: str, notes: Sequence[str] = ()) -> Task:
     splits: dict[str, Any] = numbered({part: parts[part] for part in ("train", "validation", "test")})
-    return Task(name=name, kind="question_answering", num_outputs=2, metrics=METRICS, source=source, notes=tuple(notes), **splits)
+    return Task(
+        name=name,
+        kind="question_answering",
+        num_outputs=2,
+        metrics=METRICS,
+        source=source,
+        notes=tuple(notes),
+        **splits,
+    )
 
 
-USUAL = {"tokens": ("tokens", "words"), "tags": ("tags", "ner_tags", "pos_tags", "labels")}
+USUAL = {
+    "tokens": ("tokens", "words"),
+    "tags": ("tags", "ner_tags", "pos_tags", "labels"),
+}
 NOT_LEARNT = str(IGNORED)
 """The tag of a word that is neither learnt nor scored, as transformers' datasets have it."""
 
 
-def load_token_classification(data: Path | str | None, columns: str = "", class_names: Sequence[str] = (), *, whole: bool = False) -> Task:
-    """Return own data as a task of tagged words.  Its metrics are F1 over whole entities, and the share of correctly tagged words.
+def load_token_classification(
+    data: Path | str | None,
+    columns: str = "",
+    class_names: Sequence[str] = (),
+    *,
+    whole: bool = False,
+) -> Task:
+    """Return own data as a task of tagged words.  Its metrics are F1 over whole entities, and the share of correctly
+    tagged words.
 
-    columns: for example 'tokens=words,tags=pos'; other columns are found by their usual names.  data: see own.load_own; or a file, or a
-    folder of files, in CoNLL-2003's format.  class_names: of a model, to which tags are matched by name; none: those of the data.
+    columns: for example 'tokens=words,tags=pos'; other columns are found by their usual names.  data: see own.load_own;
+    or a file, or a
+    folder of files, in CoNLL-2003's format.  class_names: of a model, to which tags are matched by name; none: those of
+    the data.
     whole: see own.divided.
-    Raises MissingDataError if the data is unavailable, ConfigError naming a row whose lists differ in length or are empty.
+    Raises MissingDataError if the data is unavailable, ConfigError naming a row whose lists differ in length or are
+    empty.
     """
     tables = _conll(None if data is None else user_path(data, "The data")) or read_tables("token_classification", data)
     first = next(iter(tables.values()))
@@ -227,13 +320,20 @@ def load_token_classification(data: Path | str | None, columns: str = "", class_
     named = named_columns(columns, tuple(USUAL), first, example)
     tokens, tags = (named.get(role) or usual_column(first, usual) for role, usual in USUAL.items())
     if tokens is None or tags is None:
-        asked, todo = "Data with a column of words and one of their tags were asked for.", f"Name them, such as --columns {example}."
+        asked, todo = (
+            "Data with a column of words and one of their tags were asked for.",
+            f"Name them, such as --columns {example}.",
+        )
         raise ConfigError(asked, f"The data have the columns {listed(first.names)}.", todo)
     rows = {split: list(_tagged(table, tokens, tags, split)) for split, table in tables.items()}
     known = (tag for own in rows.values() for _, names in own for tag in names if tag != NOT_LEARNT)
     classes = tuple(class_names) or first.classes.get(tags) or sorted_classes(known, first="O")
     if not classes:
-        raise ConfigError(f"The tags in the column '{shown(tags)}' were asked for.", f"All are {NOT_LEARNT}.", "Give words a class.")
+        raise ConfigError(
+            f"The tags in the column '{shown(tags)}' were asked for.",
+            f"All are {NOT_LEARNT}.",
+            "Give words a class.",
+        )
     return Task(
         name="token_classification",
         kind="token_classification",
@@ -242,7 +342,11 @@ def load_token_classification(data: Path | str | None, columns: str = "", class_
         class_names=classes,
         source=f"{Path(str(data)).name}, columns {tokens}, {tags}",
         notes=tuple(note for table in tables.values() for note in table.notes),
-        **divided(numbered({split: _split(own, classes, tags, split) for split, own in rows.items()}), data, whole=whole),
+        **divided(
+            numbered({split: _split(own, classes, tags, split) for split, own in rows.items()}),
+            data,
+            whole=whole,
+        ),
     )
 
 
@@ -262,7 +366,11 @@ def _conll(path: Path | None) -> dict[str, Table]:
         if split:
             own = list(_sentences(file))
             if not own:
-                raise ConfigError(f"'{file}' was to be read as CoNLL-2003.", "It has no sentence.", "Give data.")
+                raise ConfigError(
+                    f"'{file}' was to be read as CoNLL-2003.",
+                    "It has no sentence.",
+                    "Give data.",
+                )
             sentences.setdefault(split, []).extend(own)
     places = (("tokens", 0), ("tags", -1))
     return {
@@ -278,7 +386,11 @@ def _sentences(path: Path) -> Iterator[list[list[str]]]:
         columns = words_of(line)
         if len(columns) == 1:
             found = f"Line {number} is '{shown(line, 60)}': a word without a tag."
-            raise ConfigError(f"'{path}' was to be read as CoNLL-2003.", found, "Write a word and its tag on a line.")
+            raise ConfigError(
+                f"'{path}' was to be read as CoNLL-2003.",
+                found,
+                "Write a word and its tag on a line.",
+            )
         if columns and columns[0] != "-DOCSTART-":
             words.append(columns)
         elif words:
@@ -287,36 +399,69 @@ def _sentences(path: Path) -> Iterator[list[list[str]]]:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text.  Only blanks, tabs and line ends divide them; a no-break space belongs to its word."""
+    """Return the words of a text.  Only blanks, tabs and line ends divide them; a no-break space belongs to its
+    word.
+    """
     return re.findall(r"[^ \t\r\n]+", text)
 
 
 def _tagged(table: Table, tokens: str, tags: str, split: str) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the words and the tags of each row.  Raises ConfigError naming a row that has no lists of equal length, or a word or tag."""
+    """Yield the words and the tags of each row.  Raises ConfigError naming a row that has no lists of equal length, or
+    a word or tag.
+    """
     asked = "Words with a tag each were asked for."
     for row, (words, classes) in enumerate(zip(table.values(tokens), table.values(tags), strict=True), start=1):
         if not isinstance(words, list) or not isinstance(classes, list) or not words or len(words) != len(classes):
-            sizes = f"{len(words)} words and {len(classes)} tags" if isinstance(words, list) and isinstance(classes, list) else "no lists"
+            sizes = (
+                f"{len(words)} words and {len(classes)} tags"
+                if isinstance(words, list) and isinstance(classes, list)
+                else "no lists"
+            )
             found = f"Row {row} of {split} has {sizes} in the columns '{tokens}' and '{tags}'."
             raise ConfigError(asked, found, "Mend or remove that row.")
         texts, names = list(map(as_text, words)), list(map(as_class, classes))
-        wrong = next((at for at, (text, name) in enumerate(zip(texts, names, strict=True)) if text is None or not name), None)
+        wrong = next(
+            (at for at, (text, name) in enumerate(zip(texts, names, strict=True)) if text is None or not name),
+            None,
+        )
         if wrong is not None:
-            found = f"Word {wrong + 1} of row {row} of {split} is '{shown(words[wrong])}' and its tag '{shown(classes[wrong])}'."
-            raise ConfigError(asked, found, f"Give every word a tag; {NOT_LEARNT} is that of a word that is not learnt.")
+            found = (
+                f"Word {wrong + 1} of row {row} of {split} is '{shown(words[wrong])}' and its tag "
+                f"'{shown(classes[wrong])}'."
+            )
+            raise ConfigError(
+                asked,
+                found,
+                f"Give every word a tag; {NOT_LEARNT} is that of a word that is not learnt.",
+            )
         yield [text or "" for text in texts], [name or "" for name in names]
 
 
-def _split(rows: Sequence[tuple[list[str], list[str]]], names: Sequence[str], column: str, split: str) -> Split:
+def _split(
+    rows: Sequence[tuple[list[str], list[str]]],
+    names: Sequence[str],
+    column: str,
+    split: str,
+) -> Split:
     texts, spans = [], []
     numbers = {name: number for name, number in zip(names, range(len(names)), strict=True)} | {NOT_LEARNT: IGNORED}
     for words, tags in rows:
         if not numbers.keys() >= set(tags):
-            class_numbers([tag for _, own in rows for tag in own if tag != NOT_LEARNT], names, column, split)
+            class_numbers(
+                [tag for _, own in rows for tag in own if tag != NOT_LEARNT],
+                names,
+                column,
+                split,
+            )
         text, own = joined(words, [numbers[tag] for tag in tags])
         texts.append(text)
         spans.append(own)
-    return Split(texts=tuple(texts), labels=(0,) * len(texts), sample_ids=tuple(range(len(texts))), spans=tuple(spans))
+    return Split(
+        texts=tuple(texts),
+        labels=(0,) * len(texts),
+        sample_ids=tuple(range(len(texts))),
+        spans=tuple(spans),
+    )
 
 
 def joined(words: Sequence[str], labels: Sequence[int]) -> tuple[str, tuple[Span, ...]]:

@@ -1,7 +1,9 @@
 """Read people's own tables: CSV, TSV, JSON, JSONL and Parquet files, folders of them, saved data sets, and the hub's.
 
-A reader converts nothing: a cell of a text file stays its text, a value of JSON or Parquet keeps its type.  Tasks convert values by their
-need (see own.py).  Classes that a data set stores as numbers become their names here, so that labels are matched by name everywhere.
+A reader converts nothing: a cell of a text file stays its text, a value of JSON or Parquet keeps its type.  Tasks
+convert values by their
+need (see own.py).  Classes that a data set stores as numbers become their names here, so that labels are matched by
+name everywhere.
 """
 
 from __future__ import annotations
@@ -21,16 +23,32 @@ from workbench.core.errors import ConfigError, MissingDataError, did_you_mean
 from workbench.core.serial import listed, read_text, shown, text_lines, user_path
 from workbench.tasks.published import hub_dataset, saved_dataset
 
-READERS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
+READERS = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".parquet": "parquet",
+}
 FORMS = "CSV, TSV, JSON, JSONL and Parquet files, folders of one kind of them, and folders of save_to_disk"
 SPLITS = {
     "train": ("train", "training", "trainset"),
-    "validation": ("validation", "valid", "val", "dev", "development", "devset", "eval"),
+    "validation": (
+        "validation",
+        "valid",
+        "val",
+        "dev",
+        "development",
+        "devset",
+        "eval",
+    ),
     "test": ("test", "testing", "testset"),
 }
 """Words by which a file's or a table's name says which split it holds."""
 FILE = "file"
-"""The column that is added if the training rows of a folder come from several files: a file's name, without its ending."""
+"""The column that is added if the training rows of a folder come from several files: a file's name, without its
+ending."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _NAME_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _HALF_CHARACTER = re.compile(r"[\ud800-\udfff]")
@@ -41,7 +59,8 @@ class Table:
     """columns: the values of each column, one for each row: a list, or an Arrow column until it is used.
 
     classes: the names, in order, of the classes of columns that a data set stores as numbers.
-    repeated: names that several columns have.  notes: what the reader could not know and how it read it, for the report.
+    repeated: names that several columns have.  notes: what the reader could not know and how it read it, for the
+    report.
     """
 
     columns: Mapping[str, Any]
@@ -64,23 +83,37 @@ class Table:
             values = column if isinstance(column, list) else column.to_pylist()
         except ValueError as error:  # bytes that are no UTF-8
             found = f"It does not read as text: {shown(str(error), 200)}."
-            raise ConfigError(f"The column '{shown(name)}' was to be read.", found, "Save it as UTF-8.") from error
+            raise ConfigError(
+                f"The column '{shown(name)}' was to be read.",
+                found,
+                "Save it as UTF-8.",
+            ) from error
         if (classes := self.classes.get(name)) is None:
             return values
         named = dict(enumerate(classes))
 
         def name_of(value: Any) -> Any:
-            return [name_of(one) for one in value] if isinstance(value, list) else named.get(value, value if value != -1 else None)
+            return (
+                [name_of(one) for one in value]
+                if isinstance(value, list)
+                else named.get(value, value if value != -1 else None)
+            )
 
         return [name_of(value) for value in values]
 
 
 def split_of(name: str) -> str | None:
-    """Return the split that a name says: 'Train', 'test_data' and 'reviewsTest-2' do.  Raises ConfigError if it says two."""
+    """Return the split that a name says: 'Train', 'test_data' and 'reviewsTest-2' do.  Raises ConfigError if it says
+    two.
+    """
     words = {word.lower() for word in _NAME_WORDS.findall(name)}
     said = [split for split, known in SPLITS.items() if words & set(known)]
     if len(said) > 1:
-        raise ConfigError(f"The split in '{shown(name)}' was to be read.", f"Its name says {' and '.join(said)}.", "Rename it.")
+        raise ConfigError(
+            f"The split in '{shown(name)}' was to be read.",
+            f"Its name says {' and '.join(said)}.",
+            "Rename it.",
+        )
     return said[0] if said else None
 
 
@@ -104,10 +137,16 @@ def read_tables(task: str, data: Path | str | None) -> dict[str, Table]:
         for name in tables:
             if (split := split_of(name)) is not None:
                 named.setdefault(split, tables[name])
-        found = {name: _from_dataset(table) for name, table in (named or {"train": next(iter(tables.values()))}).items()}
+        found = {
+            name: _from_dataset(table) for name, table in (named or {"train": next(iter(tables.values()))}).items()
+        }
     for name, table in found.items():
         if not len(table):
-            raise ConfigError(f"The data '{data}' were asked for.", f"Their {name} split has 0 rows.", "Give data.")
+            raise ConfigError(
+                f"The data '{data}' were asked for.",
+                f"Their {name} split has 0 rows.",
+                "Give data.",
+            )
     return {name: found[name] for name in SPLITS if name in found}
 
 
@@ -117,7 +156,11 @@ def _no_such_data(path: Path) -> MissingDataError:
     else:
         found = "There is no such file or folder, and it is no hub name (OWNER/NAME)."
     beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
-    return MissingDataError(f"The data '{shown(str(path), 200)}' were asked for.", found, did_you_mean(path.name, beside, "Check --data."))
+    return MissingDataError(
+        f"The data '{shown(str(path), 200)}' were asked for.",
+        found,
+        did_you_mean(path.name, beside, "Check --data."),
+    )
 
 
 def _from_folder(folder: Path) -> dict[str, Table]:
@@ -125,7 +168,11 @@ def _from_folder(folder: Path) -> dict[str, Table]:
 
     Files whose names say no split are the training rows if no file's name says train; otherwise a note names them.
     """
-    files = sorted(one for one in folder.iterdir() if one.suffix.lower() in READERS and not one.name.startswith(".") and not one.is_dir())
+    files = sorted(
+        one
+        for one in folder.iterdir()
+        if one.suffix.lower() in READERS and not one.name.startswith(".") and not one.is_dir()
+    )
     kinds = {READERS[one.suffix.lower()] for one in files}
     if len(kinds) != 1:
         found = f"It holds {'several kinds' if kinds else 'no such file'}. Read are {FORMS}."
@@ -148,14 +195,20 @@ def _from_folder(folder: Path) -> dict[str, Table]:
 
 
 def _joined(tables: Sequence[Table], files: Sequence[Path]) -> Table:
-    """Return the rows of several files as one table.  Files of JSON may lack columns.  Raises ConfigError if others do."""
+    """Return the rows of several files as one table.  Files of JSON may lack columns.  Raises ConfigError if others
+    do.
+    """
     names = dict.fromkeys(name for table in tables for name in table.names)
     columns: dict[str, list[Any]] = {name: [] for name in names}
     for table, path in zip(tables, files, strict=True):
         missing = [name for name in names if name not in table.columns]
         if missing and READERS[path.suffix.lower()] != "json":
             found = f"'{path.name}' has no column {listed(missing)}, unlike other files there."
-            raise ConfigError(f"The data '{path.parent}' were asked for.", found, "Give all files the same columns.")
+            raise ConfigError(
+                f"The data '{path.parent}' were asked for.",
+                found,
+                "Give all files the same columns.",
+            )
         for name, values in columns.items():
             values += [None] * len(table) if name in missing else table.values(name)
     return Table(
@@ -170,7 +223,11 @@ def _from_file(path: Path) -> Table:
     asked = f"The data '{path}' were asked for."
     kind = READERS.get(path.suffix.lower())
     if kind is None:
-        raise ConfigError(asked, f"'{path.name}' is none by its name. Read are {FORMS}.", "Check --data.")
+        raise ConfigError(
+            asked,
+            f"'{path.name}' is none by its name. Read are {FORMS}.",
+            "Check --data.",
+        )
     if kind == "parquet":
         return _from_parquet(path)
     text = read_text(path, "the data")
@@ -182,7 +239,11 @@ def _from_file(path: Path) -> Table:
         else:
             table = _from_csv(text, "\t" if path.suffix.lower() == ".tsv" else ",")
     except (ValueError, csv.Error, RecursionError) as error:
-        cause = "Its brackets are nested too deep" if isinstance(error, RecursionError) else shown(str(error).rstrip("."), 200)
+        cause = (
+            "Its brackets are nested too deep"
+            if isinstance(error, RecursionError)
+            else shown(str(error).rstrip("."), 200)
+        )
         raise ConfigError(asked, f"It does not read as {kind}: {cause}.", "Mend the file.") from error
     if not len(table):
         raise ConfigError(asked, "It has 0 rows.", "Give data.")
@@ -192,7 +253,8 @@ def _from_file(path: Path) -> Table:
 def _from_csv(text: str, delimiter: str) -> Table:
     """Return a table with a header.  Raises csv.Error naming a line that has more cells than the header.
 
-    Quotes enclose a cell (RFC 4180).  If the text breaks that rule and fits the header without it, quotes are ordinary characters.
+    Quotes enclose a cell (RFC 4180).  If the text breaks that rule and fits the header without it, quotes are ordinary
+    characters.
     """
     notes = []
     try:
@@ -201,7 +263,10 @@ def _from_csv(text: str, delimiter: str) -> Table:
         long = [span for span in spans if span[0] > 1 and any("\n" in cell for cell in rows[span[1]])]
         if long:
             _, number, begin, end = max(long)
-            notes.append(f"in {len(long)} rows a quoted cell has several lines; the longest is row {number}, lines {begin} to {end}.")
+            notes.append(
+                f"in {len(long)} rows a quoted cell has several lines; the longest is row {number}, lines "
+                f"{begin} to {end}."
+            )
     except csv.Error as error:
         rows, _ = _cells(text, delimiter, csv.QUOTE_NONE)
         if any(len(row) != len(rows[0]) for row in rows):
@@ -210,18 +275,30 @@ def _from_csv(text: str, delimiter: str) -> Table:
     header, *rest = rows
     for number, row in enumerate(rest, 1):
         if any(row[len(header) :]):
-            raise csv.Error(f"row {number} has {len(row)} cells and the header has {len(header)}; a cell with {delimiter!r} needs quotes")
+            raise csv.Error(
+                f"row {number} has {len(row)} cells and the header has {len(header)}; a cell with {delimiter!r} "
+                "needs quotes"
+            )
     width = len(header)
     columns = zip(*(row[:width] + [""] * (width - len(row)) for row in rest), strict=True)
     values = list(map(list, columns)) or [[] for _ in header]
-    return Table(columns=dict(zip(header, values, strict=True)), repeated=_repeated(header), notes=tuple(notes))
+    return Table(
+        columns=dict(zip(header, values, strict=True)),
+        repeated=_repeated(header),
+        notes=tuple(notes),
+    )
 
 
 def _cells(text: str, delimiter: str, quoting: Any) -> tuple[list[list[str]], list[int]]:
     """Return the cells of each line that is not blank, and the number of the last line of each."""
     before = csv.field_size_limit(len(text) + 1)
     try:
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, strict=True)
+        reader = csv.reader(
+            io.StringIO(text, newline=""),
+            delimiter=delimiter,
+            quoting=quoting,
+            strict=True,
+        )
         rows, lines = [], []
         try:
             for row in reader:
@@ -236,7 +313,9 @@ def _cells(text: str, delimiter: str, quoting: Any) -> tuple[list[list[str]], li
 
 
 def _from_json(text: str, *, one_a_line: bool) -> Table:
-    """Return the table in an array of objects, in an object of arrays, or in lines of an object each.  Raises ValueError."""
+    """Return the table in an array of objects, in an object of arrays, or in lines of an object each.  Raises
+    ValueError.
+    """
     rows: Any = None
     if not one_a_line:
         try:
@@ -260,7 +339,10 @@ def _from_json(text: str, *, one_a_line: bool) -> Table:
             return Table(columns=lists, notes=notes_on_broken(lists.values()))
         else:
             rows = [rows]
-    wrong = next((number for number, row in enumerate(rows, 1) if not isinstance(row, dict)), None)
+    wrong = next(
+        (number for number, row in enumerate(rows, 1) if not isinstance(row, dict)),
+        None,
+    )
     if wrong is not None:
         raise ValueError(f"row {wrong} is no object of columns and values")
     names = dict.fromkeys(name for row in rows for name in row)
@@ -298,10 +380,14 @@ def whole_characters(value: Any) -> Any:
 
 def notes_on_broken(columns: Iterable[list[Any]]) -> tuple[str, ...]:
     """Return the note on rows with characters that whole_characters replaced."""
-    rows = sorted({row for values in columns for row, value in enumerate(values, 1) if isinstance(value, str) and HALF in value})
+    rows = sorted(
+        {row for values in columns for row, value in enumerate(values, 1) if isinstance(value, str) and HALF in value}
+    )
     if not rows:
         return ()
-    return (f"{len(rows)} rows hold broken characters, such as half an emoji, shown as U+FFFD; the first is row {rows[0]}.",)
+    return (
+        f"{len(rows)} rows hold broken characters, such as half an emoji, shown as U+FFFD; the first is row {rows[0]}.",
+    )
 
 
 def _from_parquet(path: Path) -> Table:
@@ -311,7 +397,10 @@ def _from_parquet(path: Path) -> Table:
     try:
         return _from_dataset(datasets.Dataset(pyarrow.parquet.ParquetFile(path).read()))
     except Exception as error:  # the reader raises many kinds of errors for a damaged file
-        asked, found = f"The data '{path}' were asked for.", f"It does not read as parquet: {shown(str(error).rstrip('.'), 200)}."
+        asked, found = (
+            f"The data '{path}' were asked for.",
+            f"It does not read as parquet: {shown(str(error).rstrip('.'), 200)}.",
+        )
         raise ConfigError(asked, found, "Mend the file.") from error
 
 

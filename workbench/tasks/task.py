@@ -1,4 +1,6 @@
-"""Define a task: texts, labels, splits and metrics; its views as text-to-text and as prompts of next-word prediction."""
+"""Define a task: texts, labels, splits and metrics; its views as text-to-text and as prompts of next-word
+prediction.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ IGNORED = -100
 
 
 class Span(NamedTuple):
-    """A range of characters in a text, and the text there.  label: the class of a word in token classification, or IGNORED."""
+    """A range of characters in a text, and the text there.  label: the class of a word in token classification, or
+    IGNORED.
+    """
 
     start: int
     text: str
@@ -38,7 +42,8 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSample:
-    """fields: the prompt's contents by name.  label: the class, or the number of the correct candidate; 0 for a question.
+    """fields: the prompt's contents by name.  label: the class, or the number of the correct candidate; 0 for a
+    question.
 
     answers: for a question, all correct answers; the first is the one to learn.
     """
@@ -53,10 +58,12 @@ class PromptSample:
 class Split:
     """Samples of a task.
 
-    pairs: second texts, or None.  labels: int (class, also of a label word) or float (regression).  sample_ids: stable, unique.
+    pairs: second texts, or None.  labels: int (class, also of a label word) or float (regression).  sample_ids: stable,
+    unique.
     images: square grey images, row by row, one byte per pixel; the texts are then empty.
     sources: where each sample comes from (a reviewer, product or topic), or None.
-    spans: in question answering the accepted answers in `pairs`, where texts are questions and labels are 1 if there is an answer;
+    spans: in question answering the accepted answers in `pairs`, where texts are questions and labels are 1 if there is
+    an answer;
     in token classification the words of each text, with all labels 0.  None in other tasks.
     answers: in text generation what follows each text, with all labels 0.  None in other tasks.
     prompts: what a prompt shows of each sample; empty if there are only texts and pairs (see as_prompts).
@@ -73,7 +80,11 @@ class Split:
     prompts: tuple[PromptSample, ...] = ()
 
     def __post_init__(self) -> None:
-        sizes = {len(column) for name, column in self._columns().items() if column is not None and (column or name != "prompts")}
+        sizes = {
+            len(column)
+            for name, column in self._columns().items()
+            if column is not None and (column or name != "prompts")
+        }
         assert len(sizes) == 1, f"a split of unequal columns: {sizes}"
 
     def __len__(self) -> int:
@@ -99,7 +110,8 @@ class Task:
     """Samples in three splits, none of them empty.
 
     metrics: names in workbench.tasks.metrics; the first one selects the best epoch (see metrics.quality).
-    words: for sequence-to-sequence the label word of each class; the splits' labels stay classes, which the metrics compare.
+    words: for sequence-to-sequence the label word of each class; the splits' labels stay classes, which the metrics
+    compare.
     class_names: of a classification, in class order; empty: classes are numbers, or a prompt's label words.
     prompt: of a task as next-word prediction, whose splits have prompts; None for others.
     source: where the data comes from, for reports.  notes: how they were read where that was not certain, for reports.
@@ -123,7 +135,9 @@ class Task:
         for name in SPLIT_NAMES:
             if not len(getattr(self, name)):
                 raise ConfigError(
-                    f"The task '{self.name}' was asked for.", f"Its {name} split has 0 samples.", "Give data, or fewer conditions."
+                    f"The task '{self.name}' was asked for.",
+                    f"Its {name} split has 0 samples.",
+                    "Give data, or fewer conditions.",
                 )
 
     def limited(self, train: int | None, validation: int | None, test: int | None) -> Task:
@@ -153,15 +167,24 @@ def _limit(split: Split, limit: int | None, prompt: Prompt | None) -> Split:
     if limit is None or limit >= len(split):
         return split
     if limit < 1:
-        raise ConfigError(f"A split of {limit} samples was asked for.", "An empty split trains and tests nothing.", "Raise the limit.")
-    # One fixed permutation, so that a larger limit includes all samples of a smaller one.  Prompts are in such an order already.
+        raise ConfigError(
+            f"A split of {limit} samples was asked for.",
+            "An empty split trains and tests nothing.",
+            "Raise the limit.",
+        )
+    # One fixed permutation, so that a larger limit includes all samples of a smaller one.  Prompts are in such an order
+    # already.
     return split.take(range(limit) if prompt else sorted(fixed_order("limit", len(split))[:limit]))
 
 
 def samples_digest(task: Task, split: str) -> str:
     """Return a digest of the samples of one of a task's splits, in their order: of its prompts if the task has one."""
     own: Split = getattr(task, split)
-    columns = [own.prompts] if task.prompt else [one for name, one in own._columns().items() if one is not None and name != "prompts"]
+    columns = (
+        [own.prompts]
+        if task.prompt
+        else [one for name, one in own._columns().items() if one is not None and name != "prompts"]
+    )
     digest = hashlib.sha256()
     for row in zip(*columns, strict=True):
         digest.update(repr(row).encode("utf-8", "surrogatepass"))
@@ -172,7 +195,8 @@ def numbered(parts: Mapping[str, Split]) -> dict[str, Split]:
     """Return the splits with sample ids that are counted on from one split to the next."""
     starts = itertools.accumulate(map(len, parts.values()), initial=0)
     return {
-        name: replace(part, sample_ids=tuple(range(at, at + len(part)))) for (name, part), at in zip(parts.items(), starts, strict=False)
+        name: replace(part, sample_ids=tuple(range(at, at + len(part))))
+        for (name, part), at in zip(parts.items(), starts, strict=False)
     }
 
 
@@ -184,9 +208,11 @@ def fixed_order(purpose: str, count: int) -> list[int]:
 
 
 def as_text_to_text(task: Task) -> Task:
-    """Return the task with kind 'sequence_to_sequence': texts with T5's prefixes, no pairs, a label word for each class.
+    """Return the task with kind 'sequence_to_sequence': texts with T5's prefixes, no pairs, a label word for each
+    class.
 
-    A regression's numbers become classes in steps of 0.2.  Correlations of the classes are those of the rounded numbers.
+    A regression's numbers become classes in steps of 0.2.  Correlations of the classes are those of the rounded
+    numbers.
     Raises ConfigError for a task without a wording.
     """
     if task.kind == "sequence_to_sequence":
@@ -209,7 +235,10 @@ def _reworded(split: Split, wording: Wording, num_words: int) -> Split:
     if split.pairs is None:
         texts = tuple(f"{wording.prefix} {first}: {text}" for text in split.texts)
     else:
-        texts = tuple(f"{wording.prefix} {first}: {text} {second}: {other}" for text, other in zip(split.texts, split.pairs, strict=True))
+        texts = tuple(
+            f"{wording.prefix} {first}: {text} {second}: {other}"
+            for text, other in zip(split.texts, split.pairs, strict=True)
+        )
     labels = (
         split.labels
         if wording.words
@@ -225,17 +254,29 @@ OWN_PROMPT = "classification"
 def as_prompts(task: Task) -> Task:
     """Return the task as next-word prediction, with a prompt, and splits whose samples have prompts.
 
-    Splits are in a fixed random order, so that their first samples are representative: published files may be sorted by class.
+    Splits are in a fixed random order, so that their first samples are representative: published files may be sorted by
+    class.
     The metric is 'f1' (of the answer's words) for questions, 'accuracy' for all other tasks (P-RGE, appendix D.1).
     """
     prompt, is_own = PROMPTS.get(task.name), task.name == OWN_PROMPT
     if prompt is None:
         fields = ("text",) if task.train.pairs is None else ("text", "pair")
         lines = "".join(f"{{{name}}}\n" for name in fields)
-        prompt = Prompt(text=f"{lines}Label:", shortened="text", words=tuple(f" {name}" for name in task.class_names))
+        prompt = Prompt(
+            text=f"{lines}Label:",
+            shortened="text",
+            words=tuple(f" {name}" for name in task.class_names),
+        )
     parts: dict[str, Any] = {name: _with_prompts(getattr(task, name), prompt) for name in SPLIT_NAMES}
     metric = "f1" if prompt.kind == "question_answering" else "accuracy"
-    return replace(task, kind=prompt.kind, metrics=(metric,), prompt=prompt, class_names=task.class_names if is_own else (), **parts)
+    return replace(
+        task,
+        kind=prompt.kind,
+        metrics=(metric,),
+        prompt=prompt,
+        class_names=task.class_names if is_own else (),
+        **parts,
+    )
 
 
 def _with_prompts(split: Split, prompt: Prompt) -> Split:
@@ -244,7 +285,11 @@ def _with_prompts(split: Split, prompt: Prompt) -> Split:
     columns = (split.texts,) if split.pairs is None else (split.texts, split.pairs)
     assert len(columns) == len(prompt.fields), f"{len(columns)} texts for the fields {prompt.fields}"
     prompts = (
-        PromptSample(sample_id=sample_id, fields=dict(zip(prompt.fields, map(str.strip, texts), strict=True)), label=int(label))
+        PromptSample(
+            sample_id=sample_id,
+            fields=dict(zip(prompt.fields, map(str.strip, texts), strict=True)),
+            label=int(label),
+        )
         for sample_id, label, *texts in zip(split.sample_ids, split.labels, *columns, strict=True)
     )
     return replace(split, prompts=tuple(prompts)).take(fixed_order("limit", len(split)))
@@ -263,11 +308,19 @@ def prompt_split(prompts: Sequence[PromptSample], prompt: Prompt) -> Split:
 def with_label_words(task: Task, words: Sequence[str]) -> Task:
     """Return a classification by a prompt with other label words, in class order.
 
-    Raises ConfigError if the task is not a classification, or if the number of different words differs from the number of classes.
+    Raises ConfigError if the task is not a classification, or if the number of different words differs from the number
+    of classes.
     """
-    asked, prompt = f"The label words {'/'.join(words)} were asked for on '{task.name}'.", task.prompt
+    asked, prompt = (
+        f"The label words {'/'.join(words)} were asked for on '{task.name}'.",
+        task.prompt,
+    )
     if prompt is None or task.kind != "classification":
-        raise ConfigError(asked, f"It is {task.kind.replace('_', ' ')}, without classes.", "Leave them out.")
+        raise ConfigError(
+            asked,
+            f"It is {task.kind.replace('_', ' ')}, without classes.",
+            "Leave them out.",
+        )
     bare = [word.strip() for word in words]
     if len(bare) != len(prompt.words) or not all(bare) or len(set(bare)) < len(bare):
         found = f"It has {len(prompt.words)} classes: {'/'.join(prompt.label_words)}."

@@ -1,10 +1,13 @@
 """Tokenize splits, and form batches padded to their longest sample.
 
-Long contexts are split into overlapping windows, as BERT does for SQuAD: Devlin et al., "BERT" (2019), section 4.2 and its released code.
-An answer is the first and the last token in a window that contains all of it.  For other windows, and for a question without an answer,
+Long contexts are split into overlapping windows, as BERT does for SQuAD: Devlin et al., "BERT" (2019), section 4.2 and
+its released code.
+An answer is the first and the last token in a window that contains all of it.  For other windows, and for a question
+without an answer,
 both are the window's first token.
 
-In text generation a row is a text, its answer and the end token.  A token's class is the token that follows, in the answer.
+In text generation a row is a text, its answer and the end token.  A token's class is the token that follows, in the
+answer.
 """
 
 from __future__ import annotations
@@ -32,7 +35,13 @@ class Encoder(Protocol):
     def start_id(self) -> int | None:
         """The first token of a decoder's targets."""
 
-    def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, max_length: int) -> list[list[int]]:
+    def encode(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        max_length: int,
+    ) -> list[list[int]]:
         """Return the token ids of each text."""
 
 
@@ -65,8 +74,10 @@ class SpanEncoder(Protocol):
 class Window(NamedTuple):
     """A row of tokens.  sample: its index in the split.  first: the row's first token of the context (or text).
 
-    offsets: the characters [start, end) of the tokens from there on.  targets: the answer's first and last token; if is_tagged, the class
-    of each token: IGNORED except for the first token of each word, in text generation for the tokens in front of an answer's.
+    offsets: the characters [start, end) of the tokens from there on.  targets: the answer's first and last token; if
+    is_tagged, the class
+    of each token: IGNORED except for the first token of each word, in text generation for the tokens in front of an
+    answer's.
     """
 
     sample: int
@@ -81,20 +92,28 @@ class Window(NamedTuple):
         return self._replace(offsets=(), targets=(0,) * len(self.targets))
 
 
-def cut_windows(split: Split, encoder: SpanEncoder, max_length: int) -> tuple[tuple[tuple[int, ...], ...], tuple[Window, ...], int]:
-    """Return the token ids of every row, the rows' windows, and the number of samples whose answer or words fit into no row.
+def cut_windows(
+    split: Split, encoder: SpanEncoder, max_length: int
+) -> tuple[tuple[tuple[int, ...], ...], tuple[Window, ...], int]:
+    """Return the token ids of every row, the rows' windows, and the number of samples whose answer or words fit into no
+    row.
 
     Raises ConfigError naming a question that leaves no room for its context, and an answer that is not in its context.
     """
     assert split.spans is not None
     ids, windows, left_out = [], [], 0
     for sample, (found, spans) in enumerate(zip(encoder.locate(split.texts, split.pairs), split.spans, strict=True)):
-        before, own, after = found.ids[: found.first], found.ids[found.first : found.stop], found.ids[found.stop :]
+        before, own, after = (
+            found.ids[: found.first],
+            found.ids[found.first : found.stop],
+            found.ids[found.stop :],
+        )
         room = max_length - len(before) - len(after)
         if room < 2:
             raise ConfigError(
                 f"max_length = {max_length} was asked for.",
-                f"The question '{split.texts[sample][:60]}' takes {len(before) + len(after)} tokens, which leaves no room for its context.",
+                f"The question '{split.texts[sample][:60]}' takes {len(before) + len(after)} tokens, which "
+                "leaves no room for its context.",
                 "Raise max_length.",
             )
         tagged = split.pairs is None
@@ -114,7 +133,16 @@ def cut_windows(split: Split, encoder: SpanEncoder, max_length: int) -> tuple[tu
             else:
                 targets = (0, 0)
             ids.append((*before, *own[at : at + room], *after))
-            windows.append(Window(sample, split.sample_ids[sample] * MAX_WINDOWS + number, len(before), offsets, targets, tagged))
+            windows.append(
+                Window(
+                    sample,
+                    split.sample_ids[sample] * MAX_WINDOWS + number,
+                    len(before),
+                    offsets,
+                    targets,
+                    tagged,
+                )
+            )
     return tuple(ids), tuple(windows), left_out
 
 
@@ -152,9 +180,11 @@ def first_tokens(words: Sequence[Span], offsets: Sequence[tuple[int, int]]) -> l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedSplit:
-    """Token ids of every sample, with different lengths.  labels: int for classes and label words, float for regression.
+    """Token ids of every sample, with different lengths.  labels: int for classes and label words, float for
+    regression.
 
-    ids: for an image each token is the values of a patch.  sample_ids: stable ids of the samples in the whole task, independent of
+    ids: for an image each token is the values of a patch.  sample_ids: stable ids of the samples in the whole task,
+    independent of
     the chosen subset.  start_id: the first token of a decoder's targets, None without a decoder.
     words: for sequence-to-sequence the token ids of each class's label word.
     windows: for a split with spans, the part of a sample in each row; empty: each row is a sample.
@@ -176,7 +206,11 @@ class TokenizedSplit:
     def rows_of(self, samples: Sequence[int]) -> tuple[int, ...]:
         """Return the rows of some samples of the split: all their windows, or the samples themselves."""
         own = set(samples)
-        return tuple(row for row, window in enumerate(self.windows) if window.sample in own) if self.windows else tuple(samples)
+        return (
+            tuple(row for row, window in enumerate(self.windows) if window.sample in own)
+            if self.windows
+            else tuple(samples)
+        )
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -185,17 +219,22 @@ class TokenizedSplit:
 
     @property
     def target_length(self) -> int:
-        """Return the decoder's number of tokens: of the longest label word, or 1 for just the start token; 0 without a decoder."""
+        """Return the decoder's number of tokens: of the longest label word, or 1 for just the start token; 0 without a
+        decoder.
+        """
         return max((len(word) for word in self.words), default=int(self.start_id is not None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """input_ids, attention_mask: (n, t) int64, padded on the right; for images input_ids are (n, t, patch values) uint8.
+    """input_ids, attention_mask: (n, t) int64, padded on the right; for images input_ids are (n, t, patch values)
+    uint8.
 
-    labels: (n,) int64 or float32, for sequence-to-sequence (n, s) int64 with IGNORED where padded, for spans (n, 2) first and last token,
+    labels: (n,) int64 or float32, for sequence-to-sequence (n, s) int64 with IGNORED where padded, for spans (n, 2)
+    first and last token,
     for tagged tokens (n, t).  sample_ids: (n,) int64.
-    decoder_ids: (n, s) int64, None without a decoder.  choices: (words, s), the labels of every word for sequence-to-sequence.
+    decoder_ids: (n, s) int64, None without a decoder.  choices: (words, s), the labels of every word for
+    sequence-to-sequence.
     indices: positions of the samples in their split.
     """
 
@@ -225,9 +264,11 @@ class Batch:
 
 
 def tokenize(split: Split, encoder: Encoder, *, max_length: int, words: Sequence[str] = ()) -> TokenizedSplit:
-    """Tokenize a split.  Samples are truncated to max_length tokens; images are never truncated, contexts of questions become windows.
+    """Tokenize a split.  Samples are truncated to max_length tokens; images are never truncated, contexts of questions
+    become windows.
 
-    words: a sequence-to-sequence task's label words.  Raises ConfigError if the split is empty, if the model cannot read it, if the model's
+    words: a sequence-to-sequence task's label words.  Raises ConfigError if the split is empty, if the model cannot
+    read it, if the model's
     tokenizer cannot distinguish two label words, or if no answer begins within max_length.
     """
     if not split.texts:
@@ -242,7 +283,11 @@ def tokenize(split: Split, encoder: Encoder, *, max_length: int, words: Sequence
     elif isinstance(encoder, ImageEncoder):
         ids = encoder.encode_images(split.images)
     else:
-        raise ConfigError("A task of pictures was given to a model of text.", "It reads no pictures.", "Choose tiny-vit or another ViT.")
+        raise ConfigError(
+            "A task of pictures was given to a model of text.",
+            "It reads no pictures.",
+            "Choose tiny-vit or another ViT.",
+        )
     return TokenizedSplit(
         ids=tuple(tuple(sample) for sample in ids),
         labels=split.labels,
@@ -274,11 +319,23 @@ def _tokenize_spans(split: Split, encoder: Encoder, max_length: int) -> Tokenize
 def _tokenize_answers(split: Split, encoder: Any, max_length: int) -> TokenizedSplit:
     assert split.answers is not None
     if encoder.end_id is None:
-        asked, found = "Answers that end were asked for.", "The model's tokenizer names no token that ends a text."
+        asked, found = (
+            "Answers that end were asked for.",
+            "The model's tokenizer names no token that ends a text.",
+        )
         raise ConfigError(asked, found, "Give it an eos_token in tokenizer_config.json.")
     ids, windows, longest = [], [], []
-    for sample, (text, answer) in enumerate(zip(encoder.locate(split.texts), encoder.locate(split.answers), strict=True)):
-        first, whole = text.stop, (*text.ids[: text.stop], *answer.ids[answer.first : answer.stop], encoder.end_id)
+    for sample, (text, answer) in enumerate(
+        zip(encoder.locate(split.texts), encoder.locate(split.answers), strict=True)
+    ):
+        first, whole = (
+            text.stop,
+            (
+                *text.ids[: text.stop],
+                *answer.ids[answer.first : answer.stop],
+                encoder.end_id,
+            ),
+        )
         targets = ((IGNORED,) * (first - 1) + whole[first:] + (IGNORED,))[:max_length]
         ids.append(whole[:max_length])
         windows.append(Window(sample, split.sample_ids[sample], first, (), targets, True))
@@ -299,10 +356,18 @@ def _encoded_words(words: Sequence[str], encoder: Encoder, max_length: int) -> t
         return ()
     asked = f"Targets such as '{words[0]}' were asked for."
     if encoder.start_id is None:
-        raise ConfigError(asked, "The model has no decoder.", "Choose a T5 or BART model, or another kind of target.")
+        raise ConfigError(
+            asked,
+            "The model has no decoder.",
+            "Choose a T5 or BART model, or another kind of target.",
+        )
     encoded = tuple(tuple(word) for word in encoder.encode(list(words), max_length=max_length))
     if len(set(encoded)) < len(words):
-        raise ConfigError(asked, "The model's tokenizer gives two of the words the same tokens.", "Choose other words or another model.")
+        raise ConfigError(
+            asked,
+            "The model's tokenizer gives two of the words the same tokens.",
+            "Choose other words or another model.",
+        )
     return encoded
 
 
@@ -323,7 +388,11 @@ def collate(split: TokenizedSplit, indices: Sequence[int], *, length: int | None
     import torch
 
     if not indices:
-        raise ConfigError("A batch of 0 samples was asked for.", "There is nothing to pad to.", "Leave it out.")
+        raise ConfigError(
+            "A batch of 0 samples was asked for.",
+            "There is nothing to pad to.",
+            "Leave it out.",
+        )
     width = padded_length([len(split.ids[index]) for index in indices]) if length is None else length
     is_image = isinstance(split.ids[0][0], bytes)
     values = (len(split.ids[0][0]),) if is_image else ()  # type: ignore[arg-type]
@@ -333,8 +402,16 @@ def collate(split: TokenizedSplit, indices: Sequence[int], *, length: int | None
     for row, index in enumerate(indices):
         ids = split.ids[index]
         if len(ids) > width:
-            raise ConfigError(f"Padding to {width} tokens was asked for.", f"Sample {index} has {len(ids)}.", "Raise the length.")
-        tokens = torch.frombuffer(bytearray(b"".join(ids)), dtype=dtype).view(-1, *values) if is_image else torch.tensor(ids)  # type: ignore[arg-type]
+            raise ConfigError(
+                f"Padding to {width} tokens was asked for.",
+                f"Sample {index} has {len(ids)}.",
+                "Raise the length.",
+            )
+        if is_image:
+            pixels = bytearray(b"".join(ids))  # type: ignore[arg-type]
+            tokens = torch.frombuffer(pixels, dtype=dtype).view(-1, *values)
+        else:
+            tokens = torch.tensor(ids)
         input_ids[row, : len(ids)] = tokens
         attention_mask[row, : len(ids)] = 1
     if split.windows:
@@ -344,7 +421,10 @@ def collate(split: TokenizedSplit, indices: Sequence[int], *, length: int | None
         labels = torch.tensor([target + (IGNORED,) * (wide - len(target)) for target in targets])
     else:
         is_regression = isinstance(split.labels[0], float)
-        labels = torch.tensor([split.labels[index] for index in indices], dtype=torch.float32 if is_regression else torch.int64)
+        labels = torch.tensor(
+            [split.labels[index] for index in indices],
+            dtype=torch.float32 if is_regression else torch.int64,
+        )
     choices = None
     if split.words:
         choices = torch.tensor([word + (IGNORED,) * (split.target_length - len(word)) for word in split.words])
@@ -361,7 +441,9 @@ def collate(split: TokenizedSplit, indices: Sequence[int], *, length: int | None
 
 
 def decoder_inputs(labels: Tensor, start_id: int, pad_id: int) -> Tensor:
-    """Return the decoder's input for labels (n, s): the start token, then all labels but the last; (n, 1) for labels (n,)."""
+    """Return the decoder's input for labels (n, s): the start token, then all labels but the last; (n, 1) for labels
+    (n,).
+    """
     import torch
 
     start = torch.full((len(labels), 1), start_id, dtype=torch.int64)
@@ -370,17 +452,29 @@ def decoder_inputs(labels: Tensor, start_id: int, pad_id: int) -> Tensor:
     return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, pad_id)], dim=1)
 
 
-def text_batches(texts: Sequence[str], encoder: Encoder, max_length: int, batch_size: int, seed: int) -> Callable[[int], list[Batch]]:
+def text_batches(
+    texts: Sequence[str], encoder: Encoder, max_length: int, batch_size: int, seed: int
+) -> Callable[[int], list[Batch]]:
     """Return what draws an epoch's mini-batches of unlabelled texts, each of 2 or more."""
-    split = Split(texts=tuple(texts), labels=(0,) * len(texts), sample_ids=tuple(range(len(texts))))
+    split = Split(
+        texts=tuple(texts),
+        labels=(0,) * len(texts),
+        sample_ids=tuple(range(len(texts))),
+    )
     tokens = tokenize(split, encoder, max_length=max_length)
-    return lambda epoch: [collate(tokens, batch) for batch in epoch_batches(tokens.lengths, batch_size, seed, epoch) if len(batch) > 1]
+    return lambda epoch: [
+        collate(tokens, batch) for batch in epoch_batches(tokens.lengths, batch_size, seed, epoch) if len(batch) > 1
+    ]
 
 
 def evaluation_batches(
-    split: TokenizedSplit, batch_size: int = 64, told: Callable[[int, int], None] = lambda done, count: None
+    split: TokenizedSplit,
+    batch_size: int = 64,
+    told: Callable[[int, int], None] = lambda done, count: None,
 ) -> Iterator[Batch]:
-    """Yield the whole split (see by_length).  told: called after each batch with the number of samples done, and of all."""
+    """Yield the whole split (see by_length).  told: called after each batch with the number of samples done, and of
+    all.
+    """
     done = 0
     for indices in by_length(split.lengths, batch_size):
         yield collate(split, indices)

@@ -1,9 +1,13 @@
-"""How tasks are put into words: labels of text-to-text models, and the prompts of next-word prediction, as P-RGE prints them.
+"""How tasks are put into words: labels of text-to-text models, and the prompts of next-word prediction, as P-RGE prints
+them.
 
 The prompts are those of appendix D.2, Table 8.
-A row of the table is a line here, and the answer is on a separate line; after "It was" and "Answer:" and in the multiple choices
-it continues on the same line.  Most prompts are MeZO's (Malladi et al., NeurIPS 2023, appendix E.2), which breaks a few lines elsewhere and
-asks "Yes or No?" in WSC too.  The table does not assign words to classes; that follows from the meaning of the data sets' labels.
+A row of the table is a line here, and the answer is on a separate line; after "It was" and "Answer:" and in the
+multiple choices
+it continues on the same line.  Most prompts are MeZO's (Malladi et al., NeurIPS 2023, appendix E.2), which breaks a few
+lines elsewhere and
+asks "Yes or No?" in WSC too.  The table does not assign words to classes; that follows from the meaning of the data
+sets' labels.
 """
 
 from __future__ import annotations
@@ -24,7 +28,10 @@ STEP = 0.2
 def task_table(name: str, kind: type[T]) -> dict[str, T]:
     """Return a table of data/tasks.toml by task."""
     path = data_folder() / "tasks.toml"
-    return {task: from_builtins(text, kind, source=f"'{name}.{task}' of '{path}'") for task, text in read_toml(path)[name].items()}
+    return {
+        task: from_builtins(text, kind, source=f"'{name}.{task}' of '{path}'")
+        for task, text in read_toml(path)[name].items()
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +39,8 @@ class Wording:
     """How a task is expressed in words.
 
     prefix: before every text.  names: before the first and the second text of a pair.  words: one for each class.
-    lowest, highest: range of a regression's numbers, which are rounded to STEP and written as text; words is then empty.
+    lowest, highest: range of a regression's numbers, which are rounded to STEP and written as text; words is then
+    empty.
     """
 
     prefix: str
@@ -46,8 +54,10 @@ class Wording:
 class Prompt:
     """The wording of a sample: templates with the names of its fields in braces.
 
-    text: the model's input.  words: the continuation for each class.  candidates: the possible continuations of a multiple choice.
-    answer: the continuation of a question.  shortened: the field that is shortened from the left if the text does not fit.
+    text: the model's input.  words: the continuation for each class.  candidates: the possible continuations of a
+    multiple choice.
+    answer: the continuation of a question.  shortened: the field that is shortened from the left if the text does not
+    fit.
     kept: fields that are not content, and remain when the content is removed (see prompts/scoring.py).
     """
 
@@ -80,11 +90,20 @@ class Prompt:
         return self.text.format_map(fields)
 
     def without_content(self, fields: Mapping[str, str], stand_in: str) -> dict[str, str]:
-        """Return the fields with `stand_in` in place of those in the text.  Candidates and kept fields are unchanged."""
-        return {**fields, **{name: stand_in for name in self.fields if name not in self.kept}}
+        """Return the fields with `stand_in` in place of those in the text.  Candidates and kept fields are
+        unchanged.
+        """
+        return {
+            **fields,
+            **{name: stand_in for name in self.fields if name not in self.kept},
+        }
 
 
 WORDINGS = task_table("wordings", Wording)
 PROMPTS = task_table("prompts", Prompt)
-PAPER_SAMPLES: Mapping[str, Any] = {"train_samples": 1000, "validation_samples": 500, "test_samples": 1000}
+PAPER_SAMPLES: Mapping[str, Any] = {
+    "train_samples": 1000,
+    "validation_samples": 500,
+    "test_samples": 1000,
+}
 """Number of samples per split in the paper (appendix D.2, after MeZO)."""

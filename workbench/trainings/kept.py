@@ -1,4 +1,6 @@
-"""What trainings in one process share: a task's splits as token ids, a backbone with trained parts, its loss and score; what is kept."""
+"""What trainings in one process share: a task's splits as token ids, a backbone with trained parts, its loss and score;
+what is kept.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def kept_or_made(path: Path | None, kind: type[T], make: Callable[[], T]) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptTraining:
-    """Settings of a training whose result is kept.  limits: maximum numbers of samples of the train, validation and test splits."""
+    """Settings of a training whose result is kept.  limits: maximum numbers of samples of the train, validation and
+    test splits.
+    """
 
     model: str = "all-MiniLM-L6-v2"
     task: str = "sentiment"
@@ -62,7 +66,15 @@ class KeptTraining:
         """Return the file that keeps it in a folder.  way: how it is trained."""
         return folder / item / f"{way}-{seed}-{self.digest}.json"
 
-    def kept(self, folder: Path | None, item: str, way: str, seed: int, kind: type[T], train: Callable[[], T]) -> T:
+    def kept(
+        self,
+        folder: Path | None,
+        item: str,
+        way: str,
+        seed: int,
+        kind: type[T],
+        train: Callable[[], T],
+    ) -> T:
         """Return the result of the same settings that the folder keeps, or train now.  None: nothing is kept."""
         path = None if folder is None else self.place(folder, item, way, seed)
         return kept_or_made(path, kind, train)
@@ -81,7 +93,10 @@ class TokenizedTask:
     def of(cls, task: Task, model: str, max_length: int) -> TokenizedTask:
         """Tokenize the splits for a model."""
         tokenizer = load_tokenizer(model)
-        return cls(task=task, **{name: tokenize(getattr(task, name), tokenizer, max_length=max_length) for name in SPLITS})
+        return cls(
+            task=task,
+            **{name: tokenize(getattr(task, name), tokenizer, max_length=max_length) for name in SPLITS},
+        )
 
 
 def limited_task(name: str, data: Path | None, limits: Limits) -> Task:
@@ -91,8 +106,15 @@ def limited_task(name: str, data: Path | None, limits: Limits) -> Task:
 
 
 def technique_stage(stack: LayerStack, task: Any, **settings: Any) -> TechniqueStage:
-    """Return a whole backbone with trained parts and a head.  task: has kind and num_outputs.  settings: others of TechniqueConfig."""
-    sizes = {"hidden_size": stack.hidden_size, "num_layers": stack.num_layers, "kind": task.kind, "num_outputs": task.num_outputs}
+    """Return a whole backbone with trained parts and a head.  task: has kind and num_outputs.  settings: others of
+    TechniqueConfig.
+    """
+    sizes = {
+        "hidden_size": stack.hidden_size,
+        "num_layers": stack.num_layers,
+        "kind": task.kind,
+        "num_outputs": task.num_outputs,
+    }
     return TechniqueStage(stack.stage(0, stack.num_layers), TechniqueConfig(**sizes, **settings))
 
 
@@ -104,5 +126,10 @@ def batch_loss(model: TechniqueStage, batch: Batch, epoch: int = 0) -> Tensor:
 def split_metrics(model: TechniqueStage, data: TokenizedTask, split: str) -> dict[str, float]:
     """Return the task's metrics on a split, per cent, a loss in nats.  The model is put into evaluation mode."""
     tokenized = getattr(data, split)
-    found = score(data.task, getattr(data.task, split), tokenized, predict(model, evaluation_batches(tokenized)))
+    found = score(
+        data.task,
+        getattr(data.task, split),
+        tokenized,
+        predict(model, evaluation_batches(tokenized)),
+    )
     return {name: value if name == LOSS else 100 * value for name, value in found.items()}

@@ -1,6 +1,8 @@
-"""Train a language model with forward passes, or by backpropagation, in this process (P-RGE, Algorithm 1, section 4.1, D.2).
+"""Train a language model with forward passes, or by backpropagation, in this process (P-RGE, Algorithm 1, section 4.1,
+D.2).
 
-A forward-only training writes each step's seeds and scalars before the next step begins; a restarted training replays them.
+A forward-only training writes each step's seeds and scalars before the next step begins; a restarted training replays
+them.
 """
 
 from __future__ import annotations
@@ -28,7 +30,12 @@ from workbench.methods.p_rge.zeroth_order import (
     replay,
 )
 from workbench.tasks import load_task
-from workbench.tasks.prompts import EncodedPrompts, PromptBatch, evaluate, training_batch
+from workbench.tasks.prompts import (
+    EncodedPrompts,
+    PromptBatch,
+    evaluate,
+    training_batch,
+)
 from workbench.tasks.task import Task
 from workbench.trainings.kept import read_kept
 
@@ -66,24 +73,40 @@ class Trial:
     def __post_init__(self) -> None:
         check_choice("method", self.method, get_args(Method))
         if self.steps < 0 or self.score_every < 1:
-            raise ConfigError(f"{self.steps} steps, scored every {self.score_every}, were asked for.", "That cannot be.", "Raise them.")
+            raise ConfigError(
+                f"{self.steps} steps, scored every {self.score_every}, were asked for.",
+                "That cannot be.",
+                "Raise them.",
+            )
 
     @property
     def name(self) -> str:
         """Return its name for a progress line."""
-        words = f"{self.method} {self.technique} q={self.queries} E={self.batch_size} lr={self.learning_rate:g} seed {self.seed}"
+        words = (
+            f"{self.method} {self.technique} q={self.queries} E={self.batch_size} lr={self.learning_rate:g} seed "
+            f"{self.seed}"
+        )
         words += ", loss among the label words" if self.loss == "label_words" else ""
         return words if self.steps else self.method
 
     @property
     def zeroth_order(self) -> ZerothOrderConfig:
         """Return how a step estimates its gradient.  Raises ConfigError for invalid settings."""
-        return ZerothOrderConfig(queries=self.queries, epsilon=self.epsilon, learning_rate=self.learning_rate, seed=self.seed)
+        return ZerothOrderConfig(
+            queries=self.queries,
+            epsilon=self.epsilon,
+            learning_rate=self.learning_rate,
+            seed=self.seed,
+        )
 
     @property
     def run_header(self) -> dict[str, Any]:
         """Return the inputs of its steps: a longer training continues a shorter one's steps."""
-        settings = asdict(self) | {"steps": 0, "score_every": 0, "samples": [self.samples[0], 0, 0]}
+        settings = asdict(self) | {
+            "steps": 0,
+            "score_every": 0,
+            "samples": [self.samples[0], 0, 0],
+        }
         return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
 
     def path(self, folder: Path) -> Path:
@@ -111,7 +134,8 @@ def _digest(trial: Trial) -> str:
 class Curve:
     """The measured curve.  losses, scores: (step, value), steps from 1; the score at 0 is the untrained model's.
 
-    baselines: scores of the untrained model, by name.  steps: number done.  resumed: how many of them were replayed from the log.
+    baselines: scores of the untrained model, by name.  steps: number done.  resumed: how many of them were replayed
+    from the log.
     seconds: of the steps with a loss in this curve, without scores.
     """
 
@@ -129,9 +153,17 @@ class Curve:
 
 
 @lru_cache(maxsize=4)
-def _data(model: str, task: str, samples: tuple[int, int, int], max_length: int, loss: str) -> tuple[Task, EncodedPrompts]:
+def _data(
+    model: str, task: str, samples: tuple[int, int, int], max_length: int, loss: str
+) -> tuple[Task, EncodedPrompts]:
     """Return the task, and its training samples as tokens.  Raises as load_task and PromptEncoder do."""
-    counts: dict[str, Any] = dict(zip(("train_samples", "validation_samples", "test_samples"), samples, strict=True))
+    counts: dict[str, Any] = dict(
+        zip(
+            ("train_samples", "validation_samples", "test_samples"),
+            samples,
+            strict=True,
+        )
+    )
     found = load_task(task, prompted=True, **counts)
     train = model_encoder(found.template, model, max_length).split(found.train.prompts)
     return found, train.among_label_words() if loss == "label_words" else train
@@ -140,7 +172,8 @@ def _data(model: str, task: str, samples: tuple[int, int, int], max_length: int,
 class QueryTraining:
     """A trial's model, task and steps.  curve: so far.
 
-    folder: has a log of the seeds and scalars of forward-only steps, and the curve.  A log of the same settings is replayed first, so
+    folder: has a log of the seeds and scalars of forward-only steps, and the curve.  A log of the same settings is
+    replayed first, so
     that training resumes where it ended, and replayed steps are not scored again.  None: nothing is stored.
     Raises ConfigError or MissingDataError for settings, names and logs that cannot be used.
     """
@@ -150,11 +183,16 @@ class QueryTraining:
         self.task, self.train = _data(trial.model, trial.task, trial.samples, trial.max_length, trial.loss)
         technique: Any = trial.technique
         self.model = load_causal_model(
-            trial.model, TrainableConfig(technique=technique, rank=trial.rank, alpha=trial.alpha, seed=trial.seed)
+            trial.model,
+            TrainableConfig(technique=technique, rank=trial.rank, alpha=trial.alpha, seed=trial.seed),
         )
         self._estimator: Prge | Mezo | FirstOrder
         if trial.method.startswith("FO"):
-            self._estimator = FirstOrder(self.model, "adam" if trial.method == "FO-Adam" else "sgd", trial.learning_rate)
+            self._estimator = FirstOrder(
+                self.model,
+                "adam" if trial.method == "FO-Adam" else "sgd",
+                trial.learning_rate,
+            )
         else:
             self._estimator = (Mezo if trial.method == "MeZO" else Prge)(self.model, trial.zeroth_order)
         self._curve_path = None if folder is None else trial.curve_path(folder)
@@ -162,8 +200,13 @@ class QueryTraining:
         # Backpropagation restarts from the beginning, and may not give bit-identical results.
         if folder is not None and trial.method in FORWARD_ONLY:
             self._log = LogFile(trial.steps_path(folder), trial.run_header)
-            known, logged = read_kept(trial.curve_path(folder), Curve) or Curve(), len(self._log.steps)
-            losses, scores = ([(step, value) for step, value in each if step <= logged] for each in (known.losses, known.scores))
+            known, logged = (
+                read_kept(trial.curve_path(folder), Curve) or Curve(),
+                len(self._log.steps),
+            )
+            losses, scores = (
+                [(step, value) for step, value in each if step <= logged] for each in (known.losses, known.scores)
+            )
             self.curve = replace(known, losses=losses, scores=scores, steps=0, resumed=0)
 
     def batch(self, step: int, *, samples: int | None = None) -> PromptBatch:
@@ -185,21 +228,39 @@ class QueryTraining:
         curve.losses.append((curve.steps, result if isinstance(result, float) else result.loss))
         return result
 
-    def score(self, split: Literal["validation", "test"] = "validation", calibration: Any = "none") -> float:
+    def score(
+        self,
+        split: Literal["validation", "test"] = "validation",
+        calibration: Any = "none",
+    ) -> float:
         """Return the current model's score on a split."""
         encoder = model_encoder(self.task.template, self.settings.model, self.settings.max_length)
         samples = (self.task.validation if split == "validation" else self.task.test).prompts
         unlabelled = self.task.train.prompts
-        return evaluate(self.model.logits_at, samples, encoder, calibration=calibration, unlabelled=unlabelled).value
+        return evaluate(
+            self.model.logits_at,
+            samples,
+            encoder,
+            calibration=calibration,
+            unlabelled=unlabelled,
+        ).value
 
     def score_untrained(self) -> None:
         """Score the model before its first step, with and without calibration, unless the curve has these baselines."""
         curve = self.curve
         if not curve.baselines and curve.steps == 0:
             curve.scores.insert(0, (0, self.score()))
-            curve.baselines = {"zero-shot": curve.scores[0][1], "calibrated": self.score(calibration="mean_prior")}
+            curve.baselines = {
+                "zero-shot": curve.scores[0][1],
+                "calibrated": self.score(calibration="mean_prior"),
+            }
 
-    def run(self, steps: int, told: Callable[[Curve], None] = lambda curve: None, stopped: Callable[[], bool] = lambda: False) -> Curve:
+    def run(
+        self,
+        steps: int,
+        told: Callable[[Curve], None] = lambda curve: None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> Curve:
         """Train up to `steps` steps, those of the log included, and score at intervals and at the end.
 
         told: receives the curve after each new step or score; stopped: called before each step.

@@ -1,4 +1,6 @@
-"""Train in one process on the data of devices that take turns: the losses of a ring, or of federated averaging (RingAda, section IV)."""
+"""Train in one process on the data of devices that take turns: the losses of a ring, or of federated averaging
+(RingAda, section IV).
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,29 @@ from statistics import fmean
 import torch
 
 from workbench.models.loading import load_stack
-from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
+from workbench.models.optimization import (
+    learning_rate_at,
+    make_optimizer,
+    set_learning_rate,
+)
 from workbench.models.techniques import TechniqueStage
 from workbench.tasks.batching import epoch_batches, split_samples
 from workbench.tasks.tokenize import collate
-from workbench.trainings.kept import KeptTraining, TokenizedTask, batch_loss, limited_task, split_metrics, technique_stage
+from workbench.trainings.kept import (
+    KeptTraining,
+    TokenizedTask,
+    batch_loss,
+    limited_task,
+    split_metrics,
+    technique_stage,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training(KeptTraining):
-    """points: of a curve; the loss is a mean between two points, the score is that of the validation split at the point."""
+    """points: of a curve; the loss is a mean between two points, the score is that of the validation split at the
+    point.
+    """
 
     steps: int
     points: int = 20
@@ -37,12 +52,21 @@ class Training(KeptTraining):
 
     def quick(self) -> Training:
         """Return a tiny one that only tests that the code runs."""
-        return replace(self, model="tiny-bert-2", limits=(48, 48, 48), steps=32, points=4, max_length=128)
+        return replace(
+            self,
+            model="tiny-bert-2",
+            limits=(48, 48, 48),
+            steps=32,
+            points=4,
+            max_length=128,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One training.  losses, scores: at each of the points, per cent for scores.  test: metrics at the end, per cent."""
+    """One training.  losses, scores: at each of the points, per cent for scores.  test: metrics at the end, per
+    cent.
+    """
 
     losses: tuple[float, ...]
     scores: tuple[float, ...]
@@ -58,14 +82,19 @@ def train_in_turn(
     rule: str = "iid",
     is_federated: bool = False,
 ) -> Curve:
-    """Train in this process on the data of devices that take turns.  It has the losses of a ring, or of federated averaging.
+    """Train in this process on the data of devices that take turns.  It has the losses of a ring, or of federated
+    averaging.
 
     trained: returns the number of trained layers of a step, given the number of layers and the losses so far.
     rule: which device owns which samples.  On a ring each mini-batch is the next device's.
-    is_federated: each device trains a copy, with its part of the mini-batches between two points; then all take the average.
+    is_federated: each device trains a copy, with its part of the mini-batches between two points; then all take the
+    average.
     """
     steps, points = training.steps, training.points
-    task, stack = limited_task(training.task, training.data, training.limits), load_stack(training.model)
+    task, stack = (
+        limited_task(training.task, training.data, training.limits),
+        load_stack(training.model),
+    )
     data = TokenizedTask.of(task, training.model, training.max_length)
     lengths = data.train.lengths
     copies, local = (devices, steps // points // devices) if is_federated else (1, 1)
@@ -89,7 +118,10 @@ def train_in_turn(
         epoch, indices = next(sources[owner])
         loss = batch_loss(model, collate(data.train, indices), epoch)
         loss.backward()
-        set_learning_rate(optimizers[place], learning_rate_at(step, steps, training.learning_rate, training.warmup))
+        set_learning_rate(
+            optimizers[place],
+            learning_rate_at(step, steps, training.learning_rate, training.warmup),
+        )
         optimizers[place].step()
         optimizers[place].zero_grad()
         history.append(loss.item())
@@ -98,7 +130,11 @@ def train_in_turn(
             losses.append(fmean(history[steps * len(scores) // points :]))
             scores.append(split_metrics(models[0], data, "validation")[task.metrics[0]])
             models[0].train()
-    return Curve(losses=tuple(losses), scores=tuple(scores), test=split_metrics(models[0], data, "test"))
+    return Curve(
+        losses=tuple(losses),
+        scores=tuple(scores),
+        test=split_metrics(models[0], data, "test"),
+    )
 
 
 @torch.no_grad()
@@ -106,7 +142,10 @@ def _average(models: Sequence[TechniqueStage], optimizers: Sequence[torch.optim.
     """Give all models the mean of their trained weights and of their moments."""
     for own in zip(*(model.trained().values() for model in models), strict=True) if len(models) > 1 else ():
         states = [optimizer.state[one] for optimizer, one in zip(optimizers, own, strict=True)]
-        for tensors in (own, *([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))):
+        for tensors in (
+            own,
+            *([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq")),
+        ):
             mean = torch.stack(list(tensors)).mean(dim=0)
             for tensor in tensors:
                 tensor.copy_(mean)

@@ -1,4 +1,5 @@
-"""One training of an executed comparison in one process, its outcome and score, and tests for differences (PAC+, section VI-B, Table VI).
+"""One training of an executed comparison in one process, its outcome and score, and tests for differences (PAC+,
+section VI-B, Table VI).
 
 All techniques get the same batches, schedule, selection and test.
 """
@@ -18,7 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench.core.serial import to_json
-from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
+from workbench.models.optimization import (
+    learning_rate_at,
+    make_optimizer,
+    set_learning_rate,
+)
 from workbench.models.stack import LayerStack
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest
 from workbench.tasks.batching import epoch_batches
@@ -28,8 +33,13 @@ from workbench.tasks.tokenize import Batch, TokenizedSplit, collate, evaluation_
 from workbench.trainings.kept import TokenizedTask
 
 CORRELATION = ("Pearson-Spearman", "pearson", "spearman")
-SCORES = {"mrpc": ("mean of accuracy and F1", "accuracy", "f1"), "stsb": CORRELATION, "sentiment-rating": CORRELATION}
-"""Tasks whose score is a mean of two metrics, as in Table VI: its name and the metrics.  All others use the accuracy."""
+SCORES = {
+    "mrpc": ("mean of accuracy and F1", "accuracy", "f1"),
+    "stsb": CORRELATION,
+    "sentiment-rating": CORRELATION,
+}
+"""Tasks whose score is a mean of two metrics, as in Table VI: its name and the metrics.  All others use the
+accuracy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +89,10 @@ class Training:
 class Outcome:
     """The result of a training.
 
-    curve: (step, validation score), rising steps; the last is the end of the training.  best_step: the end of the epoch with the best
-    validation score, whose weights scored the test split, once.  test_outputs: logits (samples, outputs) of that step, in the order of
+    curve: (step, validation score), rising steps; the last is the end of the training.  best_step: the end of the epoch
+    with the best
+    validation score, whose weights scored the test split, once.  test_outputs: logits (samples, outputs) of that step,
+    in the order of
     the sample ids.  losses: mean training loss of each epoch.
     """
 
@@ -100,7 +112,9 @@ def reached(curve: Sequence[tuple[int, float]], target: float) -> int | None:
 
 
 def score(task: Task, outputs: Sequence[Sequence[float]], labels: Sequence[float]) -> float:
-    """Return a task's score in per cent, as Table VI reports it, of logits (samples, outputs) against labels (samples,)."""
+    """Return a task's score in per cent, as Table VI reports it, of logits (samples, outputs) against labels
+    (samples,).
+    """
     return score_answers(task, answers(task, outputs), labels)
 
 
@@ -123,10 +137,17 @@ def score_name(task: str) -> str:
 
 
 def taped(stack: LayerStack, split: TokenizedSplit, dtype: str = "bfloat16") -> ActivationCache:
-    """Return an activation cache with a split's taps (all-MiniLM-L6-v2 in bfloat16: 5.4 kB a token), whose file ends with the object."""
+    """Return an activation cache with a split's taps (all-MiniLM-L6-v2 in bfloat16: 5.4 kB a token), whose file ends
+    with the object.
+    """
     lengths, num_taps = split.lengths, stack.num_layers + 1
     manifest = CacheManifest(
-        fingerprint="", samples=tuple(range(len(split))), lengths=lengths, num_taps=num_taps, width=stack.hidden_size, dtype=dtype
+        fingerprint="",
+        samples=tuple(range(len(split))),
+        lengths=lengths,
+        num_taps=num_taps,
+        width=stack.hidden_size,
+        dtype=dtype,
     )
     # The memory map outlives the file's name: nothing is left on the disk, even if this process is killed.
     with tempfile.TemporaryDirectory(prefix="workbench-taps-") as folder:
@@ -153,13 +174,21 @@ class Trainee(NamedTuple):
 
 
 @torch.random.fork_rng(devices=[])
-def train(training: Training, data: TokenizedTask, trainee: Trainee, progress: Callable[[str], None]) -> Outcome:
+def train(
+    training: Training,
+    data: TokenizedTask,
+    trainee: Trainee,
+    progress: Callable[[str], None],
+) -> Outcome:
     """Train, choose the epoch on validation, score the test split once with its weights.
 
     Random numbers are drawn from the training's seed; the caller's generators do not change.
     """
     torch.manual_seed(training.seed)
-    module, optimizer = trainee.module, make_optimizer(trainee.module, training.weight_decay)
+    module, optimizer = (
+        trainee.module,
+        make_optimizer(trainee.module, training.weight_decay),
+    )
     lengths = data.train.lengths
     per_epoch = len(epoch_batches(lengths, training.batch_size, training.seed, 0))
     mean = copy.deepcopy(_trained(module)) if training.averaging else {}
@@ -174,14 +203,25 @@ def train(training: Training, data: TokenizedTask, trainee: Trainee, progress: C
             batch = collate(data.train, indices)
             loss = task_loss(data, trainee.logits("train", batch, epoch), batch.labels)
             loss.backward()
-            rate = learning_rate_at(step, training.epochs * per_epoch, training.learning_rate, training.warmup_fraction)
+            rate = learning_rate_at(
+                step,
+                training.epochs * per_epoch,
+                training.learning_rate,
+                training.warmup_fraction,
+            )
             set_learning_rate(optimizer, rate)
             optimizer.step()
             optimizer.zero_grad()
             total += loss.item() * len(indices)
             step += 1
-            for name, moment in mean.items():  # the first weights soon lose their influence
-                moment.lerp_(module.get_parameter(name).detach(), 1 - min(training.averaging, step / (step + 10)))
+            for (
+                name,
+                moment,
+            ) in mean.items():  # the first weights soon lose their influence
+                moment.lerp_(
+                    module.get_parameter(name).detach(),
+                    1 - min(training.averaging, step / (step + 10)),
+                )
             if training.score_every and step % training.score_every == 0 and step % per_epoch:
                 curve.append((step, _score(data, trainee, "validation")[0]))
         losses.append(total / len(lengths))
@@ -218,7 +258,11 @@ def _score(data: TokenizedTask, trainee: Trainee, name: str) -> tuple[float, tup
     trainee.module.eval()
     with torch.no_grad():
         for batch in evaluation_batches(split):
-            for index, row in zip(batch.indices, trainee.logits(name, batch, 0).float().tolist(), strict=True):
+            for index, row in zip(
+                batch.indices,
+                trainee.logits(name, batch, 0).float().tolist(),
+                strict=True,
+            ):
                 rows[index] = tuple(row)
     return score(data.task, rows, split.labels), tuple(rows)
 

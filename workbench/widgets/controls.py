@@ -1,6 +1,8 @@
-"""Parts shared by the forms and labs: described controls, a line for errors, a figure that can be drawn again, explorers.
+"""Parts shared by the forms and labs: described controls, a line for errors, a figure that can be drawn again,
+explorers.
 
-An explorer has controls, and below them the answer for their newest position, computed in the background.  Also the start values of the
+An explorer has controls, and below them the answer for their newest position, computed in the background.  Also the
+start values of the
 notebooks' parameters (small under test, full size for a person), and texts longer than a sentence.
 """
 
@@ -35,14 +37,22 @@ Control = TypeVar("Control", bound=widgets.Widget)
 BIG_FIRST = Markup("<div role='status' style='line-height:1.5'><b style='font-size:larger'>{}</b><br>{}</div>")
 """A headline in large letters, with a line below it."""
 REOPENED = """
-<div class="workbench-reopened" style="display:none">Controls stood here. They need their kernel: choose Run, then Run All Cells.</div>
+<div class="workbench-reopened" style="display:none">
+Controls stood here. They need their kernel: choose Run, then Run All Cells.
+</div>
 <style>
 .jp-OutputArea:not(:has(.widget-vbox)) .workbench-reopened {display: block !important}
 .jp-OutputArea:has(.workbench-reopened):not(:has(.widget-vbox)) .jp-OutputArea-output.jupyter-widgets {display: none}
 </style>
 """
 WIDE = {"description_width": "9em"}
-TITLE_PIXELS, TOP_PIXELS, WIDTH_PIXELS, LEAST_PIXELS, BORDER_PIXELS = 100, 55, 1000, 500, 8  # sizes of a figure
+TITLE_PIXELS, TOP_PIXELS, WIDTH_PIXELS, LEAST_PIXELS, BORDER_PIXELS = (
+    100,
+    55,
+    1000,
+    500,
+    8,
+)  # sizes of a figure
 
 
 class _Page(anywidget.AnyWidget):
@@ -54,7 +64,9 @@ class _Page(anywidget.AnyWidget):
 
 
 class Panel(widgets.VBox):
-    """A box for a notebook's cell: screen readers get names for its sliders, and JupyterLab ignores keys pressed in it."""
+    """A box for a notebook's cell: screen readers get names for its sliders, and JupyterLab ignores keys pressed in
+    it.
+    """
 
     def __init__(self, children: Sequence[widgets.Widget], **settings: Any) -> None:
         self._page = _Page(layout=widgets.Layout(display="none"))
@@ -97,17 +109,51 @@ class Message(Html):
         if isinstance(error, WorkbenchError):
             self.error(str(error))
         else:
-            self.error(f"{type(error).__name__}: {error}", details="".join(traceback.format_exception(error)))
+            self.error(
+                f"{type(error).__name__}: {error}",
+                details="".join(traceback.format_exception(error)),
+            )
 
 
-def described(kind: type[Control], description: str, tooltip: str, *, width: str = "24em", **settings: Any) -> Control:
+def described(
+    kind: type[Control],
+    description: str,
+    tooltip: str,
+    *,
+    width: str = "24em",
+    **settings: Any,
+) -> Control:
     """Return a control with its label in front of it and a tooltip."""
-    return kind(description=description, tooltip=tooltip, style=WIDE, layout=widgets.Layout(width=width), **settings)
+    return kind(
+        description=description,
+        tooltip=tooltip,
+        style=WIDE,
+        layout=widgets.Layout(width=width),
+        **settings,
+    )
 
 
-def slider(description: str, tooltip: str, value: int, least: int, most: int, *, width: str = "34em", **settings: Any) -> widgets.IntSlider:
+def slider(
+    description: str,
+    tooltip: str,
+    value: int,
+    least: int,
+    most: int,
+    *,
+    width: str = "34em",
+    **settings: Any,
+) -> widgets.IntSlider:
     """Return a slider over whole numbers."""
-    return described(widgets.IntSlider, description, tooltip, width=width, value=value, min=least, max=most, **settings)
+    return described(
+        widgets.IntSlider,
+        description,
+        tooltip,
+        width=width,
+        value=value,
+        min=least,
+        max=most,
+        **settings,
+    )
 
 
 def number(description: str, value: float, tooltip: str) -> Any:
@@ -124,7 +170,11 @@ def lab_controls(lab: str, options: Mapping[str, Sequence[Any]] | None = None, *
     made = []
     for name, written in read_toml(data_folder() / "labs.toml")[lab].items():
         settings = written | ({"value": values[name]} if name in values else {})
-        label, tooltip, is_slider = settings.pop("label"), settings.pop("tooltip"), settings.pop("is_slider", False)
+        label, tooltip, is_slider = (
+            settings.pop("label"),
+            settings.pop("tooltip"),
+            settings.pop("is_slider", False),
+        )
         choices = (options or {}).get(name, settings.pop("options", None))
         kind = widgets.IntSlider if isinstance(settings.get("step"), int) else widgets.FloatSlider
         if is_slider:
@@ -134,7 +184,9 @@ def lab_controls(lab: str, options: Mapping[str, Sequence[Any]] | None = None, *
             settings["options"] = list(choices.items() if isinstance(choices, dict) else choices)
             kind = widgets.Dropdown
         is_number = choices is None and "step" not in settings
-        made.append(number(label, settings["value"], tooltip) if is_number else described(kind, label, tooltip, **settings))
+        made.append(
+            number(label, settings["value"], tooltip) if is_number else described(kind, label, tooltip, **settings)
+        )
     return made
 
 
@@ -142,9 +194,22 @@ ON_COLOUR = "black"
 """Text colour of a coloured button: the page's white has a contrast of 2 to 3; weak eyes need 4.5 (WCAG 2.1, 1.4.3)."""
 
 
-def button(description: str, tooltip: str, icon: str, action: Callable[[], object], style: str = "", **settings: Any) -> widgets.Button:
+def button(
+    description: str,
+    tooltip: str,
+    icon: str,
+    action: Callable[[], object],
+    style: str = "",
+    **settings: Any,
+) -> widgets.Button:
     """Return a button that calls `action`."""
-    made = widgets.Button(description=description, tooltip=tooltip, icon=icon, button_style=style, **settings)
+    made = widgets.Button(
+        description=description,
+        tooltip=tooltip,
+        icon=icon,
+        button_style=style,
+        **settings,
+    )
     if style:
         made.style.text_color = ON_COLOUR
     made.on_click(lambda _: action())
@@ -154,7 +219,8 @@ def button(description: str, tooltip: str, icon: str, action: Callable[[], objec
 class _WholeFigure(go.FigureWidget):
     """A figure widget that opens its channel to the browser with all its data.
 
-    FigureWidget opens an empty channel and sends the data later.  A browser that is still loading plotly loses them and shows bare axes.
+    FigureWidget opens an empty channel and sends the data later.  A browser that is still loading plotly loses them and
+    shows bare axes.
     """
 
     _is_whole = False
@@ -175,7 +241,9 @@ class _WholeFigure(go.FigureWidget):
 
 
 class FigureBox(Panel):
-    """A figure that can be drawn again, as wide as its cell.  Its title is text above it: plotly draws a new title over the subtitle."""
+    """A figure that can be drawn again, as wide as its cell.  Its title is text above it: plotly draws a new title over
+    the subtitle.
+    """
 
     def __init__(self, figure: go.Figure | None = None) -> None:
         self.heading = Html()
@@ -188,7 +256,9 @@ class FigureBox(Panel):
     @property
     def _width(self) -> int:
         """Return the width of the figure in pixels: plotly's widget does not find it by itself."""
-        return min(WIDTH_PIXELS, max(LEAST_PIXELS, self._page.width - BORDER_PIXELS)) if self._page.width else WIDTH_PIXELS
+        return (
+            min(WIDTH_PIXELS, max(LEAST_PIXELS, self._page.width - BORDER_PIXELS)) if self._page.width else WIDTH_PIXELS
+        )
 
     def _fit(self) -> None:
         if self.shown is not None and self.shown.layout.width != self._width:
@@ -198,12 +268,17 @@ class FigureBox(Panel):
         """Show another figure."""
         title = figure.layout.title
         subtitle = title.subtitle.text or ""
-        self.heading.value = Markup("<div style='line-height:1.5'><span style='font-size:larger'>{}</span><br>{}</div>").format(
-            Markup(only_our_tags(title.text or "")), Markup(only_our_tags(subtitle))
-        )
+        self.heading.value = Markup(
+            "<div style='line-height:1.5'><span style='font-size:larger'>{}</span><br>{}</div>"
+        ).format(Markup(only_our_tags(title.text or "")), Markup(only_our_tags(subtitle)))
         above = figure.layout.margin.t or TITLE_PIXELS
         bare = go.Figure(figure)
-        bare.update_layout(title=None, height=figure.layout.height - above + TOP_PIXELS, margin_t=TOP_PIXELS, width=self._width)
+        bare.update_layout(
+            title=None,
+            height=figure.layout.height - above + TOP_PIXELS,
+            margin_t=TOP_PIXELS,
+            width=self._width,
+        )
         if self.shown is None:
             self.shown = _WholeFigure.of(bare)
             self.children = (self.heading, self._page, self.shown)
@@ -224,16 +299,20 @@ class FigureBox(Panel):
 
 
 def output_folder(name: str) -> Path:
-    """Return a notebook's output folder: figures/NAME next to the notebooks' folder, or a temporary folder at the smallest settings."""
+    """Return a notebook's output folder: figures/NAME next to the notebooks' folder, or a temporary folder at the
+    smallest settings.
+    """
     if tiny():
         return Path(tempfile.gettempdir()) / "workbench-tiny" / name
     return Path("..") / "figures" / name
 
 
 def passages_folder(folder: Path | str | None = None, *, count: int = 32, sentences: int = 12) -> str:
-    """Write `count` passages of several movie-review sentences each, in SST-2's form, and return the folder for Job(data=...).
+    """Write `count` passages of several movie-review sentences each, in SST-2's form, and return the folder for
+    Job(data=...).
 
-    The label is whether most sentences of a passage praise the movie.  Job(max_length=...) cuts passages to a number of tokens.
+    The label is whether most sentences of a passage praise the movie.  Job(max_length=...) cuts passages to a number of
+    tokens.
     folder: next to the fetched data if not given.
     """
     split = load_task("sentiment", test_samples=count * sentences).test
@@ -254,7 +333,8 @@ Request = TypeVar("Request")
 
 
 class Latest(Generic[Request]):
-    """Does `work` with the newest request in a separate thread; of the requests that come while it is busy, only the last is kept.
+    """Does `work` with the newest request in a separate thread; of the requests that come while it is busy, only the
+    last is kept.
 
     work: must not raise; it shows its own errors.
     """
@@ -293,8 +373,10 @@ class Latest(Generic[Request]):
 class Explorer(Panel):
     """Controls above, a headline, a message, and one figure, or several in tabs, below.
 
-    asked: returns the request that the controls describe; may raise WorkbenchError.  answer: shows the answer, in the background.
-    tabs: titles of the figures; without any, one figure and no tabs.  refused: the headline if a request cannot be answered.
+    asked: returns the request that the controls describe; may raise WorkbenchError.  answer: shows the answer, in the
+    background.
+    tabs: titles of the figures; without any, one figure and no tabs.  refused: the headline if a request cannot be
+    answered.
     """
 
     def __init__(
@@ -309,7 +391,12 @@ class Explorer(Panel):
         refused: str = "",
     ) -> None:
         self.message, self.headline = Message(), Html()
-        self._asked, self._answer, self._refused, self._below = asked, answer, refused, tuple(below)
+        self._asked, self._answer, self._refused, self._below = (
+            asked,
+            answer,
+            refused,
+            tuple(below),
+        )
         self._paused = False
         self._boxes = [FigureBox() for _ in tabs or ("",)]
         self._figures: tuple[Callable[[], go.Figure], ...] = ()
@@ -319,7 +406,15 @@ class Explorer(Panel):
         for control in controls:
             control.observe(lambda _: self.changed(), names="value")
         self.tabs.observe(lambda _: self._switch(), names="selected_index")
-        super().__init__([*rows, self.headline, self.message, *below, self.tabs if tabs else self.figure])
+        super().__init__(
+            [
+                *rows,
+                self.headline,
+                self.message,
+                *below,
+                self.tabs if tabs else self.figure,
+            ]
+        )
         self.changed()
         self.wait()
 
@@ -353,7 +448,9 @@ class Explorer(Panel):
         self.show()
 
     def show(self, *figures: Callable[[], go.Figure]) -> None:
-        """Show a figure for each tab, or none; only the visible one is drawn, because drawing is the most expensive part."""
+        """Show a figure for each tab, or none; only the visible one is drawn, because drawing is the most expensive
+        part.
+        """
         self._figures = figures
         for box in self._boxes:
             box.layout.visibility = "visible" if figures else "hidden"

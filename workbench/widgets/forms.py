@@ -1,4 +1,6 @@
-"""Forms for a Job, with the fields that its method declares, and for a Cluster: each device's speed, memory and link."""
+"""Forms for a Job, with the fields that its method declares, and for a Cluster: each device's speed, memory and
+link.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +27,42 @@ from workbench.methods.base import as_published, published_settings
 from workbench.plots import cluster as draw_cluster
 from workbench.runtime import discovery
 from workbench.tasks import TASKS
-from workbench.widgets.controls import FigureBox, Html, Message, Panel, button, described, number
+from workbench.widgets.controls import (
+    FigureBox,
+    Html,
+    Message,
+    Panel,
+    button,
+    described,
+    number,
+)
 
 MAX_EDITABLE = 12
 MEGABIT_BYTES = 1e6 / 8
 
 
 class _Rate(widgets.HBox):
-    """A slider over the usual link rates, and a field for any other rate: a SelectionSlider shows a typed value but ignores it."""
+    """A slider over the usual link rates, and a field for any other rate: a SelectionSlider shows a typed value but
+    ignores it.
+    """
 
     value = traitlets.Float()
 
     def __init__(self, rate: float, **settings: Any) -> None:
         rates = sorted({1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000} | {rate})
         settings["layout"] = widgets.Layout(flex="1 1 auto", width="0", min_width="8.5em")
-        self.slider = widgets.SelectionSlider(options=[(f"{one:g}", one) for one in rates], value=rate, readout=False, **settings)
+        self.slider = widgets.SelectionSlider(
+            options=[(f"{one:g}", one) for one in rates],
+            value=rate,
+            readout=False,
+            **settings,
+        )
         self.field = widgets.BoundedFloatText(
-            value=rate, min=0.01, max=1e6, tooltip=settings["tooltip"], layout=widgets.Layout(width="5em")
+            value=rate,
+            min=0.01,
+            max=1e6,
+            tooltip=settings["tooltip"],
+            layout=widgets.Layout(width="5em"),
         )
         self._nearest = lambda: min(rates, key=lambda one: abs(math.log(one / self.value)))
         super().__init__([self.slider, self.field], value=rate)
@@ -91,7 +112,12 @@ class ClusterForm(Panel):
     """
 
     def __init__(
-        self, chosen: str | Path | Cluster = "laptop", *, choice: bool = True, overview: bool = True, continuous: bool = False
+        self,
+        chosen: str | Path | Cluster = "laptop",
+        *,
+        choice: bool = True,
+        overview: bool = True,
+        continuous: bool = False,
     ) -> None:
         given = chosen if isinstance(chosen, Cluster) else load_cluster(chosen)
         names = list(cluster_names())
@@ -103,16 +129,30 @@ class ClusterForm(Panel):
         self._callbacks: list[Callable[[Cluster], None]] = []
         self._continuous = continuous
         self.choice = widgets.Dropdown(
-            options=names, value=given.name, description="Cluster", tooltip="A cluster of data/clusters/, or the one given"
+            options=names,
+            value=given.name,
+            description="Cluster",
+            tooltip="A cluster of data/clusters/, or the one given",
         )
-        self.reset = widgets.Button(description="Reset", tooltip="Put every slider back", icon="undo", layout=widgets.Layout(width="7em"))
+        self.reset = widgets.Button(
+            description="Reset",
+            tooltip="Put every slider back",
+            icon="undo",
+            layout=widgets.Layout(width="7em"),
+        )
         self.devices = widgets.VBox(layout=widgets.Layout(max_width="82em"))
         self.message = Message()
         self.overview = FigureBox(draw_cluster(given))
         self.choice.observe(self._chosen, names="value")
         self.reset.on_click(lambda _: self._load(self._origin))
         told = "List the devices that announce themselves in this network"
-        self.discover = button("Discover", told, "search", self._discover, layout=widgets.Layout(width="8em"))
+        self.discover = button(
+            "Discover",
+            told,
+            "search",
+            self._discover,
+            layout=widgets.Layout(width="8em"),
+        )
         head = widgets.HBox([*([self.choice] if choice else []), self.reset, self.discover])
         shown = [Html(Markup("<b>The devices</b>")), head, self.devices, self.message]
         super().__init__([*shown, self.overview] if overview else shown)
@@ -126,7 +166,10 @@ class ClusterForm(Panel):
         if devices == self._origin.devices:
             return self._origin
         return replace(
-            self._origin, name=f"{self._origin.name}-edited", devices=devices, description=f"{self._origin.name}, changed in the form"
+            self._origin,
+            name=f"{self._origin.name}-edited",
+            devices=devices,
+            description=f"{self._origin.name}, changed in the form",
         )
 
     def on_change(self, callback: Callable[[Cluster], None]) -> None:
@@ -134,7 +177,9 @@ class ClusterForm(Panel):
         self._callbacks.append(callback)
 
     def sliders(self, device: str) -> dict[str, Any]:
-        """Return a device's sliders by name: speed, memory, bandwidth, latency.  Raises ConfigError for an unknown device."""
+        """Return a device's sliders by name: speed, memory, bandwidth, latency.  Raises ConfigError for an unknown
+        device.
+        """
         for row in self._rows:
             if row.device.name == device:
                 return {name: getattr(row, name) for name in row._fields[1:]}
@@ -146,7 +191,9 @@ class ClusterForm(Panel):
 
     def _chosen(self, change: Any) -> None:
         try:
-            self._load(self._own if self._own is not None and change["new"] == self._own.name else load_cluster(change["new"]))
+            self._load(
+                self._own if self._own is not None and change["new"] == self._own.name else load_cluster(change["new"])
+            )
         except ConfigError as error:
             self.message.show_exception(error)
 
@@ -158,7 +205,9 @@ class ClusterForm(Panel):
         except WorkbenchError as error:
             self.message.show_exception(error)
             return
-        named = ", ".join(f"{shown(one.name)} at {one.address} ({shown(one.about.get('cores', '?'), 20)} cores)" for one in found)
+        named = ", ".join(
+            f"{shown(one.name)} at {one.address} ({shown(one.about.get('cores', '?'), 20)} cores)" for one in found
+        )
         users = " ".join(f"USER@{one.address}" for one in found)
         todo = f"workbench kit init {users}" if found else "workbench devices --announce, on a device"
         self.message.say(f"Candidates in this network: {named or 'none'}. Next: {todo}")
@@ -166,28 +215,42 @@ class ClusterForm(Panel):
     def _load(self, cluster: Cluster) -> None:
         """Show the values of a cluster."""
         self._origin = cluster
-        self._rows = [_row(device, self._continuous) for device in cluster.devices] if cluster.world_size <= MAX_EDITABLE else []
+        self._rows = (
+            [_row(device, self._continuous) for device in cluster.devices] if cluster.world_size <= MAX_EDITABLE else []
+        )
         for row in self._rows:
             for slider in row[1:]:
                 slider.observe(self._changed, names="value")
         # Four sliders in a row, or two where the page is narrow.
         pair = widgets.Layout(grid_template_columns="1fr 1fr", grid_gap="0 0.5em", flex="1 1 35em")
-        wrapped, named = widgets.Layout(flex_flow="row wrap", flex="1 1 0"), widgets.Layout(width="5em", flex="0 0 auto")
+        wrapped, named = (
+            widgets.Layout(flex_flow="row wrap", flex="1 1 0"),
+            widgets.Layout(width="5em", flex="0 0 auto"),
+        )
         self.devices.children = [
             widgets.HBox(
                 [
                     Html(Markup("<b>{}</b>").format(row.device.name), layout=named),
-                    widgets.HBox([widgets.GridBox(two, layout=pair) for two in (row[1:3], row[3:])], layout=wrapped),
+                    widgets.HBox(
+                        [widgets.GridBox(two, layout=pair) for two in (row[1:3], row[3:])],
+                        layout=wrapped,
+                    ),
                 ]
             )
             for row in self._rows
         ]
         if self._rows and cluster.is_real:
-            self.message.say("These are real devices: sliders change what is predicted. workbench kit measure writes what they can do.")
+            self.message.say(
+                "These are real devices: sliders change what is predicted. workbench kit measure writes what "
+                "they can do."
+            )
         elif self._rows:
             self.message.clear()
         else:
-            self.message.say(f"{cluster.world_size} devices are too many for sliders: edit a copy of the cluster's TOML file instead.")
+            self.message.say(
+                f"{cluster.world_size} devices are too many for sliders: edit a copy of the cluster's TOML file "
+                "instead."
+            )
         self._changed(None)
 
     def _changed(self, change: Any) -> None:
@@ -208,29 +271,65 @@ def _speed(device: Device) -> float:
 
 def _row(device: Device, continuous: bool) -> _Row:
     def settings(description: str, tooltip: str) -> dict[str, Any]:
-        own = {"description": description, "tooltip": f"{device.name}: {tooltip}", "continuous_update": continuous}
-        return own | {"style": {"description_width": "4.5em"}, "layout": widgets.Layout(width="auto")}
+        own = {
+            "description": description,
+            "tooltip": f"{device.name}: {tooltip}",
+            "continuous_update": continuous,
+        }
+        return own | {
+            "style": {"description_width": "4.5em"},
+            "layout": widgets.Layout(width="auto"),
+        }
 
-    speed, memory, latency_ms = _speed(device), round(device.memory_bytes / 1e6), device.link.latency_s * 1e3
+    speed, memory, latency_ms = (
+        _speed(device),
+        round(device.memory_bytes / 1e6),
+        device.link.latency_s * 1e3,
+    )
     # A browser moves a slider onto its grid of steps, so the grid must contain the initial value.
     if device.host_share is None:
         told, most, step = ("GFLOP/s", "speed in GFLOP/s"), 2 * speed, speed / 50
     else:
-        told, most, step = ("speed", "share of one core of this machine"), max(1.0, speed), 0.001
+        told, most, step = (
+            ("speed", "share of one core of this machine"),
+            max(1.0, speed),
+            0.001,
+        )
     memory_step = max(1, 10 ** (int(math.log10(max(memory, 10))) - 1))
     least, largest = memory % memory_step or memory_step, max(1000, 2 * memory)
-    in_mb, in_ms = settings("MB", "memory for the job, in MB"), settings("ms", "latency of the link in ms, one way")
+    in_mb, in_ms = (
+        settings("MB", "memory for the job, in MB"),
+        settings("ms", "latency of the link in ms, one way"),
+    )
     return _Row(
         device=device,
-        speed=widgets.FloatSlider(value=speed, min=step, max=most, step=step, readout_format=".2f", **settings(*told)),
+        speed=widgets.FloatSlider(
+            value=speed,
+            min=step,
+            max=most,
+            step=step,
+            readout_format=".2f",
+            **settings(*told),
+        ),
         memory=widgets.IntSlider(value=memory, min=least, max=largest, step=memory_step, **in_mb),
-        bandwidth=_Rate(device.link.bytes_per_s / MEGABIT_BYTES, **settings("Mbit/s", "link rate in Mbit/s")),
-        latency=widgets.FloatSlider(value=latency_ms, max=max(20.0, 2 * latency_ms), step=0.1, readout_format=".1f", **in_ms),
+        bandwidth=_Rate(
+            device.link.bytes_per_s / MEGABIT_BYTES,
+            **settings("Mbit/s", "link rate in Mbit/s"),
+        ),
+        latency=widgets.FloatSlider(
+            value=latency_ms,
+            max=max(20.0, 2 * latency_ms),
+            step=0.1,
+            readout_format=".1f",
+            **in_ms,
+        ),
     )
 
 
 def form_of(method: str) -> dict[str, FormField]:
-    """Return the fields of a method's form by name, with the values that there are.  The first value of an option is its default."""
+    """Return the fields of a method's form by name, with the values that there are.  The first value of an option is
+    its default.
+    """
     declared = declaration_of(method)
     kinds, defaults = get_type_hints(declared.options), declared.defaults
     form = dict(declared.form)
@@ -251,13 +350,27 @@ def _control(entry: FormField, value: Any) -> Any:
     if not entry.values:
         return number(entry.label, int(value or 0), entry.tooltip)
     if entry.is_typed:
-        return described(widgets.Combobox, entry.label, entry.tooltip, options=tuple(entry.values), value=value, ensure_option=False)
+        return described(
+            widgets.Combobox,
+            entry.label,
+            entry.tooltip,
+            options=tuple(entry.values),
+            value=value,
+            ensure_option=False,
+        )
     listed = entry.values if value in entry.values.values() else {str(value): value, **entry.values}
-    return described(widgets.Dropdown, entry.label, entry.tooltip, options=list(listed.items()), value=value)
+    return described(
+        widgets.Dropdown,
+        entry.label,
+        entry.tooltip,
+        options=list(listed.items()),
+        value=value,
+    )
 
 
 class JobForm(Panel):
-    """Edits a job.  Settings that the form does not show (learning rate, lengths, other options) keep the values of the initial job.
+    """Edits a job.  Settings that the form does not show (learning rate, lengths, other options) keep the values of the
+    initial job.
 
     job: the Job that the controls describe now; reading it raises ConfigError if they describe none.
     """
@@ -333,10 +446,18 @@ class JobForm(Panel):
     @staticmethod
     def _attribute(name: str, value: Any) -> Any:
         if name == "model" and not value.strip():
-            raise ConfigError("A job without a model was asked for.", "The field is empty.", "Choose a model.")
+            raise ConfigError(
+                "A job without a model was asked for.",
+                "The field is empty.",
+                "Choose a model.",
+            )
         if name.endswith("_samples") and value < 0:
             what = name.replace("_", " ").replace("train", "training")
-            raise ConfigError(f"{value} {what} were asked for.", "It must be 0 (all) or more.", "Raise it.")
+            raise ConfigError(
+                f"{value} {what} were asked for.",
+                "It must be 0 (all) or more.",
+                "Raise it.",
+            )
         return value.strip() if name == "model" else (value or None) if name.endswith("_samples") else value
 
     def on_change(self, callback: Callable[[Job], None]) -> None:
@@ -344,7 +465,9 @@ class JobForm(Panel):
         self._callbacks.append(callback)
 
     def _has_effect(self, name: str) -> bool:
-        """Return whether an option has an effect with the values of the others, by what its type declares (see core.effects)."""
+        """Return whether an option has an effect with the values of the others, by what its type declares (see
+        core.effects).
+        """
         declared = declaration_of(self.method)
         values = {other: control.value for other, control in self.controls.items() if other in declared.defaults}
         # A default's words need not be a value of the option: 'planned' leaves it to the planner.
@@ -374,6 +497,8 @@ class JobForm(Panel):
         changed = {name: value for name, value in changed.items() if value != getattr(job, name)}
         changed |= {name: value for name, value in published.options.items() if name not in job.options}
         if changed:
-            self.message.say(f"The paper's settings: {', '.join(f'{name} = {value}' for name, value in changed.items())}.")
+            self.message.say(
+                f"The paper's settings: {', '.join(f'{name} = {value}' for name, value in changed.items())}."
+            )
         else:
             self.message.clear()

@@ -43,9 +43,16 @@ def bar(items: Sequence[T], what: str) -> Iterable[T]:
 def as_html(now: Snapshot) -> Markup:
     """Return the state with a bar for each epoch, a line for each device, and the time of each phase."""
     colour = RED if now.outcome in ("stopped", "failed") else "inherit"
-    parts = [Markup("<div style='font-weight:bold;color:{};margin-bottom:4px' role='status'>{}</div>").format(colour, now.headline)]
+    parts = [
+        Markup("<div style='font-weight:bold;color:{};margin-bottom:4px' role='status'>{}</div>").format(
+            colour, now.headline
+        )
+    ]
     if bars := Markup().join(map(_bar, now.bars)):
-        grid = Markup("<div style='display:grid;grid-template-columns:max-content 14em 1fr;gap:2px 12px;align-items:center'>{}</div>")
+        grid = Markup(
+            "<div style='display:grid;grid-template-columns:max-content 14em 1fr;gap:2px "
+            "12px;align-items:center'>{}</div>"
+        )
         parts.append(grid.format(bars))
     if now.working:
         parts.append(_devices(now.working))
@@ -54,26 +61,44 @@ def as_html(now: Snapshot) -> Markup:
         ends = [begin_s for _, begin_s in now.phases[1:]] + [now.elapsed_s]
         took = [f"{name} {end_s - begin_s:.1f} s" for (name, begin_s), end_s in zip(now.phases, ends, strict=True)]
         small.append("; ".join(took))
-    parts += [Markup("<div style='margin-top:6px;font-size:smaller;opacity:.75'>{}</div>").format(line) for line in small]
+    parts += [
+        Markup("<div style='margin-top:6px;font-size:smaller;opacity:.75'>{}</div>").format(line) for line in small
+    ]
     return Markup("<div style='line-height:1.4'>{}</div>").format(Markup().join(parts))
 
 
 def _bar(epoch: EpochRow | PhaseRow) -> Markup:
     bar = Markup(
-        "<span>{name}</span><div role='progressbar' aria-label='{name}' aria-valuenow='{share:.0f}' aria-valuemin='0' aria-valuemax='100'"
-        " style='background:{behind};height:14px'><div style='width:{share:.1f}%;background:{colour};height:100%'></div></div>"
+        "<span>{name}</span><div role='progressbar' aria-label='{name}' aria-valuenow='{share:.0f}' "
+        "aria-valuemin='0' aria-valuemax='100'"
+        " style='background:{behind};height:14px'><div "
+        "style='width:{share:.1f}%;background:{colour};height:100%'></div></div>"
         "<span>{words}</span>"
     )
     colour = ORANGE if epoch.cached else BLUE
-    return bar.format(name=epoch.name, share=100 * epoch.share, behind=LIGHT_GREY, colour=colour, words=epoch.words)
+    return bar.format(
+        name=epoch.name,
+        share=100 * epoch.share,
+        behind=LIGHT_GREY,
+        colour=colour,
+        words=epoch.words,
+    )
 
 
 def _devices(devices: tuple[DeviceRow, ...]) -> Markup:
-    cells = Markup().join(Markup("<i>{}</i>").format(name) for name in ("device", "doing", "computing", "memory of the job"))
+    cells = Markup().join(
+        Markup("<i>{}</i>").format(name) for name in ("device", "doing", "computing", "memory of the job")
+    )
     for device in devices:
-        cell = Markup("<span style='color:{};font-weight:bold'>{{}}</span>").format(RED) if device.is_lost else Markup("<span>{}</span>")
+        cell = (
+            Markup("<span style='color:{};font-weight:bold'>{{}}</span>").format(RED)
+            if device.is_lost
+            else Markup("<span>{}</span>")
+        )
         cells += Markup().join(cell.format(text) for text in device.cells)
-    return Markup("<div style='display:grid;grid-template-columns:repeat(4,max-content);gap:0 18px;margin-top:6px'>{}</div>").format(cells)
+    return Markup(
+        "<div style='display:grid;grid-template-columns:repeat(4,max-content);gap:0 18px;margin-top:6px'>{}</div>"
+    ).format(cells)
 
 
 REFRESH_S = 0.5
@@ -82,11 +107,17 @@ REFRESH_S = 0.5
 class LiveProgress:
     """A context manager whose `update` receives a run's events.
 
-    stop: once set, the next event ends the run as Ctrl-C would.  show: draws the run elsewhere than in the cell's output.
+    stop: once set, the next event ends the run as Ctrl-C would.  show: draws the run elsewhere than in the cell's
+    output.
     """
 
     def __init__(
-        self, job: Job, cluster: Cluster, *, stop: threading.Event | None = None, show: Callable[[Snapshot], None] | None = None
+        self,
+        job: Job,
+        cluster: Cluster,
+        *,
+        stop: threading.Event | None = None,
+        show: Callable[[Snapshot], None] | None = None,
     ) -> None:
         self.state = RunState(job, cluster)
         self._stop, self._show = stop or threading.Event(), show
@@ -100,7 +131,12 @@ class LiveProgress:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.state.finish(kind)
         self._over.set()
         self._thread.join()
@@ -135,12 +171,25 @@ class DeviceButtons(widgets.HBox):
 
     def __init__(self, cluster: Cluster) -> None:
         self._faults: FaultSchedule | None = None
-        self.device = described(widgets.Dropdown, "Device", "To which device something is done", width="18em")
+        self.device = described(
+            widgets.Dropdown,
+            "Device",
+            "To which device something is done",
+            width="18em",
+        )
         self.name(cluster)
         doing: dict[str, tuple[str, str, Callable[[], object]]] = {
-            "Retire": ("It leaves on notice: its layers move before it goes", "sign-out", lambda: self._do("leave")),
+            "Retire": (
+                "It leaves on notice: its layers move before it goes",
+                "sign-out",
+                lambda: self._do("leave"),
+            ),
             "Kill": ("It is gone at once", "bolt", lambda: self._do("kill")),
-            "Bring back": ("It comes back after it has left or was killed", "sign-in", self._bring_back),
+            "Bring back": (
+                "It comes back after it has left or was killed",
+                "sign-in",
+                self._bring_back,
+            ),
         }
         buttons = [button(name, told, icon, action) for name, (told, icon, action) in doing.items()]
         super().__init__([self.device, *buttons])
@@ -170,7 +219,8 @@ class DeviceButtons(widgets.HBox):
 class RunPanel(Panel):
     """Simulates or runs what two forms describe.
 
-    `report(mode)` gives a notebook's cell the Report of exactly that job and cluster: the panel's if it has already made one, else it
+    `report(mode)` gives a notebook's cell the Report of exactly that job and cluster: the panel's if it has already
+    made one, else it
     runs now, in the cell.  chosen_plan: returns the plan to run instead of the planner's.
     runner: experiment.run, or a stand-in in tests.  devices: buttons that act on a device during the run.
     """
@@ -192,18 +242,40 @@ class RunPanel(Panel):
         self._finished: list[Report] = []
         self._interrupted: tuple[Job, Cluster] | None = None
         self.simulate_button = button(
-            "Simulate", "Replay the job in virtual time: seconds", "clock-o", lambda: self.start("simulate"), "info"
+            "Simulate",
+            "Replay the job in virtual time: seconds",
+            "clock-o",
+            lambda: self.start("simulate"),
+            "info",
         )
-        self.run_button = button("Run", "Train for real, emulated or on a kit", "play", lambda: self.start("execute"), "success")
+        self.run_button = button(
+            "Run",
+            "Train for real, emulated or on a kit",
+            "play",
+            lambda: self.start("execute"),
+            "success",
+        )
         self.stop_button = button("Stop", "End the run at its next step", "stop", self.stop, "warning")
         goes_on = "Go on with the run that was stopped or failed, from its last completed step"
-        self.resume_button = button("Resume", goes_on, "step-forward", lambda: self.start("execute", resume=True))
+        self.resume_button = button(
+            "Resume",
+            goes_on,
+            "step-forward",
+            lambda: self.start("execute", resume=True),
+        )
         self.message, self.progress, self.result = Message(), Html(), Html()
         self.devices = DeviceButtons(cluster_form.cluster)
         cluster_form.on_change(self.devices.name)
         job_form.on_change(lambda _: self._enable())
         cluster_form.on_change(lambda _: self._enable())
-        buttons = widgets.HBox([self.simulate_button, self.run_button, self.stop_button, self.resume_button])
+        buttons = widgets.HBox(
+            [
+                self.simulate_button,
+                self.run_button,
+                self.stop_button,
+                self.resume_button,
+            ]
+        )
         super().__init__([buttons, self.devices, self.message, self.progress, self.result])
         self._enable()
 
@@ -216,7 +288,11 @@ class RunPanel(Panel):
         """Start in a thread; errors in the forms are shown at once.  resume: see experiment.run."""
         try:
             if self.running:
-                raise RuntimeSetupError("A run was asked for.", "One is in progress.", "Wait for it, or press Stop.")
+                raise RuntimeSetupError(
+                    "A run was asked for.",
+                    "One is in progress.",
+                    "Wait for it, or press Stop.",
+                )
             self.message.clear()
             self.progress.value = self.result.value = Markup()  # an old result must not stay under a new error
             described = self._described()
@@ -224,7 +300,12 @@ class RunPanel(Panel):
             self.message.show_exception(error)
             return
         self._stop.clear()
-        self._thread = threading.Thread(target=self._work, args=(described, mode, resume), name="workbench-run", daemon=True)
+        self._thread = threading.Thread(
+            target=self._work,
+            args=(described, mode, resume),
+            name="workbench-run",
+            daemon=True,
+        )
         self._thread.start()
         self._enable()
 
@@ -242,12 +323,16 @@ class RunPanel(Panel):
     def report(self, mode: Mode) -> Report:
         """Return the report of the forms' job on the forms' cluster.
 
-        Raises the run's errors; a run that was stopped can be resumed in the panel.  If the panel is running, waits for that run first.
+        Raises the run's errors; a run that was stopped can be resumed in the panel.  If the panel is running, waits for
+        that run first.
         """
         self.wait()
         job, cluster, plan = self._described()
         for made in reversed(self._finished):
-            if (made.job, made.cluster, made.mode) == (job, cluster, mode) and plan in (None, made.plan):
+            if (made.job, made.cluster, made.mode) == (job, cluster, mode) and plan in (
+                None,
+                made.plan,
+            ):
                 return made
         self._stop.clear()
         self._in_cell = True
@@ -255,7 +340,10 @@ class RunPanel(Panel):
         try:
             return self._made((job, cluster, plan), mode)
         except KeyboardInterrupt:
-            asked, found = f"{'A run' if mode == 'execute' else 'A simulation'} was asked for in this cell.", "It was stopped."
+            asked, found = (
+                f"{'A run' if mode == 'execute' else 'A simulation'} was asked for in this cell.",
+                "It was stopped.",
+            )
             todo = "Press Resume in the panel to go on from the last completed step, then run this cell again."
             raise RuntimeSetupError(asked, found, todo if mode == "execute" else "Run this cell again.") from None
         finally:
@@ -263,13 +351,28 @@ class RunPanel(Panel):
             self._enable()
 
     def _described(self) -> Described:
-        """Return the job and cluster of the forms, and the plan to run (None: the planner's).  Raises ConfigError for invalid settings."""
-        return self._job_form.job, self._cluster_form.cluster, self._chosen_plan() if self._chosen_plan else None
+        """Return the job and cluster of the forms, and the plan to run (None: the planner's).  Raises ConfigError for
+        invalid settings.
+        """
+        return (
+            self._job_form.job,
+            self._cluster_form.cluster,
+            self._chosen_plan() if self._chosen_plan else None,
+        )
 
-    def _made(self, described: Described, mode: Mode, *, resume: bool = False, show: Callable[[Snapshot], None] | None = None) -> Report:
+    def _made(
+        self,
+        described: Described,
+        mode: Mode,
+        *,
+        resume: bool = False,
+        show: Callable[[Snapshot], None] | None = None,
+    ) -> Report:
         """Run a job; meanwhile the buttons for its devices are offered."""
         job, cluster, plan = described
-        how: dict[str, Any] = {"fidelity": self._fidelity, "resume": resume} | ({} if plan is None else {"chosen_plan": plan})
+        how: dict[str, Any] = {"fidelity": self._fidelity, "resume": resume} | (
+            {} if plan is None else {"chosen_plan": plan}
+        )
         with LiveProgress(job, cluster, stop=self._stop, show=show) as live:
 
             def take(event: Event) -> None:
@@ -298,7 +401,9 @@ class RunPanel(Panel):
             self.result.value = report_table(made)._repr_html_()
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
-                self.message.say("Stopped. Nothing is left running; Run starts again, Resume goes on from the last completed step.")
+                self.message.say(
+                    "Stopped. Nothing is left running; Run starts again, Resume goes on from the last completed step."
+                )
             else:
                 self.message.show_exception(error)
         finally:

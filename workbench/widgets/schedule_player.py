@@ -1,4 +1,6 @@
-"""Step through a timeline: a slider over time, the Gantt chart with a cursor, and what each device does at that moment."""
+"""Step through a timeline: a slider over time, the Gantt chart with a cursor, and what each device does at that
+moment.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ Cell = Callable[[Timeline, int, float], str]
 
 
 class Moment(NamedTuple):
-    """A device's activity at one time.  computes, network: labels of operations; nbytes: memory in use, None if not recorded."""
+    """A device's activity at one time.  computes, network: labels of operations; nbytes: memory in use, None if not
+    recorded.
+    """
 
     device: str
     computes: tuple[str, ...]
@@ -43,7 +47,14 @@ def moments(timeline: Timeline, time_s: float) -> list[Moment]:
     for rank, name in enumerate(timeline.device_names):
         samples = timeline.memory[rank] if rank < len(timeline.memory) else ()
         past = [sample.nbytes for sample in samples if sample.time_s <= time_s]
-        found.append(Moment(name, tuple(computes[rank]), tuple(network[rank]), past[-1] if past else None))
+        found.append(
+            Moment(
+                name,
+                tuple(computes[rank]),
+                tuple(network[rank]),
+                past[-1] if past else None,
+            )
+        )
     return found
 
 
@@ -66,27 +77,53 @@ def _words(op: Op, timeline: Timeline) -> str:
 
 
 class SchedulePlayer(Panel):
-    """Plays one of several timelines.  Controls above, outputs below; the arrow keys move the slider, two buttons step by operations.
+    """Plays one of several timelines.  Controls above, outputs below; the arrow keys move the slider, two buttons step
+    by operations.
 
-    columns: further columns of the table, by name; a function of timeline, rank and time in seconds returns a device's cell.
+    columns: further columns of the table, by name; a function of timeline, rank and time in seconds returns a device's
+    cell.
     """
 
-    def __init__(self, timelines: Timeline | Mapping[str, Timeline], *, columns: Mapping[str, Cell] | None = None) -> None:
+    def __init__(
+        self,
+        timelines: Timeline | Mapping[str, Timeline],
+        *,
+        columns: Mapping[str, Cell] | None = None,
+    ) -> None:
         self._columns = columns or {}
-        self._timelines = {timelines.title or "timeline": timelines} if isinstance(timelines, Timeline) else dict(timelines)
+        self._timelines = (
+            {timelines.title or "timeline": timelines} if isinstance(timelines, Timeline) else dict(timelines)
+        )
         names = list(self._timelines)
         self.choice = described(widgets.Dropdown, "Timeline", "Which timeline", width="26em", options=names)
         self.slider = slider("Time", "The moment that is shown", 0, 0, TICKS, readout=False)
         narrow = {"layout": widgets.Layout(width="3em")}
-        self.back = button("", "To where the operation before begins", "step-backward", lambda: self.step(-1), **narrow)
-        self.forth = button("", "To where the next operation begins", "step-forward", lambda: self.step(1), **narrow)
+        self.back = button(
+            "",
+            "To where the operation before begins",
+            "step-backward",
+            lambda: self.step(-1),
+            **narrow,
+        )
+        self.forth = button(
+            "",
+            "To where the next operation begins",
+            "step-forward",
+            lambda: self.step(1),
+            **narrow,
+        )
         self.play = widgets.Play(min=0, max=TICKS, step=2, interval=120, show_repeat=False, tooltip="Play")
         widgets.jslink((self.play, "value"), (self.slider, "value"))
         self.clock, self.table = Html(), Html()
         self.figure = FigureBox(self._drawn())
         self.choice.observe(lambda _: self._load(), names="value")
         self.slider.observe(lambda _: self._show(), names="value")
-        controls = widgets.VBox([self.choice, widgets.HBox([self.slider, self.clock, self.back, self.forth, self.play])])
+        controls = widgets.VBox(
+            [
+                self.choice,
+                widgets.HBox([self.slider, self.clock, self.back, self.forth, self.play]),
+            ]
+        )
         super().__init__([controls, self.figure, self.table])
         self._show()
 
@@ -103,7 +140,11 @@ class SchedulePlayer(Panel):
     def step(self, direction: int) -> None:
         """Go to the next start of an operation (1) or to the previous one (-1); stay at either end."""
         longest = self.timeline.makespan_s
-        ticks = sorted({math.ceil(span.start_s / longest * TICKS - 1e-9) for span in self.timeline.spans}) if longest else []
+        ticks = (
+            sorted({math.ceil(span.start_s / longest * TICKS - 1e-9) for span in self.timeline.spans})
+            if longest
+            else []
+        )
         ahead = [tick for tick in ticks if (tick > self.slider.value if direction > 0 else tick < self.slider.value)]
         if ahead:
             self.slider.value = ahead[0] if direction > 0 else ahead[-1]
@@ -137,6 +178,23 @@ def _table(timeline: Timeline, time_s: float, columns: Mapping[str, Cell]) -> Ma
                 memory += f" of {byte_unit(budget).text(budget)}"
         does = ", ".join(moment.computes) or ("waits for data" if moment.network else "is idle")
         further = (cell(timeline, rank, time_s) for cell in columns.values())
-        rows.append((moment.device, does, ", ".join(moment.network), *([memory] if timeline.memory else []), *further))
-    table = Table(("device", "computes", "network", *(["memory"] if timeline.memory else []), *columns), rows)
+        rows.append(
+            (
+                moment.device,
+                does,
+                ", ".join(moment.network),
+                *([memory] if timeline.memory else []),
+                *further,
+            )
+        )
+    table = Table(
+        (
+            "device",
+            "computes",
+            "network",
+            *(["memory"] if timeline.memory else []),
+            *columns,
+        ),
+        rows,
+    )
     return Markup("<div aria-live='polite'>{}</div>").format(table._repr_html_())

@@ -69,7 +69,8 @@ class Table:
         """Return a row.  A single word, such as a device's name, is not broken at its hyphens."""
         cell = Markup(f"<{tag} style='text-align:{{}};padding:2px 14px 2px 0{{}}'>{{}}</{tag}>")
         parts = (
-            cell.format(side, "" if " " in text else ";white-space:nowrap", text) for text, side in zip(cells, self._aligned, strict=True)
+            cell.format(side, "" if " " in text else ";white-space:nowrap", text)
+            for text, side in zip(cells, self._aligned, strict=True)
         )
         return Markup("<tr>{}</tr>").format(joined(parts))
 
@@ -94,28 +95,59 @@ def sweep_table(points: Sequence[SweepPoint]) -> Table:
         where = [point.plan.partition(), point.plan.grouping()]
         if made is not None:
             where = [
-                "-".join(map(str, parts)) if parts else "all" for parts in (made.units, made.tokens(made.length) if made.shares else ())
+                "-".join(map(str, parts)) if parts else "all"
+                for parts in (
+                    made.units,
+                    made.tokens(made.length) if made.shares else (),
+                )
             ]
         row = [point.name, *where, f"{point.predicted_s * 1e3:.0f}"]
         if measured and point.measured_s:
             deviation = (point.predicted_s - point.measured_s) / point.measured_s
-            row += [f"{point.measured_s * 1e3:.0f}{point.mark}", f"{deviation:+.1%}{point.mark}", f"{point.overrun_share:.1%}"]
+            row += [
+                f"{point.measured_s * 1e3:.0f}{point.mark}",
+                f"{deviation:+.1%}{point.mark}",
+                f"{point.overrun_share:.1%}",
+            ]
         rows.append(row + [""] * (7 - len(row) if measured else 0))
-    columns = ["plan", *(("heads", "tokens") if inside else ("layers", "groups")), "simulated, ms"] + (
-        ["measured, ms", "deviation", "late"] if measured else []
-    )
+    columns = [
+        "plan",
+        *(("heads", "tokens") if inside else ("layers", "groups")),
+        "simulated, ms",
+    ] + (["measured, ms", "deviation", "late"] if measured else [])
     title = "Latency of a request under each plan" if inside else "Step time of the first epoch under each plan"
     is_marked = any(point.mark for point in points if point.measured_s)
-    return Table(columns, rows, title=title, note=f"{INVALID_MARK} The host was too busy: this time means little." if is_marked else "")
+    return Table(
+        columns,
+        rows,
+        title=title,
+        note=f"{INVALID_MARK} The host was too busy: this time means little." if is_marked else "",
+    )
 
 
 def report_table(report: Report) -> Table:
-    """Return a run in a few lines: its result in a sentence, plan, each device's work, epochs, steps, metrics, notes."""
+    """Return a run in a few lines: its result in a sentence, plan, each device's work, epochs, steps, metrics,
+    notes.
+    """
     rows = [("Numbers", report.label), *summary_rows(report)]
     if report.plan.inference is None:
         timed = sum(step.measured_s is not None for step in report.steps)  # a step in which a device was lost is not
-        rows.insert(2, ("", report.plan.told([device.name for device in report.cluster.devices])))
-        rows.append(("Steps", f"{len(report.steps)}{f', {timed} of them timed' * (0 < timed < len(report.steps))}"))
+        rows.insert(
+            2,
+            ("", report.plan.told([device.name for device in report.cluster.devices])),
+        )
+        rows.append(
+            (
+                "Steps",
+                f"{len(report.steps)}{f', {timed} of them timed' * (0 < timed < len(report.steps))}",
+            )
+        )
     notes = all_notes(report)
     warning = notes[0] if notes and notes[0].startswith(INVALID_MARK) else ""
-    return Table(("", ""), rows, title=headline(report), note=warning, more=notes[bool(warning) :])
+    return Table(
+        ("", ""),
+        rows,
+        title=headline(report),
+        note=warning,
+        more=notes[bool(warning) :],
+    )

@@ -31,7 +31,9 @@ class Formula:
     tolerance: float
 
     def check(self, answer: float | None, *values: Any, **named: Any) -> Verdict:
-        """Compare an answer with the formula's value for the given numbers.  Raises TypeError unless all of them are given, once."""
+        """Compare an answer with the formula's value for the given numbers.  Raises TypeError unless all of them are
+        given, once.
+        """
         names = dict(zip(self.given, values, strict=False)) | named
         if sorted(names) != sorted(self.given) or len(values) + len(named) != len(names):
             raise TypeError(f"The exercise takes {', '.join(self.given)}, not {', '.join(names)}: {self.question}")
@@ -45,9 +47,14 @@ class Formula:
 def checks() -> dict[str, Callable[..., Verdict]]:
     """Return all checks by name."""
     path = data_folder() / "exercises.toml"
-    found = {name: from_builtins(written, Formula, source=f"'{name}' of '{path}'").check for name, written in read_toml(path).items()}
+    found = {
+        name: from_builtins(written, Formula, source=f"'{name}' of '{path}'").check
+        for name, written in read_toml(path).items()
+    }
     modules = (import_module(f"{__name__}.{module}") for module in MODULES)
-    return found | {name: check for module in modules for name, check in vars(module).items() if name.startswith("check_")}
+    return found | {
+        name: check for module in modules for name, check in vars(module).items() if name.startswith("check_")
+    }
 
 
 def __getattr__(name: str) -> Callable[..., Verdict]:

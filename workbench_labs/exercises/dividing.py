@@ -22,24 +22,34 @@ from workbench_labs.planning import Comparison, needs_of, refusals
 from workbench_labs.plots.layer_cut import sent_bytes
 
 
-@exercise("Fewest stages whose weights fit come first: every stage more is a boundary to cross and a device that waits.")
+@exercise(
+    "Fewest stages whose weights fit come first: every stage more is a boundary to cross and a device that waits."
+)
 def check_grouping(answer: Sequence[int] | str, made: Comparison) -> tuple[bool, str]:
     """Which device groups does the planner choose, such as [2, 1, 1] or '[2-1-1]' (Fig. 17)?"""
     if made.plan is None:
         return answer == "OOM", f"Nothing fits: answer 'OOM'. {made.why}"
     mine = answer if isinstance(answer, str) else "[" + "-".join(str(count) for count in answer) + "]"
     if mine == made.plan.grouping():
-        return True, f"{mine}, with {made.plan.partition()} layers: {made.samples_per_s:.3g} samples/s."
+        return (
+            True,
+            f"{mine}, with {made.plan.partition()} layers: {made.samples_per_s:.3g} samples/s.",
+        )
     return False, f"Not {mine}."
 
 
-@exercise("Take editor.plan once the editor shows a split that you like. Which device is busy all the time, and which waits?")
+@exercise(
+    "Take editor.plan once the editor shows a split that you like. Which device is busy all the time, and which waits?"
+)
 def check_faster_split(answer: Plan, problem: Problem[Profile], planned: Plan) -> tuple[bool, str]:
     """Does the student's plan fit, and is its simulated step shorter than the planner's?"""
     if errors := refusals(problem, answer):
         return False, str(errors[0])
     mine_s, planned_s = step_s(problem, answer), step_s(problem, planned)
-    said = f"A step takes {mine_s * 1e3:.0f} ms with yours, {planned_s * 1e3:.0f} ms with the planner's {planned.partition()}."
+    said = (
+        f"A step takes {mine_s * 1e3:.0f} ms with yours, {planned_s * 1e3:.0f} ms with the planner's "
+        f"{planned.partition()}."
+    )
     return mine_s < planned_s, said
 
 
@@ -76,9 +86,15 @@ def check_idlest(answer: str, report: Report) -> tuple[bool, str]:
     """Which device computes for the smallest share of a first-epoch step?"""
     shown = report.timelines["first epoch, predicted"]
     if answer not in shown.device_names:
-        return False, f"There is no device {answer!r}, only {', '.join(shown.device_names)}."
+        return (
+            False,
+            f"There is no device {answer!r}, only {', '.join(shown.device_names)}.",
+        )
     busy = {name: shown.busy_s(rank) for rank, name in enumerate(shown.device_names)}
-    said, least_s = f"{answer} computes for {busy[answer] / shown.makespan_s:.0%} of the step", min(busy.values())
+    said, least_s = (
+        f"{answer} computes for {busy[answer] / shown.makespan_s:.0%} of the step",
+        min(busy.values()),
+    )
     if math.isclose(busy[answer], least_s, rel_tol=0.02, abs_tol=1e-9):
         return True, f"{said}."
     return False, f"{said}; another one for less."
@@ -90,39 +106,79 @@ def check_half_time(answer: int | None, report: Report) -> Verdict:
         return _NONE_CACHED
     first, cached = seconds
     if cached >= first / 2:
-        return Verdict(None, "In this run a cached epoch takes more than half of the first: it never does. Train on more samples.")
+        return Verdict(
+            None,
+            "In this run a cached epoch takes more than half of the first: it never does. Train on more samples.",
+        )
     # first + (n - 1) cached <= n first / 2
     fewest = math.ceil((first - cached) / (first / 2 - cached) - 1e-9)
-    hint = "With the cache n epochs take first + (n - 1) cached, without it n first. For which n is the one half of the other?"
-    right = f"{fewest} epochs take {first + (fewest - 1) * cached:.1f} s with the cache and {fewest * first:.1f} s without."
+    hint = (
+        "With the cache n epochs take first + (n - 1) cached, without it n first. For which n is the one half of the "
+        "other?"
+    )
+    right = (
+        f"{fewest} epochs take {first + (fewest - 1) * cached:.1f} s with the cache and {fewest * first:.1f} s without."
+    )
     return number_verdict(answer, fewest, hint, right, 0)
 
 
-@exercise("Write layers and groups with fixed_plan (rank 0 is the first device). Which is the slowest of its stage, and what does it hold?")
+@exercise(
+    "Write layers and groups with fixed_plan (rank 0 is the first device). Which is the slowest of its stage, "
+    "and what does it hold?"
+)
 def check_faster_plan(plan: Plan, report: Report) -> tuple[bool, str]:
     """Is the student's plan faster (simulated) than the planner's?  A close result also passes."""
-    mine, planned = experiment.sweep(report.job, report.cluster, {"mine": plan, "planner": report.plan}, "simulate", num_steps=4)
+    mine, planned = experiment.sweep(
+        report.job,
+        report.cluster,
+        {"mine": plan, "planner": report.plan},
+        "simulate",
+        num_steps=4,
+    )
     ratio = mine.predicted_s / planned.predicted_s
-    said = f"A step takes {mine.predicted_s * 1e3:.0f} ms with yours, {planned.predicted_s * 1e3:.0f} ms with the planner's."
+    said = (
+        f"A step takes {mine.predicted_s * 1e3:.0f} ms with yours, {planned.predicted_s * 1e3:.0f} ms with the "
+        "planner's."
+    )
     if ratio < 1:
-        said += " You beat the planner: its prices (Eq. 5-7) are approximations, and it keeps the devices in the cluster's order."
+        said += (
+            " You beat the planner: its prices (Eq. 5-7) are approximations, and it keeps the devices in the "
+            "cluster's order."
+        )
     return ratio <= 1.2, f"{said} {'That is' if ratio <= 1.2 else 'Get'} within 20 %."
 
 
 MOST_SLOWER = 64.0
 
 
-def check_travelling_bytes(answer: float | None, plan: InferencePlan, shape: StackShape, *, length: int, scheme: int) -> Verdict:
+def check_travelling_bytes(
+    answer: float | None,
+    plan: InferencePlan,
+    shape: StackShape,
+    *,
+    length: int,
+    scheme: int,
+) -> Verdict:
     """How many bytes do all devices together send for one layer (Table II)?"""
     expected = sum(sent_bytes(plan, shape, length=length, scheme=scheme))
     size, token = plan.num_positions, shape.hidden_bytes
     collectives = 4 if scheme == 1 else 2
-    hint = f"A ring collective takes every token ({token} bytes) over {size - 1} links. Scheme 1 has four of them, scheme 2 two."
+    hint = (
+        f"A ring collective takes every token ({token} bytes) over {size - 1} links. Scheme 1 has four of them, "
+        "scheme 2 two."
+    )
     right = f"{collectives} x {size - 1} x {length} tokens x {token} bytes = {expected / 1e6:.2f} MB."
     return number_verdict(answer, expected, hint, right, 0.02)
 
 
-def check_ring_time(answer_s: float | None, *, num_devices: int, product_s: float, transfer_s: float, overlapped: bool) -> Verdict:
+def check_ring_time(
+    answer_s: float | None,
+    *,
+    num_devices: int,
+    product_s: float,
+    transfer_s: float,
+    overlapped: bool,
+) -> Verdict:
     """How long do a ring all-gather and the product after it take, with equal tiles (Fig. 9)?"""
     together = num_devices * product_s
     if overlapped:
@@ -141,16 +197,23 @@ def check_most_scheme_2(answer: int, problem: SequenceProblem, plan: InferencePl
     """How many layers can use scheme 2 before a device is out of memory (Algorithm 1, lines 18-26)?"""
     layers = problem.profile.num_layers
     if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer <= layers:
-        return False, f"A number of layers from 0 to {layers} is asked for, this is {answer!r}."
+        return (
+            False,
+            f"A number of layers from 0 to {layers} is asked for, this is {answer!r}.",
+        )
     fits = refusal(problem, _first_in_scheme_2(problem, plan, answer)) is None
     one_more = answer < layers and refusal(problem, _first_in_scheme_2(problem, plan, answer + 1)) is None
     if fits and not one_more:
         return True, f"[{layers - answer}, {answer}], as the paper writes it."
-    return False, f"{answer} {'leave' if fits else 'do not fit; they leave no'} room for another."
+    return (
+        False,
+        f"{answer} {'leave' if fits else 'do not fit; they leave no'} room for another.",
+    )
 
 
 @exercise(
-    "Take editor.plan, or dataclasses.replace(plan, units=..., shares=...) of a planner's plan. Which device do the others wait for?"
+    "Take editor.plan, or dataclasses.replace(plan, units=..., shares=...) of a planner's plan. Which device do "
+    "the others wait for?"
     " Are heads, columns and tokens all in proportion?"
 )
 def check_faster_inference(answer: InferencePlan, problem: SequenceProblem, planned: InferencePlan) -> tuple[bool, str]:
@@ -164,9 +227,20 @@ def check_faster_inference(answer: InferencePlan, problem: SequenceProblem, plan
 
 
 def break_even(problem: SequenceProblem, plan: InferencePlan, rank: int) -> float:
-    """Return how many times slower a device must become until a plan without it is as fast as the plan that still waits for it."""
+    """Return how many times slower a device must become until a plan without it is as fast as the plan that still waits
+    for it.
+    """
     price = SequencePrice(problem)
-    without = price(replan(plan, problem.profile, problem.cluster, length=problem.sequence_length, excluded=(rank,), price=price))
+    without = price(
+        replan(
+            plan,
+            problem.profile,
+            problem.cluster,
+            length=problem.sequence_length,
+            excluded=(rank,),
+            price=price,
+        )
+    )
     low, high = 1.0, MOST_SLOWER
     while high / low > 1.01:
         factor = (low * high) ** 0.5
@@ -178,7 +252,10 @@ def break_even(problem: SequenceProblem, plan: InferencePlan, rank: int) -> floa
 def check_break_even(answer: float | None, problem: SequenceProblem, plan: InferencePlan, device: str) -> Verdict:
     """From which slowdown on is it better to leave a device out than to wait for it?"""
     names = [one.name for one in problem.cluster.devices]
-    hint = f"Let {device} become slower, little by little, and compare waiting ('nothing') with leaving it out, once both have settled."
+    hint = (
+        f"Let {device} become slower, little by little, and compare waiting ('nothing') with leaving it out, once "
+        "both have settled."
+    )
     if answer is None:
         return Verdict(None, hint)
     try:

@@ -1,4 +1,6 @@
-"""Checks about the ring (RingAda, section IV-B), and asynchronous pipelines, heads, changing devices (Confidant, sections 2.3 and 3)."""
+"""Checks about the ring (RingAda, section IV-B), and asynchronous pipelines, heads, changing devices (Confidant,
+sections 2.3 and 3).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from workbench.methods.ringada.rank_job import initiator_order
 from workbench.methods.ringada.schedule import terminator
 from workbench.planners.asynchronous import Equation3, Partition, partition_in_order
 from workbench_labs.confidant import delayed_descent
-from workbench_labs.exercises.training import Verdict, code_verdict, exercise, number_verdict
+from workbench_labs.exercises.training import (
+    Verdict,
+    code_verdict,
+    exercise,
+    number_verdict,
+)
 from workbench_labs.ring import ring_plan
 
 
@@ -23,32 +30,67 @@ def check_terminator(answer: int | None, *, blocks: tuple[int, ...], depth: int)
     """Which device of a ring, counted from 1, is the terminator?"""
     expected = terminator(ring_plan(blocks), sum(blocks) - depth) + 1
     hint = f"The {depth} top adapters are trained. Whose block is the lowest of them?"
-    right = f"Block {sum(blocks) - depth + 1} of {sum(blocks)} is the lowest that is trained, and device {expected} has it."
+    right = (
+        f"Block {sum(blocks) - depth + 1} of {sum(blocks)} is the lowest that is trained, and device {expected} has it."
+    )
     return number_verdict(answer, expected, hint, right, 0)
 
 
-def check_terminator_code(answer: Callable[[Sequence[tuple[int, int]], int], int] | None) -> Verdict:
-    """Does a function of each device's (first, last) blocks, from 1, and the depth compute the paper's inequality?  It returns a place."""
-    cases = [((4, 5, 2, 3), depth) for depth in range(1, 15)] + [((1, 1, 10), depth) for depth in range(1, 13)] + [((6,), 3)]
+def check_terminator_code(
+    answer: Callable[[Sequence[tuple[int, int]], int], int] | None,
+) -> Verdict:
+    """Does a function of each device's (first, last) blocks, from 1, and the depth compute the paper's inequality?  It
+    returns a place.
+    """
+    cases = (
+        [((4, 5, 2, 3), depth) for depth in range(1, 15)]
+        + [((1, 1, 10), depth) for depth in range(1, 13)]
+        + [((6,), 3)]
+    )
 
     def tried(blocks: tuple[int, ...], depth: int) -> tuple[int, Any]:
         plan: Plan = ring_plan(blocks)
         spans = [(stage.start + 1, stage.stop) for stage in plan.stages]
         return terminator(plan, plan.num_layers - depth), answer(spans, depth) if answer else None
 
-    hint = "Section IV-B: beta(u) <= N - Dep + 1 <= epsilon(u), N blocks in all; return the place of u in the list, from 0."
-    return code_verdict(answer, hint, [(f"blocks {blocks}, depth {depth}", partial(tried, blocks, depth)) for blocks, depth in cases])
+    hint = (
+        "Section IV-B: beta(u) <= N - Dep + 1 <= epsilon(u), N blocks in all; return the place of u in the list, "
+        "from 0."
+    )
+    return code_verdict(
+        answer,
+        hint,
+        [(f"blocks {blocks}, depth {depth}", partial(tried, blocks, depth)) for blocks, depth in cases],
+    )
 
 
-def check_next_initiator_code(answer: Callable[[int, Sequence[int], Callable[[int, int], float]], int] | None) -> Verdict:
+def check_next_initiator_code(
+    answer: Callable[[int, Sequence[int], Callable[[int, int], float]], int] | None,
+) -> Verdict:
     """Does a function of (present device, devices not yet initiator, rate of a link) make the paper's choice?"""
-    rates = [{(0, 1): 1.0, (0, 2): 5.0, (1, 2): 2.0, (0, 3): 3.0, (1, 3): 9.0, (2, 3): 4.0}, {(0, 1): 1.0, (0, 2): 2.0, (1, 2): 3.0}]
+    rates = [
+        {(0, 1): 1.0, (0, 2): 5.0, (1, 2): 2.0, (0, 3): 3.0, (1, 3): 9.0, (2, 3): 4.0},
+        {(0, 1): 1.0, (0, 2): 2.0, (1, 2): 3.0},
+    ]
 
     def tried(of: dict[tuple[int, int], float]) -> tuple[list[int], list[int]]:
         size = 1 + max(max(pair) for pair in of)
-        devices = tuple(Device(name=f"d{rank}", flops_per_s=1e9, memory_bytes=1, link=Link(bytes_per_s=1.0)) for rank in range(size))
+        devices = tuple(
+            Device(
+                name=f"d{rank}",
+                flops_per_s=1e9,
+                memory_bytes=1,
+                link=Link(bytes_per_s=1.0),
+            )
+            for rank in range(size)
+        )
         pairs = {f"d{a}>d{b}": Link(bytes_per_s=rate) for (x, y), rate in of.items() for a, b in ((x, y), (y, x))}
-        expected = list(initiator_order(Cluster(name="ring", devices=devices, pairs=pairs), ring_plan((1,) * size)))
+        expected = list(
+            initiator_order(
+                Cluster(name="ring", devices=devices, pairs=pairs),
+                ring_plan((1,) * size),
+            )
+        )
         found, left = [0], list(range(1, size))
         while left and answer is not None:
             found.append(answer(found[-1], tuple(left), lambda a, b: of[min(a, b), max(a, b)]))
@@ -77,16 +119,28 @@ def check_own_partition(answer: Partition, costs: Equation3, *, order: Sequence[
 def check_heads(answer: Sequence[int], profile: HeadProfile) -> tuple[bool, str]:
     """Does the division of all heads over the processors take the least time?"""
     heads = profile.num_heads
-    if not isinstance(answer, Sequence) or len(answer) != len(profile.seconds) or any(count not in range(heads + 1) for count in answer):
-        return False, f"{answer!r} is no allocation of {heads} heads to {len(profile.seconds)} processors."
+    if (
+        not isinstance(answer, Sequence)
+        or len(answer) != len(profile.seconds)
+        or any(count not in range(heads + 1) for count in answer)
+    ):
+        return (
+            False,
+            f"{answer!r} is no allocation of {heads} heads to {len(profile.seconds)} processors.",
+        )
     if sum(answer) != heads:
         return False, f"These are {sum(answer)} of {heads} heads."
     mine_s, best_s = profile.time_s(answer), profile.time_s(best_allocation(profile))
-    return mine_s <= best_s, f"They take {mine_s * 1e3:g} ms; {'no other take' if mine_s <= best_s else 'it can be done in'} less."
+    return (
+        mine_s <= best_s,
+        f"They take {mine_s * 1e3:g} ms; {'no other take' if mine_s <= best_s else 'it can be done in'} less.",
+    )
 
 
 def check_compatibility_code(answer: Callable[..., Sequence[float]] | None) -> Verdict:
-    """Does a function of (capacity vectors, batteries, p, eta) compute Eq. 4?  It returns each idle device's compatibility."""
+    """Does a function of (capacity vectors, batteries, p, eta) compute Eq. 4?  It returns each idle device's
+    compatibility.
+    """
     three = ([[1.0, 2.0, 3.0], [1.5, 3.0, 4.5], [2.0, 4.5, 7.0]], [0.2, 0.9, 1.0])
     cases = {
         "three devices": (*three, 0.5),
@@ -101,13 +155,22 @@ def check_compatibility_code(answer: Callable[..., Sequence[float]] | None) -> V
         expected = compatibilities(capacities, batteries, left, 1e-3)
         return _rounded(expected), _rounded(answer(capacities, batteries, left, 1e-3)) if answer else None
 
-    hint = "Eq. 4: p b / (H + eta), H and b mapped onto 0 to 1. Where all are equal, take H = 0 and b = 1: nothing tells them apart."
+    hint = (
+        "Eq. 4: p b / (H + eta), H and b mapped onto 0 to 1. Where all are equal, take H = 0 and b = 1: nothing "
+        "tells them apart."
+    )
     return code_verdict(answer, hint, [(name, partial(tried, *given)) for name, given in cases.items()])
 
 
 def check_delayed_code(answer: Callable[..., float] | None) -> Verdict:
-    """Does a function of (w, gradient, learning rate, delay, steps) compute the delayed update?  It returns the last weight."""
-    gradients: dict[str, Callable[[float], float]] = {"w": lambda w: w, "2 (w - 1)": lambda w: 2 * (w - 1), "w^3": lambda w: w**3}
+    """Does a function of (w, gradient, learning rate, delay, steps) compute the delayed update?  It returns the last
+    weight.
+    """
+    gradients: dict[str, Callable[[float], float]] = {
+        "w": lambda w: w,
+        "2 (w - 1)": lambda w: 2 * (w - 1),
+        "w^3": lambda w: w**3,
+    }
     settings = [(0.1, 0, 5), (0.1, 1, 1), (0.2, 2, 7), (0.3, 3, 10), (0.1, 3, 0)]
 
     def tried(gradient: Callable[[float], float], rate: float, delay: int, steps: int) -> tuple[Any, Any]:
@@ -116,7 +179,10 @@ def check_delayed_code(answer: Callable[..., float] | None) -> Verdict:
 
     hint = "w_(t+1) = w_t - rate x gradient(w_(t-delay)): keep the versions. The first mini-batches come with w_0."
     cases = [
-        (f"gradient {name}, rate {rate:g}, delay {delay}, {steps} steps", partial(tried, gradient, rate, delay, steps))
+        (
+            f"gradient {name}, rate {rate:g}, delay {delay}, {steps} steps",
+            partial(tried, gradient, rate, delay, steps),
+        )
         for name, gradient in gradients.items()
         for rate, delay, steps in settings
     ]

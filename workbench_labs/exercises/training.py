@@ -1,4 +1,6 @@
-"""Checks about devices, Parallel Adapters and their cache (PAC+, section IV), and forward passes (P-RGE, sections 2 and 3)."""
+"""Checks about devices, Parallel Adapters and their cache (PAC+, section IV), and forward passes (P-RGE, sections 2 and
+3).
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,18 @@ class Verdict:
 
     def _repr_html_(self) -> Markup:
         colour = {None: "#4D4D4D", True: "#007A57", False: "#B04A00"}[self.passed]
-        return Markup("<div role='status' style='border-left:4px solid {};padding:4px 10px'>{}</div>").format(colour, str(self))
+        return Markup("<div role='status' style='border-left:4px solid {};padding:4px 10px'>{}</div>").format(
+            colour, str(self)
+        )
 
 
-def number_verdict(answer: float | None, expected: float, hint: str, right: str, tolerance: float = BY_EYE) -> Verdict:
+def number_verdict(
+    answer: float | None,
+    expected: float,
+    hint: str,
+    right: str,
+    tolerance: float = BY_EYE,
+) -> Verdict:
     """Compare a number with the expected one; it may differ by a share of it."""
     if answer is None:
         return Verdict(None, hint)
@@ -47,10 +57,14 @@ def number_verdict(answer: float | None, expected: float, hint: str, right: str,
     return Verdict(False, f"{answer:g} is too {'large' if answer > expected else 'small'}. {hint}")
 
 
-def exercise(hint: str) -> Callable[[Callable[..., tuple[bool, str]]], Callable[..., Verdict]]:
-    """Return a decorator for a function that examines an answer and returns whether it is right, and why; it becomes a check.
+def exercise(
+    hint: str,
+) -> Callable[[Callable[..., tuple[bool, str]]], Callable[..., Verdict]]:
+    """Return a decorator for a function that examines an answer and returns whether it is right, and why; it becomes a
+    check.
 
-    hint: what the check says before there is an answer, and after why an answer is wrong.  An answer that raises an error is wrong.
+    hint: what the check says before there is an answer, and after why an answer is wrong.  An answer that raises an
+    error is wrong.
     """
 
     def decorate(examine: Callable[..., tuple[bool, str]]) -> Callable[..., Verdict]:
@@ -87,7 +101,10 @@ def check_share(answer: float | None, cluster: Cluster, device: str, factor: flo
     """Which share of a core makes a device `factor` times slower than the named device?"""
     [share] = [one.host_share for one in cluster.devices if one.name == device]
     assert share is not None, f"device '{device}' is not emulated"
-    hint = f"'{device}' has {share:g} of a core. An operation that takes c seconds on a whole core takes c / share on a device."
+    hint = (
+        f"'{device}' has {share:g} of a core. An operation that takes c seconds on a whole core takes c / share on a "
+        "device."
+    )
     right = f"{share:g} / {factor:g} = {share / factor:.3f} of a core."
     return number_verdict(answer, share / factor, hint, right, 0.03)
 
@@ -97,7 +114,10 @@ def check_transfer(answer_s: float | None, cluster: Cluster, source: str, destin
     names = [device.name for device in cluster.devices]
     link = cluster.link(names.index(source), names.index(destination))
     hint = "Latency plus bytes / rate. The rate of a path is that of its slower end; 1 Mbit/s is 125,000 bytes/s."
-    right = f"{link.latency_s * 1e3:g} ms + {nbytes:,} / {link.bytes_per_s:,.0f} s = {link.transfer_s(nbytes) * 1e3:.1f} ms."
+    right = (
+        f"{link.latency_s * 1e3:g} ms + {nbytes:,} / {link.bytes_per_s:,.0f} s = {link.transfer_s(nbytes) * 1e3:.1f} "
+        "ms."
+    )
     return number_verdict(answer_s, link.transfer_s(nbytes), hint, right, 0.03)
 
 
@@ -112,26 +132,50 @@ def check_cluster(cluster: Cluster, *, cores: int) -> tuple[bool, str]:
     if len(set(shares)) < len(shares):
         return False, f"Two devices have the same share: {shares}."
     total = sum(share for share in shares if share is not None)
-    return total <= cores, f"{cluster.world_size} devices, which ask for {total:.2f} of {cores} cores in all."
+    return (
+        total <= cores,
+        f"{cluster.world_size} devices, which ask for {total:.2f} of {cores} cores in all.",
+    )
 
 
-@exercise("Too large, and the loss bends between the two points; too small, and their difference is rounding. Look for the lowest point.")
+@exercise(
+    "Too large, and the loss bends between the two points; too small, and their difference is rounding. Look for "
+    "the lowest point."
+)
 def check_epsilon(answer: float, studies: Sequence[SlopeStudy]) -> tuple[bool, str]:
-    """Which epsilon of a study gives the best slopes?  An answer passes if its deviation is within a factor of two of the best."""
+    """Which epsilon of a study gives the best slopes?  An answer passes if its deviation is within a factor of two of
+    the best.
+    """
     best = min(studies, key=lambda one: one.deviation)
-    chosen = [one for one in studies if isinstance(answer, int | float) and abs(one.epsilon - answer) <= 1e-9 * one.epsilon]
+    chosen = [
+        one for one in studies if isinstance(answer, int | float) and abs(one.epsilon - answer) <= 1e-9 * one.epsilon
+    ]
     if not chosen:
-        return False, f"{answer!r} is none of {', '.join(f'{one.epsilon:g}' for one in studies)}."
-    said = f"With {answer:g} slopes are off by {chosen[0].deviation:.2%}, with {best.epsilon:g} by {best.deviation:.2%}."
+        return (
+            False,
+            f"{answer!r} is none of {', '.join(f'{one.epsilon:g}' for one in studies)}.",
+        )
+    said = (
+        f"With {answer:g} slopes are off by {chosen[0].deviation:.2%}, with {best.epsilon:g} by {best.deviation:.2%}."
+    )
     return chosen[0].deviation <= 2 * best.deviation + 1e-12, said
 
 
 def check_knee(answer: int | None, passes: Sequence[Pass]) -> Verdict:
     """Which measured number of parts is the largest that costs less than half of as many single passes?"""
     first = passes[0]
-    expected = max((one.parts for one in passes if one.seconds < 0.5 * first.seconds * one.parts / first.parts), default=0)
-    hint = "Compare the two lines of the figure: in one pass, and one after the other. 0 if no number of parts saves half."
-    right = f"{expected} parts in one pass cost less than half of {expected} passes." if expected else "Nothing saves half here."
+    expected = max(
+        (one.parts for one in passes if one.seconds < 0.5 * first.seconds * one.parts / first.parts),
+        default=0,
+    )
+    hint = (
+        "Compare the two lines of the figure: in one pass, and one after the other. 0 if no number of parts saves half."
+    )
+    right = (
+        f"{expected} parts in one pass cost less than half of {expected} passes."
+        if expected
+        else "Nothing saves half here."
+    )
     return number_verdict(answer, expected, hint, right, 0)
 
 
@@ -139,4 +183,7 @@ def check_knee(answer: int | None, passes: Sequence[Pass]) -> Verdict:
 def check_division(answer: Sequence[int], problem: Problem[Profile]) -> tuple[bool, str]:
     """Is a division of the queries as fast as the planner's, within 2 %?"""
     mine_s, best_s = query_step_s(problem, tuple(answer)), plan_queries(problem).total_s
-    return mine_s <= best_s * 1.02, f"A step takes {mine_s * 1e3:.1f} ms with yours, {best_s * 1e3:.1f} ms with the planner's."
+    return (
+        mine_s <= best_s * 1.02,
+        f"A step takes {mine_s * 1e3:.1f} ms with yours, {best_s * 1e3:.1f} ms with the planner's.",
+    )

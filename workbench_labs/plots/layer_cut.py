@@ -1,4 +1,6 @@
-"""One Transformer layer cut among devices: heads, columns, tokens, each device's memory and traffic (Galaxy+, Fig. 6-7)."""
+"""One Transformer layer cut among devices: heads, columns, tokens, each device's memory and traffic (Galaxy+, Fig.
+6-7).
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,18 @@ from workbench.core.inference import InferencePlan, StackShape
 from workbench.plots import style
 
 Cut = Literal["columns", "rows", "copies"]
-HEIGHT, SHIFT, GAP, ARROW = 1.0, 0.13, 0.22, 0.95  # sizes in the drawing; unit: width of the hidden state
+HEIGHT, SHIFT, GAP, ARROW = (
+    1.0,
+    0.13,
+    0.22,
+    0.95,
+)  # sizes in the drawing; unit: width of the hidden state
 
 
 class Matrix(NamedTuple):
-    """A matrix of the drawing.  cut: how devices share it.  counts: heads, columns or tokens by position.  what: the unit of `counts`."""
+    """A matrix of the drawing.  cut: how devices share it.  counts: heads, columns or tokens by position.  what: the
+    unit of `counts`.
+    """
 
     name: str
     cut: Cut
@@ -41,16 +50,24 @@ Part = Matrix | Arrow
 def layer_parts(plan: InferencePlan, shape: StackShape, *, length: int, scheme: int = 1) -> tuple[Part, ...]:
     """Return the parts of a layer under a plan, in order: matrices, and the synchronisations between them.
 
-    In a ring all-gather a device sends every tile but its successor's; in a ring reduce-scatter, every tile but its own (section III-D).
+    In a ring all-gather a device sends every tile but its successor's; in a ring reduce-scatter, every tile but its own
+    (section III-D).
     Raises ConfigError for a plan that cuts no layer ('pipeline').
     """
     if plan.paradigm == "pipeline":
-        raise ConfigError("The cut of one layer was asked for.", f"A plan of '{plan.method}' leaves layers whole.", "Draw a hybrid plan.")
+        raise ConfigError(
+            "The cut of one layer was asked for.",
+            f"A plan of '{plan.method}' leaves layers whole.",
+            "Draw a hybrid plan.",
+        )
     size = plan.num_positions
     whole = (length,) * size
     tokens = plan.tokens(length) if plan.shares else whole
     gather = Arrow("AllGather", _gathered(plan, tokens, shape.hidden_bytes))
-    scatter = Arrow("ReduceScatter", tuple((length - own) * shape.hidden_bytes if size > 1 else 0 for own in tokens))
+    scatter = Arrow(
+        "ReduceScatter",
+        tuple((length - own) * shape.hidden_bytes if size > 1 else 0 for own in tokens),
+    )
     reduced = Arrow("AllReduce", (2 * (size - 1) * length * shape.hidden_bytes // size,) * size)
     before, after = ([gather], scatter) if plan.paradigm == "hybrid" else ([], reduced)
     by_token = plan.paradigm == "sequence"
@@ -61,14 +78,42 @@ def layer_parts(plan: InferencePlan, shape: StackShape, *, length: int, scheme: 
         if by_token:
             everywhere = (shape.num_units,) * size
             parts += [
-                Matrix(f"{prefix}W<sub>QKV</sub>", "copies", everywhere, "all heads", 1.5, HEIGHT),
-                Arrow("AllGather K, V", _gathered(plan, tokens, shape.num_units * shape.kv_unit_bytes or 2 * shape.hidden_bytes)),
-                Matrix(f"{prefix}W<sub>O</sub>", "copies", everywhere, "all heads", 1.0, HEIGHT),
+                Matrix(
+                    f"{prefix}W<sub>QKV</sub>",
+                    "copies",
+                    everywhere,
+                    "all heads",
+                    1.5,
+                    HEIGHT,
+                ),
+                Arrow(
+                    "AllGather K, V",
+                    _gathered(
+                        plan,
+                        tokens,
+                        shape.num_units * shape.kv_unit_bytes or 2 * shape.hidden_bytes,
+                    ),
+                ),
+                Matrix(
+                    f"{prefix}W<sub>O</sub>",
+                    "copies",
+                    everywhere,
+                    "all heads",
+                    1.0,
+                    HEIGHT,
+                ),
             ]
         else:
             parts += [
                 *before,
-                Matrix(f"{prefix}W<sub>QKV</sub>", "columns", plan.units, "heads", 1.5, HEIGHT),
+                Matrix(
+                    f"{prefix}W<sub>QKV</sub>",
+                    "columns",
+                    plan.units,
+                    "heads",
+                    1.5,
+                    HEIGHT,
+                ),
                 Matrix(f"{prefix}W<sub>O</sub>", "rows", plan.units, "heads", 1.0, HEIGHT),
                 after,
             ]
@@ -101,7 +146,9 @@ def held_bytes(plan: InferencePlan, shape: StackShape, *, scheme: int = 1) -> tu
             "feed-forward": own_columns * shape.column_bytes,
             "norms and biases": shape.layer_bytes if own_units or own_columns or share else 0,
         }
-        for own_units, own_columns, share in zip(units, columns, plan.shares or (1.0,) * plan.num_positions, strict=True)
+        for own_units, own_columns, share in zip(
+            units, columns, plan.shares or (1.0,) * plan.num_positions, strict=True
+        )
     )
 
 
@@ -111,7 +158,14 @@ def sent_bytes(plan: InferencePlan, shape: StackShape, *, length: int, scheme: i
     return tuple(sum(arrow.nbytes[position] for arrow in arrows) for position in range(plan.num_positions))
 
 
-def layer_cut(plan: InferencePlan, shape: StackShape, names: Sequence[str], *, length: int, scheme: int = 1) -> go.Figure:
+def layer_cut(
+    plan: InferencePlan,
+    shape: StackShape,
+    names: Sequence[str],
+    *,
+    length: int,
+    scheme: int = 1,
+) -> go.Figure:
     """Return one layer as matrices coloured by device; below, each device's bytes in memory and sent.
 
     names: of the cluster's devices, by rank.  length: tokens of the sequence.  scheme: 1 or 2 (hybrid plans only).
@@ -127,19 +181,35 @@ def layer_cut(plan: InferencePlan, shape: StackShape, names: Sequence[str], *, l
         row_heights=[0.62, 0.38],
         vertical_spacing=0.17,
         horizontal_spacing=0.07,
-        subplot_titles=["", "holds of the attention", "holds of the feed-forward network", "sends for one sequence"],
+        subplot_titles=[
+            "",
+            "holds of the attention",
+            "holds of the feed-forward network",
+            "sends for one sequence",
+        ],
     )
     for annotation in figure.layout.annotations:
         annotation.font = {"size": 12.5, "color": style.BLACK}
     _draw(figure, parts, who)
-    columns = ([one["attention"] for one in held], [one["feed-forward"] for one in held], list(sent))
+    columns = (
+        [one["attention"] for one in held],
+        [one["feed-forward"] for one in held],
+        list(sent),
+    )
     for column, sizes in enumerate(columns, start=1):
         _bars(figure, column, sizes, who)
     total = sum(sum(one.values()) for one in held)
     whole = shape.attention_bytes + shape.feed_forward_bytes + shape.layer_bytes
-    moved, weights = style.byte_unit(sum(sent)).text(sum(sent)), style.byte_unit(total).text(total)
+    moved, weights = (
+        style.byte_unit(sum(sent)).text(sum(sent)),
+        style.byte_unit(total).text(total),
+    )
     copies = f", {total / whole:.2g} times one copy" if whole else ""
-    paradigms = {"hybrid": f"scheme {scheme}", "tensor": "tensor parallel", "sequence": "sequence parallel"}
+    paradigms = {
+        "hybrid": f"scheme {scheme}",
+        "tensor": "tensor parallel",
+        "sequence": "sequence parallel",
+    }
     return style.finish(
         figure,
         title=f"One layer, {paradigms[plan.paradigm]}, {length} tokens on {plan.num_positions} devices",
@@ -153,7 +223,9 @@ def layer_cut(plan: InferencePlan, shape: StackShape, names: Sequence[str], *, l
 
 
 def _gathered(plan: InferencePlan, tokens: Sequence[int], token_bytes: int) -> tuple[int, ...]:
-    """Return the bytes that each position of a ring sends in an all-gather of its tokens: all tiles but its successor's."""
+    """Return the bytes that each position of a ring sends in an all-gather of its tokens: all tiles but its
+    successor's.
+    """
     size, length = len(tokens), sum(tokens)
     if size == 1:
         return (0,)
@@ -182,7 +254,9 @@ class _Box(NamedTuple):
 
 
 def _boxes(matrix: Matrix, left: float, who: Sequence[str]) -> list[_Box]:
-    """Return the rectangles of a matrix: a strip for each device that has a part, or a copy for each, drawn behind one another."""
+    """Return the rectangles of a matrix: a strip for each device that has a part, or a copy for each, drawn behind one
+    another.
+    """
     bottom, size = -matrix.height / 2, len(matrix.counts)
     boxes = []
     if matrix.cut == "copies":
@@ -190,7 +264,17 @@ def _boxes(matrix: Matrix, left: float, who: Sequence[str]) -> list[_Box]:
         for position in [position for position in range(size) if matrix.counts[position]]:
             hover = f"{who[position]}: {matrix.name}, {matrix.what}"
             at = left + shift * position + matrix.width / 2
-            boxes.append(_Box(at, matrix.width, bottom + shift * (position - (size - 1) / 2), matrix.height, position, "", hover))
+            boxes.append(
+                _Box(
+                    at,
+                    matrix.width,
+                    bottom + shift * (position - (size - 1) / 2),
+                    matrix.height,
+                    position,
+                    "",
+                    hover,
+                )
+            )
         return boxes
     whole, done = sum(matrix.counts), 0
     for position, count in enumerate(matrix.counts):
@@ -202,9 +286,29 @@ def _boxes(matrix: Matrix, left: float, who: Sequence[str]) -> list[_Box]:
         # The space for a number of 11 px, in widths of the hidden state.
         text = str(count) if extent > (0.07 * len(str(count)) + 0.04 if matrix.cut == "columns" else 0.2) else ""
         if matrix.cut == "columns":
-            boxes.append(_Box(left + start + extent / 2, extent, bottom, matrix.height, position, text, hover))
+            boxes.append(
+                _Box(
+                    left + start + extent / 2,
+                    extent,
+                    bottom,
+                    matrix.height,
+                    position,
+                    text,
+                    hover,
+                )
+            )
         else:
-            boxes.append(_Box(left + matrix.width / 2, matrix.width, -bottom - start - extent, extent, position, text, hover))
+            boxes.append(
+                _Box(
+                    left + matrix.width / 2,
+                    matrix.width,
+                    -bottom - start - extent,
+                    extent,
+                    position,
+                    text,
+                    hover,
+                )
+            )
         done += count
     return boxes
 
@@ -219,7 +323,9 @@ def _draw(figure: go.Figure, parts: Sequence[Part], who: Sequence[str]) -> None:
             left += ARROW + GAP
             continue
         boxes += _boxes(part, left, who)
-        width = part.width + (SHIFT * min(1.0, 4 / len(part.counts)) * (len(part.counts) - 1) if part.cut == "copies" else 0)
+        width = part.width + (
+            SHIFT * min(1.0, 4 / len(part.counts)) * (len(part.counts) - 1) if part.cut == "copies" else 0
+        )
         edge = part.height / 2 + (SHIFT * 1.5 if part.cut == "copies" else 0)
         words.append(_words(f"<b>{part.name}</b>", left + width / 2, edge, "bottom", style.BLACK))
         how = f"by {part.what}" if part.cut != "copies" else f"{part.what},<br>everywhere"
@@ -227,7 +333,11 @@ def _draw(figure: go.Figure, parts: Sequence[Part], who: Sequence[str]) -> None:
         left += width + GAP
     # The first position's copy is in front, so its boxes are drawn last.
     positions = sorted({box.position for box in boxes}, reverse=True)
-    figure.add_traces([_strips(position, [box for box in boxes if box.position == position]) for position in positions], rows=1, cols=1)
+    figure.add_traces(
+        [_strips(position, [box for box in boxes if box.position == position]) for position in positions],
+        rows=1,
+        cols=1,
+    )
     figure.update_layout(annotations=[*figure.layout.annotations, *words])
     figure.update_xaxes(visible=False, range=[-0.1, left - GAP + 0.1], row=1, col=1)
     figure.update_yaxes(visible=False, range=[-tallest / 2 - 0.55, tallest / 2 + 0.45], row=1, col=1)
@@ -251,29 +361,77 @@ def _strips(position: int, boxes: Sequence[_Box]) -> go.Bar:
 
 def _words(text: str, x: float, y: float, anchor: str, colour: str) -> dict[str, object]:
     place = {"x": x, "y": y, "xref": "x", "yref": "y", "yanchor": anchor}
-    return {"text": text, "showarrow": False, "font": {"size": 11, "color": colour}, **place}
+    return {
+        "text": text,
+        "showarrow": False,
+        "font": {"size": 11, "color": colour},
+        **place,
+    }
 
 
 def _arrow(arrow: Arrow, left: float) -> list[dict[str, object]]:
     """Return the annotations of an arrow: the arrow, its name above and its bytes below."""
     moved, said = sum(arrow.nbytes), style.OPERATIONS["synchronisations"][arrow.name]
-    ends = {"x": left + ARROW, "y": 0, "ax": left, "ay": 0, "xref": "x", "yref": "y", "axref": "x", "ayref": "y"}
-    name = arrow.name.replace("Reduce", "Reduce<br>").replace("Gather", "<br>Gather").replace("AllReduce<br>", "All<br>Reduce")
+    ends = {
+        "x": left + ARROW,
+        "y": 0,
+        "ax": left,
+        "ay": 0,
+        "xref": "x",
+        "yref": "y",
+        "axref": "x",
+        "ayref": "y",
+    }
+    name = (
+        arrow.name.replace("Reduce", "Reduce<br>")
+        .replace("Gather", "<br>Gather")
+        .replace("AllReduce<br>", "All<br>Reduce")
+    )
     return [
-        {"text": "", "showarrow": True, "arrowhead": 2, "arrowwidth": 2.5, "arrowcolor": style.DARK_GREY, "hovertext": said, **ends},
+        {
+            "text": "",
+            "showarrow": True,
+            "arrowhead": 2,
+            "arrowwidth": 2.5,
+            "arrowcolor": style.DARK_GREY,
+            "hovertext": said,
+            **ends,
+        },
         _words(name, left + ARROW / 2, 0.06, "bottom", style.DARK_GREY) | {"hovertext": said},
-        _words(style.byte_unit(moved).text(moved), left + ARROW / 2, -0.06, "top", style.DARK_GREY),
+        _words(
+            style.byte_unit(moved).text(moved),
+            left + ARROW / 2,
+            -0.06,
+            "top",
+            style.DARK_GREY,
+        ),
     ]
 
 
 def _bars(figure: go.Figure, column: int, sizes: Sequence[int], who: Sequence[str]) -> None:
-    unit, colours = style.byte_unit(max(sizes, default=0)), [colour_of(position) for position in range(len(sizes))]
+    unit, colours = (
+        style.byte_unit(max(sizes, default=0)),
+        [colour_of(position) for position in range(len(sizes))],
+    )
     hovers = [f"{name}: {size:,} bytes" for name, size in zip(who, sizes, strict=True)]
     style.panel_of_bars(
-        figure, [size * unit.factor for size in sizes], [unit.text(size) for size in sizes], colours, hovers, row=2, col=column
+        figure,
+        [size * unit.factor for size in sizes],
+        [unit.text(size) for size in sizes],
+        colours,
+        hovers,
+        row=2,
+        col=column,
     )
     figure.update_xaxes(title=unit.name, gridcolor=style.LIGHT_GREY, row=2, col=column)
-    figure.update_yaxes(showticklabels=column == 1, showgrid=False, zeroline=False, row=2, col=column, **style.rows_for(who))
+    figure.update_yaxes(
+        showticklabels=column == 1,
+        showgrid=False,
+        zeroline=False,
+        row=2,
+        col=column,
+        **style.rows_for(who),
+    )
 
 
 def colour_of(position: int) -> str:

@@ -1,6 +1,8 @@
-"""Training with forward passes: a loss as a bowl, the error of estimated gradients, curves and traffic, rooflines (P-RGE, 2 and 3).
+"""Training with forward passes: a loss as a bowl, the error of estimated gradients, curves and traffic, rooflines
+(P-RGE, 2 and 3).
 
-A pass is limited by reading weights below the ridge, by arithmetic above (sections 3.1-3.2).  The roofline: Williams, Waterman and
+A pass is limited by reading weights below the ridge, by arithmetic above (sections 3.1-3.2).  The roofline: Williams,
+Waterman and
 Patterson, Communications of the ACM 52(4), 2009.
 """
 
@@ -38,39 +40,114 @@ def bowl(
     gradient: Point,
     epsilon: float,
 ) -> go.Figure:
-    """Return the bowl from above: contours, the path so far, the queries at its last point, their mean next to the exact gradient.
+    """Return the bowl from above: contours, the path so far, the queries at its last point, their mean next to the
+    exact gradient.
 
     path: at least one point.  gradient: exact, at the last point; sets the scale of all arrows.
     """
     x, y = path[-1]
     figure = go.Figure(_contours(loss))
     if len(path) > 1:
-        line, marker = {"color": style.BLACK, "width": 1.5}, {"symbol": "circle", "size": 5}
+        line, marker = (
+            {"color": style.BLACK, "width": 1.5},
+            {"symbol": "circle", "size": 5},
+        )
         x_path, y_path = zip(*path, strict=True)
-        figure.add_scatter(name="path", mode="lines+markers", x=x_path, y=y_path, line=line, marker=marker, hoverinfo="skip")
+        figure.add_scatter(
+            name="path",
+            mode="lines+markers",
+            x=x_path,
+            y=y_path,
+            line=line,
+            marker=marker,
+            hoverinfo="skip",
+        )
     shown = probes[:MAX_PROBES]
-    tips = [(x + side * epsilon * probe.direction[0], y + side * epsilon * probe.direction[1]) for side in (1, -1) for probe in shown]
+    tips = [
+        (
+            x + side * epsilon * probe.direction[0],
+            y + side * epsilon * probe.direction[1],
+        )
+        for side in (1, -1)
+        for probe in shown
+    ]
     scale = ARROW / max(math.hypot(*gradient), 1e-9)
-    parts = [(-scale * probe.slope * probe.direction[0], -scale * probe.slope * probe.direction[1]) for probe in shown]
+    parts = [
+        (
+            -scale * probe.slope * probe.direction[0],
+            -scale * probe.slope * probe.direction[1],
+        )
+        for probe in shown
+    ]
     figure.add_trace(_arrows("each query: −g z", (x, y), parts, style.SKY_BLUE, width=1.5, size=9))
     for name, symbol, colour, some in (
         ("θ + εz", "cross", style.VERMILLION, tips[: len(shown)]),
         ("θ − εz", "circle", style.ORANGE, tips[len(shown) :]),
     ):
-        marker = {"symbol": symbol, "size": 8, "color": colour, "line": {"color": style.BLACK, "width": 0.5}}
-        figure.add_scatter(name=name, mode="markers", x=[at[0] for at in some], y=[at[1] for at in some], marker=marker, hoverinfo="skip")
+        marker = {
+            "symbol": symbol,
+            "size": 8,
+            "color": colour,
+            "line": {"color": style.BLACK, "width": 0.5},
+        }
+        figure.add_scatter(
+            name=name,
+            mode="markers",
+            x=[at[0] for at in some],
+            y=[at[1] for at in some],
+            marker=marker,
+            hoverinfo="skip",
+        )
     mean = tuple(sum(probe.slope * probe.direction[axis] for probe in probes) / max(1, len(probes)) for axis in (0, 1))
-    figure.add_trace(_arrows("their mean", (x, y), [(-scale * mean[0], -scale * mean[1])], style.BLUE, width=4, size=15))
     figure.add_trace(
-        _arrows("exact: −∇L", (x, y), [(-scale * gradient[0], -scale * gradient[1])], style.BLACK, width=2.5, size=13, dash="dot")
+        _arrows(
+            "their mean",
+            (x, y),
+            [(-scale * mean[0], -scale * mean[1])],
+            style.BLUE,
+            width=4,
+            size=15,
+        )
     )
-    here = {"symbol": "circle", "size": 11, "color": style.GREEN, "line": {"color": style.BLACK, "width": 1}}
+    figure.add_trace(
+        _arrows(
+            "exact: −∇L",
+            (x, y),
+            [(-scale * gradient[0], -scale * gradient[1])],
+            style.BLACK,
+            width=2.5,
+            size=13,
+            dash="dot",
+        )
+    )
+    here = {
+        "symbol": "circle",
+        "size": 11,
+        "color": style.GREEN,
+        "line": {"color": style.BLACK, "width": 1},
+    }
     figure.add_scatter(name="θ", mode="markers", x=[x], y=[y], marker=here, hoverinfo="skip")
-    figure.update_xaxes(title="θ<sub>1</sub>", range=[-HALF_WIDTH, HALF_WIDTH], zeroline=False, showgrid=False, constrain="domain")
-    figure.update_yaxes(
-        title="θ<sub>2</sub>", range=[-HALF_HEIGHT, HALF_HEIGHT], zeroline=False, showgrid=False, scaleanchor="x", constrain="domain"
+    figure.update_xaxes(
+        title="θ<sub>1</sub>",
+        range=[-HALF_WIDTH, HALF_WIDTH],
+        zeroline=False,
+        showgrid=False,
+        constrain="domain",
     )
-    return style.finish(figure, title="What forward passes say of the slope", label="computed", height=600)
+    figure.update_yaxes(
+        title="θ<sub>2</sub>",
+        range=[-HALF_HEIGHT, HALF_HEIGHT],
+        zeroline=False,
+        showgrid=False,
+        scaleanchor="x",
+        constrain="domain",
+    )
+    return style.finish(
+        figure,
+        title="What forward passes say of the slope",
+        label="computed",
+        height=600,
+    )
 
 
 def _contours(loss: Callable[[float, float], float]) -> go.Contour:
@@ -91,7 +168,16 @@ def _contours(loss: Callable[[float, float], float]) -> go.Contour:
     )
 
 
-def _arrows(name: str, start: Point, ways: Sequence[Point], colour: str, *, width: float, size: float, dash: str = "solid") -> go.Scatter:
+def _arrows(
+    name: str,
+    start: Point,
+    ways: Sequence[Point],
+    colour: str,
+    *,
+    width: float,
+    size: float,
+    dash: str = "solid",
+) -> go.Scatter:
     """Return arrows from one point in one trace: start, tip and gap for each."""
     x: list[float | None] = []
     y: list[float | None] = []
@@ -104,13 +190,20 @@ def _arrows(name: str, start: Point, ways: Sequence[Point], colour: str, *, widt
         x=x,
         y=y,
         line={"color": colour, "width": width, "dash": dash},
-        marker={"symbol": "arrow", "angleref": "previous", "size": [0, size, 0] * len(ways), "color": colour},
+        marker={
+            "symbol": "arrow",
+            "angleref": "previous",
+            "size": [0, size, 0] * len(ways),
+            "color": colour,
+        },
         hoverinfo="skip",
     )
 
 
 class GradientError(NamedTuple):
-    """Estimates of one gradient.  dimension: d.  points: (q, squared error over the exact gradient's squared length), means."""
+    """Estimates of one gradient.  dimension: d.  points: (q, squared error over the exact gradient's squared length),
+    means.
+    """
 
     name: str
     dimension: int
@@ -118,21 +211,42 @@ class GradientError(NamedTuple):
 
 
 def gradient_error(found: Sequence[GradientError], *, label: str) -> go.Figure:
-    """Return the squared error over q: measured (symbols), and (d + 1) / q, its value if the loss is a plane (lines)."""
-    said = {"title": "More queries, less error", "label": label, "subtitle": "dotted: the error is as long as the gradient"}
+    """Return the squared error over q: measured (symbols), and (d + 1) / q, its value if the loss is a plane
+    (lines).
+    """
+    said = {
+        "title": "More queries, less error",
+        "label": label,
+        "subtitle": "dotted: the error is as long as the gradient",
+    }
     points = {one.name: one.points for one in found}
-    figure = lines(points, x_title="queries q", y_title="squared error, of the gradient's", logarithmic="xy", **said)
+    figure = lines(
+        points,
+        x_title="queries q",
+        y_title="squared error, of the gradient's",
+        logarithmic="xy",
+        **said,
+    )
     for one, trace in zip(found, figure.data, strict=True):
         trace.update(legendgroup=trace.name, mode="markers")
         expected = [(one.dimension + 1) / queries for queries in trace.x]
-        look: dict[str, Any] = {"line": {"color": trace.line.color, "width": 1.5}, "legendgroup": trace.name, "showlegend": False}
+        look: dict[str, Any] = {
+            "line": {"color": trace.line.color, "width": 1.5},
+            "legendgroup": trace.name,
+            "showlegend": False,
+        }
         figure.add_scatter(mode="lines", x=trace.x, y=expected, hoverinfo="skip", **look)
     line = {"color": style.DARK_GREY, "width": 1.5}
     figure.add_scatter(x=[None], y=[None], mode="lines", name="(d + 1) / q", line=line, showlegend=True)
     return figure.add_hline(y=1, line={"color": style.DARK_GREY, "width": 1, "dash": "dot"})
 
 
-def slopes(found: Mapping[str, Sequence[tuple[float, float]]], *, label: str, subtitle: str = "") -> go.Figure:
+def slopes(
+    found: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    label: str,
+    subtitle: str = "",
+) -> go.Figure:
     """Return measured slopes g over exact slopes z * gradient, a symbol for each query; on the diagonal they are equal.
 
     found: by the varied setting, such as epsilon.
@@ -142,17 +256,31 @@ def slopes(found: Mapping[str, Sequence[tuple[float, float]]], *, label: str, su
     if not values:
         return style.empty(title=title, label=label, why="There is no query.")
     most = 1.15 * max(max(map(abs, values)), 1e-12)
-    words = {"title": title, "label": label, "subtitle": subtitle, "y_title": "by two forward passes: g"}
+    words = {
+        "title": title,
+        "label": label,
+        "subtitle": subtitle,
+        "y_title": "by two forward passes: g",
+    }
     figure = lines(found, x_title="exact, by a backward pass: z · ∇L", **words).update_traces(mode="markers")
     diagonal = {"color": style.DARK_GREY, "width": 1, "dash": "dot"}
-    figure.add_scatter(x=[-most, most], y=[-most, most], mode="lines", line=diagonal, name="alike", hoverinfo="skip")
+    figure.add_scatter(
+        x=[-most, most],
+        y=[-most, most],
+        mode="lines",
+        line=diagonal,
+        name="alike",
+        hoverinfo="skip",
+    )
     zero: dict[str, Any] = {"zeroline": True, "zerolinecolor": "#DDDDDD"}
     figure.update_xaxes(range=[-most, most], **zero)
     return figure.update_yaxes(range=[-1.3 * most, 1.3 * most], **zero)
 
 
 def angle_between(dimension: int, queries: int) -> float:
-    """Return the usual angle (degrees) between an estimate from q queries and the gradient in d dimensions: cos = sqrt(q / (q + d + 1))."""
+    """Return the usual angle (degrees) between an estimate from q queries and the gradient in d dimensions: cos =
+    sqrt(q / (q + d + 1)).
+    """
     return math.degrees(math.acos(math.sqrt(queries / (queries + dimension + 1))))
 
 
@@ -172,7 +300,8 @@ def learning(
 ) -> go.Figure:
     """Return each step's loss with its running mean, and the validation score on a separate axis.
 
-    losses, scores: (step, value).  baselines: scores to compare with, by name.  engine: losses of the steps of the same training
+    losses, scores: (step, value).  baselines: scores to compare with, by name.  engine: losses of the steps of the same
+    training
     that an inference engine continues.
     """
     values = [loss for _, loss in losses]
@@ -181,7 +310,11 @@ def learning(
     lost = {"loss of a step": losses, "its mean": means} | ({"loss in the engine": engine} if engine else {})
     scored = {f"validation {metric}": scores}
     scored |= {f"{name} {value:.2f}": [(0, value), (last, value)] for name, value in (baselines or {}).items()}
-    words = {"title": "Learning by forward passes", "label": label, "subtitle": subtitle}
+    words = {
+        "title": "Learning by forward passes",
+        "label": label,
+        "subtitle": subtitle,
+    }
     figure = lines(lost | scored, x_title="steps", y_title="loss", **words)
     for name, look in (
         ("loss of a step", {"color": style.SKY_BLUE, "width": 1}),
@@ -191,7 +324,15 @@ def learning(
         figure.update_traces(mode="lines", line=look, selector={"name": name})
     figure.data[len(lost)].line.color = style.GREEN
     for index, line in enumerate(figure.data[len(lost) + 1 :]):
-        line.update(mode="lines", hoverinfo="skip", line={"color": style.DARK_GREY, "width": 1.5, "dash": DASHES[index % len(DASHES)]})
+        line.update(
+            mode="lines",
+            hoverinfo="skip",
+            line={
+                "color": style.DARK_GREY,
+                "width": 1.5,
+                "dash": DASHES[index % len(DASHES)],
+            },
+        )
     style.on_second_axis(figure, range(len(lost), len(figure.data)), title=metric, range=[0, 1])
     return figure.update_xaxes(rangemode="tozero").update_layout(yaxis_rangemode="normal")
 
@@ -203,16 +344,36 @@ def running_mean(values: Sequence[float], size: int = MEAN_OF) -> list[float]:
 
 def traffic(nbytes: Mapping[str, float], *, subtitle: str = "") -> go.Figure:
     """Return a bar for each way to train on several devices, on a logarithmic axis.  nbytes: above 0."""
-    sizes, words = list(nbytes.values()), {"title": "What a device receives for a step", "label": "counted", "subtitle": subtitle}
+    sizes, words = (
+        list(nbytes.values()),
+        {
+            "title": "What a device receives for a step",
+            "label": "counted",
+            "subtitle": subtitle,
+        },
+    )
     figure = stacked_bars(list(nbytes), {"bytes": sizes}, x_title="bytes", **words)
     texts = [f" {style.byte_unit(size).text(size)}" for size in sizes]
-    figure.update_traces(text=texts, textposition="outside", textfont_color="black", cliponaxis=False, showlegend=False)
+    figure.update_traces(
+        text=texts,
+        textposition="outside",
+        textfont_color="black",
+        cliponaxis=False,
+        showlegend=False,
+    )
     # Room on the right for the text of the longest bar.
-    return figure.update_xaxes(type="log", dtick=1, exponentformat="power", range=[0, len(str(int(max(sizes, default=1)))) + 1])
+    return figure.update_xaxes(
+        type="log",
+        dtick=1,
+        exponentformat="power",
+        range=[0, len(str(int(max(sizes, default=1)))) + 1],
+    )
 
 
 class Pass(NamedTuple):
-    """One forward pass.  parts: P copies in one batch.  flops: of all of them.  weight_bytes: read once for all of them."""
+    """One forward pass.  parts: P copies in one batch.  flops: of all of them.  weight_bytes: read once for all of
+    them.
+    """
 
     parts: int
     flops: float
@@ -231,7 +392,13 @@ class Pass(NamedTuple):
 
 
 def roofline(
-    found: Mapping[str, Sequence[Pass]], *, flops_per_s: float, bytes_per_s: float, label: str, title: str = "Roofline", subtitle: str = ""
+    found: Mapping[str, Sequence[Pass]],
+    *,
+    flops_per_s: float,
+    bytes_per_s: float,
+    label: str,
+    title: str = "Roofline",
+    subtitle: str = "",
 ) -> go.Figure:
     """Return the machine's roof and the rates that passes reach under it, with the number of parts next to each.
 
@@ -244,22 +411,57 @@ def roofline(
     rate, unit = (1e-12, "TFLOP/s") if flops_per_s >= 2e12 else (1e-9, "GFLOP/s")
     series = {name: [(one.intensity, one.flops_per_s * rate) for one in several] for name, several in found.items()}
     said = "; ".join(filter(None, [subtitle, "numbers: parts in the pass; green: the ridge"]))
-    words = {"title": title, "label": label, "subtitle": said, "x_title": "FLOPs for each byte of weights that is read", "y_title": unit}
+    words = {
+        "title": title,
+        "label": label,
+        "subtitle": said,
+        "x_title": "FLOPs for each byte of weights that is read",
+        "y_title": unit,
+    }
     figure = lines(series, **words)
     for trace, several in zip(figure.data, found.values(), strict=True):
-        trace.update(mode="lines+markers+text", textposition="bottom center", line_width=1.5, line_dash="dot")
+        trace.update(
+            mode="lines+markers+text",
+            textposition="bottom center",
+            line_width=1.5,
+            line_dash="dot",
+        )
         trace.text = [f"{one.parts}" for one in several]
-        trace.hovertemplate = [f"{trace.name}: {one.parts} parts, {one.seconds * 1e3:.3g} ms<extra></extra>" for one in several]
-    x, y = zip(*((at, min(flops_per_s, at * bytes_per_s) * rate) for at in (low, ridge, high)), strict=True)
-    figure.add_scatter(name="the roof", mode="lines", x=x, y=y, line={"color": style.BLACK, "width": 3}, hoverinfo="skip")
+        trace.hovertemplate = [
+            f"{trace.name}: {one.parts} parts, {one.seconds * 1e3:.3g} ms<extra></extra>" for one in several
+        ]
+    x, y = zip(
+        *((at, min(flops_per_s, at * bytes_per_s) * rate) for at in (low, ridge, high)),
+        strict=True,
+    )
+    figure.add_scatter(
+        name="the roof",
+        mode="lines",
+        x=x,
+        y=y,
+        line={"color": style.BLACK, "width": 3},
+        hoverinfo="skip",
+    )
     figure.add_vline(x=ridge, line={"color": style.GREEN, "width": 1.5, "dash": "dash"})
     sides = (
         (f"bound by reading weights: {_short(bytes_per_s / 1e9)} GB/s", 0.0, "left"),
         (f"bound by arithmetic: {_short(flops_per_s * rate)} {unit}", 1.0, "right"),
     )
     for said, at, anchor in sides:
-        place = {"x": at, "xref": "paper", "xanchor": anchor, "y": 1.0, "yref": "paper", "yanchor": "bottom"}
-        figure.add_annotation(text=said, showarrow=False, font={"size": 12, "color": style.DARK_GREY}, **place)
+        place = {
+            "x": at,
+            "xref": "paper",
+            "xanchor": anchor,
+            "y": 1.0,
+            "yref": "paper",
+            "yanchor": "bottom",
+        }
+        figure.add_annotation(
+            text=said,
+            showarrow=False,
+            font={"size": 12, "color": style.DARK_GREY},
+            **place,
+        )
     figure.update_xaxes(type="log", range=[math.log10(low), math.log10(high)])
     figure.update_yaxes(type="log", exponentformat="none", dtick="D2")
     return figure.update_layout(margin_t=105)

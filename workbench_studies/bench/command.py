@@ -12,15 +12,29 @@ from workbench.cli.output import Json, print_json, print_table, print_text, say
 from workbench.core.catalogue import kit_file
 from workbench.core.errors import ConfigError
 
-NAMES = ["executor", "runtime", "pac_plus", "galaxy_plus", "p_rge", "p_rge_engine", "ringada", "confidant", "recovery", "serving", "kit"]
+NAMES = [
+    "executor",
+    "runtime",
+    "pac_plus",
+    "galaxy_plus",
+    "p_rge",
+    "p_rge_engine",
+    "ringada",
+    "confidant",
+    "recovery",
+    "serving",
+    "kit",
+]
 BENCHES = {name: f"workbench_studies.bench.{name}" for name in NAMES}
 """Each module has `bench(progress) -> dict`: what was measured, ready for JSON."""
 CHOOSING = {
-    "galaxy_plus": "minilm, bert-base, homogeneous, heterogeneous, 125, 250, 500, 1000, latency, overlap, scaling, planner",
+    "galaxy_plus": "minilm, bert-base, homogeneous, heterogeneous, 125, 250, 500, 1000, latency, overlap, scaling, "
+    "planner",
     "p_rge": "steps, copies, full, quantized, memory",
     "ringada": "equal, 1000, 125, unequal, bert-base",
     "confidant": "processors, schedule, partition, phones, frameworks",
-    "recovery": "pac_plus, cached, fine_tuning, lora, confidant, idle, ringada, p_rge, kill, freeze, leave, slow, return",
+    "recovery": "pac_plus, cached, fine_tuning, lora, confidant, idle, ringada, p_rge, kill, freeze, leave, slow, "
+    "return",
     "kit": "reach, files, start, epochs, faults",
 }
 """Benchmarks that can measure a part of what they have, and the words that choose it: their modules' WORDS."""
@@ -33,20 +47,27 @@ def bench(
     only: Annotated[
         str,
         typer.Option(
-            help="A part, by words such as minilm,500. " + " ".join(f"Of {chosen}: {words}." for chosen, words in CHOOSING.items())
+            help="A part, by words such as minilm,500. "
+            + " ".join(f"Of {chosen}: {words}." for chosen, words in CHOOSING.items())
         ),
     ] = "",
     soak: Annotated[
         int,
         typer.Option(
-            help="Of recovery: instead, so many short runs with random faults.  Of serving: so many requests.", min=0, max=10_000_000
+            help="Of recovery: instead, so many short runs with random faults.  Of serving: so many requests.",
+            min=0,
+            max=10_000_000,
         ),
     ] = 0,
     as_json: Json = False,
 ) -> None:
     """Measure the workbench itself, both sides of each comparison interleaved on this machine."""
     if name != "all" and name not in BENCHES:
-        raise ConfigError(f"The benchmark '{name}' was asked for.", f"There are {', '.join(BENCHES)}.", "Name one of them, or all.")
+        raise ConfigError(
+            f"The benchmark '{name}' was asked for.",
+            f"There are {', '.join(BENCHES)}.",
+            "Name one of them, or all.",
+        )
     words = [word.strip() for word in only.split(",") if word.strip()]
     if words and name not in CHOOSING:
         raise ConfigError(
@@ -56,7 +77,11 @@ def bench(
         )
     options: dict[str, dict[str, Any]] = {chosen: {"only": words} for chosen in CHOOSING}
     if soak and name not in SOAKS:
-        raise ConfigError(f"A soak of {name} was asked for.", f"Only {' and '.join(SOAKS)} have one.", "Name one, or leave out --soak.")
+        raise ConfigError(
+            f"A soak of {name} was asked for.",
+            f"Only {' and '.join(SOAKS)} have one.",
+            "Name one, or leave out --soak.",
+        )
     for chosen in SOAKS:
         options.setdefault(chosen, {})["soak"] = soak
     names = tuple(one for one in BENCHES if one != "kit" or kit_file()) if name == "all" else (name,)
@@ -71,12 +96,16 @@ def bench(
 def show_bench(name: str, result: Mapping[str, Any]) -> None:
     """Print a benchmark: its values, and its lists of points as tables with one row each."""
     print_text(f"Benchmark {name}")
-    tables = {key: value for key, value in result.items() if isinstance(value, list) and value and isinstance(value[0], dict)}
+    tables = {
+        key: value for key, value in result.items() if isinstance(value, list) and value and isinstance(value[0], dict)
+    }
     for key, value in result.items():
         if key != "name" and key not in tables:
             print_text(f"  {key.replace('_', ' ')}: {_figure(value)}")
     for title, points in tables.items():
-        keys = [key for key, value in points[0].items() if not isinstance(value, dict | list | tuple)]  # the rest is for --json
+        keys = [
+            key for key, value in points[0].items() if not isinstance(value, dict | list | tuple)
+        ]  # the rest is for --json
         columns = tuple(key.replace("_", " ") for key in keys)
         rows = ([_figure(point.get(key, "")) for key in keys] for point in points)
         print_table(title.capitalize(), columns, rows, right=range(len(columns)))

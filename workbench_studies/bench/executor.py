@@ -1,4 +1,6 @@
-"""`workbench bench executor`: measured time of programs on emulated devices over the simulated time of the same programs."""
+"""`workbench bench executor`: measured time of programs on emulated devices over the simulated time of the same
+programs.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,18 @@ SMALL = Spec((4, 128))
 SMALL_GEMM_S = 1e-3
 TILES = 8
 """Number of tiles of each device in the ring of many tiles."""
-SECONDS = {"F": 6e-3, "SF": 2e-3, "B": 9e-3, "SB": 3e-3, "STEP": 1e-3, "GEMM": 8e-3, "ATTN": 6e-3, "MLP": 5e-3, "MLPB": 9e-3, "ATTNB": 8e-3}
+SECONDS = {
+    "F": 6e-3,
+    "SF": 2e-3,
+    "B": 9e-3,
+    "SB": 3e-3,
+    "STEP": 1e-3,
+    "GEMM": 8e-3,
+    "ATTN": 6e-3,
+    "MLP": 5e-3,
+    "MLPB": 9e-3,
+    "ATTNB": 8e-3,
+}
 SENT = frozenset({"act", "grad", "side", "sgrad", "tile"})
 ROUNDS = 15
 LAYERS = 4
@@ -74,7 +87,12 @@ class Case:
 def costs_on(cluster: Cluster, crossing: Spec = CROSSING, seconds: Mapping[str, float] = SECONDS) -> TableCosts:
     """Return seconds by kind, and transfers by the cluster's links.  crossing: the value that crosses a boundary."""
     nbytes = dict.fromkeys(SENT, crossing) | {"gsum": GRADIENT}
-    return TableCosts(seconds_by_kind=seconds, bytes_by_name=nbytes, cluster=cluster, message_s=MESSAGE_S)
+    return TableCosts(
+        seconds_by_kind=seconds,
+        bytes_by_name=nbytes,
+        cluster=cluster,
+        message_s=MESSAGE_S,
+    )
 
 
 def cases(size: int) -> dict[str, Case]:
@@ -89,15 +107,25 @@ def cases(size: int) -> dict[str, Case]:
         "GPipe": insert_transfers(gpipe(plan, one)),
         "hybrid": insert_transfers(hybrid_1f1b(groups, (2,) * MICRO_BATCHES)),
         "ring all-gather": _in_turn([ring_allgather_gemm(size, layer=layer) for layer in range(LAYERS)]),
-        "two streams": Schedule(ops=alone.ops * size, inputs=alone.inputs * size, outputs=alone.outputs * size),
+        "two streams": Schedule(
+            ops=alone.ops * size,
+            inputs=alone.inputs * size,
+            outputs=alone.outputs * size,
+        ),
         "forward-only chain": backbone_part(insert_transfers(gpipe(plan, one))),
         "asynchronous 1F1B": insert_transfers(asynchronous_1f1b(plan, 2 * MICRO_BATCHES)),
     }
     costs = costs_on(cluster)
-    found = {name: Case(program=Program.on(cluster, schedule, costs), cluster=cluster) for name, schedule in schedules.items()}
+    found = {
+        name: Case(program=Program.on(cluster, schedule, costs), cluster=cluster)
+        for name, schedule in schedules.items()
+    }
     found["not draining"] = replace(found["forward-only chain"], num_steps=STEPS)
     rings = [ring_allgather_gemm(size, layer=tile) for tile in range(TILES)]
-    by_latency = {"forward-only chain": schedules["forward-only chain"], "ring of many tiles": _side_by_side(rings)}
+    by_latency = {
+        "forward-only chain": schedules["forward-only chain"],
+        "ring of many tiles": _side_by_side(rings),
+    }
     for latency_ms in LATENCIES_MS:
         slow = _cluster(size, latency_ms)
         costs = costs_on(slow, SMALL, {**SECONDS, "GEMM": SMALL_GEMM_S})
@@ -107,9 +135,11 @@ def cases(size: int) -> dict[str, Case]:
 
 
 def bench(progress: Progress = print, *, sizes: Sequence[int] = SIZES, rounds: int = ROUNDS) -> dict[str, Any]:
-    """Return measured over simulated time of every program on 2, 3 and 4 devices, and the executor's overhead per operation.
+    """Return measured over simulated time of every program on 2, 3 and 4 devices, and the executor's overhead per
+    operation.
 
-    WORKBENCH_DILATION slows devices and links down on a busy machine.  Raises RuntimeSetupError if the kernel does not shape links.
+    WORKBENCH_DILATION slows devices and links down on a busy machine.  Raises RuntimeSetupError if the kernel does not
+    shape links.
     """
     points: list[dict[str, Any]] = []
     own: list[float] = []
@@ -127,7 +157,9 @@ def bench(progress: Progress = print, *, sizes: Sequence[int] = SIZES, rounds: i
     return {
         "name": "executor",
         "label": "emulated, kernel links",
-        "what": f"time of a program measured / simulated, {rounds} rounds, programs taking turns; late: share of overrun deadlines",
+        "what": f"time of a program measured / simulated, {rounds} rounds, programs taking turns; late: share of "
+        "overrun "
+        "deadlines",
         "dilation": dilation,
         "mbit_per_s": MBIT_PER_S,
         "message_bytes": CROSSING.nbytes,
@@ -138,7 +170,8 @@ def bench(progress: Progress = print, *, sizes: Sequence[int] = SIZES, rounds: i
 
 
 def run_rank(context: RankContext, given: tuple[int, int]) -> dict[str, Any]:
-    """Run every program in turn; return by name this rank's (begin, end, late, paced) seconds of each round, and the overhead.
+    """Run every program in turn; return by name this rank's (begin, end, late, paced) seconds of each round, and the
+    overhead.
 
     given: the numbers of devices and of rounds.
     """
@@ -154,8 +187,18 @@ def run_rank(context: RankContext, given: tuple[int, int]) -> dict[str, Any]:
         with ExitStack() as opened:
             for case in chosen.values():
                 if case.cluster.name not in executors:
-                    links = RankLinks(cluster=case.cluster, rank=context.rank, fidelity=context.fidelity, dilation=context.dilation)
-                    transport = Transport(process_group, context.rank, subgroup=lambda ranks: subgroups[tuple(sorted(ranks))], links=links)
+                    links = RankLinks(
+                        cluster=case.cluster,
+                        rank=context.rank,
+                        fidelity=context.fidelity,
+                        dilation=context.dilation,
+                    )
+                    transport = Transport(
+                        process_group,
+                        context.rank,
+                        subgroup=lambda ranks: subgroups[tuple(sorted(ranks))],
+                        links=links,
+                    )
                     executors[case.cluster.name] = opened.enter_context(Executor(context.rank, transport, pacer))
             own_s = _own_cost(executors[_cluster(size).name])
             for turn in range(num_rounds + 1):
@@ -169,7 +212,9 @@ def run_rank(context: RankContext, given: tuple[int, int]) -> dict[str, Any]:
 
 
 def _time(executor: Executor, program: Program, num_steps: int) -> tuple[float, float]:
-    """Run a program's steps on this rank; return when all ranks began, and when this one ended (the machine's monotonic clock)."""
+    """Run a program's steps on this rank; return when all ranks began, and when this one ended (the machine's monotonic
+    clock).
+    """
     rank = executor.rank
     handlers = handlers_of(program)
     inputs = {value: _content(program, value) for value in program.schedule.inputs[rank]}
@@ -192,7 +237,9 @@ def handlers_of(program: Program) -> Mapping[str, Handler]:
     made: dict[Value, torch.Tensor | None] = {}
 
     def handle(op: Op, reads: tuple[Any, ...]) -> tuple[torch.Tensor | None, ...]:
-        return tuple(made[value] if value in made else made.setdefault(value, _content(program, value)) for value in op.writes)
+        return tuple(
+            made[value] if value in made else made.setdefault(value, _content(program, value)) for value in op.writes
+        )
 
     return dict.fromkeys({op.kind for ops in program.schedule.ops for op in ops}, handle)
 
@@ -209,8 +256,16 @@ def _own_cost(executor: Executor) -> float:
     world = dist.get_world_size()
     mine = [chain if rank == executor.rank else () for rank in range(world)]
     inputs = tuple((values[0],) if ops else () for ops in mine)
-    schedule = Schedule(ops=tuple(mine), inputs=inputs, outputs=tuple((values[-1],) if ops else () for ops in mine))
-    program = Program(schedule=schedule, costs=TableCosts(seconds_by_kind=SECONDS), devices=("d",) * world)
+    schedule = Schedule(
+        ops=tuple(mine),
+        inputs=inputs,
+        outputs=tuple((values[-1],) if ops else () for ops in mine),
+    )
+    program = Program(
+        schedule=schedule,
+        costs=TableCosts(seconds_by_kind=SECONDS),
+        devices=("d",) * world,
+    )
     factor, executor.pacer.factor = executor.pacer.factor, 0.0
     seconds = []
     for _ in range(5):
@@ -221,7 +276,12 @@ def _own_cost(executor: Executor) -> float:
     return min(seconds)
 
 
-def _point(name: str, size: int, case: Case, by_rank: Sequence[Sequence[tuple[float, float, float, float]]]) -> dict[str, Any]:
+def _point(
+    name: str,
+    size: int,
+    case: Case,
+    by_rank: Sequence[Sequence[tuple[float, float, float, float]]],
+) -> dict[str, Any]:
     simulated_s = max(span.end_s for span in simulate(unrolled(case.program, case.num_steps), memory=False).spans)
     measured = [max(end for _, end, _, _ in turn) - turn[0][0] for turn in zip(*by_rank, strict=True)]
     ratios = sorted(seconds / simulated_s for seconds in measured)
@@ -239,7 +299,9 @@ def _point(name: str, size: int, case: Case, by_rank: Sequence[Sequence[tuple[fl
 
 
 def _cluster(size: int, latency_ms: float | None = None) -> Cluster:
-    """Return the devices of the cluster 'laptop' with links of MBIT_PER_S.  latency_ms: of each path; None: the cluster's."""
+    """Return the devices of the cluster 'laptop' with links of MBIT_PER_S.  latency_ms: of each path; None: the
+    cluster's.
+    """
     cluster = load_cluster("laptop").part(range(size)).with_bandwidth(MBIT_PER_S)
     if latency_ms is None:
         return cluster
@@ -250,16 +312,27 @@ def _cluster(size: int, latency_ms: float | None = None) -> Cluster:
 def _plan(groups: Sequence[Sequence[int]]) -> Plan:
     size = max(map(len, groups))
     stages = tuple(
-        Stage(start=number, stop=number + 1, shares=tuple(Share(rank=rank, samples=size // len(ranks)) for rank in ranks))
+        Stage(
+            start=number,
+            stop=number + 1,
+            shares=tuple(Share(rank=rank, samples=size // len(ranks)) for rank in ranks),
+        )
         for number, ranks in enumerate(groups)
     )
-    return Plan(method="bench", stages=stages, micro_batch_size=size, num_micro_batches=MICRO_BATCHES)
+    return Plan(
+        method="bench",
+        stages=stages,
+        micro_batch_size=size,
+        num_micro_batches=MICRO_BATCHES,
+    )
 
 
 def _in_turn(schedules: Sequence[Schedule]) -> Schedule:
     """Return one schedule after another on each rank."""
 
-    def joined(by_schedule: Iterable[tuple[tuple[Any, ...], ...]]) -> tuple[tuple[Any, ...], ...]:
+    def joined(
+        by_schedule: Iterable[tuple[tuple[Any, ...], ...]],
+    ) -> tuple[tuple[Any, ...], ...]:
         return tuple(tuple(chain.from_iterable(own)) for own in zip(*by_schedule, strict=True))
 
     fields = ("ops", "inputs", "outputs")
@@ -268,5 +341,7 @@ def _in_turn(schedules: Sequence[Schedule]) -> Schedule:
 
 def _side_by_side(schedules: Sequence[Schedule]) -> Schedule:
     """Return the first operation of every schedule on each rank, then the second of every schedule, and so on."""
-    ops = tuple(tuple(chain.from_iterable(zip(*own, strict=True))) for own in zip(*(one.ops for one in schedules), strict=True))
+    ops = tuple(
+        tuple(chain.from_iterable(zip(*own, strict=True))) for own in zip(*(one.ops for one in schedules), strict=True)
+    )
     return replace(_in_turn(schedules), ops=ops)

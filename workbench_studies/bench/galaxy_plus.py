@@ -1,7 +1,10 @@
-"""`workbench bench galaxy_plus`: single-shot inference by Galaxy+ and its baselines on four emulated devices, interleaved (section IV).
+"""`workbench bench galaxy_plus`: single-shot inference by Galaxy+ and its baselines on four emulated devices,
+interleaved (section IV).
 
-Devices have the speed of the catalogue's Raspberry Pis of Galaxy+'s environments A and B, by the GEMM rate of a core of this host; links
-have kernel fidelity if available.  Galaxy+'s own plan is tuned by simulation; the baselines run their planners' plans unchanged.
+Devices have the speed of the catalogue's Raspberry Pis of Galaxy+'s environments A and B, by the GEMM rate of a core of
+this host; links
+have kernel fidelity if available.  Galaxy+'s own plan is tuned by simulation; the baselines run their planners' plans
+unchanged.
 """
 
 from __future__ import annotations
@@ -33,18 +36,27 @@ from workbench_studies.bench.inference_parts import (
     save_model,
     scaling_points,
 )
-from workbench_studies.bench.inference_sides import DTENSOR, Side, SidesJob, SidesResult, overlap_point, run_sides
+from workbench_studies.bench.inference_sides import (
+    DTENSOR,
+    Side,
+    SidesJob,
+    SidesResult,
+    overlap_point,
+    run_sides,
+)
 
 MODELS = ("MiniLM", "BERT-base")
 SCALED = "GPT2-L layer"
 MBIT_PER_S = (125, 250, 500, 1000)
 ROUNDS, FEW_ROUNDS = 3, 1
 SLOW_SIDES = ("edgeshard", "local")
-"""Timed only FEW_ROUNDS times: these sides use one device after the other, take long, and vary little because they send little."""
+"""Timed only FEW_ROUNDS times: these sides use one device after the other, take long, and vary little because they send
+little."""
 BUSY_SHARE = 0.05
 """Maximum late fraction of the paced time; a point above it is invalid, because the host is too busy."""
 DILATION = 2.0
-"""Devices and links are emulated this many times slower, and times are divided by it, because two cores do not keep up with four such
+"""Devices and links are emulated this many times slower, and times are divided by it, because two cores do not keep up
+with four such
 devices otherwise.  Ratios do not change, except that the runtime's overhead per message counts half.
 """
 LARGEST_GAP = 1e-4
@@ -66,24 +78,35 @@ class Selection(NamedTuple):
 
     @classmethod
     def of(cls, words: Sequence[str]) -> Selection:
-        """Return the points that words name; a kind without a word is measured completely.  Raises ConfigError for an unknown word."""
+        """Return the points that words name; a kind without a word is measured completely.  Raises ConfigError for an
+        unknown word.
+        """
         given = [word.lower() for word in words]
         require_words(given, WORDS)
         return cls(*(tuple(one for one in kind if str(one).lower() in given) or tuple(kind) for kind in KINDS))
 
 
 def bench(progress: Progress = print, only: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the latency of every baseline over Galaxy+'s, how much of the shorter side overlap hides, the scaling, the planner's time.
+    """Return the latency of every baseline over Galaxy+'s, how much of the shorter side overlap hides, the scaling, the
+    planner's time.
 
-    only: words that restrict the points (see Selection): models, clusters, bandwidths, 'latency', 'overlap', 'scaling', 'planner'.
+    only: words that restrict the points (see Selection): models, clusters, bandwidths, 'latency', 'overlap', 'scaling',
+    'planner'.
     """
     selection = Selection.of(only)
     planning = planning_point(progress) if "planner" in selection.parts else {}
     if selection.parts == ("planner",):
-        return {"name": "galaxy_plus", "label": "real: seconds of this machine", "what": "our planner by Eq. 9", **planning}
+        return {
+            "name": "galaxy_plus",
+            "label": "real: seconds of this machine",
+            "what": "our planner by Eq. 9",
+            **planning,
+        }
     with scratch_folder() as folder, torch_threads(1):
         models = list(_models(selection, Path(folder), progress))
-        host_flops_per_s = max(gemm_rate(seconds=0.4) for _ in range(5))  # other load on a shared host only lowers the rate
+        host_flops_per_s = max(
+            gemm_rate(seconds=0.4) for _ in range(5)
+        )  # other load on a shared host only lowers the rate
         progress(f"One core of this host: {host_flops_per_s / 1e9:.0f} GFLOP/s")
         points: list[dict[str, Any]] = []
         scaling: dict[str, Any] = {}
@@ -105,7 +128,9 @@ def bench(progress: Progress = print, only: Sequence[str] = ()) -> dict[str, Any
 
 def _models(selection: Selection, folder: Path, progress: Progress) -> Iterator[BenchModel]:
     wanted = [*selection.models] if {"latency", "overlap"} & set(selection.parts) else []
-    scales = "scaling" in selection.parts and "homogeneous" in selection.clusters and max(MBIT_PER_S) in selection.mbit_per_s
+    scales = (
+        "scaling" in selection.parts and "homogeneous" in selection.clusters and max(MBIT_PER_S) in selection.mbit_per_s
+    )
     for name in [*([SCALED] if scales else []), *(wanted or ["MiniLM"] * (not scales))]:
         path = folder / name.replace(" ", "-")
         save_model(SIZES[name], path)
@@ -114,20 +139,44 @@ def _models(selection: Selection, folder: Path, progress: Progress) -> Iterator[
         yield BenchModel(name=name, folder=path, host=host)
 
 
-def _point(model: BenchModel, name: str, mbit: int, cluster: Cluster, engines: EngineCluster, selection: Selection) -> dict[str, Any]:
+def _point(
+    model: BenchModel,
+    name: str,
+    mbit: int,
+    cluster: Cluster,
+    engines: EngineCluster,
+    selection: Selection,
+) -> dict[str, Any]:
     """Measure one model on one cluster: every side's latency, and the blocks of scheme 1 separately."""
     price = model.prices(cluster, LENGTH)
     ids, ours = random_ids(LENGTH), model.plan(cluster)
-    sides = [Side(name="galaxy_plus", plan=ours, ids=ids, rounds=ROUNDS if "latency" in selection.parts else 0)]
+    sides = [
+        Side(
+            name="galaxy_plus",
+            plan=ours,
+            ids=ids,
+            rounds=ROUNDS if "latency" in selection.parts else 0,
+        )
+    ]
     if "latency" in selection.parts:
         for system in BASELINES[:-1]:
             plan = INFERENCE_SYSTEMS[system](price.problem)
-            sides.append(Side(name=system, plan=plan, ids=ids, rounds=FEW_ROUNDS if system in SLOW_SIDES else ROUNDS))
+            sides.append(
+                Side(
+                    name=system,
+                    plan=plan,
+                    ids=ids,
+                    rounds=FEW_ROUNDS if system in SLOW_SIDES else ROUNDS,
+                )
+            )
         if engines.fidelity == "kernel":  # only the kernel can slow down torch's own messages
             sides.append(Side(name=DTENSOR, plan=None, ids=ids, rounds=ROUNDS))
     split = choose_tiles(replace(ours, overlap=True, schemes=(1,) * len(ours.schemes)), price)
     overlap = split if "overlap" in selection.parts else None
-    results = engines.run(run_sides, [SidesJob(setup=model.setup(cluster), sides=tuple(sides), overlap=overlap)] * cluster.world_size)
+    results = engines.run(
+        run_sides,
+        [SidesJob(setup=model.setup(cluster), sides=tuple(sides), overlap=overlap)] * cluster.world_size,
+    )
     where = {"model": model.name, "cluster": name, "mbit_per_s": mbit}
     latencies = _latencies(results, sides, price) if "latency" in selection.parts else {}
     return where | latencies | (overlap_point(split, price, results, dilation=DILATION) if overlap else {})
@@ -167,14 +216,23 @@ def _result(points: list[dict[str, Any]], others: dict[str, Any], fidelity: str)
 
     def least(names: Sequence[str], **where: Any) -> float | None:
         chosen = [point for point in points if all(point[key] == value for key, value in where.items())]
-        return min((point[name] for point in chosen for name in names if name in point), default=None)
+        return min(
+            (point[name] for point in chosen for name in names if name in point),
+            default=None,
+        )
 
     summary = {
         "name": "galaxy_plus",
-        "label": f"emulated, {fidelity} links; devices and links at 1/{DILATION:g} of their speed, times divided by {DILATION:g}",
-        "what": "latency of each baseline over Galaxy+'s, one sequence of 284 tokens, random weights; Raspberry Pis of Env. A and B",
-        "M-LM over Galaxy+, homogeneous, 500 Mbit/s, least": least(("megatron_lm",), cluster="homogeneous", mbit_per_s=500),
-        "M-LM over Galaxy+, heterogeneous, 500 Mbit/s, least": least(("megatron_lm",), cluster="heterogeneous", mbit_per_s=500),
+        "label": f"emulated, {fidelity} links; devices and links at 1/{DILATION:g} of their speed, times divided by "
+        f"{DILATION:g}",
+        "what": "latency of each baseline over Galaxy+'s, one sequence of 284 tokens, random weights; Raspberry Pis of "
+        "Env. A and B",
+        "M-LM over Galaxy+, homogeneous, 500 Mbit/s, least": least(
+            ("megatron_lm",), cluster="homogeneous", mbit_per_s=500
+        ),
+        "M-LM over Galaxy+, heterogeneous, 500 Mbit/s, least": least(
+            ("megatron_lm",), cluster="heterogeneous", mbit_per_s=500
+        ),
         "DTensor over Galaxy+, least": least((DTENSOR,)),
         "any baseline over Galaxy+, least": least(BASELINES),
         "overlapped blocks over the longer of computation and communication, most": max(

@@ -1,4 +1,6 @@
-"""The parts of the inference benchmark: models, environments, plans; the planner's time, and the scaling of one layer."""
+"""The parts of the inference benchmark: models, environments, plans; the planner's time, and the scaling of one
+layer.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.methods.galaxy_plus import planners as galaxy_plus
-from workbench.methods.galaxy_plus.costs import analytic_from, end_bytes, scaled_to, stack_sizes
+from workbench.methods.galaxy_plus.costs import (
+    analytic_from,
+    end_bytes,
+    scaled_to,
+    stack_sizes,
+)
 from workbench.methods.galaxy_plus.prices import SequencePrice, tune
 from workbench.methods.galaxy_plus.profiles import measure_host
 from workbench.methods.galaxy_plus.session import SessionSetup
@@ -32,7 +39,13 @@ from workbench.planners import Problem
 from workbench.profiler.descriptions import describe
 from workbench.runtime.engines import EngineCluster
 from workbench_studies.bench.frame import Progress, line_of
-from workbench_studies.bench.inference_sides import Side, SidesJob, SidesResult, block_ends, run_sides
+from workbench_studies.bench.inference_sides import (
+    Side,
+    SidesJob,
+    SidesResult,
+    block_ends,
+    run_sides,
+)
 
 LENGTH = 284
 VOCABULARY = 2000
@@ -44,7 +57,8 @@ MESSAGE_S = 2e-4
 PLANNED_MODELS = ("BERT-Large", "GPT2-Large", "OPT-1.3B")
 PLANNED_LAYERS, COPIES, PLANNER_ROUNDS = 48, 2, 5
 MEMORY_TIMES = 3
-"""Devices have this many times the memory of Env. B's: with two times, eight devices could not store 48 layers of every model."""
+"""Devices have this many times the memory of Env. B's: with two times, eight devices could not store 48 layers of every
+model."""
 TOKENS_EACH, TOKENS = 96, 384
 SCALING_ROUNDS = 2
 
@@ -80,12 +94,21 @@ def save_model(size: BertSize, folder: Path) -> None:
     )
     BertModel(config, add_pooling_layer=False).save_pretrained(folder)
     tiny_tokenizer(is_causal=False).backend.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"sep_token": "[SEP]", "pad_token": "[PAD]"}), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"sep_token": "[SEP]", "pad_token": "[PAD]"}), encoding="utf-8"
+    )
 
 
 def host_profile(folder: Path, size: BertSize, longest: int) -> tuple[InferenceProfile, str]:
-    """Return the costs of the model's operations on one core of this host (measured once and stored), and their source."""
-    key = {"bench": "BERT of random weights", "hidden": size.hidden_size, "heads": size.num_heads, "longest": longest}
+    """Return the costs of the model's operations on one core of this host (measured once and stored), and their
+    source.
+    """
+    key = {
+        "bench": "BERT of random weights",
+        "hidden": size.hidden_size,
+        "heads": size.num_heads,
+        "longest": longest,
+    }
 
     def measure() -> InferenceProfile:
         layout = model_layout(str(folder))
@@ -100,7 +123,8 @@ def host_profile(folder: Path, size: BertSize, longest: int) -> tuple[InferenceP
 def emulated_cluster(name: str, mbit_per_s: float, host_flops_per_s: float, dilation: float = 1.0) -> Cluster:
     """Return the catalogue's environment with links of a bandwidth; a device's GEMM rate is the catalogue's.
 
-    host_flops_per_s: of one core of this host in GEMMs.  dilation: devices and links are this many times slower, so everything takes this
+    host_flops_per_s: of one core of this host in GEMMs.  dilation: devices and links are this many times slower, so
+    everything takes this
     many times as long, in the same proportions; a shared or small host then keeps up.
     """
     cluster = load_cluster(CLUSTERS[name])
@@ -143,9 +167,18 @@ class BenchModel:
 
     def prices(self, cluster: Cluster, length: int) -> SequencePrice:
         """Return the cost function of plans on the emulated devices."""
-        return SequencePrice(Problem(scaled_to(self.host, cluster), cluster, sequence_length=length), MESSAGE_S)
+        return SequencePrice(
+            Problem(scaled_to(self.host, cluster), cluster, sequence_length=length),
+            MESSAGE_S,
+        )
 
-    def plan(self, cluster: Cluster, length: int = LENGTH, *, ranks: Sequence[int] | None = None) -> InferencePlan:
+    def plan(
+        self,
+        cluster: Cluster,
+        length: int = LENGTH,
+        *,
+        ranks: Sequence[int] | None = None,
+    ) -> InferencePlan:
         """Return Galaxy+'s plan with its best tiles."""
         price = self.prices(cluster, length)
         problem = replace(price.problem, ranks=ranks)
@@ -153,10 +186,16 @@ class BenchModel:
 
 
 def planning_point(progress: Progress) -> dict[str, Any]:
-    """Return the planner's seconds by Eq. 9 for each model with 48 layers, on Env. B's devices twice, and its gain over Algorithm 1."""
+    """Return the planner's seconds by Eq. 9 for each model with 48 layers, on Env. B's devices twice, and its gain over
+    Algorithm 1.
+    """
     known = load_cluster("galaxy-env-b").devices
     devices = [
-        replace(device, name=f"{device.name}-{copy}", memory_bytes=MEMORY_TIMES * device.memory_bytes)
+        replace(
+            device,
+            name=f"{device.name}-{copy}",
+            memory_bytes=MEMORY_TIMES * device.memory_bytes,
+        )
         for copy in range(COPIES)
         for device in known
     ]
@@ -177,10 +216,16 @@ def planning_point(progress: Progress) -> dict[str, Any]:
             gain = printed / galaxy_plus.price_plan(ours, profile, cluster).layers_s
         except PlanError:
             gain = None
-        points[name] = {"s": median(seconds), "from, to": (round(min(seconds), 3), round(max(seconds), 3)), "algorithm 1 over ours": gain}
+        points[name] = {
+            "s": median(seconds),
+            "from, to": (round(min(seconds), 3), round(max(seconds), 3)),
+            "algorithm 1 over ours": gain,
+        }
         progress(f"Planner, {name}: {line_of(points[name])}")
     return {
-        f"planner, {len(devices)} devices and {PLANNED_LAYERS} layers, longest median s": max(point["s"] for point in points.values()),
+        f"planner, {len(devices)} devices and {PLANNED_LAYERS} layers, longest median s": max(
+            point["s"] for point in points.values()
+        ),
         "planner": points,
     }
 
@@ -188,7 +233,8 @@ def planning_point(progress: Progress) -> dict[str, Any]:
 def scaling_points(model: BenchModel, cluster: Cluster, engines: EngineCluster, progress: Progress) -> dict[str, Any]:
     """Return the share of linear scaling at 96 tokens a device, and the speed-up at 384 tokens, by number of devices.
 
-    A layer's time is the time between the ends of two layers' last connections, on any device.  The parts before the first and after the
+    A layer's time is the time between the ends of two layers' last connections, on any device.  The parts before the
+    first and after the
     last do not count, as in the paper.
     """
     sides = []
@@ -197,7 +243,14 @@ def scaling_points(model: BenchModel, cluster: Cluster, engines: EngineCluster, 
             if count == cluster.world_size and kind == "weak" and tokens == TOKENS:
                 continue  # the same as the strong scaling point
             plan = model.plan(cluster, tokens, ranks=range(count))
-            sides.append(Side(name=f"{kind} {count}", plan=plan, ids=random_ids(tokens), rounds=SCALING_ROUNDS))
+            sides.append(
+                Side(
+                    name=f"{kind} {count}",
+                    plan=plan,
+                    ids=random_ids(tokens),
+                    rounds=SCALING_ROUNDS,
+                )
+            )
     job = SidesJob(setup=model.setup(cluster), sides=tuple(sides))
     results = engines.run(run_sides, [job] * cluster.world_size)
     layer_s = {side.name: _layer_s(results, side.name) for side in sides}

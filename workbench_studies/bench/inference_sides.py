@@ -1,4 +1,6 @@
-"""One rank of the single-shot inference benchmark: every system's plan on the same weights, links and pacing, turn by turn."""
+"""One rank of the single-shot inference benchmark: every system's plan on the same weights, links and pacing, turn by
+turn.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 from workbench.core.inference import InferencePlan, StackCosts
 from workbench.core.schedule import COMMUNICATION, RECV, Schedule, Value
@@ -19,7 +25,12 @@ from workbench.core.timeline import Span
 from workbench.methods.galaxy_plus.prepare import Request
 from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.methods.galaxy_plus.schedules import InferenceLayout
-from workbench.methods.galaxy_plus.session import Holding, InferenceHandlers, InferenceSession, SessionSetup
+from workbench.methods.galaxy_plus.session import (
+    Holding,
+    InferenceHandlers,
+    InferenceSession,
+    SessionSetup,
+)
 from workbench.models.loading import import_family
 from workbench.runtime.context import RankContext
 from workbench.runtime.process_group import group
@@ -51,7 +62,9 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidesJob:
-    """The job for every rank.  setup.model: a folder with random weights.  overlap: a plan whose blocks are also timed separately."""
+    """The job for every rank.  setup.model: a folder with random weights.  overlap: a plan whose blocks are also timed
+    separately.
+    """
 
     setup: SessionSetup
     sides: tuple[Side, ...]
@@ -138,14 +151,19 @@ def _time(session: InferenceSession, side: Side, run: Callable[[], Ran], result:
 
 
 def _blocks(session: InferenceSession, plan: InferencePlan, ids: Tensor) -> dict[str, list[dict[int, float]]]:
-    """Return for each round every block's monotonic end times on this rank: overlapped, only communication, and only computation.
+    """Return for each round every block's monotonic end times on this rank: overlapped, only communication, and only
+    computation.
 
     'computation': this rank's operations one after the other, with all received values present: busy seconds by block.
     'communication': the same transfers; every operation returns tensors of the right size at once.
     """
     holding = session.load(plan)
     request = Request(length=ids.shape[1], ids=ids)
-    found: dict[str, list[dict[int, float]]] = {"both": [], "computation": [], "communication": []}
+    found: dict[str, list[dict[int, float]]] = {
+        "both": [],
+        "computation": [],
+        "communication": [],
+    }
     kinds: dict[str, Callable[[], tuple[Span, ...]]] = {
         "both": lambda: session.answer(holding, request).spans,
         "computation": lambda: _compute(session, holding, request),
@@ -177,7 +195,11 @@ def _compute(session: InferenceSession, holding: Holding, request: Request) -> t
         contents |= {value: request.ids for value in whole.inputs[rank]}
         run = shard.begin(request.length)
         session.executor.idle()
-        done = session.executor.run(replace(program, schedule=schedule), InferenceHandlers(shard, layout, run).table(), contents)
+        done = session.executor.run(
+            replace(program, schedule=schedule),
+            InferenceHandlers(shard, layout, run).table(),
+            contents,
+        )
     return tuple(done.spans)
 
 
@@ -217,7 +239,8 @@ def block_ends(spans: tuple[Span, ...]) -> dict[int, float]:
 
 
 def tensor_parallel_bert(session: InferenceSession, length: int) -> Any:
-    """Return a Hugging Face BERT in equal parts on all ranks of the session's group, split by torch's DTensor over gloo.
+    """Return a Hugging Face BERT in equal parts on all ranks of the session's group, split by torch's DTensor over
+    gloo.
 
     Every operation is paced as ours of the same kind, tokens and units, for a sequence of `length` tokens.
     """
@@ -228,10 +251,14 @@ def tensor_parallel_bert(session: InferenceSession, length: int) -> Any:
     mesh = DeviceMesh.from_group(session.group, "cpu")
     shape, host = session.stacks[0], session.setup.host
     units, columns = shape.num_units // count, shape.columns // count
-    costs: StackCosts | None = None if host is None else host.costs[0][0].scaled(1 / (session.context.device.host_share or 1.0))
+    costs: StackCosts | None = (
+        None if host is None else host.costs[0][0].scaled(1 / (session.context.device.host_share or 1.0))
+    )
 
     def pace(module: nn.Module, units: int, kind: str, further: str = "") -> None:
-        """Pace a module's own computation like our operation; its collectives run in hooks around it and are not paced."""
+        """Pace a module's own computation like our operation; its collectives run in hooks around it and are not
+        paced.
+        """
         if costs is None:
             return
         seconds = costs.seconds(kind, length, units) + (costs.seconds(further, length**2, units) if further else 0.0)
@@ -254,12 +281,22 @@ def tensor_parallel_bert(session: InferenceSession, length: int) -> Any:
     return model
 
 
-def overlap_point(plan: InferencePlan, price: SequencePrice, results: Sequence[SidesResult], *, dilation: float = 1.0) -> dict[str, Any]:
-    """For attention and feed-forward blocks of scheme 1, return the seconds overlapped and of each side alone, and the ratio of a layer.
+def overlap_point(
+    plan: InferencePlan,
+    price: SequencePrice,
+    results: Sequence[SidesResult],
+    *,
+    dilation: float = 1.0,
+) -> dict[str, Any]:
+    """For attention and feed-forward blocks of scheme 1, return the seconds overlapped and of each side alone, and the
+    ratio of a layer.
 
-    A block lasts from the end of the last connection of the block before it, on any device, to the end of its own.  The first layer is left
-    out, because its tiles come from the embedding.  Computation alone is the busiest device's.  dilation: the seconds are divided by it.
-    The ratio compares both blocks together with the longer side of each.  A block's first tiles start before the last tiles of the block
+    A block lasts from the end of the last connection of the block before it, on any device, to the end of its own.  The
+    first layer is left
+    out, because its tiles come from the embedding.  Computation alone is the busiest device's.  dilation: the seconds
+    are divided by it.
+    The ratio compares both blocks together with the longer side of each.  A block's first tiles start before the last
+    tiles of the block
     before it have ended, so a block that seems shorter makes the other seem longer.
     """
     layout = InferenceLayout.build(plan, price.profile.stacks, price.lengths)
@@ -272,15 +309,28 @@ def overlap_point(plan: InferencePlan, price: SequencePrice, results: Sequence[S
         numbers = [block.number for block in layout.blocks if block.kind == kind and block.layer > 0]
         both = median(_spaces(turn["both"], numbers) for turn in rounds)
         communication = median(_spaces(turn["communication"], numbers) for turn in rounds)
-        computation = median(fmean(max(rank.get(n, 0.0) for rank in turn["computation"]) for n in numbers) for turn in rounds)
-        seconds = {"both_s": both, "computation_s": computation, "communication_s": communication}
+        computation = median(
+            fmean(max(rank.get(n, 0.0) for rank in turn["computation"]) for n in numbers) for turn in rounds
+        )
+        seconds = {
+            "both_s": both,
+            "computation_s": computation,
+            "communication_s": communication,
+        }
         blocks[kind] = {name: value / dilation for name, value in seconds.items()}
     longer_s = sum(max(block["computation_s"], block["communication_s"]) for block in blocks.values())
     tiles = {"tile_tokens": plan.tile_tokens, "both_ways": plan.both_ways}
-    return {"overlap": sum(block["both_s"] for block in blocks.values()) / longer_s, "overlap blocks": blocks, "overlap tiles": tiles}
+    return {
+        "overlap": sum(block["both_s"] for block in blocks.values()) / longer_s,
+        "overlap blocks": blocks,
+        "overlap tiles": tiles,
+    }
 
 
 def _spaces(ends: Sequence[dict[int, float]], numbers: Sequence[int]) -> float:
     """Return the mean time between a block's end and the end of the block before it, both on the last device."""
-    last = {number: max(rank[number] for rank in ends if number in rank) for number in {n - 1 for n in numbers} | set(numbers)}
+    last = {
+        number: max(rank[number] for rank in ends if number in rank)
+        for number in {n - 1 for n in numbers} | set(numbers)
+    }
     return fmean(last[number] - last[number - 1] for number in numbers)

@@ -1,4 +1,5 @@
-"""`workbench bench kit`: what the cluster named kit costs: reaching it, bringing files, starting a run, a step, a lost device.
+"""`workbench bench kit`: what the cluster named kit costs: reaching it, bringing files, starting a run, a step, a lost
+device.
 
 `python tests/runtime/ssh_hosts.py 4 400` runs it on servers of this machine with links of 400 Mbit/s.
 """
@@ -32,12 +33,21 @@ from workbench.runtime.ssh_setup import bring_code, install
 from workbench_studies.bench.frame import Progress, ratios, require_words, turns
 
 FILE_BYTES = 90_000_000
-JOB = Job(method="fine_tuning", epochs=2, train_samples=320, validation_samples=32, test_samples=32, options={"technique": "lora"})
+JOB = Job(
+    method="fine_tuning",
+    epochs=2,
+    train_samples=320,
+    validation_samples=32,
+    test_samples=32,
+    options={"technique": "lora"},
+)
 WORDS = ("reach", "files", "start", "epochs", "faults")
 SLOWED = 4
-"""All devices take this multiple of their measured times, so that the processors of one machine suffice for four servers."""
+"""All devices take this multiple of their measured times, so that the processors of one machine suffice for four
+servers."""
 PACED = "slow:{device}:1.001@step1"
-"""Real devices run as fast as they can until a fault slows them; then they keep to their profile, as emulated ones do."""
+"""Real devices run as fast as they can until a fault slows them; then they keep to their profile, as emulated ones
+do."""
 ROUNDS = 3
 
 
@@ -62,7 +72,8 @@ def _reach(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> d
 
 
 def _files(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> dict[str, float]:
-    """Return the rate of a file to all devices at once, and its share of the first device's link in the kit's file; connecting included.
+    """Return the rate of a file to all devices at once, and its share of the first device's link in the kit's file;
+    connecting included.
 
     ssh_share_of_link: the same file through `ssh DEVICE cat`, without the agent and its digests.
     """
@@ -73,15 +84,24 @@ def _files(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> d
     began_s = time.monotonic()
     with ExitStack() as stack:
         for device in cluster.devices:  # all at once; each is waited for at the end
-            command = [*with_log(agent_command(device)[:-1], os.devnull), "cat >/dev/null"]
+            command = [
+                *with_log(agent_command(device)[:-1], os.devnull),
+                "cat >/dev/null",
+            ]
             stack.enter_context(subprocess.Popen(command, stdin=stack.enter_context(open(file, "rb"))))
     rates = [cluster.world_size * FILE_BYTES / spent for spent in (seconds, time.monotonic() - began_s)]
     shares = [rate / cluster.devices[0].link.bytes_per_s for rate in rates]
-    return {"file_mb_per_s": rates[0] / 1e6, "file_share_of_link": shares[0], "ssh_share_of_link": shares[1]}
+    return {
+        "file_mb_per_s": rates[0] / 1e6,
+        "file_share_of_link": shares[0],
+        "ssh_share_of_link": shares[1],
+    }
 
 
 def _start(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> dict[str, float]:
-    """Return the seconds from a run's beginning to the end of its first step, and what they went into; the devices were measured before."""
+    """Return the seconds from a run's beginning to the end of its first step, and what they went into; the devices were
+    measured before.
+    """
     progress("Measuring the devices")
     with connected(JOB, cluster, folder / "start") as engines:
         _measured(engines)
@@ -97,7 +117,9 @@ def _start(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> d
 
 
 def _epochs(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> dict[str, Any]:
-    """Return the seconds of an epoch, and the ratio to emulated devices.  Both have the profile that the real ones measured."""
+    """Return the seconds of an epoch, and the ratio to emulated devices.  Both have the profile that the real ones
+    measured.
+    """
     found, costs = dict[str, Any](), None
     job = replace(JOB, train_samples=160, faults=_paced(cluster))
     planes: tuple[DataPlane, ...] = ("plain", "tls")
@@ -131,16 +153,33 @@ def _faults(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> 
     with connected(JOB, cluster, folder / "faults") as engines:
         costs = _measured(engines)
         real = run(job, cluster, costs=costs, engines=engines, workdir=folder / "faults")
-    emulated = run(job, cluster.emulated(1 / SLOWED), costs=costs, workdir=folder / "emulated faults")
+    emulated = run(
+        job,
+        cluster.emulated(1 / SLOWED),
+        costs=costs,
+        workdir=folder / "emulated faults",
+    )
     names = {"fault_to_next_step_s": real, "fault_to_next_step_s_emulated": emulated}
-    return {name: sum(one.seconds for one in report.recoveries if one.what.startswith("kill")) for name, report in names.items()}
+    return {
+        name: sum(one.seconds for one in report.recoveries if one.what.startswith("kill"))
+        for name, report in names.items()
+    }
 
 
 def _measured(engines: SshEngines) -> Profile:
     """Return the real devices' own profile, slowed down."""
     method = load_method(JOB.method)
-    costs = method.profile(method.prepare(JOB, ignore), engines.cluster, ignore, emulated=True, engines=engines)
-    return replace(costs, layers=tuple(tuple(layer.scaled(SLOWED) for layer in layers) for layers in costs.layers))
+    costs = method.profile(
+        method.prepare(JOB, ignore),
+        engines.cluster,
+        ignore,
+        emulated=True,
+        engines=engines,
+    )
+    return replace(
+        costs,
+        layers=tuple(tuple(layer.scaled(SLOWED) for layer in layers) for layers in costs.layers),
+    )
 
 
 def _paced(cluster: Cluster) -> str:

@@ -1,6 +1,8 @@
-"""`workbench bench p_rge`: steps of MeZO, as published, over steps of P-RGE, interleaved in one process (P-RGE, section 4.2, Fig. 6).
+"""`workbench bench p_rge`: steps of MeZO, as published, over steps of P-RGE, interleaved in one process (P-RGE, section
+4.2, Fig. 6).
 
-And peak memory of P-RGE, inference and first-order LoRA-FA, each in its own child process (Table 3): the peak resident memory minus the
+And peak memory of P-RGE, inference and first-order LoRA-FA, each in its own child process (Table 3): the peak resident
+memory minus the
 process's memory after loading the runtime and before loading the model.
 """
 
@@ -36,7 +38,17 @@ from workbench.profiler.timing import torch_threads
 from workbench.tasks import load_task
 from workbench.tasks.prompts import EncodedPrompts, PromptBatch, collate_prompts
 from workbench.tasks.prompts.encoding import EncodedRow
-from workbench_studies.bench.frame import LONG_S, Progress, Step, child_peak_bytes, interleaved, line_of, peak_bytes, ratios, require_words
+from workbench_studies.bench.frame import (
+    LONG_S,
+    Progress,
+    Step,
+    child_peak_bytes,
+    interleaved,
+    line_of,
+    peak_bytes,
+    ratios,
+    require_words,
+)
 from workbench_studies.papers.p_rge.counted import MemoryRule, forward_memory
 
 Side = Literal["inference", "P-RGE", "P-RGE, kept copies", "first-order LoRA-FA"]
@@ -49,7 +61,8 @@ SENTENCES = 400
 
 
 def prompts(model: str, length: int, loss: str = "vocabulary") -> EncodedPrompts:
-    """Return prompts of `length` tokens for a model: the tokens of real sentences, truncated, then the prompt's own end and label word.
+    """Return prompts of `length` tokens for a model: the tokens of real sentences, truncated, then the prompt's own end
+    and label word.
 
     loss: 'vocabulary', or 'label_words' alone.
     """
@@ -59,11 +72,26 @@ def prompts(model: str, length: int, loss: str = "vocabulary") -> EncodedPrompts
     rows = []
     for index in range(min(len(stream) // length, len(encoded))):
         end = encoded.rows[index]
-        filled = [*stream[index * length : (index + 1) * length - len(end.ids)], *end.ids]
-        rows.append(EncodedRow(ids=tuple(filled[-length:]), targets=end.targets, first_position=length - 1))
+        filled = [
+            *stream[index * length : (index + 1) * length - len(end.ids)],
+            *end.ids,
+        ]
+        rows.append(
+            EncodedRow(
+                ids=tuple(filled[-length:]),
+                targets=end.targets,
+                first_position=length - 1,
+            )
+        )
     count = len(rows)
     choices = encoded.label_ids if loss == "label_words" else ()
-    return replace(encoded, rows=tuple(rows), labels=encoded.labels[:count], sample_ids=encoded.sample_ids[:count], choices=choices)
+    return replace(
+        encoded,
+        rows=tuple(rows),
+        labels=encoded.labels[:count],
+        sample_ids=encoded.sample_ids[:count],
+        choices=choices,
+    )
 
 
 def batch_of(encoded: EncodedPrompts, count: int, first: int = 0) -> PromptBatch:
@@ -96,7 +124,10 @@ def _child(side: str, model: str, length: int, queries: int, batch: int) -> int:
     torch.set_num_threads(2)
     rows = prompts(model, length)
     _run(side, load_causal_model(SMALL, TrainableConfig()), prompts(SMALL, length), 1, 1)
-    return peak_bytes(lambda: load_causal_model(model, TrainableConfig()), lambda causal: _run(side, causal, rows, queries, batch))
+    return peak_bytes(
+        lambda: load_causal_model(model, TrainableConfig()),
+        lambda causal: _run(side, causal, rows, queries, batch),
+    )
 
 
 def _run(side: str, causal: CausalModel, rows: EncodedPrompts, queries: int, batch: int) -> None:
@@ -109,20 +140,37 @@ def _run(side: str, causal: CausalModel, rows: EncodedPrompts, queries: int, bat
         step = lambda number: reference.step(batch_of(rows, queries * batch))  # noqa: E731
     else:
         copies: Copies = "kept" if side.endswith("copies") else "per_layer"
-        estimator = Prge(causal, ZerothOrderConfig(queries=queries, learning_rate=1e-6, copies=copies))
+        estimator = Prge(
+            causal,
+            ZerothOrderConfig(queries=queries, learning_rate=1e-6, copies=copies),
+        )
         step = lambda number: estimator.step(batch_of(rows, batch), number)  # noqa: E731
     for number in range(STEPS):
         step(number)
 
 
 def _counted_mb(side: str, model: str, length: int, queries: int, batch: int) -> float | None:
-    """Return the analytic model's megabytes in float32, where it describes the side: forward-only, logits of label words alone."""
+    """Return the analytic model's megabytes in float32, where it describes the side: forward-only, logits of label
+    words alone.
+    """
     if model not in MODELS or side.startswith("first-order"):
         return None
     rule = MemoryRule(weight_bytes=4.0, logit_bytes=8.0, activation_bytes=4.0, copy_bytes=4.0)
     copies = 2 * queries if side.endswith("copies") else 1
     rows = 2 * queries * batch
-    return sum(forward_memory(MODELS[model], rule, rows=rows, sequence_length=length, copies=copies, targets=1).values()) / 1e6
+    return (
+        sum(
+            forward_memory(
+                MODELS[model],
+                rule,
+                rows=rows,
+                sequence_length=length,
+                copies=copies,
+                targets=1,
+            ).values()
+        )
+        / 1e6
+    )
 
 
 MODEL, LENGTH, THREADS = "SmolLM2-135M", 64, 2
@@ -132,7 +180,8 @@ ROUNDS = 5
 CHOICE_ROUNDS = 2
 """Rounds in which 'auto' tries the executions, before the measured rounds."""
 CLEARLY = 0.03
-"""Batched passes are chosen if they save at least this fraction over one pass after the other, which needs least memory."""
+"""Batched passes are chosen if they save at least this fraction over one pass after the other, which needs least
+memory."""
 LEARNING_RATE = 1e-6
 """Small, so that the timed training stays stable."""
 STORAGES: tuple[StorageType, ...] = ("nf4", "int8")
@@ -161,9 +210,11 @@ def bench(
     grid: Grid = GRID,
     rounds: int = ROUNDS,
 ) -> dict[str, Any]:
-    """Return step times of each side and their ratios, with the spread over the rounds, and peak memory of child processes.
+    """Return step times of each side and their ratios, with the spread over the rounds, and peak memory of child
+    processes.
 
-    only: sections to measure: steps, copies (all of B kept, or made layer by layer), full (MeZO over all parameters), quantized, memory;
+    only: sections to measure: steps, copies (all of B kept, or made layer by layer), full (MeZO over all parameters),
+    quantized, memory;
     none is all.
     grid: (q, E) pairs.  Every row of a batch has `length` tokens.
     Raises ConfigError for an unknown section.
@@ -179,14 +230,20 @@ def bench(
     return {
         "name": "p_rge",
         "label": "measured on this machine, one process; memory in a child process for each side",
-        "what": f"MeZO's step over P-RGE's at {length} tokens; both with LoRA-FA (rank 16, q and v) and the same noise, median of"
-        f" {rounds} interleaved rounds ({rounds // 2} where one takes over {LONG_S:.0f} s); P-RGE's execution is the fastest of"
+        "what": f"MeZO's step over P-RGE's at {length} tokens; both with LoRA-FA (rank 16, q and v) and the same "
+        "noise, "
+        "median of"
+        f" {rounds} interleaved rounds ({rounds // 2} where one takes over {LONG_S:.0f} s); P-RGE's execution is "
+        "the fastest of"
         f" {CHOICE_ROUNDS} rounds before, or sequential where none takes {CLEARLY:.0%} less",
         "model": model,
         "threads": THREADS,
         "products": library(),
         "sequence_length": length,
-        "smallest_ratio": min((point["ratio"] for point in points if point["section"] == "steps"), default=None),
+        "smallest_ratio": min(
+            (point["ratio"] for point in points if point["section"] == "steps"),
+            default=None,
+        ),
         "memory": memory,
         "points": points,
     }
@@ -203,7 +260,13 @@ def _points(sections: Sequence[str], model: str, length: int, grid: Grid, rounds
     for storage in STORAGES if "quantized" in sections else ():
         quantized = load_causal_model(model, TrainableConfig(), quantization=QuantizationConfig(storage=storage))
         yield from _storage_points(quantized, data, grid, rounds, storage)
-        yield from _step_points(quantized, data, [point for point in grid if point in STORED], rounds, storage)
+        yield from _step_points(
+            quantized,
+            data,
+            [point for point in grid if point in STORED],
+            rounds,
+            storage,
+        )
 
 
 def _step_points(model: CausalModel, data: EncodedPrompts, grid: Grid, rounds: int, storage: str) -> Points:
@@ -216,7 +279,10 @@ def _step_points(model: CausalModel, data: EncodedPrompts, grid: Grid, rounds: i
         sides = {name: partial(Prge(model, replace(config, execution=name)).step, rows) for name in executions}
         tried = {name: median(seconds) for name, seconds in interleaved(sides, CHOICE_ROUNDS).items()}
         chosen = _fastest(tried)
-        seconds = interleaved({"MeZO": partial(Mezo(model, config).step, rows), "P-RGE": sides[chosen]}, rounds)
+        seconds = interleaved(
+            {"MeZO": partial(Mezo(model, config).step, rows), "P-RGE": sides[chosen]},
+            rounds,
+        )
         point = _ratio_point("steps", queries, batch, seconds["MeZO"], seconds["P-RGE"])
         others = {f"{name}_ms": 1e3 * tried_s for name, tried_s in tried.items()}
         yield point | {"weights": storage, "execution": chosen, "tried": others}
@@ -229,11 +295,17 @@ def _fastest(seconds: Mapping[str, float]) -> str:
 
 
 def _copies_points(model: CausalModel, data: EncodedPrompts, grid: Grid, rounds: int) -> Points:
-    """Yield steps with all perturbed copies in memory over steps with one B, whose copies are made for one layer at a time, for E = 1."""
+    """Yield steps with all perturbed copies in memory over steps with one B, whose copies are made for one layer at a
+    time, for E = 1.
+    """
     for queries in dict.fromkeys(queries for queries, _ in grid):
-        config, rows = ZerothOrderConfig(queries=queries, learning_rate=LEARNING_RATE), batch_of(data, 1)
+        config, rows = (
+            ZerothOrderConfig(queries=queries, learning_rate=LEARNING_RATE),
+            batch_of(data, 1),
+        )
         seconds = interleaved(
-            {copies: partial(Prge(model, replace(config, copies=copies)).step, rows) for copies in get_args(Copies)}, rounds
+            {copies: partial(Prge(model, replace(config, copies=copies)).step, rows) for copies in get_args(Copies)},
+            rounds,
         )
         point = _ratio_point("copies", queries, 1, seconds["kept"], seconds["per_layer"])
         yield point | {"weights": "float32", "execution": config.execution}
@@ -244,7 +316,10 @@ def _full_points(model: str, data: EncodedPrompts, rounds: int) -> Points:
 
     All use the same number of samples per step: the baselines' batches have q x E rows.
     """
-    adapted, whole = load_causal_model(model, TrainableConfig()), load_causal_model(model, TrainableConfig(technique="full"))
+    adapted, whole = (
+        load_causal_model(model, TrainableConfig()),
+        load_causal_model(model, TrainableConfig(technique="full")),
+    )
     first_order = FirstOrder(load_causal_model(model, TrainableConfig()), "sgd", LEARNING_RATE)
     mezo = Mezo(whole, ZerothOrderConfig(queries=1, epsilon=1e-3, learning_rate=LEARNING_RATE))
     for queries, batch in ((1, 1), (1, 4), (4, 1), (4, 4)):
@@ -257,7 +332,11 @@ def _full_points(model: str, data: EncodedPrompts, rounds: int) -> Points:
         }
         seconds = interleaved(sides, rounds)
         point = _ratio_point("full", queries, batch, seconds["MeZO"], seconds["P-RGE"])
-        yield point | {"weights": "float32", "execution": "both", "first_order_ms": 1e3 * median(seconds["first-order"])}
+        yield point | {
+            "weights": "float32",
+            "execution": "both",
+            "first_order_ms": 1e3 * median(seconds["first-order"]),
+        }
 
 
 def _storage_points(model: CausalModel, data: EncodedPrompts, grid: Grid, rounds: int, storage: str) -> Points:
@@ -270,14 +349,24 @@ def _storage_points(model: CausalModel, data: EncodedPrompts, grid: Grid, rounds
     for batch in dict.fromkeys(batch for _, batch in grid):
         rows = batch_of(data, batch)
         seconds = interleaved(
-            {side: partial(Prge(model, replace(config, execution=one)).step, rows) for side, one in executions.items()}, rounds
+            {side: partial(Prge(model, replace(config, execution=one)).step, rows) for side, one in executions.items()},
+            rounds,
         )
-        yield _ratio_point("quantized", 1, batch, seconds["apart"], seconds["together"]) | {"weights": storage, "execution": "inner"}
+        yield _ratio_point("quantized", 1, batch, seconds["apart"], seconds["together"]) | {
+            "weights": storage,
+            "execution": "inner",
+        }
 
 
-def _ratio_point(section: str, queries: int, batch: int, slow: Sequence[float], fast: Sequence[float]) -> dict[str, Any]:
+def _ratio_point(
+    section: str, queries: int, batch: int, slow: Sequence[float], fast: Sequence[float]
+) -> dict[str, Any]:
     """Return a point: medians, and the ratio round by round."""
-    sides = {"against": AGAINST[section], "against_ms": 1e3 * median(slow), "prge_ms": 1e3 * median(fast)}
+    sides = {
+        "against": AGAINST[section],
+        "against_ms": 1e3 * median(slow),
+        "prge_ms": 1e3 * median(fast),
+    }
     return {"section": section, "q": queries, "E": batch, **sides, **ratios(slow, fast)}
 
 

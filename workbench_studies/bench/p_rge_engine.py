@@ -1,4 +1,6 @@
-"""`workbench bench p_rge_engine`: an ExecuTorch program against the same model in PyTorch: steps, losses, memory, file (section 3.3)."""
+"""`workbench bench p_rge_engine`: an ExecuTorch program against the same model in PyTorch: steps, losses, memory, file
+(section 3.3).
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,19 @@ import torch
 from torch import Tensor
 
 from workbench.core.run_folder import scratch_folder
-from workbench.methods.p_rge.inference_engine import EngineConfig, EngineTrainer, export_program, philox_noise
+from workbench.methods.p_rge.inference_engine import (
+    EngineConfig,
+    EngineTrainer,
+    export_program,
+    philox_noise,
+)
 from workbench.methods.p_rge.inference_engine.config import bindings
-from workbench.methods.p_rge.zeroth_order import CausalModel, TrainableConfig, gradients_of, load_causal_model
+from workbench.methods.p_rge.zeroth_order import (
+    CausalModel,
+    TrainableConfig,
+    gradients_of,
+    load_causal_model,
+)
 from workbench.models.products import library
 from workbench.profiler.timing import torch_threads
 from workbench.tasks.prompts import EncodedPrompts, PromptBatch
@@ -44,7 +56,8 @@ def bench(progress: Progress = print, *, points: tuple[Point, ...] = POINTS) -> 
         rows = [_point(point, Path(folder), progress) for point in points]
     return {
         "name": "p_rge_engine",
-        "label": "measured on this machine, steps of both sides in turns; memory in child processes, above their runtimes' own",
+        "label": "measured on this machine, steps of both sides in turns; memory in child processes, above their "
+        "runtimes' own",
         "what": "P-RGE with LoRA-FA in ExecuTorch (XNNPACK) beside the same steps in PyTorch, float32",
         "threads": THREADS,
         "eager_products": library(),
@@ -74,7 +87,10 @@ def _point(point: Point, folder: Path, progress: Progress) -> dict[str, Any]:
         engine_s.append(between - begin)
         eager_s.append(time.perf_counter() - between)
         deviations.append(float(np.max(np.abs(losses.numpy() / np.array(made.losses) - 1))))
-    peaks = {side: child_peak_bytes(__name__, side, path, model, length, queries, batch, loss) for side in ("engine", "eager")}
+    peaks = {
+        side: child_peak_bytes(__name__, side, path, model, length, queries, batch, loss)
+        for side in ("engine", "eager")
+    }
     return {
         "model": model,
         "loss": loss,
@@ -114,11 +130,15 @@ class Eager:
 
 
 def _child(side: str, path: Path, model: str, length: int, queries: int, batch: int, loss: str) -> int:
-    """Return this process's peak memory minus its memory with libraries and no model; the program's file counts where it is resident."""
+    """Return this process's peak memory minus its memory with libraries and no model; the program's file counts where
+    it is resident.
+    """
     torch.set_num_threads(THREADS)
     rows = prompts(model, length, loss)
     bindings()
-    load_causal_model("tiny-llama", TrainableConfig()).part_losses(batch_of(prompts("tiny-llama", length), 1))  # loads all libraries
+    load_causal_model("tiny-llama", TrainableConfig()).part_losses(
+        batch_of(prompts("tiny-llama", length), 1)
+    )  # loads all libraries
 
     def in_engine(_: None) -> None:
         trainer = EngineTrainer(path, threads=THREADS)
@@ -142,4 +162,14 @@ def _batch(rows: EncodedPrompts, count: int, step: int) -> PromptBatch:
 
 if __name__ == "__main__":
     length, queries, batch = map(int, sys.argv[4:7])
-    print(_child(sys.argv[1], Path(sys.argv[2]), sys.argv[3], length, queries, batch, sys.argv[7]))
+    print(
+        _child(
+            sys.argv[1],
+            Path(sys.argv[2]),
+            sys.argv[3],
+            length,
+            queries,
+            batch,
+            sys.argv[7],
+        )
+    )

@@ -1,4 +1,6 @@
-"""`workbench bench pac_plus`: a cached epoch against LoRA, full fine-tuning and the first epoch, interleaved in one process."""
+"""`workbench bench pac_plus`: a cached epoch against LoRA, full fine-tuning and the first epoch, interleaved in one
+process.
+"""
 
 from __future__ import annotations
 
@@ -41,30 +43,49 @@ LEARNING_RATE, WEIGHT_DECAY, DROPOUT = 1e-3, 0.01, 0.1
 NUM_STEPS = 100_000
 """Steps of the learning rate's schedule: more than a benchmark takes, so that the rate stays almost constant."""
 ROUNDS, STEPS = 9, 8
-"""Steps of each side in each round; all rounds together draw ROUNDS * STEPS batches evenly from an epoch's, by length."""
+"""Steps of each side in each round; all rounds together draw ROUNDS * STEPS batches evenly from an epoch's, by
+length."""
 
 Step = Callable[[Batch], object]
 
 
 class BackboneFineTuning:
-    """Training through the backbone with transformers and peft, as a user would write it: mean pooling, linear head, fused AdamW.
+    """Training through the backbone with transformers and peft, as a user would write it: mean pooling, linear head,
+    fused AdamW.
 
     rank: of LoRA on queries and values; None trains every weight.  in_bfloat16: under autocast.
     """
 
-    def __init__(self, model: str, num_outputs: int, *, rank: int | None, in_bfloat16: bool = False) -> None:
+    def __init__(
+        self,
+        model: str,
+        num_outputs: int,
+        *,
+        rank: int | None,
+        in_bfloat16: bool = False,
+    ) -> None:
         torch.manual_seed(0)
         logging.disable_progress_bar()
         backbone = AutoModel.from_pretrained(asset_path(model), attn_implementation="sdpa")
         if rank is not None:
-            config = require_peft().LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=["query", "value"])
+            config = require_peft().LoraConfig(
+                r=rank,
+                lora_alpha=2 * rank,
+                lora_dropout=0.0,
+                target_modules=["query", "value"],
+            )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # peft uses a deprecated transformers feature
                 backbone = require_peft().get_peft_model(backbone, config)
         self._backbone = backbone.train()
         self._head = nn.Linear(backbone.config.hidden_size, num_outputs)
         self._in_bfloat16 = in_bfloat16
-        trained = [parameter for module in (backbone, self._head) for parameter in module.parameters() if parameter.requires_grad]
+        trained = [
+            parameter
+            for module in (backbone, self._head)
+            for parameter in module.parameters()
+            if parameter.requires_grad
+        ]
         self.num_trained = sum(parameter.numel() for parameter in trained)
         self._optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True)
 
@@ -85,12 +106,24 @@ class BackboneFineTuning:
 class SideFineTuning:
     """Training a parallel adapter: together with the backbone in the first epoch, later from the cache."""
 
-    def __init__(self, stack: LayerStack, config: ParallelAdapterConfig, statistics: TapStatistics, *, is_fast: bool) -> None:
+    def __init__(
+        self,
+        stack: LayerStack,
+        config: ParallelAdapterConfig,
+        statistics: TapStatistics,
+        *,
+        is_fast: bool,
+    ) -> None:
         adapter = ParallelAdapter(config).train()
         set_statistics(adapter, statistics)
         rate = LinearSchedule(peak=LEARNING_RATE, num_steps=NUM_STEPS)
         self._optimizer = FlatAdamW(adapter, learning_rate=rate, weight_decay=WEIGHT_DECAY)
-        self._compute = StageCompute(adapter, stack.stage(0, stack.num_layers), tap_dtype=torch.bfloat16, is_fast=is_fast)
+        self._compute = StageCompute(
+            adapter,
+            stack.stage(0, stack.num_layers),
+            tap_dtype=torch.bfloat16,
+            is_fast=is_fast,
+        )
         self.packs = self._compute.packs
         self.num_trained = sum(parameter.numel() for parameter in adapter.parameters())
 
@@ -105,8 +138,15 @@ class SideFineTuning:
         return self._train(batch, taps)
 
     def _train(self, batch: Batch, taps: Sequence[Tensor]) -> float:
-        """Train on one batch with given taps, (n, t, d) each or (for a fast side) without padding; return its mean loss."""
-        targets = Targets(labels=batch.labels, sample_ids=batch.sample_ids, epoch=1, total=len(batch.indices))
+        """Train on one batch with given taps, (n, t, d) each or (for a fast side) without padding; return its mean
+        loss.
+        """
+        targets = Targets(
+            labels=batch.labels,
+            sample_ids=batch.sample_ids,
+            epoch=1,
+            total=len(batch.indices),
+        )
         context = self._compute.side_forward(None, taps, batch.attention_mask, targets)
         self._compute.side_backward(context, None)
         self._optimizer.step()
@@ -114,7 +154,8 @@ class SideFineTuning:
 
 
 def bench(progress: Progress = print) -> dict[str, Any]:
-    """Return the seconds of an epoch of each side and the ratios to the cached epoch, with their spread over the rounds.
+    """Return the seconds of an epoch of each side and the ratios to the cached epoch, with their spread over the
+    rounds.
 
     An epoch is estimated: the mean step over batches drawn evenly from it by length, times its number of batches.
     """
@@ -127,14 +168,23 @@ def _bench(folder: Path, progress: Progress) -> dict[str, Any]:
     split = tokenize(task.train, load_tokenizer(MODEL), max_length=128)
     stack = load_stack(MODEL)
     config = ParallelAdapterConfig(
-        hidden_size=stack.hidden_size, num_layers=stack.num_layers, reduction=REDUCTION, num_outputs=task.num_outputs
+        hidden_size=stack.hidden_size,
+        num_layers=stack.num_layers,
+        reduction=REDUCTION,
+        num_outputs=task.num_outputs,
     )
     progress(f"Filling the cache: {len(split)} sentences through the backbone")
     cache = taped(stack, split)
     tape = ActivationCache.create(folder / "tape", cache.manifest)
-    statistics = calibrate(stack, [collate(split, range(BATCH_SIZE * at, BATCH_SIZE * (at + 1))) for at in range(8)])
+    statistics = calibrate(
+        stack,
+        [collate(split, range(BATCH_SIZE * at, BATCH_SIZE * (at + 1))) for at in range(8)],
+    )
 
-    cached = _drawn(split, [ranks[0] for ranks in cached_epoch_batches([0] * len(split), split.lengths, [BATCH_SIZE], 0, 1)])
+    cached = _drawn(
+        split,
+        [ranks[0] for ranks in cached_epoch_batches([0] * len(split), split.lengths, [BATCH_SIZE], 0, 1)],
+    )
     others = _drawn(split, epoch_batches(split.lengths, BATCH_SIZE, 0, 1))
     side = SideFineTuning(stack, config, statistics, is_fast=True)
     plain = SideFineTuning(stack, config, statistics, is_fast=False)
@@ -156,12 +206,17 @@ def _bench(folder: Path, progress: Progress) -> dict[str, Any]:
     for turn, name in turns(sides, range(ROUNDS)):
         rounds[name].append(mean(sides[name](given[name][turn])))
         if all(len(seconds) > turn for seconds in rounds.values()):
-            progress(f"round {turn + 1} of {ROUNDS}, ms: {line_of({side: 1e3 * seconds[-1] for side, seconds in rounds.items()})}")
+            progress(
+                f"round {turn + 1} of {ROUNDS}, ms: "
+                f"{line_of({side: 1e3 * seconds[-1] for side, seconds in rounds.items()})}"
+            )
     num_batches = -(-len(split) // BATCH_SIZE)
     return {
         "name": "pac_plus",
         "label": "measured on this machine, one process",
-        "what": f"an epoch over {len(split)} sentences ({TASK}), mini-batches of {BATCH_SIZE} of similar length on every side; "
+        "what": f"an epoch over {len(split)} sentences ({TASK}), mini-batches of {BATCH_SIZE} of similar length on "
+        "every "
+        "side; "
         f"estimated from {ROUNDS} x {STEPS} steps a side, drawn evenly from the epoch's by length and interleaved",
         "model": MODEL,
         "reduction": REDUCTION,
@@ -175,7 +230,11 @@ def _bench(folder: Path, progress: Progress) -> dict[str, Any]:
             "full": backbones["full, float32"].num_trained,
         },
         "points": [
-            {"side": name, "step_ms": median(seconds) * 1e3, "epoch_s": median(seconds) * num_batches}
+            {
+                "side": name,
+                "step_ms": median(seconds) * 1e3,
+                "epoch_s": median(seconds) * num_batches,
+            }
             | ratios(seconds, rounds["cached"], "ratio_to_cached")
             for name, seconds in rounds.items()
         ],
@@ -183,8 +242,13 @@ def _bench(folder: Path, progress: Progress) -> dict[str, Any]:
 
 
 def _drawn(split: TokenizedSplit, batches: Sequence[Sequence[int]]) -> list[list[Batch]]:
-    """Return STEPS batches for each round: every round spans the epoch's lengths, and together they are an even sample."""
-    order = sorted((batch for batch in batches if len(batch) == BATCH_SIZE), key=lambda batch: max(split.lengths[at] for at in batch))
+    """Return STEPS batches for each round: every round spans the epoch's lengths, and together they are an even
+    sample.
+    """
+    order = sorted(
+        (batch for batch in batches if len(batch) == BATCH_SIZE),
+        key=lambda batch: max(split.lengths[at] for at in batch),
+    )
     count = ROUNDS * STEPS
     drawn = [order[(2 * at + 1) * len(order) // (2 * count)] for at in range(count)]
     return [[collate(split, batch) for batch in drawn[turn::ROUNDS]] for turn in range(ROUNDS)]

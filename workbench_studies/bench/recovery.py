@@ -1,4 +1,5 @@
-"""`workbench bench recovery`: the cost of a device that is lost, leaves, slows down or comes back, for every method that trains.
+"""`workbench bench recovery`: the cost of a device that is lost, leaves, slows down or comes back, for every method
+that trains.
 
 With --soak, random faults over all methods instead: no run may hang, give a wrong result, or leave anything behind.
 """
@@ -49,10 +50,17 @@ def words_of(names: Iterable[str]) -> tuple[str, ...]:
 WORDS = (*words_of(jobs_of("recovery")), *FAULTS)
 
 
-def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int = ROUNDS, soak: int = 0) -> dict[str, Any]:
+def bench(
+    progress: Progress = print,
+    *,
+    only: Sequence[str] = (),
+    rounds: int = ROUNDS,
+    soak: int = 0,
+) -> dict[str, Any]:
     """Return the seconds of each recovery, on the emulated devices' clock: the medians of some runs, and the maximum.
 
-    only: methods or kinds of faults, none is all.  soak: instead, so many short runs with random faults.  Raises ConfigError.
+    only: methods or kinds of faults, none is all.  soak: instead, so many short runs with random faults.  Raises
+    ConfigError.
     """
     jobs = jobs_of("soak" if soak else "recovery")
     named = (*jobs, SERVING) if soak else (*jobs,)
@@ -62,8 +70,15 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
         return _soak(soak, methods, jobs, progress)
     step_of = read_toml(JOBS)["recovery"]["steps"]
     kinds = [kind for kind in FAULTS if kind in only] or list(FAULTS)
-    points = [_point(method, jobs[method], step_of[method], kind, rounds, progress) for method in methods for kind in kinds]
-    return {"cluster": CLUSTER, "model": Job().model, "rounds": rounds, "points": points}
+    points = [
+        _point(method, jobs[method], step_of[method], kind, rounds, progress) for method in methods for kind in kinds
+    ]
+    return {
+        "cluster": CLUSTER,
+        "model": Job().model,
+        "rounds": rounds,
+        "points": points,
+    }
 
 
 def _point(method: str, job: Job, step: int, kind: str, rounds: int, progress: Progress) -> dict[str, Any]:
@@ -102,7 +117,8 @@ def _run(job: Job, cluster: str, progress: Callable[[Event], None] | None = None
 
 
 FOLLOWING = ("ringada", "confidant")
-"""After a change these train on other data, or with weights of another age: their losses are those of an unbroken run only before it.
+"""After a change these train on other data, or with weights of another age: their losses are those of an unbroken run
+only before it.
 
 The step in which a device dies may be done again.
 """
@@ -127,7 +143,12 @@ def _soak(count: int, methods: Sequence[str], jobs: Mapping[str, Job], progress:
             continue
         whole = unbroken[method]
         faults = random_faults(
-            whole.cluster.world_size, len(whole.steps), every=5.0, seed=number, unit="step", kinds=("slow", "kill", "freeze", "leave")
+            whole.cluster.world_size,
+            len(whole.steps),
+            every=5.0,
+            seed=number,
+            unit="step",
+            kinds=("slow", "kill", "freeze", "leave"),
         )
         job = replace(jobs[method], faults="; ".join(fault.text for fault in faults))
         tally["faults"] += len(faults)
@@ -138,8 +159,16 @@ def _soak(count: int, methods: Sequence[str], jobs: Mapping[str, Job], progress:
             tally["runs_without_devices"] += 1
             continue
         tally["recoveries"] += len(report.recoveries)
-        first = min((fault.start for fault in parse_faults(job.faults, whole.cluster)), default=math.inf)
-        _require_same(report, whole, f"Run {number + 1}, {method}, '{job.faults}'", first - 1 if method in FOLLOWING else math.inf)
+        first = min(
+            (fault.start for fault in parse_faults(job.faults, whole.cluster)),
+            default=math.inf,
+        )
+        _require_same(
+            report,
+            whole,
+            f"Run {number + 1}, {method}, '{job.faults}'",
+            first - 1 if method in FOLLOWING else math.inf,
+        )
         progress(f"{number + 1} of {count}, {method}, {job.faults or 'no fault'}: {len(report.recoveries)} recoveries")
     default_pool().stop()
     left = set(Path(tempfile.gettempdir()).glob("workbench-*")) - before
@@ -150,16 +179,24 @@ def _soak(count: int, methods: Sequence[str], jobs: Mapping[str, Job], progress:
 
 def _serve(seed: int, tally: Counter[str]) -> None:
     """Serve a short stream with random faults.  Raises AssertionError for a lost or wrong answer, or leftovers."""
-    faults = random_faults(soak_cluster().world_size, SERVED / REQUESTS_PER_S, every=SERVED_FAULTS_EVERY_S, seed=seed)
+    faults = random_faults(
+        soak_cluster().world_size,
+        SERVED / REQUESTS_PER_S,
+        every=SERVED_FAULTS_EVERY_S,
+        seed=seed,
+    )
     result = serve_randomly(SERVED, seed=seed, faults=FaultSchedule(faults))
     tally.update(faults=len(faults), recoveries=len(result.report.events_of("switched")))
     if not result.is_clean:
         report = result.report
-        raise AssertionError(f"Seed {seed}: {report.num_lost} answers lost, {report.num_wrong} wrong, left behind: {result.left_behind}")
+        raise AssertionError(
+            f"Seed {seed}: {report.num_lost} answers lost, {report.num_wrong} wrong, left behind: {result.left_behind}"
+        )
 
 
 def _require_same(report: Report, whole: Report, what: str, same: float) -> None:
-    """Raise AssertionError if a step is missing or a loss differs; mini-batches from a cache follow the devices' shares.
+    """Raise AssertionError if a step is missing or a loss differs; mini-batches from a cache follow the devices'
+    shares.
 
     same: number of steps whose losses are to be the same; later ones are to be finite.
     """
@@ -170,4 +207,6 @@ def _require_same(report: Report, whole: Report, what: str, same: float) -> None
         is_there = found is not None and wanted is not None and math.isfinite(found)
         differs = number < same and not step.cached and not math.isclose(found or 0.0, wanted or 0.0, rel_tol=SAME_LOSS)
         if not is_there or differs:
-            raise AssertionError(f"{what}: the loss of step {step.step + 1} of epoch {step.epoch + 1} is {found} instead of {wanted}")
+            raise AssertionError(
+                f"{what}: the loss of step {step.step + 1} of epoch {step.epoch + 1} is {found} instead of {wanted}"
+            )

@@ -1,6 +1,8 @@
-"""`workbench bench ringada`: RingAda, with and without its cache, and its baselines, on four emulated devices, interleaved.
+"""`workbench bench ringada`: RingAda, with and without its cache, and its baselines, on four emulated devices,
+interleaved.
 
-Whole runs as a user starts them, in the paper's proportions: one more layer after each sixth of the first 62 % of the mini-batches.
+Whole runs as a user starts them, in the paper's proportions: one more layer after each sixth of the first 62 % of the
+mini-batches.
 """
 
 from __future__ import annotations
@@ -31,7 +33,13 @@ from workbench.methods.ringada.published import depth_of, load_constants
 from workbench.runtime.memory import read_memory
 from workbench.simulator import simulate
 from workbench.trainings.rings import Curve
-from workbench_studies.bench.frame import Progress, jobs_of, ratios, require_words, turns
+from workbench_studies.bench.frame import (
+    Progress,
+    jobs_of,
+    ratios,
+    require_words,
+    turns,
+)
 from workbench_studies.bench.inference_parts import SIZES, save_model
 from workbench_studies.papers.ringada.executed import kept_curves
 
@@ -63,7 +71,9 @@ class Side:
         return sorted(abs(_over_predicted(step) - 1) for report in self.reports for step in report.steps)
 
     def by_depth(self) -> dict[int, tuple[float, float, int]]:
-        """Return by trained layers: median seconds of a mini-batch, measured over simulated, and the largest device's measured bytes."""
+        """Return by trained layers: median seconds of a mini-batch, measured over simulated, and the largest device's
+        measured bytes.
+        """
         found: dict[int, list[tuple[StepRecord, int]]] = {}
         for report, watched in zip(self.reports, self.watched, strict=True):
             for step, nbytes in zip(report.steps, [*watched, *[0] * len(report.steps)], strict=False):
@@ -86,7 +96,8 @@ def _over_predicted(step: StepRecord) -> float:
 def side_table(name: str, sides: Mapping[str, Side]) -> list[dict[str, Any]]:
     """Return a row for each side of a point.
 
-    step_off: median and 95 % of the steps' deviations from the simulated seconds.  over_bound: over the busiest device's compute.
+    step_off: median and 95 % of the steps' deviations from the simulated seconds.  over_bound: over the busiest
+    device's compute.
     """
     rows, ring = [], sides["RingAda"].seconds
     for side, own in sides.items():
@@ -112,42 +123,73 @@ def side_table(name: str, sides: Mapping[str, Side]) -> list[dict[str, Any]]:
 
 
 def depth_table(name: str, sides: Mapping[str, Side]) -> list[dict[str, Any]]:
-    """Return a row for each number of layers that RingAda trained: times, other sides' mini-batches over its own, and memory.
+    """Return a row for each number of layers that RingAda trained: times, other sides' mini-batches over its own, and
+    memory.
 
     MB: simulated / measured.  of_Single: simulated, and without the embeddings; at_most_.36: both against PAPERS_SHARE.
     """
-    ring, others, rows = sides["RingAda"], ("PipeAdapter", "PipeAdapter stashing", "Single"), []
+    ring, others, rows = (
+        sides["RingAda"],
+        ("PipeAdapter", "PipeAdapter stashing", "Single"),
+        [],
+    )
     full = {side: own.by_depth()[max(own.peaks)] for side, own in sides.items()}
     single = sides["Single"].peaks[max(ring.peaks)]
     for depth, (seconds, over_predicted, nbytes) in ring.by_depth().items():
-        row: dict[str, Any] = {"point": name, "trained": depth, "s": seconds, "over_simulated": over_predicted}
+        row: dict[str, Any] = {
+            "point": name,
+            "trained": depth,
+            "s": seconds,
+            "over_simulated": over_predicted,
+        }
         row |= {f"{side} over it": full[side][0] / seconds for side in others}
         row["MB"] = f"{ring.peaks[depth][0] / 1e6:.0f} / {nbytes / 1e6:.0f}"
-        row |= {f"{side} MB": f"{max(sides[side].peaks.values())[0] / 1e6:.0f} / {sides[side].peak_bytes / 1e6:.0f}" for side in others}
+        row |= {
+            f"{side} MB": f"{max(sides[side].peaks.values())[0] / 1e6:.0f} / {sides[side].peak_bytes / 1e6:.0f}"
+            for side in others
+        }
         of_single, of_bare = (one / whole for one, whole in zip(ring.peaks[depth], single, strict=True))
         row |= {"of_Single": of_single, "of_Single_without_embedding": of_bare}
-        rows.append(row | {"at_most_.36": " / ".join("yes" if one <= PAPERS_SHARE else "no" for one in (of_single, of_bare))})
+        rows.append(
+            row | {"at_most_.36": " / ".join("yes" if one <= PAPERS_SHARE else "no" for one in (of_single, of_bare))}
+        )
     return rows
 
 
 def loss_table(name: str, sides: Mapping[str, Side], curves: Mapping[str, Sequence[Curve]]) -> list[dict[str, Any]]:
-    """Return the time to RingAda's last loss, and the validation score after equal time, with the standard deviation over the seeds.
+    """Return the time to RingAda's last loss, and the validation score after equal time, with the standard deviation
+    over the seeds.
 
-    curves: trained in one process with all their sentences' tokens (Fig. 3); the time of a mini-batch is that measured in this benchmark,
-    by trained layers.  Equal time: that of the first scheme that has finished.  Empty if RingAda is not among the curves.
+    curves: trained in one process with all their sentences' tokens (Fig. 3); the time of a mini-batch is that measured
+    in this benchmark,
+    by trained layers.  Equal time: that of the first scheme that has finished.  Empty if RingAda is not among the
+    curves.
     """
-    constants, seconds = load_constants(), {scheme: sides[scheme].by_depth() for scheme in curves}
+    constants, seconds = (
+        load_constants(),
+        {scheme: sides[scheme].by_depth() for scheme in curves},
+    )
     if "RingAda" not in curves:
         return []
     steps, clock = round(constants.epochs), dict[str, list[float]]()
     for scheme, by_depth in seconds.items():
         depths = [-(-depth_of(constants, scheme, step) * max(by_depth) // constants.layers) for step in range(steps)]
-        passed, points = list(accumulate(by_depth[depth][0] for depth in depths)), len(curves[scheme][0].losses)
+        passed, points = (
+            list(accumulate(by_depth[depth][0] for depth in depths)),
+            len(curves[scheme][0].losses),
+        )
         clock[scheme] = [passed[steps * (point + 1) // points - 1] for point in range(points)]
-    end_s, targets, rows = min(times[-1] for times in clock.values()), [curve.losses[-1] for curve in curves["RingAda"]], []
+    end_s, targets, rows = (
+        min(times[-1] for times in clock.values()),
+        [curve.losses[-1] for curve in curves["RingAda"]],
+        [],
+    )
     for scheme, own in curves.items():
         reached = [
-            next((time for time, loss in zip(clock[scheme], curve.losses, strict=True) if loss <= target), math.inf)
+            next(
+                (time for time, loss in zip(clock[scheme], curve.losses, strict=True) if loss <= target),
+                math.inf,
+            )
             for curve, target in zip(own, targets, strict=True)
         ]
         count = sum(time <= end_s for time in clock[scheme])
@@ -172,20 +214,31 @@ def measured_s(report: Report) -> float:
 
 BERT_BASE = "bert-base"
 POINTS = ("equal,1000", "equal,125", "unequal,1000", f"{BERT_BASE},1000")
-"""Devices and Mbit/s of their links; the first is the default.  bert-base: a model of its size with random weights, on equal devices."""
+"""Devices and Mbit/s of their links; the first is the default.  bert-base: a model of its size with random weights, on
+equal devices."""
 WORDS = tuple(dict.fromkeys(word for point in POINTS for word in point.split(",")))
-SHARES = {"equal": (0.3, 0.3, 0.3, 0.3), "unequal": (0.3, 0.3, 0.16, 0.08), BERT_BASE: (0.3, 0.3, 0.3, 0.3)}
-"""Fractions of a core: four devices at once leave the host time for their links.  The unequal ones have the ratios of cluster 'laptop'."""
+SHARES = {
+    "equal": (0.3, 0.3, 0.3, 0.3),
+    "unequal": (0.3, 0.3, 0.16, 0.08),
+    BERT_BASE: (0.3, 0.3, 0.3, 0.3),
+}
+"""Fractions of a core: four devices at once leave the host time for their links.  The unequal ones have the ratios of
+cluster 'laptop'."""
 SIDES = jobs_of("ringada")
 JOB = SIDES["RingAda"]
-BATCH_SIZE, MINI_BATCHES = JOB.batch_size, JOB.epochs * (JOB.train_samples or 0) // JOB.batch_size
+BATCH_SIZE, MINI_BATCHES = (
+    JOB.batch_size,
+    JOB.epochs * (JOB.train_samples or 0) // JOB.batch_size,
+)
 SMALL_BATCH = 8
 OF_BERT_BASE = ("RingAda", "PipeAdapter", "PipeAdapter stashing", "Single")
-"""Mini-batches of eight samples in four parts, two more layers in each round of four: Single would take over eight minutes otherwise."""
+"""Mini-batches of eight samples in four parts, two more layers in each round of four: Single would take over eight
+minutes otherwise."""
 
 
 class Watch:
-    """Measure, after each step of a run, the private memory that the largest process has needed since the training began.
+    """Measure, after each step of a run, the private memory that the largest process has needed since the training
+    began.
 
     It is the peak of each step if the system can reset a process's peak (Linux).
     """
@@ -200,7 +253,12 @@ class Watch:
             children = [child.pid for child in psutil.Process().children(recursive=True)]
             self._before = {pid: read_memory(pid).anonymous_bytes for pid in children if self._peak(pid)}
         elif event.kind == "step":
-            self.peak_bytes.append(max((self._peak(pid) - before for pid, before in self._before.items()), default=0))
+            self.peak_bytes.append(
+                max(
+                    (self._peak(pid) - before for pid, before in self._before.items()),
+                    default=0,
+                )
+            )
 
     def _peak(self, pid: int) -> int:
         found = read_memory(pid)
@@ -210,12 +268,18 @@ class Watch:
 
 
 def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int = 1) -> dict[str, Any]:
-    """Return each side's seconds of training and memory, measured and simulated, and RingAda's by the number of trained layers.
+    """Return each side's seconds of training and memory, measured and simulated, and RingAda's by the number of trained
+    layers.
 
-    only: of POINTS, as DEVICES,RATE or one of both words; none is the first of POINTS.  Raises ConfigError for another word.
+    only: of POINTS, as DEVICES,RATE or one of both words; none is the first of POINTS.  Raises ConfigError for another
+    word.
     """
     require_words(only, WORDS)
-    points, depths, losses = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
+    points, depths, losses = (
+        list[dict[str, Any]](),
+        list[dict[str, Any]](),
+        list[dict[str, Any]](),
+    )
     curves = kept_curves(cache_folder() / "reproduce" / "ringada")
     for name in [name for name in POINTS if set(only) <= set(name.split(","))][: None if only else 1]:
         with ExitStack() as stack:
@@ -244,14 +308,29 @@ def small_jobs(model: str) -> dict[str, Job]:
     found = {}
     for name in OF_BERT_BASE:
         job = SIDES[name]
-        samples, parts = (job.train_samples or 0) * SMALL_BATCH // BATCH_SIZE, min(4, job.micro_batches)
+        samples, parts = (
+            (job.train_samples or 0) * SMALL_BATCH // BATCH_SIZE,
+            min(4, job.micro_batches),
+        )
         options = job.options | ({"unfreeze_every": 2} if "unfreeze_every" in job.options else {})
-        found[name] = replace(job, model=model, batch_size=SMALL_BATCH, micro_batches=parts, train_samples=samples, options=options)
+        found[name] = replace(
+            job,
+            model=model,
+            batch_size=SMALL_BATCH,
+            micro_batches=parts,
+            train_samples=samples,
+            options=options,
+        )
     return found
 
 
 def measure(
-    name: str, jobs: Mapping[str, Job], cluster: Cluster, rounds: int, progress: Progress, plans: Mapping[str, Plan] | None = None
+    name: str,
+    jobs: Mapping[str, Job],
+    cluster: Cluster,
+    rounds: int,
+    progress: Progress,
+    plans: Mapping[str, Plan] | None = None,
 ) -> dict[str, Side]:
     """Run the sides of a point in turn.  plans: of the sides that do not plan themselves."""
     reports: dict[str, list[Report]] = {side: [] for side in jobs}
@@ -259,29 +338,54 @@ def measure(
     for turn, side in turns(jobs, range(rounds)):
         watch = Watch()
         with scratch_folder() as folder:
-            report = run(jobs[side], cluster, workdir=Path(folder) / "run", chosen_plan=(plans or {}).get(side), progress=watch)
+            report = run(
+                jobs[side],
+                cluster,
+                workdir=Path(folder) / "run",
+                chosen_plan=(plans or {}).get(side),
+                progress=watch,
+            )
         reports[side].append(report)
         watched[side].append(watch.peak_bytes)
-        progress(f"{name}, round {turn + 1}, {side}: {measured_s(report):.1f} s{'' if report.valid else ' (host too busy)'}")
+        progress(
+            f"{name}, round {turn + 1}, {side}: {measured_s(report):.1f} s{'' if report.valid else ' (host too busy)'}"
+        )
     found = {}
     for side, job in jobs.items():
         busiest_s, peaks = bounds(job, cluster, reports[side][0].plan)
-        found[side] = Side(reports=reports[side], watched=watched[side], busiest_s=busiest_s, peaks=peaks)
+        found[side] = Side(
+            reports=reports[side],
+            watched=watched[side],
+            busiest_s=busiest_s,
+            peaks=peaks,
+        )
     return found
 
 
 def bounds(job: Job, cluster: Cluster, plan: Plan) -> tuple[float, dict[int, tuple[int, int]]]:
-    """Return the compute seconds of the busiest device in a run, and by trained layers the maximum bytes on one device, both simulated.
+    """Return the compute seconds of the busiest device in a run, and by trained layers the maximum bytes on one device,
+    both simulated.
 
     The bytes are those of everything, and of everything but the embeddings.
     """
     method: Any = load_method(job.method)
     prepared = method.prepare(job, ignore)
     phases = method.rank_job(prepared, method.profile(prepared, cluster, ignore), cluster, plan).phases()
-    shapes = [(phase, Counter(planned.shape for epoch in phase.epochs for planned in phase.steps(epoch))) for phase in phases]
-    found = [(simulate(phase.program(shape)), shape, count) for phase, counts in shapes for shape, count in counts.items()]
+    shapes = [
+        (
+            phase,
+            Counter(planned.shape for epoch in phase.epochs for planned in phase.steps(epoch)),
+        )
+        for phase in phases
+    ]
+    found = [
+        (simulate(phase.program(shape)), shape, count) for phase, counts in shapes for shape, count in counts.items()
+    ]
     ranks = range(cluster.world_size)
-    embedding, holders = 4 * prepared.facts.embedding_parameters, ranks if job.method == "ringada" else plan.stages[0].ranks
+    embedding, holders = (
+        4 * prepared.facts.embedding_parameters,
+        ranks if job.method == "ringada" else plan.stages[0].ranks,
+    )
     peaks: dict[int, tuple[int, int]] = {}
     for timeline, shape, _ in found:
         nbytes = [timeline.peak_bytes(rank) for rank in ranks]
@@ -297,5 +401,7 @@ def cluster_of(name: str) -> Cluster:
     kind, rate = name.split(",")
     link = Link(bytes_per_s=int(rate) * 125_000, latency_s=0.0)
     cluster = load_cluster("laptop-equal")
-    devices = tuple(replace(one, link=link, host_share=share) for one, share in zip(cluster.devices, SHARES[kind], strict=True))
+    devices = tuple(
+        replace(one, link=link, host_share=share) for one, share in zip(cluster.devices, SHARES[kind], strict=True)
+    )
     return replace(cluster, name=f"{kind}-{rate}", devices=devices)

@@ -43,7 +43,13 @@ from workbench.runtime.pacing import Pacer
 from workbench.runtime.process_group import group
 from workbench.simulator import simulate
 from workbench.tasks.tokenize import TokenizedSplit, collate
-from workbench_studies.bench.frame import Progress, line_of, ratios, require_kernel_links, turns
+from workbench_studies.bench.frame import (
+    Progress,
+    line_of,
+    ratios,
+    require_kernel_links,
+    turns,
+)
 
 MODEL = "all-MiniLM-L6-v2"
 LAYERS = (2, 2, 1, 1)
@@ -52,7 +58,8 @@ WORD_IDS = (1000, 20_000)
 MBIT_PER_S = (125, 250, 500, 1000)
 ROUNDS, STEPS = 7, 3
 SHARE_PER_LAYER = 0.22
-"""Share of a core per layer: every device has the speed that its stage needs, so no stage waits; six layers take 1.3 cores."""
+"""Share of a core per layer: every device has the speed that its stage needs, so no stage waits; six layers take 1.3
+cores."""
 PACE_MARGIN = 1.1
 """Costs are rounded up by this factor, so that neither side overruns its deadlines."""
 
@@ -63,10 +70,18 @@ Step = Callable[[], float]
 
 def planned_of(rank_job: PacPlusRankJob) -> PlannedStep:
     """Return the repeated mini-batch: the whole split."""
-    return PlannedStep.of(cut_mini_batch(range(len(rank_job.split)), NUM_MICRO_BATCHES), rank_job.split.lengths)
+    return PlannedStep.of(
+        cut_mini_batch(range(len(rank_job.split)), NUM_MICRO_BATCHES),
+        rank_job.split.lengths,
+    )
 
 
-def our_step(session: RankSession[PacPlusRankJob], compute: StageCompute, optimizer: FlatAdamW, layers: tuple[LayerProfile, ...]) -> Step:
+def our_step(
+    session: RankSession[PacPlusRankJob],
+    compute: StageCompute,
+    optimizer: FlatAdamW,
+    layers: tuple[LayerProfile, ...],
+) -> Step:
     """Return a step of the workbench's executor on the hybrid 1F1B schedule.  layers: the stage's, on this device."""
     rank_job = session.rank_job
     programs, planned = Programs(rank_job), planned_of(rank_job)
@@ -80,13 +95,21 @@ def our_step(session: RankSession[PacPlusRankJob], compute: StageCompute, optimi
     return step
 
 
-def torch_step(session: RankSession[PacPlusRankJob], compute: StageCompute, optimizer: FlatAdamW, layers: tuple[LayerProfile, ...]) -> Step:
+def torch_step(
+    session: RankSession[PacPlusRankJob],
+    compute: StageCompute,
+    optimizer: FlatAdamW,
+    layers: tuple[LayerProfile, ...],
+) -> Step:
     """Return a step of torch.distributed.pipelining's Schedule1F1B on the same stage computation."""
     rank_job, index = session.rank_job, session.rank
     planned, last = planned_of(rank_job), len(LAYERS) - 1
     kind, total = rank_job.adapter.kind, planned.shape.samples
     batches = [collate(rank_job.split, micro) for micro in planned.samples]
-    ids, labels = torch.cat([batch.input_ids for batch in batches]), torch.cat([batch.labels for batch in batches])
+    ids, labels = (
+        torch.cat([batch.input_ids for batch in batches]),
+        torch.cat([batch.labels for batch in batches]),
+    )
 
     def seconds(kind: str) -> float:
         return layers_seconds(layers, kind, MICRO_BATCH_SIZE, planned.shape.lengths[0])
@@ -94,7 +117,12 @@ def torch_step(session: RankSession[PacPlusRankJob], compute: StageCompute, opti
     def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
         return task_loss(logits, labels, kind, reduction="sum") / total
 
-    stage = _PacedStage(_StageModule(compute, is_last=index == last), index, len(LAYERS), torch.device("cpu"))
+    stage = _PacedStage(
+        _StageModule(compute, is_last=index == last),
+        index,
+        len(LAYERS),
+        torch.device("cpu"),
+    )
     stage.pace(session.pacer, seconds("F") + seconds("SF"), seconds("SB"))
     schedule = Schedule1F1B(stage, len(batches), loss_fn=loss_of, scale_grads=False)
 
@@ -109,7 +137,9 @@ def torch_step(session: RankSession[PacPlusRankJob], compute: StageCompute, opti
 
 
 class _StageModule(nn.Module):
-    """A stage in the form that torch's pipeline needs: ids -> (hidden, side) -> ... -> logits.  The hidden state carries no gradient."""
+    """A stage in the form that torch's pipeline needs: ids -> (hidden, side) -> ... -> logits.  The hidden state
+    carries no gradient.
+    """
 
     def __init__(self, compute: StageCompute, *, is_last: bool) -> None:
         super().__init__()
@@ -133,10 +163,16 @@ class _PacedStage(PipelineStage):
         self._pacer, self._forward_s, self._backward_s = pacer, forward_s, backward_s
 
     def forward_one_chunk(self, *args: Any, **options: Any) -> Any:
-        return self._pacer.run(lambda: super(_PacedStage, self).forward_one_chunk(*args, **options), self._forward_s).result
+        return self._pacer.run(
+            lambda: super(_PacedStage, self).forward_one_chunk(*args, **options),
+            self._forward_s,
+        ).result
 
     def backward_one_chunk(self, *args: Any, **options: Any) -> Any:
-        return self._pacer.run(lambda: super(_PacedStage, self).backward_one_chunk(*args, **options), self._backward_s).result
+        return self._pacer.run(
+            lambda: super(_PacedStage, self).backward_one_chunk(*args, **options),
+            self._backward_s,
+        ).result
 
 
 def bench(progress: Progress = print) -> dict[str, Any]:
@@ -146,11 +182,17 @@ def bench(progress: Progress = print) -> dict[str, Any]:
     """
     stack = load_stack(MODEL)
     adapter = ParallelAdapterConfig(hidden_size=stack.hidden_size, num_layers=stack.num_layers, dropout=0.0)
-    sizes = {"max_length": SEQUENCE_LENGTH, "batch_sizes": (MICRO_BATCH_SIZE,), "lengths": (SEQUENCE_LENGTH,)}
+    sizes = {
+        "max_length": SEQUENCE_LENGTH,
+        "batch_sizes": (MICRO_BATCH_SIZE,),
+        "lengths": (SEQUENCE_LENGTH,),
+    }
     measured = measure_layers(stack, adapter, dtype="float32", is_fast=False, **sizes)  # type: ignore[arg-type]
     # Without a time for the optimizer step, it is not paced: torch's side does not pace its own.
     paced = ({kind: grid for kind, grid in layer.times.items() if kind != STEP} for layer in measured)
-    host_layers = tuple(replace(layer, times=times).scaled(PACE_MARGIN) for layer, times in zip(measured, paced, strict=True))
+    host_layers = tuple(
+        replace(layer, times=times).scaled(PACE_MARGIN) for layer, times in zip(measured, paced, strict=True)
+    )
     points = []
     for mbit in MBIT_PER_S:
         cluster = _cluster(mbit)
@@ -180,14 +222,23 @@ def bench(progress: Progress = print) -> dict[str, Any]:
 
 
 def run_rank(context: RankContext, rank_job: PacPlusRankJob) -> dict[str, Any]:
-    """Run both sides in turn on this rank; return every round's monotonic begin and end, and every step's loss, by side."""
+    """Run both sides in turn on this rank; return every round's monotonic begin and end, and every step's loss, by
+    side.
+    """
     import_family(rank_job.job.model)
-    with group(context, 60.0) as process_group, RankSession(context, rank_job, process_group) as session:
+    with (
+        group(context, 60.0) as process_group,
+        RankSession(context, rank_job, process_group) as session,
+    ):
         stage = rank_job.plan.stages[session.rank]
         layers = rank_job.profile.layers[session.rank][stage.start : stage.stop]
         # torch's side needs autograd, so both have it.
         sides = {
-            name: make(session, *build_stage(rank_job, session.rank, 1000, is_fast=False), layers)
+            name: make(
+                session,
+                *build_stage(rank_job, session.rank, 1000, is_fast=False),
+                layers,
+            )
             for name, make in (("ours", our_step), ("torch", torch_step))
         }
         losses = {name: [step()] for name, step in sides.items()}  # the warm-up
@@ -199,7 +250,12 @@ def run_rank(context: RankContext, rank_job: PacPlusRankJob) -> dict[str, Any]:
             begin = time.monotonic()
             losses[name] += [sides[name]() for _ in range(STEPS)]
             spans[name].append((begin, time.monotonic()))
-    return {"spans": spans, "losses": losses, "late_s": session.pacer.late_s, "paced_s": session.pacer.paced_s}
+    return {
+        "spans": spans,
+        "losses": losses,
+        "late_s": session.pacer.late_s,
+        "paced_s": session.pacer.paced_s,
+    }
 
 
 def _point(mbit: int, bound_s: float, results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -210,7 +266,10 @@ def _point(mbit: int, bound_s: float, results: list[dict[str, Any]]) -> dict[str
         ]
         for name in ("ours", "torch")
     }
-    losses = {name: [sum(parts) for parts in zip(*(result["losses"][name] for result in results), strict=True)] for name in seconds}
+    losses = {
+        name: [sum(parts) for parts in zip(*(result["losses"][name] for result in results), strict=True)]
+        for name in seconds
+    }
     gap = max(abs(ours - theirs) / abs(theirs) for ours, theirs in zip(losses["ours"], losses["torch"], strict=True))
     if gap > 1e-4:
         raise AssertionError(f"the two sides do not train the same: losses differ by {gap:.1e}")
@@ -230,19 +289,38 @@ def _cluster(mbit_per_s: float) -> Cluster:
     laptop = load_cluster("laptop")
     link = Link(bytes_per_s=mbit_per_s * 125_000, latency_s=0.0)
     devices = tuple(
-        replace(device, link=link, memory_bytes=2_000_000_000, host_share=SHARE_PER_LAYER * layers)
+        replace(
+            device,
+            link=link,
+            memory_bytes=2_000_000_000,
+            host_share=SHARE_PER_LAYER * layers,
+        )
         for device, layers in zip(laptop.devices, LAYERS, strict=True)
     )
     return replace(laptop, devices=devices)
 
 
-def _job(cluster: Cluster, adapter: ParallelAdapterConfig, host_layers: tuple[LayerProfile, ...], folder: Path) -> PacPlusRankJob:
+def _job(
+    cluster: Cluster,
+    adapter: ParallelAdapterConfig,
+    host_layers: tuple[LayerProfile, ...],
+    folder: Path,
+) -> PacPlusRankJob:
     stops = tuple(accumulate(LAYERS))
     stages = tuple(
-        Stage(start=stop - count, stop=stop, shares=(Share(rank=rank, samples=MICRO_BATCH_SIZE),))
+        Stage(
+            start=stop - count,
+            stop=stop,
+            shares=(Share(rank=rank, samples=MICRO_BATCH_SIZE),),
+        )
         for rank, (stop, count) in enumerate(zip(stops, LAYERS, strict=True))
     )
-    plan = Plan(method="pac_plus", stages=stages, micro_batch_size=MICRO_BATCH_SIZE, num_micro_batches=NUM_MICRO_BATCHES)
+    plan = Plan(
+        method="pac_plus",
+        stages=stages,
+        micro_batch_size=MICRO_BATCH_SIZE,
+        num_micro_batches=NUM_MICRO_BATCHES,
+    )
     chance, count = random.Random(0), plan.mini_batch_size
     split = TokenizedSplit(
         ids=tuple(tuple(chance.randrange(*WORD_IDS) for _ in range(SEQUENCE_LENGTH)) for _ in range(count)),

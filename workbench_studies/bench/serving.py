@@ -14,7 +14,12 @@ import psutil
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.device_faults import Fault, FaultSchedule, random_faults
 from workbench.methods.galaxy_plus.profiles import made_up_host
-from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServedRequest, ServingReport, StreamSettings
+from workbench.methods.galaxy_plus.serving.records import (
+    ReschedulingSettings,
+    ServedRequest,
+    ServingReport,
+    StreamSettings,
+)
 from workbench.methods.galaxy_plus.serving.serve import serve
 from workbench.runtime.engine_starter import end_template
 from workbench.runtime.engines import EngineCluster
@@ -48,7 +53,9 @@ def bench(progress: Progress = print, *, soak: int = 0) -> dict[str, Any]:
     result = serve_randomly(count, on_request=show)
     report = result.report
     if not result.is_clean:
-        raise AssertionError(f"{report.num_lost} answers lost, {report.num_wrong} wrong, left behind: {result.left_behind}")
+        raise AssertionError(
+            f"{report.num_lost} answers lost, {report.num_wrong} wrong, left behind: {result.left_behind}"
+        )
     return {
         "numbers_are": report.label,
         "requests": len(report.requests),
@@ -64,7 +71,9 @@ def bench(progress: Progress = print, *, soak: int = 0) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakResult:
-    """report: of the stream.  left_behind: processes and run folders that exist after the engines have ended and did not exist before."""
+    """report: of the stream.  left_behind: processes and run folders that exist after the engines have ended and did
+    not exist before.
+    """
 
     report: ServingReport
     left_behind: tuple[str, ...]
@@ -93,10 +102,20 @@ def soak_cluster() -> Cluster:
     link = Link(bytes_per_s=1.25e8, latency_s=1e-4)
     shares = (0.5, 0.5, 0.27, 0.27)
     devices = tuple(
-        Device(name=f"device-{rank}", flops_per_s=SOAK_FLOPS_PER_S * share, memory_bytes=10**9, link=link, host_share=share)
+        Device(
+            name=f"device-{rank}",
+            flops_per_s=SOAK_FLOPS_PER_S * share,
+            memory_bytes=10**9,
+            link=link,
+            host_share=share,
+        )
         for rank, share in enumerate(shares)
     )
-    return Cluster(name="soak", devices=devices, description="Four unequal imagined devices for a tiny model")
+    return Cluster(
+        name="soak",
+        devices=devices,
+        description="Four unequal imagined devices for a tiny model",
+    )
 
 
 def serve_randomly(
@@ -109,18 +128,32 @@ def serve_randomly(
     rescheduling: ReschedulingSettings = SETTINGS,
     **settings: Any,
 ) -> SoakResult:
-    """Serve a tiny model with random faults (or the given ones), and check what is left behind at the end.  settings: see `serve`."""
+    """Serve a tiny model with random faults (or the given ones), and check what is left behind at the end.  settings:
+    see `serve`.
+    """
     before = _traces()
     cluster = soak_cluster()
     if faults is None:
-        faults = FaultSchedule(random_faults(cluster.world_size, num_requests / REQUESTS_PER_S, every=FAULT_EVERY_S, seed=seed))
+        faults = FaultSchedule(
+            random_faults(
+                cluster.world_size,
+                num_requests / REQUESTS_PER_S,
+                every=FAULT_EVERY_S,
+                seed=seed,
+            )
+        )
     with EngineCluster.start(cluster, fidelity=fidelity) as engines:
         report = serve(
             SOAK_MODEL,
             cluster,
             engines,
             made_up_host(SOAK_MODEL, SOAK_FLOPS_PER_S),
-            stream=StreamSettings(num_requests=num_requests, rate_per_s=rate_per_s, seed=seed, length=SOAK_LENGTH),
+            stream=StreamSettings(
+                num_requests=num_requests,
+                rate_per_s=rate_per_s,
+                seed=seed,
+                length=SOAK_LENGTH,
+            ),
             rescheduling=rescheduling,
             faults=faults,
             **settings,
@@ -130,7 +163,9 @@ def serve_randomly(
 
 
 def _traces() -> set[str]:
-    """Return what runs of this process may leave behind: its descendants, run folders that name it, and network interfaces."""
+    """Return what runs of this process may leave behind: its descendants, run folders that name it, and network
+    interfaces.
+    """
     found = {f"process {process.pid}: {' '.join(process.cmdline())[:80]}" for process in _descendants()}
     folders = Path(tempfile.gettempdir()).glob("workbench-run-*")
     mine = [folder for folder in folders if f'"pid": {os.getpid()}' in _text(folder / "owner.json")]
@@ -142,7 +177,9 @@ def _descendants() -> list[psutil.Process]:
     return [
         process
         for process in psutil.Process().children(recursive=True)
-        if process.is_running() and process.status() != psutil.STATUS_ZOMBIE and "workbench" in " ".join(process.cmdline())
+        if process.is_running()
+        and process.status() != psutil.STATUS_ZOMBIE
+        and "workbench" in " ".join(process.cmdline())
     ]
 
 

@@ -14,7 +14,8 @@ Rules = tuple[tuple[str, ...], ...]
 class Chart:
     """A figure of a result; drawing.py documents each field.
 
-    only: patterns of labels, whose cells are drawn in this order.  labels, line: templates of a cell's labels, such as '{1} tokens'.
+    only: patterns of labels, whose cells are drawn in this order.  labels, line: templates of a cell's labels, such as
+    '{1} tokens'.
     parts: columns of the result's first table, by name.  x_axis, y_axis: plotly's own settings.
     """
 

@@ -1,4 +1,5 @@
-"""`workbench reproduce`: a paper's tables and figures, the paper's numbers beside ours, printed and written to a folder.
+"""`workbench reproduce`: a paper's tables and figures, the paper's numbers beside ours, printed and written to a
+folder.
 
 The folder gets each result as JSON, its figures as HTML (and PNG if a Chromium is found), and an index.
 """
@@ -19,19 +20,38 @@ from workbench.core.errors import ConfigError, WorkbenchError
 from workbench.core.files import make_folder, require_writable
 from workbench.core.methods import title_of
 from workbench.core.serial import to_builtins, to_json, write_text
-from workbench_studies.papers import PAPERS, Item, Result, Settings, Table, find_item, items_of
+from workbench_studies.papers import (
+    PAPERS,
+    Item,
+    Result,
+    Settings,
+    Table,
+    find_item,
+    items_of,
+)
 from workbench_studies.papers.result import Number
 
 if TYPE_CHECKING:
     from workbench.plots.export import Captioned
 
 
-def write(done: Sequence[tuple[Item, Result]], folder: Path, *, title: str, png: Literal["auto"] | bool = "auto") -> list[Path]:
+def write(
+    done: Sequence[tuple[Item, Result]],
+    folder: Path,
+    *,
+    title: str,
+    png: Literal["auto"] | bool = "auto",
+) -> list[Path]:
     """Write results and figures under `folder`; return the files, the index first.
 
     The index lists the files of this call.  png: as in plots.write_figures.
     """
-    from workbench.plots.export import INDEX, page, write_html, write_pngs  # imports plotly, which is not needed to print a table
+    from workbench.plots.export import (
+        INDEX,
+        page,
+        write_html,
+        write_pngs,
+    )  # imports plotly, which is not needed to print a table
 
     make_folder(folder)
     written: list[Path] = []
@@ -59,7 +79,13 @@ def number_text(value: Number) -> str:
         return str(value)
     if value is None:
         return ""
-    return f"{value:.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}"
+    return (
+        f"{value:.0f}"
+        if value == int(value) or abs(value) >= 1000
+        else f"{value:.3g}"
+        if abs(value) < 100
+        else f"{value:.1f}"
+    )
 
 
 def comparison_table(result: Result, *, join_labels: bool = False) -> Table:
@@ -77,9 +103,27 @@ def comparison_table(result: Result, *, join_labels: bool = False) -> Table:
             words = {True: "same", False: "differs", None: ""}[one.agrees]
         labels = (", ".join(one.labels),) if join_labels else one.labels
         how = "" if one.ours is None else one.kind
-        rows.append((*labels, one.paper, one.ours, one.unit, words, how, *((one.note,) if noted else ())))
+        rows.append(
+            (
+                *labels,
+                one.paper,
+                one.ours,
+                one.unit,
+                words,
+                how,
+                *((one.note,) if noted else ()),
+            )
+        )
     names = (", ".join(result.label_columns),) if join_labels else result.label_columns
-    columns = (*names, "paper", "ours", "unit", "deviation", "how", *(("note",) if noted else ()))
+    columns = (
+        *names,
+        "paper",
+        "ours",
+        "unit",
+        "deviation",
+        "how",
+        *(("note",) if noted else ()),
+    )
     return Table(title=f"{result.title} ({result.source})", columns=columns, rows=tuple(rows))
 
 
@@ -101,8 +145,10 @@ def _section(result: Result, drawn: Sequence[Captioned]) -> Markup:
         for table in (comparison_table(result), *result.tables)
     )
     section = Markup(
-        "<h2 id='{0.item}'>{0.title} ({0.source})</h2>\n<p>Section {0.paper_section} of the paper. <a href='{0.item}.json'>JSON</a></p>\n"
-        "<ul class='checks'>{checks}</ul>\n{frames}\n<details><summary>How our numbers came about, and why they differ</summary>{explained}"
+        "<h2 id='{0.item}'>{0.title} ({0.source})</h2>\n<p>Section {0.paper_section} of the paper. <a "
+        "href='{0.item}.json'>JSON</a></p>\n"
+        "<ul class='checks'>{checks}</ul>\n{frames}\n<details><summary>How our numbers came about, and why they "
+        "differ</summary>{explained}"
         "</details>\n{tables}"
     )
     return section.format(result, checks=checks, frames=frames(drawn), explained=explained, tables=tables)
@@ -111,7 +157,9 @@ def _section(result: Result, drawn: Sequence[Captioned]) -> Markup:
 def _table(table: Table) -> Markup:
     head = Markup().join(Markup("<th>{}</th>").format(column) for column in table.columns)
     cells = (Markup().join(Markup("<td>{}</td>").format(number_text(cell)) for cell in row) for row in table.rows)
-    return Markup("<table><tr>{}</tr>\n{}</table>").format(head, _joined(Markup("<tr>{}</tr>").format(row) for row in cells))
+    return Markup("<table><tr>{}</tr>\n{}</table>").format(
+        head, _joined(Markup("<tr>{}</tr>").format(row) for row in cells)
+    )
 
 
 _joined = Markup("\n").join
@@ -125,20 +173,37 @@ def reproduce(
     paper: Annotated[str, typer.Argument(help=f"Which: {', '.join(PAPERS)}.")],
     items: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TABLE|FIGURE]...", help="'table5', 'Table V', 'fig13', 'Fig. 13'; without any, all that are simulated."),
+        typer.Argument(
+            metavar="[TABLE|FIGURE]...",
+            help="'table5', 'Table V', 'fig13', 'Fig. 13'; without any, all that are simulated.",
+        ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Those too that execute and take long.")] = False,
     names: Annotated[bool, typer.Option("--list", help="List what there is.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for JSON and figures (default: figures/reproduce/PAPER).")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for JSON and figures (default: figures/reproduce/PAPER)."),
+    ] = None,
     png: Png = "auto",
     data: Annotated[
-        Path | None, typer.Option(help="A folder with GLUE's tasks, SQuAD's files or tagged words, for those that execute.")
+        Path | None,
+        typer.Option(help="A folder with GLUE's tasks, SQuAD's files or tagged words, for those that execute."),
     ] = None,
     kept: Annotated[
-        Path | None, typer.Option(help="Folder where trainings are kept and found again, for those that execute.", show_default="the cache")
+        Path | None,
+        typer.Option(
+            help="Folder where trainings are kept and found again, for those that execute.",
+            show_default="the cache",
+        ),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="How many seeds, for those that execute.")] = 3,
-    quick: Annotated[bool, typer.Option("--quick", help="Execute with a tiny model, to see that it works.")] = False,
+    seeds: Annotated[
+        int,
+        typer.Option(min=1, max=MOST_SEEDS, help="How many seeds, for those that execute."),
+    ] = 3,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Execute with a tiny model, to see that it works."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Reproduce a paper's tables and figures: its numbers, ours, the deviation and why."""
@@ -149,28 +214,55 @@ def reproduce(
     if everything and items:
         asked = f"--all and {', '.join(items)} were asked for."
         raise ConfigError(asked, "--all is everything already.", "Give one or the other.")
-    chosen = [find_item(paper, name) for name in items] if items else [item for item in known if everything or item.source != "executed"]
+    chosen = (
+        [find_item(paper, name) for name in items]
+        if items
+        else [item for item in known if everything or item.source != "executed"]
+    )
     if not items and not as_json:
         _show_list(paper, known, as_json=False)
     folder = Path("figures") / "reproduce" / paper if out is None else out
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"Writing to '{folder}' was asked for.", "It is a file.", "Name a folder.")
     if data is not None and not data.is_dir():
-        raise ConfigError(f"The data in '{data}' was asked for.", "There is no such folder.", "Check the path.")
+        raise ConfigError(
+            f"The data in '{data}' was asked for.",
+            "There is no such folder.",
+            "Check the path.",
+        )
     if kept is not None and kept.exists() and not kept.is_dir():
-        raise ConfigError(f"Trainings kept in '{kept}' were asked for.", "It is a file.", "Name a folder.")
+        raise ConfigError(
+            f"Trainings kept in '{kept}' were asked for.",
+            "It is a file.",
+            "Name a folder.",
+        )
     require_writable(None if kept is None else kept / "kept", folder / "index.html")
     # What is trained stays: an interrupted table goes on where it was.
     workdir = cache_folder() / "reproduce" / paper if kept is None else kept
-    chosen_seeds, trains = tuple(range(QUICK_SEEDS if quick else seeds)), everything or bool(items)
-    settings = Settings(data=data, seeds=chosen_seeds, quick=quick, workdir=workdir, trains=trains, progress=say)
+    chosen_seeds, trains = (
+        tuple(range(QUICK_SEEDS if quick else seeds)),
+        everything or bool(items),
+    )
+    settings = Settings(
+        data=data,
+        seeds=chosen_seeds,
+        quick=quick,
+        workdir=workdir,
+        trains=trains,
+        progress=say,
+    )
     done: list[tuple[Item, Result]] = []
     failed: list[tuple[Item, WorkbenchError]] = []
     for item in {one.name: one for one in chosen}.values():
         say(f"{item.name}: {item.title} ({item.source})")
         try:
             result = item.run(settings)
-            done.append((item, replace(result, environment=_environment(settings)) if item.source == "executed" else result))
+            done.append(
+                (
+                    item,
+                    replace(result, environment=_environment(settings)) if item.source == "executed" else result,
+                )
+            )
         except WorkbenchError as error:
             if len(chosen) == 1:
                 raise
@@ -178,7 +270,12 @@ def reproduce(
         else:
             if not as_json:
                 show(done[-1][1])
-    files = write(done, folder, title=f"{title_of(paper)}: the paper's numbers and ours", png=png if png == "auto" else png == "yes")
+    files = write(
+        done,
+        folder,
+        title=f"{title_of(paper)}: the paper's numbers and ours",
+        png=png if png == "auto" else png == "yes",
+    )
     if as_json:
         print_json({item.name: _as_json(result) for item, result in done})
     else:
@@ -194,7 +291,11 @@ def _environment(settings: Settings) -> dict[str, str]:
     from workbench.profiler.cache import host_fingerprint
 
     data = "embedded" if settings.data is None else f"embedded, and those in '{settings.data.name}'"
-    return host_fingerprint() | {"seeds": ", ".join(map(str, settings.seeds)), "data": data, "quick": str(settings.quick).lower()}
+    return host_fingerprint() | {
+        "seeds": ", ".join(map(str, settings.seeds)),
+        "data": data,
+        "quick": str(settings.quick).lower(),
+    }
 
 
 def show(result: Result) -> None:
@@ -218,16 +319,36 @@ def show(result: Result) -> None:
 
 def _show_table(table: Table) -> None:
     numeric = tuple(
-        index for index in range(len(table.columns)) if any(isinstance(row[index], int | float) for row in table.rows) and index > 0
+        index
+        for index in range(len(table.columns))
+        if any(isinstance(row[index], int | float) for row in table.rows) and index > 0
     )
-    print_table(table.title, table.columns, ([number_text(cell) for cell in row] for row in table.rows), right=numeric)
+    print_table(
+        table.title,
+        table.columns,
+        ([number_text(cell) for cell in row] for row in table.rows),
+        right=numeric,
+    )
 
 
 def _show_list(paper: str, known: tuple[Item, ...], *, as_json: bool) -> None:
     if as_json:
-        print_json({item.name: {"title": item.title, "source": item.source, "trains": item.trains} for item in known})
+        print_json(
+            {
+                item.name: {
+                    "title": item.title,
+                    "source": item.source,
+                    "trains": item.trains,
+                }
+                for item in known
+            }
+        )
     else:
-        print_table(f"What can be reproduced of {paper}", ("name", "what", "how"), ((item.name, item.title, item.how) for item in known))
+        print_table(
+            f"What can be reproduced of {paper}",
+            ("name", "what", "how"),
+            ((item.name, item.title, item.how) for item in known),
+        )
 
 
 def _as_json(result: Result) -> dict[str, object]:

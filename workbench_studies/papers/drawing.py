@@ -1,4 +1,6 @@
-"""Figures of reproductions, drawn as PAPER/items.toml says: bars of the paper's and our values, lines, memory by part."""
+"""Figures of reproductions, drawn as PAPER/items.toml says: bars of the paper's and our values, lines, memory by
+part.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ from plotly.subplots import make_subplots
 
 from workbench.plots.breakdown import stacked_bars
 from workbench.plots.export import Captioned
-from workbench.plots.style import BLACK, BLUE, CYCLE, DARK_GREY, GREY, VERMILLION, finish
+from workbench.plots.style import (
+    BLACK,
+    BLUE,
+    CYCLE,
+    DARK_GREY,
+    GREY,
+    VERMILLION,
+    finish,
+)
 from workbench_studies.papers.charts import Chart, matches
 from workbench_studies.papers.result import Comparison, Result
 
@@ -24,7 +34,10 @@ NAMES = {"lora": "LoRA", "parallel_adapters_cached": "parallel adapters from the
 
 def draw(charts: Sequence[Chart], result: Result) -> list[Captioned]:
     """Return each chart, with the result's own title and the title of its first table if the texts require them."""
-    said = {"title": result.title, "table": result.tables[0].title if result.tables else ""}
+    said = {
+        "title": result.title,
+        "table": result.tables[0].title if result.tables else "",
+    }
     drawn = []
     for chart in charts:
         subtitle = "quick trial: a tiny model on a few samples" if result.quick else chart.subtitle.format(**said)
@@ -41,18 +54,28 @@ def draw(charts: Sequence[Chart], result: Result) -> list[Captioned]:
 
 
 def _chosen(chart: Chart, cells: Sequence[Comparison]) -> list[Comparison]:
-    return [one for pattern in chart.only for one in cells if matches(pattern, one.labels)] if chart.only else list(cells)
+    return (
+        [one for pattern in chart.only for one in cells if matches(pattern, one.labels)] if chart.only else list(cells)
+    )
 
 
 def _cells(chart: Chart, result: Result) -> list[Comparison]:
-    """Return the cells to draw as bars: comparisons, or the parts of the first table's rows, labelled by the part and the row's values."""
+    """Return the cells to draw as bars: comparisons, or the parts of the first table's rows, labelled by the part and
+    the row's values.
+    """
     cells: Sequence[Comparison] = result.comparisons
     if chart.parts:
         rows, parts = result.tables[0].rows, chart.parts.items()
-        cells = [Comparison(labels=(part, *map(str, row)), paper=None, ours=row[column]) for row in rows for part, column in parts]
+        cells = [
+            Comparison(labels=(part, *map(str, row)), paper=None, ours=row[column])
+            for row in rows
+            for part, column in parts
+        ]
     if not chart.labels:
         return _chosen(chart, cells)
-    return [replace(one, labels=tuple(text.format(*one.labels) for text in chart.labels)) for one in _chosen(chart, cells)]
+    return [
+        replace(one, labels=tuple(text.format(*one.labels) for text in chart.labels)) for one in _chosen(chart, cells)
+    ]
 
 
 def _lines(chart: Chart, result: Result) -> Panels:
@@ -65,7 +88,9 @@ def _lines(chart: Chart, result: Result) -> Panels:
         for name, points in result.series.items():
             labels = name.split(", ")
             if points and matches(chart.only[0] if chart.only else (), labels):
-                panels.setdefault(chart.panel.format(*labels), {})[chart.line.format(*labels) if chart.line else name] = list(points)
+                panels.setdefault(chart.panel.format(*labels), {})[
+                    chart.line.format(*labels) if chart.line else name
+                ] = list(points)
         return panels
     found: dict[tuple[str, str], dict[float, list[float]]] = {}
     for one in _chosen(chart, result.comparisons):
@@ -91,7 +116,12 @@ def paired_bars(result: Result, comparisons: Sequence[Comparison], chart: Chart)
         panels.setdefault("" if facet is None else comparison.labels[facet], []).append(comparison)
     has_paper = any(one.paper is not None for one in comparisons)
     has_bars = any(isinstance(value, int | float) for one in comparisons for value in (one.ours, one.paper))
-    figure = make_subplots(rows=1, cols=len(panels), subplot_titles=list(panels) if facet is not None else None, horizontal_spacing=0.05)
+    figure = make_subplots(
+        rows=1,
+        cols=len(panels),
+        subplot_titles=list(panels) if facet is not None else None,
+        horizontal_spacing=0.05,
+    )
     for column, panel in enumerate(panels.values(), start=1):
         names = [", ".join(words(label) for index, label in enumerate(one.labels) if index != facet) for one in panel]
         for name, colour, values in (
@@ -120,12 +150,35 @@ def paired_bars(result: Result, comparisons: Sequence[Comparison], chart: Chart)
             if isinstance(one.paper, str) or isinstance(one.ours, str):
                 text = f"paper {_text(one.paper)}, ours {_text(one.ours)}" if has_paper else _text(one.ours)
                 at = names.index(label)
-                place: dict[str, Any] = {"xref": f"x{number} domain", "yref": f"y{number}", "x": 0.02, "y": at, "xanchor": "left"}
+                place: dict[str, Any] = {
+                    "xref": f"x{number} domain",
+                    "yref": f"y{number}",
+                    "x": 0.02,
+                    "y": at,
+                    "xanchor": "left",
+                }
                 colour = DARK_GREY if one.agrees else VERMILLION
-                figure.add_annotation(text=text, showarrow=False, font={"size": 11, "color": colour}, **place)
-        figure.update_xaxes(title=chart.unit, type="log" if chart.logarithmic else "linear", visible=has_bars, row=1, col=column)
+                figure.add_annotation(
+                    text=text,
+                    showarrow=False,
+                    font={"size": 11, "color": colour},
+                    **place,
+                )
+        figure.update_xaxes(
+            title=chart.unit,
+            type="log" if chart.logarithmic else "linear",
+            visible=has_bars,
+            row=1,
+            col=column,
+        )
         # A label may be a number, which is no place on the axis.
-        figure.update_yaxes(type="category", autorange="reversed", showticklabels=column == 1 or facet is None, row=1, col=column)
+        figure.update_yaxes(
+            type="category",
+            autorange="reversed",
+            showticklabels=column == 1 or facet is None,
+            row=1,
+            col=column,
+        )
     figure.update_annotations(selector={"yref": "paper"}, font={"size": 13, "color": BLACK})
     return _finish(
         figure,
@@ -143,12 +196,20 @@ SAME, DIFFERENT = "#D6EFE4", "#F9D9C3"
 
 
 def words_table(result: Result, comparisons: Sequence[Comparison], chart: Chart) -> go.Figure:
-    """Return a field for each pair of labels with the paper's word and ours: equal ones are green, others are red and framed."""
+    """Return a field for each pair of labels with the paper's word and ours: equal ones are green, others are red and
+    framed.
+    """
     rows, columns = (list(dict.fromkeys(one.labels[index] for one in comparisons)) for index in (0, 1))
     figure = go.Figure()
-    for agrees, colour, name in ((True, SAME, "the same"), (False, DIFFERENT, "different")):
+    for agrees, colour, name in (
+        (True, SAME, "the same"),
+        (False, DIFFERENT, "different"),
+    ):
         cells = [one for one in comparisons if one.agrees is agrees]
-        x, y = [columns.index(one.labels[1]) for one in cells], [rows.index(one.labels[0]) for one in cells]
+        x, y = (
+            [columns.index(one.labels[1]) for one in cells],
+            [rows.index(one.labels[0]) for one in cells],
+        )
         figure.add_bar(
             x=[0.94] * len(cells),
             base=[at - 0.47 for at in x],
@@ -157,30 +218,72 @@ def words_table(result: Result, comparisons: Sequence[Comparison], chart: Chart)
             orientation="h",
             name=name,
             text=[
-                f"{'' if agrees else '<b>'}paper {_text(one.paper)}<br>ours {_text(one.ours)}{'' if agrees else '</b>'}" for one in cells
+                f"{'' if agrees else '<b>'}paper {_text(one.paper)}<br>ours {_text(one.ours)}{'' if agrees else '</b>'}"
+                for one in cells
             ],
             textposition="inside",
             insidetextanchor="middle",
             insidetextfont={"color": BLACK, "size": 13},
-            marker={"color": colour, "line": {"width": 0 if agrees else 2, "color": VERMILLION}},
+            marker={
+                "color": colour,
+                "line": {"width": 0 if agrees else 2, "color": VERMILLION},
+            },
             hovertext=[", ".join(one.labels) for one in cells],
             showlegend=bool(cells),
         )
-    numbers = {"tickvals": list(range(len(columns))), "ticktext": columns, "range": [-0.5, len(columns) - 0.5]}
-    figure.update_xaxes(**numbers, title=result.label_columns[1], side="top", showgrid=False, zeroline=False)
+    numbers = {
+        "tickvals": list(range(len(columns))),
+        "ticktext": columns,
+        "range": [-0.5, len(columns) - 0.5],
+    }
+    figure.update_xaxes(
+        **numbers,
+        title=result.label_columns[1],
+        side="top",
+        showgrid=False,
+        zeroline=False,
+    )
     figure.update_yaxes(
-        tickvals=list(range(len(rows))), ticktext=[f"{row} " for row in rows], autorange="reversed", showgrid=False, zeroline=False
+        tickvals=list(range(len(rows))),
+        ticktext=[f"{row} " for row in rows],
+        autorange="reversed",
+        showgrid=False,
+        zeroline=False,
     )
     same = sum(one.agrees is True for one in comparisons)
-    said = "; ".join(filter(None, [chart.subtitle, f"{same} of {len(comparisons)} are the same; {chart.unit}".removesuffix("; ")]))
+    said = "; ".join(
+        filter(
+            None,
+            [
+                chart.subtitle,
+                f"{same} of {len(comparisons)} are the same; {chart.unit}".removesuffix("; "),
+            ],
+        )
+    )
     chart = replace(chart, subtitle=said)
-    return _finish(figure, result, chart, height=200 + 62 * len(rows), margin={"t": 130}, barmode="overlay", bargap=0)
+    return _finish(
+        figure,
+        result,
+        chart,
+        height=200 + 62 * len(rows),
+        margin={"t": 130},
+        barmode="overlay",
+        bargap=0,
+    )
 
 
 def lines(result: Result, panels: Panels, chart: Chart) -> go.Figure:
-    """Return a panel of lines with markers for each name of `panels`; equal names have one colour, with colour_by_group up to a comma."""
+    """Return a panel of lines with markers for each name of `panels`; equal names have one colour, with colour_by_group
+    up to a comma.
+    """
     titles = list(panels) if any(panels) else None
-    figure = make_subplots(rows=1, cols=len(panels), subplot_titles=titles, shared_yaxes=True, horizontal_spacing=0.03)
+    figure = make_subplots(
+        rows=1,
+        cols=len(panels),
+        subplot_titles=titles,
+        shared_yaxes=True,
+        horizontal_spacing=0.03,
+    )
     names = dict.fromkeys(name for shown in panels.values() for name in shown)
     groups = {name: name.split(", ")[0] if chart.colour_by_group else name for name in names}
     order = list(dict.fromkeys(groups.values()))
@@ -193,7 +296,10 @@ def lines(result: Result, panels: Panels, chart: Chart) -> go.Figure:
                 mode="lines+markers",
                 line={
                     "color": CYCLE[order.index(groups[name]) % len(CYCLE)],
-                    "dash": next((dash for part, dash in chart.dashes.items() if part in name), "solid"),
+                    "dash": next(
+                        (dash for part, dash in chart.dashes.items() if part in name),
+                        "solid",
+                    ),
                 },
                 legendgroup=name,
                 showlegend=name in names,
@@ -208,7 +314,9 @@ def lines(result: Result, panels: Panels, chart: Chart) -> go.Figure:
 
 
 def stacked(result: Result, cells: Sequence[Comparison], chart: Chart) -> go.Figure:
-    """Return a horizontal bar for each first label, divided by the second; the paper's value is marked where it is the 'total'."""
+    """Return a horizontal bar for each first label, divided by the second; the paper's value is marked where it is the
+    'total'.
+    """
     cells = [one for one in cells if isinstance(one.ours, float)]
     names = list(dict.fromkeys(one.labels[0] for one in cells))
     totals = [one for one in cells if one.labels[1] == "total"]

@@ -30,10 +30,22 @@ from workbench_studies.papers.result import (
 if TYPE_CHECKING:  # plotly is slow to import, and a list of items does not need it
     from workbench.plots.export import Captioned
 
-# To add a paper: add a package of its name here, with functions named like its items, and items.toml and the values beside them.
+# To add a paper: add a package of its name here, with functions named like its items, and items.toml and the values
+# beside them.
 PAPERS = ("pac_plus", "galaxy_plus", "p_rge", "ringada", "confidant")
 CHANGE = 0.05
-_ROMAN = {"i": "1", "ii": "2", "iii": "3", "iv": "4", "v": "5", "vi": "6", "vii": "7", "viii": "8", "ix": "9", "x": "10"}
+_ROMAN = {
+    "i": "1",
+    "ii": "2",
+    "iii": "3",
+    "iv": "4",
+    "v": "5",
+    "vi": "6",
+    "vii": "7",
+    "viii": "8",
+    "ix": "9",
+    "x": "10",
+}
 Rows = Sequence[Sequence[Any]]
 """Rows of numbers, words and None, as in Table.rows."""
 
@@ -47,7 +59,10 @@ class TableText:
     note: str = ""
 
 
-SENSITIVITY = TableText(title="Sensitivity to 5 % of each constant, and what a trivial rule scores", columns=("constants",))
+SENSITIVITY = TableText(
+    title="Sensitivity to 5 % of each constant, and what a trivial rule scores",
+    columns=("constants",),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +71,8 @@ class Item:
 
     title: in lists.  trains: whether a simulated one also trains for some of its values if it is named.
     heading: of the result.  kinds, units, notes: of cells by their labels; kind, unit: of all others.
-    checks: claim and finding.  varied, together, scores, trivial: of the sensitivity (see there).  words: for every text.
+    checks: claim and finding.  varied, together, scores, trivial: of the sensitivity (see there).  words: for every
+    text.
     """
 
     paper: str
@@ -107,9 +123,20 @@ class Item:
     def compare(self, ours: Callable[..., Number]) -> tuple[Comparison, ...]:
         """Return every value of the paper's table with ours(*labels)."""
         values = paper_values(self.paper, self.name)
-        return tuple(self.cell(labels, one.value, ours(*labels), one.unit) for one in values for labels in [tuple(one.labels.values())])
+        return tuple(
+            self.cell(labels, one.value, ours(*labels), one.unit)
+            for one in values
+            for labels in [tuple(one.labels.values())]
+        )
 
-    def cell(self, labels: tuple[str, ...], paper: Number, ours: Number, unit: str = "", note: str = "") -> Comparison:
+    def cell(
+        self,
+        labels: tuple[str, ...],
+        paper: Number,
+        ours: Number,
+        unit: str = "",
+        note: str = "",
+    ) -> Comparison:
         """Return one comparison with the unit, kind and note that the file gives its labels."""
         kind: Any = first_match(self.kinds, labels, self.kind)
         unit = first_match(self.units, labels, unit if self.unit is None else self.unit)
@@ -123,7 +150,12 @@ class Item:
             note=note or first_match(self.notes, labels, ""),
         )
 
-    def sensitivity(self, constants: Any, score: Callable[[Any], Sequence[Number]], trivial: Sequence[Number]) -> Rows:
+    def sensitivity(
+        self,
+        constants: Any,
+        score: Callable[[Any], Sequence[Number]],
+        trivial: Sequence[Number],
+    ) -> Rows:
         """Return the scores unchanged, with each constant of `varied` 5 % lower and higher, and for a trivial rule.
 
         constants: a dataclass.  `together` names constants that vary with another.
@@ -133,7 +165,12 @@ class Item:
             names = [name, *([self.together[name]] if name in self.together else [])]
             for sign in (-1, 1):
                 changed = {each: getattr(constants, each) * (1 + sign * CHANGE) for each in names}
-                rows.append((f"{name} {sign * CHANGE:+.0%}", *score(replace(constants, **changed))))
+                rows.append(
+                    (
+                        f"{name} {sign * CHANGE:+.0%}",
+                        *score(replace(constants, **changed)),
+                    )
+                )
         return [*rows, (f"trivial rule: {self.trivial}", *trivial)]
 
     def check(self, name: str, holds: bool, **words: object) -> Check:
@@ -154,7 +191,8 @@ class Item:
     ) -> Result:
         """Return the result with the file's texts.
 
-        tables: rows by name.  holds: which checks hold; checks: further ones.  columns: of a table, after those that the file names.
+        tables: rows by name.  holds: which checks hold; checks: further ones.  columns: of a table, after those that
+        the file names.
         words: for the texts.
         """
 
@@ -165,7 +203,12 @@ class Item:
             text = SENSITIVITY if name == "sensitivity" else self.tables[name]
             more = self.scores if name == "sensitivity" else (columns or {}).get(name, ())
             titles = tuple(map(said, (*text.columns, *more)))
-            return Table(title=said(text.title), columns=titles, rows=tuple(map(tuple, rows)), note=said(text.note))
+            return Table(
+                title=said(text.title),
+                columns=titles,
+                rows=tuple(map(tuple, rows)),
+                note=said(text.note),
+            )
 
         return Result(
             item=self.name,
@@ -175,7 +218,10 @@ class Item:
             label_columns=self.label_columns,
             comparisons=tuple(comparisons),
             tables=tuple(table(name, rows) for name, rows in (tables or {}).items()),
-            checks=(*(self.check(name, true, **words) for name, true in (holds or {}).items()), *checks),
+            checks=(
+                *(self.check(name, true, **words) for name, true in (holds or {}).items()),
+                *checks,
+            ),
             explanation=tuple(map(said, self.explanation)),
             series=series or {},
         )
@@ -186,25 +232,37 @@ def first_match(rules: Rules, labels: Sequence[str], default: str) -> str:
     return next((value for value, *pattern in rules if matches(pattern, labels)), default)
 
 
-def worst(comparisons: Sequence[Comparison], kinds: Sequence[Kind] = ("computed", "predicted", "fitted")) -> tuple[float, str]:
+def worst(
+    comparisons: Sequence[Comparison],
+    kinds: Sequence[Kind] = ("computed", "predicted", "fitted"),
+) -> tuple[float, str]:
     """Return the largest absolute deviation in per cent, and its cell."""
-    return max((abs(one.deviation), ", ".join(one.labels)) for one in comparisons if one.kind in kinds and one.deviation is not None)
+    return max(
+        (abs(one.deviation), ", ".join(one.labels))
+        for one in comparisons
+        if one.kind in kinds and one.deviation is not None
+    )
 
 
 def median_deviation(comparisons: Sequence[Comparison], kinds: Sequence[Kind] = ("computed", "predicted")) -> float:
     """Return the median absolute deviation in per cent of the cells to which nothing was fitted."""
-    return statistics.median(abs(one.deviation) for one in comparisons if one.kind in kinds and one.deviation is not None)
+    return statistics.median(
+        abs(one.deviation) for one in comparisons if one.kind in kinds and one.deviation is not None
+    )
 
 
 def median_off(pairs: Iterable[tuple[Number, Number]]) -> float:
     """Return the median of |ours / paper - 1| in per cent over the pairs (ours, paper) of two numbers."""
-    return statistics.median(abs(100 * (own / value - 1)) for own, value in pairs if isinstance(own, float) and isinstance(value, float))
+    return statistics.median(
+        abs(100 * (own / value - 1)) for own, value in pairs if isinstance(own, float) and isinstance(value, float)
+    )
 
 
 def swapped(cells: Iterable[tuple[str, Number, Number]], tie: float) -> list[str]:
     """Return the pairs of methods whose order differs from the paper's.
 
-    cells: (method, paper, ours); values that are not numbers have no order.  tie: nor have two that differ by no more than this share in
+    cells: (method, paper, ours); values that are not numbers have no order.  tie: nor have two that differ by no more
+    than this share in
     the paper.
     """
     known = [cell for cell in cells if isinstance(cell[1], float) and isinstance(cell[2], float)]
@@ -216,7 +274,11 @@ def items_of(paper: str) -> tuple[Item, ...]:
     """Return a paper's items.  Raises ConfigError for an unknown paper."""
     if paper not in PAPERS:
         todo = did_you_mean(paper, PAPERS)
-        raise ConfigError(f"A reproduction of the paper '{paper}' was asked for.", f"There are: {', '.join(PAPERS)}.", todo)
+        raise ConfigError(
+            f"A reproduction of the paper '{paper}' was asked for.",
+            f"There are: {', '.join(PAPERS)}.",
+            todo,
+        )
     path = paper_folder(paper) / "items.toml"
     written = read_toml(path, "the paper's items")
     shared = {"paper": paper} | written.pop("paper")
@@ -228,14 +290,20 @@ def items_of(paper: str) -> tuple[Item, ...]:
 
 
 def find_item(paper: str, name: str) -> Item:
-    """Return an item by name: 'table5', 'Table V', 'fig. 13', 'Figure 13'.  Raises ConfigError with the list for an unknown one."""
+    """Return an item by name: 'table5', 'Table V', 'fig. 13', 'Figure 13'.  Raises ConfigError with the list for an
+    unknown one.
+    """
     known = items_of(paper)
     wanted = canonical(name)
     for item in known:
         if item.name == wanted:
             return item
     names = [item.name for item in known]
-    raise ConfigError(f"'{name}' of the paper '{paper}' was asked for.", f"There are: {', '.join(names)}.", did_you_mean(wanted, names))
+    raise ConfigError(
+        f"'{name}' of the paper '{paper}' was asked for.",
+        f"There are: {', '.join(names)}.",
+        did_you_mean(wanted, names),
+    )
 
 
 def canonical(name: str) -> str:

@@ -22,9 +22,12 @@ T = TypeVar("T")
 class Comparison:
     """One value of the paper and ours.
 
-    labels: identify the value, under Result.label_columns.  paper: None if the paper gives none.  ours: None if we have none.
-    kind: 'fitted' if our constants were fitted to this value, 'predicted' if constants fitted elsewhere give it, 'bounded' if ours is a
-    bound that the note names, 'computed' from sizes alone, 'measured' by an executed run; 'quick trial' if a tiny model ran in place of the
+    labels: identify the value, under Result.label_columns.  paper: None if the paper gives none.  ours: None if we have
+    none.
+    kind: 'fitted' if our constants were fitted to this value, 'predicted' if constants fitted elsewhere give it,
+    'bounded' if ours is a
+    bound that the note names, 'computed' from sizes alone, 'measured' by an executed run; 'quick trial' if a tiny model
+    ran in place of the
     paper's, only to see that the code works: such a value is compared with nothing.  deviation_in: 'percent' of the
     paper's value, or 'points' (ours - paper) for a value that is a percentage itself.
     """
@@ -50,7 +53,9 @@ class Comparison:
 
     @property
     def agrees(self) -> bool | None:
-        """Return whether two words are equal (OOM where the paper has OOM); None if both are numbers or one is missing."""
+        """Return whether two words are equal (OOM where the paper has OOM); None if both are numbers or one is
+        missing.
+        """
         if self.paper is None or self.ours is None or self.deviation is not None or self.kind == "quick trial":
             return None
         return self.paper == self.ours
@@ -79,7 +84,8 @@ class Check:
 class Result:
     """The reproduction of one table or figure.
 
-    item: its name in the registry.  source: the origin of our numbers.  explanation: sentences on why ours differ from the paper's, what
+    item: its name in the registry.  source: the origin of our numbers.  explanation: sentences on why ours differ from
+    the paper's, what
     was fitted and what the paper leaves open.  series: our numbers that only the figure shows, by name: (x, y) lists.
     environment: the machine and the settings of an executed one.  quick: a quick trial (see as_quick_trial).
     """
@@ -99,16 +105,23 @@ class Result:
 
 
 QUICK_NOTE = (
-    "This is a quick trial: a tiny model ran on a few samples, to see that the code works.  Its values are marked as such, and no claim is"
+    "This is a quick trial: a tiny model ran on a few samples, to see that the code works.  Its values are "
+    "marked as such, and no claim is"
     " judged by them.  What follows describes the whole run."
 )
 
 
 def as_quick_trial(result: Result) -> Result:
-    """Return the result of a quick run, marked wherever it is shown; a result in which nothing was executed stays as it is."""
-    if result.source != "executed" and not any(one.kind == "measured" and one.ours is not None for one in result.comparisons):
+    """Return the result of a quick run, marked wherever it is shown; a result in which nothing was executed stays as it
+    is.
+    """
+    if result.source != "executed" and not any(
+        one.kind == "measured" and one.ours is not None for one in result.comparisons
+    ):
         return result
-    marked = [replace(one, kind="quick trial", note="") if one.kind == "measured" else one for one in result.comparisons]
+    marked = [
+        replace(one, kind="quick trial", note="") if one.kind == "measured" else one for one in result.comparisons
+    ]
     tables = result.tables
     if result.source == "executed":
         tables = tuple(replace(table, title=f"Quick trial: {table.title}") for table in tables)
@@ -127,8 +140,10 @@ def as_quick_trial(result: Result) -> Result:
 class Settings:
     """Settings of executed reproductions; simulated ones ignore them.
 
-    data: a local folder with the GLUE tasks or SQuAD's files, None for the embedded data.  seeds: of each executed comparison.  quick: a
-    tiny version that only tests that the code runs.  workdir: for intermediate files of an executed one.  progress: called with lines.
+    data: a local folder with the GLUE tasks or SQuAD's files, None for the embedded data.  seeds: of each executed
+    comparison.  quick: a
+    tiny version that only tests that the code runs.  workdir: for intermediate files of an executed one.  progress:
+    called with lines.
     trains: whether a simulated one may also train for those of its values that no simulation gives.
     """
 

@@ -40,7 +40,10 @@ def answer_cases(context: RankContext, asked: Cases) -> list[torch.Tensor | None
     """Return this rank's answers: a tensor where it is the plan's first device."""
     setup = SessionSetup(model=asked.model, cluster=asked.cluster)
     answers: list[torch.Tensor | None] = []
-    with group(context, 20.0) as process_group, InferenceSession(context, setup, process_group) as session:
+    with (
+        group(context, 20.0) as process_group,
+        InferenceSession(context, setup, process_group) as session,
+    ):
         for case in asked.cases:
             holding = session.load(case.plan)
             if case.tokens:
@@ -53,12 +56,18 @@ def answer_cases(context: RankContext, asked: Cases) -> list[torch.Tensor | None
 
 
 def plans_for(layout: ModelLayout) -> dict[str, InferencePlan]:
-    """Return plans of every paradigm on up to four devices: uneven, with devices that have no heads, no columns or no tokens."""
+    """Return plans of every paradigm on up to four devices: uneven, with devices that have no heads, no columns or no
+    tokens."""
     stack, layers = layout.stacks[0], layout.num_layers
     one, two = (1,) * layers, (2,) * layers
     mixed = tuple(1 + number % 2 for number in range(layers))
 
-    def split(weights: tuple[int, ...], columns: tuple[int, ...], shares: tuple[int, ...], **settings: object) -> InferencePlan:
+    def split(
+        weights: tuple[int, ...],
+        columns: tuple[int, ...],
+        shares: tuple[int, ...],
+        **settings: object,
+    ) -> InferencePlan:
         plan = InferencePlan(
             method="test",
             paradigm="hybrid",
@@ -77,13 +86,26 @@ def plans_for(layout: ModelLayout) -> dict[str, InferencePlan]:
         "overlapped tiles": replace(uneven, schemes=mixed, overlap=True, tile_tokens=2),
         "both ways": replace(uneven, schemes=mixed, overlap=True, both_ways=True, tile_tokens=3),
         "scheme 2 overlapped": split((1, 1, 1, 1), (1, 1, 1, 1), (1, 1, 1, 1), schemes=two, overlap=True),
-        "three in another order": split((1, 2, 1), (2, 1, 1), (1, 1, 2), ranks=(3, 1, 0), schemes=mixed, overlap=True, tile_tokens=2),
+        "three in another order": split(
+            (1, 2, 1),
+            (2, 1, 1),
+            (1, 1, 2),
+            ranks=(3, 1, 0),
+            schemes=mixed,
+            overlap=True,
+            tile_tokens=2,
+        ),
         "two": split((3, 1), (1, 3), (1, 2), ranks=(2, 0), overlap=True),
         "alone": split((1,), (1,), (1,), ranks=(1,), schemes=mixed),
         "Megatron-LM": replace(uneven, paradigm="tensor", shares=(), schemes=()),
         "sequence parallelism": replace(uneven, paradigm="sequence", units=(), columns=(), schemes=()),
         "EdgeShard": InferencePlan(
-            method="test", paradigm="pipeline", ranks=(1, 3, 0), layers=proportional_parts(layers, (2, 1, 1)), units=(), columns=()
+            method="test",
+            paradigm="pipeline",
+            ranks=(1, 3, 0),
+            layers=proportional_parts(layers, (2, 1, 1)),
+            units=(),
+            columns=(),
         ),
     }
 
@@ -95,7 +117,10 @@ def request_for(layout: ModelLayout) -> Request:
         config = layout.config
         patches = (config.image_size // config.patch_size) ** 2
         shape = (1, patches + 1, config.num_channels * config.patch_size**2)
-        return Request(length=patches + 1, ids=torch.randint(256, shape, generator=generator, dtype=torch.uint8))
+        return Request(
+            length=patches + 1,
+            ids=torch.randint(256, shape, generator=generator, dtype=torch.uint8),
+        )
     ids = torch.randint(5, 60, (1, LENGTH), generator=generator)
     if not layout.has_decoder:
         return Request(length=LENGTH, ids=ids)

@@ -72,7 +72,11 @@ def execute(job: Job, engines: EngineCluster, folder: Path, **settings: object) 
         ("tiny-bert-2", {"scheme": 3}, ("scheme = 3", "one of 1, 2")),
         ("tiny-bert-2", {"system": "edgeshard", "scheme": 2}, ("system = edgeshard", "needs system = galaxy_plus")),
         ("tiny-bert-2", {"generate": 4}, ("generate = 4", "no language model head")),
-        ("tiny-gpt2-2", {"system": "sequence_parallel", "generate": 4}, ("generate = 4", "cannot divide a single token")),
+        (
+            "tiny-gpt2-2",
+            {"system": "sequence_parallel", "generate": 4},
+            ("generate = 4", "cannot divide a single token"),
+        ),
         ("tiny-gpt2-2", {"generate": 128}, ("128 new tokens", "128 positions")),
         ("tiny-gpt2-2", {"generate": 125}, ("125 new tokens", "a prompt takes at least 4", "Ask for 124 at most")),
     ],
@@ -131,7 +135,10 @@ def mean_bytes(job: Job, report: Report) -> float:
     assert report.plan.inference is not None
     inference = inference_of(method.profile(prepared, cluster, ignore))
     programs = Programs(cluster, inference.stacks, inference)
-    timelines = [simulate(programs.sequence(report.plan.inference, prepared.lengths(number)).program) for number in range(REQUESTS)]
+    timelines = [
+        simulate(programs.sequence(report.plan.inference, prepared.lengths(number)).program)
+        for number in range(REQUESTS)
+    ]
     return sum(timeline.bytes_sent(rank) for timeline in timelines for rank in range(4)) / REQUESTS
 
 

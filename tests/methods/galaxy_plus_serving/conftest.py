@@ -10,8 +10,19 @@ import pytest
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.device_faults import Fault
 from workbench.core.errors import PlanError
-from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape, proportional_parts
-from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingReport, StreamSettings
+from workbench.core.inference import (
+    InferencePlan,
+    InferenceProfile,
+    PieceCost,
+    StackCosts,
+    StackShape,
+    proportional_parts,
+)
+from workbench.methods.galaxy_plus.serving.records import (
+    ReschedulingSettings,
+    ServingReport,
+    StreamSettings,
+)
 from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes
 from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
 
@@ -21,7 +32,8 @@ EXCHANGE_S = 0.002  # between two blocks, with more than one device
 
 @dataclass(frozen=True)
 class World:
-    """Devices of given speeds; a model of 2 layers (4 blocks) and `units` units.  most_units: that a device can hold."""
+    """Devices of given speeds; a model of 2 layers (4 blocks) and `units` units.  most_units: that a device can
+    hold."""
 
     speeds: tuple[float, ...] = (1.0, 1.0, 0.5, 0.5)
     units: int = 30
@@ -31,14 +43,27 @@ class World:
     def cluster(self) -> Cluster:
         link = Link(bytes_per_s=1e8, latency_s=1e-4)
         devices = tuple(
-            Device(name=f"d{rank}", flops_per_s=1e9 * speed, memory_bytes=10**9, link=link, storage_bytes_per_s=1e6)
+            Device(
+                name=f"d{rank}",
+                flops_per_s=1e9 * speed,
+                memory_bytes=10**9,
+                link=link,
+                storage_bytes_per_s=1e6,
+            )
             for rank, speed in enumerate(self.speeds)
         )
         return Cluster(name="small world", devices=devices)
 
     @property
     def profile(self) -> InferenceProfile:
-        shape = StackShape(num_layers=2, num_units=self.units, hidden_size=8, columns=self.units, unit_bytes=20_000, column_bytes=10_000)
+        shape = StackShape(
+            num_layers=2,
+            num_units=self.units,
+            hidden_size=8,
+            columns=self.units,
+            unit_bytes=20_000,
+            column_bytes=10_000,
+        )
         costs = tuple((StackCosts(pieces={"QKV": PieceCost(unit_s=WORK_S / speed)}),) for speed in self.speeds)
         return InferenceProfile(model="hand-made", source="analytic", stacks=(shape,), costs=costs)
 
@@ -58,7 +83,8 @@ class World:
             length=16,
         )
         return InferencePlan(
-            **{name: getattr(plan, name) for name in plan.__dataclass_fields__} | {"predicted_s": self.times(plan, {}).seconds}
+            **{name: getattr(plan, name) for name in plan.__dataclass_fields__}
+            | {"predicted_s": self.times(plan, {}).seconds}
         )
 
     def times(self, plan: InferencePlan, slow_downs: Mapping[int, float]) -> BlockTimes:
@@ -68,7 +94,10 @@ class World:
             if plan.units[i]
         }
         exchange_s = EXCHANGE_S if len(plan.ranks) > 1 else 0.0
-        return BlockTimes(sum(max(by[block] for by in blocks.values()) + exchange_s for block in range(4)), blocks)
+        return BlockTimes(
+            sum(max(by[block] for by in blocks.values()) + exchange_s for block in range(4)),
+            blocks,
+        )
 
     def serve(
         self,

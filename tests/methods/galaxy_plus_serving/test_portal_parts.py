@@ -18,7 +18,15 @@ from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings
 from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler, compare, means
 from workbench.methods.galaxy_plus.serving.simulation import bytes_to_read
-from workbench.methods.galaxy_plus.serving.worker import Begun, Loaded, ReportingPacer, Served, ServiceJob, ServingWorker, UnderWay
+from workbench.methods.galaxy_plus.serving.worker import (
+    Begun,
+    Loaded,
+    ReportingPacer,
+    Served,
+    ServiceJob,
+    ServingWorker,
+    UnderWay,
+)
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.sharding import model_layout, shard_spec
 from workbench.runtime.commands import StepDone
@@ -30,7 +38,10 @@ EXPECTED = {0: {0: 0.4, 1: 0.2}, 1: {0: 0.1, 1: 0.3}, 2: {0: 0.2, 1: 0.2}}
 
 def times(**factors: float) -> dict[int, dict[int, float]]:
     """What devices report that are `factors` times slower than expected: d1=3.0."""
-    return {rank: {block: seconds * factors.get(f"d{rank}", 1.0) for block, seconds in own.items()} for rank, own in EXPECTED.items()}
+    return {
+        rank: {block: seconds * factors.get(f"d{rank}", 1.0) for block, seconds in own.items()}
+        for rank, own in EXPECTED.items()
+    }
 
 
 def test_devices_are_compared_in_the_same_block_by_what_is_expected_of_each() -> None:
@@ -53,8 +64,12 @@ def test_devices_are_compared_in_the_same_block_by_what_is_expected_of_each() ->
 def test_the_state_of_a_service_prints_as_data(make_world: type) -> None:
     world, settings, log = make_world(), ReschedulingSettings(), ServingLog()
     rescheduler = Rescheduler(settings, 4, world.plan, world.times, log)
-    parts: Any = dict.fromkeys(one.name for one in fields(ServingPolicy) if one.default is one.default_factory is MISSING)
-    policy = ServingPolicy(**parts | {"cluster": world.cluster, "settings": settings, "log": log, "rescheduler": rescheduler})
+    parts: Any = dict.fromkeys(
+        one.name for one in fields(ServingPolicy) if one.default is one.default_factory is MISSING
+    )
+    policy = ServingPolicy(
+        **parts | {"cluster": world.cluster, "settings": settings, "log": log, "rescheduler": rescheduler}
+    )
     rescheduler.switched(0.0, 0)
     every = tuple(f"d{rank}" for rank in range(4))
     assert (policy.state.serving, policy.state.wanted, policy.state.slower) == (every, every, {})
@@ -110,7 +125,10 @@ def test_pacer_reports_whole_blocks_in_the_middle_and_the_rest_at_the_end() -> N
 
 
 def test_faults_begin_and_end_once_and_in_order() -> None:
-    faults = [Fault(kind="slow", rank=0, start=1.0, end=3.0, factor=2.0), Fault(kind="slow", rank=0, start=2.0, factor=3.0)]
+    faults = [
+        Fault(kind="slow", rank=0, start=1.0, end=3.0, factor=2.0),
+        Fault(kind="slow", rank=0, start=2.0, factor=3.0),
+    ]
     schedule = FaultSchedule(faults)
     assert schedule.next_s == 1.0 and schedule.due(0.5) == []
     assert schedule.due(1.0) == [(faults[0], True)] and schedule.factor(0) == 2.0
@@ -123,7 +141,12 @@ def test_faults_begin_and_end_once_and_in_order() -> None:
 def test_random_faults_leave_half_of_the_devices_up(seed: int) -> None:
     faults = random_faults(4, 600.0, every=8.0, seed=seed)
     assert faults == random_faults(4, 600.0, every=8.0, seed=seed)
-    assert {fault.kind for fault in faults} == {"slow", "kill", "freeze"} and {fault.rank for fault in faults} == {0, 1, 2, 3}
+    assert {fault.kind for fault in faults} == {"slow", "kill", "freeze"} and {fault.rank for fault in faults} == {
+        0,
+        1,
+        2,
+        3,
+    }
     for fault in faults:
         assert fault.end is not None and fault.end <= 600.0
         others = [other for other in faults if other is not fault and other.rank == fault.rank]
@@ -166,7 +189,14 @@ def test_equal_plans_are_one_in_the_log() -> None:
     log = ServingLog()
     made = [
         InferencePlan(
-            method="m", paradigm="hybrid", ranks=(0, 1), units=units, columns=(1, 1), shares=(1.0, 1.0), schemes=(1,), predicted_s=s
+            method="m",
+            paradigm="hybrid",
+            ranks=(0, 1),
+            units=units,
+            columns=(1, 1),
+            shares=(1.0, 1.0),
+            schemes=(1,),
+            predicted_s=s,
         )
         for units, s in (((2, 2), 0.1), ((2, 2), 0.2), ((3, 1), 0.1))
     ]
@@ -176,9 +206,13 @@ def test_equal_plans_are_one_in_the_log() -> None:
 def test_a_device_that_returns_with_its_slices_has_loaded_them() -> None:
     """It reads nothing then, and says so; what it says again when it begins to serve is no second event."""
     cluster, layout, said = soak_cluster(), model_layout(SOAK_MODEL), []
-    plan = InferencePlan(method="local", paradigm="pipeline", ranks=(1,), layers=(sum(stack.num_layers for stack in layout.stacks),))
+    plan = InferencePlan(
+        method="local", paradigm="pipeline", ranks=(1,), layers=(sum(stack.num_layers for stack in layout.stacks),)
+    )
     channel: Any = SimpleNamespace(send=said.append)
-    context = RankContext(rank=1, world_size=4, device=cluster.devices[1], cluster=cluster, fidelity="real", channel=channel)
+    context = RankContext(
+        rank=1, world_size=4, device=cluster.devices[1], cluster=cluster, fidelity="real", channel=channel
+    )
     specs = {1: shard_spec(plan, 0, layout.stacks)}
     steps: Any = {
         "index": 0,
@@ -197,10 +231,14 @@ def test_a_device_that_returns_with_its_slices_has_loaded_them() -> None:
     first, again = said
     assert first.read_bytes > 0 and again == Loaded(0, 0.0, 0)
 
-    parts: Any = dict.fromkeys(one.name for one in fields(ServingPolicy) if one.default is one.default_factory is MISSING)
+    parts: Any = dict.fromkeys(
+        one.name for one in fields(ServingPolicy) if one.default is one.default_factory is MISSING
+    )
     log, rescheduler = ServingLog(plans=[plan]), SimpleNamespace(current=-1, wanted=0)
     rescheduler.switched = lambda now_s, index: setattr(rescheduler, "current", index)
-    policy = ServingPolicy(**parts | {"fleet": SimpleNamespace(now_s=lambda: 2.0), "log": log, "rescheduler": rescheduler})
+    policy = ServingPolicy(
+        **parts | {"fleet": SimpleNamespace(now_s=lambda: 2.0), "log": log, "rescheduler": rescheduler}
+    )
     for event in (again, again, Begun(0, 1.0), again):
         policy.heard(SimpleNamespace(job=job), 1, event)  # type: ignore[arg-type]
     assert [(event.kind, event.plan_after, event.detail) for event in log.events] == [("loaded", 0, "0 bytes")]
@@ -209,10 +247,14 @@ def test_a_device_that_returns_with_its_slices_has_loaded_them() -> None:
 @pytest.mark.parametrize("is_under_way", [True, False], ids=["in service", "idle"])
 def test_a_request_is_repeated_if_its_only_device_is_lost_while_it_serves_it(is_under_way: bool) -> None:
     """No other device can tell of the attempt.  What comes before the next attempt is service, not queueing."""
-    parts: Any = dict.fromkeys(one.name for one in fields(ServingPolicy) if one.default is one.default_factory is MISSING)
+    parts: Any = dict.fromkeys(
+        one.name for one in fields(ServingPolicy) if one.default is one.default_factory is MISSING
+    )
     parts |= {"samples": Samples(1), "requests": (SimpleNamespace(length=8),), "answers": [torch.ones(2)]}
     log, rescheduler = ServingLog(arrivals_s=(0.5, 7.0)), SimpleNamespace(current=0)
-    policy = ServingPolicy(**parts | {"fleet": SimpleNamespace(now_s=lambda: 12.0), "log": log, "rescheduler": rescheduler})
+    policy = ServingPolicy(
+        **parts | {"fleet": SimpleNamespace(now_s=lambda: 12.0), "log": log, "rescheduler": rescheduler}
+    )
     policy.answered = lambda request: None
     generation: Any = SimpleNamespace(job=SimpleNamespace(index=0, specs={}))
     policy.heard(generation, 0, Begun(0, 10.0))

@@ -12,7 +12,12 @@ import pytest
 from workbench.core.device_faults import Fault, FaultSchedule
 from workbench.core.errors import ConfigError, PlanError
 from workbench.methods.galaxy_plus.profiles import made_up_host
-from workbench.methods.galaxy_plus.serving.records import ServedRequest, ServiceInterrupted, ServingEvent, StreamSettings
+from workbench.methods.galaxy_plus.serving.records import (
+    ServedRequest,
+    ServiceInterrupted,
+    ServingEvent,
+    StreamSettings,
+)
 from workbench.methods.galaxy_plus.serving.serve import serve
 from workbench.runtime.engines import EngineCluster
 from workbench_studies.bench.serving import (
@@ -108,18 +113,29 @@ def test_no_answer_is_wrong_or_lost_whatever_happens_to_the_devices() -> None:
     # While weights were read for the plan without the straggler, requests were served under the old one.
     excluded = report.events_of("excluded", rank=1)[0]
     switched = next(event for event in report.events_of("switched") if event.time_s > excluded.time_s)
-    ended = sorted((request for request in report.requests if excluded.time_s < request.end_s < switched.time_s), key=lambda one: one.end_s)
-    plans = [request.plan for request in ended]  # on a busy host the first under the new plan end before the portal hears of it
+    ended = sorted(
+        (request for request in report.requests if excluded.time_s < request.end_s < switched.time_s),
+        key=lambda one: one.end_s,
+    )
+    plans = [
+        request.plan for request in ended
+    ]  # on a busy host the first under the new plan end before the portal hears of it
     assert plans == sorted(plans, key=[excluded.plan_before, switched.plan_after].index)
     # What the devices did is there to be drawn.
-    assert {sample.rank for sample in report.samples if sample.busy_s > 0} == {0, 1, 2, 3}
+    assert {sample.rank for sample in report.samples if sample.busy_s > 0} == {
+        0,
+        1,
+        2,
+        3,
+    }
     assert max(sample.load for sample in report.samples if sample.rank == 1) == pytest.approx(5 / 6)
     assert len(report.memory) > 2 and len(report.memory[0][1]) == 5
 
 
 def test_where_two_plans_do_not_fit_side_by_side_requests_wait_for_the_exchange() -> None:
     cluster, host = soak_cluster(), made_up_host(SOAK_MODEL, SOAK_FLOPS_PER_S)
-    # The first device holds 243 KB of weights by the plan for all, 259 KB without the second device, and 293 KB while it holds both.
+    # The first device holds 243 KB of weights by the plan for all, 259 KB without the second device, and 293 KB while
+    # it holds both.
     room = 280_000
     first, *others = cluster.devices
     story = Story(({("paused", -1)}, lambda now_s: None), ({("switched", -1)}, lambda now_s: None))
@@ -127,7 +143,10 @@ def test_where_two_plans_do_not_fit_side_by_side_requests_wait_for_the_exchange(
     with EngineCluster.start(cluster, fidelity="paced") as engines:
         report = serve(
             SOAK_MODEL,
-            dataclasses.replace(cluster, devices=(dataclasses.replace(first, memory_bytes=room), *others)),
+            dataclasses.replace(
+                cluster,
+                devices=(dataclasses.replace(first, memory_bytes=room), *others),
+            ),
             engines,
             host,
             stream=StreamSettings(num_requests=MOST_REQUESTS, rate_per_s=12.0, length=SOAK_LENGTH),
@@ -143,12 +162,18 @@ def test_where_two_plans_do_not_fit_side_by_side_requests_wait_for_the_exchange(
     paused = report.events_of("paused")[0].time_s
     switched = next(event.time_s for event in report.events_of("switched") if event.time_s > paused)
     assert not [request for request in report.requests if paused < request.end_s < switched]
-    assert {request.plan for request in report.requests if request.start_s > switched} == {report.events_of("paused")[0].plan_after}
+    assert {request.plan for request in report.requests if request.start_s > switched} == {
+        report.events_of("paused")[0].plan_after
+    }
 
 
 def test_the_only_serving_device_is_killed_and_then_the_user_ends_the_service() -> None:
     """The request in service is repeated, the recovery is no queueing, and the report is of what was answered."""
-    cluster, host, faults = soak_cluster(), made_up_host(SOAK_MODEL, SOAK_FLOPS_PER_S), FaultSchedule()
+    cluster, host, faults = (
+        soak_cluster(),
+        made_up_host(SOAK_MODEL, SOAK_FLOPS_PER_S),
+        FaultSchedule(),
+    )
     answered: list[ServedRequest] = []
     lost: list[ServingEvent] = []
 
@@ -162,7 +187,10 @@ def test_the_only_serving_device_is_killed_and_then_the_user_ends_the_service() 
             faults.add(Fault(kind="kill", rank=0, start=now_s, end=now_s + 0.1))
         return now_s > MOST_S
 
-    with EngineCluster.start(cluster, fidelity="paced") as engines, pytest.raises(ServiceInterrupted) as ended:
+    with (
+        EngineCluster.start(cluster, fidelity="paced") as engines,
+        pytest.raises(ServiceInterrupted) as ended,
+    ):
         serve(
             SOAK_MODEL,
             cluster,
@@ -178,7 +206,9 @@ def test_the_only_serving_device_is_killed_and_then_the_user_ends_the_service() 
         )
     report = ended.value.report
     assert list(report.requests) == answered and all(request.is_right for request in answered)
-    [repeated] = [request for request in report.requests if request.attempts > 1]  # it serves one after the other, without a pause
+    [repeated] = [
+        request for request in report.requests if request.attempts > 1
+    ]  # it serves one after the other, without a pause
     assert report.num_repeated == 1 and repeated.attempts == 2
     assert repeated.start_s < lost[0].time_s < repeated.end_s
     assert report.notes[0] == f"The service was interrupted: {len(answered)} of {MOST_REQUESTS} requests were answered."
@@ -190,9 +220,25 @@ def test_what_cannot_be_served() -> None:
     stream = StreamSettings(num_requests=1, length=SOAK_LENGTH)
     engines: Any = SimpleNamespace(fidelity="paced")  # what is wrong is said before any is needed
     with pytest.raises(ConfigError, match="4 devices"):
-        serve(SOAK_MODEL, cluster, engines, host, stream=stream, faults=[Fault(kind="kill", rank=4, start=0.0)])
+        serve(
+            SOAK_MODEL,
+            cluster,
+            engines,
+            host,
+            stream=stream,
+            faults=[Fault(kind="kill", rank=4, start=0.0)],
+        )
     with pytest.raises(ConfigError, match="reads 1 to"):
-        serve(SOAK_MODEL, cluster, engines, host, stream=dataclasses.replace(stream, length=100_000))
-    small = dataclasses.replace(cluster, devices=tuple(dataclasses.replace(device, memory_bytes=1000) for device in cluster.devices))
+        serve(
+            SOAK_MODEL,
+            cluster,
+            engines,
+            host,
+            stream=dataclasses.replace(stream, length=100_000),
+        )
+    small = dataclasses.replace(
+        cluster,
+        devices=tuple(dataclasses.replace(device, memory_bytes=1000) for device in cluster.devices),
+    )
     with pytest.raises(PlanError, match="device-"):
         serve(SOAK_MODEL, small, engines, host, stream=stream)

@@ -10,7 +10,13 @@ import pytest
 from workbench.core.catalogue import load_cluster
 from workbench.core.device_faults import Fault
 from workbench.core.errors import ConfigError
-from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServedRequest, ServingReport, StreamSettings, percentile
+from workbench.methods.galaxy_plus.serving.records import (
+    ReschedulingSettings,
+    ServedRequest,
+    ServingReport,
+    StreamSettings,
+    percentile,
+)
 from workbench.runtime.devices import PING_EVERY_S
 
 SLOW = Fault(kind="slow", rank=1, start=2.0, end=8.0, factor=4.0)
@@ -31,7 +37,9 @@ def test_poisson_arrivals_have_the_rate_and_repeat_with_the_seed() -> None:
     gaps = [later - earlier for earlier, later in zip((0.0, *times), times, strict=False)]
     mean = sum(gaps) / len(gaps)
     assert mean == pytest.approx(1 / 20, rel=0.05)
-    assert sum((gap - mean) ** 2 for gap in gaps) / len(gaps) == pytest.approx(mean**2, rel=0.15)  # exponential: deviation = mean
+    assert sum((gap - mean) ** 2 for gap in gaps) / len(gaps) == pytest.approx(
+        mean**2, rel=0.15
+    )  # exponential: deviation = mean
     assert times == settings.arrival_times()
     assert times != dataclasses.replace(settings, seed=4).arrival_times()
 

@@ -22,8 +22,14 @@ MODELS = ("tiny-llama", "tiny-t5", "tiny-bert")
 @pytest.mark.parametrize("plan", [shared(2, 1, 1), chain(2, 4, 6, ranks=(0, 1, 2))], ids=["shared", "chain"])
 def test_driver_and_ranks_make_one_program(model: str, plan: Plan) -> None:
     prepared, cluster = prepared_job(model), four_devices()
-    job, own = PRGE().rank_job(prepared, profile_for(prepared, cluster), cluster, plan), load_model(prepared)
-    (phase,), (received,) = job.phases(), decode(encode(job), type(job), "A job").phases()
+    job, own = (
+        PRGE().rank_job(prepared, profile_for(prepared, cluster), cluster, plan),
+        load_model(prepared),
+    )
+    (phase,), (received,) = (
+        job.phases(),
+        decode(encode(job), type(job), "A job").phases(),
+    )
     for step in range(STEPS):
         epoch, at = divmod(step, prepared.steps_per_epoch)
         planned = phase.steps(epoch)[at]
@@ -36,7 +42,10 @@ def test_driver_and_ranks_make_one_program(model: str, plan: Plan) -> None:
         assert shape.target_length == (0 if batch.decoder_ids is None else batch.decoder_ids.shape[1])
 
 
-@pytest.mark.parametrize(("precision", "compute_dtype"), [("float32", None), ("bfloat16", None), ("int8", None), ("nf4", "bfloat16")])
+@pytest.mark.parametrize(
+    ("precision", "compute_dtype"),
+    [("float32", None), ("bfloat16", None), ("int8", None), ("nf4", "bfloat16")],
+)
 def test_the_hidden_states_are_of_the_models_type(precision: str, compute_dtype: str | None) -> None:
     prepared = prepared_job("tiny-llama", precision=precision, compute_dtype=compute_dtype)
     model = load_model(prepared)
@@ -45,7 +54,8 @@ def test_the_hidden_states_are_of_the_models_type(precision: str, compute_dtype:
 
 
 def test_packs_take_the_place_of_rows() -> None:
-    """Among the prompts there are batches that are computed as packs, and others; a sample's tokens are counted on average."""
+    """Among the prompts there are batches that are computed as packs, and others; a sample's tokens are counted on
+    average."""
     prepared = prepared_job("tiny-llama", batch_size=4)
     change = Change(0, 0, prepared.setting)
     unpacked = replace(prepared, facts=replace(prepared.facts, is_causal=False))

@@ -1,4 +1,5 @@
-"""Queries spread over engines make the very updates that one process makes, also when devices die, come back, change pace, or all stop."""
+"""Queries spread over engines make the very updates that one process makes, also when devices die, come back, change
+pace, or all stop."""
 
 from __future__ import annotations
 
@@ -8,14 +9,33 @@ from pathlib import Path
 import pytest
 import torch
 
-from methods.p_rge.worlds import STEPS, E, Q, chain, in_one_process, load_as_asked, one_pace, prepared_job, run, shared, theta, trained_by
+from methods.p_rge.worlds import (
+    STEPS,
+    E,
+    Q,
+    chain,
+    in_one_process,
+    load_as_asked,
+    one_pace,
+    prepared_job,
+    run,
+    shared,
+    theta,
+    trained_by,
+)
 from workbench.core import Plan
 from workbench.core.errors import CacheError, ConfigError
 from workbench.methods.base import Event, Outcome, Planned, ignore
 from workbench.methods.p_rge import method as p_rge
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.methods.p_rge.seeds import query_seed
-from workbench.methods.p_rge.zeroth_order import Prge, StepLog, gradients_of, read_log, smallest_epsilon
+from workbench.methods.p_rge.zeroth_order import (
+    Prge,
+    StepLog,
+    gradients_of,
+    read_log,
+    smallest_epsilon,
+)
 from workbench.models.quantization import held_bytes
 from workbench.runtime.engines import EngineCluster
 from workbench.tasks.prompts import training_batch
@@ -28,7 +48,8 @@ def _pace() -> Iterator[None]:
 
 
 def audit(prepared: PreparedJob, records: tuple[StepLog, ...]) -> None:
-    """Recompute every scalar of a log at the weights that the steps before it make: devices with other weights would have found others."""
+    """Recompute every scalar of a log at the weights that the steps before it make: devices with other weights would
+    have found others."""
     model = load_as_asked(prepared)
     estimator = Prge(model, prepared.zeroth_order(prepared.setting))
     for record in records:
@@ -69,9 +90,13 @@ def test_equals_one_process(model: str, plan: Plan, engines: EngineCluster, tmp_
         assert outcome.bytes["sent in a step, measured"] == 4 * sum(parts.values()) * (len(parts) - 1)
 
 
-@pytest.mark.parametrize(("precision", "compute"), [("float16", "float32"), ("nf4", None), ("bfloat16", None)])
+@pytest.mark.parametrize(
+    ("precision", "compute"),
+    [("float16", "float32"), ("nf4", None), ("bfloat16", None)],
+)
 def test_weights_of_a_precision(precision: str, compute: str | None, engines: EngineCluster, tmp_path: Path) -> None:
-    """Stored in few bits on devices and in one process, and computed in float32 or in what was asked for, the updates are the same."""
+    """Stored in few bits on devices and in one process, and computed in float32 or in what was asked for, the updates
+    are the same."""
     prepared = prepared_job(precision=precision, compute_dtype=compute, steps=3)
     model = load_as_asked(prepared)
     assert model.dtype is (torch.bfloat16 if precision == "bfloat16" else torch.float32)
@@ -96,7 +121,13 @@ def losses_of(prepared: PreparedJob, records: tuple[StepLog, ...]) -> list[float
     for record in records:
         queries = [query for query in range(Q) if query_seed(prepared.job.seed, record.step, query) in record.seeds]
         found.append(
-            float(estimator.losses(training_batch(prepared.train, E, prepared.job.seed, record.step), record.step, queries).mean())
+            float(
+                estimator.losses(
+                    training_batch(prepared.train, E, prepared.job.seed, record.step),
+                    record.step,
+                    queries,
+                ).mean()
+            )
         )
         model.trainables.apply(record)
     return found
@@ -107,18 +138,25 @@ def losses_of(prepared: PreparedJob, records: tuple[StepLog, ...]) -> list[float
     [
         (shared(2, 1, 1), "slow:device-0:4@step1; kill:device-1@step2-4"),
         (shared(2, 2), "freeze:device-0@step3"),
-        (chain(3, 6, ranks=(0, 1)), "kill:device-1@step3"),  # the only one that computes the loss
+        (
+            chain(3, 6, ranks=(0, 1)),
+            "kill:device-1@step3",
+        ),  # the only one that computes the loss
     ],
     ids=["killed and back", "frozen", "last of a chain"],
 )
-def test_losses_after_a_fault_are_those_of_one_process(plan: Plan, faults: str, engines: EngineCluster, tmp_path: Path) -> None:
+def test_losses_after_a_fault_are_those_of_one_process(
+    plan: Plan, faults: str, engines: EngineCluster, tmp_path: Path
+) -> None:
     """Whoever is lost, in whichever plan: the report's losses are whole."""
     prepared = prepared_job(faults=faults, steps=14)
     with one_pace(4e-4):
         outcome = run(prepared, engines, plan, tmp_path, row_s=4e-4)
     _, records = trained_by(outcome, prepared)
     expected = losses_of(prepared, records)
-    assert [(step.epoch, step.step) for step in outcome.steps] == [divmod(step, prepared.steps_per_epoch) for step in range(14)]
+    assert [(step.epoch, step.step) for step in outcome.steps] == [
+        divmod(step, prepared.steps_per_epoch) for step in range(14)
+    ]
     for step in outcome.steps:
         number = step.epoch * prepared.steps_per_epoch + step.step
         assert step.loss == pytest.approx(expected[number], rel=1e-4), number
@@ -132,7 +170,10 @@ def test_a_device_that_dies_costs_its_share_of_one_step(engines: EngineCluster, 
     _, records = trained_by(outcome, prepared)
     audit(prepared, records)
     told = [len(record.seeds) for record in records]
-    assert sorted(told) in ([Q] * 30, [Q - 1] + [Q] * 29)  # all were told already if it died at a step's very end
+    assert sorted(told) in (
+        [Q] * 30,
+        [Q - 1] + [Q] * 29,
+    )  # all were told already if it died at a step's very end
     assert told.index(min(told)) >= 2 or min(told) == Q
     assert "device-1 is lost" in " ".join(outcome.notes)
     assert "device-1 has come back" in " ".join(outcome.notes)
@@ -175,12 +216,23 @@ def test_a_run_that_was_stopped_goes_on_from_its_log(engines: EngineCluster, tmp
     assert_same_report(again, whole)
     log.write_bytes(kept)
     elsewhere = run(prepared, engines, chain(3, 6, ranks=(2, 0)), tmp_path / "stopped", resume=True)
-    torch.testing.assert_close(theta(trained_by(elsewhere, prepared)[0]), theta(trained_by(whole, prepared)[0]), atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        theta(trained_by(elsewhere, prepared)[0]),
+        theta(trained_by(whole, prepared)[0]),
+        atol=2e-5,
+        rtol=1e-4,
+    )
     finished = run(prepared, engines, shared(3, 1), tmp_path / "stopped", resume=True)
     assert_same_report(finished, elsewhere)
     assert finished.metrics == elsewhere.metrics
     with pytest.raises(CacheError, match=r"option epsilon = 0\.01 instead of 0\.02"):
-        run(prepared_job(epsilon=2e-2), engines, shared(3, 1), tmp_path / "stopped", resume=True)
+        run(
+            prepared_job(epsilon=2e-2),
+            engines,
+            shared(3, 1),
+            tmp_path / "stopped",
+            resume=True,
+        )
 
 
 def assert_same_report(found: Outcome, expected: Outcome) -> None:
@@ -197,7 +249,13 @@ def test_as_one_job_of_all_devices(engines: EngineCluster, tmp_path: Path) -> No
     profile = method.profile(prepared, cluster, lambda event: None)
     plans = {"all": shared(1, 1, 1, 1), "one": shared(0, 4)}
     points = [
-        method.sweep_point(Planned(prepared, profile, cluster, plan), name, engines, num_steps=2, folder=tmp_path)
+        method.sweep_point(
+            Planned(prepared, profile, cluster, plan),
+            name,
+            engines,
+            num_steps=2,
+            folder=tmp_path,
+        )
         for name, plan in plans.items()
     ]
     assert [point.name for point in points] == ["all", "one"]
@@ -214,7 +272,10 @@ def test_as_one_job_of_all_devices(engines: EngineCluster, tmp_path: Path) -> No
         ({"steps": 0}, "steps = 0"),
         ({"step_s": -1.0}, "step_s = -1"),
         ({"compute_dtype": "float8"}, "one of float32, float16, bfloat16, or left out"),
-        ({"precisions": "nf4, int5"}, "The precision 'int5' was asked for. Known are float32, .*Did you mean 'int8'"),
+        (
+            {"precisions": "nf4, int5"},
+            "The precision 'int5' was asked for. Known are float32, .*Did you mean 'int8'",
+        ),
         ({"batch_size": 0}, "batch_size"),
         ({"execution": "sideways"}, "one of auto"),
         ({"perturbation": 3}, "perturbation"),

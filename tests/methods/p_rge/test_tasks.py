@@ -1,4 +1,5 @@
-"""Tasks of every kind, trained by forward passes on devices from their official files, and what a run leaves of them."""
+"""Tasks of every kind, trained by forward passes on devices from their official files, and what a run leaves of
+them."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from methods.p_rge.worlds import in_one_process, one_pace, prepared_job, run, shared, theta, trained_by
+from methods.p_rge.worlds import (
+    in_one_process,
+    one_pace,
+    prepared_job,
+    run,
+    shared,
+    theta,
+    trained_by,
+)
 from tests.tasks.prompts.official_files import write_official
 from workbench.cli.app import app
 from workbench.core.errors import ConfigError
@@ -24,7 +33,8 @@ from workbench.tasks.prompts import evaluate
 def test_a_task_of_every_kind_trains_on_devices_and_what_is_left_of_it_answers_the_same(
     task: str, engines: EngineCluster, tmp_path: Path
 ) -> None:
-    """Multiple choice, questions with answers of several tokens, passages: the weights of one process, and its score."""
+    """Multiple choice, questions with answers of several tokens, passages: the weights of one process, and its
+    score."""
     write_official(tmp_path / "data", task)
     prepared = prepared_job("tiny-llama-2", task=task, data=str(tmp_path / "data"))
     expected, _, _ = in_one_process(prepared)
@@ -34,24 +44,49 @@ def test_a_task_of_every_kind_trains_on_devices_and_what_is_left_of_it_answers_t
     metric = "f1" if task == "squad" else "accuracy"
     assert outcome.metrics.keys() == {metric}
     loaded, description = load_trained(outcome.artifacts["adapter"])
-    assert (description.model, description.config) == ("tiny-llama-2", prepared.trainable)
+    assert (description.model, description.config) == (
+        "tiny-llama-2",
+        prepared.trainable,
+    )
     encoder = model_encoder(prepared.task.prompt, "tiny-llama-2", prepared.job.max_length)
     score = evaluate(loaded.logits_at, prepared.task.test.prompts, encoder)
     assert score.value == outcome.metrics[metric]
-    assert {"adapter_config.json", "adapter_model.safetensors"} < {path.name for path in (tmp_path / "run" / "adapter").iterdir()}
-    words = ["evaluate", str(tmp_path / "run"), "--task", task, "--data", str(tmp_path / "data"), "--samples", "4", "--json"]
+    assert {"adapter_config.json", "adapter_model.safetensors"} < {
+        path.name for path in (tmp_path / "run" / "adapter").iterdir()
+    }
+    words = [
+        "evaluate",
+        str(tmp_path / "run"),
+        "--task",
+        task,
+        "--data",
+        str(tmp_path / "data"),
+        "--samples",
+        "4",
+        "--json",
+    ]
     scored = CliRunner().invoke(app, [*words, "--max-length", str(prepared.job.max_length)])
     assert scored.exit_code == 0, scored.output
     assert json.loads(scored.stdout) == {
-        "model": str(tmp_path / "run"), "metrics": {metric: score.value}, "samples": 4, "source": f"the test split of {task}",
-    }  # fmt: skip
+        "model": str(tmp_path / "run"),
+        "metrics": {metric: score.value},
+        "samples": 4,
+        "source": f"the test split of {task}",
+    }
 
 
-def test_a_loss_among_the_label_words_trains_on_devices_as_in_one_process(engines: EngineCluster, tmp_path: Path) -> None:
+def test_a_loss_among_the_label_words_trains_on_devices_as_in_one_process(
+    engines: EngineCluster, tmp_path: Path
+) -> None:
     """MeZO's loss for classifications; a task without label words has none."""
-    among, whole = prepared_job("tiny-llama-2", loss="label_words"), prepared_job("tiny-llama-2")
+    among, whole = (
+        prepared_job("tiny-llama-2", loss="label_words"),
+        prepared_job("tiny-llama-2"),
+    )
     expected, logs, losses = in_one_process(among)
-    assert float(losses[0].mean()) < 1.5 < float(in_one_process(whole)[2][0].mean())  # near ln 2, and near ln of the vocabulary
+    assert (
+        float(losses[0].mean()) < 1.5 < float(in_one_process(whole)[2][0].mean())
+    )  # near ln 2, and near ln of the vocabulary
     with one_pace():
         outcome = run(among, engines, shared(1, 3, layers=2), tmp_path / "run")
     trained, records = trained_by(outcome, among)
@@ -63,11 +98,16 @@ def test_a_loss_among_the_label_words_trains_on_devices_as_in_one_process(engine
         prepared_job("tiny-llama-2", task="copa", data=str(tmp_path / "data"), loss="label_words")
 
 
-def test_a_prompt_that_will_not_fit_when_it_is_scored_is_refused_before_the_training(tmp_path: Path) -> None:
+def test_a_prompt_that_will_not_fit_when_it_is_scored_is_refused_before_the_training(
+    tmp_path: Path,
+) -> None:
     """An answer is generated behind a prompt: it needs room that training does not."""
     write_official(tmp_path, "squad")
     assert len(prepared_job("tiny-llama-2", task="squad", data=str(tmp_path), max_length=128).train) == 10
-    with pytest.raises(ConfigError, match=r"Sample .* does not fit even with one word of its context left. Raise max_length"):
+    with pytest.raises(
+        ConfigError,
+        match=r"Sample .* does not fit even with one word of its context left. Raise max_length",
+    ):
         prepared_job("tiny-llama-2", task="squad", data=str(tmp_path), max_length=64)
 
 
@@ -76,7 +116,10 @@ def test_scores_without_training_and_what_cannot_be_scored(tmp_path: Path) -> No
         done = CliRunner().invoke(app, ["evaluate", *words])
         return done.exit_code, done.stdout if done.exit_code == 0 else done.stderr
 
-    plain, calibrated = invoke("tiny-llama-2", "--samples", "20"), invoke("tiny-llama-2", "--samples", "20", "--calibration", "mean_prior")
+    plain, calibrated = (
+        invoke("tiny-llama-2", "--samples", "20"),
+        invoke("tiny-llama-2", "--samples", "20", "--calibration", "mean_prior"),
+    )
     assert plain[0] == calibrated[0] == 0
     assert "20 samples: the test split of sentiment)" in plain[1]
     assert plain[1] != calibrated[1]
@@ -92,6 +135,10 @@ def test_scores_without_training_and_what_cannot_be_scored(tmp_path: Path) -> No
         assert message in text
     with pytest.raises(ConfigError, match=r"no trained\.safetensors in such a folder"):
         load_trained(tmp_path / "none")
-    save_file({"B": torch.zeros(1)}, tmp_path / "trained.safetensors", {"workbench": '{"model": "tiny-llama-2", "trainable": {}}'})
+    save_file(
+        {"B": torch.zeros(1)},
+        tmp_path / "trained.safetensors",
+        {"workbench": '{"model": "tiny-llama-2", "trainable": {}}'},
+    )
     with pytest.raises(ConfigError, match=r"an earlier version wrote it\. Train again"):
         load_trained(tmp_path)

@@ -20,7 +20,15 @@ from workbench.methods.p_rge import method as p_rge
 from workbench.methods.p_rge.measure import layer_sizes
 from workbench.methods.p_rge.prepare import PreparedJob, prepare
 from workbench.methods.p_rge.worker import load_model
-from workbench.methods.p_rge.zeroth_order import CausalModel, Prge, StepLog, TrainableConfig, load_causal_model, read_log, replay
+from workbench.methods.p_rge.zeroth_order import (
+    CausalModel,
+    Prge,
+    StepLog,
+    TrainableConfig,
+    load_causal_model,
+    read_log,
+    replay,
+)
 from workbench.runtime.engines import EngineCluster
 from workbench.tasks.prompts import training_batch
 
@@ -81,7 +89,12 @@ def one_pace(row_s: float = 1e-5) -> Iterator[None]:
 def shared(*queries: int, layers: int = 6, batch_size: int = E) -> Plan:
     """Return a plan of the whole model on devices 0, 1, ... with so many queries each; none for 0."""
     shares = tuple(Share(rank=rank, queries=count) for rank, count in enumerate(queries) if count)
-    return Plan(method="p_rge", stages=(Stage(start=0, stop=layers, shares=shares),), micro_batch_size=batch_size, num_micro_batches=1)
+    return Plan(
+        method="p_rge",
+        stages=(Stage(start=0, stop=layers, shares=shares),),
+        micro_batch_size=batch_size,
+        num_micro_batches=1,
+    )
 
 
 def chain(*stops: int, ranks: Sequence[int], queries: int = Q, batch_size: int = E) -> Plan:

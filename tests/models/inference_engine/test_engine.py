@@ -16,10 +16,26 @@ from typer.testing import CliRunner
 
 from workbench.cli.app import app
 from workbench.core.errors import ConfigError, DivergedError
-from workbench.methods.p_rge.inference_engine import EngineConfig, EngineTrainer, export_program, philox_noise, replayed, require_executorch
+from workbench.methods.p_rge.inference_engine import (
+    EngineConfig,
+    EngineTrainer,
+    export_program,
+    philox_noise,
+    replayed,
+    require_executorch,
+)
 from workbench.methods.p_rge.inference_engine.config import EnginePrompts
-from workbench.methods.p_rge.inference_engine.modules import TrainStep, engine_attention, exportable
-from workbench.methods.p_rge.zeroth_order import TrainableConfig, load_causal_model, load_trained, read_log
+from workbench.methods.p_rge.inference_engine.modules import (
+    TrainStep,
+    engine_attention,
+    exportable,
+)
+from workbench.methods.p_rge.zeroth_order import (
+    TrainableConfig,
+    load_causal_model,
+    load_trained,
+    read_log,
+)
 from workbench.models.saving import TrainedDescription
 
 from ..memory_growth import least_growth
@@ -84,17 +100,34 @@ def test_what_is_exported_computes_as_the_model(name: str) -> None:
     step = TrainStep(written, CONFIG, torch.zeros(4, size))
     gradients = torch.zeros(2)
     for number in range(3):
-        given, noise = batch(number), torch.randn(2, size, generator=torch.Generator().manual_seed(number))
+        given, noise = (
+            batch(number),
+            torch.randn(2, size, generator=torch.Generator().manual_seed(number)),
+        )
         weights = -(given.target_mask / given.target_mask.sum(dim=1, keepdim=True) / 3).view(-1, 1)
         with torch.no_grad(), engine_attention(written):
-            losses = step(given.input_ids, given.targets, given.positions, weights, gradients, torch.tensor([RATE]), noise)
-        torch.testing.assert_close(losses.view(2, 2).T.flatten(), eager.step(given, noise), rtol=1e-5, atol=1e-6)
+            losses = step(
+                given.input_ids,
+                given.targets,
+                given.positions,
+                weights,
+                gradients,
+                torch.tensor([RATE]),
+                noise,
+            )
+        torch.testing.assert_close(
+            losses.view(2, 2).T.flatten(),
+            eager.step(given, noise),
+            rtol=1e-5,
+            atol=1e-6,
+        )
         gradients = eager.gradients
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    """Return an exported program and the model that it was made from.  Of one layer: to export takes ten seconds for each."""
+    """Return an exported program and the model that it was made from.  Of one layer: to export takes ten seconds for
+    each."""
     path = tmp_path_factory.mktemp("engine") / "llama.pte"
     model = load_causal_model("tiny-llama-1", TrainableConfig(rank=4))
     return export_program(model, path, CONFIG, name="tiny-llama-1"), model
@@ -102,7 +135,8 @@ def program(tmp_path_factory):
 
 @needs_executorch
 def test_a_loss_among_some_tokens(program, tmp_path) -> None:
-    """What the program makes of the tokens' rows of the head, PyTorch makes of all logits; and the file is without the others."""
+    """What the program makes of the tokens' rows of the head, PyTorch makes of all logits; and the file is without the
+    others."""
     choices = (150, 9, 77)
     whole, model = program
     some = export_program(model, tmp_path / "some.pte", replace(CONFIG, choices=choices))
@@ -125,7 +159,9 @@ def test_a_loss_among_some_tokens(program, tmp_path) -> None:
 
 @needs_executorch
 @pytest.mark.slow
-def test_engine_trains_as_pytorch_and_its_values_predict_the_same_there(program) -> None:
+def test_engine_trains_as_pytorch_and_its_values_predict_the_same_there(
+    program,
+) -> None:
     result, model = program
     trainer, eager = EngineTrainer(result.path, threads=1), Eager("tiny-llama-1")
     size = trainer.description.num_values
@@ -207,10 +243,26 @@ def test_train_command_goes_on_from_its_log(program, tmp_path) -> None:
     given = batch(0, count=20)
     fields = {name: getattr(given, name).numpy() for name in ("input_ids", "targets", "positions", "target_mask")}
     EnginePrompts(**fields).write(tmp_path / "prompts.npz")
-    words = ["train", result.path, str(tmp_path / "prompts.npz"), "--learning-rate", "0.01", "--json"]
+    words = [
+        "train",
+        result.path,
+        str(tmp_path / "prompts.npz"),
+        "--learning-rate",
+        "0.01",
+        "--json",
+    ]
     runs = []
-    for more in (["--steps", "4"], ["--steps", "6"], ["--steps", "6", "--log", "another"]):
-        log = ["--log", str(tmp_path / "log.jsonl"), "--out", str(tmp_path / "b.safetensors")]
+    for more in (
+        ["--steps", "4"],
+        ["--steps", "6"],
+        ["--steps", "6", "--log", "another"],
+    ):
+        log = [
+            "--log",
+            str(tmp_path / "log.jsonl"),
+            "--out",
+            str(tmp_path / "b.safetensors"),
+        ]
         if "another" in more:
             log, more = ["--log", str(tmp_path / "whole.jsonl")], more[:2]
         done = CliRunner().invoke(app, [*words, *more, *log])
@@ -218,7 +270,9 @@ def test_train_command_goes_on_from_its_log(program, tmp_path) -> None:
         runs.append(json.loads(done.stdout)["losses"])
     np.testing.assert_allclose(runs[0] + runs[1], runs[2], rtol=1e-5)
     held = load_file(tmp_path / "b.safetensors")
-    assert {name: tuple(values.shape) for name, values in held.items()} == {slot.name: slot.shape for slot in model.trainables.slots}
+    assert {name: tuple(values.shape) for name, values in held.items()} == {
+        slot.name: slot.shape for slot in model.trainables.slots
+    }
     refused = CliRunner().invoke(app, [*words[:3], "--seed", "1", "--log", str(tmp_path / "log.jsonl")])
     assert refused.exit_code == 2
     assert "another run's" in refused.stderr
@@ -227,19 +281,52 @@ def test_train_command_goes_on_from_its_log(program, tmp_path) -> None:
 @needs_executorch
 @pytest.mark.slow
 def test_a_model_is_exported_trained_and_scored_by_commands_alone(tmp_path) -> None:
-    """What the engine has trained comes back with its own rank, alpha and A, and predicts what its log makes PyTorch predict."""
+    """What the engine has trained comes back with its own rank, alpha and A, and predicts what its log makes PyTorch
+    predict."""
 
     def invoke(*words: str) -> dict:
         done = CliRunner().invoke(app, [*words, "--json"])
         assert done.exit_code == 0, done.output
         return json.loads(done.stdout)
 
-    program, rows, out, log = (str(tmp_path / name) for name in ("opt.pte", "sentiment.npz", "trained.safetensors", "log.jsonl"))
-    shape = ("--queries=2", "--batch-size=2", "--max-length=64", "--rank=2", "--alpha=6", "--seed=7", "--loss=label_words")
-    exported = invoke("export", program, "--model", "tiny-opt-1", *shape, "--prompts", rows, "--train-samples", "30")
+    program, rows, out, log = (
+        str(tmp_path / name) for name in ("opt.pte", "sentiment.npz", "trained.safetensors", "log.jsonl")
+    )
+    shape = (
+        "--queries=2",
+        "--batch-size=2",
+        "--max-length=64",
+        "--rank=2",
+        "--alpha=6",
+        "--seed=7",
+        "--loss=label_words",
+    )
+    exported = invoke(
+        "export",
+        program,
+        "--model",
+        "tiny-opt-1",
+        *shape,
+        "--prompts",
+        rows,
+        "--train-samples",
+        "30",
+    )
     assert exported["description"]["trainable"]["alpha"] == 6
     assert len(exported["description"]["config"]["choices"]) == 2
-    trained = invoke("train", program, rows, "--steps", "5", "--learning-rate", "0.05", "--log", log, "--out", out)
+    trained = invoke(
+        "train",
+        program,
+        rows,
+        "--steps",
+        "5",
+        "--learning-rate",
+        "0.05",
+        "--log",
+        log,
+        "--out",
+        out,
+    )
     assert trained["steps"] == len(trained["losses"]) == 5
     assert max(trained["losses"]) < 2  # of two words; over all tokens it is above 5
     loaded, description = load_trained(out)
@@ -250,7 +337,9 @@ def test_a_model_is_exported_trained_and_scored_by_commands_alone(tmp_path) -> N
     again.trainables.flat.copy_(torch.from_numpy(replayed_values))
     given = SimpleNamespace(**vars(batch(1, length=40)))
     torch.testing.assert_close(loaded.logits_at(given), again.logits_at(given), rtol=1e-4, atol=1e-4)
-    assert (loaded.logits_at(given) - load_causal_model("tiny-opt-1", description.config).logits_at(given)).abs().max() > 2e-3
+    assert (
+        loaded.logits_at(given) - load_causal_model("tiny-opt-1", description.config).logits_at(given)
+    ).abs().max() > 2e-3
     score = invoke("evaluate", out, "--samples", "12", "--max-length", "64")
     assert (score["model"], score["samples"]) == (str(out), 12)
     refused = CliRunner().invoke(app, ["export", program, "--model", "tiny-opt-1", "--max-length", "200"])
@@ -294,7 +383,10 @@ def test_exporting_leaves_no_stand_in_and_no_changed_model(program) -> None:
 @needs_executorch
 def test_files_that_hold_no_program(tmp_path) -> None:
     (tmp_path / "text.pte").write_text("no program")
-    for name, found in (("text.pte", "no program of ours"), ("none.pte", "no such file")):
+    for name, found in (
+        ("text.pte", "no program of ours"),
+        ("none.pte", "no such file"),
+    ):
         with pytest.raises(ConfigError, match=found):
             EngineTrainer(tmp_path / name)
 
@@ -333,7 +425,10 @@ def test_settings_that_cannot_be_meant(changes, found: str) -> None:
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch) -> None:
     monkeypatch.setattr("workbench.methods.p_rge.inference_engine.config.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"Install the extra: pip install 'edge-llm-workbench\[executorch\]'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"Install the extra: pip install 'edge-llm-workbench\[executorch\]'",
+    ):
         require_executorch()
 
 

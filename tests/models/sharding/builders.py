@@ -11,17 +11,28 @@ from torch import Tensor
 
 from tests.methods.one_process import run_schedule
 from workbench.core.inference import InferencePlan
-from workbench.methods.galaxy_plus.schedules import InferenceLayout, decode_schedule, inference_schedule
+from workbench.methods.galaxy_plus.schedules import (
+    InferenceLayout,
+    decode_schedule,
+    inference_schedule,
+)
 from workbench.methods.galaxy_plus.session import InferenceHandlers
 from workbench.models.families import FAMILIES
 from workbench.models.loading import model_config
-from workbench.models.sharding import ModelLayout, ModelShard, model_layout, shard_spec, weights_of
+from workbench.models.sharding import (
+    ModelLayout,
+    ModelShard,
+    model_layout,
+    shard_spec,
+    weights_of,
+)
 
 CUT_FAMILIES = tuple(FAMILIES)
 
 
 def make_lively(model: Any, seed: int = 0) -> Any:
-    """Give every parameter a value that matters: fresh models have no biases, plain norms, and scores that are all alike."""
+    """Give every parameter a value that matters: fresh models have no biases, plain norms, and scores that are all
+    alike."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -65,7 +76,13 @@ class Case:
             types = {} if self.layout.config.model_type != "bert" else {"token_type_ids": self.token_types()}
             decoder = {} if self.decoder_ids is None else {"decoder_input_ids": self.decoder_ids}
             ids = torch.where(self.ids < 0, ~self.ids, self.ids)
-            found = base(input_ids=ids, attention_mask=torch.ones_like(self.ids), output_hidden_states=True, **types, **decoder)
+            found = base(
+                input_ids=ids,
+                attention_mask=torch.ones_like(self.ids),
+                output_hidden_states=True,
+                **types,
+                **decoder,
+            )
             # T5 with a head is its own base model, which names the states of its last layer in another way.
             return found.decoder_hidden_states[-1] if self.layout.has_decoder else found.last_hidden_state
 
@@ -97,14 +114,25 @@ def tiny_case(family: str, layers: int = 3) -> Case:
 
 
 def hybrid(
-    case: Case, units: tuple[int, ...], columns: tuple[int, ...], shares: tuple[float, ...], schemes: tuple[int, ...], tile: int = 0
+    case: Case,
+    units: tuple[int, ...],
+    columns: tuple[int, ...],
+    shares: tuple[float, ...],
+    schemes: tuple[int, ...],
+    tile: int = 0,
 ):
     """Return a plan of Galaxy+; schemes are repeated over the layers."""
     repeated = (schemes * case.layout.num_layers)[: case.layout.num_layers]
     return InferencePlan(
-        method="galaxy_plus", paradigm="hybrid", ranks=tuple(range(len(units))), units=units, columns=columns, shares=shares,
-        schemes=repeated, tile_tokens=tile,
-    )  # fmt: skip
+        method="galaxy_plus",
+        paradigm="hybrid",
+        ranks=tuple(range(len(units))),
+        units=units,
+        columns=columns,
+        shares=shares,
+        schemes=repeated,
+        tile_tokens=tile,
+    )
 
 
 def shards_of(case: Case, plan: InferencePlan) -> list[ModelShard]:
@@ -134,10 +162,16 @@ def run_plan(plan, shards, ids, decoder_ids=None, *, what="hidden", caches=None)
 
 
 def run_step(plan, shards, tokens, caches, memory_length=0):
-    """Return the logits (n, V) behind one more token (n,) of each sample.  memory_length: tokens that the encoder read."""
+    """Return the logits (n, V) behind one more token (n,) of each sample.  memory_length: tokens that the encoder
+    read."""
     with torch.inference_mode():
         stacks = shards[0].layout.stacks
-        made = InferenceLayout.decode(plan, stacks, past=caches[0].length, memory_length=memory_length if len(stacks) > 1 else 0)
+        made = InferenceLayout.decode(
+            plan,
+            stacks,
+            past=caches[0].length,
+            memory_length=memory_length if len(stacks) > 1 else 0,
+        )
         pairs = zip(shards, caches, strict=True)
         handlers = [InferenceHandlers(shard, made, shard.step(cache), what="last") for shard, cache in pairs]
         logits = _output(decode_schedule(made), handlers, (tokens[:, None],) * len(stacks))
@@ -147,7 +181,8 @@ def run_step(plan, shards, tokens, caches, memory_length=0):
 
 
 def generate(plan, shards, ids, max_new_tokens):
-    """Return the likeliest next tokens (n, max_new_tokens), greedily; ids: (n, t) prompts, of an encoder-decoder the encoder's."""
+    """Return the likeliest next tokens (n, max_new_tokens), greedily; ids: (n, t) prompts, of an encoder-decoder the
+    encoder's."""
     prompt = 1 if shards[0].layout.has_decoder else ids.shape[1]
     caches = [shard.new_cache(prompt + max_new_tokens) for shard in shards]
     tokens = [run_plan(plan, shards, ids, what="last", caches=caches).argmax(-1)]

@@ -33,7 +33,9 @@ def test_every_scheme_and_partition_equals_the_local_model(family):
     case = tiny_case(family)
     expected = case.local()
     shape = case.layout.stacks[0]
-    tiles = itertools.cycle((0, 3, 0, 5))  # against three schemes: every partition and every scheme meet whole tiles and pieces
+    tiles = itertools.cycle(
+        (0, 3, 0, 5)
+    )  # against three schemes: every partition and every scheme meet whole tiles and pieces
     for units, columns, shares in partitions(shape.num_units, shape.columns):
         for schemes in SCHEMES:
             plan = hybrid(case, units, columns, shares, schemes, next(tiles))

@@ -14,12 +14,21 @@ FAMILIES = ("gpt2", "opt", "llama", "t5", "bart")
 
 def expected_of(case, ids, count):
     """Return what transformers generates, without an end before the last token."""
-    options = {} if not case.layout.has_decoder else {"decoder_start_token_id": case.layout.config.decoder_start_token_id}
+    options = (
+        {} if not case.layout.has_decoder else {"decoder_start_token_id": case.layout.config.decoder_start_token_id}
+    )
     settings = {"forced_eos_token_id": None, "forced_bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
     found = case.model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, num_beams=1, max_new_tokens=count, min_new_tokens=count, use_cache=True,
-        **settings, **options,
-    )  # fmt: skip
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        num_beams=1,
+        max_new_tokens=count,
+        min_new_tokens=count,
+        use_cache=True,
+        **settings,
+        **options,
+    )
     return found[:, 1:] if case.layout.has_decoder else found[:, ids.shape[1] :]
 
 
@@ -47,7 +56,9 @@ def test_logits_of_given_tokens_one_by_one(family):
     case = tiny_case(family)
     texts = case.ids[:1] if case.decoder_ids is None else case.decoder_ids
     start = 4 if case.decoder_ids is None else 1
-    arguments = {"input_ids": texts} if case.decoder_ids is None else {"input_ids": case.ids, "decoder_input_ids": texts}
+    arguments = (
+        {"input_ids": texts} if case.decoder_ids is None else {"input_ids": case.ids, "decoder_input_ids": texts}
+    )
     with torch.no_grad():
         expected = case.model(**arguments).logits
     plan = hybrid(case, (1, case.layout.stacks[0].num_units - 1), (24, 40), (0.5, 0.5), (1, 2))

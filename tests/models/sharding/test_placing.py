@@ -1,4 +1,5 @@
-"""A device reads what it keeps and nothing else, and after a re-plan only what it lacks (Galaxy+, sections III-B and III-E)."""
+"""A device reads what it keeps and nothing else, and after a re-plan only what it lacks (Galaxy+, sections III-B and
+III-E)."""
 
 import json
 
@@ -21,7 +22,14 @@ from workbench.models.sharding import (
 from workbench.models.sharding.layout import deal
 from workbench.models.sharding.shard import _parts
 
-from .builders import CUT_FAMILIES, assert_equal_to, hybrid, run_plan, shards_of, tiny_case
+from .builders import (
+    CUT_FAMILIES,
+    assert_equal_to,
+    hybrid,
+    run_plan,
+    shards_of,
+    tiny_case,
+)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +73,9 @@ def test_bytes_read_are_bytes_held(family, folder, monkeypatch):
                 expected += (stack.columns if is_whole else columns[position]) * stack.column_bytes
                 layer += 1
         # Everyone holds the norms behind the stacks, and T5's tables, which count as the ends'.
-        everywhere = sum(final.nbytes for final in shard.finals if final) + sum(table.nbytes for table in shard.tables if table is not None)
+        everywhere = sum(final.nbytes for final in shard.finals if final) + sum(
+            table.nbytes for table in shard.tables if table is not None
+        )
         expected += ends if position == 0 else everywhere
         assert shard.held_bytes == source.bytes_read == expected
         source.close()
@@ -98,11 +108,18 @@ def test_shards_from_files_are_those_from_memory(family, folder):
 def test_column_slices_are_read_by_rows_without_the_matrix(tmp_path, monkeypatch):
     """One read for whole rows, one for each row of a column slice; every read is of what was asked for."""
     matrix = torch.randn(50, 64)
-    save_file({"other": torch.randn(7), "w": matrix, "v": torch.randn(64)}, tmp_path / "model.safetensors")
+    save_file(
+        {"other": torch.randn(7), "w": matrix, "v": torch.randn(64)},
+        tmp_path / "model.safetensors",
+    )
     source = WeightSource(partial_loading.stored_tensors(tmp_path))
     reads = []
     original = partial_loading._read
-    monkeypatch.setattr(partial_loading, "_read", lambda file, at, view: (reads.append(len(view)), original(file, at, view)))
+    monkeypatch.setattr(
+        partial_loading,
+        "_read",
+        lambda file, at, view: (reads.append(len(view)), original(file, at, view)),
+    )
     rows, columns = torch.empty(10, 64), torch.empty(50, 40)
     source.fill(rows, "w", (20, 30))
     source.fill(columns[:, 8:24], "w", (0, 50), (16, 32))
@@ -125,11 +142,15 @@ def plans_of(case):
 
 
 def missing_bytes(layout, old, spec):
-    """Return the bytes that a device holds for `spec` and not yet: whole parts are new, or some units or columns of a block."""
+    """Return the bytes that a device holds for `spec` and not yet: whole parts are new, or some units or columns of a
+    block."""
     parts, known = _parts(layout, spec), _parts(layout, old.spec)
     new = {part: count for part, count in parts.items() if part not in known}
     for part in [part for part in new if part[0] == "block"]:
-        here, before = ({unit for start, stop in ranges for unit in range(start, stop)} for ranges in (part[2], old.held[part[1]].ranges))
+        here, before = (
+            {unit for start, stop in ranges for unit in range(start, stop)}
+            for ranges in (part[2], old.held[part[1]].ranges)
+        )
         new[part] = len(here - before) * layout.blocks[part[1]].unit_size(layout.hidden_size)
     return 4 * sum(new.values())
 
@@ -137,7 +158,15 @@ def missing_bytes(layout, old, spec):
 def nbytes_of(*shards):
     """Return the bytes of all that some shards hold; what they share counts once."""
     parts = [
-        one for shard in shards for one in (*shard.held.values(), *shard.connections.values(), *shard.finals, *shard.tables, shard.ends)
+        one
+        for shard in shards
+        for one in (
+            *shard.held.values(),
+            *shard.connections.values(),
+            *shard.finals,
+            *shard.tables,
+            shard.ends,
+        )
     ]
     return sum({id(one): one.nbytes for one in parts if one is not None}.values())
 
@@ -150,9 +179,13 @@ def test_a_new_plan_reads_only_what_is_missing(family, release, folder):
     expected = case.local()
     shards, specs, last = {}, {}, None
     for turn, plan in enumerate(plans_of(case)):
-        devices = [(position + turn) % 3 for position in range(3)]  # who sits where changes too, and with it who has the ends
+        devices = [
+            (position + turn) % 3 for position in range(3)
+        ]  # who sits where changes too, and with it who has the ends
         held = [specs.get(device) for device in devices] if specs else None
-        specs = {device: shard_spec(plan, position, layout.stacks, held=held) for position, device in enumerate(devices)}
+        specs = {
+            device: shard_spec(plan, position, layout.stacks, held=held) for position, device in enumerate(devices)
+        }
         before, shards = shards, {}
         for device, spec in specs.items():
             source = open_weights(path, layout=layout)
@@ -171,7 +204,10 @@ def test_a_new_plan_reads_only_what_is_missing(family, release, folder):
             assert shards[device].held_bytes == added_bytes(layout, spec, None)
             if not release:
                 assert nbytes_of(old, shards[device]) == both
-        assert_equal_to(run_plan(plan, [shards[device] for device in devices], case.ids, case.decoder_ids), expected)
+        assert_equal_to(
+            run_plan(plan, [shards[device] for device in devices], case.ids, case.decoder_ids),
+            expected,
+        )
         if before and not release:  # the old ones still work
             again = [before[(position + turn - 1) % 3] for position in range(3)]
             assert_equal_to(run_plan(last, again, case.ids, case.decoder_ids), expected)
@@ -240,11 +276,20 @@ def test_specs_travel_between_processes():
 
 @pytest.mark.parametrize("family", CUT_FAMILIES)
 def test_shapes_count_every_weight_once(family):
-    """Units, columns, connections and ends together are the model's parameters (but for a pooler, which nothing here reads)."""
+    """Units, columns, connections and ends together are the model's parameters (but for a pooler, which nothing here
+    reads)."""
     case = tiny_case(family)
-    layers = sum(shape.num_layers * (shape.attention_bytes + shape.feed_forward_bytes + shape.layer_bytes) for shape in case.layout.stacks)
+    layers = sum(
+        shape.num_layers * (shape.attention_bytes + shape.feed_forward_bytes + shape.layer_bytes)
+        for shape in case.layout.stacks
+    )
     named = {name: parameter.numel() for name, parameter in case.model.named_parameters() if "pooler" not in name}
     named |= {name: buffer.numel() for name, buffer in case.model.named_buffers() if name == "final_logits_bias"}
     assert layers + sum(case.layout.end_bytes) == 4 * sum(named.values())
-    whole = InferencePlan(method="local", paradigm="pipeline", ranks=(0,), layers=(case.layout.num_layers,))
+    whole = InferencePlan(
+        method="local",
+        paradigm="pipeline",
+        ranks=(0,),
+        layers=(case.layout.num_layers,),
+    )
     assert shards_of(case, whole)[0].held_bytes == 4 * sum(named.values())

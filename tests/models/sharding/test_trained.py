@@ -34,7 +34,9 @@ from workbench.models.techniques import TechniqueConfig, TechniqueStage
 @pytest.mark.parametrize("padded", [True, False])
 @pytest.mark.parametrize("kind", ["cpu"] + ["cuda"] * torch.cuda.is_available())
 @pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # torch's, in the first backward pass on a thread
-def test_a_layer_in_parts(name: str, technique: str, heads: tuple[int, ...], columns: tuple[int, ...], padded: bool, kind: str) -> None:
+def test_a_layer_in_parts(
+    name: str, technique: str, heads: tuple[int, ...], columns: tuple[int, ...], padded: bool, kind: str
+) -> None:
     """Output, gradient of the input and of each trained parameter, to 1e-5; every part goes back on its own.
 
     kind: where all parts but the first compute.

@@ -23,7 +23,8 @@ class Prompts:
 
 
 def prompts(family="llama", *, seed=0, lengths=(11, 7, 9)) -> Prompts:
-    """Prompts of unequal lengths, the second with one target instead of two; classes for families that predict no words."""
+    """Prompts of unequal lengths, the second with one target instead of two; classes for families that predict no
+    words."""
     generator = torch.Generator().manual_seed(seed)
     count, width = len(lengths), max(lengths)
     mask = (torch.arange(width)[None] < torch.tensor(lengths)[:, None]).long()
@@ -32,19 +33,42 @@ def prompts(family="llama", *, seed=0, lengths=(11, 7, 9)) -> Prompts:
         if family == "vit":
             mask = torch.ones(count, 17, dtype=torch.int64)
             ids = torch.randint(256, (count, 17, 4), generator=generator, dtype=torch.uint8)
-        classes, real = torch.randint(0, 3, (count, 1), generator=generator), torch.ones(count, 1, dtype=torch.bool)
-        return Prompts(input_ids=ids, attention_mask=mask, targets=classes, positions=torch.zeros_like(classes), target_mask=real)
+        classes, real = (
+            torch.randint(0, 3, (count, 1), generator=generator),
+            torch.ones(count, 1, dtype=torch.bool),
+        )
+        return Prompts(
+            input_ids=ids,
+            attention_mask=mask,
+            targets=classes,
+            positions=torch.zeros_like(classes),
+            target_mask=real,
+        )
     real = torch.arange(2)[None] < torch.where(torch.arange(count) == 1, 1, 2)[:, None]
     targets = torch.randint(4, 1400, (count, 2), generator=generator) * real
-    positions, decoder_ids = (torch.tensor(lengths)[:, None] - 2 + torch.arange(2)) * real, None
+    positions, decoder_ids = (
+        (torch.tensor(lengths)[:, None] - 2 + torch.arange(2)) * real,
+        None,
+    )
     if family in ("t5", "bart"):
         start = {"t5": 0, "bart": 3}[family]
-        positions, decoder_ids = torch.arange(2) * real, torch.cat([torch.full((count, 1), start), targets[:, :1]], dim=1)
-    return Prompts(input_ids=ids, attention_mask=mask, targets=targets, positions=positions, target_mask=real, decoder_ids=decoder_ids)
+        positions, decoder_ids = (
+            torch.arange(2) * real,
+            torch.cat([torch.full((count, 1), start), targets[:, :1]], dim=1),
+        )
+    return Prompts(
+        input_ids=ids,
+        attention_mask=mask,
+        targets=targets,
+        positions=positions,
+        target_mask=real,
+        decoder_ids=decoder_ids,
+    )
 
 
 class Naive:
-    """A model's loss with LoRA-FA's product merged into its weights, one sample after another: nothing of the package's own."""
+    """A model's loss with LoRA-FA's product merged into its weights, one sample after another: nothing of the package's
+    own."""
 
     def __init__(self, name: str, dtype=torch.float64) -> None:
         self.stack = load_stack(name, dtype, with_head=True)
@@ -70,7 +94,10 @@ class Naive:
 
     def _sample(self, values, batch, row) -> float:
         length = int(batch.attention_mask[row].sum())
-        ids, mask = batch.input_ids[row : row + 1, :length], batch.attention_mask[row : row + 1, :length]
+        ids, mask = (
+            batch.input_ids[row : row + 1, :length],
+            batch.attention_mask[row : row + 1, :length],
+        )
         decoder_ids = None if batch.decoder_ids is None else batch.decoder_ids[row : row + 1]
         hidden = self.stack(ids, mask, decoder_ids)[0][0]
         count = int(batch.target_mask[row].sum())

@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from workbench.methods.p_rge.seeds import query_seed
-from workbench.methods.p_rge.zeroth_order import Mezo, Prge, TrainableConfig, ZerothOrderConfig, gradients_of, load_causal_model, make_log
+from workbench.methods.p_rge.zeroth_order import (
+    Mezo,
+    Prge,
+    TrainableConfig,
+    ZerothOrderConfig,
+    gradients_of,
+    load_causal_model,
+    make_log,
+)
 from workbench.models.quantization import QuantizationConfig
 
 from .prompts import Naive, prompts
@@ -33,14 +41,20 @@ def started(family, **options):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_execution_gives_the_losses_of_the_definition(family):
-    model, batch, naive = started(family, dtype=torch.float64), prompts(family), Naive(f"tiny-{family}-2")
+    model, batch, naive = (
+        started(family, dtype=torch.float64),
+        prompts(family),
+        Naive(f"tiny-{family}-2"),
+    )
     theta = model.trainables.flat.clone()
     expected = []
     for query in range(2):
         noise = model.trainables.noise(query_seed(5, 3, query))
         for sign in (1, -1):
             moved = torch.split(theta + sign * ESTIMATE.epsilon * noise, model.trainables.sizes)
-            values = {slot.name: part.view(slot.shape) for slot, part in zip(model.trainables.slots, moved, strict=True)}
+            values = {
+                slot.name: part.view(slot.shape) for slot, part in zip(model.trainables.slots, moved, strict=True)
+            }
             expected.append(naive.loss(model, values, batch))
     for execution, copies in EXECUTIONS:
         found = Prge(model, estimate(execution=execution, copies=copies)).losses(batch, 3)
@@ -48,7 +62,12 @@ def test_every_execution_gives_the_losses_of_the_definition(family):
     some = Prge(model, ESTIMATE).losses(batch, 3, queries=[1])
     torch.testing.assert_close(some, torch.tensor(expected[2:]), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(model.trainables.flat, theta, rtol=0, atol=0)
-    torch.testing.assert_close(Mezo(model, ESTIMATE).losses(batch, 3), torch.tensor(expected), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        Mezo(model, ESTIMATE).losses(batch, 3),
+        torch.tensor(expected),
+        rtol=1e-6,
+        atol=1e-6,
+    )
     torch.testing.assert_close(model.trainables.flat, theta, rtol=0, atol=1e-6)
 
 
@@ -59,7 +78,9 @@ def test_a_loss_among_some_tokens_knows_no_others(family):
     choices = torch.cat([batch.targets[batch.target_mask], torch.tensor([7, 1000])]).unique()
     logits = model.logits_at(batch)[..., choices].double()
     wanted = (batch.targets[..., None] == choices).long().argmax(dim=-1)
-    each = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none").view(wanted.shape)
+    each = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none").view(
+        wanted.shape
+    )
     expected = ((each * batch.target_mask).sum(dim=1) / batch.target_mask.sum(dim=1)).mean()
     among = replace(batch, choices=choices)
     assert model.part_losses(among).item() == pytest.approx(float(expected), rel=1e-5)
@@ -70,13 +91,24 @@ def test_a_loss_among_some_tokens_knows_no_others(family):
 
 @pytest.mark.parametrize(
     ("family", "technique"),
-    [("llama", "lora_fa"), ("llama", "lora"), ("gpt2", "dora"), ("opt", "vera"), ("bart", "lora_fa"), ("bert", "lora")],
+    [
+        ("llama", "lora_fa"),
+        ("llama", "lora"),
+        ("gpt2", "dora"),
+        ("opt", "vera"),
+        ("bart", "lora_fa"),
+        ("bert", "lora"),
+    ],
 )
 def test_every_execution_makes_the_same_updates(family, technique):
     """Five steps of each, and of MeZO in place, from the same weights, seeds and samples."""
 
     def trained(make):
-        model = load_causal_model(f"tiny-{family}-2", replace(CONFIG, technique=technique), dtype=torch.float64)
+        model = load_causal_model(
+            f"tiny-{family}-2",
+            replace(CONFIG, technique=technique),
+            dtype=torch.float64,
+        )
         begun, estimator = model.trainables.flat.clone(), make(model)
         for step in range(5):
             estimator.step(prompts(family, seed=step), step)
@@ -86,7 +118,8 @@ def test_every_execution_makes_the_same_updates(family, technique):
     config = partial(estimate, epsilon=epsilon, learning_rate=rate)
     expected = trained(lambda model: Prge(model, config(execution="sequential")))
     assert expected.abs().max() > 1e-3
-    # In each of five steps each of two losses, a float32 below 16, may differ in its last place; noise is hardly above 4.
+    # In each of five steps each of two losses, a float32 below 16, may differ in its last place; noise is hardly above
+    # 4.
     tolerance = {"rtol": 1e-4, "atol": 5 * 2 * 2**-20 / (2 * epsilon) * rate * 4}
     for execution, copies in EXECUTIONS[1:]:
         found = trained(lambda model, e=execution, c=copies: Prge(model, config(execution=e, copies=c)))
@@ -129,13 +162,19 @@ def test_stages_make_the_steps_of_the_whole(family):
             states = estimator.forward_stage(states, batch, 0, range(2))
             stage.trainables.apply(made.log)
         torch.testing.assert_close(estimator.arranged(states, 2), made.losses, rtol=1e-5, atol=1e-5)
-        assert torch.equal(torch.cat([stage.trainables.flat for stage in stages]), whole.trainables.flat)
+        assert torch.equal(
+            torch.cat([stage.trainables.flat for stage in stages]),
+            whole.trainables.flat,
+        )
 
 
 def test_devices_that_share_the_queries_make_the_step_of_one():
     batch, models = prompts(), [started("gpt2") for _ in range(3)]
     alone = Prge(models[0], estimate(queries=3)).step(batch, 0)
-    shares = [Prge(model, estimate(queries=3, execution=execution)) for model, execution in zip(models[1:], ("both", "inner"), strict=True)]
+    shares = [
+        Prge(model, estimate(queries=3, execution=execution))
+        for model, execution in zip(models[1:], ("both", "inner"), strict=True)
+    ]
     losses = torch.cat([shares[0].losses(batch, 0, [0, 1]), shares[1].losses(batch, 0, [2])])
     torch.testing.assert_close(losses, alone.losses, rtol=1e-5, atol=1e-5)
     log = make_log(ESTIMATE, 0, gradients_of(alone.losses, ESTIMATE.epsilon))
@@ -148,7 +187,10 @@ def test_devices_that_share_the_queries_make_the_step_of_one():
 def test_a_quantized_backbone_is_dequantized_once_for_all_passes(storage, monkeypatch):
     from workbench.models.quantization import stored
 
-    model, batch = started("llama", quantization=QuantizationConfig(storage=storage, block_size=32)), prompts()
+    model, batch = (
+        started("llama", quantization=QuantizationConfig(storage=storage, block_size=32)),
+        prompts(),
+    )
     counts = {"now": 0}
 
     def counted(original):
@@ -164,10 +206,16 @@ def test_a_quantized_backbone_is_dequantized_once_for_all_passes(storage, monkey
     for execution in ("sequential", "outer", "inner", "both"):
         estimator = Prge(model, estimate(execution=execution))
         counts["now"] = 0
-        found[execution], dequantized[execution] = estimator.losses(batch, 0), counts["now"]
+        found[execution], dequantized[execution] = (
+            estimator.losses(batch, 0),
+            counts["now"],
+        )
         torch.testing.assert_close(found[execution], found["sequential"], rtol=1e-4, atol=1e-4)
     layers = 2 * 7
     heads = dequantized["both"] - layers
     assert dequantized == {
-        "sequential": 4 * (layers + heads), "outer": layers + 2 * heads, "inner": layers + 2 * heads, "both": layers + heads
-    }  # fmt: skip
+        "sequential": 4 * (layers + heads),
+        "outer": layers + 2 * heads,
+        "inner": layers + 2 * heads,
+        "both": layers + heads,
+    }

@@ -14,7 +14,12 @@ CONFIG = TrainableConfig(rank=4, alpha=8, num_outputs=3)
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
 @pytest.mark.parametrize(
     ("lengths", "packs"),
-    [((23, 5, 9, 14), (2, 28)), ((8, 24), (1, 32)), ((120, 16, 100, 30, 110, 14), (3, 134)), ((90, 20, 10, 90), (2, 110))],
+    [
+        ((23, 5, 9, 14), (2, 28)),
+        ((8, 24), (1, 32)),
+        ((120, 16, 100, 30, 110, 14), (3, 134)),
+        ((90, 20, 10, 90), (2, 110)),
+    ],
 )
 def test_losses_and_logits_are_those_of_padded_rows(family, lengths, packs):
     model, batch = load_causal_model(f"tiny-{family}-2", CONFIG, dtype=torch.float64), prompts(lengths=lengths)

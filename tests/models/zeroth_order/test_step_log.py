@@ -44,7 +44,13 @@ def test_a_run_that_was_cut_anywhere_goes_on_to_the_same_weights(make, technique
     whole = path.read_bytes()
     lines = whole.splitlines(keepends=True)
     in_place = CONFIG.epsilon if make is Mezo else None
-    for cut in (len(whole), len(whole) - 1, len(whole) - len(lines[-1]) + 3, len(lines[0]) + len(lines[1]) + 1, len(lines[0]) - 2):
+    for cut in (
+        len(whole),
+        len(whole) - 1,
+        len(whole) - len(lines[-1]) + 3,
+        len(lines[0]) + len(lines[1]) + 1,
+        len(lines[0]) - 2,
+    ):
         path.write_bytes(whole[:cut])
         model = fresh(technique)
         estimator = make(model, CONFIG)
@@ -71,7 +77,11 @@ def test_a_log_of_another_run_or_a_damaged_one_is_refused(tmp_path):
         LogFile(path, HEADER | {"queries": 3})
     lines = path.read_bytes().splitlines(keepends=True)
     changed = lines[2].replace(b"0.5", b"9.5")
-    for damaged in ([*lines[:2], b"[oops]\n", *lines[3:]], lines[:2] + 2 * lines[3:], [*lines[:2], changed, *lines[3:]]):
+    for damaged in (
+        [*lines[:2], b"[oops]\n", *lines[3:]],
+        lines[:2] + 2 * lines[3:],
+        [*lines[:2], changed, *lines[3:]],
+    ):
         path.write_bytes(b"".join(damaged))
         for read in (lambda: read_log(path), lambda: LogFile(path, HEADER)):
             with pytest.raises(ConfigError, match="Line 3 was changed after it was written"):
@@ -79,7 +89,9 @@ def test_a_log_of_another_run_or_a_damaged_one_is_refused(tmp_path):
     mended = LogFile(path, HEADER, mends=True)
     assert "line 3" in mended.damage and mended.steps == () and path.read_bytes() == b"".join(lines[:2])
     for step in range(3):
-        mended.append(StepLog(step=step, seeds=(1, 2), gradients=(0.5, -0.25), learning_rate=0.1, loss=0.7, seconds=0.2))
+        mended.append(
+            StepLog(step=step, seeds=(1, 2), gradients=(0.5, -0.25), learning_rate=0.1, loss=0.7, seconds=0.2)
+        )
     assert path.read_bytes() == b"".join(lines)
     for foreign in (b"my notes", b"my notes\n", b'{"model": "mine"}', b"\xff"):
         path.write_bytes(foreign)

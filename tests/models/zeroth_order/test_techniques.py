@@ -1,4 +1,5 @@
-"""What can be trained (P-RGE, Appendix B): LoRA, DoRA and VeRA are peft's; each learns by forward passes, and by gradients."""
+"""What can be trained (P-RGE, Appendix B): LoRA, DoRA and VeRA are peft's; each learns by forward passes, and by
+gradients."""
 
 import pytest
 import torch
@@ -34,10 +35,22 @@ def with_peft(technique, family, ours):
     targets = [name.removesuffix(".base") for name, _ in ours.backbone.named_modules() if name.endswith(".base")]
     transposed = family == "gpt2"
     if technique == "vera":
-        config = peft.VeraConfig(r=8, target_modules=targets, d_initial=0.1, save_projection=True, fan_in_fan_out=transposed)
+        config = peft.VeraConfig(
+            r=8,
+            target_modules=targets,
+            d_initial=0.1,
+            save_projection=True,
+            fan_in_fan_out=transposed,
+        )
         peft.VeraModel(stage, config, "default")
     else:
-        config = peft.LoraConfig(r=8, lora_alpha=16, use_dora=technique == "dora", target_modules=targets, fan_in_fan_out=transposed)
+        config = peft.LoraConfig(
+            r=8,
+            lora_alpha=16,
+            use_dora=technique == "dora",
+            target_modules=targets,
+            fan_in_fan_out=transposed,
+        )
         peft.inject_adapter_in_model(config, stage)
     for path in targets:
         layer, own = stage.get_submodule(path), ours.backbone.get_submodule(path)
@@ -60,7 +73,10 @@ def with_peft(technique, family, ours):
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("technique", TECHNIQUES)
 def test_the_layers_compute_what_peft_does(technique, family):
-    ours, batch = load(f"tiny-{family}-2", TrainableConfig(technique=technique, rank=8, alpha=16)), prompts()
+    ours, batch = (
+        load(f"tiny-{family}-2", TrainableConfig(technique=technique, rank=8, alpha=16)),
+        prompts(),
+    )
     beginning = ours.logits_at(batch)
     plain = load_stack(f"tiny-{family}-2", with_head=True)
     rows = torch.arange(3)[:, None]
@@ -77,10 +93,18 @@ def test_the_layers_compute_what_peft_does(technique, family):
 @pytest.mark.parametrize("technique", TECHNIQUES)
 def test_every_technique_runs_in_parts_on_stored_weights(technique):
     quantization = QuantizationConfig(storage="int8", block_size=32)
-    model, batch = load("tiny-llama-2", TrainableConfig(technique=technique, rank=8), quantization=quantization), prompts()
+    model, batch = (
+        load(
+            "tiny-llama-2",
+            TrainableConfig(technique=technique, rank=8),
+            quantization=quantization,
+        ),
+        prompts(),
+    )
     model.trainables.flat.add_(model.trainables.noise(3), alpha=0.1)
     found = [
-        Prge(model, ZerothOrderConfig(queries=2, epsilon=0.1, execution=execution)).losses(batch, 0) for execution in ("sequential", "both")
+        Prge(model, ZerothOrderConfig(queries=2, epsilon=0.1, execution=execution)).losses(batch, 0)
+        for execution in ("sequential", "both")
     ]
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
     assert found[0].std() > 1e-4
@@ -107,7 +131,10 @@ def test_mezo_trains_all_parameters_in_place():
 @pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 0.1), ("adam", 3e-3)])
 @pytest.mark.parametrize("technique", ["full", "lora_fa"])
 def test_first_order_references_learn(optimizer, rate, technique):
-    model, batch = load("tiny-gpt2-2", TrainableConfig(technique=technique, rank=8)), prompts()
+    model, batch = (
+        load("tiny-gpt2-2", TrainableConfig(technique=technique, rank=8)),
+        prompts(),
+    )
     trainer = FirstOrder(model, optimizer, rate)
     losses = [trainer.step(batch) for _ in range(8)]
     assert losses[-1] < losses[0] - 0.02, losses
@@ -115,19 +142,32 @@ def test_first_order_references_learn(optimizer, rate, technique):
     changed = {name for name, value in model.state_dict().items() if not value.equal(before[name])}
     tied = {"head.weight"} if technique == "full" else set()  # the word embedding by its other name
     assert (
-        changed - tied == changed & {name if technique == "full" else f"backbone.{name}" for name in model.trainables.parameters}
+        changed - tied
+        == changed & {name if technique == "full" else f"backbone.{name}" for name in model.trainables.parameters}
         and len(changed) >= len(model.trainables.parameters) / 2
     )
 
 
 @pytest.mark.parametrize(
-    ("dtype", "technique", "epsilon"), [("bfloat16", "lora_fa", 1e-5), ("float16", "full", 1e-6), ("float32", "dora", 1e-10)]
+    ("dtype", "technique", "epsilon"),
+    [
+        ("bfloat16", "lora_fa", 1e-5),
+        ("float16", "full", 1e-6),
+        ("float32", "dora", 1e-10),
+    ],
 )
 def test_an_epsilon_that_is_rounded_away_is_warned_of(dtype, technique, epsilon):
-    model = load("tiny-llama-2", TrainableConfig(technique=technique), dtype=getattr(torch, dtype))
+    model = load(
+        "tiny-llama-2",
+        TrainableConfig(technique=technique),
+        dtype=getattr(torch, dtype),
+    )
     make = Mezo if technique == "full" else Prge
     todo = "Raise epsilon.$" if dtype == "float32" else "or compute in float32"
-    with pytest.warns(PrecisionWarning, match=f"too small for {dtype}: it keeps .* binary digits.*{todo}"):
+    with pytest.warns(
+        PrecisionWarning,
+        match=f"too small for {dtype}: it keeps .* binary digits.*{todo}",
+    ):
         make(model, ZerothOrderConfig(epsilon=epsilon))
     warn_of_rounding(model, 2 * smallest_epsilon(model))  # warnings are errors here
 
@@ -136,7 +176,12 @@ def test_below_the_bound_chance_decides_and_above_it_the_slope():
     def slopes(dtype, epsilon):
         model = load("tiny-llama-2", TrainableConfig(), dtype=dtype)
         model.trainables.flat.add_(model.trainables.noise(3), alpha=0.1)
-        return torch.tensor(gradients_of(Prge(model, ZerothOrderConfig(queries=16, epsilon=epsilon)).losses(prompts(), 0), epsilon))
+        return torch.tensor(
+            gradients_of(
+                Prge(model, ZerothOrderConfig(queries=16, epsilon=epsilon)).losses(prompts(), 0),
+                epsilon,
+            )
+        )
 
     exact, coarse = slopes(torch.float32, 0.05), slopes(torch.bfloat16, 0.05)
     assert torch.corrcoef(torch.stack([exact, coarse]))[0, 1] > 0.8
@@ -156,9 +201,22 @@ def test_below_the_bound_chance_decides_and_above_it_the_slope():
         (lambda: TrainableConfig(technique="lorafa"), "Did you mean 'lora_fa'"),
         (lambda: TrainableConfig(rank=0), "rank = 0"),
         (lambda: load("tiny-bert-2", TrainableConfig()), "predicts no words"),
-        (lambda: Prge(load("tiny-llama-2", TrainableConfig(technique="full")), ESTIMATE), "model of its own"),
-        (lambda: load("tiny-llama-2", TrainableConfig(technique="full"), quantization=QuantizationConfig(block_size=32)), "quantized"),
-        (lambda: FirstOrder(load("tiny-llama-2", TrainableConfig()), "adamw", 1e-3), "Did you mean 'adam'"),
+        (
+            lambda: Prge(load("tiny-llama-2", TrainableConfig(technique="full")), ESTIMATE),
+            "model of its own",
+        ),
+        (
+            lambda: load(
+                "tiny-llama-2",
+                TrainableConfig(technique="full"),
+                quantization=QuantizationConfig(block_size=32),
+            ),
+            "quantized",
+        ),
+        (
+            lambda: FirstOrder(load("tiny-llama-2", TrainableConfig()), "adamw", 1e-3),
+            "Did you mean 'adam'",
+        ),
     ],
 )
 def test_bad_input_is_named(make, message):

@@ -73,10 +73,16 @@ def test_every_plan_fits_and_partitions_the_whole():
             continue
         made += 1
         stack = profile.stacks[0]
-        assert (sum(plan.units), sum(plan.columns), sum(plan.tokens(length))) == (stack.num_units, stack.columns, length)
+        assert (sum(plan.units), sum(plan.columns), sum(plan.tokens(length))) == (
+            stack.num_units,
+            stack.columns,
+            length,
+        )
         check_inference(plan, profile, cluster)
         if not plan.notes and plan.configuration[0]:
-            more = replace(plan, schemes=(2, *plan.schemes[: plan.configuration[1]], *plan.schemes[plan.configuration[1] + 1 :]))
+            more = replace(
+                plan, schemes=(2, *plan.schemes[: plan.configuration[1]], *plan.schemes[plan.configuration[1] + 1 :])
+            )
             needs = inference_needs(more, profile)
             assert any(need.total_bytes > cluster.devices[rank].memory_bytes for rank, need in needs.items())
     assert made > 60

@@ -19,7 +19,9 @@ def one_by_one(seconds, caps, total):
 def test_columns_are_those_of_giving_one_after_the_other(seed):
     draw = random.Random(seed)
     count = draw.randint(1, 8)
-    lines = [(draw.choice((0.0, draw.uniform(0, 1e-2))), draw.choice((0.0, draw.uniform(1e-6, 1e-3)))) for _ in range(count)]
+    lines = [
+        (draw.choice((0.0, draw.uniform(0, 1e-2))), draw.choice((0.0, draw.uniform(1e-6, 1e-3)))) for _ in range(count)
+    ]
     caps = [draw.choice((0, draw.randint(1, 200), 500)) for _ in range(count)]
     caps[0] = max(1, caps[0])
     total = draw.randint(1, sum(caps))
@@ -27,4 +29,6 @@ def test_columns_are_those_of_giving_one_after_the_other(seed):
     assert sum(parts) == total
     assert all(0 <= part <= cap for part, cap in zip(parts, caps, strict=True))
     slowest = max(fixed + slope * part for (fixed, slope), part in zip(lines, parts, strict=True) if part)
-    assert math.isclose(slowest, one_by_one(lambda d, part: lines[d][0] + lines[d][1] * part, caps, total), rel_tol=1e-6, abs_tol=1e-12)
+    assert math.isclose(
+        slowest, one_by_one(lambda d, part: lines[d][0] + lines[d][1] * part, caps, total), rel_tol=1e-6, abs_tol=1e-12
+    )

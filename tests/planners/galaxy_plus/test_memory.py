@@ -9,7 +9,14 @@ from workbench_studies.papers.galaxy_plus.testbed import as_printed
 
 STACK = shape(4, 4)
 PLAN = InferencePlan(
-    method="hand", paradigm="hybrid", ranks=(1, 0), units=(3, 1), columns=(1024, 0), shares=(1, 0), schemes=(2, 1, 1, 1), length=6
+    method="hand",
+    paradigm="hybrid",
+    ranks=(1, 0),
+    units=(3, 1),
+    columns=(1024, 0),
+    shares=(1, 0),
+    schemes=(2, 1, 1, 1),
+    length=6,
 )
 
 
@@ -46,7 +53,9 @@ def test_other_paradigms(paradigm, parts, layers_held):
     profile, _ = made()
     needs = inference_needs(InferencePlan(method="hand", paradigm=paradigm, ranks=(0, 1), length=6, **parts), profile)
     each = STACK.attention_bytes + STACK.feed_forward_bytes
-    assert tuple(need.attention_bytes + need.feed_forward_bytes for need in needs.values()) == tuple(count * each for count in layers_held)
+    assert tuple(need.attention_bytes + need.feed_forward_bytes for need in needs.values()) == tuple(
+        count * each for count in layers_held
+    )
 
 
 def test_the_error_names_the_device_and_what_is_missing():
@@ -61,4 +70,6 @@ def test_the_error_names_the_device_and_what_is_missing():
         check_inference(PLAN, profile, tight)
     exact = replace(cluster, devices=tuple(replace(one, memory_bytes=need) for one in cluster.devices))
     check_inference(PLAN, profile, exact)
-    assert all(device.memory_bytes == need - 1 for device in as_printed(profile, exact)[1].devices)  # Eq. 9: below the budget
+    assert all(
+        device.memory_bytes == need - 1 for device in as_printed(profile, exact)[1].devices
+    )  # Eq. 9: below the budget

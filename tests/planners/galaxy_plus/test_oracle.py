@@ -16,7 +16,10 @@ TINY = replace(shape(2, 3, unit_width=4, columns=4), layer_bytes=0)
 def brute_force(profile, cluster, *, length):
     """Every partition and number of scheme-2 layers tried: the seconds of the fastest that fits, None if none does."""
     count, stack = cluster.world_size, profile.stacks[0]
-    cuts = [[one for one in itertools.product(range(total + 1), repeat=count) if sum(one) == total] for total in (3, stack.columns, length)]
+    cuts = [
+        [one for one in itertools.product(range(total + 1), repeat=count) if sum(one) == total]
+        for total in (3, stack.columns, length)
+    ]
     found = []
     for second in range(stack.num_layers + 1):
         for parts in itertools.product(*cuts):

@@ -27,14 +27,20 @@ def test_never_worse_than_algorithm_1_and_whole_and_fitting(first):
                 algorithm_1(sequence(profile, cluster, length=length))
             continue
         stack = profile.stacks[0]
-        assert (sum(ours.units), sum(ours.columns), sum(ours.tokens(length))) == (stack.num_units, stack.columns, length)
+        assert (sum(ours.units), sum(ours.columns), sum(ours.tokens(length))) == (
+            stack.num_units,
+            stack.columns,
+            length,
+        )
         check_inference(ours, profile, cluster)
         try:
             printed = algorithm_1(sequence(profile, cluster, length=length))
         except PlanError:
             continue
         compared += 1
-        assert price_plan(ours, profile, cluster).layers_s <= price_plan(printed, profile, cluster).layers_s * (1 + 1e-9)
+        assert price_plan(ours, profile, cluster).layers_s <= price_plan(printed, profile, cluster).layers_s * (
+            1 + 1e-9
+        )
     assert compared
 
 
@@ -42,7 +48,9 @@ def test_never_worse_than_algorithm_1_and_whole_and_fitting(first):
 def test_within_2_percent_of_the_optimum_of_all_rings(seed):
     stack = shape((2, 4, 6)[seed % 3], (6, 8)[seed % 2], unit_width=16)
     profile, cluster, length = unequal(seed, world_size=2 + seed % 3, stack=stack)
-    some = itertools.chain.from_iterable(itertools.combinations(range(cluster.world_size), k + 1) for k in range(cluster.world_size))
+    some = itertools.chain.from_iterable(
+        itertools.combinations(range(cluster.world_size), k + 1) for k in range(cluster.world_size)
+    )
     rings = [(ranks[0], *rest) for ranks in some for rest in itertools.permutations(ranks[1:])]
     found = [oracle(sequence(profile, cluster, length=length, ranks=ring)) for ring in rings]
     try:
@@ -60,7 +68,9 @@ def test_the_price_decides_and_algorithm_1_is_asked_too():
 
     def price(one):
         asked.append(one)
-        return 0.5 if (one.units, one.columns, one.schemes) == (printed.units, printed.columns, printed.schemes) else 1.0
+        return (
+            0.5 if (one.units, one.columns, one.schemes) == (printed.units, printed.columns, printed.schemes) else 1.0
+        )
 
     problem, once = sequence(profile, cluster, length=64), cache(price)
     chosen = tune(problem, plans(problem), once, overlap=None, both_ways=None, tile_tokens=16, tries=0)
@@ -116,7 +126,12 @@ def test_devices_that_do_not_help_are_left_out():
     profile, cluster = instance([1e9] * 3, (shape(4, 8),))
     assert plan(sequence(profile, cluster, length=64)).num_positions == 3
     problem = sequence(profile, cluster, length=64)
-    assert tune(problem, plans(problem), lambda one: float(one.num_positions), both_ways=False, tile_tokens=0).num_positions == 1
+    assert (
+        tune(
+            problem, plans(problem), lambda one: float(one.num_positions), both_ways=False, tile_tokens=0
+        ).num_positions
+        == 1
+    )
 
 
 def test_of_plans_that_take_equally_long_the_first_is_chosen():
@@ -131,7 +146,9 @@ def test_of_plans_that_take_equally_long_the_first_is_chosen():
 def test_a_device_too_small_for_a_whole_network_works_without_tokens():
     stack = shape(8, 8)
     whole = 8 * (stack.attention_bytes + stack.feed_forward_bytes)
-    profile, cluster = instance([1e11] * 3, (stack,), memory_bytes=[int(0.9 * whole), int(0.9 * whole), int(0.3 * whole)], mbit_per_s=20.0)
+    profile, cluster = instance(
+        [1e11] * 3, (stack,), memory_bytes=[int(0.9 * whole), int(0.9 * whole), int(0.3 * whole)], mbit_per_s=20.0
+    )
     found = plan(sequence(profile, cluster, length=256))
     assert found.configuration[1] > 0
     assert (
@@ -143,7 +160,9 @@ def test_a_device_too_small_for_a_whole_network_works_without_tokens():
 
 
 def test_the_ring_avoids_slow_pairs():
-    pairs = {f"d{a}>d{b}": Link(bytes_per_s=1e4) for a, b in ((0, 1), (1, 2), (2, 3), (3, 0), (1, 0), (2, 1), (3, 2), (0, 3))}
+    pairs = {
+        f"d{a}>d{b}": Link(bytes_per_s=1e4) for a, b in ((0, 1), (1, 2), (2, 3), (3, 0), (1, 0), (2, 1), (3, 2), (0, 3))
+    }
     profile, cluster = instance([1e10] * 4, (shape(4, 8),), pairs=pairs)
     ring = plan(sequence(profile, cluster, length=64)).ranks
     hops = {(a, b) for a, b in zip(ring, (*ring[1:], ring[0]), strict=True)}
@@ -173,7 +192,9 @@ def test_what_is_missing_is_said_in_all_and_by_device():
 
 def test_scheme_2_everywhere_may_be_what_does_not_fit():
     stack = shape(4, 4)
-    profile, cluster = instance([1e9] * 2, (stack,), memory_bytes=4 * (stack.attention_bytes + stack.feed_forward_bytes) * 6 // 10)
+    profile, cluster = instance(
+        [1e9] * 2, (stack,), memory_bytes=4 * (stack.attention_bytes + stack.feed_forward_bytes) * 6 // 10
+    )
     assert plan(sequence(profile, cluster, length=16), schemes=1).num_positions == 2
     with pytest.raises(PlanError, match="each device needs all feed-forward networks"):
         plan(sequence(profile, cluster, length=16), schemes=2)

@@ -29,7 +29,9 @@ def test_a_lost_device_does_not_occur_and_nothing_is_renumbered():
 def test_the_portal_stays_first():
     profile, cluster, old = made()
     for portal in (0, 2):
-        first = replace(old, ranks=(portal, *[rank for rank in (0, 1, 2, 3) if rank != portal][: old.num_positions - 1]))
+        first = replace(
+            old, ranks=(portal, *[rank for rank in (0, 1, 2, 3) if rank != portal][: old.num_positions - 1])
+        )
         assert replan(first, profile, cluster, excluded=[1]).ranks[0] == portal
     assert replan(old, profile, cluster, excluded=[3]).ranks[0] == old.ranks[0]
 
@@ -41,7 +43,10 @@ def test_a_slow_device_gets_less_or_nothing():
     share = new.units[new.position_of(1)] if new.position_of(1) is not None else 0
     assert share < old.units[old.position_of(1)]
     assert price_plan(new, seen, cluster).layers_s < price_plan(old, seen, cluster).layers_s
-    assert price_plan(new, seen, cluster).layers_s <= price_plan(algorithm_1(sequence(seen, cluster, length=48)), seen, cluster).layers_s
+    assert (
+        price_plan(new, seen, cluster).layers_s
+        <= price_plan(algorithm_1(sequence(seen, cluster, length=48)), seen, cluster).layers_s
+    )
 
 
 @pytest.mark.parametrize("name", INFERENCE_SYSTEMS)

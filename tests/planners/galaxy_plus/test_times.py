@@ -20,7 +20,9 @@ from workbench.methods.galaxy_plus.planners.pricing import Equation9, cut_of, ho
 from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.planners import Problem
 
-STACK = StackShape(num_layers=3, num_units=4, hidden_size=8, columns=16, unit_bytes=10, column_bytes=5, hidden_bytes=100)
+STACK = StackShape(
+    num_layers=3, num_units=4, hidden_size=8, columns=16, unit_bytes=10, column_bytes=5, hidden_bytes=100
+)
 
 
 def by_hand() -> InferenceProfile:
@@ -51,13 +53,17 @@ def test_equations_5_to_7_and_10_by_hand():
     assert 1 / capacity(profile, 1, lengths) == pytest.approx(2 * (80 + 40 + 320 + 60))
     found = price_plan(hybrid((2, 1, 1)), profile, cluster)
     mha, tensor, sequence, con, ring = 90.0, 240.0, 256.0, 48.0, 2 * 0.6
-    assert found.layers_s == pytest.approx(2 * (mha + tensor + con + 2 * ring) + mha + sequence + con + ring)  # Eq. 6 + Eq. 7
+    assert found.layers_s == pytest.approx(
+        2 * (mha + tensor + con + 2 * ring) + mha + sequence + con + ring
+    )  # Eq. 6 + Eq. 7
     assert found.ends_s == pytest.approx(2 * 0.4)
 
 
 def test_nothing_takes_no_time():
     profile = by_hand()
-    assert mha_s(profile, 0, 0, 0, (10,)) == mlp_tensor_s(profile, 0, 0, 0, (10,)) == mlp_sequence_s(profile, 0, 0, 0) == 0
+    assert (
+        mha_s(profile, 0, 0, 0, (10,)) == mlp_tensor_s(profile, 0, 0, 0, (10,)) == mlp_sequence_s(profile, 0, 0, 0) == 0
+    )
     with pytest.raises(ConfigError, match="at least one token"):
         stack_lengths(profile, 0)
 
@@ -73,7 +79,9 @@ def test_a_ring_of_equal_links_takes_n_less_1_hops_of_the_largest_part():
 
 
 def test_a_slow_link_is_busy_with_every_tile_but_one():
-    _, cluster = instance([1.0] * 3, (shape(1, 3),), mbit_per_s=8e6, latency_s=0.0, pairs={"d0>d1": Link(bytes_per_s=1000.0)})
+    _, cluster = instance(
+        [1.0] * 3, (shape(1, 3),), mbit_per_s=8e6, latency_s=0.0, pairs={"d0>d1": Link(bytes_per_s=1000.0)}
+    )
     # Over 0 -> 1 go the tiles of 0 and 2, never that of 1: tokens behind the slow link are cheap.
     assert all_gather_s(cluster, (0, 1, 2), (1, 8, 1), 100) == pytest.approx(0.2, rel=1e-3)
     assert all_gather_s(cluster, (0, 1, 2), (8, 1, 1), 100) == pytest.approx(0.9, rel=1e-3)
@@ -84,7 +92,14 @@ def test_a_slow_link_is_busy_with_every_tile_but_one():
 def test_a_decoder_has_two_attention_blocks_and_three_rings():
     profile, cluster = instance([1e9, 1e9], (shape(2, 4), shape(2, 4, cross=True)))
     plan = InferencePlan(
-        method="hand", paradigm="hybrid", ranks=(0, 1), units=(2, 2), columns=(512, 512), shares=(1, 1), schemes=(1, 1, 2, 2), length=8
+        method="hand",
+        paradigm="hybrid",
+        ranks=(0, 1),
+        units=(2, 2),
+        columns=(512, 512),
+        shares=(1, 1),
+        schemes=(1, 1, 2, 2),
+        length=8,
     )
     _, free = instance([1e9, 1e9], (shape(2, 4),), mbit_per_s=1e12, latency_s=0.0)
     with_links_s, without_s = (Equation9(profile, links, (8, 4))(cut_of(plan, profile)) for links in (cluster, free))
@@ -102,11 +117,20 @@ def test_equation_9_is_the_simulation_of_a_layer_on_equal_devices_without_overla
     stack = shape(6, 12)
     profile, cluster = instance([2e9] * devices, (stack,))
     parts = {"units": 12, "columns": stack.columns, "shares": 48.0}
-    equal = {name: (whole / devices if name == "shares" else whole // devices,) * devices for name, whole in parts.items()}
+    equal = {
+        name: (whole / devices if name == "shares" else whole // devices,) * devices for name, whole in parts.items()
+    }
     seconds = []
     for layers in (6, 7):
         problem = Problem(replace(profile, stacks=(replace(stack, num_layers=layers),)), cluster, sequence_length=48)
-        plan = InferencePlan(method="test", paradigm="hybrid", ranks=tuple(range(devices)), schemes=(scheme,) * layers, length=48, **equal)
+        plan = InferencePlan(
+            method="test",
+            paradigm="hybrid",
+            ranks=tuple(range(devices)),
+            schemes=(scheme,) * layers,
+            length=48,
+            **equal,
+        )
         seconds.append(SequencePrice(problem, message_s=0.0).timeline(plan).makespan_s)
     assert seconds[1] - seconds[0] == pytest.approx(price_plan(plan, problem.profile, cluster).layers_s / 7, rel=1e-12)
 

@@ -19,7 +19,18 @@ from workbench.methods.galaxy_plus.serving.records import ServedRequest, Serving
 from workbench.runtime.engines import default_pool
 from workbench.runtime.network import probe
 from workbench.tasks import load_task
-from workbench_studies.bench import confidant, executor, galaxy_plus, inference_parts, p_rge, pac_plus, recovery, ringada, runtime, serving
+from workbench_studies.bench import (
+    confidant,
+    executor,
+    galaxy_plus,
+    inference_parts,
+    p_rge,
+    pac_plus,
+    recovery,
+    ringada,
+    runtime,
+    serving,
+)
 from workbench_studies.bench.command import BENCHES, CHOOSING
 from workbench_studies.bench.inference_parts import BertSize, save_model
 
@@ -70,7 +81,14 @@ def test_pac_plus(monkeypatch: Patch, tmp_path: Path) -> None:
     for name, value in given.items():
         monkeypatch.setattr(pac_plus, name, value)
     made = pac_plus.bench(lambda line: None)
-    sides = {"cached", "cached, by autograd", "LoRA, float32", "LoRA, bfloat16 autocast", "full, float32", "first epoch"}
+    sides = {
+        "cached",
+        "cached, by autograd",
+        "LoRA, float32",
+        "LoRA, bfloat16 autocast",
+        "full, float32",
+        "first epoch",
+    }
     assert {point["side"] for point in made["points"]} == sides
     assert all(point["ratio_to_cached"] > 0 for point in made["points"])
 
@@ -85,7 +103,11 @@ def test_galaxy_plus(monkeypatch: Patch) -> None:
     [point] = made["points"]
     baselines = galaxy_plus.BASELINES if "kernel" in made["label"] else galaxy_plus.BASELINES[:-1]
     assert [name for name in baselines if not point[name] > 0] == []
-    assert point["overlap"] > 0 and made["weak scaling"].keys() == {1, 2, 3, 4} and made["planner"].keys() == {"BERT-Large"}
+    assert (
+        point["overlap"] > 0
+        and made["weak scaling"].keys() == {1, 2, 3, 4}
+        and made["planner"].keys() == {"BERT-Large"}
+    )
     assert point["plan"]["gap"] < galaxy_plus.LARGEST_GAP
 
 
@@ -120,7 +142,9 @@ def test_ringada(monkeypatch: Patch) -> None:
 @needs_kernel_links
 @pytest.mark.parametrize("name", ["processors", "schedule", "partition", "phones"])
 def test_confidant(name: str, monkeypatch: Patch) -> None:
-    jobs = {side: job for side, job in briefly(confidant.JOBS, epochs=1, train_samples=16).items() if side.startswith(name)}
+    jobs = {
+        side: job for side, job in briefly(confidant.JOBS, epochs=1, train_samples=16).items() if side.startswith(name)
+    }
     monkeypatch.setattr(confidant, "JOBS", jobs)
     made = confidant.bench(lambda line: None, only=[name], rounds=1)
     assert {f"{row['point'].split()[0]}: {row['side']}" for row in made["points"]} == set(jobs)
@@ -139,9 +163,14 @@ def test_serving(left: tuple[str, ...], monkeypatch: Patch) -> None:
         stream=StreamSettings(num_requests=2),
         rescheduling=serving.SETTINGS,
         plans=(),
-        requests=tuple(ServedRequest(number=i, arrival_s=i, start_s=i, end_s=i + 0.5, tokens=1, plan=0, attempts=1 + i) for i in range(2)),
+        requests=tuple(
+            ServedRequest(number=i, arrival_s=i, start_s=i, end_s=i + 0.5, tokens=1, plan=0, attempts=1 + i)
+            for i in range(2)
+        ),
     )
-    monkeypatch.setattr(serving, "serve_randomly", lambda count, on_request: serving.SoakResult(report=shown, left_behind=left))
+    monkeypatch.setattr(
+        serving, "serve_randomly", lambda count, on_request: serving.SoakResult(report=shown, left_behind=left)
+    )
     if left:
         with pytest.raises(AssertionError, match="process 7"):
             serving.bench(lambda line: None, soak=2)

@@ -1,4 +1,5 @@
-"""The benchmark of the executor: its programs can run, and a point compares what was measured with the same program's simulation."""
+"""The benchmark of the executor: its programs can run, and a point compares what was measured with the same program's
+simulation."""
 
 from __future__ import annotations
 
@@ -7,7 +8,16 @@ import pytest
 from workbench.core.program import unrolled
 from workbench.schedules import check
 from workbench.simulator import simulate
-from workbench_studies.bench.executor import LATENCIES_MS, LAYERS, MICRO_BATCHES, SECONDS, STEPS, TILES, _point, cases
+from workbench_studies.bench.executor import (
+    LATENCIES_MS,
+    LAYERS,
+    MICRO_BATCHES,
+    SECONDS,
+    STEPS,
+    TILES,
+    _point,
+    cases,
+)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -33,14 +43,19 @@ def test_programs_of_small_messages_mostly_wait_for_latency(latency_ms: int) -> 
 
 def test_a_pipeline_that_does_not_drain_is_faster_than_its_steps_one_by_one() -> None:
     case = cases(4)["not draining"]
-    one, several = (max(span.end_s for span in simulate(unrolled(case.program, steps)).spans) for steps in (1, case.num_steps))
+    one, several = (
+        max(span.end_s for span in simulate(unrolled(case.program, steps)).spans) for steps in (1, case.num_steps)
+    )
     assert case.num_steps == STEPS and several < STEPS * one
     assert several - one == pytest.approx((STEPS - 1) * 8 * SECONDS["F"])
 
 
 def test_a_point_is_measured_over_simulated() -> None:
     simulated_s = LAYERS * (SECONDS["ATTN"] + SECONDS["MLP"] + SECONDS["MLPB"] + SECONDS["ATTNB"])
-    rounds = [[(10.0, 10.0 + ratio * simulated_s, 0.001, 0.1) for ratio in ratios] for ratios in ((1.0, 1.2, 1.0), (1.1, 1.1, 1.3))]
+    rounds = [
+        [(10.0, 10.0 + ratio * simulated_s, 0.001, 0.1) for ratio in ratios]
+        for ratios in ((1.0, 1.2, 1.0), (1.1, 1.1, 1.3))
+    ]
     point = _point("two streams", 2, cases(2)["two streams"], rounds)
     assert point["simulated_ms"] == pytest.approx(1e3 * simulated_s)
     assert (point["ratio"], point["least"], point["p95"]) == pytest.approx((1.2, 1.1, 1.3))

@@ -6,34 +6,71 @@ import pytest
 from torch import tensor
 
 from workbench.core.errors import ConfigError
-from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape
+from workbench.core.inference import (
+    InferencePlan,
+    InferenceProfile,
+    PieceCost,
+    StackCosts,
+    StackShape,
+)
 from workbench.core.schedule import Op
 from workbench.core.timeline import Span
 from workbench.methods.galaxy_plus.costs import scaled_to
 from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.planners import Problem
-from workbench_studies.bench.galaxy_plus import DILATION, MBIT_PER_S, MODELS, Selection, _latencies
+from workbench_studies.bench.galaxy_plus import (
+    DILATION,
+    MBIT_PER_S,
+    MODELS,
+    Selection,
+    _latencies,
+)
 from workbench_studies.bench.inference_parts import _layer_s, emulated_cluster
 from workbench_studies.bench.inference_sides import Side, SidesResult, overlap_point
 
 PLAN = InferencePlan(
-    method="test", paradigm="hybrid", ranks=(0, 1), units=(1, 1), columns=(2, 2), shares=(1.0, 1.0), schemes=(1, 1), overlap=True
+    method="test",
+    paradigm="hybrid",
+    ranks=(0, 1),
+    units=(1, 1),
+    columns=(2, 2),
+    shares=(1.0, 1.0),
+    schemes=(1, 1),
+    overlap=True,
 )
 
 
 def prices() -> SequencePrice:
-    stack = StackShape(num_layers=2, num_units=2, hidden_size=8, columns=4, unit_bytes=1, column_bytes=1, hidden_bytes=32)
+    stack = StackShape(
+        num_layers=2,
+        num_units=2,
+        hidden_size=8,
+        columns=4,
+        unit_bytes=1,
+        column_bytes=1,
+        hidden_bytes=32,
+    )
     costs = (StackCosts(pieces={"UP": PieceCost(fixed_s=1.0)}),)
     cluster = emulated_cluster("homogeneous", 500, 60e9)
-    profile = InferenceProfile(model="test", source="analytic", stacks=(stack,), costs=(costs,) * cluster.world_size)
+    profile = InferenceProfile(
+        model="test",
+        source="analytic",
+        stacks=(stack,),
+        costs=(costs,) * cluster.world_size,
+    )
     return SequencePrice(Problem(profile, cluster, sequence_length=8))
 
 
 def test_words_restrict_the_points() -> None:
-    """Words of one kind are alternatives; a kind of which none is named has all; an unknown word is answered with those that there are."""
+    """Words of one kind are alternatives; a kind of which none is named has all; an unknown word is answered with those
+    that there are."""
     whole = Selection.of(())
     chosen = Selection.of(("minilm", "125", "1000", "latency"))
-    assert (chosen.models, chosen.mbit_per_s, chosen.parts) == (("MiniLM",), (125, 1000), ("latency",))
+    assert (chosen.models, chosen.mbit_per_s, chosen.parts) == (
+        ("MiniLM",),
+        (125, 1000),
+        ("latency",),
+    )
     assert chosen.clusters == ("homogeneous", "heterogeneous")
     assert (whole.models, whole.mbit_per_s) == (MODELS, MBIT_PER_S)
     with pytest.raises(ConfigError, match="bert-base, homogeneous"):
@@ -51,31 +88,58 @@ def test_devices_keep_their_proportions() -> None:
 
 
 def test_dilation_slows_all_in_proportion_and_is_divided_out() -> None:
-    """A simulated request takes twice as long on devices and links at half their speed; reported times are as at full speed."""
+    """A simulated request takes twice as long on devices and links at half their speed; reported times are as at full
+    speed."""
     usual, slowed = (emulated_cluster("heterogeneous", 250, 60e9, dilation) for dilation in (1.0, 2.0))
     for one, other in zip(usual.devices, slowed.devices, strict=True):
-        assert (other.host_share, other.link.bytes_per_s) == pytest.approx(((one.host_share or 0.0) / 2, one.link.bytes_per_s / 2))
+        assert (other.host_share, other.link.bytes_per_s) == pytest.approx(
+            ((one.host_share or 0.0) / 2, one.link.bytes_per_s / 2)
+        )
     host = StackCosts(pieces={name: PieceCost(fixed_s=1e-3) for name in ("UP", "DOWN", "QKV", "OUT")})
-    stack = StackShape(num_layers=2, num_units=2, hidden_size=8, columns=4, unit_bytes=1, column_bytes=1, hidden_bytes=1 << 20)
+    stack = StackShape(
+        num_layers=2,
+        num_units=2,
+        hidden_size=8,
+        columns=4,
+        unit_bytes=1,
+        column_bytes=1,
+        hidden_bytes=1 << 20,
+    )
     profile = InferenceProfile(model="test", source="measured", stacks=(stack,), costs=((host,),))
     seconds = [
-        SequencePrice(Problem(scaled_to(profile, cluster), cluster, sequence_length=8), message_s=0.0)(PLAN) for cluster in (usual, slowed)
+        SequencePrice(
+            Problem(scaled_to(profile, cluster), cluster, sequence_length=8),
+            message_s=0.0,
+        )(PLAN)
+        for cluster in (usual, slowed)
     ]
     assert seconds[1] == pytest.approx(2 * seconds[0]) and seconds[0] > 0
-    result = SidesResult(seconds={"galaxy_plus": [2.0], "local": [3.0]}, outputs={name: tensor([1.0]) for name in ("galaxy_plus", "local")})
+    result = SidesResult(
+        seconds={"galaxy_plus": [2.0], "local": [3.0]},
+        outputs={name: tensor([1.0]) for name in ("galaxy_plus", "local")},
+    )
     result.paced_s = 1.0
-    point = _latencies([result], [Side(name=name, plan=PLAN, ids=tensor([[1]]), rounds=1) for name in ("galaxy_plus", "local")], prices())
+    point = _latencies(
+        [result],
+        [Side(name=name, plan=PLAN, ids=tensor([[1]]), rounds=1) for name in ("galaxy_plus", "local")],
+        prices(),
+    )
     assert (point["galaxy_plus_s"], point["local"]) == (2.0 / DILATION, 1.5)
 
 
 def test_ratios_are_of_one_round() -> None:
-    """Each baseline's seconds over Galaxy+'s of the same round; late time makes a point invalid; unequal answers are an error."""
+    """Each baseline's seconds over Galaxy+'s of the same round; late time makes a point invalid; unequal answers are an
+    error."""
     names = {"galaxy_plus": [1.0, 2.0], "megatron_lm": [1.5, 4.0], "local": [3.0]}
     sides = [Side(name=name, plan=PLAN, ids=tensor([[1]]), rounds=2) for name in names]
     outputs = {name: tensor([1.0]) for name in names}
     result = SidesResult(seconds=names, outputs=outputs, late_s=0.02, paced_s=1.0)
     point = _latencies([result, SidesResult(paced_s=1.0)], sides, prices())
-    assert (point["megatron_lm"], point["megatron_lm from, to"], point["local"]) == (1.75, (1.5, 2.0), 2.0)
+    assert (point["megatron_lm"], point["megatron_lm from, to"], point["local"]) == (
+        1.75,
+        (1.5, 2.0),
+        2.0,
+    )
     assert point["overrun_share"] == pytest.approx(0.01) and point["is_valid"]
     result.late_s = 1.0
     assert not _latencies([result], sides, prices())["is_valid"]
@@ -85,7 +149,8 @@ def test_ratios_are_of_one_round() -> None:
 
 
 def test_overlap_compares_with_the_longer_side() -> None:
-    """Blocks of the second layer, from the last device's end to the next last device's end; computation of the busiest device."""
+    """Blocks of the second layer, from the last device's end to the next last device's end; computation of the busiest
+    device."""
     both = [{1: 1.0, 2: 2.0, 3: 4.0}, {1: 1.5, 2: 2.5, 3: 4.6}]
     alone = [{1: 0.1, 2: 0.9, 3: 2.7}, {1: 0.2, 2: 0.7, 3: 1.0}]
     busy = [{2: 0.5, 3: 2.0}, {2: 0.8, 3: 1.0}]

@@ -48,7 +48,9 @@ def test_where_a_round_takes_long_the_warm_up_counts(monkeypatch):
 
 @pytest.mark.slow
 def test_peaks_are_those_of_processes_of_their_own_and_their_failures_are_told():
-    inference, training = (frame.child_peak_bytes(MEMORY, side, "tiny-llama", 32, 4, 4) for side in ("inference", "P-RGE"))
+    inference, training = (
+        frame.child_peak_bytes(MEMORY, side, "tiny-llama", 32, 4, 4) for side in ("inference", "P-RGE")
+    )
     assert 0 < inference < 200e6
     assert 0 < training < 2 * inference
     with pytest.raises(RuntimeSetupError, match=r"The peak memory of .inference. was to be measured.*nosuch"):
@@ -86,20 +88,28 @@ def test_the_engine_is_compared_with_the_same_steps_in_pytorch(monkeypatch):
 
 
 def test_points_of_the_grid_are_measured_and_an_unknown_section_is_answered():
-    made = p_rge.bench(lambda line: None, only=("steps",), model="tiny-llama-2", length=24, grid=((1, 1), (2, 1)), rounds=1)
+    made = p_rge.bench(
+        lambda line: None, only=("steps",), model="tiny-llama-2", length=24, grid=((1, 1), (2, 1)), rounds=1
+    )
     assert [(point["q"], point["E"]) for point in made["points"]] == [(1, 1), (2, 1)]
     assert set(made["points"][0]["tried"]) == {"sequential_ms", "both_ms"}
     assert set(made["points"][1]["tried"]) == {"sequential_ms", "outer_ms", "inner_ms", "both_ms"}
     assert all(point["execution"] + "_ms" in point["tried"] and point["ratio"] > 0 for point in made["points"])
     assert made["smallest_ratio"] == min(point["ratio"] for point in made["points"])
-    copies = p_rge.bench(lambda line: None, only=("copies",), model="tiny-llama-2", length=24, grid=((1, 1), (2, 4)), rounds=1)
+    copies = p_rge.bench(
+        lambda line: None, only=("copies",), model="tiny-llama-2", length=24, grid=((1, 1), (2, 4)), rounds=1
+    )
     assert [(point["q"], point["E"], point["against"]) for point in copies["points"]] == [
         (1, 1, "all copies kept"),
         (2, 1, "all copies kept"),
     ]
-    stored = p_rge.bench(lambda line: None, only=("quantized",), model="tiny-llama-2", length=24, grid=((1, 1), (1, 2)), rounds=1)
+    stored = p_rge.bench(
+        lambda line: None, only=("quantized",), model="tiny-llama-2", length=24, grid=((1, 1), (1, 2)), rounds=1
+    )
     assert [(point["section"], point["weights"], point["E"]) for point in stored["points"]] == [
-        (section, storage, batch) for storage in ("nf4", "int8") for section, batch in (("quantized", 1), ("quantized", 2), ("steps", 1))
+        (section, storage, batch)
+        for storage in ("nf4", "int8")
+        for section, batch in (("quantized", 1), ("quantized", 2), ("steps", 1))
     ]
     with pytest.raises(ConfigError, match=r"steps, copies, full, quantized, memory.*Did you mean 'memory'"):
         p_rge.bench(only=("memori",))

@@ -38,7 +38,9 @@ def test_its_sides_train_as_many_samples_and_the_ring_wins_in_the_simulation() -
         seconds[name] = sum(step.predicted_s or 0.0 for step in report.steps)
         bound_s, peaks = bounds(job, cluster, report.plan)
         nbytes[name] = max(peaks.values())[0]
-        assert len(peaks) == (6 if "unfreeze_every" in job.options else 1) and all(0 < bare <= whole for whole, bare in peaks.values())
+        assert len(peaks) == (6 if "unfreeze_every" in job.options else 1) and all(
+            0 < bare <= whole for whole, bare in peaks.values()
+        )
         assert bound_s <= seconds[name] * 1.001
     assert seconds["RingAda"] < seconds["PipeAdapter"]
     assert nbytes["RingAda"] < nbytes["Single"]
@@ -50,17 +52,29 @@ def test_a_point_compares_round_by_round_and_by_trained_layers() -> None:
 
     def side(seconds: float, lowest: int | None = None) -> Side:
         step = replace(made.steps[0], samples=2 * size, predicted_s=2.0, measured_s=seconds, lowest_trained=lowest)
-        runs = [replace(made, steps=(replace(step, measured_s=one),), valid=seconds != 9.0) for one in (seconds, 2 * seconds)]
-        return Side(reports=runs, watched=[[7_000_000], []], busiest_s=1.5, peaks={layers - (lowest or 0): (40_000_000, 4)})
+        runs = [
+            replace(made, steps=(replace(step, measured_s=one),), valid=seconds != 9.0)
+            for one in (seconds, 2 * seconds)
+        ]
+        return Side(
+            reports=runs, watched=[[7_000_000], []], busiest_s=1.5, peaks={layers - (lowest or 0): (40_000_000, 4)}
+        )
 
     sides = {"RingAda": side(2.0, 0), "PipeAdapter": side(3.0), "PipeAdapter stashing": side(1.0), "Single": side(6.0)}
     found = {row["side"]: row for row in side_table("equal,125", sides)}
     assert found["Single"]["over_RingAda"] == 3.0 and found["PipeAdapter"]["over_RingAda"] == 1.5
     assert found["RingAda"]["over_simulated"] == 1.5 and found["RingAda"]["over_bound"] == 2.0
     assert found["RingAda"]["step_off"] == 0.5 and found["RingAda"]["step_off_p95"] == 1.0
-    assert found["Single"]["spread"] == "3.00-3.00" and found["Single"]["MB_measured"] == 7.0 and found["Single"]["valid"]
+    assert (
+        found["Single"]["spread"] == "3.00-3.00" and found["Single"]["MB_measured"] == 7.0 and found["Single"]["valid"]
+    )
     [row] = depth_table("equal,125", sides)
-    assert row["trained"] == layers and row["s"] == 1.5 and row["PipeAdapter stashing over it"] == 0.5 and row["of_Single"] == 1.0
+    assert (
+        row["trained"] == layers
+        and row["s"] == 1.5
+        and row["PipeAdapter stashing over it"] == 0.5
+        and row["of_Single"] == 1.0
+    )
     assert row["at_most_.36"] == "no / no"
     assert row["MB"] == row["Single MB"] == "40 / 7"
     assert not side_table("equal,125", {**sides, "Single": side(9.0)})[-1]["valid"]
@@ -107,5 +121,7 @@ def test_a_steps_peak_counts_from_the_beginning_of_the_training(monkeypatch) -> 
 
 
 def test_only_its_rates_can_be_chosen() -> None:
-    with pytest.raises(ConfigError, match=r"'7' of the benchmark was asked for. There are equal, 1000, 125, unequal, bert-base"):
+    with pytest.raises(
+        ConfigError, match=r"'7' of the benchmark was asked for. There are equal, 1000, 125, unequal, bert-base"
+    ):
         bench(print, only=["7"])

@@ -7,7 +7,11 @@ from dataclasses import replace
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault
 from workbench.core.inference import InferenceProfile
-from workbench.methods.galaxy_plus.serving.records import Reaction, ReschedulingSettings, StreamSettings
+from workbench.methods.galaxy_plus.serving.records import (
+    Reaction,
+    ReschedulingSettings,
+    StreamSettings,
+)
 from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
 from workbench_studies.papers.galaxy_plus.load_spike import LoadSpikeResult, cut
@@ -25,8 +29,12 @@ def load_spike_simulated(
     rescheduling: ReschedulingSettings | None = None,
     noise: float = 0.05,
 ) -> LoadSpikeResult:
-    """Return the experiment in virtual time, requests back to back.  Raises PlanError if the model does not fit the cluster."""
-    planner, times = planner_of(profile, cluster, (length,)), simulated_times(profile, cluster, (length,))
+    """Return the experiment in virtual time, requests back to back.  Raises PlanError if the model does not fit the
+    cluster."""
+    planner, times = (
+        planner_of(profile, cluster, (length,)),
+        simulated_times(profile, cluster, (length,)),
+    )
     without = planner(tuple(rank for rank in range(cluster.world_size) if rank != spike.rank))
     reports = {
         reaction: simulate_serving(
@@ -43,5 +51,7 @@ def load_spike_simulated(
         for reaction in REACTIONS
     }
     return LoadSpikeResult(
-        spike=spike, reports={reaction: cut(report) for reaction, report in reports.items()}, best_per_s=1 / times(without, {}).seconds
+        spike=spike,
+        reports={reaction: cut(report) for reaction, report in reports.items()},
+        best_per_s=1 / times(without, {}).seconds,
     )

@@ -18,7 +18,12 @@ from workbench.models.parallel_adapter import task_loss
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import collate
 from workbench_studies.papers import Result, Settings, find_item
-from workbench_studies.papers.confidant.delays import Training, loaded, trained, untrained
+from workbench_studies.papers.confidant.delays import (
+    Training,
+    loaded,
+    trained,
+    untrained,
+)
 from workbench_studies.papers.confidant.faults import Prices, goodput_of
 from workbench_studies.papers.confidant.heads import attention_share, bound
 from workbench_studies.papers.confidant.memory import equation_gb, model_gb
@@ -30,7 +35,11 @@ def test_table_1_its_claims_hold_and_it_is_drawn_from_json() -> None:
     made = item.run(Settings())
     assert [f"{check.claim}: {check.found}" for check in made.checks if not check.holds] == []
     cells = {one.labels: one for one in made.comparisons}
-    assert len(cells) == 12 and {one.kind for one in cells.values()} == {"fitted", "predicted", "computed"}
+    assert len(cells) == 12 and {one.kind for one in cells.values()} == {
+        "fitted",
+        "predicted",
+        "computed",
+    }
     assert [labels for labels, one in cells.items() if one.kind == "fitted"] == [("BERT-Base", "memory")]
     assert abs(cells["BERT-Base", "memory"].deviation or 100) < 0.2  # the constant is what it is fitted to
     assert cells["GPT2-Medium", "memory"].deviation == pytest.approx(-12.6, abs=0.1)
@@ -43,7 +52,9 @@ def test_equations_1_and_2_by_hand() -> None:
     """BERT-Base, 8 x 128: two times 437.9 MB, and twelve layers of s b h (18 + 8 x 4 + 5 x 12 x 128 / 768)."""
     activations = 12 * 128 * 8 * 768 * (18 + 32 + 10)
     assert equation_gb("BERT-Base", 128, 8) == pytest.approx((8 * 109_482_240 + activations) / 1e9, rel=1e-4)
-    assert model_gb("BERT-Base", 128, 8) > (16 * 109_482_240 + activations) / 1e9  # the optimizer's state, and four bytes a value
+    assert (
+        model_gb("BERT-Base", 128, 8) > (16 * 109_482_240 + activations) / 1e9
+    )  # the optimizer's state, and four bytes a value
 
 
 def test_algorithm_1_misses_the_optimum_and_is_drawn() -> None:
@@ -57,7 +68,9 @@ def test_algorithm_1_misses_the_optimum_and_is_drawn() -> None:
     for curve in made.series.values():  # gaps in order, none below the optimum
         assert len(curve) == 51 and -1e-9 < curve[0][1] <= curve[25][1] <= curve[-1][1]
     [drawn] = item.draw(from_json(to_json(made), Result))
-    assert [line.name for line in drawn.figure.data] == [f"epsilon: {name}" for name in ("0.125", "0.25", "0.5", "1", "no limit")]
+    assert [line.name for line in drawn.figure.data] == [
+        f"epsilon: {name}" for name in ("0.125", "0.25", "0.5", "1", "no limit")
+    ]
 
 
 def test_table_7_two_fitted_cells_and_four_contradictions() -> None:
@@ -65,7 +78,10 @@ def test_table_7_two_fitted_cells_and_four_contradictions() -> None:
     made = item.run(Settings())
     cells = {one.labels: one for one in made.comparisons}
     fitted = [labels for labels, one in cells.items() if one.kind == "fitted"]
-    assert len(cells) == 8 and fitted == [("proactive", "Substitution"), ("proactive", "Retrain")]
+    assert len(cells) == 8 and fitted == [
+        ("proactive", "Substitution"),
+        ("proactive", "Retrain"),
+    ]
     assert all(abs(cells[labels].deviation or 100) < 0.1 for labels in fitted)
     blocks = 2 * 7_087_872  # parameters of two of the lost device's four
     assert cells["passive", "Weight redistribution"].ours == pytest.approx(1e3 * blocks / 4.99e6 * 4, rel=0.05)
@@ -79,16 +95,25 @@ def test_goodput_by_hand_and_its_findings() -> None:
     prices = Prices(step_s=1.0, backup_s=0.25, loss_s=5.0, substitution=Substitution(1.0, 0.5, 0.5))
     assert prices.alpha_s == 3.0
     stays = {"mean_s": 1e9, "seed": 0, "noticed": 0.0}
-    assert goodput_of(prices, keeps=True, **stays) == pytest.approx(0.8) and goodput_of(prices, keeps=False, **stays) == 1.0
+    assert (
+        goodput_of(prices, keeps=True, **stays) == pytest.approx(0.8)
+        and goodput_of(prices, keeps=False, **stays) == 1.0
+    )
     stays = {"mean_s": 300.0, "seed": 0}
     on_notice, lost = (goodput_of(prices, keeps=True, noticed=share, **stays) for share in (1.0, 0.0))
     assert 0.75 < on_notice < 0.8 and lost < on_notice - 0.02
     item = find_item("confidant", "goodput")
     made = item.run(Settings())
-    assert [check.holds for check in made.checks] == [True, False]  # of devices that stay for hours, backups cost more than losses
+    assert [check.holds for check in made.checks] == [
+        True,
+        False,
+    ]  # of devices that stay for hours, backups cost more than losses
     assert len(made.comparisons) == 56 and all(0 <= float(one.ours or 0) <= 100 for one in made.comparisons)
     found = {one.labels: float(one.ours or 0) for one in made.comparisons}
-    for way in ("proactive: all on notice", "passive"):  # runs begin in the morning, when devices leave more often than in the mean
+    for way in (
+        "proactive: all on notice",
+        "passive",
+    ):  # runs begin in the morning, when devices leave more often than in the mean
         assert found[way, "diurnal", "2"] < found[way, "constant", "2"]
     [drawn] = item.draw(from_json(to_json(made), Result))
     assert len(drawn.figure.data) == 8 and sum(line.line.dash == "dash" for line in drawn.figure.data) == 4
@@ -97,11 +122,16 @@ def test_goodput_by_hand_and_its_findings() -> None:
 def test_what_heads_over_two_processors_can_give() -> None:
     share = attention_share("BERT-Base", 128)
     assert share == pytest.approx((8 * 768 + 4 * 128) / (24 * 768 + 4 * 128))
-    assert bound(share, 2) == pytest.approx(1.213, abs=1e-3) and bound(share, float("inf")) == pytest.approx(1 / (1 - share))
+    assert bound(share, 2) == pytest.approx(1.213, abs=1e-3) and bound(share, float("inf")) == pytest.approx(
+        1 / (1 - share)
+    )
     item = find_item("confidant", "Fig. 4")
     made = item.run(Settings())
     assert {one.kind for one in made.comparisons} == {"bounded"} and len(made.comparisons) == 4
-    assert [check.holds for check in made.checks] == [False, False]  # the paper's ratios need more than heads, and columns, over processors
+    assert [check.holds for check in made.checks] == [
+        False,
+        False,
+    ]  # the paper's ratios need more than heads, and columns, over processors
     assert {labels for labels, ratio in printed("confidant", "fig4").items() if ratio > bound(1.0, 2)} == {
         ("GPT2-Medium", "3"),
         ("GPT2-Medium", "4"),
@@ -119,7 +149,10 @@ def test_table_8_two_fitted_cells_and_the_papers_contradictions() -> None:
     made = item.run(Settings())
     cells = {one.labels: one for one in made.comparisons}
     fitted = [labels for labels, one in cells.items() if one.kind == "fitted"]
-    assert len(cells) == 8 and fitted == [("LLaMA-7B", "1", "time"), ("LLaMA-7B", "1", "memory")]
+    assert len(cells) == 8 and fitted == [
+        ("LLaMA-7B", "1", "time"),
+        ("LLaMA-7B", "1", "memory"),
+    ]
     assert all(abs(cells[labels].deviation or 100) < 1 for labels in fitted)
     assert [check.holds for check in made.checks] == [False, False, True]
     for _, _, blocks, used in made.tables[0].rows:
@@ -144,7 +177,12 @@ def test_fig_7_is_measured_both_ways_and_json_is_larger() -> None:
 def test_rules_for_stale_weights_compute_with_other_weights(tmp_path: Path) -> None:
     item = find_item("confidant", "delays")
     made = item.run(Settings(quick=True, seeds=(0,), workdir=tmp_path))
-    assert [row[1:3] for row in made.tables[0].rows] == [("0, 0, 0, 0", 0), *[("3, 2, 1, 0", 6)] * 2, ("3, 3, 3, 3", 12), ("1, 1, 1, 1", 4)]
+    assert [row[1:3] for row in made.tables[0].rows] == [
+        ("0, 0, 0, 0", 0),
+        *[("3, 2, 1, 0", 6)] * 2,
+        ("3, 3, 3, 3", 12),
+        ("1, 1, 1, 1", 4),
+    ]
     losses = [row[3] for row in made.tables[0].rows]
     assert len(set(losses)) == 5
     assert item.draw(from_json(to_json(made), Result))
@@ -152,25 +190,36 @@ def test_rules_for_stale_weights_compute_with_other_weights(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("rule", "delay"), [("vertical sync", 3), ("2BW", 1), ("synchronous", 0)])
 def test_a_rule_of_one_delay_gives_the_weights_of_gradients_so_many_updates_old(rule: str, delay: int) -> None:
-    """w(t + 1) is w(t) after a step with the gradient at w(t - delay), of the whole model, to 1e-5 (2BW: Narayanan et al., ICML 2021)."""
+    """w(t + 1) is w(t) after a step with the gradient at w(t - delay), of the whole model, to 1e-5 (2BW: Narayanan et
+    al., ICML 2021)."""
     training = replace(Training(), model="tiny-bert-6", limits=(32, 8, 8), batch_size=4)
     model, losses = trained(training, rule, 0)
     plain, split = untrained(training, 0), loaded(training)[1].train
     weights = plain.trained()
-    optimizer = torch.optim.AdamW([{"params": [one], "weight_decay": 0.01 * (one.ndim >= 2)} for one in weights.values()])
+    optimizer = torch.optim.AdamW(
+        [{"params": [one], "weight_decay": 0.01 * (one.ndim >= 2)} for one in weights.values()]
+    )
     history = [{name: one.detach().clone() for name, one in weights.items()}]
     batches = epoch_batches(split.lengths, training.batch_size, 0, 0)
     for step, indices in enumerate(batches):
         batch = collate(split, indices)
         for name, one in weights.items():
             one.data.copy_(history[max(0, step - delay)][name])
-        logits = plain.logits(plain(batch.input_ids, batch.attention_mask)[1], batch.attention_mask, batch.sample_ids, 0)
+        logits = plain.logits(
+            plain(batch.input_ids, batch.attention_mask)[1],
+            batch.attention_mask,
+            batch.sample_ids,
+            0,
+        )
         loss = task_loss(logits, batch.labels, "classification")
         loss.backward()
         assert loss.item() == pytest.approx(losses[step], rel=1e-5)
         for name, one in weights.items():
             one.data.copy_(history[-1][name])
-        set_learning_rate(optimizer, learning_rate_at(step, len(batches), training.learning_rate, 0.06))
+        set_learning_rate(
+            optimizer,
+            learning_rate_at(step, len(batches), training.learning_rate, 0.06),
+        )
         optimizer.step()
         optimizer.zero_grad()
         history.append({name: one.detach().clone() for name, one in weights.items()})
@@ -180,14 +229,19 @@ def test_a_rule_of_one_delay_gives_the_weights_of_gradients_so_many_updates_old(
 
 
 def test_table_5_trains_both_ways_on_the_tasks_that_it_has(tmp_path: Path) -> None:
-    words = [{"tokens": ["Ann", "sees", "Rome"], "ner_tags": ["PER", "O", "LOC"]}, {"tokens": ["He", "sleeps"], "ner_tags": ["O", "O"]}]
+    words = [
+        {"tokens": ["Ann", "sees", "Rome"], "ner_tags": ["PER", "O", "LOC"]},
+        {"tokens": ["He", "sleeps"], "ner_tags": ["O", "O"]},
+    ]
     for split in ("train", "validation", "test"):
         (tmp_path / f"{split}.jsonl").write_text("\n".join(json.dumps(one) for one in words * 4), encoding="utf-8")
     item = find_item("confidant", "Table 5")
     made = item.run(Settings(quick=True, seeds=(0,), data=tmp_path, workdir=tmp_path / "kept"))
     ours = {one.labels[:2]: one.ours for one in made.comparisons if one.labels[2] == "Confidant"}
     assert None not in ours.values() and ours["Phi-2, Alpaca", "loss"] > 0 and len(made.tables[0].rows) == 6
-    assert [len(list((tmp_path / "kept" / name).glob("stashing-0-*.json"))) for name in ("questions", "instructions")] == [1, 1]
+    assert [
+        len(list((tmp_path / "kept" / name).glob("stashing-0-*.json"))) for name in ("questions", "instructions")
+    ] == [1, 1]
     assert item.draw(from_json(to_json(made), Result))
 
 

@@ -29,7 +29,11 @@ def data(tmp_path_factory):
     draw = random.Random(0)
 
     def text(good):
-        words = [draw.choice(("fine", "great", "lovely") if good else ("bad", "dull", "awful")), "film", draw.choice("abcdefgh")]
+        words = [
+            draw.choice(("fine", "great", "lovely") if good else ("bad", "dull", "awful")),
+            "film",
+            draw.choice("abcdefgh"),
+        ]
         return " ".join(words)
 
     rows = {"MRPC": [], "STS-B": [], "SST-2": []}
@@ -116,7 +120,9 @@ def test_options_change_the_training(data, embedded):
         {"score_every": 2},
     ]  # fmt: skip
     outcomes = list(run_all([small("parallel_adapters", **one) for one in changes], None, data, silent).values())
-    assert len({outcome.test_outputs for outcome in outcomes}) == len(changes) - 1  # scoring more often changes nothing else
+    assert (
+        len({outcome.test_outputs for outcome in outcomes}) == len(changes) - 1
+    )  # scoring more often changes nothing else
     assert [step for step, _ in outcomes[5].curve] == [2, 4, 5, 6, 8, 10] and outcomes[5].losses == outcomes[0].losses
 
 
@@ -133,7 +139,15 @@ def test_scores_and_paired_tests():
     draw = random.Random(0)
     labels = tuple(draw.randint(0, 1) for _ in range(400))
     split = Split(texts=("x",) * 400, labels=labels, sample_ids=tuple(range(400)))
-    task = Task(name="mrpc", kind="classification", num_outputs=2, metrics=("accuracy", "f1"), train=split, validation=split, test=split)
+    task = Task(
+        name="mrpc",
+        kind="classification",
+        num_outputs=2,
+        metrics=("accuracy", "f1"),
+        train=split,
+        validation=split,
+        test=split,
+    )
 
     def guess(share):
         wanted = (label if draw.random() < share else 1 - label for label in labels)
@@ -149,7 +163,9 @@ def test_scores_and_paired_tests():
 
 
 def test_an_ensemble_is_the_mean_of_the_logits(data):
-    outcomes = list(run_all([small("parallel_adapters", seed=seed, epochs=1) for seed in (0, 1)], None, data, silent).values())
+    outcomes = list(
+        run_all([small("parallel_adapters", seed=seed, epochs=1) for seed in (0, 1)], None, data, silent).values()
+    )
     expected = torch.tensor([outcome.test_outputs for outcome in outcomes]).mean(dim=0)
     torch.testing.assert_close(torch.tensor(ensemble(outcomes)), expected)
 
@@ -161,7 +177,8 @@ def test_iterations_to_a_target():
 
 
 @pytest.mark.parametrize(
-    ("name", "comparisons"), [("table6", 4), ("fig14", 6), ("table7", 4), ("fig18-executed", 3), ("parity", len(executed.VARIANTS))]
+    ("name", "comparisons"),
+    [("table6", 4), ("fig14", 6), ("table7", 4), ("fig18-executed", 3), ("parity", len(executed.VARIANTS))],
 )
 def test_quick_versions_run_from_end_to_end(name, comparisons, embedded, tmp_path):
     item = find_item("pac_plus", name)
@@ -173,7 +190,12 @@ def test_quick_versions_run_from_end_to_end(name, comparisons, embedded, tmp_pat
 
 def test_glue_joins_where_a_folder_is_given(data, embedded):
     result = find_item("pac_plus", "table6").run(Settings(quick=True, seeds=(0,), data=data))
-    assert {labels[1] for labels in (one.labels for one in result.comparisons)} == {"sentiment", "MRPC", "STS-B", "SST-2"}
+    assert {labels[1] for labels in (one.labels for one in result.comparisons)} == {
+        "sentiment",
+        "MRPC",
+        "STS-B",
+        "SST-2",
+    }
     paper = {one.labels: one.paper for one in result.comparisons}
     # Table VI: the mean over three models of the row 'Difference from Mean'.
     assert paper["from the mean of the three", "MRPC"] == pytest.approx((0.00 + 0.29 + 0.06) / 3, abs=0.01)

@@ -16,20 +16,44 @@ from workbench.methods.galaxy_plus.planners import price_plan
 from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.planners import Problem
 from workbench_studies.papers import Item, Result, Settings, find_item, items_of
-from workbench_studies.papers.galaxy_plus import counted, environments, scaling, speedups, straggler
-from workbench_studies.papers.galaxy_plus.systems import EDGESHARD, GALAXY, MEGATRON, OURS, SEQUENCE, printed_s, run_system
-from workbench_studies.papers.galaxy_plus.testbed import GB, TABLE_V, cluster, described, load_constants, profile
+from workbench_studies.papers.galaxy_plus import (
+    counted,
+    environments,
+    scaling,
+    speedups,
+    straggler,
+)
+from workbench_studies.papers.galaxy_plus.systems import (
+    EDGESHARD,
+    GALAXY,
+    MEGATRON,
+    OURS,
+    SEQUENCE,
+    printed_s,
+    run_system,
+)
+from workbench_studies.papers.galaxy_plus.testbed import (
+    GB,
+    TABLE_V,
+    cluster,
+    described,
+    load_constants,
+    profile,
+)
 from workbench_studies.papers.result import paper_folder, paper_values, printed
 
 CONSTANTS = load_constants()
 SENSITIVITY = Item.sensitivity
-PAPER = {labels: value for labels, value in printed("galaxy_plus", "table5").items() if labels[2] in speedups.QUANTITIES}
+PAPER = {
+    labels: value for labels, value in printed("galaxy_plus", "table5").items() if labels[2] in speedups.QUANTITIES
+}
 COMPUTED = [item for item in items_of("galaxy_plus") if item.source != "executed"]
 
 
 @pytest.fixture(scope="module")
 def result():
-    """Each table, computed once; one constant varied instead of all, fewer models scheduled, scaling to 8 devices: the code is the same."""
+    """Each table, computed once; one constant varied instead of all, fewer models scheduled, scaling to 8 devices: the
+    code is the same."""
     made: dict[str, Result] = {}
 
     def run(name: str) -> Result:
@@ -38,7 +62,11 @@ def result():
         return made[name]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Item, "sensitivity", lambda item, *given: SENSITIVITY(replace(item, varied=("speed_factor",)), *given))
+        patch.setattr(
+            Item,
+            "sensitivity",
+            lambda item, *given: SENSITIVITY(replace(item, varied=("speed_factor",)), *given),
+        )
         patch.setattr(scaling, "MANY", (1, 2, 3, 4, 8))
         patch.setattr(straggler, "FACTORS", (straggler.FACTOR,))
         patch.setattr(scaling, "TABLE_V", ("DistilBert", "OPT-L"))
@@ -62,7 +90,12 @@ def test_every_claim_holds_and_figures_are_drawn_from_json(item, result):
 
 def test_the_registry_has_every_table_and_figure_with_numbers():
     known = {item.name for item in items_of("galaxy_plus")}
-    assert {"table1", "table2", "table5", *(f"fig{number}" for number in range(12, 17))} <= known
+    assert {
+        "table1",
+        "table2",
+        "table5",
+        *(f"fig{number}" for number in range(12, 17)),
+    } <= known
 
 
 @pytest.mark.parametrize("table", sorted(path.stem for path in paper_folder("galaxy_plus").glob("*.csv")))
@@ -87,7 +120,9 @@ def test_table_i_is_bound_by_memory_and_gb_are_2_30_bytes(result):
     assert abs(made["Bert-L", counted.PI].deviation) < 15
     assert made["GPT2-L", counted.MEMORY].ours == pytest.approx(2.89, abs=0.02)
     [table] = [table for table in result("table1").tables if "every token" in table.title]
-    assert all(row[3] < 1 and row[5] < 1.05 for row in table.rows), "Table I's latency per token would leave nothing to gain"
+    assert all(row[3] < 1 and row[5] < 1.05 for row in table.rows), (
+        "Table I's latency per token would leave nothing to gain"
+    )
 
 
 def test_table_ii_volumes_are_counted_from_operations(monkeypatch):
@@ -112,7 +147,11 @@ def test_table_v_floors():
 def test_constants_were_fitted_on_env_a_where_they_are_best():
     def error(**changes: float) -> float:
         made = speedups.cells(replace(CONSTANTS, **changes))
-        cells = [(made[labels], value) for labels, value in PAPER.items() if labels[1] == "Env. A" and isinstance(value, float)]
+        cells = [
+            (made[labels], value)
+            for labels, value in PAPER.items()
+            if labels[1] == "Env. A" and isinstance(value, float)
+        ]
         assert len(cells) == 20
         return sum(abs(own / value - 1) for own, value in cells) / len(cells)
 
@@ -125,7 +164,11 @@ def test_constants_were_fitted_on_env_a_where_they_are_best():
 def test_impossible_configurations_are_found_with_their_sums():
     weights, accounting, balance = speedups.contradictions(CONSTANTS, PAPER).values()
     impossible = {(row[0], row[1]) for row in weights if str(row[-1]).startswith("impossible")}
-    assert impossible == {("ViT-Huge", "Env. B"), ("GPT2-L", "Env. B"), ("OPT-L", "Env. B")}
+    assert impossible == {
+        ("ViT-Huge", "Env. B"),
+        ("GPT2-L", "Env. B"),
+        ("OPT-L", "Env. B"),
+    }
     assert speedups.least_bytes("ViT-Huge", 22)[0] / GB == pytest.approx(1.15, abs=0.01)
     assert speedups.least_bytes("OPT-L", 8)[1] / GB == pytest.approx(8.05, abs=0.02)
     with_gib = next(row for row in accounting if "2^30" in row[0])
@@ -135,14 +178,29 @@ def test_impossible_configurations_are_found_with_their_sums():
 
 def test_a_sequence_by_extrapolation_takes_as_long_as_all_its_layers():
     for model, environment in (("DistilBert", "Env. B"), ("Bert-L", "Env. A")):
-        on, costs = cluster(CONSTANTS, environment), profile(CONSTANTS, model, environment)
-        priced = SequencePrice(Problem(costs, on, sequence_length=CONSTANTS.length(model)), scaling.NO_MESSAGE_S)
+        on, costs = (
+            cluster(CONSTANTS, environment),
+            profile(CONSTANTS, model, environment),
+        )
+        priced = SequencePrice(
+            Problem(costs, on, sequence_length=CONSTANTS.length(model)),
+            scaling.NO_MESSAGE_S,
+        )
         plan = run_system(CONSTANTS, model, environment, OURS).plan
         mixed = replace(plan, schemes=(2, 2, *(1,) * (costs.num_layers - 2)))
         pipeline = run_system(CONSTANTS, model, environment, EDGESHARD).plan
-        for each in (plan, mixed, pipeline, run_system(CONSTANTS, model, environment, MEGATRON).plan):
+        for each in (
+            plan,
+            mixed,
+            pipeline,
+            run_system(CONSTANTS, model, environment, MEGATRON).plan,
+        ):
             whole = priced.timeline(each).makespan_s
-            assert priced(each) == pytest.approx(whole, rel=1e-5), (model, each.paradigm, each.schemes)
+            assert priced(each) == pytest.approx(whole, rel=1e-5), (
+                model,
+                each.paradigm,
+                each.schemes,
+            )
 
 
 def test_printed_overlap_lies_between_its_parts_and_nothing_overlapped():
@@ -150,7 +208,10 @@ def test_printed_overlap_lies_between_its_parts_and_nothing_overlapped():
     plan = run_system(CONSTANTS, "Bert-L", "Env. A", OURS).plan
     price = price_plan(plan, costs, on, length=284)
     overlapped = printed_s(plan, costs, on, (284,))
-    free = replace(on, devices=tuple(replace(one, link=Link(bytes_per_s=1e18)) for one in on.devices))
+    free = replace(
+        on,
+        devices=tuple(replace(one, link=Link(bytes_per_s=1e18)) for one in on.devices),
+    )
     assert price_plan(plan, costs, free, length=284).layers_s < overlapped < price.total_s
     assert printed_s(replace(plan, overlap=False), costs, on, (284,)) == pytest.approx(price.total_s)
     handled = printed_s(plan, costs, on, (284,), (1e-8,) * 4)
@@ -204,16 +265,34 @@ def test_fig_16_the_excluded_device_is_the_loaded_one(result):
 def test_fig_16_executed_is_told_from_its_reports():
     item, on = find_item("galaxy_plus", "fig16-executed"), described("Fig. 16")
     assert [device.name for device in on.devices] == ["rpi-l-0", "rpi-l-1", "rpi-m"]
-    fast = replace(on, devices=tuple(replace(device, flops_per_s=2e10 * device.host_share) for device in on.devices))
+    fast = replace(
+        on,
+        devices=tuple(replace(device, flops_per_s=2e10 * device.host_share) for device in on.devices),
+    )
     spike = Fault(kind="slow", rank=1, start=5.0, factor=4.0)
-    found = load_spike_simulated(analytic_inference("all-MiniLM-L6-v2", fast), fast, spike, until_s=16.0, length=128, noise=0.0)
+    found = load_spike_simulated(
+        analytic_inference("all-MiniLM-L6-v2", fast),
+        fast,
+        spike,
+        until_s=16.0,
+        length=128,
+        noise=0.0,
+    )
     made = straggler.result_of(item, found, "all-MiniLM-L6-v2", 128)
     assert failing(made) == []
     assert all(one.kind == "measured" for one in made.comparisons)
     lost = replace(found.reports["exclude"], valid=False, overrun_share=0.3)
-    again = straggler.result_of(item, replace(found, reports=found.reports | {"exclude": lost}), "all-MiniLM-L6-v2", 128)
+    again = straggler.result_of(
+        item,
+        replace(found, reports=found.reports | {"exclude": lost}),
+        "all-MiniLM-L6-v2",
+        128,
+    )
     assert [text for text in failing(again) if "30.0% late" in text], "a busy host is told"
-    assert [captioned.name for captioned in item.draw(made)] == ["fig16-executed", "fig16-executed-utilisation"]
+    assert [captioned.name for captioned in item.draw(made)] == [
+        "fig16-executed",
+        "fig16-executed-utilisation",
+    ]
 
 
 @pytest.mark.slow
@@ -246,11 +325,18 @@ def test_environments_are_the_catalogues():
     for letter in "ABCD":
         entry = load_cluster(f"galaxy-env-{letter.lower()}")
         for device, known in zip(cluster(CONSTANTS, f"Env. {letter}").devices, entry.devices, strict=True):
-            assert (device.memory_bytes, device.flops_per_s) == (known.memory_bytes, known.flops_per_s)
+            assert (device.memory_bytes, device.flops_per_s) == (
+                known.memory_bytes,
+                known.flops_per_s,
+            )
             assert device.link.bytes_per_s <= known.link.bytes_per_s
     memory = {device.name: device.memory_bytes / GB for device in cluster(CONSTANTS, "Env. B").devices}
-    told = {labels[0]: value for labels, value in printed("galaxy_plus", "table4").items() if labels[1] == "memory budget"}
-    assert (memory["rpi-l-0"], memory["rpi-m"], memory["rpi-s"]) == tuple(told[name] for name in ("RPi-L", "RPi-M", "RPi-S"))
+    told = {
+        labels[0]: value for labels, value in printed("galaxy_plus", "table4").items() if labels[1] == "memory budget"
+    }
+    assert (memory["rpi-l-0"], memory["rpi-m"], memory["rpi-s"]) == tuple(
+        told[name] for name in ("RPi-L", "RPi-M", "RPi-S")
+    )
 
 
 def test_a_model_that_fits_nowhere_is_answered_with_what_is_missing():

@@ -11,7 +11,11 @@ from workbench_studies.papers.drawing import draw
 from workbench_studies.papers.items import canonical
 from workbench_studies.papers.result import as_quick_trial, paper_folder, paper_values, printed
 
-TABLES = sorted(path.stem for folder in (paper_folder("pac_plus"), data_folder() / "papers/pac_plus") for path in folder.glob("*.csv"))
+TABLES = sorted(
+    path.stem
+    for folder in (paper_folder("pac_plus"), data_folder() / "papers/pac_plus")
+    for path in folder.glob("*.csv")
+)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +90,8 @@ def test_deviations_are_per_cent_or_points_and_words_agree_or_differ():
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.03516, "0.0352"), (12.0, "12"), (104.89, "104.9"), (OOM, OOM), (None, ""), (22980.4, "22980")]
+    ("value", "text"),
+    [(0.03516, "0.0352"), (12.0, "12"), (104.89, "104.9"), (OOM, OOM), (None, ""), (22980.4, "22980")],
 )
 def test_numbers_are_printed_short(value, text):
     assert number_text(value) == text
@@ -128,7 +133,9 @@ def test_settings_have_three_seeds_unless_told():
 
 
 def test_a_quick_trial_is_marked_and_judges_nothing():
-    measured = Comparison(labels=("F1",), paper=80.0, ours=2.0, unit="%", kind="measured", deviation_in="points", note="at full size")
+    measured = Comparison(
+        labels=("F1",), paper=80.0, ours=2.0, unit="%", kind="measured", deviation_in="points", note="at full size"
+    )
     computed = Comparison(labels=("time",), paper=10.0, ours=11.0)
     check = Check(claim="it is lower", holds=True, found="1.6 and 2.0")
     table = Table(title="Scores", columns=("F1",), rows=((2.0,),))
@@ -148,15 +155,25 @@ def test_a_quick_trial_is_marked_and_judges_nothing():
         ("computed", pytest.approx(10), None),
     ]
     assert "quick trial" in {row[-1] for row in comparison_table(quick).rows} and "tiny model" in quick.explanation[0]
-    simulated = Result(item="fig1", title="Fig. 1", paper_section="IV", source="simulated", comparisons=(computed,), checks=(check,))
+    simulated = Result(
+        item="fig1", title="Fig. 1", paper_section="IV", source="simulated", comparisons=(computed,), checks=(check,)
+    )
     assert as_quick_trial(simulated) == simulated  # nothing was executed
 
 
 def test_words_are_drawn_as_fields_that_agree_or_differ():
     chart = Chart(name="fig17", caption="", kind="words", unit="devices")
-    cells = [Comparison(labels=(model, count), paper="[2]", ours=ours) for model, count, ours in (("A", "2", "[2]"), ("A", "4", "[1-1]"))]
+    cells = [
+        Comparison(labels=(model, count), paper="[2]", ours=ours)
+        for model, count, ours in (("A", "2", "[2]"), ("A", "4", "[1-1]"))
+    ]
     made = Result(
-        item="fig17", title="T", paper_section="V", source="simulated", label_columns=("model", "boards"), comparisons=tuple(cells)
+        item="fig17",
+        title="T",
+        paper_section="V",
+        source="simulated",
+        label_columns=("model", "boards"),
+        comparisons=tuple(cells),
     )
     [drawn] = draw([chart], made)
     same, different = drawn.figure.data

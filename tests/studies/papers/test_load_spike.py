@@ -16,7 +16,9 @@ from workbench_studies.papers.galaxy_plus.load_spike import LoadSpikeResult
 def result() -> LoadSpikeResult:
     cluster = load_cluster("galaxy-env-b").part([0, 1, 2])
     profile = analytic_inference("DistilBERT", cluster)
-    return load_spike_simulated(profile, cluster, Fault(kind="slow", rank=1, start=10.0, factor=5.0), until_s=30.0, length=284)
+    return load_spike_simulated(
+        profile, cluster, Fault(kind="slow", rank=1, start=10.0, factor=5.0), until_s=30.0, length=284
+    )
 
 
 def test_throughput_comes_back_with_rescheduling_and_not_without(result: LoadSpikeResult) -> None:

@@ -21,8 +21,24 @@ from workbench_studies.papers.result import paper_folder, paper_values, printed
 
 CONSTANTS = load_constants()
 COMPUTED = [item for item in items_of("p_rge") if item.source != "executed"]
-CELLS = {"table2": 7 * 14, "table3": 72, "table4": 48, "table5": 16, "table6": 18, "table7": 4, "table10": 12, "table11": 18,
-         "table12": 18, "table13": 18, "table15": 42, "table16": 63, "table17": 42, "table18": 63, "table1": 6, "claims": 8}  # fmt: skip
+CELLS = {
+    "table2": 7 * 14,
+    "table3": 72,
+    "table4": 48,
+    "table5": 16,
+    "table6": 18,
+    "table7": 4,
+    "table10": 12,
+    "table11": 18,
+    "table12": 18,
+    "table13": 18,
+    "table15": 42,
+    "table16": 63,
+    "table17": 42,
+    "table18": 63,
+    "table1": 6,
+    "claims": 8,
+}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +53,9 @@ def result():
 
     sensitivity = Item.sensitivity
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Item, "sensitivity", lambda item, *given: sensitivity(replace(item, varied=item.varied[:1]), *given))
+        patch.setattr(
+            Item, "sensitivity", lambda item, *given: sensitivity(replace(item, varied=item.varied[:1]), *given)
+        )
         yield run
 
 
@@ -52,7 +70,9 @@ def test_every_claim_holds_and_figures_are_drawn_from_json(item, result):
     assert made.checks
     drawn = item.draw(from_json(to_json(made), Result))
     assert drawn
-    assert all(f"({made.source})" in captioned.figure.layout.title.text and captioned.figure.data for captioned in drawn)
+    assert all(
+        f"({made.source})" in captioned.figure.layout.title.text and captioned.figure.data for captioned in drawn
+    )
 
 
 def test_the_registry_has_every_table_and_figure_that_was_asked_for():
@@ -75,7 +95,9 @@ def test_printed_speedups_agree_with_printed_times():
     cells = printed("p_rge", "table4")
     for (model, method, length, batch), value in cells.items():
         if method == "speedup":
-            assert value == pytest.approx(cells[model, "MeZO (LoRA-FA)", length, batch] / cells[model, "P-RGE", length, batch], abs=0.02)
+            assert value == pytest.approx(
+                cells[model, "MeZO (LoRA-FA)", length, batch] / cells[model, "P-RGE", length, batch], abs=0.02
+            )
 
 
 def test_each_constant_says_what_fixed_it():
@@ -94,7 +116,10 @@ def test_table_3_every_cell_within_10_percent_and_the_rows_that_nothing_was_fitt
     assert len(comparisons) == 72
     assert max(abs(one.deviation) for one in comparisons) < 10
     assert max(abs(one.deviation) for one in comparisons if one.kind == "computed") < 3
-    assert [one.labels for one in comparisons if one.kind == "fitted"] == [(TINY, "FO (full)", "64", "1"), (TINY, "FO (full)", "256", "16")]
+    assert [one.labels for one in comparisons if one.kind == "fitted"] == [
+        (TINY, "FO (full)", "64", "1"),
+        (TINY, "FO (full)", "256", "16"),
+    ]
     # The largest output is the logits: without them the rows would not rise by more than a layer's scratch.
     gathered = forward_memory(describe(LLAMA), memory_rule(CONSTANTS), rows=32, sequence_length=256, targets=1)
     whole = forward_memory(describe(LLAMA), memory_rule(CONSTANTS), rows=32, sequence_length=256)

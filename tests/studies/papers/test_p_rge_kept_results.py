@@ -1,4 +1,5 @@
-"""The results that the study of P-RGE carries: trainings as seeds and scalars, and the tables that were made from them."""
+"""The results that the study of P-RGE carries: trainings as seeds and scalars, and the tables that were made from
+them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ import pytest
 from workbench.core.sealed import read_lines
 from workbench.core.serial import from_json
 from workbench.methods.common.result import model_encoder
-from workbench.methods.p_rge.zeroth_order import CausalModel, LogFile, TrainableConfig, load_causal_model, replay
+from workbench.methods.p_rge.zeroth_order import (
+    CausalModel,
+    LogFile,
+    TrainableConfig,
+    load_causal_model,
+    replay,
+)
 from workbench.tasks import load_task
 from workbench.tasks.prompts import evaluate
 from workbench.trainings.queries import Trial
@@ -25,13 +32,16 @@ KEPT = FOLDER / "trials"
 
 
 def trials(result: Result) -> list[Trial]:
-    """Return what a table's rows trained: the rates that were compared with the first seed, and the chosen one with all seeds."""
+    """Return what a table's rows trained: the rates that were compared with the first seed, and the chosen one with all
+    seeds."""
     rates = {row[0]: row[4] for row in result.tables[0].rows}
     wanted = executed.rows_of("table2" if result is TABLE else "table2-long", Settings())
     found = []
     for name, one in wanted.items():
         if one.steps:
-            tried = executed.trials()["rates"][f"{one.method}, {one.technique}"] if result is TABLE else executed.LONG_RATES
+            tried = (
+                executed.trials()["rates"][f"{one.method}, {one.technique}"] if result is TABLE else executed.LONG_RATES
+            )
             assert rates[name] in tried
             short = min(one.steps, executed.SEARCH_STEPS)
             found += [replace(one, learning_rate=rate, steps=short) for rate in tried]
@@ -41,7 +51,10 @@ def trials(result: Result) -> list[Trial]:
 
 def test_every_training_of_the_tables_is_there_whole_and_nothing_else():
     files: dict[Path, Trial] = {}
-    for one in (*trials(TABLE), *trials(LONG)):  # a longer one goes on from a shorter one's steps
+    for one in (
+        *trials(TABLE),
+        *trials(LONG),
+    ):  # a longer one goes on from a shorter one's steps
         path = one.steps_path(KEPT)
         files[path] = max(files.get(path, one), one, key=lambda trial: trial.steps)
     assert set(files) == set((FOLDER / "trials" / "steps").iterdir())
@@ -59,7 +72,9 @@ def test_every_training_of_the_tables_is_there_whole_and_nothing_else():
     ids=["table2", "table2-long"],
 )
 def test_a_table_says_what_it_was_made_with(result, rows):
-    assert {name: len(str(row[-1]).split(", ")) for name, *row in result.tables[0].rows if row[2]} == dict.fromkeys(rows, 3)
+    assert {name: len(str(row[-1]).split(", ")) for name, *row in result.tables[0].rows if row[2]} == dict.fromkeys(
+        rows, 3
+    )
     assert result.source == "executed" and result.environment["quick"] == "false"
 
 
@@ -72,8 +87,21 @@ def test_the_long_training_reaches_the_floor_as_its_check_says():
 
 
 def score(model: CausalModel, name: str, max_length: int) -> float:
-    task = load_task("sentiment", prompted=True, train_samples=1, validation_samples=1, test_samples=100)
-    return 100 * evaluate(model.logits_at, task.test.prompts, model_encoder(task.template, name, max_length)).value
+    task = load_task(
+        "sentiment",
+        prompted=True,
+        train_samples=1,
+        validation_samples=1,
+        test_samples=100,
+    )
+    return (
+        100
+        * evaluate(
+            model.logits_at,
+            task.test.prompts,
+            model_encoder(task.template, name, max_length),
+        ).value
+    )
 
 
 @cache

@@ -31,7 +31,9 @@ def result():
         return made[name]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Item, "sensitivity", lambda item, *given: SENSITIVITY(replace(item, varied=("nano_bytes",)), *given))
+        patch.setattr(
+            Item, "sensitivity", lambda item, *given: SENSITIVITY(replace(item, varied=("nano_bytes",)), *given)
+        )
         yield run
 
 
@@ -98,7 +100,9 @@ def test_an_out_of_memory_verdict_names_device_and_bytes():
 def test_the_contradictions_are_worked_out_from_the_papers_values():
     tables = contradictions(CONSTANTS, PAPER["table5"])
     assert [round(row[3], 2) for row in tables["full"][:2]] == [1.17, 4.45]
-    assert max(row[-1] for row in tables["idle"] if row[-1] is not None) > 100, "a cell that asks for more than the peak"
+    assert max(row[-1] for row in tables["idle"] if row[-1] is not None) > 100, (
+        "a cell that asks for more than the peak"
+    )
     assert all(runs > refused for _, runs, _, refused in tables["memory"])
 
 
@@ -207,6 +211,10 @@ def test_the_catalogue_has_the_same_devices():
 def test_profiles_carry_factors_and_overheads():
     plain = replace(CONSTANTS, backward_factor=1.0, side_factor=1.0, operation_overhead_s=0.0, step_overhead_s=0.0)
     cluster = nanos(CONSTANTS, 1)
-    ours, bare = (profile(constants, "T5-Base", "parallel_adapters", cluster).layers[0][3] for constants in (CONSTANTS, plain))
+    ours, bare = (
+        profile(constants, "T5-Base", "parallel_adapters", cluster).layers[0][3] for constants in (CONSTANTS, plain)
+    )
     assert ours.seconds("F", 4, 128) == pytest.approx(bare.seconds("F", 4, 128) + CONSTANTS.operation_overhead_s)
-    assert ours.seconds("SB", 4, 128) == pytest.approx(CONSTANTS.side_factor * bare.seconds("SB", 4, 128) + CONSTANTS.operation_overhead_s)
+    assert ours.seconds("SB", 4, 128) == pytest.approx(
+        CONSTANTS.side_factor * bare.seconds("SB", 4, 128) + CONSTANTS.operation_overhead_s
+    )

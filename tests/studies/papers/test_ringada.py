@@ -22,7 +22,11 @@ def test_table_1_its_claims_hold_and_it_is_drawn_from_json() -> None:
     made = item.run(Settings())
     assert [f"{check.claim}: {check.found}" for check in made.checks if not check.holds] == []
     cells = {one.labels: one for one in made.comparisons}
-    assert len(cells) == 15 and {one.kind for one in cells.values() if one.ours is not None} == {"fitted", "bounded", "predicted"}
+    assert len(cells) == 15 and {one.kind for one in cells.values() if one.ours is not None} == {
+        "fitted",
+        "bounded",
+        "predicted",
+    }
     assert abs(cells["Single", "convergence time"].deviation or 0) < 0.01  # the constant is what it is fitted to
     assert abs(cells["RingAda", "convergence time"].deviation or 0) < 5
     assert all(one.ours is None for labels, one in cells.items() if labels[1] in ("F1", "EM", "epochs to convergence"))
@@ -34,9 +38,13 @@ def test_sizes_and_times() -> None:
     assert CONSTANTS.layer_s == pytest.approx(5103.60 / 800 / 24, rel=1e-4)
     assert average(CONSTANTS, "PipeAdapter", 8) == pytest.approx(8.25)  # (8 + 4 - 1) / 8 times 6
     by_depth, _ = layer_times(CONSTANTS, "RingAda", 1)
-    assert list(by_depth) == list(range(1, 13)) and by_depth[12] == pytest.approx(24)  # all are trained: one mini-batch after the other
+    assert list(by_depth) == list(range(1, 13)) and by_depth[12] == pytest.approx(
+        24
+    )  # all are trained: one mini-batch after the other
     times = seconds_after(CONSTANTS, "RingAda")
-    assert len(times) == 800 and times[39] == pytest.approx(40 * CONSTANTS.layer_s * layer_times(CONSTANTS, "RingAda", 4)[0][1])
+    assert len(times) == 800 and times[39] == pytest.approx(
+        40 * CONSTANTS.layer_s * layer_times(CONSTANTS, "RingAda", 4)[0][1]
+    )
 
 
 def test_figure_3_trains_quickly_at_a_tiny_size_and_is_drawn(tmp_path: Path) -> None:
@@ -59,9 +67,12 @@ def test_table_1_s_scores_are_trained_where_it_is_named_and_kept_by_their_settin
     kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "table1").iterdir()}
     assert len(kept) == 2 and question_scores(settings) == (rows, means, model)
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "table1").iterdir()} == kept
-    assert [row[:4] for row in rows] == [("Single", "questions", 32, 1), ("RingAda", "questions", 32, 1)] and rows[0][4] != rows[1][4]
+    assert [row[:4] for row in rows] == [("Single", "questions", 32, 1), ("RingAda", "questions", 32, 1)] and rows[0][
+        4
+    ] != rows[1][4]
     constants = load_constants()
     assert (
-        ours(constants, means, "PipeAdapter", "F1") == means["Single", "F1"] == rows[0][5] and ours(constants, {}, "Single", "F1") is None
+        ours(constants, means, "PipeAdapter", "F1") == means["Single", "F1"] == rows[0][5]
+        and ours(constants, {}, "Single", "F1") is None
     )
     assert Training(steps=8).digest != Training(steps=8, learning_rate=2e-3).digest

@@ -32,17 +32,28 @@ def codes(text: str) -> tuple[int, ...]:
 # Characters tell " terrible" and " great" apart only without the space.
 FILM = replace(PROMPTS["sst2"], text="{sentence} It was ", words=("terrible", "great"))
 FILMS = tuple(
-    PromptSample(sample_id=10 + at, fields={"sentence": text}, label=at % 2) for at, text in enumerate(("bad", "so good", "so so bad"))
+    PromptSample(sample_id=10 + at, fields={"sentence": text}, label=at % 2)
+    for at, text in enumerate(("bad", "so good", "so so bad"))
 )
 CHOICES = (
     PromptSample(
-        sample_id=7, fields={"premise": "It fell", "conjunction": "because", "candidate1": "he hit it", "candidate2": "I did"}, label=1
+        sample_id=7,
+        fields={"premise": "It fell", "conjunction": "because", "candidate1": "he hit it", "candidate2": "I did"},
+        label=1,
     ),
     PromptSample(
-        sample_id=8, fields={"premise": "It stood up", "conjunction": "so", "candidate1": "we sat", "candidate2": "it rains"}, label=0
+        sample_id=8,
+        fields={"premise": "It stood up", "conjunction": "so", "candidate1": "we sat", "candidate2": "it rains"},
+        label=0,
     ),
-)  # fmt: skip
+)
 QUESTIONS = (
-    PromptSample(sample_id=3, fields={"title": "T", "context": "aa bb", "question": "Who?", "answer": "me"}, answers=("me", "us")),
-    PromptSample(sample_id=4, fields={"title": "T", "context": "c", "question": "When, and where?", "answer": "now"}, answers=("now",)),
+    PromptSample(
+        sample_id=3, fields={"title": "T", "context": "aa bb", "question": "Who?", "answer": "me"}, answers=("me", "us")
+    ),
+    PromptSample(
+        sample_id=4,
+        fields={"title": "T", "context": "c", "question": "When, and where?", "answer": "now"},
+        answers=("now",),
+    ),
 )

@@ -21,7 +21,12 @@ def passage(number: int) -> str:
 
 ROWS = {
     "rte": [
-        {"premise": f"It rained {n} days. ", "hypothesis": "It was wet.", "label": ("entailment", "not_entailment")[n % 2], "idx": n}
+        {
+            "premise": f"It rained {n} days. ",
+            "hypothesis": "It was wet.",
+            "label": ("entailment", "not_entailment")[n % 2],
+            "idx": n,
+        }
         for n in range(10)
     ],
     "boolq": [{"question": "is tea hot", "passage": passage(n), "idx": n, "label": n % 2 == 1} for n in range(10)],
@@ -35,7 +40,13 @@ ROWS = {
         for n in range(10)
     ],
     "wic": [
-        {"word": "bank", "sentence1": f"He sat on bank {n}.", "sentence2": "The bank lent it.", "idx": n, "label": n % 2 == 1}
+        {
+            "word": "bank",
+            "sentence1": f"He sat on bank {n}.",
+            "sentence2": "The bank lent it.",
+            "idx": n,
+            "label": n % 2 == 1,
+        }
         for n in range(10)
     ],
     "multirc": [
@@ -76,7 +87,15 @@ ROWS = {
         for n in range(10)
     ],
 }
-FOLDERS = {"rte": "RTE", "boolq": "BoolQ", "wsc": "WSC", "wic": "WiC", "multirc": "MultiRC", "copa": "COPA", "winogrande": "winogrande_1.1"}
+FOLDERS = {
+    "rte": "RTE",
+    "boolq": "BoolQ",
+    "wsc": "WSC",
+    "wic": "WiC",
+    "multirc": "MultiRC",
+    "copa": "COPA",
+    "winogrande": "winogrande_1.1",
+}
 GLUE_ROWS = {
     "sst2": ("SST-2", "sentence\tlabel", "film {n} \t{label}"),
     "mrpc": ("MRPC", "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", "{label}\t1\t2\tOne {n}\tTwo"),
@@ -115,7 +134,9 @@ def write_squad(path: Path, paragraphs: int, *, version: str = "1.1") -> None:
     articles = [
         {
             "title": f"Title_{n}",
-            "paragraphs": [{"context": f"{passage(n)} ", "qas": [question(n, at) for at in range(2 if version == "1.1" else 3)]}],
+            "paragraphs": [
+                {"context": f"{passage(n)} ", "qas": [question(n, at) for at in range(2 if version == "1.1" else 3)]}
+            ],
         }
         for n in range(paragraphs)
     ]

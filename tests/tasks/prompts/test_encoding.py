@@ -23,8 +23,15 @@ def test_a_causal_model_predicts_a_label_words_first_token_from_the_prompts_last
     assert batch.input_ids.tolist() == [[*codes("so good It was "), 0], [*codes("bad It was "), 0, 0, 0, 0, 0]]
     assert batch.attention_mask.sum(dim=1).tolist() == [15, 11] and batch.attention_mask[1, :11].all()
     assert batch.positions.tolist() == [[14], [10]] and batch.targets.tolist() == [[ord("g")], [ord("t")]]
-    assert batch.labels.tolist() == [1, 0] and batch.indices == (1, 0) and batch.target_mask.all() and batch.decoder_ids is None
-    assert {getattr(batch, name).dtype for name in ("input_ids", "attention_mask", "targets", "positions", "labels")} == {torch.int64}
+    assert (
+        batch.labels.tolist() == [1, 0]
+        and batch.indices == (1, 0)
+        and batch.target_mask.all()
+        and batch.decoder_ids is None
+    )
+    assert {
+        getattr(batch, name).dtype for name in ("input_ids", "attention_mask", "targets", "positions", "labels")
+    } == {torch.int64}
     assert collate_prompts(encoded, [0], length=20).input_ids.shape == (1, 20)
 
 
@@ -40,7 +47,10 @@ def test_a_causal_model_reads_all_but_the_last_token_of_a_longer_answer(prompt, 
         whole = (*lead, *codes(prompt.fill(sample.fields)), *answer)
         count, positions = int(batch.target_mask[row].sum()), batch.positions[row]
         assert tuple(batch.targets[row, :count].tolist()) == answer == whole[-count:]
-        assert tuple(batch.input_ids[row, : len(whole) - 1].tolist()) == whole[:-1] and batch.attention_mask[row].sum() == len(whole) - 1
+        assert (
+            tuple(batch.input_ids[row, : len(whole) - 1].tolist()) == whole[:-1]
+            and batch.attention_mask[row].sum() == len(whole) - 1
+        )
         assert [whole[at + 1] for at in positions[:count].tolist()] == list(answer)
         assert not batch.targets[row, count:].any() and not positions[count:].any()
     assert not batch.target_mask.all() and batch.targets.shape == batch.positions.shape == (2, encoded.max_targets)
@@ -51,13 +61,17 @@ def test_a_decoder_writes_what_its_encoder_was_asked() -> None:
     tokenizer = Characters(lead=(1,), trail=(2,), start_id=3)
     [row] = encode_prompts(CHOICES[:1], PROMPTS["copa"], tokenizer, **BOTH_WAYS).rows
     assert row.ids == (1, *codes("It fell because"), 2)
-    assert row.targets == (*codes("I did"), 2) and row.decoder_ids == (3, 1, *codes("I did")) and row.first_position == 1
+    assert (
+        row.targets == (*codes("I did"), 2) and row.decoder_ids == (3, 1, *codes("I did")) and row.first_position == 1
+    )
     films = encode_prompts(FILMS, FILM, tokenizer, **BOTH_WAYS)
     batch = collate_prompts(films, [0, 1])
     assert films.label_ids == codes("tg") and batch.targets.tolist() == [[ord("t")], [ord("g")]]
     assert batch.decoder_ids.tolist() == [[3, 1], [3, 1]] and batch.positions.tolist() == [[1], [1]]
     choices = collate_prompts(encode_prompts(CHOICES, PROMPTS["copa"], tokenizer, **BOTH_WAYS), [0, 1])
-    assert choices.decoder_ids.tolist()[0] == [3, 1, *codes("I did"), 0] and choices.target_mask.sum(dim=1).tolist() == [6, 7]
+    assert choices.decoder_ids.tolist()[0] == [3, 1, *codes("I did"), 0] and choices.target_mask.sum(
+        dim=1
+    ).tolist() == [6, 7]
 
 
 def test_an_encoders_targets_are_classes() -> None:
@@ -81,8 +95,14 @@ def test_a_token_across_the_end_of_the_prompt_is_the_answers() -> None:
         def encode(self, texts, pairs=None, *, max_length):
             return [list(codes(text[:-1].replace("s ", "\x05") + text[-1:])) or [0] for text in texts]
 
-    encoded = encode_prompts(FILMS, replace(FILM, words=(" terrible", "great"), text="{sentence} It was"), Joining(), **CAUSAL)
-    assert encoded.label_ids == (5, ord("s")) and encoded.rows[0].ids == codes("bad It wa") and encoded.rows[0].first_position == 8
+    encoded = encode_prompts(
+        FILMS, replace(FILM, words=(" terrible", "great"), text="{sentence} It was"), Joining(), **CAUSAL
+    )
+    assert (
+        encoded.label_ids == (5, ord("s"))
+        and encoded.rows[0].ids == codes("bad It wa")
+        and encoded.rows[0].first_position == 8
+    )
 
 
 def test_a_long_text_is_cut_from_its_left_and_the_question_never() -> None:
@@ -90,7 +110,9 @@ def test_a_long_text_is_cut_from_its_left_and_the_question_never() -> None:
     for length, kept in ((26, "one two three four"), (25, "two three four"), (18, "three four"), (12, "four")):
         encoded = encode_prompts([FILMS[0], words], FILM, Characters(), is_causal=True, max_length=length)
         assert encoded.rows[1].ids == codes(f"{kept} It was ")
-    with pytest.raises(ConfigError, match=r"A prompt of 26 tokens.*Sample 5 does not fit even with one word of its sentence"):
+    with pytest.raises(
+        ConfigError, match=r"A prompt of 26 tokens.*Sample 5 does not fit even with one word of its sentence"
+    ):
         encode_prompts([words], FILM, Characters(), is_causal=True, max_length=11)
     # The longest candidate has to fit behind the same prompt, whichever is right.
     encoded = encode_prompts(CHOICES[:1], PROMPTS["copa"], Characters(), is_causal=True, max_length=22)
@@ -108,7 +130,10 @@ def test_every_kind_of_model_has_every_task_it_can_do(family: str) -> None:
         width = (batch.input_ids if batch.decoder_ids is None else batch.decoder_ids).shape[1]
         assert batch.positions.max() < width and batch.target_mask.any(dim=1).all()
         assert len(set(encoded.label_ids)) == (0 if name != "sst2" or family == "bert" else 2)
-        assert encoded.digest() == encode_prompts(samples, PROMPTS[name], tokenizer, is_causal=facts.is_causal, max_length=64).digest()
+        assert (
+            encoded.digest()
+            == encode_prompts(samples, PROMPTS[name], tokenizer, is_causal=facts.is_causal, max_length=64).digest()
+        )
 
 
 def test_smollm2_reads_the_prompts_as_whole_texts() -> None:

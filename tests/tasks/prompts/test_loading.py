@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.tasks.prompts.official_files import FOLDERS, ROWS, passage, write_lines, write_official, write_rows, write_squad
+from tests.tasks.prompts.official_files import (
+    FOLDERS,
+    ROWS,
+    passage,
+    write_lines,
+    write_official,
+    write_rows,
+    write_squad,
+)
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.tasks import TASKS, benchmarks, load_task, published
 from workbench.tasks.benchmarks import SHARES_OF_ONE
@@ -17,21 +25,46 @@ from workbench.tasks.task import PromptSample, Task, with_label_words
 # Table 8, filled in for the first sample of each official file: prompt, and what is to follow it.
 PRINTED = {
     "sst2": ("film 0 It was", " terrible"),
-    "rte": ('It rained 0 days. Does this mean that "It was wet." is true? Yes or No?\n', "Yes"),
-    "mrpc": ("Do the following two sentences mean the same thing? Yes or No?\nSentence 1: One 0\nSentence 2: Two\n", "No"),
-    "qqp": ("Are these two questions asking the same thing? Yes or No?\nQuestion 1: How 0?\nQuestion 2: Why?\n", "No"),
-    "qnli": ("Does this sentence answer the question? Yes or No?\nSentence 1: Who 0?\nSentence 2: He.\n", "Yes"),
-    "wnli": ("Given the first sentence, is the second sentence true? Yes or No?\nSentence 1: One 0.\nSentence 2: Two.\n", "No"),
-    "boolq": (f"{passage(0)} Is tea hot?\n", "No"),
-    "wsc": ('Ann called Eve 0 times, but She was out. In the previous sentence, does the pronoun "she" refer to Eve?\n', "No"),
-    "wic": (
-        'Does the word "bank" have the same meaning in these two sentences?\nHe sat on bank 0. The bank lent it.\nYes, No?\n',
+    "rte": (
+        'It rained 0 days. Does this mean that "It was wet." is true? Yes or No?\n',
+        "Yes",
+    ),
+    "mrpc": (
+        "Do the following two sentences mean the same thing? Yes or No?\nSentence 1: One 0\nSentence 2: Two\n",
         "No",
     ),
-    "multirc": (f'{passage(0)} Question: What is tea?\nI found this answer "Hot". Is that correct?\nYes or No?\n', "Yes"),
+    "qqp": (
+        "Are these two questions asking the same thing? Yes or No?\nQuestion 1: How 0?\nQuestion 2: Why?\n",
+        "No",
+    ),
+    "qnli": (
+        "Does this sentence answer the question? Yes or No?\nSentence 1: Who 0?\nSentence 2: He.\n",
+        "Yes",
+    ),
+    "wnli": (
+        "Given the first sentence, is the second sentence true? Yes or No?\nSentence 1: One 0.\nSentence 2: Two.\n",
+        "No",
+    ),
+    "boolq": (f"{passage(0)} Is tea hot?\n", "No"),
+    "wsc": (
+        'Ann called Eve 0 times, but She was out. In the previous sentence, does the pronoun "she" refer to Eve?\n',
+        "No",
+    ),
+    "wic": (
+        'Does the word "bank" have the same meaning in these two sentences?\nHe sat on bank 0. The bank lent '
+        "it.\nYes, No?\n",
+        "No",
+    ),
+    "multirc": (
+        f'{passage(0)} Question: What is tea?\nI found this answer "Hot". Is that correct?\nYes or No?\n',
+        "Yes",
+    ),
     "copa": ("The sun rose 0 times because", " the grass grew."),
     "winogrande": ("The cup 0 did not fit in the box as the", " cup was too small."),
-    "squad": (f"Title: Title_0\nContext: {passage(0)}\nQuestion: What is hot 0?\nAnswer:", " tea\n"),
+    "squad": (
+        f"Title: Title_0\nContext: {passage(0)}\nQuestion: What is hot 0?\nAnswer:",
+        " tea\n",
+    ),
 }
 
 
@@ -50,17 +83,25 @@ def test_official_files_read_as_printed(tmp_path: Path, name: str) -> None:
     write_official(tmp_path, name)
     task = load_prompts(name, data=tmp_path)
     splits = (task.train, task.validation, task.test)
-    samples = sorted((sample for split in splits for sample in split.prompts), key=lambda sample: sample.sample_id)
+    samples = sorted(
+        (sample for split in splits for sample in split.prompts),
+        key=lambda sample: sample.sample_id,
+    )
     first = min(task.test.prompts, key=lambda sample: sample.sample_id)
     for sample in (samples[0], first):
         assert (task.template.fill(sample.fields), following(task, sample)) == PRINTED[name]
     share = 1 if name in ("sst2", "mrpc", "qqp", "qnli") else 4 if name in ("multirc", "squad") else 2
-    assert (len(task.validation), len(task.train) + len(task.validation)) == (share, 20 if name in ("multirc", "squad") else 10)
+    assert (len(task.validation), len(task.train) + len(task.validation)) == (
+        share,
+        20 if name in ("multirc", "squad") else 10,
+    )
     assert len({sample.sample_id for sample in samples}) == len(samples)
     assert task.metric == ("f1" if name == "squad" else "accuracy")
     assert load_prompts(name, data=tmp_path) == task
     few = load_prompts(name, data=tmp_path, train_samples=5, validation_samples=1, test_samples=3)
-    assert (few.train, few.validation, few.test) == tuple(split.take(range(count)) for split, count in zip(splits, (5, 1, 3), strict=True))
+    assert (few.train, few.validation, few.test) == tuple(
+        split.take(range(count)) for split, count in zip(splits, (5, 1, 3), strict=True)
+    )
 
 
 def test_all_13_tasks_have_a_prompt() -> None:
@@ -87,14 +128,26 @@ def test_the_hubs_tables_give_the_same(tmp_path: Path, monkeypatch: pytest.Monke
     secret = [{**row, "answer": ""} if name == "winogrande" else {**row, "label": -1} for row in table]
     asked = []
     monkeypatch.setattr(
-        published, "hub_dataset", lambda *names: asked.append(names) or {"train": table, "validation": table, "test": secret}
+        published,
+        "hub_dataset",
+        lambda *names: asked.append(names) or {"train": table, "validation": table, "test": secret},
     )
     found, expected = load_prompts(name), load_prompts(name, data=tmp_path)
-    assert (found.train, found.validation, found.test) == (expected.train, expected.validation, expected.test)
-    assert asked[0][0] == name and asked[0][2] in (name, "wsc.fixed", "winogrande_debiased")
+    assert (found.train, found.validation, found.test) == (
+        expected.train,
+        expected.validation,
+        expected.test,
+    )
+    assert asked[0][0] == name and asked[0][2] in (
+        name,
+        "wsc.fixed",
+        "winogrande_debiased",
+    )
 
 
-def test_a_data_set_with_a_script_is_taken_as_the_hub_converted_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set_with_a_script_is_taken_as_the_hub_converted_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls = []
 
     def load_dataset(*names: object, **settings: object) -> dict:
@@ -117,18 +170,27 @@ def test_a_data_set_with_a_script_is_taken_as_the_hub_converted_it(monkeypatch: 
 def test_a_saved_data_set(tmp_path: Path) -> None:
     from datasets import Dataset, DatasetDict
 
-    table = Dataset.from_list([{key: row[key] for key in ("word", "sentence1", "sentence2", "label")} for row in flat_rows("wic")])
+    table = Dataset.from_list(
+        [{key: row[key] for key in ("word", "sentence1", "sentence2", "label")} for row in flat_rows("wic")]
+    )
     DatasetDict({"train": table, "validation": table}).save_to_disk(str(tmp_path / "saved" / "wic"))
     write_official(tmp_path / "official", "wic")
     found, expected = (load_prompts("wic", data=tmp_path / place) for place in ("saved", "official"))
-    assert (found.train, found.validation, found.test) == (expected.train, expected.validation, expected.test)
+    assert (found.train, found.validation, found.test) == (
+        expected.train,
+        expected.validation,
+        expected.test,
+    )
 
 
 def test_superglues_rte_and_glues_are_the_same(tmp_path: Path) -> None:
     write_official(tmp_path / "one", "rte")
     rows = [f"{n}\tIt rained {n} days.\tIt was wet.\t{('entailment', 'not_entailment')[n % 2]}" for n in range(10)]
     for split in ("train", "dev"):
-        write_lines(tmp_path / "other" / "RTE" / f"{split}.tsv", ["index\tsentence1\tsentence2\tlabel", *rows])
+        write_lines(
+            tmp_path / "other" / "RTE" / f"{split}.tsv",
+            ["index\tsentence1\tsentence2\tlabel", *rows],
+        )
     one, other = (load_prompts("rte", data=tmp_path / place) for place in ("one", "other"))
     read = [{(sample.fields["premise"], sample.label) for sample in task.test.prompts} for task in (one, other)]
     assert read[0] == read[1]
@@ -140,9 +202,13 @@ def test_samples_of_one_text_stay_together(tmp_path: Path, version: str) -> None
     """Of one file all three splits are drawn; version 2.0's questions without an answer are left out."""
     write_squad(tmp_path / f"dev-v{version}.json", 25, version=version)
     task = load_prompts("squad", data=tmp_path)
-    parts = [{sample.fields["context"] for sample in split.prompts} for split in (task.train, task.validation, task.test)]
+    parts = [
+        {sample.fields["context"] for sample in split.prompts} for split in (task.train, task.validation, task.test)
+    ]
     assert sum(len(part) for part in parts) == len(set.union(*parts)) == 25
-    assert [len(split) for split in (task.train, task.validation, task.test)] == [round(50 * share) for share in SHARES_OF_ONE]
+    assert [len(split) for split in (task.train, task.validation, task.test)] == [
+        round(50 * share) for share in SHARES_OF_ONE
+    ]
     assert all(sample.answers == ("tea", "that tea") for sample in task.test.prompts)
 
 
@@ -157,7 +223,11 @@ def test_the_class_of_a_prompt_alone_is_a_task_like_any_other(tmp_path: Path) ->
     write_official(tmp_path, "wic")
     task = load_task("wic", data=tmp_path, train_samples=4)
     assert len(task.train) == 4 and task.kind == "classification" and task.num_outputs == 2
-    assert sorted(task.test.texts)[0] == PRINTED["wic"][0].strip() and set(task.test.labels) == {0, 1} and task.test.pairs is None
+    assert (
+        sorted(task.test.texts)[0] == PRINTED["wic"][0].strip()
+        and set(task.test.labels) == {0, 1}
+        and task.test.pairs is None
+    )
     write_official(tmp_path, "boolq")
     boolq = load_task("boolq", data=tmp_path)
     assert set(boolq.test.texts) == {"Is tea hot?"} and sorted(boolq.test.pairs)[0] == passage(0)
@@ -179,13 +249,43 @@ def test_other_label_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "file", "line", "message"),
     [
-        ("boolq", "train.jsonl", '{"question": "is it", "passage": "no"', "Line 11 is no JSON"),
+        (
+            "boolq",
+            "train.jsonl",
+            '{"question": "is it", "passage": "no"',
+            "Line 11 is no JSON",
+        ),
         ("boolq", "train.jsonl", "[1]", "Line 11 is no JSON object"),
-        ("boolq", "train.jsonl", '{"question": "is it", "label": true}', "line 11, lacks a field.*passage"),
-        ("boolq", "train.jsonl", '{"question": "is it", "passage": "no", "label": "maybe"}', "line 11, has the label 'maybe'"),
-        ("boolq", "train.jsonl", '{"question": "is it", "passage": "no"}', "line 11, has no label"),
-        ("copa", "val.jsonl", '{"premise": "a", "choice1": "b", "choice2": "c", "question": "why", "label": 0}', "the question 'why'"),
-        ("winogrande", "dev.jsonl", '{"sentence": "No gap.", "option1": "a", "option2": "b", "answer": "1"}', "without a blank"),
+        (
+            "boolq",
+            "train.jsonl",
+            '{"question": "is it", "label": true}',
+            "line 11, lacks a field.*passage",
+        ),
+        (
+            "boolq",
+            "train.jsonl",
+            '{"question": "is it", "passage": "no", "label": "maybe"}',
+            "line 11, has the label 'maybe'",
+        ),
+        (
+            "boolq",
+            "train.jsonl",
+            '{"question": "is it", "passage": "no"}',
+            "line 11, has no label",
+        ),
+        (
+            "copa",
+            "val.jsonl",
+            '{"premise": "a", "choice1": "b", "choice2": "c", "question": "why", "label": 0}',
+            "the question 'why'",
+        ),
+        (
+            "winogrande",
+            "dev.jsonl",
+            '{"sentence": "No gap.", "option1": "a", "option2": "b", "answer": "1"}',
+            "without a blank",
+        ),
         ("multirc", "val.jsonl", '{"passage": "flat"}', "line 11, lacks a field"),
     ],
 )
@@ -217,9 +317,16 @@ def real_data() -> Path | None:
     return folder if (folder / "squad").is_dir() else None
 
 
-@pytest.mark.skipif(real_data() is None, reason="set WORKBENCH_TEST_DATA to a folder that holds glue/MRPC and squad")
+@pytest.mark.skipif(
+    real_data() is None,
+    reason="set WORKBENCH_TEST_DATA to a folder that holds glue/MRPC and squad",
+)
 @pytest.mark.parametrize(("name", "place"), [("mrpc", ""), ("squad", "squad")])
 def test_the_papers_sampling_of_the_real_files(name: str, place: str) -> None:
     task = load_prompts(name, data=real_data() / place, **PAPER_SAMPLES)
-    assert [len(split) for split in (task.train, task.validation, task.test)] == [1000, 500, 1000]
+    assert [len(split) for split in (task.train, task.validation, task.test)] == [
+        1000,
+        500,
+        1000,
+    ]
     assert name == "squad" or 0.4 < sum(task.train.labels) / 1000 < 0.75

@@ -1,4 +1,5 @@
-"""Scores by a model that is a function: equal to a naive count of one sequence at a time, calibrated, and F1 of what it writes."""
+"""Scores by a model that is a function: equal to a naive count of one sequence at a time, calibrated, and F1 of what it
+writes."""
 
 import itertools
 import math
@@ -7,7 +8,15 @@ import random
 import pytest
 import torch
 
-from tests.tasks.prompts.characters import CHOICES, FILM, FILMS, QUESTIONS, Characters, codes, encode_prompts
+from tests.tasks.prompts.characters import (
+    CHOICES,
+    FILM,
+    FILMS,
+    QUESTIONS,
+    Characters,
+    codes,
+    encode_prompts,
+)
 from workbench.core.errors import ConfigError, DivergedError
 from workbench.tasks.prompts import (
     PROMPTS,
@@ -39,7 +48,9 @@ def by_chance(batch: PromptBatch) -> torch.Tensor:
     read = batch.input_ids if batch.decoder_ids is None else batch.decoder_ids
     sources = [() if batch.decoder_ids is None else tuple(row[row > 0].tolist()) for row in batch.input_ids]
     rows = zip(read.tolist(), batch.positions.tolist(), sources, strict=True)
-    return torch.stack([torch.stack([logits_of((*source, *ids[: at + 1])) for at in places]) for ids, places, source in rows])
+    return torch.stack(
+        [torch.stack([logits_of((*source, *ids[: at + 1])) for at in places]) for ids, places, source in rows]
+    )
 
 
 def log_likelihoods(tokens: tuple[int, ...], count: int) -> list[float]:
@@ -49,7 +60,10 @@ def log_likelihoods(tokens: tuple[int, ...], count: int) -> list[float]:
 
 
 def test_label_words_are_scored_among_the_whole_vocabulary() -> None:
-    found = label_log_likelihoods(by_chance, encode_prompts(FILMS, FILM, Characters(), is_causal=True, max_length=90))
+    found = label_log_likelihoods(
+        by_chance,
+        encode_prompts(FILMS, FILM, Characters(), is_causal=True, max_length=90),
+    )
     texts = [codes(FILM.fill(sample.fields)) for sample in FILMS]
     expected = [[log_likelihoods((*text, ord(word)), 1)[0] for word in "tg"] for text in texts]
     torch.testing.assert_close(found, torch.tensor(expected))
@@ -64,28 +78,50 @@ def test_label_words_are_scored_among_the_whole_vocabulary() -> None:
 def test_the_candidate_of_the_highest_mean_log_likelihood(decodes: bool, calibration: str) -> None:
     """Calibrated, sums less those behind the bare connective (domain-conditional PMI)."""
     many = tuple(
-        PromptSample(sample_id=n, fields={**CHOICES[n % 2].fields, "premise": f"It was {n}"}, label=n % 2) for n in range(12)
-    )  # fmt: skip
+        PromptSample(sample_id=n, fields={**CHOICES[n % 2].fields, "premise": f"It was {n}"}, label=n % 2)
+        for n in range(12)
+    )
     tokenizer = Characters(start_id=3) if decodes else Characters()
     copa = PROMPTS["copa"]
 
     def score(fields: dict, candidate: str) -> float:
-        text, ending = codes(copa.fill(fields)), codes(candidate.strip() if decodes else candidate)
+        text, ending = (
+            codes(copa.fill(fields)),
+            codes(candidate.strip() if decodes else candidate),
+        )
         each = log_likelihoods((*text, 3, *ending) if decodes else (*text, *ending), len(ending))
         if calibration == "none":
             return sum(each) / len(each)
         bare = codes(copa.fill({**fields, "premise": ""}))
         return sum(each) - sum(log_likelihoods((*bare, 3, *ending) if decodes else (*bare, *ending), len(ending)))
 
-    expected = [int(score(one.fields, f" {one.fields['candidate2']}") > score(one.fields, f" {one.fields['candidate1']}")) for one in many]
-    found = evaluate(by_chance, many, PromptEncoder(copa, tokenizer, is_causal=not decodes, max_length=90), calibration=calibration)
+    expected = [
+        int(score(one.fields, f" {one.fields['candidate2']}") > score(one.fields, f" {one.fields['candidate1']}"))
+        for one in many
+    ]
+    found = evaluate(
+        by_chance,
+        many,
+        PromptEncoder(copa, tokenizer, is_causal=not decodes, max_length=90),
+        calibration=calibration,
+    )
     assert list(found.predictions) == expected and 0 < sum(expected) < 12 and found.calibration == calibration
 
 
-@pytest.mark.parametrize(("calibration", "accuracy"), [("none", 0.5), ("content_free", 1.0), ("mean_prior", 1.0)])
+@pytest.mark.parametrize(
+    ("calibration", "accuracy"),
+    [("none", 0.5), ("content_free", 1.0), ("mean_prior", 1.0)],
+)
 def test_calibration_takes_out_what_a_model_prefers_whatever_it_reads(calibration: str, accuracy: float) -> None:
     """A model that sees good from bad, and likes to say 'great' more than either."""
-    films = tuple(PromptSample(sample_id=n, fields={"sentence": ("bad", "good")[n % 2] * (1 + n // 2)}, label=n % 2) for n in range(8))
+    films = tuple(
+        PromptSample(
+            sample_id=n,
+            fields={"sentence": ("bad", "good")[n % 2] * (1 + n // 2)},
+            label=n % 2,
+        )
+        for n in range(8)
+    )
 
     def biased(batch: PromptBatch) -> torch.Tensor:
         logits = torch.zeros(len(batch), 1, VOCABULARY)
@@ -95,13 +131,19 @@ def test_calibration_takes_out_what_a_model_prefers_whatever_it_reads(calibratio
         logits[:, 0, ord("t")] = 1.0 * is_bad
         return logits
 
-    found = evaluate(biased, films, PromptEncoder(FILM, Characters(), **FIXED), calibration=calibration)
+    found = evaluate(
+        biased,
+        films,
+        PromptEncoder(FILM, Characters(), **FIXED),
+        calibration=calibration,
+    )
     assert found.value == accuracy
 
 
 @pytest.mark.parametrize("decodes", [False, True])
 def test_answers_are_written_token_by_token_to_their_end(decodes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two questions of unequal length and unequally long answers, in one batch; the end is the line's, or a decoder's own token."""
+    """Two questions of unequal length and unequally long answers, in one batch; the end is the line's, or a decoder's
+    own token."""
     end = "\x02Q" if decodes else "\nQ"
     written = {"Who?": f" the us{end}", "When, and where?": f" never now, here{end}"}
     tokenizer = Characters(start_id=3, trail=(2,)) if decodes else Characters()
@@ -139,7 +181,12 @@ def test_answers_are_written_token_by_token_to_their_end(decodes: bool, monkeypa
 )
 def test_scores_that_cannot_be(prompt, samples, calibration: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        evaluate(by_chance, samples, PromptEncoder(prompt, Characters(), **FIXED), calibration=calibration)
+        evaluate(
+            by_chance,
+            samples,
+            PromptEncoder(prompt, Characters(), **FIXED),
+            calibration=calibration,
+        )
 
 
 def test_padding_is_the_mean_over_all_batches_there_can_be() -> None:

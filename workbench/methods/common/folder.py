@@ -36,7 +36,11 @@ def begin_folder(folder: Path, identity: str, job: Job) -> None:
 
     Raises ConfigError if files have a run's file names but belong to no run.
     """
-    mine = [folder / name for name in (IDENTITY, INITIAL, SNAPSHOTS, STEPS, ADAPTER, PLAN, DEVICES) if (folder / name).exists()]
+    mine = [
+        folder / name
+        for name in (IDENTITY, INITIAL, SNAPSHOTS, STEPS, ADAPTER, PLAN, DEVICES)
+        if (folder / name).exists()
+    ]
     if mine and not (folder / IDENTITY).is_file():
         raise ConfigError(
             f"A run in the folder '{folder}' was asked for.",
@@ -92,7 +96,10 @@ def _difference(text: str, job: Job) -> str:
     names = [name for name in {**kept, **mine} if kept.get(name) != mine.get(name)]
     if not names:
         return "Its job is the same, but the plan, the model's weights or the dataset have changed."
-    return f"It was made with {', '.join(f'{name} = {shown(kept.get(name))} instead of {shown(mine.get(name))}' for name in names)}."
+    return (
+        "It was made with "
+        f"{', '.join(f'{name} = {shown(kept.get(name))} instead of {shown(mine.get(name))}' for name in names)}."
+    )
 
 
 def _settings(job: Job) -> dict[str, Any]:

@@ -59,17 +59,24 @@ _TOKENS = {
     "token_classification": "ModelForTokenClassification",
     "text_generation": "ModelForCausalLM",
 }
-_HUB_NAMES = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2", "SmolLM2-135M": "HuggingFaceTB/SmolLM2-135M"}
+_HUB_NAMES = {
+    "all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2",
+    "SmolLM2-135M": "HuggingFaceTB/SmolLM2-135M",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """The trained model's task, data and metrics.
 
-    job: of the run; a local model or file has its full path.  technique: such as 'lora'.  base_digest: of the base model's weight files.
-    kind: a Task's or a Prompt's.  texts: names of a sample's texts, in order; empty for pictures.  class_names: in class order.
-    words: of text-to-text, one for each class.  max_length: samples are truncated to so many tokens.  may_be_none: as Task's.
-    metrics: of the test split, measured as `obtained` says.  plan, source: the devices and data of the training, in words.
+    job: of the run; a local model or file has its full path.  technique: such as 'lora'.  base_digest: of the base
+    model's weight files.
+    kind: a Task's or a Prompt's.  texts: names of a sample's texts, in order; empty for pictures.  class_names: in
+    class order.
+    words: of text-to-text, one for each class.  max_length: samples are truncated to so many tokens.  may_be_none: as
+    Task's.
+    metrics: of the test split, measured as `obtained` says.  plan, source: the devices and data of the training, in
+    words.
     digests: of the samples of each split, by which data that have changed since the training are noticed.
     """
 
@@ -104,7 +111,12 @@ def model_card(folder: Path, about: Result) -> str:
     job, (library, words, code) = about.job, _loading(folder, about)
     source = _plain(about.source)
     kind = _PIPELINES.get(about.kind, "text-classification") if about.texts else "image-classification"
-    told: Any = {"task_type": kind, "dataset_type": job.task, "dataset_name": about.source, "dataset_split": "test"}
+    told: Any = {
+        "task_type": kind,
+        "dataset_type": job.task,
+        "dataset_name": about.source,
+        "dataset_split": "test",
+    }
     title = f"{Path(job.model).name} for {job.task}, trained by {about.technique.replace('_', ' ')}"
     data = ModelCardData(
         library_name=library,
@@ -113,7 +125,9 @@ def model_card(folder: Path, about: Result) -> str:
         tags=[about.technique],
         metrics=list(about.metrics),
         model_name=title,
-        eval_results=[EvalResult(**told, metric_type=name, metric_value=value) for name, value in about.metrics.items()],
+        eval_results=[
+            EvalResult(**told, metric_type=name, metric_value=value) for name, value in about.metrics.items()
+        ],
     )
     names = ", ".join(map(_plain, about.class_names))
     what = f"one of the classes {names}" if names else "a number" if about.kind == "regression" else "a text"
@@ -123,6 +137,7 @@ def model_card(folder: Path, about: Result) -> str:
     metrics = "\n".join(f"| {_plain(name)} | {value:.4f} |" for name, value in about.metrics.items())
     options = "".join(f", {name} = {_plain(value)}" for name, value in job.options.items())
     rate = job.peak_learning_rate
+    settings = f"{job.epochs} epochs, batches of {job.batch_size}, learning rate {rate:g}, seed {job.seed}"
     return f"""---
 {data.to_yaml()}
 ---
@@ -131,7 +146,7 @@ def model_card(folder: Path, about: Result) -> str:
 It reads {" and ".join(map(_plain, about.texts)) or "a picture"} and answers with {what}.
 
 - Base model: {_code(job.model)}
-- Method: {_code(job.method)}{options}; {job.epochs} epochs, batches of {job.batch_size}, learning rate {rate:g}, seed {job.seed}
+- Method: {_code(job.method)}{options}; {settings}
 - Data: {source}, each of at most {about.max_length} tokens
 - Plan: {_plain(about.plan)}
 
@@ -149,7 +164,8 @@ Measured {_plain(about.obtained)}.
 {code.rstrip()}
 ```
 
-In the shell: `workbench predict FOLDER {shell}`, `workbench evaluate FOLDER --data FILE`. `result.json` holds all this for programs.
+In the shell: `workbench predict FOLDER {shell}`, `workbench evaluate FOLDER --data FILE`.
+`result.json` holds all this for programs.
 """
 
 
@@ -157,7 +173,9 @@ _MARKDOWN = re.compile(r"([\\`*_\[\]<>&|~$])")
 
 
 def _plain(value: object) -> str:
-    """Return a name or text of the user's data as Markdown that shows it and does nothing else: no HTML, link or code."""
+    """Return a name or text of the user's data as Markdown that shows it and does nothing else: no HTML, link or
+    code.
+    """
     return _MARKDOWN.sub(r"\\\1", shown(value if isinstance(value, str) else str(value), 400))
 
 
@@ -171,29 +189,73 @@ def _loading(folder: Path, about: Result) -> tuple[str, str, str]:
     name, prompt = about.job.model, about.prompt
     names = [text if text.isidentifier() else f"text{number}" for number, text in enumerate(about.texts)]
     example = ", ".join(f'"Some {text} of your own."' for text in names)
-    read = ", ".join(names) if prompt is None else f"{prompt.text!r}.format({', '.join(f'{text}={text}' for text in about.texts)})"
-    answer = "logits.item()" if about.kind == "regression" else f"dict(zip({list(about.class_names)}, logits.softmax(0).tolist()))"
-    filled: dict[str, Any] = {"names": ", ".join(names), "example": example, "read": read, "answer": answer, "length": about.max_length}
+    read = (
+        ", ".join(names)
+        if prompt is None
+        else f"{prompt.text!r}.format({', '.join(f'{text}={text}' for text in about.texts)})"
+    )
+    answer = (
+        "logits.item()"
+        if about.kind == "regression"
+        else f"dict(zip({list(about.class_names)}, logits.softmax(0).tolist()))"
+    )
+    filled: dict[str, Any] = {
+        "names": ", ".join(names),
+        "example": example,
+        "read": read,
+        "answer": answer,
+        "length": about.max_length,
+    }
     ours = _OURS.format(sample=f"({example})" if len(names) > 1 else example)
-    if about.kind in _TOKENS and ((folder / WHOLE_MODEL).is_file() or ((folder / PEFT_CONFIG).is_file() and not is_tiny(name))):
+    if about.kind in _TOKENS and (
+        (folder / WHOLE_MODEL).is_file() or ((folder / PEFT_CONFIG).is_file() and not is_tiny(name))
+    ):
         library, maker = ("transformers", "Auto") if (folder / WHOLE_MODEL).is_file() else ("peft", "AutoPeft")
-        told = f"`{maker}{_TOKENS[about.kind]}.from_pretrained` of {library} loads it. The workbench reads the answers, too."
-        return library, told + (" Its prompt is Alpaca's." if about.kind == "text_generation" else ""), ours
+        told = (
+            f"`{maker}{_TOKENS[about.kind]}.from_pretrained` of {library} loads it. The workbench reads the answers, "
+            "too."
+        )
+        return (
+            library,
+            told + (" Its prompt is Alpaca's." if about.kind == "text_generation" else ""),
+            ours,
+        )
     if (folder / WHOLE_MODEL).is_file():
-        filled |= {"library": "transformers", "maker": "AutoModelForTokenClassification", "settings": "", "logits": _MEAN}
-        return "transformers", "By transformers; the folder holds the whole model.", _THEIRS.format(**filled)
+        filled |= {
+            "library": "transformers",
+            "maker": "AutoModelForTokenClassification",
+            "settings": "",
+            "logits": _MEAN,
+        }
+        return (
+            "transformers",
+            "By transformers; the folder holds the whole model.",
+            _THEIRS.format(**filled),
+        )
     if (folder / PEFT_CONFIG).is_file() and not is_tiny(name):
         filled |= {"library": "peft", "settings": ", dtype=torch.float32"}
         elsewhere = _HUB_NAMES.get(name, "the base model's name on the hub, or its folder")
-        told = f"By peft. On another machine write {elsewhere} into `adapter_config.json`, as `base_model_name_or_path`."
+        told = (
+            f"By peft. On another machine write {elsewhere} into `adapter_config.json`, as `base_model_name_or_path`."
+        )
         if {"precision", "backbone_dtype"} & set(about.job.options):
             told += " It computes with the base model's own weights, not with those in few bits of the training."
         shape = json.loads((folder / PEFT_CONFIG).read_text(encoding="utf-8"))["task_type"]
         if shape == "TOKEN_CLS":
             filled["settings"] += f", num_labels={len(about.class_names) or 1}"
-            return "peft", told, _THEIRS.format(**filled, maker="AutoPeftModelForTokenClassification", logits=_MEAN)
+            return (
+                "peft",
+                told,
+                _THEIRS.format(**filled, maker="AutoPeftModelForTokenClassification", logits=_MEAN),
+            )
         if shape == "CAUSAL_LM" and prompt is not None and prompt.words:
             logits = _WORDS.format(read=read, words=list(prompt.words))
-            return "peft", told, _THEIRS.format(**filled, maker="AutoPeftModelForCausalLM", logits=logits)
-    told = f"By the workbench alone{f': `{name}` is a random model that nothing else can make' if is_tiny(name) else ''}."
+            return (
+                "peft",
+                told,
+                _THEIRS.format(**filled, maker="AutoPeftModelForCausalLM", logits=logits),
+            )
+    told = (
+        f"By the workbench alone{f': `{name}` is a random model that nothing else can make' if is_tiny(name) else ''}."
+    )
     return "edge-llm-workbench", told, ours

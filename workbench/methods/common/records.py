@@ -25,7 +25,10 @@ class Progress:
 
     def __init__(self, plan: Plan, notify: Notify) -> None:
         self._notify = notify
-        self._reporters = {False: plan.busy_ranks, True: frozenset(plan.cached.ranks if plan.cached else ())}
+        self._reporters = {
+            False: plan.busy_ranks,
+            True: frozenset(plan.cached.ranks if plan.cached else ()),
+        }
         self._losses: dict[tuple[int, int], list[float]] = defaultdict(list)
 
     def __call__(self, rank: int, event: Mapping[str, Any]) -> None:
@@ -40,7 +43,17 @@ class Progress:
         losses.append(event["loss"])
         if len(losses) == len(self._reporters[cached]):
             loss = sum(self._losses.pop((epoch, step)))
-            self._notify(Event("step", rank, epoch, step, event["num_steps"], loss, samples=event.get("samples", 0)))
+            self._notify(
+                Event(
+                    "step",
+                    rank,
+                    epoch,
+                    step,
+                    event["num_steps"],
+                    loss,
+                    samples=event.get("samples", 0),
+                )
+            )
 
 
 def show_device(notify: Notify, rank: int, state: str) -> None:
@@ -49,12 +62,27 @@ def show_device(notify: Notify, rank: int, state: str) -> None:
 
 
 def device_event(rank: int, event: Mapping[str, Any], what: str = ", step") -> Event:
-    """Convert a device message to the event that all methods use.  Between phases there is no step.  what: the method's word for one."""
+    """Convert a device message to the event that all methods use.  Between phases there is no step.  what: the method's
+    word for one.
+    """
     at_step = event.keys() >= {"step", "num_steps"}
     step, num_steps = (event["step"], event["num_steps"]) if at_step else (-1, 0)
-    state = DeviceState(event.get("phase", ""), event.get("step_s"), event.get("busy_s"), event.get("used_bytes"))
+    state = DeviceState(
+        event.get("phase", ""),
+        event.get("step_s"),
+        event.get("busy_s"),
+        event.get("used_bytes"),
+    )
     message = f"{state.phase}{what} {step + 1} of {num_steps}" if at_step else state.phase
-    return Event("device", rank, event.get("epoch", -1), step, num_steps, message=message, device=state)
+    return Event(
+        "device",
+        rank,
+        event.get("epoch", -1),
+        step,
+        num_steps,
+        message=message,
+        device=state,
+    )
 
 
 def measured_steps(results: Sequence[RankResult], predicted: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
@@ -73,11 +101,19 @@ def measured_steps(results: Sequence[RankResult], predicted: Sequence[StepRecord
         end = max(trace.end_s for trace in traces)
         follows = record.step > 0 and (record.epoch, record.step) not in resumed
         start = min(trace.start_s for trace in traces)
-        # The first step of an epoch that follows without a drain begins on some devices before the step before ends on others.
+        # The first step of an epoch that follows without a drain begins on some devices before the step before ends on
+        # others.
         begin = previous if previous is not None and (follows or start < previous < end) else start
         previous = end
         loss = sum(trace.loss for trace in traces)
-        records.append(replace(record, measured_s=end - begin, loss=loss, lowest_trained=traces[0].lowest_trained))
+        records.append(
+            replace(
+                record,
+                measured_s=end - begin,
+                loss=loss,
+                lowest_trained=traces[0].lowest_trained,
+            )
+        )
     return tuple(records)
 
 
@@ -88,11 +124,23 @@ def overrun_share(results: Sequence[RankResult], *, is_real: bool = False) -> fl
 
 
 def sweep_point(
-    name: str, plan: Plan, steps: Sequence[StepRecord], results: Sequence[RankResult] | None, *, warm_up: int = 0
+    name: str,
+    plan: Plan,
+    steps: Sequence[StepRecord],
+    results: Sequence[RankResult] | None,
+    *,
+    warm_up: int = 0,
 ) -> SweepPoint:
-    """Return the sweep point of a plan.  steps: as predicted; the first `warm_up` do not count.  results: None if nothing was executed."""
+    """Return the sweep point of a plan.  steps: as predicted; the first `warm_up` do not count.  results: None if
+    nothing was executed.
+    """
     counted = steps[warm_up:]
-    point = SweepPoint(name=name, plan=plan, predicted_s=median(step.predicted_s or 0.0 for step in counted), num_steps=len(counted))
+    point = SweepPoint(
+        name=name,
+        plan=plan,
+        predicted_s=median(step.predicted_s or 0.0 for step in counted),
+        num_steps=len(counted),
+    )
     if results is None:
         return point
     measured_s = median(step.measured_s or 0.0 for step in measured_steps(results, steps)[warm_up:])
@@ -117,7 +165,11 @@ def epoch_records(steps: Sequence[StepRecord]) -> tuple[EpochRecord, ...]:
 
 
 def measured_timelines(
-    results: Sequence[RankResult], rank_job: SessionJob, prediction: Prediction, fidelity: str, resident: Mapping[bool, Sequence[int]]
+    results: Sequence[RankResult],
+    rank_job: SessionJob,
+    prediction: Prediction,
+    fidelity: str,
+    resident: Mapping[bool, Sequence[int]],
 ) -> dict[str, Timeline]:
     """Return the measured timelines of the steps that the prediction shows, each with the predicted one.
 
@@ -127,17 +179,34 @@ def measured_timelines(
     timelines = {}
     for name, cached in (("first epoch", False), ("cached epoch", True)):
         since = rank_job.begins_at[0]
-        epoch = min((step.epoch for step in prediction.steps if step.cached == cached and step.epoch >= since), default=-1)
+        epoch = min(
+            (step.epoch for step in prediction.steps if step.cached == cached and step.epoch >= since),
+            default=-1,
+        )
         count = sum(1 for step in prediction.steps if step.epoch == epoch)
         traced = (epoch, rank_job.traced_step(epoch, count))
-        chosen = [[trace for trace in result.steps if (trace.epoch, trace.step) == traced and trace.spans] for result in results]
+        chosen = [
+            [trace for trace in result.steps if (trace.epoch, trace.step) == traced and trace.spans]
+            for result in results
+        ]
         if not any(chosen):
             continue
         begin_s = min(trace.start_s for traces in chosen for trace in traces)
-        parts = [([span for trace in own for span in trace.spans], [one for trace in own for one in trace.memory]) for own in chosen]
+        parts = [
+            (
+                [span for trace in own for span in trace.spans],
+                [one for trace in own for one in trace.memory],
+            )
+            for own in chosen
+        ]
         predicted = timelines[f"{name}, predicted"] = prediction.timelines[f"{name}, predicted"]
         timelines[f"{name}, measured"] = measured_timeline(
-            parts, rank_job.cluster, fidelity, begin_s=begin_s, resident=resident[cached], title=predicted.title
+            parts,
+            rank_job.cluster,
+            fidelity,
+            begin_s=begin_s,
+            resident=resident[cached],
+            title=predicted.title,
         )
     return timelines
 
@@ -151,7 +220,9 @@ def measured_timeline(
     resident: Sequence[int],
     title: str,
 ) -> Timeline:
-    """Return each rank's spans, settled, and memory samples from a given moment.  resident[rank]: bytes that stay in memory."""
+    """Return each rank's spans, settled, and memory samples from a given moment.  resident[rank]: bytes that stay in
+    memory.
+    """
     memory = [
         (
             MemorySample(0.0, held),
@@ -159,7 +230,9 @@ def measured_timeline(
         )
         for (_, samples), held in zip(parts, resident, strict=True)
     ]
-    spans = [span._replace(start_s=span.start_s - begin_s, end_s=span.end_s - begin_s) for own, _ in parts for span in own]
+    spans = [
+        span._replace(start_s=span.start_s - begin_s, end_s=span.end_s - begin_s) for own, _ in parts for span in own
+    ]
     return Timeline(
         source="real" if fidelity == "real" else "emulated",
         fidelity="" if fidelity == "real" else fidelity,  # type: ignore[arg-type]
@@ -172,9 +245,11 @@ def measured_timeline(
 
 
 def settled(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans with each communication starting when its last party arrives, and a transfer ending when it is received.
+    """Return the spans with each communication starting when its last party arrives, and a transfer ending when it is
+    received.
 
-    This is as in the simulator.  A receive is posted long before its value is sent, the first member of a collective waits for the last,
+    This is as in the simulator.  A receive is posted long before its value is sent, the first member of a collective
+    waits for the last,
     and the sender notices late that a send has completed.
     """
     begins: dict[tuple, float] = {}

@@ -1,4 +1,5 @@
-"""The result of a training run: result.json and a model card next to the weights, and code to predict and evaluate with them.
+"""The result of a training run: result.json and a model card next to the weights, and code to predict and evaluate with
+them.
 
 All methods share one format: the files in the folder determine how the weights are loaded.
 """
@@ -19,23 +20,61 @@ from torch import Tensor
 from workbench.core.errors import ConfigError, require_numbers
 from workbench.core.methods import attribute, declaration_of
 from workbench.core.report import Report
-from workbench.core.serial import from_json, read_text, shown, text_lines, to_json, user_path, write_text
+from workbench.core.serial import (
+    from_json,
+    read_text,
+    shown,
+    text_lines,
+    to_json,
+    user_path,
+    write_text,
+)
 from workbench.methods.common.folder import ADAPTER
 from workbench.methods.common.model_card import CARD, Result, model_card
 from workbench.models import evaluation, saving, techniques
-from workbench.models.loading import load_stack, load_tokenizer, local_folder, model_facts
+from workbench.models.loading import (
+    load_stack,
+    load_tokenizer,
+    local_folder,
+    model_facts,
+)
 from workbench.models.quantization import quantize
 from workbench.models.saving import TrainedDescription, kept_name
 from workbench.tasks import load_task
 from workbench.tasks.instructions import alpaca_prompt
 from workbench.tasks.metrics import answers, score, tags
-from workbench.tasks.own import FROM_FILES, OWN, Columns, class_numbers, classes, find_columns, named_columns, numbers, read_rows
+from workbench.tasks.own import (
+    FROM_FILES,
+    OWN,
+    Columns,
+    class_numbers,
+    classes,
+    find_columns,
+    named_columns,
+    numbers,
+    read_rows,
+)
 from workbench.tasks.prompts import evaluate, label_log_likelihoods
 from workbench.tasks.prompts.encoding import EncodedRow, PromptEncoder
-from workbench.tasks.prompts.scoring import MAX_NEW_TOKENS, Calibration, LogitsAt, PromptBatch, choices, generate, generate_answers
+from workbench.tasks.prompts.scoring import (
+    MAX_NEW_TOKENS,
+    Calibration,
+    LogitsAt,
+    PromptBatch,
+    choices,
+    generate,
+    generate_answers,
+)
 from workbench.tasks.question_answering import joined, read_questions, words_of
 from workbench.tasks.tables import SPLITS, read_tables
-from workbench.tasks.task import PromptSample, Split, Task, as_text_to_text, prompt_split, samples_digest
+from workbench.tasks.task import (
+    PromptSample,
+    Split,
+    Task,
+    as_text_to_text,
+    prompt_split,
+    samples_digest,
+)
 from workbench.tasks.tokenize import Batch, TokenizedSplit, evaluation_batches, tokenize
 from workbench.tasks.wording import Prompt
 
@@ -62,28 +101,52 @@ class Evaluation(NamedTuple):
 
 
 def model_encoder(prompt: Prompt, model: str, max_length: int) -> PromptEncoder:
-    """Return the encoder of a prompt for the model with this name.  max_length: at most what the model reads.  Raises as PromptEncoder."""
+    """Return the encoder of a prompt for the model with this name.  max_length: at most what the model reads.  Raises
+    as PromptEncoder.
+    """
     facts = model_facts(model)
-    return PromptEncoder(prompt, load_tokenizer(model), is_causal=facts.is_causal, max_length=min(max_length, facts.max_length))
+    return PromptEncoder(
+        prompt,
+        load_tokenizer(model),
+        is_causal=facts.is_causal,
+        max_length=min(max_length, facts.max_length),
+    )
 
 
 def write_result(report: Report, prepared: Any, technique: str) -> None:
-    """Write result.json and the model card next to the trained weights.  prepared: the method's job (see base.Prepared)."""
+    """Write result.json and the model card next to the trained weights.  prepared: the method's job (see
+    base.Prepared).
+    """
     task, job, folder = prepared.task, report.job, Path(report.artifacts["adapter"])
     prompt = task.prompt
     if prompt is not None:
-        names, words, texts = task.class_names or prompt.label_words, (), _fields_of(prompt)
+        names, words, texts = (
+            task.class_names or prompt.label_words,
+            (),
+            _fields_of(prompt),
+        )
     else:
-        numbered = () if task.kind in ("regression", "question_answering", "text_generation") else tuple(map(str, range(task.num_outputs)))
+        numbered = (
+            ()
+            if task.kind in ("regression", "question_answering", "text_generation")
+            else tuple(map(str, range(task.num_outputs)))
+        )
         names, words = task.words or task.class_names or numbered, task.words
-        roles = {"question_answering": ("question", "context"), "text_generation": ("instruction", "input")}
+        roles = {
+            "question_answering": ("question", "context"),
+            "text_generation": ("instruction", "input"),
+        }
         named = roles.get(task.kind, ("text", "pair"))
         has_pairs = task.train.pairs is not None or task.train.answers is not None
         texts = () if task.train.images is not None else named[: 1 + has_pairs]
     data = None if job.data is None else user_path(job.data, "The data")
     trained, chosen, tested = (len(split) for split in (task.train, task.validation, task.test))
     about = Result(
-        job=replace(job, model=kept_name(job.model), data=str(data.resolve()) if data is not None and data.exists() else job.data),
+        job=replace(
+            job,
+            model=kept_name(job.model),
+            data=str(data.resolve()) if data is not None and data.exists() else job.data,
+        ),
         technique=technique,
         base_digest=base_digest(job.model),
         kind=task.kind,
@@ -94,7 +157,8 @@ def write_result(report: Report, prepared: Any, technique: str) -> None:
         may_be_none=prompt is None and task.may_be_none,
         max_length=min(job.max_length, prepared.facts.max_length),
         metrics=report.metrics,
-        obtained=f"on {tested} test samples, after epoch {report.chosen_epoch}, the best on {chosen} validation samples",
+        obtained=f"on {tested} test samples, after epoch {report.chosen_epoch}, the best on {chosen} validation "
+        "samples",
         plan=f"{report.plan.where()}; cluster '{report.cluster.name}', {report.label}",
         source=f"{task.source or job.task}; {trained} training samples",
         digests={name: samples_digest(task, name) for name in SPLITS},
@@ -104,14 +168,19 @@ def write_result(report: Report, prepared: Any, technique: str) -> None:
 
 
 def _fields_of(prompt: Prompt) -> tuple[str, ...]:
-    found = (name for template in (prompt.text, *prompt.candidates) for _, name, _, _ in Formatter().parse(template) if name)
+    found = (
+        name for template in (prompt.text, *prompt.candidates) for _, name, _, _ in Formatter().parse(template) if name
+    )
     return tuple(dict.fromkeys(found))
 
 
 def base_digest(name: str) -> str:
     """Return a digest of a base model's safetensors files; '' for a tiny model or one without such files here."""
     folder = local_folder(name)
-    digest, files = hashlib.sha256(), [] if folder is None else sorted(folder.glob("*.safetensors"))
+    digest, files = (
+        hashlib.sha256(),
+        [] if folder is None else sorted(folder.glob("*.safetensors")),
+    )
     for path in files:
         with open(path, "rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
@@ -121,18 +190,29 @@ def base_digest(name: str) -> str:
 def find_result(place: Path | str) -> Path | None:
     """Return the folder with result.json: the path itself or its adapter/; None if neither has one."""
     path = user_path(place, "The result")
-    return next((folder for folder in (path, path / ADAPTER) if (folder / RESULT).is_file()), None)
+    return next(
+        (folder for folder in (path, path / ADAPTER) if (folder / RESULT).is_file()),
+        None,
+    )
 
 
 def load_result(place: Path | str) -> LoadedResult:
     """Load the result of a run, ready to predict.  place: the run's folder, or adapter/ in it.
 
-    Raises ConfigError if the folder has no result, is damaged, or its base model's weights have changed; MissingDataError if that model
+    Raises ConfigError if the folder has no result, is damaged, or its base model's weights have changed;
+    MissingDataError if that model
     is missing.
     """
-    folder, asked = find_result(place), f"The result '{shown(str(place), 200)}' was asked for."
+    folder, asked = (
+        find_result(place),
+        f"The result '{shown(str(place), 200)}' was asked for.",
+    )
     if folder is None:
-        raise ConfigError(asked, f"There is no {RESULT}.", "Give the folder that `workbench run` names as its result.")
+        raise ConfigError(
+            asked,
+            f"There is no {RESULT}.",
+            "Give the folder that `workbench run` names as its result.",
+        )
     about = from_json(read_text(folder / RESULT, "the result"), Result, source=f"'{folder / RESULT}'")
     if not (folder / saving.WHOLE_MODEL).is_file() and base_digest(about.job.model) != about.base_digest:
         found = f"The weights of its base model '{about.job.model}' have changed since."
@@ -155,7 +235,11 @@ class LoadedResult:
             load = declaration_of(about.job.method).load_prompted
             if not load:
                 asked = f"The result '{shown(str(folder), 200)}' was asked for."
-                raise ConfigError(asked, f"Its {RESULT} has a prompt; {about.job.method} trains a head.", "Take both files of one run.")
+                raise ConfigError(
+                    asked,
+                    f"Its {RESULT} has a prompt; {about.job.method} trains a head.",
+                    "Take both files of one run.",
+                )
             model, described = attribute(load)(folder)
             self._logits_of: Any = model.logits_at
         else:
@@ -174,7 +258,11 @@ class LoadedResult:
         wrong = next((len(row) for row in rows if len(row) != len(names)), None)
         if wrong is not None:
             found = f"A sample of '{about.job.task}' is {' and '.join(names) or 'a picture'}."
-            raise ConfigError(f"A prediction for a sample of {wrong} texts was asked for.", found, f"Give {len(names)} for each sample.")
+            raise ConfigError(
+                f"A prediction for a sample of {wrong} texts was asked for.",
+                found,
+                f"Give {len(names)} for each sample.",
+            )
         if not rows:
             return []
         if about.kind == "text_generation":
@@ -185,7 +273,10 @@ class LoadedResult:
             if about.kind == "question_answering":
                 return [Answer(text, {}) for text in answers(chosen, tokenized, made, may_be_none=about.may_be_none)]
             if about.kind == "token_classification":
-                named = [[about.class_names[label] for label in own] for own in tags(chosen, tokenized, made, about.class_names)]
+                named = [
+                    [about.class_names[label] for label in own]
+                    for own in tags(chosen, tokenized, made, about.class_names)
+                ]
                 pairs = (zip(words_of(text), own, strict=True) for text, own in zip(chosen.texts, named, strict=True))
                 return [Answer(" ".join(map("/".join, own)), {}) for own in pairs]
             scores = require_numbers(made.logits, "Predictions")
@@ -194,22 +285,46 @@ class LoadedResult:
             if about.kind == "question_answering":
                 return [Answer(text, {}) for text in generate_answers(self._logits_of, encoder, chosen.prompts)]
             if about.kind == "multiple_choice":
-                taken = zip(chosen.prompts, choices(self._logits_of, encoder, chosen.prompts), strict=True)
-                return [Answer(encoder.continuations(sample, sample.fields)[number].strip(), {}) for sample, number in taken]
-            scores = require_numbers(label_log_likelihoods(self._logits_of, encoder.split(chosen.prompts)), "Predictions")
+                taken = zip(
+                    chosen.prompts,
+                    choices(self._logits_of, encoder, chosen.prompts),
+                    strict=True,
+                )
+                return [
+                    Answer(encoder.continuations(sample, sample.fields)[number].strip(), {}) for sample, number in taken
+                ]
+            scores = require_numbers(
+                label_log_likelihoods(self._logits_of, encoder.split(chosen.prompts)),
+                "Predictions",
+            )
         return _answers(scores, about)
 
     def _generated(self, prompts: Sequence[str]) -> list[str]:
         found = [one.ids[: one.stop] for one in self._tokenizer.locate(prompts)]
-        longest, most = max(map(len, found)), model_facts(self.about.job.model).max_length
+        longest, most = (
+            max(map(len, found)),
+            model_facts(self.about.job.model).max_length,
+        )
         if longest + MAX_NEW_TOKENS > most:
             asked = f"A prediction for an instruction of {longest} tokens was asked for."
-            raise ConfigError(asked, f"The model reads {most}, answers of {MAX_NEW_TOKENS} included.", "Shorten it.")
+            raise ConfigError(
+                asked,
+                f"The model reads {most}, answers of {MAX_NEW_TOKENS} included.",
+                "Shorten it.",
+            )
         rows = [EncodedRow(ids=tuple(ids), targets=(0,), first_position=len(ids) - 1) for ids in found]
-        return generate(self._logits_at, self._tokenizer, rows, (self._tokenizer.end_id,), lines=True)
+        return generate(
+            self._logits_at,
+            self._tokenizer,
+            rows,
+            (self._tokenizer.end_id,),
+            lines=True,
+        )
 
     def read(self, path: str, columns: str | None = None) -> Rows:
-        """Return the samples of a file: a table's rows by column (see load_own), a text's lines, or SQuAD's questions (JSON)."""
+        """Return the samples of a file: a table's rows by column (see load_own), a text's lines, or SQuAD's questions
+        (JSON).
+        """
         kind, task = Path(path).suffix.lower(), self.about.job.task
         rows: Rows
         if kind in ("", ".txt") and len(self.about.texts) == 1:
@@ -217,12 +332,22 @@ class LoadedResult:
         elif self.about.kind == "question_answering" and kind == ".json":
             rows = [*read_questions(user_path(path, "The questions"))]
         elif self.about.kind == "token_classification" and columns is None:
-            own = load_task(task, data=path, columns=self.about.job.columns, class_names=self.about.class_names, whole=True)
+            own = load_task(
+                task,
+                data=path,
+                columns=self.about.job.columns,
+                class_names=self.about.class_names,
+                whole=True,
+            )
             rows = [(text,) for text in own.test.texts]
         else:
             rows = self._table(path, columns, "test", has_labels=False)[0]
         if not rows:
-            raise ConfigError(f"Samples in '{shown(str(path), 200)}' were asked for.", "It has none.", "Give data.")
+            raise ConfigError(
+                f"Samples in '{shown(str(path), 200)}' were asked for.",
+                "It has none.",
+                "Give data.",
+            )
         return rows
 
     def evaluate(
@@ -234,11 +359,13 @@ class LoadedResult:
         samples: int | None = None,
         calibration: Calibration = "none",
     ) -> Evaluation:
-        """Return the run's metrics on a split of its own data, or on other labelled data: all rows of a file, or a folder's split.
+        """Return the run's metrics on a split of its own data, or on other labelled data: all rows of a file, or a
+        folder's split.
 
         data: as in a job; None uses the run's data.  samples: maximum number.  calibration: of a prompt's answers
         (tasks.prompts.scoring.Calibration).
-        Raises ConfigError if the run's data have changed since, because rows that it was trained on could then be scored.
+        Raises ConfigError if the run's data have changed since, because rows that it was trained on could then be
+        scored.
         """
         about, job = self.about, self.about.job
         task: Any = None
@@ -246,25 +373,54 @@ class LoadedResult:
         if job.task in FROM_FILES:
             named["class_names"] = about.class_names  # labels and tags are matched by name
         if data is None or (job.task not in OWN and user_path(data, "The data").is_dir()):
-            limits = {name: getattr(job, name) for name in ("train_samples", "validation_samples", "test_samples")} if data is None else {}
-            task = load_task(job.task, data=data or job.data, prompted=about.prompt is not None, **named, **limits)
-            chosen, source = getattr(task, split), f"the {split} split of {task.source or job.task}"
+            limits = (
+                {name: getattr(job, name) for name in ("train_samples", "validation_samples", "test_samples")}
+                if data is None
+                else {}
+            )
+            task = load_task(
+                job.task,
+                data=data or job.data,
+                prompted=about.prompt is not None,
+                **named,
+                **limits,
+            )
+            chosen, source = (
+                getattr(task, split),
+                f"the {split} split of {task.source or job.task}",
+            )
             if data is None:
                 self._require_same(split, task)
         elif about.kind == "text_generation" or (job.task in FROM_FILES and job.task not in OWN):
             name = "instruction_tuning" if about.kind == "text_generation" else job.task
-            chosen, source = load_task(name, data=data, whole=True, **named).test, Path(data).name
+            chosen, source = (
+                load_task(name, data=data, whole=True, **named).test,
+                Path(data).name,
+            )
         else:
-            chosen, source = self._samples(*self._table(data, columns, split, has_labels=True)), Path(data).name
+            chosen, source = (
+                self._samples(*self._table(data, columns, split, has_labels=True)),
+                Path(data).name,
+            )
         if samples is not None:
             chosen = chosen.take(range(min(samples, len(chosen))))
         if about.prompt is None:
             if calibration != "none":
-                raise ConfigError(f"The calibration '{calibration}' was asked for.", "A head answers here, no prompt.", "Leave it out.")
+                raise ConfigError(
+                    f"The calibration '{calibration}' was asked for.",
+                    "A head answers here, no prompt.",
+                    "Leave it out.",
+                )
             return Evaluation(score(about, chosen, *self._predictions(chosen)), len(chosen), source)
         encoder = model_encoder(about.prompt, job.model, about.max_length)
         unlabelled = () if task is None else task.train.prompts
-        scored = evaluate(self._logits_of, chosen.prompts, encoder, calibration=calibration, unlabelled=unlabelled)
+        scored = evaluate(
+            self._logits_of,
+            chosen.prompts,
+            encoder,
+            calibration=calibration,
+            unlabelled=unlabelled,
+        )
         return Evaluation({scored.metric: scored.value}, len(chosen), source)
 
     def _require_same(self, split: str, task: Any) -> None:
@@ -272,27 +428,46 @@ class LoadedResult:
         about = self.about
         if about.digests.get(split) != samples_digest(as_text_to_text(task) if about.words else task, split):
             found = (
-                f"The data{f' {about.job.data!r}' if about.job.data else ''} have changed since, so rows of it may have been trained on."
+                f"The data{f' {about.job.data!r}' if about.job.data else ''} have changed since, so rows of it may "
+                "have been trained on."
             )
             asked = f"The {split} split of the run's own data was asked for."
             raise ConfigError(asked, found, "Give back the data, or name others by --data.")
 
-    def _table(self, data: str, columns: str | None, split: str, *, has_labels: bool) -> tuple[Rows, list[int] | list[float]]:
+    def _table(
+        self, data: str, columns: str | None, split: str, *, has_labels: bool
+    ) -> tuple[Rows, list[int] | list[float]]:
         """Return the samples of a table, with labels if requested."""
         about = self.about
         if has_labels and not (about.class_names or about.kind == "regression"):
             asked = f"An evaluation on '{shown(data, 200)}' was asked for."
-            raise ConfigError(asked, "Its answers are texts, not classes.", f"Give --data FOLDER with the files of '{about.job.task}'.")
+            raise ConfigError(
+                asked,
+                "Its answers are texts, not classes.",
+                f"Give --data FOLDER with the files of '{about.job.task}'.",
+            )
         tables = read_tables(about.job.task, data)
         table = tables.get(split) or next(iter(tables.values()))
         left_out = ("source",) if has_labels else ("source", "label")
-        named = named_columns(about.job.columns if columns is None else columns, Columns._fields, table, left_out=left_out)
+        named = named_columns(
+            about.job.columns if columns is None else columns,
+            Columns._fields,
+            table,
+            left_out=left_out,
+        )
         wanted = [named]
         if about.texts and about.texts[0] != "text" and set(about.texts) <= set(table.names):
-            wanted = [{role: name for role, name in named.items() if role == "label"} | {"text": name} for name in about.texts]
+            wanted = [
+                {role: name for role, name in named.items() if role == "label"} | {"text": name} for name in about.texts
+            ]
         found = [find_columns(one, table, needs_label=has_labels) for one in wanted]
         read = [read_rows(table, one if has_labels else one._replace(label=None), split) for one in found]
-        rows = list(zip(*(texts for one in read for texts in (one.texts, one.pairs) if texts is not None), strict=True))
+        rows = list(
+            zip(
+                *(texts for one in read for texts in (one.texts, one.pairs) if texts is not None),
+                strict=True,
+            )
+        )
         if not has_labels:
             return rows, []
         labels, column = read[0].labels or [], found[0].label or ""
@@ -311,38 +486,74 @@ class LoadedResult:
         if self.about.kind == "question_answering":
             spans = ((),) * len(rows)
         elif self.about.kind == "token_classification":
-            texts, spans = zip(*(joined(words, [0] * len(words)) for words in map(words_of, texts)), strict=True)
-        return Split(texts=texts, pairs=pairs[0] if pairs else None, labels=tuple(labels), sample_ids=tuple(range(len(rows))), spans=spans)
+            texts, spans = zip(
+                *(joined(words, [0] * len(words)) for words in map(words_of, texts)),
+                strict=True,
+            )
+        return Split(
+            texts=texts,
+            pairs=pairs[0] if pairs else None,
+            labels=tuple(labels),
+            sample_ids=tuple(range(len(rows))),
+            spans=spans,
+        )
 
     def _predictions(self, split: Split) -> tuple[TokenizedSplit, evaluation.Predictions]:
         about = self.about
         if about.words:
             splits: Any = dict.fromkeys(("train", "validation", "test"), split)
-            split = as_text_to_text(Task(name=about.job.task, kind="classification", num_outputs=1, metrics=(), **splits)).test
+            split = as_text_to_text(
+                Task(
+                    name=about.job.task,
+                    kind="classification",
+                    num_outputs=1,
+                    metrics=(),
+                    **splits,
+                )
+            ).test
         tokenized = tokenize(split, self._tokenizer, max_length=about.max_length, words=about.words)
         return tokenized, self._logits_of(evaluation_batches(tokenized))
 
 
 def _require_agreement(folder: Path, about: Result, described: TrainedDescription[Any]) -> None:
-    """Raise ConfigError if the description of trained weights contradicts result.json, which the tokenizer and the answers follow."""
+    """Raise ConfigError if the description of trained weights contradicts result.json, which the tokenizer and the
+    answers follow.
+    """
     pairs: dict[str, tuple[object, object]] = {"base model": (kept_name(described.model), about.job.model)}
     if about.prompt is None:
         pairs["kind"] = (described.config.kind, about.kind)
         if about.class_names and not about.words:
-            pairs["number of classes"] = (described.config.num_outputs, len(about.class_names))
+            pairs["number of classes"] = (
+                described.config.num_outputs,
+                len(about.class_names),
+            )
     for what, (trained, wanted) in pairs.items():
         if trained != wanted:
             found = f"Its weights were trained for the {what} {shown(trained)}. Its {RESULT} names {shown(wanted)}."
-            raise ConfigError(f"The result '{shown(str(folder), 200)}' was asked for.", found, "Take both files of one run.")
+            raise ConfigError(
+                f"The result '{shown(str(folder), 200)}' was asked for.",
+                found,
+                "Take both files of one run.",
+            )
 
 
 def _head_model(
     folder: Path,
-) -> tuple[TrainedDescription[Any], Callable[[Iterable[Batch]], evaluation.Predictions], LogitsAt]:
-    """Return a saved adapter or fine-tuned model: its description, its predictor, and what computes its head's logits at positions."""
+) -> tuple[
+    TrainedDescription[Any],
+    Callable[[Iterable[Batch]], evaluation.Predictions],
+    LogitsAt,
+]:
+    """Return a saved adapter or fine-tuned model: its description, its predictor, and what computes its head's logits
+    at positions.
+    """
     if not (folder / saving.DESCRIPTION).is_file():
         model, described = saving.load_trained(folder)
-        return described, partial(techniques.predict, model), partial(_logits_at, lambda *inputs: model(*inputs)[1], model.logits)
+        return (
+            described,
+            partial(techniques.predict, model),
+            partial(_logits_at, lambda *inputs: model(*inputs)[1], model.logits),
+        )
     adapter, about = saving.load_adapter(folder)
     stack = load_stack(about.model, with_head=about.config.kind == "text_generation")
     if about.quantization is not None:
@@ -356,14 +567,22 @@ def _head_model(
     def head(states: tuple[Tensor, Tensor], *rest: Any) -> Tensor:
         return adapter.head(*states, *rest)
 
-    return about, lambda batches: evaluation.predict(stack, [adapter], batches)[0], partial(_logits_at, last, head)
+    return (
+        about,
+        lambda batches: evaluation.predict(stack, [adapter], batches)[0],
+        partial(_logits_at, last, head),
+    )
 
 
 def _logits_at(last: Callable[..., Any], head: Callable[..., Tensor], batch: PromptBatch) -> Tensor:
     """Return the head's logits (n, k, V) at a batch's positions.  last: returns the last states, (n, t, ...) each."""
     states = last(batch.input_ids, batch.attention_mask)
     rows = torch.arange(len(batch))[:, None]
-    chosen = tuple(one[rows, batch.positions] for one in states) if isinstance(states, tuple) else states[rows, batch.positions]
+    chosen = (
+        tuple(one[rows, batch.positions] for one in states)
+        if isinstance(states, tuple)
+        else states[rows, batch.positions]
+    )
     return head(chosen, batch.attention_mask, batch.labels, 0)
 
 

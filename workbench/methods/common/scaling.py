@@ -32,9 +32,11 @@ def lengths_up_to(max_length: int, lengths: tuple[int, ...], *, reads_images: bo
 
 
 def profiled_length(longest: int, most: int) -> int:
-    """Return the largest sequence length to measure: the next power of two, so that one profile serves data of many lengths.
+    """Return the largest sequence length to measure: the next power of two, so that one profile serves data of many
+    lengths.
 
-    longest: tokens of the longest sample.  most: tokens that the model accepts.  Grid interpolates between the measured lengths.
+    longest: tokens of the longest sample.  most: tokens that the model accepts.  Grid interpolates between the measured
+    lengths.
     """
     return max(longest, min(most, 1 << (longest - 1).bit_length()))
 
@@ -48,7 +50,9 @@ def crossing_bytes(stack: LayerStack, index: int, side_width: int = 0) -> dict[s
 
 
 def bytes_of_tokens(beside: int, **sizes: int) -> dict[str, int]:
-    """Return bytes of each token, such as output=4, as fields of LayerProfile.  beside: the target's tokens, counted with each sample."""
+    """Return bytes of each token, such as output=4, as fields of LayerProfile.  beside: the target's tokens, counted
+    with each sample.
+    """
     counts = {"token": 1, "sample": beside}
     return {f"{what}_bytes_per_{per}": count * size for what, size in sizes.items() for per, count in counts.items()}
 
@@ -63,14 +67,34 @@ HOST_MODELS = ("", "laptop-core")
 
 
 def kept_layers(
-    prepared: Prepared, method: str, key: Mapping[str, Any], measure: Callable[[], Layers], notify: Notify, *, refresh: bool, what: str = ""
+    prepared: Prepared,
+    method: str,
+    key: Mapping[str, Any],
+    measure: Callable[[], Layers],
+    notify: Notify,
+    *,
+    refresh: bool,
+    what: str = "",
 ) -> Layers:
-    """Return this host's layers stored under a key, or measure and store them.  what: text added to the user's note on the measurement."""
+    """Return this host's layers stored under a key, or measure and store them.  what: text added to the user's note on
+    the measurement.
+    """
 
     def made() -> Profile:
-        notify(Event("phase", message=f"Profiling this machine (kept for {prepared.job.model} and its length){what}", stage="profile"))
+        notify(
+            Event(
+                "phase",
+                message=f"Profiling this machine (kept for {prepared.job.model} and its length){what}",
+                stage="profile",
+            )
+        )
         with made_up_weights():
-            return Profile(model=prepared.job.model, method=method, source="measured", layers=(measure(),))
+            return Profile(
+                model=prepared.job.model,
+                method=method,
+                source="measured",
+                layers=(measure(),),
+            )
 
     profile, note = cached(key, made, Profile, refresh=refresh)
     notify(Event("note", message=note))
@@ -87,24 +111,39 @@ def scale_to_cluster(host_layers: Layers, cluster: Cluster, *, model: str, metho
 
 
 def number_format(
-    facts: ModelFacts, compute: FloatType, stored: QuantizationConfig | None = None, *, taps: tuple[float, float] = (4.0, 4.0)
+    facts: ModelFacts,
+    compute: FloatType,
+    stored: QuantizationConfig | None = None,
+    *,
+    taps: tuple[float, float] = (4.0, 4.0),
 ) -> NumberFormat:
     """Return the analytic costs' number format.
 
-    compute: of hidden states.  stored: how the weights are stored; None: as hidden states.  taps: bytes of a cached value, in memory and on
+    compute: of hidden states.  stored: how the weights are stored; None: as hidden states.  taps: bytes of a cached
+    value, in memory and on
     the disk.
     """
     notes = []
     if compute != "float32":
         notes.append(f"The catalogue states speeds in float32 alone: computing in {compute} is taken to be as fast.")
-    sizes = {"tap_bytes": taps[0], "stored_tap_bytes": taps[1], "value_bytes": 2.0 if compute in ("float16", "bfloat16") else 4.0}
+    sizes = {
+        "tap_bytes": taps[0],
+        "stored_tap_bytes": taps[1],
+        "value_bytes": 2.0 if compute in ("float16", "bfloat16") else 4.0,
+    }
     if stored is None:
-        return NumberFormat(**dict.fromkeys(("matrix_bytes", "table_bytes"), sizes["value_bytes"]), **sizes, notes=tuple(notes))
+        return NumberFormat(
+            **dict.fromkeys(("matrix_bytes", "table_bytes"), sizes["value_bytes"]),
+            **sizes,
+            notes=tuple(notes),
+        )
     tables = stored.embedding_storage
     block = None if tables in FLOAT_TYPES else embedding_block_size(facts.hidden_size, stored.block_size)
     if stored.unpack_flops:
         cost = f"{stored.unpack_flops:.0f} operations, as measured on an x86-64 processor"
-        notes.append(f"Unpacking a weight from {stored.storage} is taken to cost {cost}: the catalogue does not state it.")
+        notes.append(
+            f"Unpacking a weight from {stored.storage} is taken to cost {cost}: the catalogue does not state it."
+        )
     return NumberFormat(
         matrix_bytes=stored.bytes_of(stored.storage),
         table_bytes=stored.bytes_of(tables, block),

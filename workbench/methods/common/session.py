@@ -1,4 +1,6 @@
-"""A rank's state during training: its process group, links, pacing and data; its progress messages, and the results that it returns."""
+"""A rank's state during training: its process group, links, pacing and data; its progress messages, and the results
+that it returns.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,8 @@ class DeviceReporter:
         self._context.publish(self._where | {"phase": name, "used_bytes": self.used_bytes})
 
     def step(self, trace: StepTrace, num_steps: int, *, cached: bool, trains: bool = True) -> None:
-        """Report a step that this device has finished.  A step lasts from the end of the step before, so waiting counts.
+        """Report a step that this device has finished.  A step lasts from the end of the step before, so waiting
+        counts.
 
         trains: False for a step without a loss.
         """
@@ -85,7 +88,8 @@ class DeviceReporter:
 
 
 class StepTrace(NamedTuple):
-    """One step on one rank, in seconds of the device clock.  loss: this rank's part of the mini-batch mean.  busy_s: spent computing.
+    """One step on one rank, in seconds of the device clock.  loss: this rank's part of the mini-batch mean.  busy_s:
+    spent computing.
 
     lowest_trained: see StepRecord.
     """
@@ -129,17 +133,29 @@ AResult = TypeVar("AResult", bound=RankResult)
 
 
 def on_rank_zeros_clock(result: AResult, offset_s: float) -> AResult:
-    """Return the result with every moment shifted by this rank's clock offset, so that ranks on several machines compare."""
+    """Return the result with every moment shifted by this rank's clock offset, so that ranks on several machines
+    compare.
+    """
     phases_s = {name: (begin + offset_s, end + offset_s) for name, (begin, end) in result.phases_s.items()}
     steps = [on_clock(step, offset_s) for step in result.steps]
-    return replace(result, steps=steps, phases_s=phases_s, redistribution=moved(result.redistribution, offset_s))
+    return replace(
+        result,
+        steps=steps,
+        phases_s=phases_s,
+        redistribution=moved(result.redistribution, offset_s),
+    )
 
 
 def on_clock(step: StepTrace, offset_s: float) -> StepTrace:
     """Return a step with every moment shifted by a clock offset."""
     memory = tuple(sample._replace(time_s=sample.time_s + offset_s) for sample in step.memory)
     spans = tuple(moved(step.spans, offset_s))
-    return step._replace(start_s=step.start_s + offset_s, end_s=step.end_s + offset_s, spans=spans, memory=memory)
+    return step._replace(
+        start_s=step.start_s + offset_s,
+        end_s=step.end_s + offset_s,
+        spans=spans,
+        memory=memory,
+    )
 
 
 def moved(spans: Iterable[Span], offset_s: float) -> list[Span]:
@@ -151,8 +167,10 @@ def moved(spans: Iterable[Span], offset_s: float) -> list[Span]:
 class SessionJob:
     """The description of a run that every rank receives once, for any method; the same on every rank.
 
-    profile: the cost of every layer on every device.  is_paced: emulated devices take as long; real ones are never slowed down.
-    folder: shared by all devices.  trace_steps: steps of each epoch whose spans are kept.  timeout_s: how long to wait for a silent peer.
+    profile: the cost of every layer on every device.  is_paced: emulated devices take as long; real ones are never
+    slowed down.
+    folder: shared by all devices.  trace_steps: steps of each epoch whose spans are kept.  timeout_s: how long to wait
+    for a silent peer.
     """
 
     job: Job
@@ -182,7 +200,9 @@ class SessionJob:
         return {}
 
     def prepare_imports(self, device: Device) -> None:
-        """Import the libraries that the model needs on a device, so that a memory budget that starts afterwards counts the model alone."""
+        """Import the libraries that the model needs on a device, so that a memory budget that starts afterwards counts
+        the model alone.
+        """
         import_family(self.job.model)
 
 
@@ -190,9 +210,11 @@ AJob = TypeVar("AJob", bound=SessionJob)
 
 
 class DeviceSession:
-    """A device's open process group with its transport, pacer and executor, for any method; use it as a context manager.
+    """A device's open process group with its transport, pacer and executor, for any method; use it as a context
+    manager.
 
-    devices[i]: the cluster's number of the group's rank i (None: the same number).  is_paced: an emulated device is slowed down.
+    devices[i]: the cluster's number of the group's rank i (None: the same number).  is_paced: an emulated device is
+    slowed down.
     pacer: of this device (None: one that slows an emulated device down).
     """
 
@@ -213,11 +235,20 @@ class DeviceSession:
         self._timeout_s = timeout_s * context.dilation
         self._subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {self.devices: group}
         # Parts of unequal size take unequal time to load: the others must not time out meanwhile.
-        self._meeting = Meeting(context, [cluster.devices[device].name for device in self.devices], lambda: self.executor.aborted)
+        self._meeting = Meeting(
+            context,
+            [cluster.devices[device].name for device in self.devices],
+            lambda: self.executor.aborted,
+        )
         self.slows_down = is_paced and context.fidelity != "real"
         self.pacer = pacer or Pacer(float(self.slows_down), dilation=context.dilation)
         fidelity = context.fidelity if self.slows_down else "real"
-        links = RankLinks(cluster=cluster, rank=self.rank, fidelity=fidelity, dilation=context.dilation)
+        links = RankLinks(
+            cluster=cluster,
+            rank=self.rank,
+            fidelity=fidelity,
+            dilation=context.dilation,
+        )
         transport = Transport(
             group,
             self.rank,
@@ -234,13 +265,20 @@ class DeviceSession:
     def __exit__(self, *exc: object) -> None:
         self.executor.close()
 
-    def run(self, program: Program, handlers: dict[str, Handler], inputs: Mapping[Value, Any] | None = None) -> Execution:
+    def run(
+        self,
+        program: Program,
+        handlers: dict[str, Handler],
+        inputs: Mapping[Value, Any] | None = None,
+    ) -> Execution:
         """Run this rank's part of a program; return its spans in the device's seconds.  Missing inputs are tokens."""
         contents = {value: None for value in program.schedule.inputs[self.rank]} | dict(inputs or {})
         return self.executor.begin(program, handlers, contents).finish().in_device_time(self.context.dilation)
 
     def barrier(self, program: Program | None = None) -> None:
-        """Wait for all ranks (see Meeting).  program: of the next step; raises ScheduleError if the ranks' programs differ."""
+        """Wait for all ranks (see Meeting).  program: of the next step; raises ScheduleError if the ranks' programs
+        differ.
+        """
         self.sum(torch.zeros(1))
         if program is not None:
             require_one_program(self.group, program)
@@ -251,19 +289,40 @@ class DeviceSession:
         self._meeting.sum(tensor)
 
     def _subgroup(self, ranks: tuple[int, ...], *, by_all: bool = False) -> dist.ProcessGroup:
-        # Its members create it at the first use.  by_all: every device takes part, as torch requires where groups overlap.
+        # Its members create it at the first use.  by_all: every device takes part, as torch requires where groups
+        # overlap.
         members = tuple(sorted(ranks))
         if members not in self._subgroups:
-            numbers, timeout = [self._peers[rank] for rank in members], timedelta(seconds=self._timeout_s)
-            self._subgroups[members] = dist.new_group(numbers, backend="gloo", timeout=timeout, use_local_synchronization=not by_all)
+            numbers, timeout = (
+                [self._peers[rank] for rank in members],
+                timedelta(seconds=self._timeout_s),
+            )
+            self._subgroups[members] = dist.new_group(
+                numbers,
+                backend="gloo",
+                timeout=timeout,
+                use_local_synchronization=not by_all,
+            )
         return self._subgroups[members]
 
 
 class RankSession(DeviceSession, Generic[AJob]):
     """A DeviceSession of a job.  budget: read for the live progress."""
 
-    def __init__(self, context: RankContext, rank_job: AJob, group: dist.ProcessGroup, budget: MemoryBudget | None = None) -> None:
-        super().__init__(context, rank_job.cluster, group, timeout_s=rank_job.timeout_s, is_paced=rank_job.is_paced)
+    def __init__(
+        self,
+        context: RankContext,
+        rank_job: AJob,
+        group: dist.ProcessGroup,
+        budget: MemoryBudget | None = None,
+    ) -> None:
+        super().__init__(
+            context,
+            rank_job.cluster,
+            group,
+            timeout_s=rank_job.timeout_s,
+            is_paced=rank_job.is_paced,
+        )
         self.rank_job, self.progress = rank_job, DeviceReporter(context, budget)
         self._exchanges = 0
         plan = rank_job.plan
@@ -313,7 +372,15 @@ def loss_of(session: RankSession, done: Execution, epoch: int, step: int) -> flo
     return loss
 
 
-def trace_of(session: RankSession, done: Execution, epoch: int, step: int, num_steps: int, samples: int, loss: float) -> StepTrace:
+def trace_of(
+    session: RankSession,
+    done: Execution,
+    epoch: int,
+    step: int,
+    num_steps: int,
+    samples: int,
+    loss: float,
+) -> StepTrace:
     """Return a step's record; spans are included only for the steps that keep them."""
     compute = [span for span in done.spans if not span.op.is_communication]
     keep = session.keeps_trace(epoch, step, num_steps)
@@ -332,7 +399,9 @@ def trace_of(session: RankSession, done: Execution, epoch: int, step: int, num_s
 
 
 def transfers_of(cluster: Cluster, spans: Iterable[Span], offset_s: float = 0.0) -> tuple[Transfer, ...]:
-    """Return a rank's ends of the messages that should take at least LEAST_TRANSFER_S.  offset_s: of its clock from rank 0's."""
+    """Return a rank's ends of the messages that should take at least LEAST_TRANSFER_S.  offset_s: of its clock from
+    rank 0's.
+    """
     found = []
     for span in spans:
         if span.op.kind in (SEND, RECV):
@@ -340,5 +409,12 @@ def transfers_of(cluster: Cluster, spans: Iterable[Span], offset_s: float = 0.0)
             time_s = offset_s + (span.start_s if span.op.kind == SEND else span.end_s)
             if expected_s >= LEAST_TRANSFER_S:
                 pair = ">".join(cluster.devices[rank].name for rank in span.op.ranks)
-                found.append(Transfer(pair, str((span.op.reads or span.op.writes)[0]), time_s, expected_s))
+                found.append(
+                    Transfer(
+                        pair,
+                        str((span.op.reads or span.op.writes)[0]),
+                        time_s,
+                        expected_s,
+                    )
+                )
     return tuple(found)

@@ -9,23 +9,45 @@ import numpy as np
 from workbench.planners.memory import Need
 
 
-def printed_need(need: Need, *, num_layers: int, behind: int, heads: int, batch: int, tokens: int, hidden: int, feed_forward: int) -> int:
+def printed_need(
+    need: Need,
+    *,
+    num_layers: int,
+    behind: int,
+    heads: int,
+    batch: int,
+    tokens: int,
+    hidden: int,
+    feed_forward: int,
+) -> int:
     """Return M_tot of Eq. 1 in bytes, with M_act by Eq. 2 as printed, which we read as one layer's.
 
-    need: of the layers by our model, for M_model, M_pipe (together its weights) and M_grad.  behind: N - i - 1, the following devices.
-    The factors of Eq. 2 are those of Korthikanti et al. (2023), who count two bytes per value; 8 h_f / h is twice theirs.
+    need: of the layers by our model, for M_model, M_pipe (together its weights) and M_grad.  behind: N - i - 1, the
+    following devices.
+    The factors of Eq. 2 are those of Korthikanti et al. (2023), who count two bytes per value; 8 h_f / h is twice
+    theirs.
     """
     activations = tokens * batch * hidden * (18 + 8 * feed_forward / hidden + 5 * heads * tokens / hidden)
     return round(need.weights_bytes + need.gradient_bytes + (behind + 1) * num_layers * activations)
 
 
-def compatibilities(capacities: Sequence[Sequence[float]], batteries: Sequence[float], left: float, eta: float = 1e-3) -> list[float]:
-    """Return DC of each idle device as a replacement for a leaving one (Eq. 4): p b / (H + eta); the highest is the best.
+def compatibilities(
+    capacities: Sequence[Sequence[float]],
+    batteries: Sequence[float],
+    left: float,
+    eta: float = 1e-3,
+) -> list[float]:
+    """Return DC of each idle device as a replacement for a leaving one (Eq. 4): p b / (H + eta); the highest is the
+    best.
 
-    capacities: for each device the seconds of 1 to L layers.  batteries: the remaining charge.  left: p, the remaining share of the run.
-    Both H, the sum of the seconds, and b are mapped to 0 to 1 from the least to the most among the devices, so their units cancel.
-    The paper does not define them if least and most are equal, or for one device.  Then the devices do not differ, and each counts as the
-    best: H = 0 and b = 1.  Of equal scores the first counts.  As printed, p is a factor of all scores and changes no choice, and the device
+    capacities: for each device the seconds of 1 to L layers.  batteries: the remaining charge.  left: p, the remaining
+    share of the run.
+    Both H, the sum of the seconds, and b are mapped to 0 to 1 from the least to the most among the devices, so their
+    units cancel.
+    The paper does not define them if least and most are equal, or for one device.  Then the devices do not differ, and
+    each counts as the
+    best: H = 0 and b = 1.  Of equal scores the first counts.  As printed, p is a factor of all scores and changes no
+    choice, and the device
     with the least charge scores 0, however fast it is.
     """
     if not batteries:

@@ -1,8 +1,12 @@
-"""Allocate a layer's attention heads to a device's processors: Algorithm 1 as printed, and the optimum (Confidant, section 3.3).
+"""Allocate a layer's attention heads to a device's processors: Algorithm 1 as printed, and the optimum (Confidant,
+section 3.3).
 
-Algorithm 1 bisects the time.  At each value every processor gets the number of heads whose time is closest to it, or none if that time is
-more than epsilon away.  A value is valid if the processors get K heads or more.  The paper gives neither epsilon nor sigma a value.
-Text and pseudo-code disagree on the lower bound.  With the text's l = mid - sigma the search never ends once a value is not valid and
+Algorithm 1 bisects the time.  At each value every processor gets the number of heads whose time is closest to it, or
+none if that time is
+more than epsilon away.  A value is valid if the processors get K heads or more.  The paper gives neither epsilon nor
+sigma a value.
+Text and pseudo-code disagree on the lower bound.  With the text's l = mid - sigma the search never ends once a value is
+not valid and
 r - l is 2 sigma, because l then does not change.  We follow the pseudo-code, l = mid + sigma.
 """
 
@@ -28,7 +32,8 @@ SIGMA_SHARE = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadProfile:
-    """The profile of section 3.3: seconds[j][k - 1] is P_j^k, the time of k heads on processor j with its fastest compute library.
+    """The profile of section 3.3: seconds[j][k - 1] is P_j^k, the time of k heads on processor j with its fastest
+    compute library.
 
     Raises PlanError if times are not positive, have different K per processor, or fall with an additional head.
     """
@@ -43,12 +48,18 @@ class HeadProfile:
         for processor, row in enumerate(self.seconds):
             for heads, (fewer, more) in enumerate(pairwise((0.0, *row)), start=1):
                 if not 0 < more < float("inf"):
-                    raise PlanError(asked, f"{heads} heads on processor {processor} take {more} s.", "Times must be above 0.")
+                    raise PlanError(
+                        asked,
+                        f"{heads} heads on processor {processor} take {more} s.",
+                        "Times must be above 0.",
+                    )
                 if more < fewer:
                     raise PlanError(
                         asked,
-                        f"On processor {processor} {heads} heads take {more:.6g} s, less than the {fewer:.6g} s of {heads - 1}.",
-                        "Measure again with more repetitions, or smooth the times with workbench.profiler.timing.monotone.",
+                        f"On processor {processor} {heads} heads take {more:.6g} s, less than the {fewer:.6g} s "
+                        f"of {heads - 1}.",
+                        "Measure again with more repetitions, or smooth the times with "
+                        "workbench.profiler.timing.monotone.",
                     )
 
     @property
@@ -63,21 +74,30 @@ class HeadProfile:
 
     def time_s(self, counts: Sequence[int]) -> float:
         """Return the time of the slowest processor if processor j computes counts[j] heads, all at the same time."""
-        return max((row[count - 1] for row, count in zip(self.seconds, counts, strict=True) if count), default=0.0)
+        return max(
+            (row[count - 1] for row, count in zip(self.seconds, counts, strict=True) if count),
+            default=0.0,
+        )
 
 
 def allocate_as_printed(profile: HeadProfile, *, epsilon_s: float | None = None) -> tuple[int, ...] | None:
     """Return each processor's heads by Algorithm 1, which may be more than K together; None if it returns an empty S.
 
-    epsilon_s: by default half the largest step of the profile, so that no processor is skipped between two of its times.
-    Sigma is a millionth of the first upper bound, which ends the search after about 20 values.  Raises ConfigError for a negative epsilon.
+    epsilon_s: by default half the largest step of the profile, so that no processor is skipped between two of its
+    times.
+    Sigma is a millionth of the first upper bound, which ends the search after about 20 values.  Raises ConfigError for
+    a negative epsilon.
     """
     times, heads = np.array(profile.seconds), profile.num_heads
     low, high = 0.0, float(times[:, -1].min())
     epsilon = EPSILON_STEPS * profile.largest_step_s if epsilon_s is None else epsilon_s
     sigma = SIGMA_SHARE * high
     if epsilon < 0:
-        raise ConfigError(f"Algorithm 1 with epsilon = {epsilon} s was asked for.", "Epsilon must be 0 or more.", "Leave it out.")
+        raise ConfigError(
+            f"Algorithm 1 with epsilon = {epsilon} s was asked for.",
+            "Epsilon must be 0 or more.",
+            "Leave it out.",
+        )
     found = None
     while low <= high:
         middle = (low + high) / 2
@@ -95,7 +115,10 @@ def without_surplus(profile: HeadProfile, counts: Sequence[int]) -> tuple[int, .
     """Reduce an allocation to K heads: take each surplus head from the processor that is currently the slowest."""
     left = list(counts)
     while sum(left) > profile.num_heads:
-        slowest = max(range(len(left)), key=lambda one: profile.seconds[one][left[one] - 1] if left[one] else 0.0)
+        slowest = max(
+            range(len(left)),
+            key=lambda one: profile.seconds[one][left[one] - 1] if left[one] else 0.0,
+        )
         left[slowest] -= 1
     return tuple(left)
 
@@ -108,14 +131,24 @@ def best_allocation(profile: HeadProfile) -> tuple[int, ...]:
 
 
 def divide(
-    layer: LayerProfile, device: Device, *, heads: int, columns: int, samples: int, length: int, by: AllocationName
+    layer: LayerProfile,
+    device: Device,
+    *,
+    heads: int,
+    columns: int,
+    samples: int,
+    length: int,
+    by: AllocationName,
 ) -> Division | None:
     """Return how a device's processors share its layers; None if one of them should compute everything.
 
-    layer: on the device's first processor, with the kinds of core.division.  The others have kinds of their own (a real device), or are
+    layer: on the device's first processor, with the kinds of core.division.  The others have kinds of their own (a real
+    device), or are
     slower in proportion to their flops_per_s.
-    heads: groups of heads that share keys and values and are not split.  columns: groups of feed-forward columns, 0: not divided.
-    P_j^k is the time of forward and backward.  Raises ConfigError for more processors than groups of heads, PlanError for a profile that
+    heads: groups of heads that share keys and values and are not split.  columns: groups of feed-forward columns, 0:
+    not divided.
+    P_j^k is the time of forward and backward.  Raises ConfigError for more processors than groups of heads, PlanError
+    for a profile that
     falls.
     """
     is_measured = bool(measured_at(1, layer, "HF"))
@@ -135,14 +168,32 @@ def divide(
             return ()
 
         def seconds(processor: int, count: int) -> float:
-            return slower[processor] * sum(part_s(layer, kind + way, count, groups, samples, length, processor=processor) for way in "FB")
+            return slower[processor] * sum(
+                part_s(
+                    layer,
+                    kind + way,
+                    count,
+                    groups,
+                    samples,
+                    length,
+                    processor=processor,
+                )
+                for way in "FB"
+            )
 
         every = range(len(processors))
-        profile = HeadProfile(seconds=tuple(tuple(seconds(one, count) for count in range(1, groups + 1)) for one in every))
+        profile = HeadProfile(
+            seconds=tuple(tuple(seconds(one, count) for count in range(1, groups + 1)) for one in every)
+        )
         found = best_allocation(profile) if by == "optimal" else allocate_as_printed(profile)
         return (groups, *(0,) * (len(slower) - 1)) if found is None else without_surplus(profile, found)
 
-    found = Division(heads=counts("H", heads), columns=counts("C", columns), slower=slower, names=tuple(one.name for one in processors))
+    found = Division(
+        heads=counts("H", heads),
+        columns=counts("C", columns),
+        slower=slower,
+        names=tuple(one.name for one in processors),
+    )
     return found if any(count for kind in PARTS for count in found.groups(kind)[1:]) else None
 
 
@@ -151,10 +202,19 @@ def quickened(profile: Profile, divisions: Mapping[int, Division], *, samples: i
 
     def quick(layer: LayerProfile, division: Division) -> LayerProfile:
         ways: tuple[Direction, ...] = ("F", "B")
-        shares = {way: division.layer_s(layer, way, samples, length) / (layer.seconds(way, samples, length) or 1.0) for way in ways}
-        return replace(layer, times=layer.times | {way: layer.times[way].scaled(share) for way, share in shares.items()})
+        shares = {
+            way: division.layer_s(layer, way, samples, length) / (layer.seconds(way, samples, length) or 1.0)
+            for way in ways
+        }
+        return replace(
+            layer,
+            times=layer.times | {way: layer.times[way].scaled(share) for way, share in shares.items()},
+        )
 
-    rows = [tuple(quick(layer, divisions[rank]) for layer in row) if rank in divisions else row for rank, row in enumerate(profile.layers)]
+    rows = [
+        tuple(quick(layer, divisions[rank]) for layer in row) if rank in divisions else row
+        for rank, row in enumerate(profile.layers)
+    ]
     return replace(profile, layers=tuple(rows))
 
 

@@ -30,7 +30,13 @@ from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.methods.fine_tuning.prepare import PreparedJob
 from workbench.models.loading import load_stack
 from workbench.models.sharding.trained import column_groups, require_divisible
-from workbench.planners.asynchronous import Equation3, asynchronous_plan, even_partition, partition_in_order, plan_asynchronous
+from workbench.planners.asynchronous import (
+    Equation3,
+    asynchronous_plan,
+    even_partition,
+    partition_in_order,
+    plan_asynchronous,
+)
 from workbench.planners.memory import readable
 from workbench.profiler.descriptions import LayerShape
 from workbench.profiler.processors import Place, pinned, place_of
@@ -38,7 +44,9 @@ from workbench.runtime.context import RankContext
 
 
 def divisions(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> dict[int, Division]:
-    """Return how devices with several processors divide their layers, by rank.  Raises the errors of methods.confidant.heads.divide."""
+    """Return how devices with several processors divide their layers, by rank.  Raises the errors of
+    methods.confidant.heads.divide.
+    """
     options, facts = _options(prepared), prepared.facts
     columns = column_groups(facts.feed_forward_size) if options.split == "heads_and_columns" else 0
     sizes = {"samples": prepared.job.batch_size, "length": prepared.typical_length}
@@ -46,14 +54,23 @@ def divisions(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> dict
     for rank, device in enumerate(cluster.devices):
         layer = profile.layers[rank][0]
         if _divides(prepared, device) and "HF" in layer.times:
-            division = divide(layer, device, heads=facts.num_key_value_heads, columns=columns, by=options.heads, **sizes)
+            division = divide(
+                layer,
+                device,
+                heads=facts.num_key_value_heads,
+                columns=columns,
+                by=options.heads,
+                **sizes,
+            )
             if division is not None:
                 found[rank] = division
     return found
 
 
 def _divides(prepared: PreparedJob, *devices: Device) -> bool:
-    several = (len(device.processors) > 1 and device.framework == "torch" for device in devices)  # JAX computes whole layers
+    several = (
+        len(device.processors) > 1 and device.framework == "torch" for device in devices
+    )  # JAX computes whole layers
     return _options(prepared).split != "none" and any(several)
 
 
@@ -71,7 +88,10 @@ def costs_of(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Equat
 
 def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> FineTuningRankJob:
     """Return the description of a run under a plan, for every rank."""
-    return replace(whole_layers(prepared, profile, cluster, plan), divisions=divisions(prepared, profile, cluster))
+    return replace(
+        whole_layers(prepared, profile, cluster, plan),
+        divisions=divisions(prepared, profile, cluster),
+    )
 
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
@@ -84,10 +104,15 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
         plan = plan_asynchronous(costs, searches=partition == "any_order", method="confidant")
     else:
         order = tuple(range(cluster.world_size))[: profile.num_layers]
-        found = even_partition(costs, order) if partition == "even" else partition_in_order(costs, order, in_memory=False)
+        found = (
+            even_partition(costs, order) if partition == "even" else partition_in_order(costs, order, in_memory=False)
+        )
         plan = asynchronous_plan(costs, found, method="confidant")
     shared = divisions(prepared, profile, cluster)
-    notes = (f"On {cluster.devices[rank].name} processors share each layer: {one.described()}." for rank, one in shared.items())
+    notes = (
+        f"On {cluster.devices[rank].name} processors share each layer: {one.described()}."
+        for rank, one in shared.items()
+    )
     return replace(plan, notes=(*plan.notes, *memory_notes(prepared, costs, plan), *notes))
 
 
@@ -110,19 +135,32 @@ def memory_notes(prepared: PreparedJob, costs: Equation3, plan: Plan) -> Iterato
         )
         device, off = costs.cluster.devices[rank], printed / need.total_bytes - 1
         yield (
-            f"Memory of {device.name} (stashed versions of its weights: {delay_of(costs.versions, behind, num_stages)}):"
+            f"Memory of {device.name} (stashed versions of its weights: "
+            f"{delay_of(costs.versions, behind, num_stages)}):"
             f" {readable(need.total_bytes)} by the measured model,"
             f" {readable(printed)} by Eq. 1 and 2 as printed ({off:+.0%})."
         )
 
 
 def stand_in(
-    prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, rank: int, idle: Sequence[int], left: float
+    prepared: PreparedJob,
+    profile: Profile,
+    cluster: Cluster,
+    plan: Plan,
+    rank: int,
+    idle: Sequence[int],
+    left: float,
 ) -> int | None:
-    """Return the idle device that is most compatible by Eq. 4, of those with memory for the stage of `rank`; None if no device has."""
+    """Return the idle device that is most compatible by Eq. 4, of those with memory for the stage of `rank`; None if no
+    device has.
+    """
     index = plan.stage_of(rank)
     assert index is not None
-    costs, stage, num_stages = costs_of(prepared, profile, cluster), plan.stages[index], len(plan.stages)
+    costs, stage, num_stages = (
+        costs_of(prepared, profile, cluster),
+        plan.stages[index],
+        len(plan.stages),
+    )
     behind = num_stages - 1 - index
     fitting = [one for one in idle if costs.stage(one, behind, num_stages)[stage.start, stage.stop] < math.inf]
     capacities = [costs.seconds(one)[0, 1:] for one in fitting]
@@ -141,11 +179,20 @@ class Confidant(FineTuning):
     stand_in = staticmethod(stand_in)
 
     def profile(self, prepared: PreparedJob, cluster: Cluster, notify: Notify, **settings: Any) -> Profile:
-        """Return every layer's cost on every device, and the costs of heads and columns if processors share them (see ProfiledMethod)."""
+        """Return every layer's cost on every device, and the costs of heads and columns if processors share them (see
+        ProfiledMethod).
+        """
         divides = _divides(prepared, *cluster.devices)
         if divides:
-            kept = {"storage": prepared.quantization.storage, "technique": prepared.options.technique}
-            require_divisible(prepared.job.model, is_single_stack=prepared.facts.num_encoder_layers is None, **kept)
+            kept = {
+                "storage": prepared.quantization.storage,
+                "technique": prepared.options.technique,
+            }
+            require_divisible(
+                prepared.job.model,
+                is_single_stack=prepared.facts.num_encoder_layers is None,
+                **kept,
+            )
         found = super().profile(prepared, cluster, notify, **settings)
         if not divides or found.source == "measured":
             return found
@@ -158,7 +205,10 @@ class Confidant(FineTuning):
             ]
         else:
             parts = self.host_parts(prepared, notify, refresh=settings.get("refresh", False))
-            each = [{kind: grid.scaled(1 / host_share) for kind, grid in parts.items()} for host_share in cluster.host_shares()]
+            each = [
+                {kind: grid.scaled(1 / host_share) for kind, grid in parts.items()}
+                for host_share in cluster.host_shares()
+            ]
             rows = [[one] * found.num_layers for one in each]
         layers = (
             tuple(replace(layer, times=layer.times | times) for layer, times in zip(row, own, strict=True))
@@ -167,7 +217,9 @@ class Confidant(FineTuning):
         return replace(found, layers=tuple(layers))
 
     def device_layers(self, context: RankContext, prepared: PreparedJob, *, refresh: bool) -> tuple[LayerProfile, ...]:
-        """Return every layer's cost on this device's first processor, and the costs of what processors can share (see LayerMethod)."""
+        """Return every layer's cost on this device's first processor, and the costs of what processors can share (see
+        LayerMethod).
+        """
         prepared = replace(prepared, options=require_known(prepared.job))  # a message has fine-tuning's options alone
         times, device = dict[str, Grid](), context.device
         if not _divides(prepared, device):
@@ -184,29 +236,64 @@ class Confidant(FineTuning):
     def notes(self, planned: Planned[PreparedJob]) -> tuple[str, ...]:
         """Add that a requested split divides no layer, because one processor alone is faster (see Method)."""
         prepared, profile, cluster, _ = planned
-        given = [f"{name} = {prepared.job.options[name]}" for name in ("split", "heads") if name in prepared.job.options]
+        given = [
+            f"{name} = {prepared.job.options[name]}" for name in ("split", "heads") if name in prepared.job.options
+        ]
         if not given or not _divides(prepared, *cluster.devices) or divisions(prepared, profile, cluster):
             return super().notes(planned)
         told = f"The option {' and '.join(given)} has no effect here: on each device one processor alone is faster."
         return (told, *super().notes(planned))
 
-    def host_parts(self, prepared: PreparedJob, notify: Notify, *, refresh: bool, place: Place | None = None) -> dict[str, Grid]:
+    def host_parts(
+        self,
+        prepared: PreparedJob,
+        notify: Notify,
+        *,
+        refresh: bool,
+        place: Place | None = None,
+    ) -> dict[str, Grid]:
         """Return the seconds of a layer's heads and columns, measured now or stored earlier.
 
         place: a processor of this device; None: one unslowed core of this host.
         """
         settings, _ = self.measured(prepared)
-        key = {"parts of": prepared.job.model, "shape": asdict(prepared.facts), "max_length": prepared.profiled_length, **settings}
+        key = {
+            "parts of": prepared.job.model,
+            "shape": asdict(prepared.facts),
+            "max_length": prepared.profiled_length,
+            **settings,
+        }
         device = "cpu" if place is None else str(place.device)
 
         def measure() -> tuple[LayerProfile, ...]:
-            times = measure_parts(load_stack(prepared.job.model), prepared.config, max_length=prepared.profiled_length, device=device)
-            sizes = dict.fromkeys(("frozen_bytes", "trainable_bytes", "output_bytes_per_token", "context_bytes_per_token"), 0)
+            times = measure_parts(
+                load_stack(prepared.job.model),
+                prepared.config,
+                max_length=prepared.profiled_length,
+                device=device,
+            )
+            sizes = dict.fromkeys(
+                (
+                    "frozen_bytes",
+                    "trainable_bytes",
+                    "output_bytes_per_token",
+                    "context_bytes_per_token",
+                ),
+                0,
+            )
             return (LayerProfile(name="parts of a layer", times=times, **sizes),)
 
         if place is not None:
             key |= {"processor": [device, *place.cores]}
-        return kept_layers(prepared, self.name, key, measure, notify, refresh=refresh, what=", parts of a layer")[0].times
+        return kept_layers(
+            prepared,
+            self.name,
+            key,
+            measure,
+            notify,
+            refresh=refresh,
+            what=", parts of a layer",
+        )[0].times
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
         """Reject unknown names, a single device, and more devices than the cluster has (see Method)."""

@@ -25,18 +25,30 @@ def _is_shared(at: Situation) -> bool:
     return any(len(device.processors) > 1 and device.framework == "torch" for device in at.cluster.devices)
 
 
-_SHARED = Effect(lambda at: at.options.split == "none" or _is_shared(at), "a device with two processors ([[device.processor]])", True)
-_SPLIT = Effect(lambda at: at.options.split != "none" and _is_shared(at), "a split over a device with two processors", True)
+_SHARED = Effect(
+    lambda at: at.options.split == "none" or _is_shared(at),
+    "a device with two processors ([[device.processor]])",
+    True,
+)
+_SPLIT = Effect(
+    lambda at: at.options.split != "none" and _is_shared(at),
+    "a split over a device with two processors",
+    True,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfidantOptions(FineTuningOptions):
     """Settings of Confidant, given in Job.options in addition to fine-tuning's.
 
-    partition: 'memory_aware' is Eq. 3, the devices in the cluster's order; 'any_order' the best order of the best set of devices; 'even'
-    gives each the same number of layers ('PipeDream' in section 5); 'capacity' divides by computing capacity without memory (FTPipeHD).
-    devices: number of devices that train, the first available ones; the others are idle and replace one that leaves on notice.  0: all.
-    split: the parts of a layer that a device's processors share: its heads (section 3.3), the feed-forward's columns too (ours), or none;
+    partition: 'memory_aware' is Eq. 3, the devices in the cluster's order; 'any_order' the best order of the best set
+    of devices; 'even'
+    gives each the same number of layers ('PipeDream' in section 5); 'capacity' divides by computing capacity without
+    memory (FTPipeHD).
+    devices: number of devices that train, the first available ones; the others are idle and replace one that leaves on
+    notice.  0: all.
+    split: the parts of a layer that a device's processors share: its heads (section 3.3), the feed-forward's columns
+    too (ours), or none;
     None: the heads, of devices with several processors.
     heads: how heads are assigned to processors, by Algorithm 1 or by the optimum.
     """
@@ -51,18 +63,32 @@ class ConfidantOptions(FineTuningOptions):
     heads: Annotated[AllocationName, _SPLIT] = "algorithm1"
 
 
-_FAULTS = ("", "leave:1@step4", "kill:1@step4", "kill:1@step4; return:1@step12", "leave:1@step4; return:1@step14; kill:2@step20")
+_FAULTS = (
+    "",
+    "leave:1@step4",
+    "kill:1@step4",
+    "kill:1@step4; return:1@step12",
+    "leave:1@step4; return:1@step14; kill:2@step20",
+)
 DECLARATION = Declaration(
     options=ConfidantOptions,
     title="Confidant",
     implementation="workbench.methods.confidant.method:Confidant",
-    calls=training_calls("workbench.methods.confidant.method:Confidant", "workbench.methods.fine_tuning.phases:FineTuningRankJob"),
+    calls=training_calls(
+        "workbench.methods.confidant.method:Confidant",
+        "workbench.methods.fine_tuning.phases:FineTuningRankJob",
+    ),
     form={name: JOB_FIELDS[name] for name in ("model", "task", "train_samples", "epochs", "batch_size")}
     | {
         "technique": FormField(
             label="Technique",
             tooltip="What is trained",
-            values={"all weights": "full", "lora": "lora", "adapters": "adapters", "serial": "serial"},
+            values={
+                "all weights": "full",
+                "lora": "lora",
+                "adapters": "adapters",
+                "serial": "serial",
+            },
         ),
         "partition": FormField(
             label="Partition",
@@ -74,13 +100,25 @@ DECLARATION = Declaration(
                 "by speed (FTPipeHD)": "capacity",
             },
         ),
-        "devices": FormField(label="Devices", tooltip="How many train, in the cluster's order; the others stand by. 0: all"),
-        "window": FormField(label="Window", tooltip="Mini-batches of a window, which is a step of the report"),
-        "snapshot_every": FormField(label="Snapshot every", tooltip="Steps between two snapshots; 0: as often as pays"),
+        "devices": FormField(
+            label="Devices",
+            tooltip="How many train, in the cluster's order; the others stand by. 0: all",
+        ),
+        "window": FormField(
+            label="Window",
+            tooltip="Mini-batches of a window, which is a step of the report",
+        ),
+        "snapshot_every": FormField(
+            label="Snapshot every",
+            tooltip="Steps between two snapshots; 0: as often as pays",
+        ),
         "snapshot_to": FormField(
             label="Snapshot to",
             tooltip="Where snapshots are kept",
-            values={"the run's folder": "disk", "the next device's memory": "neighbour"},
+            values={
+                "the run's folder": "disk",
+                "the next device's memory": "neighbour",
+            },
         ),
         "faults": FormField(
             label="Faults",

@@ -1,4 +1,6 @@
-"""The operations of a stage whose layers several processors share (Confidant, section 3.3; see schedules.tensor.divide_layers)."""
+"""The operations of a stage whose layers several processors share (Confidant, section 3.3; see
+schedules.tensor.divide_layers).
+"""
 
 from __future__ import annotations
 
@@ -42,9 +44,23 @@ class DividedHandlers(BackpropagationHandlers):
 
     def table(self) -> dict[str, Handler]:
         """Return the handlers by operation kind."""
-        forward = {"BEGIN": self._begin, "ATTN": self._part, "JOIN": self._join, "COLS": self._part, "MLP": self._join, "END": self._end}
+        forward = {
+            "BEGIN": self._begin,
+            "ATTN": self._part,
+            "JOIN": self._join,
+            "COLS": self._part,
+            "MLP": self._join,
+            "END": self._end,
+        }
         part, join = self._part_backward, self._join_backward
-        backward = {"ENDB": self._end_backward, "MLPB": join, "COLSB": part, "JOINB": join, "ATTNB": part, "BEGINB": self._begin_backward}
+        backward = {
+            "ENDB": self._end_backward,
+            "MLPB": join,
+            "COLSB": part,
+            "JOINB": join,
+            "ATTNB": part,
+            "BEGINB": self._begin_backward,
+        }
         return BackpropagationHandlers.table(self) | forward | backward
 
     def _begin(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -52,18 +68,28 @@ class DividedHandlers(BackpropagationHandlers):
         hidden = joined(op, reads, "act")
         if hidden is None:
             hidden = backbone.embed(batch.input_ids, batch.attention_mask)
-        self.contexts[op.microbatch] = layer_context(backbone.family, backbone.rotary, batch.attention_mask, hidden.detach())
+        self.contexts[op.microbatch] = layer_context(
+            backbone.family, backbone.rotary, batch.attention_mask, hidden.detach()
+        )
         return hidden.detach(), StageContext(None, hidden)
 
     def _part(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         hidden, layer = reads[0].detach().requires_grad_(), self.parts[op.stage]
         stops = list(accumulate(self.division.groups(op.kind)))
         own = stops[op.part] - self.division.groups(op.kind)[op.part], stops[op.part]
-        output = layer.heads(hidden, self.contexts[op.microbatch], *own) if op.kind == "ATTN" else layer.columns(hidden, *own)
+        output = (
+            layer.heads(hidden, self.contexts[op.microbatch], *own)
+            if op.kind == "ATTN"
+            else layer.columns(hidden, *own)
+        )
         return output.detach(), StageContext(hidden, output)
 
     def _join(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        layer, hidden, total = self.parts[op.stage], reads[0].detach().requires_grad_(), sum_of(reads[1:]).requires_grad_()
+        layer, hidden, total = (
+            self.parts[op.stage],
+            reads[0].detach().requires_grad_(),
+            sum_of(reads[1:]).requires_grad_(),
+        )
         if op.kind == "JOIN":
             output = layer.join_heads(hidden, total)
         elif self.division.columns:
@@ -74,7 +100,11 @@ class DividedHandlers(BackpropagationHandlers):
         return output.detach(), JoinContext(hidden, total, output)
 
     def _end(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        backbone, hidden, targets = self.compute.model.backbone, reads[0].detach().requires_grad_(), self.targets(op)
+        backbone, hidden, targets = (
+            self.compute.model.backbone,
+            reads[0].detach().requires_grad_(),
+            self.targets(op),
+        )
         output = hidden if backbone.final is None else backbone.final(hidden)
         if targets is not None:
             output = self.compute.loss(output, self.batches[op.microbatch].attention_mask, targets)
@@ -109,7 +139,9 @@ def sum_of(terms: Any) -> Tensor:
 
 
 def divided_or_whole(division: Division | None, *, compute: Any, **own: Any) -> BackpropagationHandlers:
-    """Return the handlers of a stage whose layers processors share as `division` says; None: one processor computes whole layers."""
+    """Return the handlers of a stage whose layers processors share as `division` says; None: one processor computes
+    whole layers.
+    """
     if division is None:
         return BackpropagationHandlers(shared=(), compute=compute, **own)
     model = compute.model

@@ -1,4 +1,6 @@
-"""The programs of a fine-tuning run, a rank's computation (PAC+, section II), and the handler of each operation kind."""
+"""The programs of a fine-tuning run, a rank's computation (PAC+, section II), and the handler of each operation
+kind.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ from workbench.core.program import Program
 from workbench.core.schedule import Op, Schedule, Value
 from workbench.core.virtual_workers import VersionRule
 from workbench.methods.common.scaling import TARGET_LENGTH
-from workbench.methods.training.handlers import StageContext, StepHandlers, StepShape, Targets, joined, named
+from workbench.methods.training.handlers import (
+    StageContext,
+    StepHandlers,
+    StepShape,
+    Targets,
+    joined,
+    named,
+)
 from workbench.models.families import FAMILIES
 from workbench.models.loading import ModelFacts
 from workbench.models.parallel_adapter import answered
@@ -37,7 +46,8 @@ FP32_BYTES = 4
 class WindowShape(StepShape):
     """The shape of a window, whose parts are mini-batches.
 
-    ahead: the parts after it whose forward passes begin in it; none if the pipeline drains.  continues: the window before, if it did not
+    ahead: the parts after it whose forward passes begin in it; none if the pipeline drains.  continues: the window
+    before, if it did not
     drain.  If that one is long enough, it is given as if it had begun with an empty pipeline.
     """
 
@@ -47,7 +57,10 @@ class WindowShape(StepShape):
     @property
     def all_parts(self) -> StepShape:
         """Return the parts of the window and those ahead."""
-        return StepShape(sizes=self.sizes + self.ahead.sizes, lengths=self.lengths + self.ahead.lengths)
+        return StepShape(
+            sizes=self.sizes + self.ahead.sizes,
+            lengths=self.lengths + self.ahead.lengths,
+        )
 
 
 class SharedParameter(NamedTuple):
@@ -59,15 +72,23 @@ class SharedParameter(NamedTuple):
 
 
 def shared_parameters(facts: ModelFacts, technique: str, plan: Plan) -> tuple[SharedParameter, ...]:
-    """Return the trained parameters that several stages of a plan have: an encoder-decoder's in full fine-tuning, no others."""
+    """Return the trained parameters that several stages of a plan have: an encoder-decoder's in full fine-tuning, no
+    others.
+    """
     border = facts.num_encoder_layers
     if technique != "full" or border is None:
         return ()
     words = facts.vocabulary_size * facts.hidden_size
     holders = {
         "words": (lambda start, stop: start == 0 or start <= border < stop, words),
-        "position bias": (lambda start, stop: start < border, facts.embedding_parameters - words),
-        "decoder position bias": (lambda start, stop: stop > border, facts.decoder_embedding_parameters),
+        "position bias": (
+            lambda start, stop: start < border,
+            facts.embedding_parameters - words,
+        ),
+        "decoder position bias": (
+            lambda start, stop: stop > border,
+            facts.decoder_embedding_parameters,
+        ),
     }
     if not facts.shares_words:
         del holders["words"]
@@ -84,8 +105,10 @@ def shared_parameters(facts: ModelFacts, technique: str, plan: Plan) -> tuple[Sh
 class Programs:
     """Programs of one plan on one cluster; schedules are built once for each shape.
 
-    facts: None if the model is only simulated.  schedule: the order of the micro-batches; with 'asynchronous_1f1b' a step's parts are
-    whole mini-batches, each of which updates the weights.  divisions: by rank, of the devices of an asynchronous pipeline whose processors
+    facts: None if the model is only simulated.  schedule: the order of the micro-batches; with 'asynchronous_1f1b' a
+    step's parts are
+    whole mini-batches, each of which updates the weights.  divisions: by rank, of the devices of an asynchronous
+    pipeline whose processors
     share each layer.  side_width: see TechniqueConfig.
     """
 
@@ -102,9 +125,17 @@ class Programs:
         side_width: int = 0,
     ) -> None:
         self._versions: VersionRule = versions
-        self._profile, self._cluster, self._plan, self._shared = profile, cluster, plan, shared
+        self._profile, self._cluster, self._plan, self._shared = (
+            profile,
+            cluster,
+            plan,
+            shared,
+        )
         self._divisions = divisions or {}
-        self._order, self._is_asynchronous = ORDERS.get(schedule), schedule == "asynchronous_1f1b"
+        self._order, self._is_asynchronous = (
+            ORDERS.get(schedule),
+            schedule == "asynchronous_1f1b",
+        )
         self._crossing = None
         if facts is not None:
             self._crossing = Crossing(
@@ -140,7 +171,14 @@ class Programs:
     def _schedule(self, sizes: tuple[int, ...], begun: int | None, ahead: int) -> Schedule:
         world_size = self._cluster.world_size
         if self._order is None:
-            whole = asynchronous_1f1b(self._plan, len(sizes), world_size=world_size, begun=begun, ahead=ahead, versions=self._versions)
+            whole = asynchronous_1f1b(
+                self._plan,
+                len(sizes),
+                world_size=world_size,
+                begun=begun,
+                ahead=ahead,
+                versions=self._versions,
+            )
             return divide_layers(whole, self._plan, self._divisions)
         stages = [parameter.stages for parameter in self._shared]
         return backpropagation(self._plan, sizes, shared=stages, world_size=world_size, order=self._order)
@@ -153,7 +191,8 @@ class StageCompute:
         self.model = model
 
     def forward(self, hidden_or_ids: Tensor, attention_mask: Tensor, targets: Targets | None) -> StageContext:
-        """Run the layers; with `targets` (last stage) also head and loss (sum over samples divided by the mini-batch's samples).
+        """Run the layers; with `targets` (last stage) also head and loss (sum over samples divided by the mini-batch's
+        samples).
 
         hidden_or_ids: (n, t, d) float, or (n, t) int64 in the first stage.  attention_mask: (n, t).
         """
@@ -171,7 +210,8 @@ class StageCompute:
         return targets.loss(logits, self.model.config)
 
     def backward(self, context: StageContext, gradient: Tensor | None) -> Tensor | None:
-        """Accumulate the trained parameters' gradients; return the gradient of the stage's input, (n, t, d), None in the first stage.
+        """Accumulate the trained parameters' gradients; return the gradient of the stage's input, (n, t, d), None in
+        the first stage.
 
         With Parallel Adapters both gradients are (n, t, d / r), of the side network's state alone.
         """
@@ -193,7 +233,9 @@ class BackpropagationHandlers(StepHandlers):
         return self.common() | {
             "F": self._forward,
             "B": self._backward,
-            SHARE: lambda op, reads: (self._gradient(op.part).reshape(-1).clone(),),  # cloned, because it is sent during STEP
+            SHARE: lambda op, reads: (
+                self._gradient(op.part).reshape(-1).clone(),
+            ),  # cloned, because it is sent during STEP
             "STEP": self._update_shared,
         }
 

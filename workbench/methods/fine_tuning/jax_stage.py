@@ -19,7 +19,11 @@ from workbench.models.loading import model_config
 from workbench.models.optimization import backpropagate
 from workbench.models.techniques import TechniqueStage
 
-FAMILIES, TECHNIQUES, ACTIVATIONS = ("bert", "distilbert"), ("full", "lora"), ("gelu", "gelu_new", "relu")
+FAMILIES, TECHNIQUES, ACTIVATIONS = (
+    ("bert", "distilbert"),
+    ("full", "lora"),
+    ("gelu", "gelu_new", "relu"),
+)
 
 
 def require_jax_suits(cluster: Cluster, model: str, options: FineTuningOptions) -> None:
@@ -29,10 +33,26 @@ def require_jax_suits(cluster: Cluster, model: str, options: FineTuningOptions) 
         return
     config = model_config(model)
     wrong = [
-        (config.model_type not in FAMILIES, f"a model of the family {config.model_type}", " and ".join(FAMILIES)),
-        (options.technique not in TECHNIQUES, f"technique = '{options.technique}'", " and ".join(TECHNIQUES)),
-        (options.lora_dropout > 0, f"lora_dropout = {options.lora_dropout:g}", "lora_dropout = 0"),
-        (options.backbone_dtype != "float32", f"backbone_dtype = '{options.backbone_dtype}'", "float32"),
+        (
+            config.model_type not in FAMILIES,
+            f"a model of the family {config.model_type}",
+            " and ".join(FAMILIES),
+        ),
+        (
+            options.technique not in TECHNIQUES,
+            f"technique = '{options.technique}'",
+            " and ".join(TECHNIQUES),
+        ),
+        (
+            options.lora_dropout > 0,
+            f"lora_dropout = {options.lora_dropout:g}",
+            "lora_dropout = 0",
+        ),
+        (
+            options.backbone_dtype != "float32",
+            f"backbone_dtype = '{options.backbone_dtype}'",
+            "float32",
+        ),
     ]
     for is_wrong, found, known in wrong:
         if is_wrong:
@@ -58,7 +78,8 @@ def activation_of(model: str) -> str:
 
 @dataclass(slots=True)
 class JaxContext(StageContext):
-    """Forward results for the backward pass.  hidden: the stage's input; in the first stage the embedding's output, with torch's graph.
+    """Forward results for the backward pass.  hidden: the stage's input; in the first stage the embedding's output,
+    with torch's graph.
 
     last: the last block's output, (n, t, d), a leaf in front of head and loss.  pullbacks: of the blocks.
     """
@@ -68,12 +89,20 @@ class JaxContext(StageContext):
 
 
 class JaxStageCompute(StageCompute):
-    """The layers of one pipeline stage: JAX runs the blocks; torch runs the first stage's embedding, and the last one's head and loss.
+    """The layers of one pipeline stage: JAX runs the blocks; torch runs the first stage's embedding, and the last one's
+    head and loss.
 
     heads: of the attention.  sizes: samples and tokens of the later batches, for which it is compiled before the first.
     """
 
-    def __init__(self, model: TechniqueStage, *, activation: str, heads: int, sizes: Iterable[tuple[int, int]] = ()) -> None:
+    def __init__(
+        self,
+        model: TechniqueStage,
+        *,
+        activation: str,
+        heads: int,
+        sizes: Iterable[tuple[int, int]] = (),
+    ) -> None:
         require_jax()
         from workbench.models.jax_blocks import JaxBlocks
 

@@ -1,4 +1,6 @@
-"""Profile a technique on this host: seconds and bytes of every layer, from the same calls as in a run (section V-A, 'Profiling')."""
+"""Profile a technique on this host: seconds and bytes of every layer, from the same calls as in a run (section V-A,
+'Profiling').
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from torch.nn.functional import pad
 
 from workbench.core.profile import Grid, LayerProfile
 from workbench.core.schedule import STEP
-from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, TARGET_LENGTH, crossing_bytes, lengths_up_to
+from workbench.methods.common.scaling import (
+    BATCH_SIZES,
+    SEQUENCE_LENGTHS,
+    TARGET_LENGTH,
+    crossing_bytes,
+    lengths_up_to,
+)
 from workbench.methods.fine_tuning.handlers import StageCompute
 from workbench.methods.training.handlers import StageContext, Targets
 from workbench.models.families import LayerContext
@@ -21,7 +29,13 @@ from workbench.models.quantization import StoredWeight
 from workbench.models.sharding.trained import TrainedLayer
 from workbench.models.stack import LayerStack, layer_context
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
-from workbench.profiler.layers import Span, Stacks, kept_bytes, profile_layers, saved_by_autograd
+from workbench.profiler.layers import (
+    Span,
+    Stacks,
+    kept_bytes,
+    profile_layers,
+    saved_by_autograd,
+)
 from workbench.profiler.timing import Call, Maker, time_grids
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
 
@@ -48,7 +62,9 @@ def measure_layers(
         batch_sizes,
         lengths,
         budget_s=budget_s,
-        layer_bytes=lambda layer: _parameter_bytes(stack, config, layer) | crossing_bytes(stack, layer, config.side_width),
+        layer_bytes=lambda layer: (
+            _parameter_bytes(stack, config, layer) | crossing_bytes(stack, layer, config.side_width)
+        ),
         update={STEP: lambda batch, length: optimizer.step},
     )
 
@@ -78,7 +94,10 @@ def measure_parts(
 
     def calls(compute: Callable[[Tensor, LayerContext, int], Tensor], groups: int) -> tuple[Maker, Maker]:
         def forward(batch: int, length: int) -> Callable[[], Tensor]:
-            hidden, mask = torch.randn(batch, length, stack.hidden_size), made_up_mask(batch, length)
+            hidden, mask = (
+                torch.randn(batch, length, stack.hidden_size),
+                made_up_mask(batch, length),
+            )
             context = layer_context(backbone.family, backbone.rotary, mask, hidden)
             return lambda: compute(hidden.detach().requires_grad_().to(device), context, groups).cpu()
 
@@ -87,7 +106,10 @@ def measure_parts(
 
         return forward, back
 
-    for kind, compute, groups in (("H", heads, layer.num_groups), ("C", columns, layer.num_columns)):
+    for kind, compute, groups in (
+        ("H", heads, layer.num_groups),
+        ("C", columns, layer.num_columns),
+    ):
         makers[f"{kind}F"], makers[f"{kind}B"] = calls(compute, groups)
         makers[f"{kind}F1"], makers[f"{kind}B1"] = calls(compute, 1)
     lengths = lengths_up_to(max_length, lengths, reads_images=stack.family.reads_images)
@@ -95,7 +117,9 @@ def measure_parts(
 
 
 def _parameter_bytes(stack: LayerStack, config: TechniqueConfig, index: int) -> dict[str, int]:
-    """Return the bytes of a layer's frozen and trained parameters, as in a stage with only this layer, as fields of LayerProfile."""
+    """Return the bytes of a layer's frozen and trained parameters, as in a stage with only this layer, as fields of
+    LayerProfile.
+    """
     model = _build(stack, config, Span(index, index + 1))
     stored = [buffer for part in model.modules() if isinstance(part, StoredWeight) for buffer in part.buffers()]
     head = model.backbone.language_model_head
@@ -111,12 +135,18 @@ def _build(stack: LayerStack, config: TechniqueConfig, span: Span) -> TechniqueS
 
 
 class _Bench:
-    """Calls of one stage on synthetic inputs of any size.  context_at: the tokens of a sample at which its context is counted."""
+    """Calls of one stage on synthetic inputs of any size.  context_at: the tokens of a sample at which its context is
+    counted.
+    """
 
     def __init__(self, stack: LayerStack, config: TechniqueConfig, span: Span, context_at: int) -> None:
         self._model, self._context_at = _build(stack, config, span), context_at
         self._compute = StageCompute(self._model)
-        self.optimizer = FlatAdamW(self._model, learning_rate=LinearSchedule(peak=1e-3, num_steps=100_000), weight_decay=0.01)
+        self.optimizer = FlatAdamW(
+            self._model,
+            learning_rate=LinearSchedule(peak=1e-3, num_steps=100_000),
+            weight_decay=0.01,
+        )
         self._is_last = span.stop == stack.num_layers
         self._has_decoder = stack.num_encoder_layers is not None
 
@@ -136,7 +166,10 @@ class _Bench:
 
         def back(context: StageContext) -> Tensor | None:
             width = -self._model.config.side_width  # 0: all
-            return self._compute.backward(context, None if self._is_last else torch.ones_like(context.output[..., width:]))
+            return self._compute.backward(
+                context,
+                None if self._is_last else torch.ones_like(context.output[..., width:]),
+            )
 
         return (lambda: self._compute.forward(*inputs)), back
 
@@ -147,7 +180,13 @@ class _Bench:
             inputs = self._inputs(batch, length)
             return saved_by_autograd(lambda: self._compute.forward(*inputs), self._model.parameters())[1]
 
-        return kept_bytes(kept, batch, at=self._context_at, other=2 * self._context_at, has_decoder=self._has_decoder)
+        return kept_bytes(
+            kept,
+            batch,
+            at=self._context_at,
+            other=2 * self._context_at,
+            has_decoder=self._has_decoder,
+        )
 
     def _inputs(self, batch: int, length: int) -> tuple[Tensor, Tensor, Targets | None]:
         source, _, _ = self._model.backbone.make_inputs(batch, length, TARGET_LENGTH)

@@ -19,7 +19,12 @@ from workbench.methods.common.scaling import number_format
 from workbench.methods.fine_tuning.jax_stage import require_jax_suits
 from workbench.methods.fine_tuning.measure import measure_layers
 from workbench.methods.fine_tuning.phases import FineTuningRankJob, phases_on
-from workbench.methods.fine_tuning.prepare import PreparedJob, check_plan, prepare, require_known
+from workbench.methods.fine_tuning.prepare import (
+    PreparedJob,
+    check_plan,
+    prepare,
+    require_known,
+)
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
 from workbench.methods.training.phases import Predictor, RankJob
 from workbench.methods.training.state_costs import planning_problem, with_room
@@ -59,17 +64,27 @@ def stage_costs(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Eq
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     """Return the plan of all epochs.  Raises PlanError, naming device and bytes, if nothing fits.
 
-    'hybrid' is Asteroid's plan, refined by the simulated step time, or the plan of a simpler paradigm if that is faster.
+    'hybrid' is Asteroid's plan, refined by the simulated step time, or the plan of a simpler paradigm if that is
+    faster.
     An asynchronous pipeline is planned by Confidant's Eq. 3.
     """
     if prepared.is_asynchronous:
         searches = prepared.options.paradigm == "hybrid"
-        return plan_asynchronous(stage_costs(prepared, profile, cluster), searches=searches, method="asynchronous_1f1b")
-    problem, paradigm = planning_problem(prepared, profile, cluster), prepared.options.paradigm
+        return plan_asynchronous(
+            stage_costs(prepared, profile, cluster),
+            searches=searches,
+            method="asynchronous_1f1b",
+        )
+    problem, paradigm = (
+        planning_problem(prepared, profile, cluster),
+        prepared.options.paradigm,
+    )
     typical_step = cache(prepared.typical_step)
 
     def simulated_s(plan: Plan) -> float:
-        return Predictor(rank_job(prepared, problem.profile, cluster, plan).phases()[0]).seconds(typical_step(plan.num_micro_batches))
+        return Predictor(rank_job(prepared, problem.profile, cluster, plan).phases()[0]).seconds(
+            typical_step(plan.num_micro_batches)
+        )
 
     if paradigm != "hybrid":
         return PARADIGMS[paradigm](problem)
@@ -80,7 +95,13 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     return min(plans, key=simulated_s)
 
 
-def begin(prepared: PreparedJob, stack: LayerStack, rank_job: RankJob, is_new: bool, notify: Notify) -> None:
+def begin(
+    prepared: PreparedJob,
+    stack: LayerStack,
+    rank_job: RankJob,
+    is_new: bool,
+    notify: Notify,
+) -> None:
     """Store the backbone in the form that the run computes with."""
     quantize(stack, prepared.quantization)
 
@@ -107,7 +128,10 @@ class FineTuning(TrainingMethod[PreparedJob]):
         """Return the settings that affect layer costs, and a function that measures them (see TrainingMethod)."""
 
         def measure(max_length: int) -> tuple[LayerProfile, ...]:
-            backbone = quantize(load_stack(prepared.job.model, with_head=prepared.predicts_words), quantization)
+            backbone = quantize(
+                load_stack(prepared.job.model, with_head=prepared.predicts_words),
+                quantization,
+            )
             return measure_layers(backbone, prepared.config, max_length=max_length)
 
         quantization = prepared.quantization
@@ -130,13 +154,32 @@ class FineTuning(TrainingMethod[PreparedJob]):
         if config.technique == "parallel":
             return AnalyticTechnique("parallel_adapters", sizes, numbers)
         if config.technique == "serial":
-            return AnalyticTechnique("adapters", replace(sizes, adapters_per_layer=1, adapter_norms=False), numbers)
+            return AnalyticTechnique(
+                "adapters",
+                replace(sizes, adapters_per_layer=1, adapter_norms=False),
+                numbers,
+            )
         return AnalyticTechnique(config.technique, sizes, numbers)
 
-    def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
+    def check(
+        self,
+        prepared: PreparedJob,
+        profile: Profile,
+        cluster: Cluster,
+        plan: Plan,
+        *,
+        folder: Path | None,
+    ) -> None:
         """Check for errors that would end the run later (see Method)."""
         check_plan(prepared, cluster, plan)
         if folder is not None:
             room = with_room(profile, prepared.job)
             options = prepared.options
-            check_memory(room, cluster, plan, sequence_length=prepared.longest, order=options.schedule, versions=options.versions)
+            check_memory(
+                room,
+                cluster,
+                plan,
+                sequence_length=prepared.longest,
+                order=options.schedule,
+                versions=options.versions,
+            )

@@ -10,9 +10,19 @@ from workbench.core.methods import JOB_FIELDS, Declaration, FormField
 from workbench.core.names import Technique
 from workbench.core.ranges import Dropout, Tokens, Width
 from workbench.core.virtual_workers import VersionRule
-from workbench.methods.training.options import ASYNCHRONOUS, HAS_HEAD, PIPELINE_FIELDS, PipelineOptions, training_calls
+from workbench.methods.training.options import (
+    ASYNCHRONOUS,
+    HAS_HEAD,
+    PIPELINE_FIELDS,
+    PipelineOptions,
+    training_calls,
+)
 
-_LORA, _BOTTLENECK, _PARALLEL = only(technique="lora"), only(technique=("adapters", "serial")), only(technique="parallel")
+_LORA, _BOTTLENECK, _PARALLEL = (
+    only(technique="lora"),
+    only(technique=("adapters", "serial")),
+    only(technique="parallel"),
+)
 _ASYNCHRONOUS = only(schedule=ASYNCHRONOUS)
 _NOT_DRAINED = only(drain_every=0)
 
@@ -21,13 +31,20 @@ _NOT_DRAINED = only(drain_every=0)
 class FineTuningOptions(PipelineOptions):
     """Settings of fine-tuning, given in Job.options in addition to PipelineOptions.
 
-    technique: 'full', 'lora', 'adapters', RingAda's 'serial' or PAC+'s 'parallel' ones; lora_rank to dropout: see TechniqueConfig.
-    paradigm: 'standalone' is one device and 'data_parallel' (EDDL) the whole model on each, both without micro-batches (section VI-B);
-    'pipeline_parallel' (Eco-FL) has one device for each stage, 'hybrid' (as Asteroid) groups of them, fitted to unequal devices.
-    Under schedule 'asynchronous_1f1b' every stage has one device; 'hybrid' chooses devices and order, 'pipeline_parallel' uses all in
-    their order.  window: mini-batches of a step of its report, after which its state is saved; 0: those of an epoch, after which it drains.
-    drain_every: mini-batches of a window after which the pipeline drains; 0: it does not drain between windows of `window`.
-    versions: see delay_of.  rate_by_delay: divide each stage's learning rate by 1 + its delay at first (see LinearSchedule).
+    technique: 'full', 'lora', 'adapters', RingAda's 'serial' or PAC+'s 'parallel' ones; lora_rank to dropout: see
+    TechniqueConfig.
+    paradigm: 'standalone' is one device and 'data_parallel' (EDDL) the whole model on each, both without micro-batches
+    (section VI-B);
+    'pipeline_parallel' (Eco-FL) has one device for each stage, 'hybrid' (as Asteroid) groups of them, fitted to unequal
+    devices.
+    Under schedule 'asynchronous_1f1b' every stage has one device; 'hybrid' chooses devices and order,
+    'pipeline_parallel' uses all in
+    their order.  window: mini-batches of a step of its report, after which its state is saved; 0: those of an epoch,
+    after which it drains.
+    drain_every: mini-batches of a window after which the pipeline drains; 0: it does not drain between windows of
+    `window`.
+    versions: see delay_of.  rate_by_delay: divide each stage's learning rate by 1 + its delay at first (see
+    LinearSchedule).
     """
 
     technique: Technique = "lora"
@@ -46,7 +63,12 @@ DECLARATION = Declaration(
     options=FineTuningOptions,
     title="Fine-tuning",
     implementation="workbench.methods.fine_tuning.method:FineTuning",
-    calls=training_calls("workbench.methods.fine_tuning.method:FineTuning", "workbench.methods.fine_tuning.phases:FineTuningRankJob"),
-    form=JOB_FIELDS | {"technique": FormField(label="Technique", tooltip="What is trained in or beside the backbone")} | PIPELINE_FIELDS,
+    calls=training_calls(
+        "workbench.methods.fine_tuning.method:FineTuning",
+        "workbench.methods.fine_tuning.phases:FineTuningRankJob",
+    ),
+    form=JOB_FIELDS
+    | {"technique": FormField(label="Technique", tooltip="What is trained in or beside the backbone")}
+    | PIPELINE_FIELDS,
     runs_jax=True,
 )

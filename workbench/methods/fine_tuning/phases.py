@@ -1,9 +1,13 @@
 """The single phase of a fine-tuning run: every epoch forward and back through a pipeline's stages.
 
-Asynchronous 1F1B with weight stashing (Confidant, section 2.2; PipeDream, Narayanan et al., 2019): every mini-batch updates a stage's
-weights as soon as its backward pass there is finished, and uses the same weight version in its backward pass as in its forward pass.
-A step of the trainer is a window: consecutive mini-batches.  It ends on every stage with the update by the same mini-batch: this is the
-state of snapshots and of the next generation.  The pipeline does not drain there, because the forward passes of the next mini-batches
+Asynchronous 1F1B with weight stashing (Confidant, section 2.2; PipeDream, Narayanan et al., 2019): every mini-batch
+updates a stage's
+weights as soon as its backward pass there is finished, and uses the same weight version in its backward pass as in its
+forward pass.
+A step of the trainer is a window: consecutive mini-batches.  It ends on every stage with the update by the same
+mini-batch: this is the
+state of snapshots and of the next generation.  The pipeline does not drain there, because the forward passes of the
+next mini-batches
 have begun, and the next window continues them.  After a pause they are computed again, with the newest weights.
 """
 
@@ -34,8 +38,19 @@ from workbench.methods.fine_tuning.handlers import (
     shared_parameters,
 )
 from workbench.methods.fine_tuning.jax_stage import JaxStageCompute, activation_of
-from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch, named
-from workbench.methods.training.phases import Loaded, Phase, RankJob, StagePhase, make_optimizer
+from workbench.methods.training.handlers import (
+    PlannedStep,
+    StepShape,
+    cut_mini_batch,
+    named,
+)
+from workbench.methods.training.phases import (
+    Loaded,
+    Phase,
+    RankJob,
+    StagePhase,
+    make_optimizer,
+)
 from workbench.models.cross_framework import require_jax
 from workbench.models.loading import ModelFacts, import_family
 from workbench.models.lora import require_peft
@@ -52,7 +67,8 @@ from workbench.tasks.batching import epoch_batches
 class FineTuningRankJob(RankJob):
     """The description of a fine-tuning run for a rank.
 
-    config: of the technique.  facts: the model's shape.  window to rate_by_delay: of an asynchronous pipeline, see FineTuningOptions.
+    config: of the technique.  facts: the model's shape.  window to rate_by_delay: of an asynchronous pipeline, see
+    FineTuningOptions.
     divisions: see Programs.
     """
 
@@ -76,7 +92,13 @@ class FineTuningRankJob(RankJob):
         ahead = len(self.plan.stages) - 1 if self.window >= len(self.plan.stages) and not self.drain_every else 0
         size, job = self.drain_every or self.window, self.job
         return windows(
-            self.split.lengths, self.plan.mini_batch_size, size, seed=job.seed, epochs=job.epochs, ahead=ahead, parts=self.per_update
+            self.split.lengths,
+            self.plan.mini_batch_size,
+            size,
+            seed=job.seed,
+            epochs=job.epochs,
+            ahead=ahead,
+            parts=self.per_update,
         )[epoch]
 
     @property
@@ -96,7 +118,13 @@ class FineTuningRankJob(RankJob):
 
     def phases(self) -> tuple[Phase, ...]:
         """Return the only phase (see RankJob)."""
-        own = self.shared, self.schedule, self.divisions, self.versions, self.config.side_width
+        own = (
+            self.shared,
+            self.schedule,
+            self.divisions,
+            self.versions,
+            self.config.side_width,
+        )
         programs = Programs(self.profile, self.cluster, self.plan, self.facts, *own)
         steps = self.planned_windows if self.is_asynchronous else self.planned_epoch
         return (Phase(epochs=range(self.job.epochs), steps=steps, program=programs.step),)
@@ -108,9 +136,18 @@ class FineTuningRankJob(RankJob):
             return None
         stage, steps = self.plan.stages[index], self.phases()[0].steps(0)
         with_head = self.config.kind == "text_generation" and stage.stop == self.plan.num_layers
-        model = TechniqueStage(self.load_backbone(stage.start, stage.stop, with_head=with_head), self.config)
-        num_batches = sum(len(step.samples) for step in steps) // self.per_update if self.is_asynchronous else len(steps)
-        delay = delay_of(self.versions, len(self.plan.stages) - 1 - index, len(self.plan.stages)) if self.rate_by_delay else 0
+        model = TechniqueStage(
+            self.load_backbone(stage.start, stage.stop, with_head=with_head),
+            self.config,
+        )
+        num_batches = (
+            sum(len(step.samples) for step in steps) // self.per_update if self.is_asynchronous else len(steps)
+        )
+        delay = (
+            delay_of(self.versions, len(self.plan.stages) - 1 - index, len(self.plan.stages))
+            if self.rate_by_delay
+            else 0
+        )
         optimizer = make_optimizer(self, model, num_batches, delay=delay)
         size = self.drain_every or self.window
         windowed = WindowOptimizer(optimizer, num_batches, size) if self.is_asynchronous else optimizer
@@ -122,12 +159,23 @@ class FineTuningRankJob(RankJob):
         sizes: set[tuple[int, int]] = set()
         for shape in {step.shape for epoch in range(self.job.epochs) for step in self.phases()[0].steps(epoch)}:
             shares = [stage.split(size)[stage.ranks.index(rank)] for size in shape.sizes]
-            sizes |= {(end - first, length) for (first, end), length in zip(shares, shape.lengths, strict=True) if end > first}
-        return JaxStageCompute(model, activation=activation_of(self.job.model), heads=self.facts.num_heads, sizes=sorted(sizes))
+            sizes |= {
+                (end - first, length) for (first, end), length in zip(shares, shape.lengths, strict=True) if end > first
+            }
+        return JaxStageCompute(
+            model,
+            activation=activation_of(self.job.model),
+            heads=self.facts.num_heads,
+            sizes=sorted(sizes),
+        )
 
     def streams(self, rank: int) -> dict[str, str]:
         """Return the processor of each stream (see SessionJob)."""
-        return {stream_of(number): name for number, name in enumerate(self.divisions[rank].names)} if rank in self.divisions else {}
+        return (
+            {stream_of(number): name for number, name in enumerate(self.divisions[rank].names)}
+            if rank in self.divisions
+            else {}
+        )
 
     def prepare_imports(self, device: Device) -> None:
         """Import the libraries of the model, the technique and the device's framework (see SessionJob)."""
@@ -142,7 +190,9 @@ class FineTuningRankJob(RankJob):
 class TechniquePhase(StagePhase[FineTuningRankJob]):
     """A stage's layers with the technique's trainable modules."""
 
-    _begun: tuple[tuple[int, ...], ...] = ()  # the samples of the mini-batches whose forward passes the last window has begun
+    _begun: tuple[
+        tuple[int, ...], ...
+    ] = ()  # the samples of the mini-batches whose forward passes the last window has begun
 
     def load(self, epoch: int) -> None:
         """Load the stage (see RankPhase)."""
@@ -167,13 +217,26 @@ class TechniquePhase(StagePhase[FineTuningRankJob]):
         """Return the handlers of a step (see RankPhase)."""
         if not isinstance(self.optimizer, WindowOptimizer):
             return BackpropagationHandlers(shared=self.rank_job.shared, **self.own(planned, epoch)).table()
-        division, shape = self.rank_job.divisions.get(self.session.rank), self.shape(planned)
-        own = self.own(all_parts(planned), epoch) | {"optimizer": self.optimizer.inner, "total": planned.shape.samples}
-        self._begun = planned.ahead if isinstance(planned, Window) and isinstance(shape, WindowShape) and shape.ahead.sizes else ()
+        division, shape = (
+            self.rank_job.divisions.get(self.session.rank),
+            self.shape(planned),
+        )
+        own = self.own(all_parts(planned), epoch) | {
+            "optimizer": self.optimizer.inner,
+            "total": planned.shape.samples,
+        }
+        self._begun = (
+            planned.ahead
+            if isinstance(planned, Window) and isinstance(shape, WindowShape) and shape.ahead.sizes
+            else ()
+        )
         job = self.rank_job
         kept = 0 if job.versions == "stashing" else delay_of(job.versions, 0, len(job.plan.stages))
         return StashingHandlers(
-            each=divided_or_whole(division, **own), begins=shape.continues is None, kept=kept, per_update=job.per_update
+            each=divided_or_whole(division, **own),
+            begins=shape.continues is None,
+            kept=kept,
+            per_update=job.per_update,
         ).table()
 
     def shape(self, planned: PlannedStep) -> StepShape:
@@ -200,7 +263,9 @@ ALIKE = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window(PlannedStep):
-    """A step of an asynchronous pipeline.  ahead: the samples of the mini-batches after it that begin in it (see WindowShape)."""
+    """A step of an asynchronous pipeline.  ahead: the samples of the mini-batches after it that begin in it (see
+    WindowShape).
+    """
 
     ahead: tuple[tuple[int, ...], ...] = ()
 
@@ -215,14 +280,24 @@ def all_parts(planned: PlannedStep) -> PlannedStep:
 
 @lru_cache(maxsize=4)
 def windows(
-    lengths: tuple[int, ...], batch_size: int, size: int, *, seed: int, epochs: int, ahead: int = 0, parts: int = 1
+    lengths: tuple[int, ...],
+    batch_size: int,
+    size: int,
+    *,
+    seed: int,
+    epochs: int,
+    ahead: int = 0,
+    parts: int = 1,
 ) -> tuple[tuple[PlannedStep, ...], ...]:
-    """Return every epoch's windows; their parts are mini-batches.  lengths: tokens of each sample.  size: of a window, 0 is an epoch.
+    """Return every epoch's windows; their parts are mini-batches.  lengths: tokens of each sample.  size: of a window,
+    0 is an epoch.
 
-    ahead: parts whose forward passes begin in the window before theirs; 0: the pipeline drains after each window.  It also drains after a
+    ahead: parts whose forward passes begin in the window before theirs; 0: the pipeline drains after each window.  It
+    also drains after a
     window that begins with an empty pipeline and is shorter than that.  parts: of a mini-batch.
     Raises ConfigError if a mini-batch has fewer samples than parts.
-    Runs of mini-batches are sorted by length, because stages that compute mini-batches of unequal length at the same time wait for each
+    Runs of mini-batches are sorted by length, because stages that compute mini-batches of unequal length at the same
+    time wait for each
     other.
     """
     counts: list[list[int]] = []  # every epoch's windows, in mini-batches
@@ -235,7 +310,8 @@ def windows(
             for batch in sorted(alike, key=lambda batch: max(lengths[i] for i in batch)):
                 if len(batch) < parts:
                     raise ConfigError(
-                        f"Two versions of the weights on {parts} stages were asked for: a mini-batch has as many micro-batches.",
+                        f"Two versions of the weights on {parts} stages were asked for: a mini-batch has as many "
+                        "micro-batches.",
                         f"An epoch's last mini-batch has {len(batch)} samples.",
                         "Choose another batch_size, or versions=stashing.",
                     )
@@ -249,7 +325,12 @@ def windows(
             at += count
             is_short = count < (ahead + 1) * parts  # then it does not fill an empty pipeline
             following = PlannedStep.of([] if is_short and before is None else batches[at : at + ahead], lengths)
-            shape = WindowShape(sizes=step.shape.sizes, lengths=step.shape.lengths, ahead=following.shape, continues=before)
+            shape = WindowShape(
+                sizes=step.shape.sizes,
+                lengths=step.shape.lengths,
+                ahead=following.shape,
+                continues=before,
+            )
             steps.append(Window(samples=step.samples, shape=shape, ahead=following.samples))
             before = (shape if is_short else replace(shape, continues=None)) if following.samples else None
         found.append(tuple(steps))
@@ -263,7 +344,11 @@ class WindowOptimizer:
     """
 
     def __init__(self, inner: FlatAdamW, num_batches: int, size: int) -> None:
-        self.inner, self._num_batches, self._size = inner, num_batches, size or num_batches
+        self.inner, self._num_batches, self._size = (
+            inner,
+            num_batches,
+            size or num_batches,
+        )
 
     @property
     def num_steps(self) -> int:
@@ -292,7 +377,9 @@ class WindowOptimizer:
 
 @dataclass(slots=True, eq=False)
 class Version:
-    """A version of a stage's trained weights, (total,).  in_flight: mini-batches between their forward and backward pass with it."""
+    """A version of a stage's trained weights, (total,).  in_flight: mini-batches between their forward and backward
+    pass with it.
+    """
 
     weights: Tensor
     in_flight: int = 0
@@ -308,7 +395,8 @@ class StashingHandlers:
     """One window's operations on one rank.  each: of a mini-batch.  per_update: its micro-batches.
 
     kept: 0 if only mini-batches in flight need an older version; else the updates for which every version is kept.
-    begins: whether the pipeline is empty at first.  Then `first`, the window's first version, arrives without content; it is kept while a
+    begins: whether the pipeline is empty at first.  Then `first`, the window's first version, arrives without content;
+    it is kept while a
     mini-batch needs it.  Every other version is the content of the value that an operation reads.
     """
 
@@ -323,7 +411,13 @@ class StashingHandlers:
 
     def table(self) -> dict[str, Handler]:
         """Return the handlers by operation kind."""
-        own = {"F": self._forward, BEGIN: self._begin, END: self._score, "B": self._backward, f"{BEGIN}B": self._backward}
+        own = {
+            "F": self._forward,
+            BEGIN: self._begin,
+            END: self._score,
+            "B": self._backward,
+            f"{BEGIN}B": self._backward,
+        }
         return self.each.table() | own | {f"{END}B": self._begin_backward, STEP: self._step}
 
     def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -339,7 +433,9 @@ class StashingHandlers:
         size = sum(len(batch.sample_ids) for batch in self.each.batches[first : first + self.per_update])
         written = replace(self.each, total=size).table()[op.kind](op, reads)
         share = size / self.each.total  # a window's loss is the mean over its samples
-        return tuple(one * share if value.name == "loss" else one for value, one in zip(op.writes, written, strict=True))
+        return tuple(
+            one * share if value.name == "loss" else one for value, one in zip(op.writes, written, strict=True)
+        )
 
     def _begin_backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         self._version(op, reads)
@@ -354,7 +450,10 @@ class StashingHandlers:
         return self.each.table()[op.kind](op, reads)
 
     def _step(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        optimizer, newest = self.each.optimizer, self._version(op, reads)  # lets go of the backward pass's before there is another
+        optimizer, newest = (
+            self.each.optimizer,
+            self._version(op, reads),
+        )  # lets go of the backward pass's before there is another
         if newest.in_flight or self.kept:
             optimizer.keep_version()
         elif newest is self.first:

@@ -53,18 +53,24 @@ class PreparedJob(PreparedTechnique):
 
 
 def quantization_of(options: FineTuningOptions) -> QuantizationConfig:
-    """Return how the frozen weights are stored; all computation is in float32.  Raises ConfigError for impossible settings."""
+    """Return how the frozen weights are stored; all computation is in float32.  Raises ConfigError for impossible
+    settings.
+    """
     if options.technique == "full" and options.backbone_dtype != "float32":
         raise ConfigError(
-            f"The option backbone_dtype = '{options.backbone_dtype}' of fine_tuning was asked for with technique = 'full'.",
-            "Full fine-tuning trains these weights, in float32; only weights that stay as they are can be kept in fewer bits.",
+            f"The option backbone_dtype = '{options.backbone_dtype}' of fine_tuning was asked for with technique "
+            "= 'full'.",
+            "Full fine-tuning trains these weights, in float32; only weights that stay as they are can be kept "
+            "in fewer bits.",
             "Choose technique lora or adapters, or leave backbone_dtype out.",
         )
     return QuantizationConfig(storage=options.backbone_dtype)
 
 
 def require_known(job: Job) -> FineTuningOptions:
-    """Return the options.  Raises ConfigError at once for an unknown option, task or model, or without peft for LoRA."""
+    """Return the options.  Raises ConfigError at once for an unknown option, task or model, or without peft for
+    LoRA.
+    """
     return checked(job, read_options("fine_tuning", FineTuningOptions, job.options))
 
 
@@ -88,11 +94,18 @@ def prepare_by(job: Job, options: FineTuningOptions) -> PreparedJob:
     if options.schedule == ASYNCHRONOUS and options.technique == "full" and facts.num_encoder_layers is not None:
         raise ConfigError(
             f"Full fine-tuning of '{job.model}' by schedule = 'asynchronous_1f1b' was asked for.",
-            "Stages of an encoder-decoder hold copies of one parameter, and here each stage updates its weights at another time.",
+            "Stages of an encoder-decoder hold copies of one parameter, and here each stage updates its weights "
+            "at another time.",
             f"Choose another technique, such as lora{', or schedule 1f1b' if job.method == 'fine_tuning' else ''}.",
         )
     require_width("fine_tuning", "lora_rank", options.lora_rank, job.model, facts.hidden_size)
-    require_width("fine_tuning", "bottleneck", options.bottleneck, job.model, 4 * facts.hidden_size)
+    require_width(
+        "fine_tuning",
+        "bottleneck",
+        options.bottleneck,
+        job.model,
+        4 * facts.hidden_size,
+    )
     samples = load_samples(job, facts)
     task = samples["task"]
     config = TechniqueConfig(
@@ -109,14 +122,23 @@ def prepare_by(job: Job, options: FineTuningOptions) -> PreparedJob:
         seed=job.seed,
         **label_scale(task, samples["train"]),
     )
-    notes = ["Each device draws its own lora_dropout, so another plan gives other losses."] if config.lora_dropout > 0 else []
+    notes = (
+        ["Each device draws its own lora_dropout, so another plan gives other losses."]
+        if config.lora_dropout > 0
+        else []
+    )
     if options.technique == "full" and job.peak_learning_rate > MOST_FULL_RATE:
-        notes.append(f"A learning rate of {job.peak_learning_rate:g} suits adapters. Full fine-tuning usually takes --learning-rate 5e-5.")
+        notes.append(
+            f"A learning rate of {job.peak_learning_rate:g} suits adapters. Full fine-tuning usually takes "
+            "--learning-rate 5e-5."
+        )
     return PreparedJob(options=options, config=config, notes=tuple(notes), **samples)
 
 
 def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
-    """Raise ConfigError for a plan made for another model, cluster or batch; the plan may split a mini-batch as finely as it likes."""
+    """Raise ConfigError for a plan made for another model, cluster or batch; the plan may split a mini-batch as finely
+    as it likes.
+    """
     job = prepared.job
     if prepared.is_asynchronous and (plan.num_micro_batches > 1 or any(len(stage.ranks) > 1 for stage in plan.stages)):
         raise ConfigError(
@@ -126,5 +148,15 @@ def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
             "Give each stage one device and leave mini-batches whole, or plan again.",
         )
     is_other = plan.mini_batch_size != job.batch_size
-    other = (is_other, f"Its mini-batches are {plan.mini_batch_size}, the job's {job.batch_size}.", "Plan for the job's batch_size.")
-    require_plan(plan, cluster, model=job.model, num_layers=prepared.facts.num_layers, others=[other])
+    other = (
+        is_other,
+        f"Its mini-batches are {plan.mini_batch_size}, the job's {job.batch_size}.",
+        "Plan for the job's batch_size.",
+    )
+    require_plan(
+        plan,
+        cluster,
+        model=job.model,
+        num_layers=prepared.facts.num_layers,
+        others=[other],
+    )

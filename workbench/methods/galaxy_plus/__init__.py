@@ -1,1 +1,3 @@
-"""Galaxy+: single-shot inference of one sequence on many devices (Ye et al., IEEE Transactions on Mobile Computing 2025)."""
+"""Galaxy+: single-shot inference of one sequence on many devices (Ye et al., IEEE Transactions on Mobile Computing
+2025).
+"""

@@ -1,9 +1,12 @@
-"""Profiles of single-shot inference: from FLOPs and a device's speed, or scaled from this host's measurements (Galaxy+, section III-C).
+"""Profiles of single-shot inference: from FLOPs and a device's speed, or scaled from this host's measurements (Galaxy+,
+section III-C).
 
-FLOPs: 2 for each weight and token, 4 x width for each query-key pair (a causal mask is computed, not skipped).  Connections are
+FLOPs: 2 for each weight and token, 4 x width for each query-key pair (a causal mask is computed, not skipped).
+Connections are
 element-wise: their cost is memory traffic if a memory rate is given, and otherwise a few FLOPs for each number.
 
-The sizes of stacks, with the parts that inference splits (heads or their groups, columns and tokens), are Table V's and Eq. 8's.
+The sizes of stacks, with the parts that inference splits (heads or their groups, columns and tokens), are Table V's and
+Eq. 8's.
 """
 
 from __future__ import annotations
@@ -29,14 +32,30 @@ def analytic_inference(model: ModelDescription | str, cluster: Cluster, **rates:
     """Return a described model's profile from its sizes, each device's flops_per_s, and rates (see analytic_costs)."""
     described = describe(model)
     first, last = end_bytes(described)
-    return analytic_from(described.name, stack_sizes(described), cluster, first_bytes=first, last_bytes=last, **rates)
+    return analytic_from(
+        described.name,
+        stack_sizes(described),
+        cluster,
+        first_bytes=first,
+        last_bytes=last,
+        **rates,
+    )
 
 
 def analytic_from(
-    name: str, stacks: Sequence[StackShape], cluster: Cluster, *, first_bytes: int = 0, last_bytes: int = 0, **rates: Any
+    name: str,
+    stacks: Sequence[StackShape],
+    cluster: Cluster,
+    *,
+    first_bytes: int = 0,
+    last_bytes: int = 0,
+    **rates: Any,
 ) -> InferenceProfile:
     """Return the profile of any stacks of known sizes.  rates: see analytic_costs."""
-    rows = tuple(tuple(analytic_costs(sizes, flops_per_s=device.flops_per_s, **rates) for sizes in stacks) for device in cluster.devices)
+    rows = tuple(
+        tuple(analytic_costs(sizes, flops_per_s=device.flops_per_s, **rates) for sizes in stacks)
+        for device in cluster.devices
+    )
     return InferenceProfile(
         model=name,
         source="analytic",
@@ -59,8 +78,10 @@ def analytic_costs(
 ) -> StackCosts:
     """Return the seconds of one layer's operations on one device.
 
-    operation_s: the launch time of an operation.  memory_bytes_per_s: of activations, the bound of connections, sums and softmax; None
-    counts only their FLOPs.  weight_bytes_per_s: of weights, the bound of a single token's pass; None leaves it out, because with tens of
+    operation_s: the launch time of an operation.  memory_bytes_per_s: of activations, the bound of connections, sums
+    and softmax; None
+    counts only their FLOPs.  weight_bytes_per_s: of weights, the bound of a single token's pass; None leaves it out,
+    because with tens of
     tokens arithmetic takes longer.  vocabulary: rows of the head, 0 for no head.
     """
     hidden = sizes.hidden_size
@@ -82,7 +103,10 @@ def analytic_costs(
             pieces[kind] = PieceCost(fixed_s=operation_s, unit_s=read, token_unit_s=flops / flops_per_s)
     connection = CONNECTION_FLOPS * hidden / flops_per_s + moved(CONNECTION_MOVES * FP32_BYTES * hidden)
     pieces["CONN"] = PieceCost(fixed_s=operation_s, token_s=connection)
-    pieces["ADD"] = PieceCost(fixed_s=operation_s, token_s=hidden / flops_per_s + moved(3 * FP32_BYTES * hidden))
+    pieces["ADD"] = PieceCost(
+        fixed_s=operation_s,
+        token_s=hidden / flops_per_s + moved(3 * FP32_BYTES * hidden),
+    )
     pieces["ENTER"] = PieceCost(fixed_s=operation_s, token_s=connection)
     pieces["EMB"] = PieceCost(fixed_s=operation_s, token_s=connection)
     logits = 2.0 * hidden * vocabulary / flops_per_s + weights(FP32_BYTES * hidden * vocabulary)
@@ -91,7 +115,9 @@ def analytic_costs(
 
 
 def working_bytes(sizes: StackShape) -> int:
-    """Return the bytes of one token's activations on a device with the whole layer: hidden states, queries, keys, values, columns."""
+    """Return the bytes of one token's activations on a device with the whole layer: hidden states, queries, keys,
+    values, columns.
+    """
     units = sizes.num_units * 2 * (sizes.query_width + sizes.head_size)
     return FP32_BYTES * (3 * sizes.hidden_size + units + (1 + sizes.is_gated) * sizes.columns)
 
@@ -119,7 +145,9 @@ def stack_sizes(model: ModelDescription | str) -> tuple[StackShape, ...]:
 
 
 def end_bytes(model: ModelDescription | str) -> tuple[int, int]:
-    """Return the bytes of embedding and head in fp32; an output matrix tied to the embedding counts once, in the embedding."""
+    """Return the bytes of embedding and head in fp32; an output matrix tied to the embedding counts once, in the
+    embedding.
+    """
     described = describe(model)
     return FP32_BYTES * described.embedding_params, FP32_BYTES * described.head_params
 
@@ -128,7 +156,9 @@ def _sizes(model: ModelDescription, *, decoder: bool) -> StackShape:
     groups = model.kv_heads or model.heads
     if model.heads % groups:
         raise ConfigError(
-            f"Cutting '{model.name}' by heads was asked for.", f"{model.heads} heads share {groups} keys and values.", "Choose a multiple."
+            f"Cutting '{model.name}' by heads was asked for.",
+            f"{model.heads} heads share {groups} keys and values.",
+            "Choose a multiple.",
         )
     query, kv = model.query_width // groups, model.kv_width // groups
     matrices = 3 if model.gated else 2

@@ -1,4 +1,6 @@
-"""Choose the next token of a greedy text as transformers' `generate` does, with the settings that a model's files give for it."""
+"""Choose the next token of a greedy text as transformers' `generate` does, with the settings that a model's files give
+for it.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +23,26 @@ _OTHER = {
 
 
 def generation_config(name: str) -> Any:
-    """Return a model's transformers.GenerationConfig: its generation_config.json, or else what its config.json says of generation."""
+    """Return a model's transformers.GenerationConfig: its generation_config.json, or else what its config.json says of
+    generation.
+    """
     from transformers import GenerationConfig
 
     folder = local_folder(name)
     if is_tiny(name) or (folder is not None and not (folder / "generation_config.json").is_file()):
         return GenerationConfig.from_model_config(model_config(name))
     place = locate(name) if folder is None else folder
-    return loaded(name, lambda local_only: GenerationConfig.from_pretrained(place, local_files_only=local_only))
+    return loaded(
+        name,
+        lambda local_only: GenerationConfig.from_pretrained(place, local_files_only=local_only),
+    )
 
 
 class Greedy:
     """The choice of the most likely next tokens, by a model's generation settings.
 
-    Raises ConfigError for a setting that changes a greedy text and is not supported, or that names a token that the model does not have.
+    Raises ConfigError for a setting that changes a greedy text and is not supported, or that names a token that the
+    model does not have.
     """
 
     def __init__(self, name: str) -> None:
@@ -42,13 +50,22 @@ class Greedy:
         asked = f"A text of '{name}' was asked for."
         for setting, harmless in _OTHER.items():
             if getattr(config, setting, None) not in harmless:
-                found = f"Its generation settings have {setting} = {getattr(config, setting)!r}, which is not supported."
+                found = (
+                    f"Its generation settings have {setting} = {getattr(config, setting)!r}, which is not supported."
+                )
                 raise ConfigError(asked, found, "Remove it from the model's generation_config.json.")
         ends = config.eos_token_id
         self._ends = [ends] if isinstance(ends, int) else list(ends or ())
-        forced = (config.forced_bos_token_id, config.forced_eos_token_id, config.suppress_tokens, config.begin_suppress_tokens)
+        forced = (
+            config.forced_bos_token_id,
+            config.forced_eos_token_id,
+            config.suppress_tokens,
+            config.begin_suppress_tokens,
+        )
         vocabulary = int(model_config(name).get_text_config().vocab_size)
-        for token in (token for one in forced if one is not None for token in (one if isinstance(one, list) else [one])):
+        for token in (
+            token for one in forced if one is not None for token in (one if isinstance(one, list) else [one])
+        ):
             if not 0 <= token < vocabulary:
                 found = f"Its generation settings name the token {token}; it has {vocabulary}."
                 raise ConfigError(asked, found, "Correct its generation_config.json.")
@@ -94,5 +111,7 @@ def _rules(config: Any, ends: list[int], prompt_length: int, max_length: int) ->
         found.append(rules.SuppressTokensLogitsProcessor(config.suppress_tokens))
     if config.begin_suppress_tokens is not None:
         is_after_forced = prompt_length == 1 and config.forced_bos_token_id is not None
-        found.append(rules.SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, prompt_length + is_after_forced))
+        found.append(
+            rules.SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, prompt_length + is_after_forced)
+        )
     return found

@@ -19,17 +19,49 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import SweepPoint
 from workbench.core.timeline import Timeline
-from workbench.methods.base import REAL_TIMEOUT_S, Event, Notify, Outcome, Planned, Prediction, ignore
+from workbench.methods.base import (
+    REAL_TIMEOUT_S,
+    Event,
+    Notify,
+    Outcome,
+    Planned,
+    Prediction,
+    ignore,
+)
 from workbench.methods.common.records import measured_timeline, overrun_share
 from workbench.methods.common.session import RankResult
 from workbench.methods.galaxy_plus.costs import scaled_to
 from workbench.methods.galaxy_plus.options import METHOD
 from workbench.methods.galaxy_plus.planners.memory import check as check_memory
-from workbench.methods.galaxy_plus.planning import REQUEST, TOKEN, check_plan, plan_job, predict, problem_of, shown_request
-from workbench.methods.galaxy_plus.prepare import PreparedJob, local_hidden, local_texts, prepare, require_known
-from workbench.methods.galaxy_plus.profiles import HostQuestion, analytic_profile, as_profile, host_profile, of_devices
+from workbench.methods.galaxy_plus.planning import (
+    REQUEST,
+    TOKEN,
+    check_plan,
+    plan_job,
+    predict,
+    problem_of,
+    shown_request,
+)
+from workbench.methods.galaxy_plus.prepare import (
+    PreparedJob,
+    local_hidden,
+    local_texts,
+    prepare,
+    require_known,
+)
+from workbench.methods.galaxy_plus.profiles import (
+    HostQuestion,
+    analytic_profile,
+    as_profile,
+    host_profile,
+    of_devices,
+)
 from workbench.methods.galaxy_plus.serving.policy import RunPolicy
-from workbench.methods.galaxy_plus.serving.worker import Served, ServiceJob, serve_worker
+from workbench.methods.galaxy_plus.serving.worker import (
+    Served,
+    ServiceJob,
+    serve_worker,
+)
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.methods.training.method import ProfiledMethod
 from workbench.models.loading import load_tokenizer
@@ -48,7 +80,9 @@ def measure_rank(context: RankContext, asked: tuple[HostQuestion, bool]) -> Infe
 
 
 class GalaxyPlus(ProfiledMethod[PreparedJob]):
-    """Single-shot inference of one sequence after the other, split inside the layers over unequal devices, or by a baseline."""
+    """Single-shot inference of one sequence after the other, split inside the layers over unequal devices, or by a
+    baseline.
+    """
 
     name = METHOD
     known = staticmethod(require_known)
@@ -73,16 +107,34 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
         vocabulary = prepared.facts.vocabulary_size if prepared.options.generate else 0
         return as_profile(analytic_profile(prepared.job.model, prepared.layout, cluster, vocabulary))
 
-    def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
+    def check(
+        self,
+        prepared: PreparedJob,
+        profile: Profile,
+        cluster: Cluster,
+        plan: Plan,
+        *,
+        folder: Path | None,
+    ) -> None:
         """Check for errors that would end the run later (see Method)."""
-        check_memory(problem_of(prepared, profile, cluster), check_plan(prepared, profile, cluster, plan))
+        check_memory(
+            problem_of(prepared, profile, cluster),
+            check_plan(prepared, profile, cluster, plan),
+        )
 
     def predict(self, planned: Planned[PreparedJob]) -> Prediction:
         """Simulate every request (see Method)."""
         return predict(*planned)
 
     def execute(
-        self, planned: Planned[PreparedJob], prediction: Prediction, engines: Engines, *, folder: Path, resume: bool, notify: Notify
+        self,
+        planned: Planned[PreparedJob],
+        prediction: Prediction,
+        engines: Engines,
+        *,
+        folder: Path,
+        resume: bool,
+        notify: Notify,
     ) -> Outcome:
         """Answer every request on the engines, and compare some answers with the local model's (see Method)."""
         prepared, cluster = planned.prepared, planned.cluster
@@ -92,7 +144,13 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
         metrics = latency_metrics(served, prepared)
         outputs = [torch.from_numpy(one.output) for one in served if one.output is not None]
         if outputs:
-            notify(Event("phase", message="Comparing answers with the local model's", stage="compare"))
+            notify(
+                Event(
+                    "phase",
+                    message="Comparing answers with the local model's",
+                    stage="compare",
+                )
+            )
             metrics |= _compared(prepared, outputs)
         sent = sum(one.sent_bytes for own in run.served.values() for one in own)
         return Outcome(
@@ -104,14 +162,26 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
                 "loading": max(result.spent_s["loading"] for result in results),
                 "answering": served[-1].end_s - served[0].start_s,
             },
-            bytes={f"{cluster.devices[result.rank].name}: {name}": size for result in results for name, size in result.nbytes.items()}
+            bytes={
+                f"{cluster.devices[result.rank].name}: {name}": size
+                for result in results
+                for name, size in result.nbytes.items()
+            }
             | {"sent for a request": round(sent / len(served))},
             overrun_share=overrun_share(results, is_real=engines.fidelity == "real"),
             artifacts=_texts(prepared, outputs),
-            notes=("Nothing is kept between runs of single requests, so there is nothing to resume: all are answered.",) if resume else (),
+            notes=("Nothing is kept between runs of single requests, so there is nothing to resume: all are answered.",)
+            if resume
+            else (),
         )
 
-    def _serve(self, planned: Planned[PreparedJob], engines: Engines, prediction: Prediction, notify: Notify) -> RunPolicy:
+    def _serve(
+        self,
+        planned: Planned[PreparedJob],
+        engines: Engines,
+        prediction: Prediction,
+        notify: Notify,
+    ) -> RunPolicy:
         prepared, _, cluster, plan = planned
         is_real = engines.fidelity == "real"
         # A peer counts as silent when it takes far longer than a request should.
@@ -125,24 +195,52 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
                 stage="answer",
             )
         )
-        setup = SessionSetup(model=prepared.job.model, cluster=cluster, host=host, timeout_s=timeout_s, is_run=True)
+        setup = SessionSetup(
+            model=prepared.job.model,
+            cluster=cluster,
+            host=host,
+            timeout_s=timeout_s,
+            is_run=True,
+        )
         policy = RunPolicy(list_job(prepared, cluster, plan, timeout_s=timeout_s), plan, notify)
         with engines.service(serve_worker, [setup] * cluster.world_size) as devices:
             policy.run(devices, cluster, prepared.job, adapts=False)
         return policy
 
-    def sweep_point(self, planned: Planned[PreparedJob], name: str, engines: Engines | None, *, num_steps: int, folder: Path) -> SweepPoint:
+    def sweep_point(
+        self,
+        planned: Planned[PreparedJob],
+        name: str,
+        engines: Engines | None,
+        *,
+        num_steps: int,
+        folder: Path,
+    ) -> SweepPoint:
         """Simulate the request of typical length under a plan, and measure it if engines are given (see Method)."""
         prepared, profile, cluster, plan = planned
         shown = shown_request(prepared)
         test = prepared.test
         ids: Any = (test.ids[shown],) * num_steps
         labels: Any = (test.labels[shown],) * num_steps
-        repeated = replace(prepared, test=replace(test, ids=ids, labels=labels, sample_ids=tuple(range(num_steps)), windows=()))
+        repeated = replace(
+            prepared,
+            test=replace(
+                test,
+                ids=ids,
+                labels=labels,
+                sample_ids=tuple(range(num_steps)),
+                windows=(),
+            ),
+        )
         check_plan(prepared, profile, cluster, plan)
         planned = planned._replace(prepared=repeated)
         prediction = self.predict(planned)
-        point = SweepPoint(name=name, plan=plan, predicted_s=prediction.steps[0].predicted_s or 0.0, num_steps=num_steps)
+        point = SweepPoint(
+            name=name,
+            plan=plan,
+            predicted_s=prediction.steps[0].predicted_s or 0.0,
+            num_steps=num_steps,
+        )
         if engines is None:
             return point
         run = self._serve(planned, engines, prediction, ignore)
@@ -163,14 +261,21 @@ def _texts(prepared: PreparedJob, outputs: Sequence[Tensor]) -> dict[str, str]:
 
 
 def _compared(prepared: PreparedJob, outputs: Sequence[Tensor]) -> dict[str, float]:
-    """Return the deviation of the kept answers from the local model's: of hidden states as a fraction of the largest absolute value."""
+    """Return the deviation of the kept answers from the local model's: of hidden states as a fraction of the largest
+    absolute value.
+    """
     requests = [prepared.request(number) for number in range(len(outputs))]
     name, generate = prepared.job.model, prepared.options.generate
     if generate:
         texts = local_texts(name, requests, generate)
         return {"texts that differ": float(sum(not bool((a == b).all()) for a, b in zip(outputs, texts, strict=True)))}
     pairs = zip(outputs, local_hidden(name, requests), strict=True)
-    return {"largest error": max((float((answer - right).abs().max() / right.abs().max()) for answer, right in pairs), default=0.0)}
+    return {
+        "largest error": max(
+            (float((answer - right).abs().max() / right.abs().max()) for answer, right in pairs),
+            default=0.0,
+        )
+    }
 
 
 def list_job(prepared: PreparedJob, cluster: Cluster, plan: Plan, *, timeout_s: float) -> ServiceJob:
@@ -213,7 +318,12 @@ def latency_metrics(traces: Sequence[Served], prepared: PreparedJob) -> dict[str
     return metrics
 
 
-def measured_timelines(results: Sequence[RankResult], cluster: Cluster, prediction: Prediction, fidelity: str) -> dict[str, Timeline]:
+def measured_timelines(
+    results: Sequence[RankResult],
+    cluster: Cluster,
+    prediction: Prediction,
+    fidelity: str,
+) -> dict[str, Timeline]:
     """Return the timelines of the request, and token, that the prediction shows."""
     timelines = {}
     for step, name in enumerate((REQUEST, TOKEN)):
@@ -223,5 +333,7 @@ def measured_timelines(results: Sequence[RankResult], cluster: Cluster, predicti
             continue
         begin_s = min(span.start_s for spans, _ in parts for span in spans if not span.op.is_communication)
         held = [result.nbytes["weights"] for result in results]
-        timelines[f"{name}, measured"] = measured_timeline(parts, cluster, fidelity, begin_s=begin_s, resident=held, title=known.title)
+        timelines[f"{name}, measured"] = measured_timeline(
+            parts, cluster, fidelity, begin_s=begin_s, resident=held, title=known.title
+        )
     return timelines

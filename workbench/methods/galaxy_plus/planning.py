@@ -18,52 +18,106 @@ from workbench.core.program import Program
 from workbench.core.report import StepRecord
 from workbench.methods.base import Prediction
 from workbench.methods.galaxy_plus.options import METHOD, InferenceOptions
-from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS, algorithm_1, check, lengths_of, plans
+from workbench.methods.galaxy_plus.planners import (
+    INFERENCE_SYSTEMS,
+    algorithm_1,
+    check,
+    lengths_of,
+    plans,
+)
 from workbench.methods.galaxy_plus.planners.search import is_split
 from workbench.methods.galaxy_plus.prepare import PreparedJob
-from workbench.methods.galaxy_plus.prices import Programs, SequencePrice, choose_tiles, tune
+from workbench.methods.galaxy_plus.prices import (
+    Programs,
+    SequencePrice,
+    choose_tiles,
+    tune,
+)
 from workbench.methods.galaxy_plus.schedules import InferenceLayout
 from workbench.planners.problem import Problem
 from workbench.simulator import simulate
 
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
-    """Return the plan of all requests, for one of mean length.  Raises PlanError, naming device and bytes, if nothing fits."""
+    """Return the plan of all requests, for one of mean length.  Raises PlanError, naming device and bytes, if nothing
+    fits.
+    """
     problem, scheme = problem_of(prepared, profile, cluster), prepared.options.scheme
     price = SequencePrice(problem)
     chosen = _chosen(prepared.options, problem, price)
     if scheme is not None:
-        chosen = replace(chosen, notes=(*chosen.notes, _price_of_splitting(scheme, problem, price, chosen)))
-    return as_plan(replace(chosen, predicted_s=price(chosen), length=problem.sequence_length), problem.profile.stacks)
+        chosen = replace(
+            chosen,
+            notes=(*chosen.notes, _price_of_splitting(scheme, problem, price, chosen)),
+        )
+    return as_plan(
+        replace(chosen, predicted_s=price(chosen), length=problem.sequence_length),
+        problem.profile.stacks,
+    )
 
 
 def problem_of(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Problem[InferenceProfile]:
     """Return the planning problem of a request of mean length; the longest one must fit in memory."""
-    sizes: dict[str, Any] = {"sequence_length": prepared.typical_length, "memory_length": prepared.longest}
+    sizes: dict[str, Any] = {
+        "sequence_length": prepared.typical_length,
+        "memory_length": prepared.longest,
+    }
     return Problem(inference_of(profile), cluster, **sizes, decoder_length=prepared.decoder_length)
 
 
 def _chosen(options: InferenceOptions, problem: Problem[InferenceProfile], price: SequencePrice) -> InferencePlan:
-    """Return the plan of the job's system with its tiles, as requested or the fastest; our own planner also tunes it by small shifts."""
-    ways: dict[str, Any] = {"both_ways": options.both_ways, "tile_tokens": options.tile_tokens}
+    """Return the plan of the job's system with its tiles, as requested or the fastest; our own planner also tunes it by
+    small shifts.
+    """
+    ways: dict[str, Any] = {
+        "both_ways": options.both_ways,
+        "tile_tokens": options.tile_tokens,
+    }
     if options.system == "galaxy_plus" and options.planner == "own":
-        return tune(problem, plans(problem, schemes=options.scheme), price, schemes=options.scheme, overlap=options.overlap, **ways)
+        return tune(
+            problem,
+            plans(problem, schemes=options.scheme),
+            price,
+            schemes=options.scheme,
+            overlap=options.overlap,
+            **ways,
+        )
     if options.planner == "algorithm_1":
         chosen = algorithm_1(problem, substitute=options.scheme != 1)
     else:
         chosen = INFERENCE_SYSTEMS[options.system](problem)
-    return choose_tiles(chosen, price, overlap=options.overlap is not False, **ways) if chosen.paradigm == "hybrid" else chosen
+    return (
+        choose_tiles(chosen, price, overlap=options.overlap is not False, **ways)
+        if chosen.paradigm == "hybrid"
+        else chosen
+    )
 
 
-def _price_of_splitting(scheme: int, problem: Problem[InferenceProfile], price: SequencePrice, chosen: InferencePlan) -> str:
-    """Describe the cost of a forced scheme relative to the best single device.  Raises ConfigError if there is nothing to split."""
+def _price_of_splitting(
+    scheme: int,
+    problem: Problem[InferenceProfile],
+    price: SequencePrice,
+    chosen: InferencePlan,
+) -> str:
+    """Describe the cost of a forced scheme relative to the best single device.  Raises ConfigError if there is nothing
+    to split.
+    """
     asked = f"Scheme {scheme} was asked for"
     if not is_split(chosen):
-        raise ConfigError(f"{asked}.", "The sequence stays on one device.", "Add a device, or leave scheme out.")
+        raise ConfigError(
+            f"{asked}.",
+            "The sequence stays on one device.",
+            "Add a device, or leave scheme out.",
+        )
     split = f"{asked}: split over {chosen.num_positions} devices a sequence takes {price(chosen) * 1e3:.1f} ms"
     alone: list[tuple[float, str]] = []
     for rank, device in enumerate(problem.cluster.devices):
-        one = InferencePlan(method="local", paradigm="pipeline", ranks=(rank,), layers=(problem.profile.num_layers,))
+        one = InferencePlan(
+            method="local",
+            paradigm="pipeline",
+            ranks=(rank,),
+            layers=(problem.profile.num_layers,),
+        )
         with suppress(PlanError):
             check(problem, one)
             alone.append((price(one), device.name))
@@ -74,7 +128,9 @@ def _price_of_splitting(scheme: int, problem: Problem[InferenceProfile], price: 
 
 
 def as_plan(chosen: InferencePlan, stacks: Sequence[StackShape]) -> Plan:
-    """Return a plan as stages: one stage of all layers if they are split inside, one stage for each device in a pipeline."""
+    """Return a plan as stages: one stage of all layers if they are split inside, one stage for each device in a
+    pipeline.
+    """
     first, is_whole = stacks[0], chosen.paradigm in ("sequence", "pipeline")
     tokens = chosen.tokens(chosen.length) if chosen.shares else (chosen.length,) * chosen.num_positions
     units = (first.num_units,) * chosen.num_positions if is_whole else chosen.units
@@ -85,7 +141,13 @@ def as_plan(chosen: InferencePlan, stacks: Sequence[StackShape]) -> Plan:
         own_layers = zip(shares, chosen.layers, accumulate(chosen.layers), strict=True)
         stages = [Stage(start=stop - count, stop=stop, shares=(share,)) for share, count, stop in own_layers if count]
     else:
-        stages = [Stage(start=0, stop=sum(shape.num_layers for shape in stacks), shares=tuple(shares))]
+        stages = [
+            Stage(
+                start=0,
+                stop=sum(shape.num_layers for shape in stacks),
+                shares=tuple(shares),
+            )
+        ]
     return Plan(
         method=chosen.method,
         stages=tuple(stages),
@@ -101,15 +163,30 @@ def check_plan(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: 
     """Return how a plan splits sequences.  Raises ConfigError for a plan of another model, method or cluster."""
     asked, chosen = f"A plan of '{plan.method}' was asked for.", plan.inference
     if chosen is None:
-        raise ConfigError(asked, f"{METHOD} splits single sequences; this plan does not say how.", "Give a plan made by this method.")
+        raise ConfigError(
+            asked,
+            f"{METHOD} splits single sequences; this plan does not say how.",
+            "Give a plan made by this method.",
+        )
     if max(chosen.ranks) >= cluster.world_size:
-        raise ConfigError(asked, f"It uses ranks {chosen.ranks}; the cluster has {cluster.size_words}.", "Plan for this cluster.")
+        raise ConfigError(
+            asked,
+            f"It uses ranks {chosen.ranks}; the cluster has {cluster.size_words}.",
+            "Plan for this cluster.",
+        )
     problem = problem_of(prepared, profile, cluster)
     stacks = problem.profile.stacks
-    for name, wanted in (("units", stacks[0].num_units), ("columns", stacks[0].columns)):
+    for name, wanted in (
+        ("units", stacks[0].num_units),
+        ("columns", stacks[0].columns),
+    ):
         given = getattr(chosen, name)
         if given and sum(given) != wanted:
-            raise ConfigError(asked, f"Its {name} are {given}; '{prepared.job.model}' has {wanted}.", "Let the parts add up.")
+            raise ConfigError(
+                asked,
+                f"Its {name} are {given}; '{prepared.job.model}' has {wanted}.",
+                "Let the parts add up.",
+            )
     InferenceLayout.build(chosen, stacks, lengths_of(problem))
     return chosen
 
@@ -130,19 +207,35 @@ REQUEST, TOKEN = "request", "next token"
 
 
 def shown_request(prepared: PreparedJob) -> int:
-    """Return the request whose timeline a report shows: the one closest to the mean length, in the middle of the run."""
+    """Return the request whose timeline a report shows: the one closest to the mean length, in the middle of the
+    run.
+    """
     typical, middle = prepared.typical_length, prepared.num_requests // 2
-    return min(range(prepared.num_requests), key=lambda number: (abs(prepared.test.lengths[number] - typical), abs(number - middle)))
+    return min(
+        range(prepared.num_requests),
+        key=lambda number: (
+            abs(prepared.test.lengths[number] - typical),
+            abs(number - middle),
+        ),
+    )
 
 
 def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> Prediction:
     """Return every request's simulated seconds, one after the other, and the timeline of a typical one."""
-    chosen, inference, further = plan.inference, inference_of(profile), prepared.options.generate - 1
+    chosen, inference, further = (
+        plan.inference,
+        inference_of(profile),
+        prepared.options.generate - 1,
+    )
     assert chosen is not None
     programs = Programs(cluster, inference.stacks, inference)
 
     def token(lengths: tuple[int, ...], place: int) -> Program:
-        return programs.token(chosen, past=lengths[-1] + place, memory_length=lengths[0] if len(lengths) > 1 else 0).program
+        return programs.token(
+            chosen,
+            past=lengths[-1] + place,
+            memory_length=lengths[0] if len(lengths) > 1 else 0,
+        ).program
 
     @cache
     def seconds(lengths: tuple[int, ...]) -> float:
@@ -156,10 +249,23 @@ def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pla
     title = f"Request {shown + 1}, {lengths[0]} tokens"
     timelines = {f"{REQUEST}, predicted": simulate(programs.sequence(chosen, lengths).program, title=title)}
     if further > 0:
-        timelines[f"{TOKEN}, predicted"] = simulate(token(lengths, 0), title=f"The second new token of request {shown + 1}")
+        timelines[f"{TOKEN}, predicted"] = simulate(
+            token(lengths, 0), title=f"The second new token of request {shown + 1}"
+        )
     steps = [
-        StepRecord(epoch=0, step=number, samples=1, cached=False, predicted_s=seconds(prepared.lengths(number)))
+        StepRecord(
+            epoch=0,
+            step=number,
+            samples=1,
+            cached=False,
+            predicted_s=seconds(prepared.lengths(number)),
+        )
         for number in range(prepared.num_requests)
     ]
     whole = sum(step.predicted_s or 0.0 for step in steps)
-    return Prediction(steps=tuple(steps), epochs=(), timelines=timelines, phases_s={"answering": whole})
+    return Prediction(
+        steps=tuple(steps),
+        epochs=(),
+        timelines=timelines,
+        phases_s={"answering": whole},
+    )

@@ -17,7 +17,13 @@ from workbench.methods.base import read_options
 from workbench.methods.galaxy_plus.generation import Greedy
 from workbench.methods.galaxy_plus.options import METHOD, InferenceOptions
 from workbench.methods.training.prepare import require_task_and_model
-from workbench.models.loading import ModelFacts, load_model, load_stack, load_tokenizer, model_facts
+from workbench.models.loading import (
+    ModelFacts,
+    load_model,
+    load_stack,
+    load_tokenizer,
+    model_facts,
+)
 from workbench.models.products import head_scale
 from workbench.models.sharding import ModelLayout, What, model_layout
 from workbench.models.tokenizer import LEAST_TOKENS
@@ -26,7 +32,8 @@ from workbench.tasks.task import Task
 from workbench.tasks.tokenize import TokenizedSplit, collate, tokenize
 
 TOLERANCE = 1e-4
-"""Relative tolerance: an answer is correct if its largest deviation from the local model's is below this fraction of the largest value."""
+"""Relative tolerance: an answer is correct if its largest deviation from the local model's is below this fraction of
+the largest value."""
 
 
 def local_hidden(name: str, requests: Sequence[Request]) -> list[Tensor]:
@@ -48,7 +55,9 @@ def is_right(found: Any, expected: Tensor) -> bool:
 
 
 def local_texts(name: str, requests: list[Request], num_tokens: int) -> list[Tensor]:
-    """Return the most likely next tokens of each request (see generation.Greedy), each from a forward pass of the whole text."""
+    """Return the most likely next tokens of each request (see generation.Greedy), each from a forward pass of the whole
+    text.
+    """
     model: Any = load_model(name)
     has_decoder, greedy = model.config.is_encoder_decoder, Greedy(name)
     with torch.inference_mode():
@@ -76,7 +85,8 @@ def _logits(model: Any, ids: Tensor, decoder_ids: Tensor | None) -> Tensor:
 class Request(NamedTuple):
     """One sequence.  length, decoder_length: tokens of each stack, known to every device.
 
-    ids: (1, t) token ids or (1, t, values) patches of a picture; decoder_ids: (1, s): only the plan's first device reads them.
+    ids: (1, t) token ids or (1, t, values) patches of a picture; decoder_ids: (1, s): only the plan's first device
+    reads them.
     what: final hidden states, or logits.
     """
 
@@ -93,7 +103,8 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A device's work on a request, in seconds of the device's monotonic clock.  output: only on the plan's first device.
+    """A device's work on a request, in seconds of the device's monotonic clock.  output: only on the plan's first
+    device.
 
     start_s, end_s: of its own computation (equal on a device that computed nothing).
     """
@@ -111,13 +122,27 @@ class Answer(NamedTuple):
 
 
 def check_request(request: Request, layout: ModelLayout) -> None:
-    """Raise ConfigError for a request that the model cannot read, on every device alike, so that no device waits for another."""
-    asked, text, targets = f"A request of {request.length} tokens was given to '{layout.name}'.", request.length, request.decoder_length
+    """Raise ConfigError for a request that the model cannot read, on every device alike, so that no device waits for
+    another.
+    """
+    asked, text, targets = (
+        f"A request of {request.length} tokens was given to '{layout.name}'.",
+        request.length,
+        request.decoder_length,
+    )
     if text < 1 or targets < 0:
         raise ConfigError(asked, "There is nothing to compute.", "Give at least one token.")
     if layout.has_decoder != bool(targets):
-        found = "Its decoder is given none." if layout.has_decoder else f"It has no decoder, but is given {targets} tokens for one."
-        raise ConfigError(asked, found, "Give decoder_length and decoder_ids to an encoder-decoder, and to no other model.")
+        found = (
+            "Its decoder is given none."
+            if layout.has_decoder
+            else f"It has no decoder, but is given {targets} tokens for one."
+        )
+        raise ConfigError(
+            asked,
+            found,
+            "Give decoder_length and decoder_ids to an encoder-decoder, and to no other model.",
+        )
     if layout.family.reads_images:
         tokens, values = shape_of_picture(layout)
         if text != tokens or (request.ids is not None and tuple(request.ids.shape) != (1, tokens, values)):
@@ -127,10 +152,18 @@ def check_request(request: Request, layout: ModelLayout) -> None:
             raise ConfigError(asked, found, "Scale the picture, as the model's tokenizer does.")
         return
     if layout.max_length and max(text, targets) > layout.max_length:
-        raise ConfigError(asked, f"The model knows {layout.max_length} positions.", "Shorten the text.")
+        raise ConfigError(
+            asked,
+            f"The model knows {layout.max_length} positions.",
+            "Shorten the text.",
+        )
     for ids, length in ((request.ids, text), (request.decoder_ids, targets)):
         if ids is not None and tuple(ids.shape) != (1, length):
-            raise ConfigError(asked, f"Its numbers have the shape {tuple(ids.shape)}.", f"Give one sequence: (1, {length}).")
+            raise ConfigError(
+                asked,
+                f"Its numbers have the shape {tuple(ids.shape)}.",
+                f"Give one sequence: (1, {length}).",
+            )
 
 
 def shape_of_picture(layout: ModelLayout) -> tuple[int, int]:
@@ -143,7 +176,8 @@ def shape_of_picture(layout: ModelLayout) -> tuple[int, int]:
 def random_requests(layout: ModelLayout, length: int, count: int = 16, *, seed: int = 0) -> tuple[Request, ...]:
     """Return sequences of random tokens, all of one length (for an encoder-decoder, half as many go to the decoder).
 
-    Raises ConfigError for a length that the model cannot read, and for a model that reads pictures, whose length is fixed.
+    Raises ConfigError for a length that the model cannot read, and for a model that reads pictures, whose length is
+    fixed.
     """
     asked = f"Requests of {length} tokens to '{layout.config.model_type}' were asked for."
     if layout.family.reads_images:
@@ -156,7 +190,15 @@ def random_requests(layout: ModelLayout, length: int, count: int = 16, *, seed: 
     def tokens(number: int) -> Tensor:
         return torch.randint(0, int(layout.config.vocab_size), (1, number), generator=draws)
 
-    return tuple(Request(length, tokens(length), decoder_length, tokens(decoder_length) if decoder_length else None) for _ in range(count))
+    return tuple(
+        Request(
+            length,
+            tokens(length),
+            decoder_length,
+            tokens(decoder_length) if decoder_length else None,
+        )
+        for _ in range(count)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +253,12 @@ def request_of(split: TokenizedSplit, number: int) -> Request:
     batch = collate(split, (number,), length=split.lengths[number])
     if split.start_id is None:
         return Request(length=split.lengths[number], ids=batch.input_ids)
-    return Request(length=split.lengths[number], ids=batch.input_ids, decoder_length=1, decoder_ids=torch.full((1, 1), split.start_id))
+    return Request(
+        length=split.lengths[number],
+        ids=batch.input_ids,
+        decoder_length=1,
+        decoder_ids=torch.full((1, 1), split.start_id),
+    )
 
 
 def require_known(job: Job) -> InferenceOptions:
@@ -224,7 +271,8 @@ def require_known(job: Job) -> InferenceOptions:
 def prepare(job: Job) -> PreparedJob:
     """Load and tokenize the task's test split and read the model's shape.
 
-    Raises ConfigError or MissingDataError; ConfigError for a family that cannot be split, and for text from a model that generates none.
+    Raises ConfigError or MissingDataError; ConfigError for a family that cannot be split, and for text from a model
+    that generates none.
     """
     options = read_options(METHOD, InferenceOptions, job.options)
     facts = model_facts(job.model)
@@ -250,6 +298,14 @@ def _check_options(job: Job, options: InferenceOptions, layout: ModelLayout) -> 
 
     if options.generate:
         if not (layout.family.is_causal or layout.has_decoder):
-            raise refuse(f"generate = {options.generate}", f"'{job.model}' has no language model head.", "Choose GPT-2, OPT, Llama or T5.")
+            raise refuse(
+                f"generate = {options.generate}",
+                f"'{job.model}' has no language model head.",
+                "Choose GPT-2, OPT, Llama or T5.",
+            )
         if options.system == "sequence_parallel":
-            raise refuse(f"generate = {options.generate}", "Sequence parallelism cannot divide a single token.", "Choose another system.")
+            raise refuse(
+                f"generate = {options.generate}",
+                "Sequence parallelism cannot divide a single token.",
+                "Choose another system.",
+            )

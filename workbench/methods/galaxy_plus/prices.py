@@ -1,8 +1,11 @@
-"""A plan's program, its simulated time, its best tiles, and small changes that make it faster (Galaxy+, sections III-C and III-D).
+"""A plan's program, its simulated time, its best tiles, and small changes that make it faster (Galaxy+, sections III-C
+and III-D).
 
 A planner's formulas ignore the order of tiles in a ring; only the simulation shows which device waits for which.
-SequencePrice simulates only a few layers.  Consecutive layers of one scheme soon take equal times, or every second one does.  (A
-schedule whose transfers never contend for an interface is a max-plus linear system, periodic from some layer on.)  So a long run of
+SequencePrice simulates only a few layers.  Consecutive layers of one scheme soon take equal times, or every second one
+does.  (A
+schedule whose transfers never contend for an interface is a max-plus linear system, periodic from some layer on.)  So a
+long run of
 layers is simulated as a short one, and its last two steps are repeated.
 """
 
@@ -17,18 +20,29 @@ from typing import Any, NamedTuple
 from workbench.core.cluster import Cluster
 from workbench.core.costs import MESSAGE_S
 from workbench.core.errors import PlanError
-from workbench.core.inference import InferencePlan, InferenceProfile, StackCosts, StackShape
+from workbench.core.inference import (
+    InferencePlan,
+    InferenceProfile,
+    StackCosts,
+    StackShape,
+)
 from workbench.core.program import Program
 from workbench.core.timeline import Timeline
 from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS, lengths_of
 from workbench.methods.galaxy_plus.planners import plans as candidates
 from workbench.methods.galaxy_plus.planners.search import Search
-from workbench.methods.galaxy_plus.schedules import InferenceLayout, decode_schedule, inference_costs, inference_schedule
+from workbench.methods.galaxy_plus.schedules import (
+    InferenceLayout,
+    decode_schedule,
+    inference_costs,
+    inference_schedule,
+)
 from workbench.planners.problem import Problem
 from workbench.simulator import simulate
 
 KEPT_PROGRAMS = 128
-"""Maximum number of programs that a rank keeps (least recently used go first): a task's lengths, or the steps of a text."""
+"""Maximum number of programs that a rank keeps (least recently used go first): a task's lengths, or the steps of a
+text."""
 
 
 class Prepared(NamedTuple):
@@ -42,11 +56,19 @@ class Programs:
     """The programs of one cluster, by plan and lengths.  profile: the devices' costs; None: they run at full speed."""
 
     def __init__(
-        self, cluster: Cluster, stacks: tuple[StackShape, ...], profile: InferenceProfile | None, *, message_s: float = MESSAGE_S
+        self,
+        cluster: Cluster,
+        stacks: tuple[StackShape, ...],
+        profile: InferenceProfile | None,
+        *,
+        message_s: float = MESSAGE_S,
     ) -> None:
         self.cluster, self.stacks, self._message_s = cluster, stacks, message_s
         self._profile = profile or InferenceProfile(
-            model="", source="analytic", stacks=stacks, costs=((StackCosts(pieces={}),) * len(stacks),) * cluster.world_size
+            model="",
+            source="analytic",
+            stacks=stacks,
+            costs=((StackCosts(pieces={}),) * len(stacks),) * cluster.world_size,
         )
         self._kept = lru_cache(maxsize=KEPT_PROGRAMS)(self._made)
 
@@ -58,7 +80,13 @@ class Programs:
         """Return the program of one more token after `past` tokens."""
         return self._kept(plan, None, past, memory_length)
 
-    def _made(self, plan: InferencePlan, lengths: tuple[int, ...] | None, past: int = 0, memory_length: int = 0) -> Prepared:
+    def _made(
+        self,
+        plan: InferencePlan,
+        lengths: tuple[int, ...] | None,
+        past: int = 0,
+        memory_length: int = 0,
+    ) -> Prepared:
         if lengths is None:
             layout = InferenceLayout.decode(plan, self.stacks, past=past, memory_length=memory_length)
             schedule = decode_schedule(layout, self.cluster.world_size)
@@ -80,9 +108,11 @@ PIECES = (2, 3, 4, 6, 8)
 
 
 def choose_tiles(plan: InferencePlan, price: SequencePrice, **ways: Any) -> InferencePlan:
-    """Return the plan with the overlap, the tile size and the direction of the ring that take the least time.  ways: see variants.
+    """Return the plan with the overlap, the tile size and the direction of the ring that take the least time.  ways:
+    see variants.
 
-    A tile is cut into more pieces only while a piece is worth its message (see `smallest_tile`).  Of equal times the fewest messages win;
+    A tile is cut into more pieces only while a piece is worth its message (see `smallest_tile`).  Of equal times the
+    fewest messages win;
     an emulation or a device with a slow processor prefers these too.
     """
     found, *others = variants(plan, price, **ways)
@@ -100,12 +130,17 @@ def variants(
     both_ways: bool | None = None,
     tile_tokens: int | None = None,
 ) -> list[InferencePlan]:
-    """Return a plan with each overlap, tile size and direction, the plain one first.  None: any that may be worth its messages."""
+    """Return a plan with each overlap, tile size and direction, the plain one first.  None: any that may be worth its
+    messages.
+    """
     if plan.paradigm != "hybrid" or plan.num_positions < 2:
         return [replace(plan, overlap=False, both_ways=False)]
     sizes, smallest, largest = [tile_tokens or 0], 0, 0
     if tile_tokens is None:
-        smallest, largest = smallest_tile(price, plan.ranks), max(plan.tokens(price.lengths[0]))
+        smallest, largest = (
+            smallest_tile(price, plan.ranks),
+            max(plan.tokens(price.lengths[0])),
+        )
         sizes += [-(-largest // count) for count in PIECES if largest / count >= smallest]
 
     def turns(size: int, streams: bool) -> list[bool]:
@@ -122,9 +157,14 @@ def variants(
 
 
 def smallest_tile(price: SequencePrice, ranks: Sequence[int]) -> int:
-    """Return the fewest tokens whose transfer takes WORTH times the overhead of their message, on the fastest link in use."""
+    """Return the fewest tokens whose transfer takes WORTH times the overhead of their message, on the fastest link in
+    use.
+    """
     fastest = max(price.cluster.link(a, b).bytes_per_s for a in ranks for b in ranks if a != b)
-    return max(1, round(WORTH * price.message_s * fastest / price.profile.stacks[0].hidden_bytes))
+    return max(
+        1,
+        round(WORTH * price.message_s * fastest / price.profile.stacks[0].hidden_bytes),
+    )
 
 
 KEPT_LAYERS = 4
@@ -221,9 +261,11 @@ def tune(
 ) -> InferencePlan:
     """Return the fastest of some plans after its tiles were chosen and work was shifted between devices.
 
-    A planner's formulas ignore the tiles.  So the best plans get tiles, and two of them, if possible of other schemes or directions, are
+    A planner's formulas ignore the tiles.  So the best plans get tiles, and two of them, if possible of other schemes
+    or directions, are
     improved step by step by their simulated time, as long as they fit.
-    schemes: of all layers, if it may not change.  portal: stays first.  tries: plans simulated on the way, for each of the two.
+    schemes: of all layers, if it may not change.  portal: stays first.  tries: plans simulated on the way, for each of
+    the two.
     ways: see variants.
     """
     search = Search(problem, method="galaxy_plus", portal=portal, schemes=schemes)
@@ -232,9 +274,15 @@ def tune(
         return search.climb(one, price, most=tries)[0] if one.num_positions > 1 else one
 
     made = sorted((variants(one, price, **ways)[0] for one in plans), key=price)
-    rated = sorted(dict.fromkeys([*made, *(choose_tiles(one, price, **ways) for one in made[:3])]), key=price)  # of equal times the first
+    rated = sorted(
+        dict.fromkeys([*made, *(choose_tiles(one, price, **ways) for one in made[:3])]),
+        key=price,
+    )  # of equal times the first
     best = rated[0]
-    second = next((one for one in rated if (one.configuration, one.both_ways) != (best.configuration, best.both_ways)), best)
+    second = next(
+        (one for one in rated if (one.configuration, one.both_ways) != (best.configuration, best.both_ways)),
+        best,
+    )
     best = min((best, climbed(best), climbed(second)), key=price)
     while best.num_positions > 1:  # new shares may need new tiles, and these new shares
         again = choose_tiles(best, price, **ways)
@@ -257,7 +305,8 @@ def replan(
     """Return a plan of the same method on all devices of the cluster except the excluded ones.
 
     profile, cluster: of all devices; the plan keeps their rank numbers.
-    length: default the old plan's.  'galaxy_plus' plans with less effort than at first, and keeps the first device of the ring if it is
+    length: default the old plan's.  'galaxy_plus' plans with less effort than at first, and keeps the first device of
+    the ring if it is
     still there; any other method uses its own planner.  Raises PlanError if no device is left or nothing fits.
     """
     left = [rank for rank in range(cluster.world_size) if rank not in excluded]
@@ -267,14 +316,35 @@ def replan(
             f"Cluster '{cluster.name}' has no other device.",
             "Wait until a device is back.",
         )
-    problem = Problem(profile, cluster, sequence_length=length or old.length or 1, decoder_length=decoder_length, ranks=left)
+    problem = Problem(
+        profile,
+        cluster,
+        sequence_length=length or old.length or 1,
+        decoder_length=decoder_length,
+        ranks=left,
+    )
     planner = INFERENCE_SYSTEMS.get(old.method)
     if old.method == "galaxy_plus" or planner is None:
         portal = old.ranks[0] if old.ranks[0] in left else None
         found = candidates(problem, portal=portal, effort=1, method=old.method)
         if price is None:
             return found[0]
-        ways: dict[str, Any] = {"overlap": old.overlap or old.num_positions == 1, "both_ways": old.both_ways}
-        return tune(problem, found, price, portal=portal, tries=10, tile_tokens=old.tile_tokens, **ways)
+        ways: dict[str, Any] = {
+            "overlap": old.overlap or old.num_positions == 1,
+            "both_ways": old.both_ways,
+        }
+        return tune(
+            problem,
+            found,
+            price,
+            portal=portal,
+            tries=10,
+            tile_tokens=old.tile_tokens,
+            **ways,
+        )
     made = planner(problem)
-    return replace(made, tile_tokens=old.tile_tokens, both_ways=old.both_ways and made.paradigm == "hybrid")
+    return replace(
+        made,
+        tile_tokens=old.tile_tokens,
+        both_ways=old.both_ways and made.paradigm == "hybrid",
+    )

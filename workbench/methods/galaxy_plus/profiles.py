@@ -1,4 +1,6 @@
-"""A job's profile: this host's measured operations scaled to each device, or the catalogue's figures (Galaxy+, section III-C)."""
+"""A job's profile: this host's measured operations scaled to each device, or the catalogue's figures (Galaxy+, section
+III-C).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ from workbench.methods.galaxy_plus.options import METHOD
 from workbench.methods.galaxy_plus.planners import stack_lengths
 from workbench.methods.galaxy_plus.planners.pricing import layer_s
 from workbench.methods.galaxy_plus.prepare import PreparedJob, shape_of_picture
-from workbench.methods.galaxy_plus.timing import SHARES, TOKENS, Makers, cached_inference, measure_inference
+from workbench.methods.galaxy_plus.timing import (
+    SHARES,
+    TOKENS,
+    Makers,
+    cached_inference,
+    measure_inference,
+)
 from workbench.models.loading import model_facts
 from workbench.models.partial_loading import made_up_weights
 from workbench.models.sharding import (
@@ -37,7 +45,13 @@ BUDGET_S = 25.0
 
 
 def measure_host(
-    layout: ModelLayout, source: WeightSource, *, longest: int, what: What, shares: Sequence[float] = SHARES, budget_s: float = BUDGET_S
+    layout: ModelLayout,
+    source: WeightSource,
+    *,
+    longest: int,
+    what: What,
+    shares: Sequence[float] = SHARES,
+    budget_s: float = BUDGET_S,
 ) -> InferenceProfile:
     """Return the cost of each operation of each stack on one core of this host.
 
@@ -60,11 +74,17 @@ def measure_host(
 
 
 def stack_makers(layout: ModelLayout, source: WeightSource, stack: int, *, what: What) -> Makers:
-    """Return the operations to time in a stack: those of its first layer, on a device with so many of its units or columns."""
+    """Return the operations to time in a stack: those of its first layer, on a device with so many of its units or
+    columns.
+    """
     part, hidden_size = layout.parts[stack], layout.hidden_size
     layer = layout.blocks[part.first_block].layer
     numbers = {block.kind: block.number for block in layout.blocks if block.layer == layer}
-    attention, cross, feed_forward = numbers["attention"], numbers.get("cross_attention", -1), numbers["feed_forward"]
+    attention, cross, feed_forward = (
+        numbers["attention"],
+        numbers.get("cross_attention", -1),
+        numbers["feed_forward"],
+    )
 
     @cache
     def shard(units: int = 0, columns: int = 0, ends: bool = False) -> ModelShard:
@@ -85,8 +105,13 @@ def stack_makers(layout: ModelLayout, source: WeightSource, stack: int, *, what:
     def cross_attend(tokens: int, units: int) -> Call:
         own = shard(units)
         with torch.inference_mode():
-            asked, memory = own.qkv(cross, hidden(tokens)), own.cross_keys_values(cross, hidden(tokens))
-        return partial(own.begin, tokens, target_length=tokens), lambda run: own.cross_attend(cross, (asked,), (memory,), run)
+            asked, memory = (
+                own.qkv(cross, hidden(tokens)),
+                own.cross_keys_values(cross, hidden(tokens)),
+            )
+        return partial(own.begin, tokens, target_length=tokens), lambda run: own.cross_attend(
+            cross, (asked,), (memory,), run
+        )
 
     def product(function: str, number: int, *, columns: bool = False, width: int = 0) -> Callable[[int, int], Call]:
         def make(tokens: int, units: int) -> Call:
@@ -106,7 +131,12 @@ def stack_makers(layout: ModelLayout, source: WeightSource, stack: int, *, what:
     def embed(tokens: int, units: int) -> Call:
         ids = torch.ones(1, tokens, dtype=torch.int64)
         if layout.family.reads_images:
-            ids = torch.zeros(1, shape_of_picture(layout)[0], shape_of_picture(layout)[1], dtype=torch.uint8)
+            ids = torch.zeros(
+                1,
+                shape_of_picture(layout)[0],
+                shape_of_picture(layout)[1],
+                dtype=torch.uint8,
+            )
         return partial(shard(units=1, ends=True).embed, stack, ids)
 
     makers: dict[str, Callable[[int, int], Call]] = {
@@ -161,12 +191,26 @@ def of_devices(rows: Sequence[InferenceProfile]) -> InferenceProfile:
 def host_profile(asked: HostQuestion, notify: Notify, *, refresh: bool = False) -> InferenceProfile:
     """Return the cost of each operation on one unslowed core of this host, measured now or stored earlier."""
     # The name alone may be a folder that contains another model by now.
-    key = {"model": asked.model, "shape": asdict(model_facts(asked.model)), "longest": asked.longest, "head": asked.what}
+    key = {
+        "model": asked.model,
+        "shape": asdict(model_facts(asked.model)),
+        "longest": asked.longest,
+        "head": asked.what,
+    }
 
     def measure() -> InferenceProfile:
-        notify(Event("phase", message=f"Profiling this machine (kept for {asked.model} and this length)", stage="profile"))
+        notify(
+            Event(
+                "phase",
+                message=f"Profiling this machine (kept for {asked.model} and this length)",
+                stage="profile",
+            )
+        )
         layout = model_layout(asked.model)
-        with made_up_weights(), closing(open_weights(asked.model, layout=layout)) as source:
+        with (
+            made_up_weights(),
+            closing(open_weights(asked.model, layout=layout)) as source,
+        ):
             return measure_host(layout, source, longest=asked.longest, what=asked.what)
 
     measured, note = cached_inference(key, measure, refresh=refresh)
@@ -177,30 +221,55 @@ def host_profile(asked: HostQuestion, notify: Notify, *, refresh: bool = False) 
 def made_up_host(model: str, flops_per_s: float) -> InferenceProfile:
     """Return the profile of an imaginary core of so many FLOP/s, slower than this host's.
 
-    With it, a tiny model takes as long on emulated devices as a large one would, and the host computes little.  This is for tests and
+    With it, a tiny model takes as long on emulated devices as a large one would, and the host computes little.  This is
+    for tests and
     for trying out the portal; the times belong to no real device.
     """
-    device = Device(name="host", flops_per_s=flops_per_s, memory_bytes=1 << 40, link=Link(bytes_per_s=1e9))
+    device = Device(
+        name="host",
+        flops_per_s=flops_per_s,
+        memory_bytes=1 << 40,
+        link=Link(bytes_per_s=1e9),
+    )
     return analytic_profile(model, model_layout(model), Cluster(name="host", devices=(device,)))
 
 
 def analytic_profile(model: str, layout: ModelLayout, cluster: Cluster, vocabulary: int = 0) -> InferenceProfile:
     """Return a model's costs computed from the devices' FLOP/s.  vocabulary: rows of the head, 0 for none."""
     first_bytes, last_bytes = layout.end_bytes
-    return analytic_from(model, layout.stacks, cluster, first_bytes=first_bytes, last_bytes=last_bytes, vocabulary=vocabulary)
+    return analytic_from(
+        model,
+        layout.stacks,
+        cluster,
+        first_bytes=first_bytes,
+        last_bytes=last_bytes,
+        vocabulary=vocabulary,
+    )
 
 
 def as_profile(inference: InferenceProfile) -> Profile:
-    """Return the profile in the form that all methods use: seconds of each whole layer on each device, for one sequence at a time."""
+    """Return the profile in the form that all methods use: seconds of each whole layer on each device, for one sequence
+    at a time.
+    """
     rows = tuple(_layers(inference, rank) for rank in range(inference.world_size))
-    return Profile(model=inference.model, method=METHOD, source=inference.source, layers=rows, inference=inference)
+    return Profile(
+        model=inference.model,
+        method=METHOD,
+        source=inference.source,
+        layers=rows,
+        inference=inference,
+    )
 
 
 def _layers(inference: InferenceProfile, rank: int) -> tuple[LayerProfile, ...]:
     layers: list[LayerProfile] = []
     for stack, shape in enumerate(inference.stacks):
         seconds = [layer_s(inference, rank, stack, stack_lengths(inference, length)) for length in LENGTHS]
-        grid = Grid(batch_sizes=(1, 2), sequence_lengths=LENGTHS, seconds=(tuple(seconds), tuple(2 * one for one in seconds)))
+        grid = Grid(
+            batch_sizes=(1, 2),
+            sequence_lengths=LENGTHS,
+            seconds=(tuple(seconds), tuple(2 * one for one in seconds)),
+        )
         layers += [
             LayerProfile(
                 name=f"layer {number}",

@@ -1,4 +1,5 @@
-"""A rank's state while it answers requests: its group, links, pacing, and its slices of the model (Galaxy+, section III-A).
+"""A rank's state while it answers requests: its group, links, pacing, and its slices of the model (Galaxy+, section
+III-A).
 
 Its handlers are the runtime's dispatch table for the operations of an inference schedule (section III-B).
 """
@@ -45,9 +46,11 @@ from workbench.runtime.pacing import Pacer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSetup:
-    """The setup of every rank.  host: the profile of one unslowed core, for pacing; None, also for real devices: run at full speed.
+    """The setup of every rank.  host: the profile of one unslowed core, for pacing; None, also for real devices: run at
+    full speed.
 
-    report_every_s: seconds between two reports of a device to its coordinator.  is_run: the devices keep to their memory budgets, and an
+    report_every_s: seconds between two reports of a device to its coordinator.  is_run: the devices keep to their
+    memory budgets, and an
     error of one ends the run; a service goes on without a device that fails.
     """
 
@@ -101,7 +104,9 @@ class Slices:
 
 
 class InferenceSession(DeviceSession):
-    """A DeviceSession that answers requests.  devices: those that remain after a failure.  programs: those made before."""
+    """A DeviceSession that answers requests.  devices: those that remain after a failure.  programs: those made
+    before.
+    """
 
     def __init__(
         self,
@@ -115,7 +120,15 @@ class InferenceSession(DeviceSession):
         programs: Programs | None = None,
     ) -> None:
         is_paced = setup.host is not None
-        super().__init__(context, setup.cluster, group, timeout_s=setup.timeout_s, is_paced=is_paced, devices=devices, pacer=pacer)
+        super().__init__(
+            context,
+            setup.cluster,
+            group,
+            timeout_s=setup.timeout_s,
+            is_paced=is_paced,
+            devices=devices,
+            pacer=pacer,
+        )
         self.setup, self.layout = setup, layout or model_layout(setup.model)
         self.stacks = self.layout.stacks
         self._slices = Slices(setup.model, self.layout)
@@ -142,7 +155,8 @@ class InferenceSession(DeviceSession):
         return self.programs.sequence(plan, request.lengths)
 
     def answer(self, holding: Holding, request: Request, *, cache: KeyValueCache | None = None) -> Answer:
-        """Run a plan on one sequence, together with the plan's other devices.  A device outside the plan returns at once.
+        """Run a plan on one sequence, together with the plan's other devices.  A device outside the plan returns at
+        once.
 
         Raises DeviceLostError if a device is lost or silent, ConfigError for a request that the model cannot read.
         """
@@ -153,7 +167,11 @@ class InferenceSession(DeviceSession):
         check_request(request, self.layout)
         prepared = self.prepare(holding.plan, request)
         with torch.inference_mode():
-            run = shard.begin(request.length, target_length=max(1, request.decoder_length), cache=cache)
+            run = shard.begin(
+                request.length,
+                target_length=max(1, request.decoder_length),
+                cache=cache,
+            )
             handlers = InferenceHandlers(shard, prepared.layout, run, what=request.what)
             ids = [request.ids, request.decoder_ids]
             return self._run(prepared, handlers, ids)
@@ -161,9 +179,11 @@ class InferenceSession(DeviceSession):
     def generate(self, holding: Holding, request: Request, num_tokens: int) -> tuple[list[int], list[Answer]]:
         """Generate `num_tokens` tokens greedily after a text; every device caches the keys and values of its own units.
 
-        Returns the answers of all steps, first the text's, and the new tokens up to an end of the text (see generation.Greedy).
+        Returns the answers of all steps, first the text's, and the new tokens up to an end of the text (see
+        generation.Greedy).
         Only the plan's first device knows the tokens.
-        Raises ConfigError for a model that cannot generate, ScheduleError for sequence parallelism, which cannot divide a token.
+        Raises ConfigError for a model that cannot generate, ScheduleError for sequence parallelism, which cannot divide
+        a token.
         """
         shard, asked = holding.shard, request._replace(what="last")
         if shard is None:
@@ -173,7 +193,10 @@ class InferenceSession(DeviceSession):
         rules = self.greedy.rules(request.decoder_length or request.length, num_tokens)
         while True:
             if self.rank == holding.plan.ranks[0]:
-                text, logits = request.decoder_ids if request.decoder_length else request.ids, answers[-1].output
+                text, logits = (
+                    request.decoder_ids if request.decoder_length else request.ids,
+                    answers[-1].output,
+                )
                 assert text is not None and logits is not None
                 ids = torch.cat([text, torch.tensor([tokens], dtype=text.dtype)], dim=1)
                 tokens.append(int(rules(ids, require_numbers(logits, "Tokens")).argmax(-1)))
@@ -181,7 +204,14 @@ class InferenceSession(DeviceSession):
                 return self.greedy.until_end(tokens), answers
             answers.append(self._token(holding, shard, cache, request, tokens[-1:]))
 
-    def _token(self, holding: Holding, shard: ModelShard, cache: KeyValueCache, request: Request, last: list[int]) -> Answer:
+    def _token(
+        self,
+        holding: Holding,
+        shard: ModelShard,
+        cache: KeyValueCache,
+        request: Request,
+        last: list[int],
+    ) -> Answer:
         memory_length = request.length if request.decoder_length else 0
         prepared = self.programs.token(holding.plan, past=cache.length, memory_length=memory_length)
         with torch.inference_mode():
@@ -190,10 +220,17 @@ class InferenceSession(DeviceSession):
         cache.advance()
         return answer
 
-    def _run(self, prepared: Prepared, handlers: InferenceHandlers, ids: Sequence[torch.Tensor | None]) -> Answer:
+    def _run(
+        self,
+        prepared: Prepared,
+        handlers: InferenceHandlers,
+        ids: Sequence[torch.Tensor | None],
+    ) -> Answer:
         begin = self.context.now_s()
         layout, program = prepared
-        inputs: dict[Value, object] = {value: ids[layout.blocks[value.stage].stack] for value in program.schedule.inputs[self.rank]}
+        inputs: dict[Value, object] = {
+            value: ids[layout.blocks[value.stage].stack] for value in program.schedule.inputs[self.rank]
+        }
         self.executor.idle()
         done = self.run(program, handlers.table(), inputs)
         computed = [span for span in done.spans if not span.op.is_communication]
@@ -241,7 +278,11 @@ class ControlChannel:
 
 def _lost(error: RuntimeError) -> DeviceLostError:
     found = f"It failed: {str(error).splitlines()[0]}."
-    return DeviceLostError("A message to or from another device was under way.", found, "See the first device that failed.")
+    return DeviceLostError(
+        "A message to or from another device was under way.",
+        found,
+        "See the first device that failed.",
+    )
 
 
 Contents = tuple[Any, ...]
@@ -250,11 +291,19 @@ Contents = tuple[Any, ...]
 class InferenceHandlers:
     """The operations on one rank of one request, or of one further token of it (a Run of ModelShard.step).
 
-    what: the result that HEAD returns.  A value that covers several tiles is one tensor, with the tiles in token order.  If one operation
+    what: the result that HEAD returns.  A value that covers several tiles is one tensor, with the tiles in token order.
+    If one operation
     writes several values for the next one on this rank (`ctx`), the first contains all.
     """
 
-    def __init__(self, shard: ModelShard, layout: InferenceLayout, run: Run, *, what: What = "hidden") -> None:
+    def __init__(
+        self,
+        shard: ModelShard,
+        layout: InferenceLayout,
+        run: Run,
+        *,
+        what: What = "hidden",
+    ) -> None:
         self._shard, self._layout, self._run, self._what = shard, layout, run, what
         self._is_sequence = layout.plan.paradigm == "sequence"
 
@@ -306,7 +355,13 @@ class InferenceHandlers:
         return self._split(op, self._shard.out(op.stage, reads[0]))
 
     def _connect(self, op: Op, reads: Contents) -> Contents:
-        total = reads[0] if len(reads) == 2 else torch.add(*reads[:-1]) if len(reads) == 3 else torch.stack(reads[:-1]).sum(0)
+        total = (
+            reads[0]
+            if len(reads) == 2
+            else torch.add(*reads[:-1])
+            if len(reads) == 3
+            else torch.stack(reads[:-1]).sum(0)
+        )
         residual, hidden = self._shard.connect(op.stage, total, reads[-1])
         return (residual,) if op.writes[0].name == "emb" else (hidden, residual)[: len(op.writes)]
 

@@ -1,6 +1,8 @@
-"""Time the operations of one layer on this host and fit each to its PieceCost (Galaxy+, section III-C, 'Galaxy+ Profiler').
+"""Time the operations of one layer on this host and fit each to its PieceCost (Galaxy+, section III-C, 'Galaxy+
+Profiler').
 
-Each kind is timed over a small grid of tokens x units on one thread, all in turn (timing.py).  The fit is non-negative least squares of the
+Each kind is timed over a small grid of tokens x units on one thread, all in turn (timing.py).  The fit is non-negative
+least squares of the
 relative errors: a negative cost per token would make some partition appear free.
 """
 
@@ -22,7 +24,8 @@ from workbench.profiler.cache import cached
 from workbench.profiler.timing import Call, time_calls
 
 Makers = Mapping[str, Callable[[int, int], Call]]
-"""The functions to time for one stack: kind -> function of (tokens, units).  ATT and CATT get the query tokens and have as many keys."""
+"""The functions to time for one stack: kind -> function of (tokens, units).  ATT and CATT get the query tokens and have
+as many keys."""
 
 TOKENS = (8, 32, 96, 192, 320)
 SHARES = (0.125, 0.25, 0.5, 1.0)
@@ -47,7 +50,11 @@ def measure_inference(
     makers: the functions to time, by stack.  tokens, shares: the grid; at least one head.
     """
     if len(makers) != len(stacks) or not stacks:
-        raise ConfigError(f"Measuring '{name}' was asked for.", f"{len(stacks)} stacks, {len(makers)} sets of calls.", "Give one for each.")
+        raise ConfigError(
+            f"Measuring '{name}' was asked for.",
+            f"{len(stacks)} stacks, {len(makers)} sets of calls.",
+            "Give one for each.",
+        )
     cells: dict[tuple[int, str, int, int], Call] = {}
     for index, (sizes, made) in enumerate(zip(stacks, makers, strict=True)):
         for kind, make in made.items():
@@ -72,20 +79,40 @@ def measure_inference(
 
 
 def cached_inference(
-    key: Mapping[str, Any], measure: Callable[[], InferenceProfile], *, folder: Path | None = None, refresh: bool = False
+    key: Mapping[str, Any],
+    measure: Callable[[], InferenceProfile],
+    *,
+    folder: Path | None = None,
+    refresh: bool = False,
 ) -> tuple[InferenceProfile, str]:
-    """Return the measurement cached under `key` on this machine, or measure and cache it; and a note on its source (profiler.cache)."""
-    return cached({"inference": 2, **key}, measure, InferenceProfile, folder=folder, refresh=refresh)
+    """Return the measurement cached under `key` on this machine, or measure and cache it; and a note on its source
+    (profiler.cache).
+    """
+    return cached(
+        {"inference": 2, **key},
+        measure,
+        InferenceProfile,
+        folder=folder,
+        refresh=refresh,
+    )
 
 
 def fit_piece(kind: str, found: Sequence[tuple[int, int, float]]) -> PieceCost:
-    """Return the cost that fits (tokens, units, seconds) with the least squares of relative errors, no part of it negative.
+    """Return the cost that fits (tokens, units, seconds) with the least squares of relative errors, no part of it
+    negative.
 
     Parts that the samples cannot separate (units that never vary) stay 0.
     """
     if not found or min(seconds for _, _, seconds in found) <= 0:
-        raise ConfigError(f"Fitting the cost of {kind} was asked for.", f"{len(found)} samples, or none took time.", "Time it longer.")
-    terms: dict[str, Callable[[int, int], float]] = {"fixed_s": lambda t, u: 1.0, "token_s": lambda t, u: t}
+        raise ConfigError(
+            f"Fitting the cost of {kind} was asked for.",
+            f"{len(found)} samples, or none took time.",
+            "Time it longer.",
+        )
+    terms: dict[str, Callable[[int, int], float]] = {
+        "fixed_s": lambda t, u: 1.0,
+        "token_s": lambda t, u: t,
+    }
     if len({units for _, units, _ in found}) > 1:
         terms |= {"unit_s": lambda t, u: u, "token_unit_s": lambda t, u: t * u}
     rows = np.array([[term(tokens, units) / seconds for term in terms.values()] for tokens, units, seconds in found])

@@ -1,1 +1,3 @@
-"""P-RGE: fine-tuning with forward passes only; its queries are distributed over devices that exchange seeds and scalars."""
+"""P-RGE: fine-tuning with forward passes only; its queries are distributed over devices that exchange seeds and
+scalars.
+"""

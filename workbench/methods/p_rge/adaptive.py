@@ -1,4 +1,5 @@
-"""Adapt P-RGE to its device: choose queries, batch and precision by profile, memory and pace (section 6, third limitation).
+"""Adapt P-RGE to its device: choose queries, batch and precision by profile, memory and pace (section 6, third
+limitation).
 
 This module has pure functions; policy.py carries out its decisions.
 """
@@ -30,17 +31,26 @@ class Setting(NamedTuple):
 
 
 class Price(NamedTuple):
-    """The cost of a setting: seconds of a step, infinity if it fits on no device; missing_bytes: then missing on the largest device."""
+    """The cost of a setting: seconds of a step, infinity if it fits on no device; missing_bytes: then missing on the
+    largest device.
+    """
 
     step_s: float
     missing_bytes: int = 0
 
 
-def candidates(asked: Setting, *, precisions: Sequence[Precision] = ("float32",), most_queries: int = MOST_QUERIES) -> tuple[Setting, ...]:
+def candidates(
+    asked: Setting,
+    *,
+    precisions: Sequence[Precision] = ("float32",),
+    most_queries: int = MOST_QUERIES,
+) -> tuple[Setting, ...]:
     """Return the settings that may replace the asked one, in order of preference.
 
-    Settings of the asked precision come first, then less exact ones.  Within a precision, settings with the asked work q x E come first,
-    then those with half of it, and so on.  Within the same work, the asked q comes first, then more queries with fewer samples each (Table
+    Settings of the asked precision come first, then less exact ones.  Within a precision, settings with the asked work
+    q x E come first,
+    then those with half of it, and so on.  Within the same work, the asked q comes first, then more queries with fewer
+    samples each (Table
     1 and 2: at a constant q x E they train better), then fewer queries.
     """
     known = [precision for precision in PRECISIONS if precision in (asked.precision, *precisions)]
@@ -49,15 +59,29 @@ def candidates(asked: Setting, *, precisions: Sequence[Precision] = ("float32",)
     for precision in order:
         work = asked.passes
         while work >= 1:
-            splits = [queries for queries in range(1, min(work, max(most_queries, asked.queries)) + 1) if work % queries == 0]
-            splits.sort(key=lambda queries: (queries != asked.queries, queries < asked.queries, abs(queries - asked.queries)))
+            splits = [
+                queries for queries in range(1, min(work, max(most_queries, asked.queries)) + 1) if work % queries == 0
+            ]
+            splits.sort(
+                key=lambda queries: (
+                    queries != asked.queries,
+                    queries < asked.queries,
+                    abs(queries - asked.queries),
+                )
+            )
             found += [Setting(queries, work // queries, precision) for queries in splits]
             work //= 2
     return tuple(dict.fromkeys(found))
 
 
-def choose(settings: Sequence[Setting], price: Callable[[Setting], Price], *, step_s: float | None = None) -> Setting:
-    """Return the first setting that fits in memory and in `step_s` seconds (None: no limit), or else the fastest that fits in memory.
+def choose(
+    settings: Sequence[Setting],
+    price: Callable[[Setting], Price],
+    *,
+    step_s: float | None = None,
+) -> Setting:
+    """Return the first setting that fits in memory and in `step_s` seconds (None: no limit), or else the fastest that
+    fits in memory.
 
     Raises PlanError with the missing bytes if none fits in memory.
     """
@@ -70,7 +94,8 @@ def choose(settings: Sequence[Setting], price: Callable[[Setting], Price], *, st
     if math.isinf(prices[fastest].step_s):
         least = min(prices[setting].missing_bytes for setting in settings)
         raise PlanError(
-            f"A step of {settings[0].queries} queries of {settings[0].batch_size} samples was to be adapted to the devices.",
+            f"A step of {settings[0].queries} queries of {settings[0].batch_size} samples was to be adapted to "
+            "the devices.",
             f"Even with the smallest of {len(settings)} settings, {least / 1e6:,.1f} MB of memory are missing.",
             "Add a device, raise its memory, lower max_length, or choose a smaller model.",
         )

@@ -1,7 +1,9 @@
 """Seconds of a zeroth-order step, counted from a model's sizes: a roofline (P-RGE, sections 3.1-3.2, appendix A and F).
 
-A pass reads every weight once, for any number of rows.  As long as it is bound by that, by kernel launches or by dequantizing, further
-rows are free.  This is the gain of running queries and signs in one pass, and the gain ends when the machine is bound by arithmetic.
+A pass reads every weight once, for any number of rows.  As long as it is bound by that, by kernel launches or by
+dequantizing, further
+rows are free.  This is the gain of running queries and signs in one pass, and the gain ends when the machine is bound
+by arithmetic.
 """
 
 from __future__ import annotations
@@ -18,10 +20,16 @@ FP16_BYTES = 2
 
 
 def parts_at_once(execution: Execution, queries: int) -> int:
-    """Return how many of a step's 2q passes run as one batch.  Raises ConfigError for an unknown execution or q below 1."""
+    """Return how many of a step's 2q passes run as one batch.  Raises ConfigError for an unknown execution or q below
+    1.
+    """
     check_choice("execution", execution, get_args(Execution))
     if queries < 1:
-        raise ConfigError(f"{queries} queries were asked for.", "A step needs at least 1.", "Raise it.")
+        raise ConfigError(
+            f"{queries} queries were asked for.",
+            "A step needs at least 1.",
+            "Raise it.",
+        )
     return passes(execution, queries)[1]
 
 
@@ -39,10 +47,14 @@ SWEEPS = 4
 class Machine:
     """The sustained rates of a device in these passes.
 
-    flops_per_s: of a pass bound by arithmetic.  memory_bytes_per_s: reading weights.  layer_s: launching or preparing one layer's kernels;
-    adapter_layer_s: in addition, those of its adapters.  adapter_share: the relative increase of its arithmetic time with adapters, whose
-    thin products are bound by memory.  is_asynchronous: launches overlap with the arithmetic, so the longer of the two counts.
-    dequantized_per_s: numbers per second, 0 if nothing is dequantized.  sweep_s_per_param: perturbing or updating one trained value.
+    flops_per_s: of a pass bound by arithmetic.  memory_bytes_per_s: reading weights.  layer_s: launching or preparing
+    one layer's kernels;
+    adapter_layer_s: in addition, those of its adapters.  adapter_share: the relative increase of its arithmetic time
+    with adapters, whose
+    thin products are bound by memory.  is_asynchronous: launches overlap with the arithmetic, so the longer of the two
+    counts.
+    dequantized_per_s: numbers per second, 0 if nothing is dequantized.  sweep_s_per_param: perturbing or updating one
+    trained value.
     step_s: the loop around a step.
     """
 
@@ -57,9 +69,20 @@ class Machine:
     step_s: float = 0.0
 
     def __post_init__(self) -> None:
-        others = (self.layer_s, self.adapter_layer_s, self.adapter_share, self.dequantized_per_s, self.sweep_s_per_param, self.step_s)
+        others = (
+            self.layer_s,
+            self.adapter_layer_s,
+            self.adapter_share,
+            self.dequantized_per_s,
+            self.sweep_s_per_param,
+            self.step_s,
+        )
         if min(self.flops_per_s, self.memory_bytes_per_s) <= 0 or min(others) < 0:
-            raise ConfigError("A machine's rates were given.", f"{self}.", "Rates must be above 0, times and overheads 0 or more.")
+            raise ConfigError(
+                "A machine's rates were given.",
+                f"{self}.",
+                "Rates must be above 0, times and overheads 0 or more.",
+            )
 
 
 def matrix_params(model: ModelDescription) -> int:
@@ -70,9 +93,17 @@ def matrix_params(model: ModelDescription) -> int:
 
 
 def pass_flops(
-    model: ModelDescription, *, rows: float, sequence_length: float, rank: int = 16, targets: int | None = None, adapted: bool = True
+    model: ModelDescription,
+    *,
+    rows: float,
+    sequence_length: float,
+    rank: int = 16,
+    targets: int | None = None,
+    adapted: bool = True,
 ) -> float:
-    """Return the FLOPs of one forward pass of `rows` sequences.  targets: positions with logits, None for all; adapted: with LoRA-FA."""
+    """Return the FLOPs of one forward pass of `rows` sequences.  targets: positions with logits, None for all; adapted:
+    with LoRA-FA.
+    """
     head = model.vocab * model.hidden
     per_token = 2 * (matrix_params(model) - head) + 4 * model.stack_layers * sequence_length * model.query_width
     if adapted:
@@ -92,10 +123,19 @@ def pass_s(
     adapted: bool = True,
 ) -> float:
     """Return the seconds of one forward pass: launch kernels, read and dequantize weights once, compute."""
-    flops = pass_flops(model, rows=rows, sequence_length=sequence_length, targets=targets, adapted=adapted)
+    flops = pass_flops(
+        model,
+        rows=rows,
+        sequence_length=sequence_length,
+        targets=targets,
+        adapted=adapted,
+    )
     weights = matrix_params(model)
     slower = 1 + machine.adapter_share if adapted else 1.0
-    work = max(slower * flops / machine.flops_per_s, weight_bytes * weights / machine.memory_bytes_per_s)
+    work = max(
+        slower * flops / machine.flops_per_s,
+        weight_bytes * weights / machine.memory_bytes_per_s,
+    )
     if machine.dequantized_per_s:
         work += (weights - model.vocab * model.hidden) / machine.dequantized_per_s
     launched = launched_s(model, machine, adapted)
@@ -116,7 +156,8 @@ def step_s(
 ) -> float:
     """Return the seconds of a step of q queries with `batch_size` samples each.
 
-    swept_params: values that the sequential estimator updates, SWEEPS times for each query; with all parameters, no adapter runs.
+    swept_params: values that the sequential estimator updates, SWEEPS times for each query; with all parameters, no
+    adapter runs.
     Raises ConfigError for q below 1 or an unknown execution.
     """
     at_once = parts_at_once(execution, queries)

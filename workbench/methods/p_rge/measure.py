@@ -1,4 +1,6 @@
-"""The costs of every layer's forward pass and noise: measured on this host, with the same calls as in a run, or from the catalogue."""
+"""The costs of every layer's forward pass and noise: measured on this host, with the same calls as in a run, or from
+the catalogue.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ NORMAL_FLOPS = 20
 
 
 def made_up_batch(ids: Tensor, *, has_decoder: bool = False) -> PromptBatch:
-    """Return a batch with these ids (n, t), some padding and one target each, at the end; a decoder reads one token, and predicts there."""
+    """Return a batch with these ids (n, t), some padding and one target each, at the end; a decoder reads one token,
+    and predicts there.
+    """
     count, length = ids.shape[:2]
     return PromptBatch(
         input_ids=ids,
@@ -63,7 +67,10 @@ def measure_layers(prepared: PreparedJob, *, max_length: int, budget_s: float = 
 
     def nbytes(layer: int) -> dict[str, int]:
         frozen = _frozen_bytes(models, next(one for one in stacks.stacks if layer < one.stop), layer)
-        return {"frozen_bytes": frozen, "trainable_bytes": 4 * sum(trained[layer])} | scratch_bytes(facts, layer, compute)
+        return {
+            "frozen_bytes": frozen,
+            "trainable_bytes": 4 * sum(trained[layer]),
+        } | scratch_bytes(facts, layer, compute)
 
     with torch.inference_mode():
         return profile_layers(
@@ -103,7 +110,9 @@ def scratch_bytes(facts: ModelFacts, index: int, compute: FloatType) -> dict[str
 
 
 def _frozen_bytes(models: dict[Span, CausalModel], span: Span, index: int) -> int:
-    """Return a layer's bytes in a stage: the first with the embedding, the last with the head, even if these share one matrix."""
+    """Return a layer's bytes in a stage: the first with the embedding, the last with the head, even if these share one
+    matrix.
+    """
     start, stop = span
     if index in (start, stop - 1):
         end = models[Span(index, index + 1)]
@@ -151,7 +160,12 @@ class _Bench:
 
 def _noise(models: list[CausalModel]) -> Maker:
     def made(queries: int, length: int) -> Call:
-        log = StepLog(step=0, seeds=tuple(range(queries)), gradients=(0.0,) * queries, learning_rate=1.0)
+        log = StepLog(
+            step=0,
+            seeds=tuple(range(queries)),
+            gradients=(0.0,) * queries,
+            learning_rate=1.0,
+        )
 
         def run() -> None:
             for model in models:
@@ -163,19 +177,36 @@ def _noise(models: list[CausalModel]) -> Maker:
 
 
 def catalogue_profile(prepared: PreparedJob, cluster: Cluster) -> Profile:
-    """Return a profile computed from sizes and each device's flops_per_s: a forward pass's FLOPs, and noise for every trained value."""
+    """Return a profile computed from sizes and each device's flops_per_s: a forward pass's FLOPs, and noise for every
+    trained value.
+    """
     precision = prepared.options.precision
     lengths = sorted({8, prepared.typical_length, 2 * prepared.typical_length, prepared.longest})
     compute = activation_type(precision, prepared.options.compute_dtype)
     numbers = number_format(prepared.facts, compute, stored_as(precision, compute))
     described = describe_facts(prepared.facts)
-    whole = analytic_profile(described, cluster, technique="frozen", sequence_lengths=tuple(lengths), numbers=numbers)
+    whole = analytic_profile(
+        described,
+        cluster,
+        technique="frozen",
+        sequence_lengths=tuple(lengths),
+        numbers=numbers,
+    )
     values = trained_values(prepared)
     rows = tuple(
-        tuple(_forward_only(prepared, layer, index, values, device.flops_per_s, compute) for index, layer in enumerate(layers))
+        tuple(
+            _forward_only(prepared, layer, index, values, device.flops_per_s, compute)
+            for index, layer in enumerate(layers)
+        )
         for device, layers in zip(cluster.devices, whole.layers, strict=True)
     )
-    return Profile(model=prepared.job.model, method=METHOD, source="analytic", layers=rows, notes=whole.notes)
+    return Profile(
+        model=prepared.job.model,
+        method=METHOD,
+        source="analytic",
+        layers=rows,
+        notes=whole.notes,
+    )
 
 
 def trained_values(prepared: PreparedJob) -> int:
@@ -186,21 +217,37 @@ def trained_values(prepared: PreparedJob) -> int:
 
 
 def _forward_only(
-    prepared: PreparedJob, layer: LayerProfile, index: int, values: int, flops_per_s: float, compute: FloatType
+    prepared: PreparedJob,
+    layer: LayerProfile,
+    index: int,
+    values: int,
+    flops_per_s: float,
+    compute: FloatType,
 ) -> LayerProfile:
     noise_s = values * NORMAL_FLOPS / flops_per_s
     nbytes: dict[str, Any] = dict.fromkeys(_UNUSED, 0) | scratch_bytes(prepared.facts, index, compute)
     return replace(
         layer,
-        times={"F": layer.times["F"], STEP: Grid(batch_sizes=(1, 2), sequence_lengths=(1,), seconds=((noise_s,), (2 * noise_s,)))},
+        times={
+            "F": layer.times["F"],
+            STEP: Grid(
+                batch_sizes=(1, 2),
+                sequence_lengths=(1,),
+                seconds=((noise_s,), (2 * noise_s,)),
+            ),
+        },
         trainable_bytes=4 * values,
         **nbytes,
     )
 
 
 def in_precision(profile: Profile, asked: Precision, precision: Precision) -> Profile:
-    """Return a measured profile with its weights in another precision: only their bytes change; no times were measured in it."""
+    """Return a measured profile with its weights in another precision: only their bytes change; no times were measured
+    in it.
+    """
     stored = QuantizationConfig(storage=precision)
     ratio = stored.bytes_of(precision) / stored.bytes_of(asked)
-    rows = tuple(tuple(replace(layer, frozen_bytes=round(ratio * layer.frozen_bytes)) for layer in row) for row in profile.layers)
+    rows = tuple(
+        tuple(replace(layer, frozen_bytes=round(ratio * layer.frozen_bytes)) for layer in row) for row in profile.layers
+    )
     return replace(profile, layers=rows)

@@ -17,20 +17,54 @@ from workbench.core.profile import LayerProfile, Profile, trainable_bytes
 from workbench.core.report import Recovery, StepRecord, SweepPoint
 from workbench.methods.base import Event, Notify, Outcome, Planned, Prediction, ignore
 from workbench.methods.common.folder import ADAPTER
-from workbench.methods.common.records import WARM_UP_STEPS, epoch_records, measured_steps, measured_timelines, overrun_share, sweep_point
+from workbench.methods.common.records import (
+    WARM_UP_STEPS,
+    epoch_records,
+    measured_steps,
+    measured_timelines,
+    overrun_share,
+    sweep_point,
+)
 from workbench.methods.common.result import model_encoder
 from workbench.methods.common.scaling import scale_to_cluster
 from workbench.methods.common.session import RankResult
 from workbench.methods.p_rge.adaptive import Setting
-from workbench.methods.p_rge.measure import catalogue_profile, in_precision, measure_layers
+from workbench.methods.p_rge.measure import (
+    catalogue_profile,
+    in_precision,
+    measure_layers,
+)
 from workbench.methods.p_rge.options import METHOD, Precision
-from workbench.methods.p_rge.policy import History, ProfileOf, QueryPolicy, changed_notes, fitted_setting, notes_of, words
-from workbench.methods.p_rge.prepare import PreparedJob, activation_type, check_plan, prepare, require_known
+from workbench.methods.p_rge.policy import (
+    History,
+    ProfileOf,
+    QueryPolicy,
+    changed_notes,
+    fitted_setting,
+    notes_of,
+    words,
+)
+from workbench.methods.p_rge.prepare import (
+    PreparedJob,
+    activation_type,
+    check_plan,
+    prepare,
+    require_known,
+)
 from workbench.methods.p_rge.queries import chosen_passings, plan_queries
 from workbench.methods.p_rge.rank_job import Change, PRGERankJob, change_at, rank_job
 from workbench.methods.p_rge.worker import load_model, serve_rank, stored_as
-from workbench.methods.p_rge.zeroth_order import CausalModel, StepLog, replay, warn_of_rounding
-from workbench.methods.p_rge.zeroth_order.loading import TRAINED, save_for_peft, save_trained
+from workbench.methods.p_rge.zeroth_order import (
+    CausalModel,
+    StepLog,
+    replay,
+    warn_of_rounding,
+)
+from workbench.methods.p_rge.zeroth_order.loading import (
+    TRAINED,
+    save_for_peft,
+    save_trained,
+)
 from workbench.methods.training.faults import predict
 from workbench.methods.training.method import LayerMethod, SplitName, chosen_epoch
 from workbench.methods.training.phases import Plans
@@ -63,10 +97,15 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         return key, lambda max_length: measure_layers(prepared, max_length=max_length)
 
     def plan(self, prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
-        """Divide the queries, or the layers, among the devices; with other settings if the job allows that (see Method)."""
+        """Divide the queries, or the layers, among the devices; with other settings if the job allows that (see
+        Method).
+        """
         profile_of = self._profile_of(prepared, profile, cluster)
         setting = fitted_setting(prepared, cluster, profile_of, prepared.setting)
-        plan, most_s = plan_queries(prepared.problem(profile_of(setting.precision), cluster, setting)), prepared.options.step_s
+        plan, most_s = (
+            plan_queries(prepared.problem(profile_of(setting.precision), cluster, setting)),
+            prepared.options.step_s,
+        )
         if most_s is not None and plan.total_s > most_s:
             raise PlanError(
                 f"Steps of at most {most_s:g} s were asked for (step_s).",
@@ -78,9 +117,20 @@ class PRGE(LayerMethod[PreparedJob], Plans):
     def notes(self, planned: Planned[PreparedJob]) -> tuple[str, ...]:
         """Add what the settings that fit leave of the requested ones (see Method)."""
         prepared, setting = planned.prepared, self._settled(planned)[0]
-        return (*super().notes(planned), *changed_notes(prepared, [Change(0, 0, prepared.setting), Change(0, 0, setting)]))
+        return (
+            *super().notes(planned),
+            *changed_notes(prepared, [Change(0, 0, prepared.setting), Change(0, 0, setting)]),
+        )
 
-    def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
+    def check(
+        self,
+        prepared: PreparedJob,
+        profile: Profile,
+        cluster: Cluster,
+        plan: Plan,
+        *,
+        folder: Path | None,
+    ) -> None:
         """Check for errors that would end the run later (see Method)."""
         setting, costs = self._settled(Planned(prepared, profile, cluster, plan))
         check_plan(prepared, cluster, plan, setting)
@@ -90,7 +140,10 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         """Simulate every step, as if nothing changed; bytes: sent by all devices in a step (see Method)."""
         job = self.rank_job(*planned)
         prediction = predict(job)
-        (timeline,), num_devices = prediction.timelines.values(), len(planned.plan.busy_ranks)
+        (timeline,), num_devices = (
+            prediction.timelines.values(),
+            len(planned.plan.busy_ranks),
+        )
         nbytes = {
             "sent in a step": sum(timeline.bytes_sent(rank) for rank in range(planned.cluster.world_size)),
             # A ring all-reduce of a gradient sends 2 (n - 1) times the bytes of all trained values.
@@ -100,7 +153,10 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         prediction = replace(prediction, bytes=nbytes)
         if not planned.prepared.options.adapt:
             return prediction
-        return replace(prediction, notes=("A simulation's devices keep their speed, so nothing is adapted to a change of it.",))
+        return replace(
+            prediction,
+            notes=("A simulation's devices keep their speed, so nothing is adapted to a change of it.",),
+        )
 
     def rank_job(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> PRGERankJob:
         """Return the job of a run from its first step on."""
@@ -108,7 +164,14 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         return rank_job(prepared, costs, cluster, plan, [Change(0, 0, setting)])
 
     def execute(
-        self, planned: Planned[PreparedJob], prediction: Prediction, engines: Engines, *, folder: Path, resume: bool, notify: Notify
+        self,
+        planned: Planned[PreparedJob],
+        prediction: Prediction,
+        engines: Engines,
+        *,
+        folder: Path,
+        resume: bool,
+        notify: Notify,
     ) -> Outcome:
         """Train on the engines, choose the epoch on the validation split, score the test split once (see Method)."""
         prepared = planned.prepared
@@ -117,7 +180,13 @@ class PRGE(LayerMethod[PreparedJob], Plans):
             warnings.simplefilter("always")
             warn_of_rounding(model, prepared.options.epsilon)
         policy = self.policy(planned, History(folder, prepared, model, resume=resume), notify)
-        notify(Event("phase", message=f"Training on {planned.cluster.size_words}, {engines.fidelity} links", stage="train"))
+        notify(
+            Event(
+                "phase",
+                message=f"Training on {planned.cluster.size_words}, {engines.fidelity} links",
+                stage="train",
+            )
+        )
         recoveries = _train(policy, engines)
         outcome = outcome_of(policy, model, prediction, engines.fidelity)
         log_notes = notes_of(policy.history, prepared, resume=resume)
@@ -128,7 +197,15 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         """Return the policy of a run with a log."""
         return QueryPolicy(self, planned, self._profile_of(*planned[:3]), history, notify)
 
-    def sweep_point(self, planned: Planned[PreparedJob], name: str, engines: Engines | None, *, num_steps: int, folder: Path) -> SweepPoint:
+    def sweep_point(
+        self,
+        planned: Planned[PreparedJob],
+        name: str,
+        engines: Engines | None,
+        *,
+        num_steps: int,
+        folder: Path,
+    ) -> SweepPoint:
         """Simulate the first steps under a plan, and measure them if engines are given (see Method)."""
         prepared, _, cluster, plan = planned
         options = replace(prepared.options, steps=num_steps + WARM_UP_STEPS, adapt=False)
@@ -140,8 +217,14 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         if engines is not None:
             policy = self.policy(planned, History(folder, short, load_model(short), resume=False), ignore)
             _train(policy, engines)
-            if len(policy.generations) > 1:  # the others went on under another plan, whose steps are not the ones to measure
-                raise DeviceLostError(f"The steps of the plan '{name}' were to be timed.", " ".join(policy.notes), "Run the sweep again.")
+            if (
+                len(policy.generations) > 1
+            ):  # the others went on under another plan, whose steps are not the ones to measure
+                raise DeviceLostError(
+                    f"The steps of the plan '{name}' were to be timed.",
+                    " ".join(policy.notes),
+                    "Run the sweep again.",
+                )
             results = results_of(policy)
         return sweep_point(name, plan, steps, results, warm_up=WARM_UP_STEPS)
 
@@ -152,7 +235,11 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         setting = prepared.setting
         if prepared.options.adapts:
             fitted = fitted_setting(prepared, cluster, profile_of, setting)
-            setting = Setting(sum(share.queries for share in plan.stages[0].shares), plan.micro_batch_size, fitted.precision)
+            setting = Setting(
+                sum(share.queries for share in plan.stages[0].shares),
+                plan.micro_batch_size,
+                fitted.precision,
+            )
         return setting, profile_of(setting.precision)
 
     def _profile_of(self, prepared: PreparedJob, profile: Profile, cluster: Cluster) -> ProfileOf:
@@ -175,13 +262,22 @@ class PRGE(LayerMethod[PreparedJob], Plans):
 def _train(policy: QueryPolicy, engines: Engines) -> tuple[Recovery, ...]:
     """Do a run's remaining steps on engines that a coordinator commands."""
     with engines.service(serve_rank) as devices:
-        return policy.run(devices, policy.cluster, policy.prepared.job, adapts=policy.prepared.options.adapt)
+        return policy.run(
+            devices,
+            policy.cluster,
+            policy.prepared.job,
+            adapts=policy.prepared.options.adapt,
+        )
 
 
 def results_of(policy: QueryPolicy) -> list[RankResult]:
     """Return each device's results in each generation, by its rank in the cluster."""
     return [
-        replace(part, rank=rank, resumed_at=(part.steps[0].epoch, part.steps[0].step) if part.steps else None)
+        replace(
+            part,
+            rank=rank,
+            resumed_at=(part.steps[0].epoch, part.steps[0].step) if part.steps else None,
+        )
         for _, parts in policy.parts
         for rank, part in sorted(parts.items())
     ]
@@ -190,16 +286,26 @@ def results_of(policy: QueryPolicy) -> list[RankResult]:
 def reported_steps(policy: QueryPolicy, prediction: Prediction) -> tuple[StepRecord, ...]:
     """Return all steps with their losses.
 
-    The log has every step, also those of an earlier call, and the one in which a device was lost; their seconds are the log's.
+    The log has every step, also those of an earlier call, and the one in which a device was lost; their seconds are the
+    log's.
     """
     history, predicted = policy.history, []
     for number, record in enumerate(prediction.steps):
         expected_s = policy.expected(replace(record, predicted_s=None)).predicted_s
         samples = change_at(history.changes, number).setting.batch_size
-        predicted.append(replace(record, samples=samples, predicted_s=record.predicted_s if expected_s is None else expected_s))
+        predicted.append(
+            replace(
+                record,
+                samples=samples,
+                predicted_s=record.predicted_s if expected_s is None else expected_s,
+            )
+        )
     measured = {(step.epoch, step.step): step for step in measured_steps(results_of(policy), predicted)}
     return tuple(
-        replace(measured.get((step.epoch, step.step), replace(step, measured_s=record.seconds)), loss=record.loss)
+        replace(
+            measured.get((step.epoch, step.step), replace(step, measured_s=record.seconds)),
+            loss=record.loss,
+        )
         for step, record in zip(predicted, history.records, strict=False)
     )
 
@@ -212,7 +318,12 @@ def outcome_of(policy: QueryPolicy, model: CausalModel, prediction: Prediction, 
     if prepared.options.precision != policy.prepared.options.precision:
         model = load_model(prepared)
     trained = TrainedByLog(prepared, model, history.records)
-    epochs, metrics, best = chosen_epoch(epoch_records(steps), trained.scores, lambda metrics: metrics[prepared.task.metric], policy.notify)
+    epochs, metrics, best = chosen_epoch(
+        epoch_records(steps),
+        trained.scores,
+        lambda metrics: metrics[prepared.task.metric],
+        policy.notify,
+    )
     saved = _save(prepared, model, history.folder / ADAPTER)
     counted = sum(max((len(part.steps) for part in parts.values()), default=0) for _, parts in policy.parts)
     sent = sum(result.nbytes.get("sent", 0) for result in results)
@@ -227,7 +338,10 @@ def outcome_of(policy: QueryPolicy, model: CausalModel, prediction: Prediction, 
     measured = {(step.epoch, step.step) for result in results for step in result.steps}
     is_whole = any(not result.steps or len(result.steps) == len(measured) for result in results)
     by_rank = [
-        RankResult(rank=rank, steps=[step for result in results if result.rank == rank for step in result.steps])
+        RankResult(
+            rank=rank,
+            steps=[step for result in results if result.rank == rank for step in result.steps],
+        )
         for rank in range(cluster.world_size)
     ]
     resident = dict.fromkeys((False, True), [0] * cluster.world_size)
@@ -249,12 +363,19 @@ class TrainedByLog:
     """The model after each epoch of a run, made from its log.  model: before the first step."""
 
     def __init__(self, prepared: PreparedJob, model: CausalModel, records: Sequence[StepLog]) -> None:
-        self._prepared, self.model, self._records, self._num_steps = prepared, model, records, 0
+        self._prepared, self.model, self._records, self._num_steps = (
+            prepared,
+            model,
+            records,
+            0,
+        )
         self._encoder = model_encoder(prepared.task.template, prepared.job.model, prepared.job.max_length)
         self._best: tuple[float, int, dict[str, Tensor]] | None = None
 
     def scores(self, epochs: Sequence[int], split: SplitName) -> list[dict[str, float]]:
-        """Return the metric on a split after each of some epochs, in their order; after the others the best epoch can be asked for."""
+        """Return the metric on a split after each of some epochs, in their order; after the others the best epoch can
+        be asked for.
+        """
         task, found = self._prepared.task, []
         for epoch in epochs:
             self._go_to(epoch)
@@ -279,6 +400,11 @@ def _save(prepared: PreparedJob, model: CausalModel, folder: Path) -> Path:
     save_tokenizer(name, folder)
     save_for_peft(folder, model, name=name)
     quantization = stored_as(precision, compute)
-    about = TrainedDescription(model=kept_name(name), config=model.config, quantization=quantization, dtype=compute)
+    about = TrainedDescription(
+        model=kept_name(name),
+        config=model.config,
+        quantization=quantization,
+        dtype=compute,
+    )
     save_trained(folder / TRAINED, model.trainables.state(), about)
     return folder

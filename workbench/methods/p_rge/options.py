@@ -31,19 +31,24 @@ def _allows_less(at: Situation) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PRGEOptions:
-    """Settings of P-RGE, given in Job.options.  E, samples of each query, is the job's batch_size; eta its learning_rate, constant.
+    """Settings of P-RGE, given in Job.options.  E, samples of each query, is the job's batch_size; eta its
+    learning_rate, constant.
 
     queries: q.  epsilon: the perturbation's scale.  steps: of the whole run; None uses the job's epochs.
     execution: which passes run in parallel; 'auto' is the fastest that fits, by the profile.
     words: label words of a classification instead of the prompt's own, such as 'bad/good'.
     loss: over the whole vocabulary, as in the paper (appendix D.2), or among the label words alone, as in MeZO.
     technique, rank, alpha: see TrainableConfig.  precision: of the frozen weights.
-    compute_dtype: dtype of activations, to which weights of another dtype are dequantized once per step; None is the weights' own dtype,
+    compute_dtype: dtype of activations, to which weights of another dtype are dequantized once per step; None is the
+    weights' own dtype,
     or float32 if they are int8 or nf4.  A processor without 16-bit instructions is many times faster in float32.
-    after_loss: what to do with a step in which a device is lost: 'drop' completes it from the other devices' queries; 'repeat' repeats it
+    after_loss: what to do with a step in which a device is lost: 'drop' completes it from the other devices' queries;
+    'repeat' repeats it
     with all q, so that the run's result does not change.
-    adapt: change q, E and shares during the run when devices change their speed.  step_s: maximum seconds of a step; q and E are
-    lowered until they fit; None with adapt is 1.5 times the first step.  precisions: less exact ones that may be used if
+    adapt: change q, E and shares during the run when devices change their speed.  step_s: maximum seconds of a step; q
+    and E are
+    lowered until they fit; None with adapt is 1.5 times the first step.  precisions: less exact ones that may be used
+    if
     memory or time require it, such as 'int8,nf4'.
     """
 
@@ -84,7 +89,10 @@ class PRGEOptions:
         return self.adapt or self.step_s is not None or bool(self.precisions)
 
 
-_RANK_JOB, _WORKER = "workbench.methods.p_rge.rank_job", "workbench.methods.p_rge.worker"
+_RANK_JOB, _WORKER = (
+    "workbench.methods.p_rge.rank_job",
+    "workbench.methods.p_rge.worker",
+)
 DECLARATION = Declaration(
     options=PRGEOptions,
     title="P-RGE",
@@ -92,11 +100,16 @@ DECLARATION = Declaration(
     calls={
         "workbench.methods.p_rge.method:PRGE.measure_rank": "",
         f"{_WORKER}:serve_rank": Parts(
-            f"{_RANK_JOB}:PRGERankJob", f"{_RANK_JOB}:QueryResult", done="workbench.methods.p_rge.zeroth_order:StepLog"
+            f"{_RANK_JOB}:PRGERankJob",
+            f"{_RANK_JOB}:QueryResult",
+            done="workbench.methods.p_rge.zeroth_order:StepLog",
         ),
     },
     form={
-        "queries": FormField(label="Queries q", tooltip="Random directions of a step, divided among the devices"),
+        "queries": FormField(
+            label="Queries q",
+            tooltip="Random directions of a step, divided among the devices",
+        ),
         "batch_size": FormField(label="Samples E", tooltip="Samples of each query"),
         "steps": FormField(label="Steps", tooltip="Steps of the run; 0 takes those of the job's epochs"),
         "execution": FormField(

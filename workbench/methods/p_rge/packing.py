@@ -1,13 +1,17 @@
-"""Decide when a batch is computed without padding, with several rows packed end to end.  Pure, so that all devices decide the same."""
+"""Decide when a batch is computed without padding, with several rows packed end to end.  Pure, so that all devices
+decide the same.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 LEAST_SAVING = 0.1
-"""The share of the work that packing must save, because rows of equal length use the kernels' faster path without a mask."""
+"""The share of the work that packing must save, because rows of equal length use the kernels' faster path without a
+mask."""
 _LINEAR = 6
-"""A layer's projections take 24 width^2 operations per token, its attention 4 width per token of the row: equal at 6 width tokens."""
+"""A layer's projections take 24 width^2 operations per token, its attention 4 width per token of the row: equal at 6
+width tokens."""
 
 Packs = tuple[tuple[int, ...], ...]
 
@@ -15,7 +19,8 @@ Packs = tuple[tuple[int, ...], ...]
 def packs_of(lengths: Sequence[int], padded: int, width: int) -> Packs | None:
     """Return the rows of each pack, or None if it is faster to compute the rows one by one, padded to `padded` tokens.
 
-    Projections take less time without padding, but attention compares all tokens of a pack, also those of different rows.  Therefore
+    Projections take less time without padding, but attention compares all tokens of a pack, also those of different
+    rows.  Therefore
     short rows make one pack and long rows several, each padded to the longest pack.
     lengths: of the rows, in tokens.  width: hidden size of the model; 0 if the model cannot compute packs.
     """
@@ -23,7 +28,9 @@ def packs_of(lengths: Sequence[int], padded: int, width: int) -> Packs | None:
         return None
     total, longest = sum(lengths), max(lengths)
     # A lower bound on the work of this many packs: numbers of packs whose bound is too high are skipped.
-    least = sorted((_work(count, max(longest, -(-total // count)), width), count) for count in range(1, len(lengths) + 1))
+    least = sorted(
+        (_work(count, max(longest, -(-total // count)), width), count) for count in range(1, len(lengths) + 1)
+    )
     best: tuple[int, int, Packs] | None = None
     for bound, count in least:
         if best is not None and bound > best[0]:
@@ -48,7 +55,9 @@ def computed_length(lengths: Sequence[int], padded: int, width: int) -> int:
 
 
 def _filled(lengths: Sequence[int], count: int) -> Packs:
-    """Return `count` packs of similar length: each row, longest first, joins the shortest pack; rows of a pack stay in order."""
+    """Return `count` packs of similar length: each row, longest first, joins the shortest pack; rows of a pack stay in
+    order.
+    """
     packs: list[list[int]] = [[] for _ in range(count)]
     sums = [0] * count
     for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):

@@ -1,4 +1,6 @@
-"""P-RGE's policy for the coordinator: the devices' queries, the log, and the handling of a step in which a device is lost."""
+"""P-RGE's policy for the coordinator: the devices' queries, the log, and the handling of a step in which a device is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.serial import from_json
 from workbench.methods.base import Notify, Planned
-from workbench.methods.common.folder import STEPS, begin_folder, holds_run, weights_digest
+from workbench.methods.common.folder import (
+    STEPS,
+    begin_folder,
+    holds_run,
+    weights_digest,
+)
 from workbench.methods.p_rge.adaptive import Price, Setting, candidates, choose
 from workbench.methods.p_rge.options import Precision
 from workbench.methods.p_rge.prepare import PreparedJob
@@ -38,9 +45,15 @@ ProfileOf = Callable[[Precision], Profile]
 
 
 def fitted_setting(
-    prepared: PreparedJob, cluster: Cluster, profile_of: ProfileOf, asked: Setting, *, step_s: float | None = None
+    prepared: PreparedJob,
+    cluster: Cluster,
+    profile_of: ProfileOf,
+    asked: Setting,
+    *,
+    step_s: float | None = None,
 ) -> Setting:
-    """Return the requested setting, or the most preferred one that fits in the devices' memory and in the time limit of a step.
+    """Return the requested setting, or the most preferred one that fits in the devices' memory and in the time limit of
+    a step.
 
     step_s: that limit, if the job has none.  Raises PlanError if none fits.
     """
@@ -57,7 +70,11 @@ def fitted_setting(
             missing = min(costs.need_bytes(1) - device.memory_bytes for costs, device in alone)
             return Price(math.inf, max(0, missing))
 
-    return choose(candidates(asked, precisions=options.allowed), price, step_s=step_s if options.step_s is None else options.step_s)
+    return choose(
+        candidates(asked, precisions=options.allowed),
+        price,
+        step_s=step_s if options.step_s is None else options.step_s,
+    )
 
 
 LOG = "log.jsonl"
@@ -66,13 +83,15 @@ LOG = "log.jsonl"
 class History:
     """The finished steps, in memory and on disk.
 
-    resumed: number of steps done by an earlier program call.  damage: why the log had not more of them; '' if nothing was damaged.
+    resumed: number of steps done by an earlier program call.  damage: why the log had not more of them; '' if nothing
+    was damaged.
     """
 
     def __init__(self, folder: Path, prepared: PreparedJob, model: CausalModel, *, resume: bool) -> None:
         """Begin a run in a folder, or reopen exactly the same run.
 
-        The steps after a damaged line of the log are done again.  Raises CacheError for another run's folder, ConfigError for foreign
+        The steps after a damaged line of the log are done again.  Raises CacheError for another run's folder,
+        ConfigError for foreign
         files and for another run's log.
         """
         text = msgspec.json.encode(prepared.identity() | {"weights": weights_digest(model.backbone)})
@@ -88,7 +107,10 @@ class History:
         if self._file.damage:
             self.damage = f"'{LOG}': {self._file.damage}; the steps from {self.resumed + 1} on are done again."
         changes = [from_json(remark, Change, source=f"'{self.path}'") for remark in self._file.remarks]
-        self.changes = [Change(0, 0, prepared.setting), *(change for change in changes if change.step <= self.resumed)]
+        self.changes = [
+            Change(0, 0, prepared.setting),
+            *(change for change in changes if change.step <= self.resumed),
+        ]
 
     def add(self, record: StepLog) -> None:
         """Record a step unless it is known, because every device reports it.  It is on the disk on return."""
@@ -118,16 +140,29 @@ def notes_of(history: History, prepared: PreparedJob, *, resume: bool) -> tuple[
         notes.append(f"Resumed after {history.resumed} of {prepared.num_steps} steps, from their seeds and scalars.")
     notes += [history.damage] * bool(history.damage)
     first = [change for change in history.changes if change.step == 0][-1]  # told with the plan
-    return (*notes, *changed_notes(prepared, [first, *(change for change in history.changes if change.step)]))
+    return (
+        *notes,
+        *changed_notes(prepared, [first, *(change for change in history.changes if change.step)]),
+    )
 
 
 def changed_notes(prepared: PreparedJob, changes: Sequence[Change]) -> tuple[str, ...]:
     """Return the notes of changes of the first setting, and of samples that smaller batches leave out."""
     former, *later = changes
-    notes = [f"From step {change.step + 1} on {words(change.setting)}." for change in later if change.setting != former.setting]
-    used, asked = changes[-1].samples_before(prepared.num_steps), prepared.num_steps * former.setting.batch_size
+    notes = [
+        f"From step {change.step + 1} on {words(change.setting)}."
+        for change in later
+        if change.setting != former.setting
+    ]
+    used, asked = (
+        changes[-1].samples_before(prepared.num_steps),
+        prepared.num_steps * former.setting.batch_size,
+    )
     if notes and used < asked:
-        notes.append(f"The {prepared.num_steps} steps then train on {used} samples, where {asked} were asked for: smaller batches fit.")
+        notes.append(
+            f"The {prepared.num_steps} steps then train on {used} samples, where {asked} were asked for: smaller "
+            "batches fit."
+        )
     return tuple(notes)
 
 
@@ -139,14 +174,26 @@ def words(setting: Setting) -> str:
 class QueryPolicy(StepPolicy):
     """A StepPolicy whose generations start from the log of seeds and scalars, which every device replays.
 
-    profile_of: every layer's cost on every device of the cluster, with weights of a precision.  parts: of every generation, the results
+    profile_of: every layer's cost on every device of the cluster, with weights of a precision.  parts: of every
+    generation, the results
     of its devices, by their ranks in the cluster.
     """
 
-    def __init__(self, method: Plans, planned: Planned[PreparedJob], profile_of: ProfileOf, history: History, notify: Notify) -> None:
+    def __init__(
+        self,
+        method: Plans,
+        planned: Planned[PreparedJob],
+        profile_of: ProfileOf,
+        history: History,
+        notify: Notify,
+    ) -> None:
         first = replace(method.rank_job(*planned), folder=history.folder)
         super().__init__(method, planned, first, notify)
-        self.profile_of, self.history, self._step = profile_of, history, len(history.records)
+        self.profile_of, self.history, self._step = (
+            profile_of,
+            history,
+            len(history.records),
+        )
         self.parts: list[tuple[Begun, dict[int, QueryResult]]] = []
 
     @property
@@ -161,14 +208,29 @@ class QueryPolicy(StepPolicy):
         changes = self.history.changes_with(job.change.setting)
         return members, replace(job, records=tuple(self.history.records), changes=tuple(changes))
 
-    def _job(self, ranks: Sequence[int], factors: Mapping[int, float], plan: Plan | None = None) -> PRGERankJob:
-        """Return the job of some devices (see StepPolicy); with another setting, if the job allows it and the devices require it."""
+    def _job(
+        self,
+        ranks: Sequence[int],
+        factors: Mapping[int, float],
+        plan: Plan | None = None,
+    ) -> PRGERankJob:
+        """Return the job of some devices (see StepPolicy); with another setting, if the job allows it and the devices
+        require it.
+        """
         setting, part = self._fitted(ranks, factors), self.cluster.part(ranks, factors)
         profile = self.profile_of(setting.precision)
         slowed = profile.part(ranks, factors)
         plan = plan or plan_queries(self.prepared.problem(slowed, part, setting))
         changes, folder = self.history.changes_with(setting), self.history.folder
-        return rank_job(self.prepared, profile.part(ranks), part, plan, changes, slowed=slowed, folder=folder)
+        return rank_job(
+            self.prepared,
+            profile.part(ranks),
+            part,
+            plan,
+            changes,
+            slowed=slowed,
+            folder=folder,
+        )
 
     def begun(self, generation: Generation) -> Generation:
         """Record a change of the setting (see Policy)."""
@@ -202,8 +264,15 @@ class QueryPolicy(StepPolicy):
         if self.step < self.num_steps and (lost or any(ended.end == "lost" for ended in parts.values())):
             self._make_lost_step(generation, results, lost)
 
-    def _make_lost_step(self, generation: Generation, parts: Mapping[int, QueryResult], lost: frozenset[int]) -> None:
-        """Complete the step in which a device was lost from the losses that the others know, if that is requested and there are any."""
+    def _make_lost_step(
+        self,
+        generation: Generation,
+        parts: Mapping[int, QueryResult],
+        lost: frozenset[int],
+    ) -> None:
+        """Complete the step in which a device was lost from the losses that the others know, if that is requested and
+        there are any.
+        """
         step, job = self.step, generation.job
         known: dict[int, float] = {}
         for part in parts.values():
@@ -221,14 +290,23 @@ class QueryPolicy(StepPolicy):
         self._add(record_of(job, step, complete))
         self.say(f"Step {step + 1} is made from {len(complete) // 2} of {job.estimator.queries} queries")
 
-    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
-        """Return whether the devices' speeds call for another setting or plan than a generation's; no state has to be moved for it."""
+    def differs(
+        self,
+        generation: Generation,
+        ready: tuple[int, ...],
+        factors: Mapping[int, float],
+    ) -> bool:
+        """Return whether the devices' speeds call for another setting or plan than a generation's; no state has to be
+        moved for it.
+        """
         members, job = self._next_job(ready, factors)
         is_same = members == generation.members and shares_of(job.plan) == shares_of(generation.plan)
         return job.change.setting != self.setting or not is_same
 
     def _fitted(self, ranks: Sequence[int], factors: Mapping[int, float]) -> Setting:
-        """Return the setting for some devices at their speed; it is raised again, up to the requested one, when that is possible."""
+        """Return the setting for some devices at their speed; it is raised again, up to the requested one, when that is
+        possible.
+        """
         requested = self.prepared.setting._replace(precision=self.setting.precision)
         cluster = self.cluster.part(ranks, factors)
 
@@ -242,8 +320,13 @@ class QueryPolicy(StepPolicy):
 
     @cached_property
     def _tolerated_s(self) -> float | None:
-        """Return the time limit of a step in an adapting run, from the time that all devices together need at the profiled speed."""
+        """Return the time limit of a step in an adapting run, from the time that all devices together need at the
+        profiled speed.
+        """
         if not self.prepared.options.adapt:
             return None
         first = self.history.changes[0].setting
-        return TOLERATED * plan_queries(self.prepared.problem(self.profile_of(first.precision), self.cluster, first)).total_s
+        return (
+            TOLERATED
+            * plan_queries(self.prepared.problem(self.profile_of(first.precision), self.cluster, first)).total_s
+        )

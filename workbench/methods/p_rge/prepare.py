@@ -37,7 +37,9 @@ def activation_type(precision: Precision, compute_dtype: FloatType | None) -> Fl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedJob:
-    """A job with everything known before planning: task, tokenized prompts, the model's shape, the trainable parameters."""
+    """A job with everything known before planning: task, tokenized prompts, the model's shape, the trainable
+    parameters.
+    """
 
     job: Job
     options: PRGEOptions
@@ -122,7 +124,10 @@ class PreparedJob:
     def zeroth_order(self, setting: Setting) -> ZerothOrderConfig:
         """Return the settings of a step's gradient estimate."""
         return ZerothOrderConfig(
-            queries=setting.queries, epsilon=self.options.epsilon, learning_rate=self.job.peak_learning_rate, seed=self.job.seed
+            queries=setting.queries,
+            epsilon=self.options.epsilon,
+            learning_rate=self.job.peak_learning_rate,
+            seed=self.job.seed,
         )
 
     def identity(self) -> dict[str, Any]:
@@ -149,7 +154,12 @@ def require_known(job: Job) -> PRGEOptions:
     if job.task not in PROMPT_TASKS:
         raise unknown_prompt_task(job.task)
     require_known_model(job.model)
-    ZerothOrderConfig(queries=options.queries, epsilon=options.epsilon, learning_rate=job.peak_learning_rate, seed=job.seed)
+    ZerothOrderConfig(
+        queries=options.queries,
+        epsilon=options.epsilon,
+        learning_rate=job.peak_learning_rate,
+        seed=job.seed,
+    )
     return options
 
 
@@ -158,8 +168,15 @@ def prepare(job: Job) -> PreparedJob:
     options = require_known(job)
     facts = model_facts(job.model)
     if facts.vocabulary_size == 0:
-        asked, found = f"P-RGE of '{job.model}' was asked for.", "It reads pictures, and the tasks of P-RGE are texts."
-        raise ConfigError(asked, found, "Choose a model of text, such as SmolLM2-135M, or another method.")
+        asked, found = (
+            f"P-RGE of '{job.model}' was asked for.",
+            "It reads pictures, and the tasks of P-RGE are texts.",
+        )
+        raise ConfigError(
+            asked,
+            found,
+            "Choose a model of text, such as SmolLM2-135M, or another method.",
+        )
     require_width(METHOD, "rank", options.rank, job.model, facts.hidden_size)
     counts = {name: getattr(job, name) for name in ("train_samples", "validation_samples", "test_samples")}
     task = load_task(job.task, data=job.data, columns=job.columns, prompted=True, **counts)
@@ -178,7 +195,14 @@ def prepare(job: Job) -> PreparedJob:
         num_outputs=0 if predicts_words else len(task.template.words),
         seed=job.seed,
     )
-    return PreparedJob(job=job, options=options, task=task, train=train, facts=facts, trainable=trainable)
+    return PreparedJob(
+        job=job,
+        options=options,
+        task=task,
+        train=train,
+        facts=facts,
+        trainable=trainable,
+    )
 
 
 def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan, setting: Setting) -> None:
@@ -194,7 +218,21 @@ def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan, setting: Set
             "Give every stage all queries.",
         ),
         (idle, "A device of it has no query.", "Leave that device out of the plan."),
-        (wide, "A stage of its chain has several devices.", "Give each stage of a chain one device, or each device the whole model."),
-        (plan.micro_batch_size != setting.batch_size, found, "Plan for the job's batch_size."),
+        (
+            wide,
+            "A stage of its chain has several devices.",
+            "Give each stage of a chain one device, or each device the whole model.",
+        ),
+        (
+            plan.micro_batch_size != setting.batch_size,
+            found,
+            "Plan for the job's batch_size.",
+        ),
     )
-    require_plan(plan, cluster, model=prepared.job.model, num_layers=prepared.facts.num_layers, others=others)
+    require_plan(
+        plan,
+        cluster,
+        model=prepared.job.model,
+        num_layers=prepared.facts.num_layers,
+        others=others,
+    )

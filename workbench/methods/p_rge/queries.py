@@ -1,9 +1,13 @@
-"""Divide q queries among unequal devices (P-RGE's outer loop, Algorithm 1 line 4, spread over a cluster; our extension of the paper).
+"""Divide q queries among unequal devices (P-RGE's outer loop, Algorithm 1 line 4, spread over a cluster; our extension
+of the paper).
 
-Every device that has the model computes some of the queries, both signs of each.  The devices exchange losses and make the same update.
-The step ends when the slowest device has sent its last losses.  If a model fits on no single device, a chain of stages computes it.
+Every device that has the model computes some of the queries, both signs of each.  The devices exchange losses and make
+the same update.
+The step ends when the slowest device has sent its last losses.  If a model fits on no single device, a chain of stages
+computes it.
 
-There is no backward pass, so a chain is only filled and emptied.  With G groups of queries, a step takes one group's way through all
+There is no backward pass, so a chain is only filled and emptied.  With G groups of queries, a step takes one group's
+way through all
 stages and links, plus G - 1 times the slowest of them.
 """
 
@@ -18,13 +22,22 @@ from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.methods.p_rge.options import METHOD
-from workbench.methods.p_rge.query_costs import LOSS_BYTES, Passing, RankCosts, passings, stage_costs, too_small, whole
+from workbench.methods.p_rge.query_costs import (
+    LOSS_BYTES,
+    Passing,
+    RankCosts,
+    passings,
+    stage_costs,
+    too_small,
+    whole,
+)
 from workbench.planners.problem import Problem
 from workbench.planners.shares import SAVES, device_sets, smallest_maximum
 
 
 def chosen_passings(problem: Problem[Profile], plan: Plan) -> dict[int, Passing]:
-    """Return how every rank of a plan computes its queries: the fastest way that fits in its memory; in a chain the same for all.
+    """Return how every rank of a plan computes its queries: the fastest way that fits in its memory; in a chain the
+    same for all.
 
     Raises PlanError, naming device and bytes, if a rank's share fits in no way.
     """
@@ -50,8 +63,10 @@ def _share_s(costs: RankCosts, ranks: Sequence[int], queries: int) -> float:
 def plan_queries(problem: Problem[Profile]) -> Plan:
     """Return the plan with the shortest step: the queries, or the layers, of each device.
 
-    Exact: no division of the queries among any set of devices is faster (with more than ALL_SETS_UP_TO devices: among the sets
-    of the k fastest).  This assumes that a device's seconds do not fall with more queries.  If the model does not fit on a device, chains
+    Exact: no division of the queries among any set of devices is faster (with more than ALL_SETS_UP_TO devices: among
+    the sets
+    of the k fastest).  This assumes that a device's seconds do not fall with more queries.  If the model does not fit
+    on a device, chains
     of stages are compared, too.  Raises PlanError, naming device and bytes, if nothing fits.
     """
     found = _divided(problem)
@@ -61,7 +76,10 @@ def plan_queries(problem: Problem[Profile]) -> Plan:
         if chain is not None and (found is None or chain.total_s < found.total_s):
             found = chain
     if found is None:
-        roomiest = max(whole(problem), key=lambda costs: problem.cluster.devices[costs.rank].memory_bytes)
+        roomiest = max(
+            whole(problem),
+            key=lambda costs: problem.cluster.devices[costs.rank].memory_bytes,
+        )
         raise too_small(roomiest, 1)
     return found
 
@@ -95,7 +113,12 @@ def _divided(problem: Problem[Profile]) -> Plan | None:
 
 def _rising(costs: RankCosts, ranks: Sequence[int], queries: int) -> list[float]:
     """Return the seconds of 0, 1, ... queries, made monotone: a decrease in measured times is noise."""
-    return list(accumulate((_share_s(costs, ranks, count) if count else 0.0 for count in range(queries + 1)), max))
+    return list(
+        accumulate(
+            (_share_s(costs, ranks, count) if count else 0.0 for count in range(queries + 1)),
+            max,
+        )
+    )
 
 
 ALL_ORDERS_UP_TO = 4
@@ -123,10 +146,16 @@ class _Tables(NamedTuple):
 
 
 def _tables(problem: Problem[Profile], rank: int, passing: Passing) -> _Tables:
-    layers, budget = problem.profile.layers[rank], problem.cluster.devices[rank].memory_bytes
+    layers, budget = (
+        problem.profile.layers[rank],
+        problem.cluster.devices[rank].memory_bytes,
+    )
     times, parts = passing.passes(passing.queries)
     rows, count = parts * problem.batch_size, len(layers)
-    seconds = [times * layer.seconds("F", rows, problem.sequence_length) + layer.seconds("STEP", passing.queries, 1) for layer in layers]
+    seconds = [
+        times * layer.seconds("F", rows, problem.sequence_length) + layer.seconds("STEP", passing.queries, 1)
+        for layer in layers
+    ]
     update = [layer.seconds("STEP", problem.queries, 1) for layer in layers]
     fixed = [layer.frozen_bytes + (2 + parts) * layer.trainable_bytes for layer in layers]
     scratch = [layer.workspace_bytes(rows, problem.longest) for layer in layers]
@@ -135,7 +164,11 @@ def _tables(problem: Problem[Profile], rank: int, passing: Passing) -> _Tables:
     for start in range(count):
         total = most = widest = 0
         for stop in range(start + 1, count + 1):
-            total, most, widest = total + fixed[stop - 1], max(most, scratch[stop - 1]), max(widest, crossing[stop - 1])
+            total, most, widest = (
+                total + fixed[stop - 1],
+                max(most, scratch[stop - 1]),
+                max(widest, crossing[stop - 1]),
+            )
             if total + most + widest > budget:
                 break
             fits[start][stop] = True
@@ -161,17 +194,35 @@ def plan_chain(problem: Problem[Profile]) -> Plan | None:
     seconds, ranks, stops = best
     stages, start = [], 0
     for rank, stop in zip(ranks, stops, strict=True):
-        stages.append(Stage(start=start, stop=stop, shares=(Share(rank=rank, queries=problem.queries),)))
+        stages.append(
+            Stage(
+                start=start,
+                stop=stop,
+                shares=(Share(rank=rank, queries=problem.queries),),
+            )
+        )
         start = stop
     predicted = {"losses and update": seconds}
-    return Plan(method=METHOD, stages=tuple(stages), micro_batch_size=problem.batch_size, num_micro_batches=1, predicted_s=predicted)
+    return Plan(
+        method=METHOD,
+        stages=tuple(stages),
+        micro_batch_size=problem.batch_size,
+        num_micro_batches=1,
+        predicted_s=predicted,
+    )
 
 
 def chain_passing(problem: Problem[Profile], plan: Plan) -> Passing:
     """Return the fastest way to run all queries through a chain.  Raises PlanError if a stage fits in no way."""
-    passing = min(passings(problem, problem.queries, cut=True), key=lambda passing: chain_s(problem, plan, passing))
+    passing = min(
+        passings(problem, problem.queries, cut=True),
+        key=lambda passing: chain_s(problem, plan, passing),
+    )
     if math.isinf(chain_s(problem, plan, passing)):
-        smallest = min(passings(problem, problem.queries, cut=True), key=lambda passing: passing.parts)
+        smallest = min(
+            passings(problem, problem.queries, cut=True),
+            key=lambda passing: passing.parts,
+        )
         stages = stage_costs(problem, plan).values()
         raise next(too_small(costs, smallest.queries) for costs in stages if not costs.fits(smallest.parts))
     return passing
@@ -189,7 +240,9 @@ def chain_s(problem: Problem[Profile], plan: Plan, passing: Passing) -> float:
         sent = 0.0 if is_last else _crossing_s(problem, ranks[index], ranks[index + 1], costs.stop, passing)
         total, slowest = total + seconds + sent, max(slowest, seconds, sent)
         update = max(update, costs.noise_s(problem.queries))
-    told = sum(problem.cluster.link(ranks[-1], rank).transfer_s(2 * LOSS_BYTES * passing.queries) for rank in ranks[:-1])
+    told = sum(
+        problem.cluster.link(ranks[-1], rank).transfer_s(2 * LOSS_BYTES * passing.queries) for rank in ranks[:-1]
+    )
     return total + (passing.groups(problem.queries) - 1) * slowest + told + update
 
 
@@ -213,7 +266,8 @@ def _ways(
     tables: Sequence[_Tables],
     passing: Passing,
 ) -> Iterable[_Way]:
-    """Yield the chains of the first 2, 3, ... devices of an order, except those that another chain of the same devices beats in all times.
+    """Yield the chains of the first 2, 3, ... devices of an order, except those that another chain of the same devices
+    beats in all times.
 
     sum_s includes sending the losses.
     """
@@ -227,15 +281,26 @@ def _ways(
             for stop in range(start + 1, count + 1):
                 if not fits[start][stop]:
                     break
-                seconds, update = sums[stop] - sums[start], updates[stop] - updates[start]
+                seconds, update = (
+                    sums[stop] - sums[start],
+                    updates[stop] - updates[start],
+                )
                 reached.setdefault(stop, []).extend(
-                    _Way(way.sum_s + sent + seconds, max(way.slowest_s, sent, seconds), max(way.update_s, update), (*way.stops, stop))
+                    _Way(
+                        way.sum_s + sent + seconds,
+                        max(way.slowest_s, sent, seconds),
+                        max(way.update_s, update),
+                        (*way.stops, stop),
+                    )
                     for way in ways
                 )
         front = {stop: _undominated(ways) for stop, ways in reached.items()}
         ended = front.pop(count, [])
         if index >= 1:
-            told = sum(problem.cluster.link(rank, other).transfer_s(2 * LOSS_BYTES * passing.queries) for other in order[:index])
+            told = sum(
+                problem.cluster.link(rank, other).transfer_s(2 * LOSS_BYTES * passing.queries)
+                for other in order[:index]
+            )
             yield from (way._replace(sum_s=way.sum_s + told) for way in ended)
 
 

@@ -10,7 +10,12 @@ from typing import NamedTuple
 
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
-from workbench.core.profile import LayerProfile, Profile, layers_seconds, trainable_bytes
+from workbench.core.profile import (
+    LayerProfile,
+    Profile,
+    layers_seconds,
+    trainable_bytes,
+)
 from workbench.methods.p_rge.options import Execution
 from workbench.planners.memory import readable
 from workbench.planners.problem import Problem
@@ -21,7 +26,12 @@ LOSS_BYTES = 4
 
 def passes(execution: Execution, queries: int) -> tuple[int, int]:
     """Return (forward passes, parts per pass) for the 2 x queries parts (section 3.1 and 3.2)."""
-    return {"sequential": (2 * queries, 1), "outer": (2, queries), "inner": (queries, 2), "both": (1, 2 * queries)}[execution]
+    return {
+        "sequential": (2 * queries, 1),
+        "outer": (2, queries),
+        "inner": (queries, 2),
+        "both": (1, 2 * queries),
+    }[execution]
 
 
 class Passing(NamedTuple):
@@ -40,12 +50,16 @@ class Passing(NamedTuple):
         return passes(self.execution, self.queries)[1]
 
     def passes(self, queries: int) -> tuple[int, int]:
-        """Return (passes, parts per pass) of a group of `queries` queries; the last group may be smaller than the others."""
+        """Return (passes, parts per pass) of a group of `queries` queries; the last group may be smaller than the
+        others.
+        """
         return passes(self.execution, queries)
 
 
 def passings(problem: Problem[Profile], queries: int, *, cut: bool = False) -> list[Passing]:
-    """Return the ways to compute `queries` queries in equal groups; cut: allow several groups even if the execution is given."""
+    """Return the ways to compute `queries` queries in equal groups; cut: allow several groups even if the execution is
+    given.
+    """
     sizes = [size for size in range(queries, 0, -1) if queries % size == 0]
     if problem.execution != "auto" and not cut:
         sizes = [queries]
@@ -72,11 +86,15 @@ class RankCosts:
         return layers_seconds(self._layers, "F", rows, self.problem.sequence_length)
 
     def noise_s(self, queries: int) -> float:
-        """Return the seconds to draw and add the noise of some queries, to perturb the parameters or to make the step."""
+        """Return the seconds to draw and add the noise of some queries, to perturb the parameters or to make the
+        step.
+        """
         return layers_seconds(self._layers, "STEP", queries, 1) if queries else 0.0
 
     def group_s(self, passing: Passing, queries: int | None = None) -> float:
-        """Return the seconds of one group, its noise included.  queries: of the group, by default as many as the others have."""
+        """Return the seconds of one group, its noise included.  queries: of the group, by default as many as the others
+        have.
+        """
         queries = passing.queries if queries is None else queries
         count, parts = passing.passes(queries)
         return count * self.pass_s(parts) + self.noise_s(queries)
@@ -89,20 +107,28 @@ class RankCosts:
     def need_bytes(self, parts: int) -> int:
         """Return the bytes that these layers need to compute `parts` parts at once.
 
-        These are frozen and trainable values, the parts' perturbed copies of the trainable values and their noise, the temporary memory of
+        These are frozen and trainable values, the parts' perturbed copies of the trainable values and their noise, the
+        temporary memory of
         a pass, and its input and output.
         """
         rows, length = parts * self.problem.batch_size, self.problem.longest
         scratch = max(layer.workspace_bytes(rows, length) for layer in self._layers)
         crossing = 2 * max(layer.output_bytes(rows, length) for layer in self._layers)
-        return sum(layer.frozen_bytes for layer in self._layers) + (2 + parts) * trainable_bytes(self._layers) + scratch + crossing
+        return (
+            sum(layer.frozen_bytes for layer in self._layers)
+            + (2 + parts) * trainable_bytes(self._layers)
+            + scratch
+            + crossing
+        )
 
     def fits(self, parts: int) -> bool:
         """Return whether the device's memory suffices."""
         return self.need_bytes(parts) <= self.problem.cluster.devices[self.rank].memory_bytes
 
     def best(self, queries: int) -> tuple[float, Passing | None]:
-        """Return the seconds and the way of the fastest computation of `queries` queries that fits; infinity and None if none does."""
+        """Return the seconds and the way of the fastest computation of `queries` queries that fits; infinity and None
+        if none does.
+        """
         found: tuple[float, Passing | None] = (math.inf, None)
         for passing in passings(self.problem, queries):
             if self.fits(passing.parts):
@@ -114,28 +140,40 @@ class RankCosts:
     def told_s(self, ranks: Sequence[int], losses: int) -> float:
         """Return the seconds in which this device sends its losses to the others, one after the other."""
         nbytes = LOSS_BYTES * losses
-        return sum(self.problem.cluster.link(self.rank, other).transfer_s(nbytes) for other in ranks if other != self.rank)
+        return sum(
+            self.problem.cluster.link(self.rank, other).transfer_s(nbytes) for other in ranks if other != self.rank
+        )
 
 
 def stage_costs(problem: Problem[Profile], plan: Plan) -> dict[int, RankCosts]:
     """Return the costs of each rank of a plan, for the layers of its stage."""
     return {
-        rank: RankCosts(problem=problem, rank=rank, start=stage.start, stop=stage.stop) for stage in plan.stages for rank in stage.ranks
+        rank: RankCosts(problem=problem, rank=rank, start=stage.start, stop=stage.stop)
+        for stage in plan.stages
+        for rank in stage.ranks
     }
 
 
 def whole(problem: Problem[Profile]) -> list[RankCosts]:
     """Return every device's costs of the whole model."""
-    return [RankCosts(problem=problem, rank=rank, start=0, stop=problem.profile.num_layers) for rank in range(problem.cluster.world_size)]
+    return [
+        RankCosts(problem=problem, rank=rank, start=0, stop=problem.profile.num_layers)
+        for rank in range(problem.cluster.world_size)
+    ]
 
 
 def too_small(costs: RankCosts, queries: int) -> PlanError:
     """Return the error of a device whose memory is too small for its layers and the smallest pass of its queries."""
-    device, samples = costs.problem.cluster.devices[costs.rank], costs.problem.batch_size
+    device, samples = (
+        costs.problem.cluster.devices[costs.rank],
+        costs.problem.batch_size,
+    )
     parts = min(passing.parts for passing in passings(costs.problem, queries))
     layers = f"layers {costs.start}-{costs.stop - 1}"
     return PlanError(
         f"Device '{device.name}' has {readable(device.memory_bytes)};",
-        f"{layers} need {readable(costs.need_bytes(parts))} for {parts} of {2 * queries} parts of {samples} samples at once.",
-        "Add a device, raise its memory, lower batch_size or max_length, choose execution 'auto', or quantize the backbone.",
+        f"{layers} need {readable(costs.need_bytes(parts))} for {parts} of {2 * queries} parts of {samples} "
+        "samples at once.",
+        "Add a device, raise its memory, lower batch_size or max_length, choose execution 'auto', or quantize "
+        "the backbone.",
     )

@@ -54,7 +54,8 @@ def change_at(changes: Sequence[Change], step: int) -> Change:
 class QueryShape(StepShape):
     """The shape of a step's computation: one part's hidden states have `rows` rows of `tokens` tokens.
 
-    That is E rows of the padded length, or packs without the padding.  sizes: (E,).  lengths: the mean number of tokens computed for a
+    That is E rows of the padded length, or packs without the padding.  sizes: (E,).  lengths: the mean number of tokens
+    computed for a
     sample, rounded up.  target_length: tokens that a decoder reads.
     """
 
@@ -66,13 +67,21 @@ class QueryShape(StepShape):
     def of(cls, batch_size: int, rows: int, tokens: int, target_length: int = 0) -> QueryShape:
         """Return the shape of a batch of E samples."""
         lengths = (-(-rows * tokens // batch_size),)
-        return cls(sizes=(batch_size,), lengths=lengths, rows=rows, tokens=tokens, target_length=target_length)
+        return cls(
+            sizes=(batch_size,),
+            lengths=lengths,
+            rows=rows,
+            tokens=tokens,
+            target_length=target_length,
+        )
 
 
 def planned_step(prepared: PreparedJob, change: Change, step: int) -> PlannedStep:
     """Return a step's samples, the next E of consecutive seeded permutations, whatever E was before, and its shape."""
     train, first = prepared.train, change.samples_before(step)
-    samples = [step_indices(len(train), 1, prepared.job.seed, at)[0] for at in range(first, first + change.setting.batch_size)]
+    samples = [
+        step_indices(len(train), 1, prepared.job.seed, at)[0] for at in range(first, first + change.setting.batch_size)
+    ]
     rows = [train.rows[index] for index in samples]
     lengths = [len(row.ids) for row in rows]
     padded = padded_length(lengths)
@@ -87,7 +96,10 @@ class PlannedEpoch(Sequence[PlannedStep]):
 
     def __init__(self, job: PRGERankJob, epoch: int) -> None:
         per_epoch = job.prepared.steps_per_epoch
-        self._job, self._steps = job, range(epoch * per_epoch, min((epoch + 1) * per_epoch, job.prepared.num_steps))
+        self._job, self._steps = (
+            job,
+            range(epoch * per_epoch, min((epoch + 1) * per_epoch, job.prepared.num_steps)),
+        )
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -135,14 +147,30 @@ class QueryStep:
     def program(self, profile: Profile, cluster: Cluster, shape: StepShape, crossing: Crossing) -> Program:
         """Return the step's program.  crossing: the hidden states sent from stage to stage."""
         assert isinstance(shape, QueryShape)
-        queries, length = sum(share.queries for share in self.plan.stages[0].shares), shape.lengths[0]
-        problem = Problem(profile, cluster, queries=queries, batch_size=shape.samples, sequence_length=length)
+        queries, length = (
+            sum(share.queries for share in self.plan.stages[0].shares),
+            shape.lengths[0],
+        )
+        problem = Problem(
+            profile,
+            cluster,
+            queries=queries,
+            batch_size=shape.samples,
+            sequence_length=length,
+        )
         ranks = stage_costs(problem, self.plan)
         sized = replace(crossing, target_length=shape.target_length)
 
         def hidden(value: Value) -> Spec:
             tokens = sized.tokens(self.plan.stages[value.stage].stop, shape.tokens)
-            return Spec((2 * len(self.queries(value.part)) * shape.rows, tokens, sized.hidden_size), sized.dtype)
+            return Spec(
+                (
+                    2 * len(self.queries(value.part)) * shape.rows,
+                    tokens,
+                    sized.hidden_size,
+                ),
+                sized.dtype,
+            )
 
         costs = TableCosts(
             seconds_by_kind={
@@ -150,7 +178,10 @@ class QueryStep:
                 STEP: lambda rank, op: ranks[rank].noise_s(queries),
             },
             # A flag that requests a pause is sent with the losses.
-            bytes_by_name={"act": hidden, "loss": lambda value: Spec((2 * len(self.queries(value.part)) + 1,))},
+            bytes_by_name={
+                "act": hidden,
+                "loss": lambda value: Spec((2 * len(self.queries(value.part)) + 1,)),
+            },
             resident_by_rank={rank: costs.resident_bytes for rank, costs in ranks.items()},
             cluster=cluster,
         )
@@ -197,9 +228,16 @@ class PRGERankJob(PhasedJob):
 
     def phases(self) -> tuple[Phase, ...]:
         """Return the only phase (see PhasedJob)."""
-        step, crossing, prepared = self.query_step(), self.prepared.crossing(self.change.setting), self.prepared
+        step, crossing, prepared = (
+            self.query_step(),
+            self.prepared.crossing(self.change.setting),
+            self.prepared,
+        )
         epochs = range(-(-prepared.num_steps // prepared.steps_per_epoch))
-        batch_size, target_length = self.change.setting.batch_size, max(len(row.decoder_ids) for row in prepared.train.rows)
+        batch_size, target_length = (
+            self.change.setting.batch_size,
+            max(len(row.decoder_ids) for row in prepared.train.rows),
+        )
         longest = QueryShape.of(batch_size, batch_size, prepared.longest, target_length)
 
         def program(shape: StepShape) -> Program:
@@ -231,7 +269,8 @@ def rank_job(
 ) -> PRGERankJob:
     """Return the description of a run under a plan, for every rank.
 
-    profile: of the devices at full speed, with weights of the last change's precision.  slowed: at their present speed, if it differs;
+    profile: of the devices at full speed, with weights of the last change's precision.  slowed: at their present speed,
+    if it differs;
     it decides how each device computes its queries.  Raises PlanError if a device has too little memory for its share.
     """
     return PRGERankJob(
@@ -250,7 +289,8 @@ def rank_job(
 class QueryResult(RankResult):
     """A device's results of a PRGERankJob.  records: of the finished steps.
 
-    losses: of the last step, the parts that this device knows.  nbytes: bytes sent, in total, and memory readings, by name.
+    losses: of the last step, the parts that this device knows.  nbytes: bytes sent, in total, and memory readings, by
+    name.
     """
 
     records: list[StepLog] = field(default_factory=list)

@@ -1,10 +1,13 @@
-"""P-RGE: forward-only fine-tuning with q queries, that is 2q forward parts and 2q scalars (section 3, Algorithm 1 and 2).
+"""P-RGE: forward-only fine-tuning with q queries, that is 2q forward parts and 2q scalars (section 3, Algorithm 1 and
+2).
 
 Part 2i is query i with its noise added, part 2i + 1 with its noise subtracted.  Operations: F of one part, STEP.
-Values: tokens:_.0; adapter:_._.r the trainable matrix on rank r before the step; loss:_.0.j the loss of part j, a scalar;
+Values: tokens:_.0; adapter:_._.r the trainable matrix on rank r before the step; loss:_.0.j the loss of part j, a
+scalar;
 update:_._.r the matrix after the step.  Noise is not a value: both F and STEP generate it from the query's seed.
 There is no context.  Ranks exchange only scalars: every rank makes the same step from all 2q of them.
-Parts may share a pass (outer and inner loop).  A group of parts has the number of its first part, and so has the vector of its losses.
+Parts may share a pass (outer and inner loop).  A group of parts has the number of its first part, and so has the vector
+of its losses.
 In a chain of stages, stage s sends act:s.0.j, its hidden states of group j, to the next.
 """
 
@@ -22,7 +25,9 @@ Group = tuple[int, ...]
 
 
 def query_groups(first: int, queries: int, group_queries: int) -> tuple[Group, ...]:
-    """Return the parts of queries [first, first + queries), both signs of each, in groups of `group_queries`; the last has the rest."""
+    """Return the parts of queries [first, first + queries), both signs of each, in groups of `group_queries`; the last
+    has the rest.
+    """
     cuts = [*range(first, first + queries, group_queries), first + queries]
     return tuple(tuple(range(2 * start, 2 * stop)) for start, stop in pairwise(cuts))
 
@@ -30,7 +35,8 @@ def query_groups(first: int, queries: int, group_queries: int) -> tuple[Group, .
 def query_step(stages: Sequence[Stage], groups: Sequence[Group], *, world_size: int | None = None) -> Schedule:
     """Return one step whose parts pass through the stages in groups, without its transfers.
 
-    groups: disjoint, covering all parts.  Each lies within one share of every stage; a stage's shares have consecutive queries.
+    groups: disjoint, covering all parts.  Each lies within one share of every stage; a stage's shares have consecutive
+    queries.
     Raises ScheduleError for groups that do not fit the shares, and if there is no query.
     """
     world_size = enclosing_world((rank for stage in stages for rank in stage.ranks), world_size)
@@ -43,20 +49,36 @@ def query_step(stages: Sequence[Stage], groups: Sequence[Group], *, world_size: 
         label = NONE if last == 0 else number
         owners = _owners(stage, groups)
         for share in stage.shares:
-            adapter, tokens = Value("adapter", NONE, NONE, share.rank), Value("tokens", NONE, 0)
+            adapter, tokens = (
+                Value("adapter", NONE, NONE, share.rank),
+                Value("tokens", NONE, 0),
+            )
             inputs[share.rank] = (tokens, adapter)
             for group, owner, loss in zip(groups, owners, losses, strict=True):
                 if owner != share.rank:
                     continue
                 arriving = () if number == 0 else (Value("act", number - 1, 0, group[0]),)
                 leaving = loss if number == last else Value("act", number, 0, group[0])
-                ops[share.rank].append(Op("F", label, 0, group[0], (tokens, adapter, *arriving), (leaving,)))
+                ops[share.rank].append(
+                    Op(
+                        "F",
+                        label,
+                        0,
+                        group[0],
+                        (tokens, adapter, *arriving),
+                        (leaving,),
+                    )
+                )
                 if number == last:
                     outputs[share.rank].append(loss)
             updated = Value("update", NONE, NONE, share.rank)
             ops[share.rank].append(Op(STEP, NONE, NONE, NONE, (adapter, *losses), (updated,)))
             outputs[share.rank].append(updated)
-    return Schedule(ops=tuple(map(tuple, ops)), inputs=tuple(inputs), outputs=tuple(map(tuple, outputs)))
+    return Schedule(
+        ops=tuple(map(tuple, ops)),
+        inputs=tuple(inputs),
+        outputs=tuple(map(tuple, outputs)),
+    )
 
 
 def _owners(stage: Stage, groups: Sequence[Group]) -> list[int]:
@@ -65,10 +87,16 @@ def _owners(stage: Stage, groups: Sequence[Group]) -> list[int]:
     for share in stage.shares:
         rank_of += [share.rank] * (2 * share.queries)
     if not rank_of:
-        raise ScheduleError("A step of queries was asked for.", "The shares have none.", "Give a rank at least one query.")
+        raise ScheduleError(
+            "A step of queries was asked for.",
+            "The shares have none.",
+            "Give a rank at least one query.",
+        )
     if sorted(part for group in groups for part in group) != list(range(len(rank_of))):
         raise ScheduleError(
-            f"A step of {len(rank_of)} parts was asked for.", f"Its groups are {list(groups)}.", "Let the groups hold every part once."
+            f"A step of {len(rank_of)} parts was asked for.",
+            f"Its groups are {list(groups)}.",
+            "Let the groups hold every part once.",
         )
     for group in groups:
         if len({rank_of[part] for part in group}) > 1:

@@ -1,4 +1,5 @@
-"""The seed of each query's noise: devices share a perturbation by its seed alone (P-RGE, Algorithm 1, line 5; MeZO's seed trick).
+"""The seed of each query's noise: devices share a perturbation by its seed alone (P-RGE, Algorithm 1, line 5; MeZO's
+seed trick).
 
 Seeds have 32 bits, because torch's generator on CPUs uses only 32 bits of a seed.
 """

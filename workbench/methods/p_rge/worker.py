@@ -15,11 +15,24 @@ from workbench.core.errors import DivergedError
 from workbench.core.names import FloatType
 from workbench.core.profile import layers_seconds
 from workbench.core.schedule import SEND, STEP, Op
-from workbench.methods.common.session import IDLE, LOADING, WAITING, RankResult, RankSession, StepTrace
+from workbench.methods.common.session import (
+    IDLE,
+    LOADING,
+    WAITING,
+    RankResult,
+    RankSession,
+    StepTrace,
+)
 from workbench.methods.p_rge.options import Precision
 from workbench.methods.p_rge.prepare import PreparedJob, activation_type
 from workbench.methods.p_rge.query_costs import Passing
-from workbench.methods.p_rge.rank_job import PRGERankJob, QueryResult, QueryShape, QueryStep, planned_step
+from workbench.methods.p_rge.rank_job import (
+    PRGERankJob,
+    QueryResult,
+    QueryShape,
+    QueryStep,
+    planned_step,
+)
 from workbench.methods.p_rge.zeroth_order import (
     CausalModel,
     PrecisionWarning,
@@ -45,14 +58,21 @@ from workbench.tasks.prompts import PromptBatch
 
 
 def load_model(prepared: PreparedJob, span: tuple[int, int] | None = None) -> CausalModel:
-    """Return a job's model, or its layers [start, stop), frozen in the job's precision.  Raises the errors of load_causal_model.
+    """Return a job's model, or its layers [start, stop), frozen in the job's precision.  Raises the errors of
+    load_causal_model.
 
     Weights with another dtype than the activations, see PRGEOptions, are dequantized layer by layer.
     """
     precision = prepared.options.precision
     compute = activation_type(precision, prepared.options.compute_dtype)
     stored, dtype = stored_as(precision, compute), getattr(torch, compute)
-    return load_causal_model(prepared.job.model, prepared.trainable, span=span, quantization=stored, dtype=dtype)
+    return load_causal_model(
+        prepared.job.model,
+        prepared.trainable,
+        span=span,
+        quantization=stored,
+        dtype=dtype,
+    )
 
 
 def stored_as(precision: Precision, compute: FloatType) -> QuantizationConfig | None:
@@ -64,7 +84,11 @@ class StageCompute:
     """Layers [start, stop) on this device, and the number of log steps applied to their trainable values."""
 
     def __init__(self, rank_job: PRGERankJob, start: int, stop: int) -> None:
-        self.start, self.stop, self.precision = start, stop, rank_job.change.setting.precision
+        self.start, self.stop, self.precision = (
+            start,
+            stop,
+            rank_job.change.setting.precision,
+        )
         # Also for a whole model: reading layer by layer needs no more memory during loading than afterwards.
         self.model = load_model(rank_job.prepared.with_precision(self.precision), (start, stop))
         self.num_steps = 0
@@ -74,16 +98,27 @@ class StageCompute:
     def suits(self, rank_job: PRGERankJob, start: int, stop: int) -> bool:
         """Return whether these are the layers of a job, and have not applied more steps than it."""
         asked = (start, stop, rank_job.change.setting.precision)
-        return (self.start, self.stop, self.precision) == asked and self.num_steps <= len(rank_job.records)
+        return (
+            self.start,
+            self.stop,
+            self.precision,
+        ) == asked and self.num_steps <= len(rank_job.records)
 
     def catch_up(self, records: Sequence[StepLog]) -> None:
         """Apply the steps of a log that theta lacks."""
         self.num_steps += replay(self.model.trainables, records[self.num_steps :])
 
     def forward(
-        self, rank_job: PRGERankJob, passing: Passing, incoming: Tensor | None, batch: PromptBatch, step: int, queries: Sequence[int]
+        self,
+        rank_job: PRGERankJob,
+        passing: Passing,
+        incoming: Tensor | None,
+        batch: PromptBatch,
+        step: int,
+        queries: Sequence[int],
     ) -> Tensor:
-        """Return the hidden states (2n*E, t, d) of a group of n queries after these layers, pass after pass, or their losses (2n,).
+        """Return the hidden states (2n*E, t, d) of a group of n queries after these layers, pass after pass, or their
+        losses (2n,).
 
         incoming: the previous stage's result, None for the first.
         """
@@ -104,8 +139,10 @@ class StageCompute:
 class QueryHandlers:
     """One step's operations on one rank.
 
-    result: what the rank returns: its record of the step, or the losses that it knows if another device is lost before that.
-    wants_pause: called when losses are sent; a flag after them informs the others, so that all stop after the same step.
+    result: what the rank returns: its record of the step, or the losses that it knows if another device is lost before
+    that.
+    wants_pause: called when losses are sent; a flag after them informs the others, so that all stop after the same
+    step.
     losses: by part, as far as this rank knows them.  pauses: whether a rank wants all to stop after this step.
     """
 
@@ -125,7 +162,9 @@ class QueryHandlers:
 
     @property
     def loss(self) -> float:
-        """Return this rank's part of the loss of a completed step: all ranks know all losses, and progress adds up their parts."""
+        """Return this rank's part of the loss of a completed step: all ranks know all losses, and progress adds up
+        their parts.
+        """
         return sum(self.losses.values()) / len(self.losses) / len(self.rank_job.plan.busy_ranks)
 
     def table(self) -> dict[str, Handler]:
@@ -134,8 +173,18 @@ class QueryHandlers:
 
     def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         queries = self.query_step.queries(op.part)
-        incoming = next((content for value, content in zip(op.reads, reads, strict=True) if value.name == "act"), None)
-        found = self.compute.forward(self.rank_job, self.query_step.passings[self.rank], incoming, self.batch, self.step, queries)
+        incoming = next(
+            (content for value, content in zip(op.reads, reads, strict=True) if value.name == "act"),
+            None,
+        )
+        found = self.compute.forward(
+            self.rank_job,
+            self.query_step.passings[self.rank],
+            incoming,
+            self.batch,
+            self.step,
+            queries,
+        )
         if not self.compute.model.is_last:
             return (found,)
         self._know(op.part, found)
@@ -162,7 +211,10 @@ def record_of(rank_job: PRGERankJob, step: int, losses: dict[int, float]) -> Ste
     Raises DivergedError for a loss that is not finite.
     """
     queries = sorted({part // 2 for part in losses})
-    pairs = torch.tensor([losses[2 * query + sign] for query in queries for sign in (0, 1)], dtype=torch.float32)
+    pairs = torch.tensor(
+        [losses[2 * query + sign] for query in queries for sign in (0, 1)],
+        dtype=torch.float32,
+    )
     if not bool(torch.isfinite(pairs).all()):
         raise DivergedError(
             f"Training with learning_rate = {rank_job.job.peak_learning_rate:g} was asked for.",
@@ -170,7 +222,13 @@ def record_of(rank_job: PRGERankJob, step: int, losses: dict[int, float]) -> Ste
             "Lower learning_rate or epsilon.",
         )
     mean = math.fsum(pairs.tolist()) / len(pairs)  # whatever the order in which the losses have come
-    return make_log(rank_job.estimator, step, gradients_of(pairs, rank_job.estimator.epsilon), queries, loss=mean)
+    return make_log(
+        rank_job.estimator,
+        step,
+        gradients_of(pairs, rank_job.estimator.epsilon),
+        queries,
+        loss=mean,
+    )
 
 
 class QueryPhase(StepPhase[PRGERankJob]):
@@ -186,7 +244,11 @@ class QueryPhase(StepPhase[PRGERankJob]):
         wants_pause: Callable[[], bool],
     ) -> None:
         super().__init__(session, session.rank_job.phases()[0], result)
-        self.compute, self._wants_pause, self._query_step = compute, wants_pause, self.rank_job.query_step()
+        self.compute, self._wants_pause, self._query_step = (
+            compute,
+            wants_pause,
+            self.rank_job.query_step(),
+        )
         self._step: QueryHandlers | None = None
         result.nbytes["sent"] = 0
 
@@ -243,12 +305,23 @@ class QueryWorker(StepWorker[PRGERankJob]):
         session.progress.phase(LOADING)
         self.prepare(job, session.rank)
         session.progress.phase(WAITING)
-        phase = QueryPhase(session, result, None if job.plan.stage_of(session.rank) is None else self._compute, controls.wants_pause)
+        phase = QueryPhase(
+            session,
+            result,
+            None if job.plan.stage_of(session.rank) is None else self._compute,
+            controls.wants_pause,
+        )
         first_epoch, begin = divmod(job.first_step, job.prepared.steps_per_epoch)
         session.barrier(phase.phase.program(phase.phase.steps(first_epoch)[begin].shape))
         for epoch in phase.phase.epochs[first_epoch:]:
             session.progress.phase("training" if phase.takes_part else IDLE, epoch)
-            run_steps(phase, phase.phase.steps(epoch), epoch=epoch, begin=begin, note=phase.note)
+            run_steps(
+                phase,
+                phase.phase.steps(epoch),
+                epoch=epoch,
+                begin=begin,
+                note=phase.note,
+            )
             begin = 0
 
     def prepare(self, job: PRGERankJob, place: int) -> None:
@@ -274,11 +347,19 @@ class QueryWorker(StepWorker[PRGERankJob]):
         assert isinstance(shape, QueryShape)
         incoming = None
         if not compute.model.is_first:
-            incoming = torch.zeros(2 * shape.rows, shape.tokens, compute.model.backbone.hidden_size, dtype=compute.model.dtype)
+            incoming = torch.zeros(
+                2 * shape.rows,
+                shape.tokens,
+                compute.model.backbone.hidden_size,
+                dtype=compute.model.dtype,
+            )
         layers = job.profile.layers[self._place][compute.start : compute.stop]
         expected_s = layers_seconds(layers, "F", 2 * len(batch), shape.lengths[0]) + layers_seconds(layers, STEP, 1, 1)
         if not expected_s:
             return 1.0
         pacer = Pacer(factor, dilation=self._dilation)
-        paced = pacer.run(lambda: compute.forward(job, Passing(1, "both"), incoming, batch, step, [0]), expected_s)
+        paced = pacer.run(
+            lambda: compute.forward(job, Passing(1, "both"), incoming, batch, step, [0]),
+            expected_s,
+        )
         return (paced.end_s - paced.start_s - paced.late_s) / (self._dilation * expected_s)

@@ -1,6 +1,7 @@
 """The epochs of PAC+ on a rank (sections IV-B, V-A and V-B).
 
-The first epoch uses hybrid data and pipeline parallelism, and tapes every activation.  The later epochs use data parallelism over the
+The first epoch uses hybrid data and pipeline parallelism, and tapes every activation.  The later epochs use data
+parallelism over the
 activation cache; the backbone is neither run nor in memory.
 A rank's initial state is a stage of the adapter, initialized and then calibrated on training samples (section IV-C).
 """
@@ -20,14 +21,42 @@ from workbench.core.errors import CacheError
 from workbench.core.sealed import owner_of
 from workbench.methods.base import Event, Notify, ignore
 from workbench.methods.common.folder import INITIAL, weights_digest
-from workbench.methods.common.session import CACHED_EPOCH, FIRST_EPOCH, LOADING, WAITING, RankResult, RankSession
-from workbench.methods.pac_plus.handlers import READ_AHEAD, CachedBatches, PacPlusHandlers, StageCompute
+from workbench.methods.common.session import (
+    CACHED_EPOCH,
+    FIRST_EPOCH,
+    LOADING,
+    WAITING,
+    RankResult,
+    RankSession,
+)
+from workbench.methods.pac_plus.handlers import (
+    READ_AHEAD,
+    CachedBatches,
+    PacPlusHandlers,
+    StageCompute,
+)
 from workbench.methods.pac_plus.prepare import PreparedJob, rank_taps, whole_taps
-from workbench.methods.pac_plus.rank_job import PacPlusRankJob, Programs, parts_of, taped, taped_samples
+from workbench.methods.pac_plus.rank_job import (
+    PacPlusRankJob,
+    Programs,
+    parts_of,
+    taped,
+    taped_samples,
+)
 from workbench.methods.training.handlers import PlannedStep
-from workbench.methods.training.phases import Phase, RankPhase, StagePhase, make_optimizer
+from workbench.methods.training.phases import (
+    Phase,
+    RankPhase,
+    StagePhase,
+    make_optimizer,
+)
 from workbench.methods.training.worker import run_steps
-from workbench.models.distillation import distill, distillation_fingerprint, distilled, load_distilled
+from workbench.models.distillation import (
+    distill,
+    distillation_fingerprint,
+    distilled,
+    load_distilled,
+)
 from workbench.models.evaluation import calibrate, set_statistics
 from workbench.models.initialization import initialize
 from workbench.models.loading import load_language_model_head, load_tokenizer
@@ -36,7 +65,11 @@ from workbench.models.quantization import held_bytes, quantize
 from workbench.models.sealed_tensors import save_sealed
 from workbench.models.side_layers import WORD_KINDS
 from workbench.models.stack import LayerStack
-from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
+from workbench.runtime.activation_cache import (
+    ActivationCache,
+    CacheManifest,
+    cache_dtype,
+)
 from workbench.runtime.executor import Handler
 from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.runtime.memory import read_memory
@@ -51,7 +84,13 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
 
     label = CACHED_EPOCH
 
-    def __init__(self, session: RankSession[PacPlusRankJob], phase: Phase, result: RankResult, first: FirstEpoch) -> None:
+    def __init__(
+        self,
+        session: RankSession[PacPlusRankJob],
+        phase: Phase,
+        result: RankResult,
+        first: FirstEpoch,
+    ) -> None:
         super().__init__(session, phase, result)
         assert self.rank_job.plan.cached is not None
         self._first, self._ranks = first, self.rank_job.plan.cached.ranks
@@ -73,7 +112,12 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
             self.compute = StageCompute(adapter, None, tap_dtype=cache_dtype(rank_job.cache_dtype))
         if rank_job.start_epoch < epoch:
             into = self.optimizer.named_tensors() if self.optimizer is not None else {}
-            self._carry_out("sharing the adapter", rank_job.adapter_moves(), self._first.tensors or {}, into)
+            self._carry_out(
+                "sharing the adapter",
+                rank_job.adapter_moves(),
+                self._first.tensors or {},
+                into,
+            )
             self._first.tensors = None
 
     @contextmanager
@@ -83,7 +127,11 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
             yield
             return
         rank = self.session.rank
-        own = [(step.samples[rank], step.shape.lengths[rank]) for step in self.phase.steps(epoch)[begin:] if step.samples[rank]]
+        own = [
+            (step.samples[rank], step.shape.lengths[rank])
+            for step in self.phase.steps(epoch)[begin:]
+            if step.samples[rank]
+        ]
         # An emulated device has one slowed core, with no time to prefetch; its LOAD has a separate cost.
         depth = 0 if self.session.slows_down else READ_AHEAD
         with CachedBatches(self._cache, own, depth=depth, packs=self.compute.packs) as self._batches:
@@ -105,7 +153,9 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
         ).table()
 
     def _shard(self) -> ActivationCache:
-        """Return this rank's shard: an interrupted run's if it is the same, else filled from all ranks' shards and tapes."""
+        """Return this rank's shard: an interrupted run's if it is the same, else filled from all ranks' shards and
+        tapes.
+        """
         session, rank_job = self.session, self.rank_job
         owners = rank_job.owners
         folder = session.context.own_folder(rank_job.folder) / "cache"
@@ -113,7 +163,10 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
         former, holders, is_same = self._former(folder, samples)
         if former is not None and is_same:
             return former
-        whole, taps = whole_taps(rank_job.adapter), rank_taps(rank_job.plan, rank_job.adapter.num_encoder_layers)
+        whole, taps = (
+            whole_taps(rank_job.adapter),
+            rank_taps(rank_job.plan, rank_job.adapter.num_encoder_layers),
+        )
         manifest = rank_job.manifest(session.rank, samples, whole)
         rounds = rank_job.shard_moves(holders)
         held, tape = taped(former, whole), None
@@ -125,7 +178,12 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
         shard = ActivationCache.create(folder.with_name("cache.part"), manifest)
         session.progress.phase(WAITING)
         session.barrier()
-        self._carry_out("sharing the activations", rounds, held, parts_of(shard, (whole, *taps.values())))
+        self._carry_out(
+            "sharing the activations",
+            rounds,
+            held,
+            parts_of(shard, (whole, *taps.values())),
+        )
         session.barrier()
         shard.finish()
         self.result.nbytes["activation cache"] = manifest.nbytes
@@ -134,8 +192,12 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
                 source.remove()
         return shard.moved(folder)
 
-    def _former(self, folder: Path, samples: Sequence[int]) -> tuple[ActivationCache | None, Mapping[int, Sequence[int]], bool]:
-        """Return this rank's shard of an interrupted run, the ranks that have each sample, and whether all have what they need."""
+    def _former(
+        self, folder: Path, samples: Sequence[int]
+    ) -> tuple[ActivationCache | None, Mapping[int, Sequence[int]], bool]:
+        """Return this rank's shard of an interrupted run, the ranks that have each sample, and whether all have what
+        they need.
+        """
         shard: ActivationCache | None = None
         if self.rank_job.start_epoch == 0:
             return None, {}, False
@@ -149,9 +211,19 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
         self.session.sum(held)
         ranks_of = {sample: held[:, sample].nonzero().flatten().tolist() for sample in range(held.shape[1])}
         is_same = self.session.agree(shard is not None and set(shard.samples) == set(samples))
-        return shard, {sample: ranks for sample, ranks in ranks_of.items() if ranks}, is_same
+        return (
+            shard,
+            {sample: ranks for sample, ranks in ranks_of.items() if ranks},
+            is_same,
+        )
 
-    def _carry_out(self, name: str, rounds: Sequence[Move], held: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
+    def _carry_out(
+        self,
+        name: str,
+        rounds: Sequence[Move],
+        held: Mapping[str, Tensor],
+        into: Mapping[str, Tensor],
+    ) -> None:
         with self.timed(name):
             self.result.redistribution += carry_out(rounds, self.session.rank, self.session.run, held, into)
 
@@ -185,8 +257,13 @@ class FirstEpoch(StagePhase[PacPlusRankJob]):
 
     @contextmanager
     def epoch(self, epoch: int, begin: int) -> Iterator[None]:
-        """Tape the activations; the backbone later fills those of steps before `begin` that are missing (see RankPhase)."""
-        manifest, steps = self._manifest(self.phase.steps(epoch)), self.phase.steps(epoch)[:begin]
+        """Tape the activations; the backbone later fills those of steps before `begin` that are missing (see
+        RankPhase).
+        """
+        manifest, steps = (
+            self._manifest(self.phase.steps(epoch)),
+            self.phase.steps(epoch)[:begin],
+        )
         if manifest is not None and begin:
             try:
                 self._tape = ActivationCache.reopen(self._folder, manifest)
@@ -217,7 +294,8 @@ class FirstEpoch(StagePhase[PacPlusRankJob]):
     def tape(self, lost: Sequence[int]) -> ActivationCache | None:
         """Return this rank's tape of the first epoch.
 
-        lost: samples whose records no rank has, after an interruption: either all of them are still taped, or the backbone refills these.
+        lost: samples whose records no rank has, after an interruption: either all of them are still taped, or the
+        backbone refills these.
         """
         if self._has_taped:
             return self._tape
@@ -244,7 +322,11 @@ class FirstEpoch(StagePhase[PacPlusRankJob]):
         """Tape the activations of some steps without training."""
         if steps:
             with self.timed("filling the cache again"):
-                run_steps(self, steps, program=partial(Programs(self.rank_job).hybrid, backbone_only=True))
+                run_steps(
+                    self,
+                    steps,
+                    program=partial(Programs(self.rank_job).hybrid, backbone_only=True),
+                )
 
     def _build(self) -> None:
         if self.index is not None:
@@ -256,10 +338,16 @@ class FirstEpoch(StagePhase[PacPlusRankJob]):
         if self.index is None or rank_job.job.epochs == 1:
             return None
         taps = rank_taps(rank_job.plan, rank_job.adapter.num_encoder_layers)[self.session.rank]
-        return rank_job.manifest(self.session.rank, taped_samples(rank_job.plan, self.session.rank, steps), taps)
+        return rank_job.manifest(
+            self.session.rank,
+            taped_samples(rank_job.plan, self.session.rank, steps),
+            taps,
+        )
 
 
-def build_stage(rank_job: PacPlusRankJob, index: int, steps_per_epoch: int, *, is_fast: bool = True) -> tuple[StageCompute, FlatAdamW]:
+def build_stage(
+    rank_job: PacPlusRankJob, index: int, steps_per_epoch: int, *, is_fast: bool = True
+) -> tuple[StageCompute, FlatAdamW]:
     """Return a stage's layers and their optimizer.  is_fast: see StageCompute."""
     stage = rank_job.plan.stages[index]
     adapter = make_adapter(rank_job, stage.start, stage.stop)
@@ -286,10 +374,20 @@ CALIBRATION_SAMPLES = 256
 DISTILLATION_BATCH = 32
 
 
-def begin(prepared: PreparedJob, stack: LayerStack, rank_job: PacPlusRankJob, is_new: bool, notify: Notify) -> None:
+def begin(
+    prepared: PreparedJob,
+    stack: LayerStack,
+    rank_job: PacPlusRankJob,
+    is_new: bool,
+    notify: Notify,
+) -> None:
     """Quantize the backbone, and write the initial adapter of a new run into its folder."""
     if is_new:
-        save_initial(initial_adapter(prepared, stack, notify), rank_job.folder, rank_job.fingerprint)
+        save_initial(
+            initial_adapter(prepared, stack, notify),
+            rank_job.folder,
+            rank_job.fingerprint,
+        )
     else:
         quantize(stack, prepared.quantization)
 
@@ -304,7 +402,9 @@ def initial_adapter(prepared: PreparedJob, stack: LayerStack, notify: Notify = i
     if how == "distilled":
         load_distilled(adapter, _distilled_state(prepared, stack, notify))
     elif how == "torch_pruned":
-        from workbench.models.initialization import copy_torch_pruned  # imported only on use: the package is optional
+        from workbench.models.initialization import (
+            copy_torch_pruned,
+        )  # imported only on use: the package is optional
 
         copy_torch_pruned(adapter, stack)
     else:
@@ -324,8 +424,24 @@ def _distilled_state(prepared: PreparedJob, stack: LayerStack, notify: Notify) -
     max_length = min(prepared.job.max_length, prepared.facts.max_length)
 
     def make() -> dict:
-        notify(Event("phase", message=f"Distilling the initial weights on {len(texts)} texts (once)"))
-        epochs = text_batches(texts, load_tokenizer(prepared.job.model), max_length, DISTILLATION_BATCH, prepared.adapter.seed)
-        return distill(stack, prepared.adapter, epochs, lambda line: notify(Event("note", message=line)))
+        notify(
+            Event(
+                "phase",
+                message=f"Distilling the initial weights on {len(texts)} texts (once)",
+            )
+        )
+        epochs = text_batches(
+            texts,
+            load_tokenizer(prepared.job.model),
+            max_length,
+            DISTILLATION_BATCH,
+            prepared.adapter.seed,
+        )
+        return distill(
+            stack,
+            prepared.adapter,
+            epochs,
+            lambda line: notify(Event("note", message=line)),
+        )
 
     return distilled(cache_folder() / "distilled", fingerprint, make)

@@ -1,7 +1,10 @@
-"""Hand-written forward and backward pass of the side network: the same results as autograd in less time (PAC+, section IV-A).
+"""Hand-written forward and backward pass of the side network: the same results as autograd in less time (PAC+, section
+IV-A).
 
-At d / r = 48 channels a step has hundreds of operations of some tens of microseconds each.  Autograd's bookkeeping, copies and launches
-cost as much as the matmuls.  Here tokens are packed (only attention scores see padding), each matmul adds its weight gradient in
+At d / r = 48 channels a step has hundreds of operations of some tens of microseconds each.  Autograd's bookkeeping,
+copies and launches
+cost as much as the matmuls.  Here tokens are packed (only attention scores see padding), each matmul adds its weight
+gradient in
 place, attention is plain batched matmuls, and a tap is projected in the dtype in which the cache stores it.
 """
 
@@ -16,7 +19,13 @@ from torch import Tensor, nn
 
 from workbench.models.parallel_adapter import ParallelAdapterStage
 from workbench.models.products import processor
-from workbench.models.side_layers import TOKEN_KINDS, Packing, SideHead, SideLayer, TapProjection
+from workbench.models.side_layers import (
+    TOKEN_KINDS,
+    Packing,
+    SideHead,
+    SideLayer,
+    TapProjection,
+)
 
 _aten = torch.ops.aten
 
@@ -43,7 +52,16 @@ class _LayerContext:
     def nbytes(self) -> int:
         """Return the total bytes."""
         norms = [norm[0] for norm in (self.first_norm, self.second_norm)]
-        own = (self.difference, self.mixed, self.heads, self.probabilities, self.attended, self.between, self.expanded, self.activated)
+        own = (
+            self.difference,
+            self.mixed,
+            self.heads,
+            self.probabilities,
+            self.attended,
+            self.between,
+            self.expanded,
+            self.activated,
+        )
         return sum(tensor.numel() * tensor.element_size() for tensor in (*own, *norms))
 
 
@@ -85,7 +103,9 @@ def unsupported(adapter: ParallelAdapterStage) -> str:
 
 
 def multiplies_bfloat16() -> bool:
-    """Return whether this processor has bfloat16 matmul instructions; without them bfloat16 is many times slower than float32."""
+    """Return whether this processor has bfloat16 matmul instructions; without them bfloat16 is many times slower than
+    float32.
+    """
     capabilities = processor()
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "arm_bf16", "bf16"))
 
@@ -97,7 +117,8 @@ class FastSide:
     """
 
     def __init__(self, adapter: ParallelAdapterStage, *, in_bfloat16: bool | None = None) -> None:
-        """in_bfloat16: multiply bfloat16 taps directly; False converts them to float32; None decides by the processor's instructions.
+        """in_bfloat16: multiply bfloat16 taps directly; False converts them to float32; None decides by the processor's
+        instructions.
 
         Raises ValueError for an adapter that has no fast path (see `unsupported`).
         """
@@ -124,13 +145,19 @@ class FastSide:
     def forward(self, side: Tensor | None, taps: Sequence[Tensor], packing: Packing) -> tuple[Tensor, FastContext]:
         """Return the side output (N, w) and the saved tensors for `backward`.
 
-        side: the previous stage's side output (N, w), None in the first stage.  taps: (N, d) each, b_0 first in the first stage.
+        side: the previous stage's side output (N, w), None in the first stage.  taps: (N, d) each, b_0 first in the
+        first stage.
         """
         # float32 matmuls compile no kernels.
-        taps = [_with_rounded_rows(tap) if self._in_bfloat16 and tap.dtype == torch.bfloat16 else tap.float() for tap in taps]
+        taps = [
+            _with_rounded_rows(tap) if self._in_bfloat16 and tap.dtype == torch.bfloat16 else tap.float()
+            for tap in taps
+        ]
         weights, biases = self._folded(taps[0].dtype)
         tokens = packing.num_tokens
-        projected = (_project(tap, weight, bias)[:tokens] for tap, weight, bias in zip(taps, weights, biases, strict=True))
+        projected = (
+            _project(tap, weight, bias)[:tokens] for tap, weight, bias in zip(taps, weights, biases, strict=True)
+        )
         side = next(projected) if side is None else side
         mixes = torch.stack([layer.mix for layer in self._layers]).tolist()
         contexts = []
@@ -141,7 +168,8 @@ class FastSide:
 
     @torch.no_grad()
     def backward(self, context: FastContext, gradient: Tensor) -> Tensor | None:
-        """Backpropagate the side output's gradient (N, w), adding to the parameters' gradients.  Returns the gradient of the side input.
+        """Backpropagate the side output's gradient (N, w), adding to the parameters' gradients.  Returns the gradient
+        of the side input.
 
         None in the first stage.
         """
@@ -149,7 +177,12 @@ class FastSide:
         weight_sums = torch.empty(len(self._projections), width, hidden)
         bias_sums = torch.empty(len(self._projections), width)
         at = len(self._projections)
-        for layer, mix, own in zip(reversed(self._layers), reversed(context.mixes), reversed(context.layers), strict=True):
+        for layer, mix, own in zip(
+            reversed(self._layers),
+            reversed(context.mixes),
+            reversed(context.layers),
+            strict=True,
+        ):
             at -= 1
             gradient = self._layer_backward(layer, own, gradient, context.packing)
             _grad_of(layer.mix).add_((gradient * own.difference).sum())  # not dot, which accumulates rounding errors
@@ -162,8 +195,16 @@ class FastSide:
         self._unfold(weight_sums, bias_sums)
         return None if self._first is not None else gradient
 
-    def head(self, side: Tensor, last_tap: Tensor, packing: Packing, sample_ids: Tensor, epoch: int) -> tuple[Tensor, HeadContext]:
-        """Return the logits (n, num_outputs), with autograd back to the pooled features, and the saved tensors for `head_backward`.
+    def head(
+        self,
+        side: Tensor,
+        last_tap: Tensor,
+        packing: Packing,
+        sample_ids: Tensor,
+        epoch: int,
+    ) -> tuple[Tensor, HeadContext]:
+        """Return the logits (n, num_outputs), with autograd back to the pooled features, and the saved tensors for
+        `head_backward`.
 
         side: (N, w), last_tap: (N, d), sample_ids: (n,) int64, as in SideHead.
         """
@@ -178,13 +219,17 @@ class FastSide:
 
     @torch.no_grad()
     def head_backward(self, context: HeadContext) -> Tensor:
-        """Return the gradient of the side output (N, w), after autograd has computed the gradient of the pooled features."""
+        """Return the gradient of the side output (N, w), after autograd has computed the gradient of the pooled
+        features.
+        """
         assert self._last is not None and context.pooled.grad is not None
         gradient = torch.mm(context.packing.share.t(), context.pooled.grad)
         return _norm_backward(self._last.norm, context.norm, context.side, gradient)
 
     def _folded(self, dtype: torch.dtype) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """Return each projection's weight (w, d) in the taps' dtype and bias (w,), including the standardisation (see TapProjection)."""
+        """Return each projection's weight (w, d) in the taps' dtype and bias (w,), including the standardisation (see
+        TapProjection).
+        """
         weight = torch.stack([down.weight for down in self._projections])
         weight *= torch.stack([down.inverse_std for down in self._projections])[:, None]
         means = torch.stack([down.mean for down in self._projections])
@@ -192,7 +237,9 @@ class FastSide:
         return weight.to(dtype).unbind(), bias.unbind()
 
     def _unfold(self, weight_sums: Tensor, bias_sums: Tensor) -> None:
-        """Convert gradients of the folded weights (projections, w, d) and biases (projections, w), and add them to the parameters'."""
+        """Convert gradients of the folded weights (projections, w, d) and biases (projections, w), and add them to the
+        parameters'.
+        """
         means = torch.stack([down.mean for down in self._projections])
         weight_sums.baddbmm_(bias_sums[:, :, None], means[:, None], alpha=-1)
         weight_sums *= torch.stack([down.inverse_std for down in self._projections])[:, None]
@@ -201,7 +248,12 @@ class FastSide:
             _grad_of(down.bias).add_(bias)
 
     def _layer_forward(
-        self, layer: SideLayer, side: Tensor, difference: Tensor, mix: float, packing: Packing
+        self,
+        layer: SideLayer,
+        side: Tensor,
+        difference: Tensor,
+        mix: float,
+        packing: Packing,
     ) -> tuple[Tensor, _LayerContext]:
         tokens, width = side.shape
         head_width = width // self._heads
@@ -216,11 +268,25 @@ class FastSide:
         between = _linear_forward(layer.attention_output, attended).add_(mixed)
         second_norm = _norm_forward(layer.feed_forward_norm, between)
         expanded = _empty_with_zeros_behind(tokens, layer.expand.out_features)
-        torch.addmm(layer.expand.bias, second_norm[0], layer.expand.weight.t(), out=expanded[:tokens])
+        torch.addmm(
+            layer.expand.bias,
+            second_norm[0],
+            layer.expand.weight.t(),
+            out=expanded[:tokens],
+        )
         activated = F.gelu(expanded)
         output = _linear_forward(layer.contract, activated[:tokens]).add_(between)
         return output, _LayerContext(
-            difference, mixed, first_norm, heads, probabilities, attended, between, second_norm, expanded, activated
+            difference,
+            mixed,
+            first_norm,
+            heads,
+            probabilities,
+            attended,
+            between,
+            second_norm,
+            expanded,
+            activated,
         )
 
     def _layer_backward(self, layer: SideLayer, own: _LayerContext, gradient: Tensor, packing: Packing) -> Tensor:
@@ -249,13 +315,17 @@ class FastSide:
         return _norm_backward(layer.attention_norm, own.first_norm, own.mixed, inner).add_(gradient)
 
 
-# The operations.  Each adds its weight gradients in place, and compiles few kernels.  oneDNN, used for GELU and bfloat16 matmuls,
-# compiles a kernel for every new shape and keeps a thousand of them, a quarter of a megabyte each: hundreds of MB if every batch has
+# The operations.  Each adds its weight gradients in place, and compiles few kernels.  oneDNN, used for GELU and
+# bfloat16 matmuls,
+# compiles a kernel for every new shape and keeps a thousand of them, a quarter of a megabyte each: hundreds of MB if
+# every batch has
 # another number of tokens.  Therefore these operations round the number of rows up to a few sizes.
 
 
 def rounded(num_rows: int) -> int:
-    """Round up to one of few sizes: multiples of 16 and of 1/16 of the next power of two; at most an eighth larger from 128 on."""
+    """Round up to one of few sizes: multiples of 16 and of 1/16 of the next power of two; at most an eighth larger from
+    128 on.
+    """
     step = max(16, 1 << (num_rows - 1).bit_length() >> 4) if num_rows else 16
     return -(-num_rows // step) * step
 
@@ -314,7 +384,13 @@ def _norm_forward(norm: nn.LayerNorm, inputs: Tensor) -> Normed:
 def _norm_backward(norm: nn.LayerNorm, normed: Normed, inputs: Tensor, gradient: Tensor) -> Tensor:
     """Add the gradients of weight and bias, and return the gradient of the inputs."""
     result, weight, bias = _aten.native_layer_norm_backward(
-        gradient, inputs, norm.normalized_shape, *normed[1:], norm.weight, norm.bias, [True, True, True]
+        gradient,
+        inputs,
+        norm.normalized_shape,
+        *normed[1:],
+        norm.weight,
+        norm.bias,
+        [True, True, True],
     )
     _grad_of(norm.weight).add_(weight)
     _grad_of(norm.bias).add_(bias)

@@ -1,4 +1,6 @@
-"""A PAC+ stage: its computation, the prefetch of taps from the cache, and the handler of each operation (PAC+, IV and V)."""
+"""A PAC+ stage: its computation, the prefetch of taps from the cache, and the handler of each operation (PAC+, IV and
+V).
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,19 @@ import torch
 from torch import Tensor
 
 from workbench.core.schedule import Op
-from workbench.methods.pac_plus.fast_side import FastContext, FastSide, HeadContext, unsupported
-from workbench.methods.training.handlers import StageContext, StepHandlers, Targets, joined, named
+from workbench.methods.pac_plus.fast_side import (
+    FastContext,
+    FastSide,
+    HeadContext,
+    unsupported,
+)
+from workbench.methods.training.handlers import (
+    StageContext,
+    StepHandlers,
+    Targets,
+    joined,
+    named,
+)
 from workbench.models.optimization import backpropagate
 from workbench.models.parallel_adapter import ParallelAdapterStage, answered
 from workbench.models.stack import BackboneStage
@@ -36,7 +49,12 @@ class StageCompute:
     """The layers of one pipeline stage, or, for cached epochs, the whole adapter without a backbone."""
 
     def __init__(
-        self, adapter: ParallelAdapterStage, backbone: BackboneStage | None, *, tap_dtype: torch.dtype, is_fast: bool = True
+        self,
+        adapter: ParallelAdapterStage,
+        backbone: BackboneStage | None,
+        *,
+        tap_dtype: torch.dtype,
+        is_fast: bool = True,
     ) -> None:
         """is_fast: use FastSide for the side network, where it supports it, instead of autograd."""
         self._fast = FastSide(adapter) if is_fast and not unsupported(adapter) else None
@@ -44,19 +62,30 @@ class StageCompute:
 
     @torch.no_grad()
     def backbone_forward(
-        self, hidden_or_ids: Tensor, attention_mask: Tensor, decoder_ids: Tensor | None = None
+        self,
+        hidden_or_ids: Tensor,
+        attention_mask: Tensor,
+        decoder_ids: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Return the stage's output (n, t, d) and its taps, (n, t, d) each, in the cache's dtype.
 
         hidden_or_ids: (n, t, d) float, or (n, t) int64 on the first stage.  attention_mask: (n, t).
-        decoder_ids: (n, target_length) of an encoder-decoder's targets; after its encoder t counts both (see BackboneStage).
+        decoder_ids: (n, target_length) of an encoder-decoder's targets; after its encoder t counts both (see
+        BackboneStage).
         """
         assert self.backbone is not None, "the backbone was released"
         output, taps = self.backbone(hidden_or_ids, attention_mask, decoder_ids)
         return output, [tap.to(self._tap_dtype) for tap in taps]
 
-    def side_forward(self, side: Tensor | None, taps: Sequence[Tensor], attention_mask: Tensor, targets: Targets | None) -> SideContext:
-        """Run the side network; with `targets` (last stage) also head and loss (sum over samples divided by the mini-batch's samples).
+    def side_forward(
+        self,
+        side: Tensor | None,
+        taps: Sequence[Tensor],
+        attention_mask: Tensor,
+        targets: Targets | None,
+    ) -> SideContext:
+        """Run the side network; with `targets` (last stage) also head and loss (sum over samples divided by the
+        mini-batch's samples).
 
         side: (n, t, d/r), None on the first stage.  taps: (n, t, d) each, as cached, or (tokens, d) if `packs`.
         """
@@ -71,7 +100,9 @@ class StageCompute:
         return SideContext(side_input, targets.loss(logits, self.adapter.config))
 
     def side_backward(self, context: SideContext, gradient: Tensor | None) -> Tensor | None:
-        """Accumulate the adapter's gradients; return the gradient of the side input, (n, t, d/r), None on the first stage."""
+        """Accumulate the adapter's gradients; return the gradient of the side input, (n, t, d/r), None on the first
+        stage.
+        """
         if self._fast is not None and context.fast is not None:
             return self._fast_backward(self._fast, context.fast, context, gradient)
         return context.backward(gradient)
@@ -82,7 +113,12 @@ class StageCompute:
         return self._fast is not None
 
     def _fast_forward(
-        self, fast: FastSide, side: Tensor | None, taps: Sequence[Tensor], attention_mask: Tensor, targets: Targets | None
+        self,
+        fast: FastSide,
+        side: Tensor | None,
+        taps: Sequence[Tensor],
+        attention_mask: Tensor,
+        targets: Targets | None,
     ) -> SideContext:
         packing = fast.packing(attention_mask)
         packed = [packing.pack(tap) if tap.ndim == 3 else tap for tap in taps]
@@ -92,7 +128,13 @@ class StageCompute:
         logits, head = fast.head(output, packed[-1], packing, targets.sample_ids, targets.epoch)
         return SideContext(None, targets.loss(logits, self.adapter.config), fast=own, head=head)
 
-    def _fast_backward(self, fast: FastSide, own: FastContext, context: SideContext, gradient: Tensor | None) -> Tensor | None:
+    def _fast_backward(
+        self,
+        fast: FastSide,
+        own: FastContext,
+        context: SideContext,
+        gradient: Tensor | None,
+    ) -> Tensor | None:
         if context.head is not None:
             backpropagate(context.output, gradient)
             packed = fast.head_backward(context.head)
@@ -108,23 +150,37 @@ READ_AHEAD = 2
 
 
 class CachedBatches:
-    """Returns each step's taps on request, read from the cache in a thread ahead of the requests; use it as a context manager.
+    """Returns each step's taps on request, read from the cache in a thread ahead of the requests; use it as a context
+    manager.
 
-    It hides disk latency, and copies if a core is free.  An emulated device prefetches nothing: its one core has its own pace.
-    steps: (samples, padded length) of every step that loads, in order.  The taps of a step stay valid until the next request.
-    depth: number of steps to prefetch, 0 to read on request.  packs: without padding, (tokens, width) each, as FastSide reads them.
+    It hides disk latency, and copies if a core is free.  An emulated device prefetches nothing: its one core has its
+    own pace.
+    steps: (samples, padded length) of every step that loads, in order.  The taps of a step stay valid until the next
+    request.
+    depth: number of steps to prefetch, 0 to read on request.  packs: without padding, (tokens, width) each, as FastSide
+    reads them.
     """
 
     def __init__(
-        self, cache: ActivationCache, steps: Sequence[tuple[Sequence[int], int]], *, depth: int = READ_AHEAD, packs: bool = False
+        self,
+        cache: ActivationCache,
+        steps: Sequence[tuple[Sequence[int], int]],
+        *,
+        depth: int = READ_AHEAD,
+        packs: bool = False,
     ) -> None:
         self._cache, self._steps, self._depth, self._packs = cache, steps, depth, packs
         self._taken, self._ahead = 0, iter(range(len(steps)))
         self._pool = ThreadPoolExecutor(1, "read-ahead") if depth > 0 and steps else None
         self._waiting: deque[Future[list[Tensor]]] = deque()
-        size = max((cache.manifest.batch_bytes(len(samples), length) for samples, length in steps), default=0)
+        size = max(
+            (cache.manifest.batch_bytes(len(samples), length) for samples, length in steps),
+            default=0,
+        )
         # Allocated once: in every step, new pages for megabytes would cost as much as filling them.
-        self._buffers = [torch.empty(size, dtype=torch.uint8) for _ in range(depth + 1)]  # of the waiting steps, and of the one taken
+        self._buffers = [
+            torch.empty(size, dtype=torch.uint8) for _ in range(depth + 1)
+        ]  # of the waiting steps, and of the one taken
 
     def __enter__(self) -> CachedBatches:
         for _ in range(self._depth):
@@ -137,10 +193,14 @@ class CachedBatches:
         self._buffers.clear()  # now: who reads the steps keeps this object
 
     def batch(self, samples: Sequence[int], padded_length: int) -> list[Tensor]:
-        """Return the taps of the next step, which must be this one; wait for them if necessary.  Raises what reading them raised."""
+        """Return the taps of the next step, which must be this one; wait for them if necessary.  Raises what reading
+        them raised.
+        """
         step = self._taken
         expected, length = self._steps[step]
-        assert list(samples) == list(expected) and padded_length == length, "steps must ask in the order that was announced"
+        assert list(samples) == list(expected) and padded_length == length, (
+            "steps must ask in the order that was announced"
+        )
         self._taken += 1
         if self._pool is None:
             return self._load(step)
@@ -153,7 +213,11 @@ class CachedBatches:
 
     def _load(self, step: int) -> list[Tensor]:
         samples, padded_length = self._steps[step]
-        return self._cache.batch(samples, None if self._packs else padded_length, self._buffers[step % len(self._buffers)])
+        return self._cache.batch(
+            samples,
+            None if self._packs else padded_length,
+            self._buffers[step % len(self._buffers)],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +232,12 @@ class PacPlusHandlers(StepHandlers):
 
     def table(self) -> dict[str, Handler]:
         """Return the handlers by operation kind."""
-        return self.common() | {"F": self._forward, "LOAD": self._load, "SF": self._side_forward, "SB": self._side_backward}
+        return self.common() | {
+            "F": self._forward,
+            "LOAD": self._load,
+            "SF": self._side_forward,
+            "SB": self._side_backward,
+        }
 
     def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         batch, hidden = self.batches[op.microbatch], joined(op, reads, "act")
@@ -184,9 +253,19 @@ class PacPlusHandlers(StepHandlers):
         return (self.cache.batch(batch.indices, batch.attention_mask.shape[1]),) * len(op.writes)
 
     def _side_forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        mask, taps = self.batches[op.microbatch].attention_mask, named(op, reads, "tap")[0]
-        return self.forwarded(op, self.compute.side_forward(joined(op, reads, "side"), taps, mask, self.targets(op)))
+        mask, taps = (
+            self.batches[op.microbatch].attention_mask,
+            named(op, reads, "tap")[0],
+        )
+        return self.forwarded(
+            op,
+            self.compute.side_forward(joined(op, reads, "side"), taps, mask, self.targets(op)),
+        )
 
     def _side_backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         context: SideContext = named(op, reads, "ctx")[0]
-        return self.written(op, self.compute.side_backward(context, joined(op, reads, "sgrad")), gacc=None)
+        return self.written(
+            op,
+            self.compute.side_backward(context, joined(op, reads, "sgrad")),
+            gacc=None,
+        )

@@ -11,7 +11,12 @@ from workbench.core.methods import JOB_FIELDS, Declaration, FormField
 from workbench.core.names import FloatType
 from workbench.core.ranges import Dropout, Width
 from workbench.methods.base import Published
-from workbench.methods.training.options import HAS_HEAD, PIPELINE_FIELDS, PipelineOptions, training_calls
+from workbench.methods.training.options import (
+    HAS_HEAD,
+    PIPELINE_FIELDS,
+    PipelineOptions,
+    training_calls,
+)
 
 _SEARCHED = only(paradigm="hybrid")
 _CACHED = Effect(lambda at: at.job.epochs > 1, "more than one epoch")
@@ -26,7 +31,8 @@ class PacPlusOptions(PipelineOptions):
     initialization: of the side network (section IV-C).
     compute_dtype: of the backbone's computation.
     cache_dtype: float32, bfloat16 or int8.  order: of the devices, 'all' tries all, 'given' is the cluster's.
-    objective: the planner's, 'paper' (Eq. 5-7), 'bottleneck' (any stage may be the slowest) or 'simulated' (both are ours).
+    objective: the planner's, 'paper' (Eq. 5-7), 'bottleneck' (any stage may be the slowest) or 'simulated' (both are
+    ours).
     """
 
     published_job = MappingProxyType({"batch_size": Published(16, "Fig. 3"), "max_length": Published(128, "Fig. 3")})
@@ -37,17 +43,35 @@ class PacPlusOptions(PipelineOptions):
     initialization: Annotated[Initialization, Published("pruned", "section VI-A")] = "fan_in"
     compute_dtype: FloatType = "float32"
     cache_dtype: Annotated[str, _CACHED, Published("float32", "section VI-A")] = "bfloat16"
-    order: Annotated[Literal["given", "all"], _SEARCHED, SEVERAL_DEVICES, Published("given", "Algorithm 1")] = "all"
-    objective: Annotated[Literal["paper", "bottleneck", "simulated"], _SEARCHED, SEVERAL_DEVICES, Published("paper", "Eq. 7")] = "simulated"
+    order: Annotated[
+        Literal["given", "all"],
+        _SEARCHED,
+        SEVERAL_DEVICES,
+        Published("given", "Algorithm 1"),
+    ] = "all"
+    objective: Annotated[
+        Literal["paper", "bottleneck", "simulated"],
+        _SEARCHED,
+        SEVERAL_DEVICES,
+        Published("paper", "Eq. 7"),
+    ] = "simulated"
 
 
 DECLARATION = Declaration(
     options=PacPlusOptions,
     title="PAC+",
     implementation="workbench.methods.pac_plus.method:PacPlus",
-    calls=training_calls("workbench.methods.pac_plus.method:PacPlus", "workbench.methods.pac_plus.rank_job:PacPlusRankJob"),
+    calls=training_calls(
+        "workbench.methods.pac_plus.method:PacPlus",
+        "workbench.methods.pac_plus.rank_job:PacPlusRankJob",
+    ),
     form=JOB_FIELDS
-    | {"reduction": FormField(label="Reduction r", tooltip="The side network is r times narrower than the backbone")}
+    | {
+        "reduction": FormField(
+            label="Reduction r",
+            tooltip="The side network is r times narrower than the backbone",
+        )
+    }
     | PIPELINE_FIELDS
     | {
         "initialization": FormField(label="Initialization", tooltip="How the side network begins (section IV-C)"),

@@ -28,7 +28,9 @@ from workbench.tasks.task import as_text_to_text
 
 
 class StageTaps(NamedTuple):
-    """first: position in a whole record.  num_taps: with the input's tokens.  num_target_taps: of the decoder, with the target's tokens."""
+    """first: position in a whole record.  num_taps: with the input's tokens.  num_target_taps: of the decoder, with the
+    target's tokens.
+    """
 
     first: int
     num_taps: int
@@ -41,7 +43,8 @@ class StageTaps(NamedTuple):
 
 
 def stage_taps(start: int, stop: int, num_encoder_layers: int | None = None) -> StageTaps:
-    """Return the taps of layers [start, stop): b_0 in the first stage, one per layer, and the decoder's embedding before its first layer.
+    """Return the taps of layers [start, stop): b_0 in the first stage, one per layer, and the decoder's embedding
+    before its first layer.
 
     num_encoder_layers: of an encoder-decoder, whose later layers are the decoder's; None for a single stack.
     """
@@ -56,7 +59,9 @@ def stage_taps(start: int, stop: int, num_encoder_layers: int | None = None) -> 
 
 def rank_taps(plan: Plan, num_encoder_layers: int | None = None) -> dict[int, StageTaps]:
     """Return the taps of each rank of a plan; a rank without a stage is left out."""
-    return {rank: stage_taps(stage.start, stage.stop, num_encoder_layers) for stage in plan.stages for rank in stage.ranks}
+    return {
+        rank: stage_taps(stage.start, stage.stop, num_encoder_layers) for stage in plan.stages for rank in stage.ranks
+    }
 
 
 def whole_taps(config: ParallelAdapterConfig) -> StageTaps:
@@ -65,7 +70,9 @@ def whole_taps(config: ParallelAdapterConfig) -> StageTaps:
 
 
 def record_layout(config: ParallelAdapterConfig, dtype: str, taps: StageTaps | None = None) -> RecordLayout:
-    """Return the shape of some taps of a sample's record (default: every tap that the adapter reads), stored as `dtype`."""
+    """Return the shape of some taps of a sample's record (default: every tap that the adapter reads), stored as
+    `dtype`.
+    """
     taps = taps or whole_taps(config)
     return RecordLayout(
         dtype=dtype,
@@ -101,12 +108,16 @@ class PreparedJob(PreparedTraining):
 
 
 def quantization_of(options: PacPlusOptions) -> QuantizationConfig:
-    """Return how the backbone's weights are stored and used in computation.  Raises ConfigError for impossible settings."""
+    """Return how the backbone's weights are stored and used in computation.  Raises ConfigError for impossible
+    settings.
+    """
     return QuantizationConfig(storage=options.backbone_dtype, compute=options.compute_dtype)
 
 
 def require_known(job: Job) -> PacPlusOptions:
-    """Return the options.  Raises ConfigError at once for an unknown option, task or model, before anything large is loaded."""
+    """Return the options.  Raises ConfigError at once for an unknown option, task or model, before anything large is
+    loaded.
+    """
     options = _options(job)
     require_task_and_model(job)
     return options
@@ -117,10 +128,17 @@ def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
     job = prepared.job
     other = (
         (plan.micro_batch_size, plan.num_micro_batches) != (job.batch_size // job.micro_batches, job.micro_batches),
-        f"Its mini-batches are {plan.mini_batch_size} in {plan.num_micro_batches}, the job's {job.batch_size} in {job.micro_batches}.",
+        f"Its mini-batches are {plan.mini_batch_size} in {plan.num_micro_batches}, the job's {job.batch_size} in "
+        f"{job.micro_batches}.",
         "Plan for the job's batch_size and micro_batches.",
     )
-    require_plan(plan, cluster, model=job.model, num_layers=prepared.facts.num_layers, others=[other])
+    require_plan(
+        plan,
+        cluster,
+        model=job.model,
+        num_layers=prepared.facts.num_layers,
+        others=[other],
+    )
 
 
 def prepare(job: Job) -> PreparedJob:
@@ -145,7 +163,10 @@ def prepare(job: Job) -> PreparedJob:
     if options.initialization == "torch_pruned":
         require_torch_pruning(facts.family, config=adapter, num_heads=facts.num_heads)
     if options.initialization == "distilled" and facts.vocabulary_size == 0:
-        asked, found = f"Distilled initial weights for '{job.model}' were asked for.", "It reads images, and the unlabelled data is text."
+        asked, found = (
+            f"Distilled initial weights for '{job.model}' were asked for.",
+            "It reads images, and the unlabelled data is text.",
+        )
         raise ConfigError(asked, found, "Choose another initialization.")
     return PreparedJob(options=options, adapter=adapter, **samples)
 
@@ -155,7 +176,8 @@ def _options(job: Job) -> PacPlusOptions:
     if options.schedule == "asynchronous_1f1b":
         raise ConfigError(
             "The option schedule = 'asynchronous_1f1b' of pac_plus was asked for.",
-            "PAC+'s side network trains in a pipeline that is drained after each mini-batch, and then from its cache without a pipeline.",
+            "PAC+'s side network trains in a pipeline that is drained after each mini-batch, and then from its "
+            "cache without a pipeline.",
             "Use method fine_tuning for it, or schedule 1f1b or gpipe.",
         )
     cache_dtype(options.cache_dtype)

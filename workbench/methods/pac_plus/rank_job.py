@@ -1,4 +1,6 @@
-"""The job of a rank in a PAC+ run, its programs, and its two phases: the pipeline that fills the cache, and the cached epochs."""
+"""The job of a rank in a PAC+ run, its programs, and its two phases: the pipeline that fills the cache, and the cached
+epochs.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,23 @@ from torch import Tensor
 from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec, TableCosts, opaque
 from workbench.core.plan import Plan, Stage, homes_of
-from workbench.core.profile import LayerProfile, Profile, layers_seconds, trainable_bytes
+from workbench.core.profile import (
+    LayerProfile,
+    Profile,
+    layers_seconds,
+    trainable_bytes,
+)
 from workbench.core.program import Program
 from workbench.core.schedule import RECV, SEND, STEP, Op, Schedule, Value
 from workbench.methods.common.folder import INITIAL
-from workbench.methods.pac_plus.prepare import PreparedJob, StageTaps, crossing_of, rank_taps, record_layout, whole_taps
+from workbench.methods.pac_plus.prepare import (
+    PreparedJob,
+    StageTaps,
+    crossing_of,
+    rank_taps,
+    record_layout,
+    whole_taps,
+)
 from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch
 from workbench.methods.training.phases import Phase, RankJob
 from workbench.models.adapter_config import ParallelAdapterConfig
@@ -38,7 +52,12 @@ def taped_samples(plan: Plan, rank: int, steps: Sequence[PlannedStep]) -> tuple[
         return ()
     stage = plan.stages[index]
     position = stage.ranks.index(rank)
-    return tuple(sample for step in steps for micro in step.samples for sample in micro[slice(*stage.split(len(micro))[position])])
+    return tuple(
+        sample
+        for step in steps
+        for micro in step.samples
+        for sample in micro[slice(*stage.split(len(micro))[position])]
+    )
 
 
 def shard_weights(stage: Stage, world_size: int) -> tuple[int, ...]:
@@ -55,7 +74,13 @@ def shard_owners(stage: Stage, lengths: Sequence[int], world_size: int, seed: in
 
 
 def cached_steps(
-    stage: Stage, owners: Sequence[int], lengths: Sequence[int], world_size: int, *, seed: int, epoch: int
+    stage: Stage,
+    owners: Sequence[int],
+    lengths: Sequence[int],
+    world_size: int,
+    *,
+    seed: int,
+    epoch: int,
 ) -> tuple[PlannedStep, ...]:
     """Return the steps of an epoch from the cache; part r of a mini-batch is rank r's."""
     batches = cached_epoch_batches(owners, lengths, shard_weights(stage, world_size), seed, epoch)
@@ -63,14 +88,19 @@ def cached_steps(
 
 
 @cache
-def adapter_state(config: ParallelAdapterConfig) -> tuple[dict[str, Spec], dict[str, tuple[int, ...]]]:
+def adapter_state(
+    config: ParallelAdapterConfig,
+) -> tuple[dict[str, Spec], dict[str, tuple[int, ...]]]:
     """Return the whole adapter's parameters and moments by name, and the layer of each."""
     specs: dict[str, Spec] = {}
     layers: dict[str, tuple[int, ...]] = {}
     for layer in range(config.num_layers):
         for name, parameter in ParallelAdapterStage(config, layer, layer + 1).named_parameters():
             for kind in STATE_KINDS:
-                specs[f"{kind}/{name}"], layers[f"{kind}/{name}"] = spec_of(parameter), (layer,)
+                specs[f"{kind}/{name}"], layers[f"{kind}/{name}"] = (
+                    spec_of(parameter),
+                    (layer,),
+                )
     return specs, layers
 
 
@@ -81,43 +111,82 @@ def part_name(sample: int, taps: StageTaps) -> str:
 
 def taped(tape: ActivationCache | None, taps: StageTaps | None) -> dict[str, Tensor]:
     """Return the parts in a cache of whole records, by name."""
-    return {} if tape is None or taps is None else {part_name(sample, taps): tape.raw(sample) for sample in tape.samples}
+    return (
+        {} if tape is None or taps is None else {part_name(sample, taps): tape.raw(sample) for sample in tape.samples}
+    )
 
 
 def parts_of(shard: ActivationCache, taps: Iterable[StageTaps]) -> dict[str, Tensor]:
     """Return the location of a shard's record parts, by name.  taps: those in the parts."""
-    return {part_name(sample, run): shard.raw_taps(sample, run.first, run.total) for sample in shard.samples for run in set(taps)}
+    return {
+        part_name(sample, run): shard.raw_taps(sample, run.first, run.total)
+        for sample in shard.samples
+        for run in set(taps)
+    }
 
 
 class Programs:
     """Programs of a run.  Schedules are built once for each shape."""
 
     def __init__(self, job: PacPlusRankJob) -> None:
-        self._profile, self._cluster, self._plan, self._order = job.profile, job.cluster, job.plan, ORDERS[job.schedule]
+        self._profile, self._cluster, self._plan, self._order = (
+            job.profile,
+            job.cluster,
+            job.plan,
+            ORDERS[job.schedule],
+        )
         self._crossing = crossing_of(job.adapter, job.quantization.compute)
         self._schedules: dict[object, Schedule] = {}
 
     def hybrid(self, shape: StepShape, *, backbone_only: bool = False) -> Program:
-        """Return a step of the first epoch (section V-A).  backbone_only: without training, to refill the activation cache."""
+        """Return a step of the first epoch (section V-A).  backbone_only: without training, to refill the activation
+        cache.
+        """
         key = (shape.sizes, backbone_only)
         if key not in self._schedules:
-            whole = insert_transfers(hybrid_1f1b(self._plan, shape.sizes, world_size=self._cluster.world_size, order=self._order))
+            whole = insert_transfers(
+                hybrid_1f1b(
+                    self._plan,
+                    shape.sizes,
+                    world_size=self._cluster.world_size,
+                    order=self._order,
+                )
+            )
             self._schedules[key] = backbone_part(whole) if backbone_only else whole
-        costs = plan_costs(self._profile, self._cluster, self._plan, sizes=shape.sizes, lengths=shape.lengths, crossing=self._crossing)
+        costs = plan_costs(
+            self._profile,
+            self._cluster,
+            self._plan,
+            sizes=shape.sizes,
+            lengths=shape.lengths,
+            crossing=self._crossing,
+        )
         return Program.on(self._cluster, self._schedules[key], costs)
 
     def cached(self, shape: StepShape) -> Program:
-        """Return a step from the cache (section V-B).  shape: of every rank's share; a rank with 0 samples only joins the all-reduce."""
+        """Return a step from the cache (section V-B).  shape: of every rank's share; a rank with 0 samples only joins
+        the all-reduce.
+        """
         stage = self._plan.cached
         assert stage is not None, "a plan without shares for cached epochs"
         key = ("cached", shape.sizes)
         if key not in self._schedules:
-            self._schedules[key] = cached_step(stage, [shape.sizes[rank] for rank in stage.ranks], world_size=len(shape.sizes))
-        return Program.on(self._cluster, self._schedules[key], cached_costs(self._profile, self._cluster, shape))
+            self._schedules[key] = cached_step(
+                stage,
+                [shape.sizes[rank] for rank in stage.ranks],
+                world_size=len(shape.sizes),
+            )
+        return Program.on(
+            self._cluster,
+            self._schedules[key],
+            cached_costs(self._profile, self._cluster, shape),
+        )
 
 
 def cached_costs(profile: Profile, cluster: Cluster, shape: StepShape) -> TableCosts:
-    """Return the costs of a step from the cache.  shape: of every rank's share.  The backbone is released; no value crosses on its own."""
+    """Return the costs of a step from the cache.  shape: of every rank's share.  The backbone is released; no value
+    crosses on its own.
+    """
 
     def pass_s(rank: int, op: Op) -> float:
         return layers_seconds(profile.layers[rank], op.kind, shape.sizes[rank], shape.lengths[rank])
@@ -148,7 +217,10 @@ def backbone_part(schedule: Schedule) -> Schedule:
     def belongs(op: Op) -> bool:
         return op.kind == "F" or (op.kind in (SEND, RECV) and (op.reads or op.writes)[0].name == "act")
 
-    return Schedule(ops=tuple(tuple(op for op in ops if belongs(op)) for ops in schedule.ops), inputs=schedule.inputs)
+    return Schedule(
+        ops=tuple(tuple(op for op in ops if belongs(op)) for ops in schedule.ops),
+        inputs=schedule.inputs,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +235,13 @@ class PacPlusRankJob(RankJob):
         lengths = tuple(self.split.lengths[sample] for sample in samples)
         layout = asdict(record_layout(self.adapter, self.cache_dtype, taps))
         owner = self.cluster.devices[rank].name
-        return CacheManifest(fingerprint=self.fingerprint, owner=owner, samples=samples, lengths=lengths, **layout)
+        return CacheManifest(
+            fingerprint=self.fingerprint,
+            owner=owner,
+            samples=samples,
+            lengths=lengths,
+            **layout,
+        )
 
     @property
     def owners(self) -> tuple[int, ...]:
@@ -173,7 +251,11 @@ class PacPlusRankJob(RankJob):
 
     def phases(self) -> tuple[Phase, ...]:
         """Return the first epoch and the cached epochs (see RankJob)."""
-        programs, has_cached, layout = Programs(self), self.job.epochs > 1, record_layout(self.adapter, self.cache_dtype)
+        programs, has_cached, layout = (
+            Programs(self),
+            self.job.epochs > 1,
+            record_layout(self.adapter, self.cache_dtype),
+        )
         first = Phase(
             epochs=range(1),
             steps=self.planned_epoch,
@@ -186,18 +268,37 @@ class PacPlusRankJob(RankJob):
         cached, owners, lengths = self.plan.cached, self.owners, self.split.lengths
 
         def steps(epoch: int) -> Sequence[PlannedStep]:
-            return cached_steps(cached, owners, lengths, self.cluster.world_size, seed=self.job.seed, epoch=epoch)
+            return cached_steps(
+                cached,
+                owners,
+                lengths,
+                self.cluster.world_size,
+                seed=self.job.seed,
+                epoch=epoch,
+            )
 
-        return first, Phase(epochs=range(1, self.job.epochs), cached=True, steps=steps, program=programs.cached)
+        return first, Phase(
+            epochs=range(1, self.job.epochs),
+            cached=True,
+            steps=steps,
+            program=programs.cached,
+        )
 
     def adapter_moves(self) -> tuple[Move, ...]:
         """Return the transfers that bring the whole adapter to every device (section V-B)."""
         assert self.plan.cached is not None, "a plan without shares for cached epochs"
         specs, layers = adapter_state(self.adapter)
-        return moves(dict.fromkeys(specs, self.plan.cached.ranks), homes_of(self.plan, layers), specs, self.cluster)
+        return moves(
+            dict.fromkeys(specs, self.plan.cached.ranks),
+            homes_of(self.plan, layers),
+            specs,
+            self.cluster,
+        )
 
     def filling_steps(self, samples: Sequence[int]) -> tuple[PlannedStep, ...]:
-        """Return the steps in which the backbone recomputes the activations of some samples, exactly as in the first epoch."""
+        """Return the steps in which the backbone recomputes the activations of some samples, exactly as in the first
+        epoch.
+        """
         if len(samples) == len(self.split):
             return self.planned_epoch(0)
         lengths, size = self.split.lengths, self.plan.mini_batch_size
@@ -206,7 +307,8 @@ class PacPlusRankJob(RankJob):
         return tuple(PlannedStep.of(cut_mini_batch(batch, self.plan.num_micro_batches), lengths) for batch in batches)
 
     def shard_moves(self, holders: Mapping[int, Sequence[int]]) -> tuple[Move, ...]:
-        """Return the transfers of activations from the shards of the ranks that have them to the devices that keep them.
+        """Return the transfers of activations from the shards of the ranks that have them to the devices that keep
+        them.
 
         holders: by sample.
         """
@@ -221,7 +323,9 @@ class PacPlusRankJob(RankJob):
         return self._record_moves(holders)
 
     def _record_moves(self, holders: Mapping[tuple[int, StageTaps], tuple[int, ...]]) -> tuple[Move, ...]:
-        """Return the transfers of parts of records to the devices that keep the samples.  holders: by sample and taps."""
+        """Return the transfers of parts of records to the devices that keep the samples.  holders: by sample and
+        taps.
+        """
         owners, lengths = self.owners, self.split.lengths
         held = {part_name(sample, taps): ranks for (sample, taps), ranks in holders.items()}
         wanted = {part_name(sample, taps): (owners[sample],) for sample, taps in holders}
@@ -234,18 +338,29 @@ class PacPlusRankJob(RankJob):
 
     def _moves(self) -> Mapping[str, Iterable[Program]]:
         adapter, tapes = self.adapter_moves(), self.tape_moves(self.planned_epoch(0))
-        return {"sharing the adapter": [one.program for one in adapter], "sharing the activations": [one.program for one in tapes]}
+        return {
+            "sharing the adapter": [one.program for one in adapter],
+            "sharing the activations": [one.program for one in tapes],
+        }
 
     def taken_over(self, former: RankJob, places: Mapping[int, int]) -> Iterable[Program]:
-        """Return the transfers of activations to the devices that keep them from now on, and the steps that recompute lost ones."""
+        """Return the transfers of activations to the devices that keep them from now on, and the steps that recompute
+        lost ones.
+        """
         assert isinstance(former, PacPlusRankJob)
-        if not any(phase.cached and self.start_epoch in phase.epochs for phase in self.phases()) or not former.plan.cached:
+        if (
+            not any(phase.cached and self.start_epoch in phase.epochs for phase in self.phases())
+            or not former.plan.cached
+        ):
             return ()
         holders = {sample: (places[owner],) for sample, owner in enumerate(former.owners) if owner in places}
         steps = self.filling_steps([sample for sample in range(len(self.split)) if sample not in holders])
         programs = Programs(self)
         filling = [programs.hybrid(step.shape, backbone_only=True) for step in steps]
-        return (*filling, *(move.program for move in (*self.shard_moves(holders), *self.tape_moves(steps))))
+        return (
+            *filling,
+            *(move.program for move in (*self.shard_moves(holders), *self.tape_moves(steps))),
+        )
 
     def begins_with(self) -> tuple[Path, ...]:
         """Return the initial adapter's file (see RankJob)."""

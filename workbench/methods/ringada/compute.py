@@ -1,7 +1,10 @@
-"""The computation of one ring device: embedding, frozen and unfrozen layers, head; its optimizer, and its cache, layer by layer.
+"""The computation of one ring device: embedding, frozen and unfrozen layers, head; its optimizer, and its cache, layer
+by layer.
 
-The activation cache of a ring's frozen layers is PAC+'s, layer by layer, until the layer is trained.  A sample's hidden state in front of
-a layer does not change while all layers below are frozen: the backbone runs without dropout.  Each device caches those in front of its own
+The activation cache of a ring's frozen layers is PAC+'s, layer by layer, until the layer is trained.  A sample's hidden
+state in front of
+a layer does not change while all layers below are frozen: the backbone runs without dropout.  Each device caches those
+in front of its own
 frozen layers, so the input of the lowest trained layer is always available.
 """
 
@@ -36,22 +39,32 @@ class RingCompute:
     """A block of layers with what is trained of them, and this device's copies of embedding and head.
 
     config: of serial adapters inside the layers (Eq. 1), or of Parallel Adapters next to them (PAC+, section IV-A).
-    backbone: the block.  first: a stage with the embedding.  trained: the modules of each layer.  head: the modules of the head.
+    backbone: the block.  first: a stage with the embedding.  trained: the modules of each layer.  head: the modules of
+    the head.
     side_width: of the side network, 0 of serial adapters.
     """
 
     def __init__(self, config: TechniqueConfig, backbone: BackboneStage, first: BackboneStage) -> None:
-        self._backbone, self._first, self._side, self.side_width = backbone, first, None, config.side_width
+        self._backbone, self._first, self._side, self.side_width = (
+            backbone,
+            first,
+            None,
+            config.side_width,
+        )
         self._model = model = TechniqueStage(backbone.part(backbone.start, backbone.stop), config, has_head=True)
         if isinstance(model.adapters, ParallelAdapterStage):
             self._side = side = model.adapters
             self.head = Modules(adapters=nn.ModuleDict({"last": side.last}))
-            self.trained = {layer: Modules(adapters=side.part(layer, layer + 1)) for layer in range(side.start, side.stop)}
+            self.trained = {
+                layer: Modules(adapters=side.part(layer, layer + 1)) for layer in range(side.start, side.stop)
+            }
             for modules in self.trained.values():
                 modules["adapters"].last = None
         else:
             self.head = Modules(head=model.head)
-            self.trained = {int(at): Modules(adapters=nn.ModuleDict({at: adapter})) for at, adapter in model.adapters.items()}
+            self.trained = {
+                int(at): Modules(adapters=nn.ModuleDict({at: adapter})) for at, adapter in model.adapters.items()
+            }
 
     def parted(self, state: Tensor) -> tuple[Tensor, Tensor]:
         """Split the model's state (n, t, d) from the side network's, (n, t, 0) if it is not there."""
@@ -70,8 +83,10 @@ class RingCompute:
     def ahead(self, state: Tensor, attention_mask: Tensor, layers: range, first_unfrozen: int) -> tuple[Any, ...]:
         """Run what waits for no update, and return the values that it writes (see methods.ringada.schedule, P).
 
-        Serial: the frozen layers; (n, t, d).  Parallel: all layers, and the frozen side layers; the next block's input, and that of the
-        trained side layers, if there are any: (side state, taps).  state: (n, t, d), with the side state (n, t, d + d / r) while all side
+        Serial: the frozen layers; (n, t, d).  Parallel: all layers, and the frozen side layers; the next block's input,
+        and that of the
+        trained side layers, if there are any: (side state, taps).  state: (n, t, d), with the side state (n, t, d + d /
+        r) while all side
         layers below are frozen.
         """
         frozen = range(layers.start, min(layers.stop, first_unfrozen))
@@ -86,20 +101,35 @@ class RingCompute:
             taps = taps[side.num_taps :]
         return (output, (below, taps)) if first_unfrozen < layers.stop else (torch.cat([output, below], dim=2),)
 
-    def forward(self, states: Sequence[Any], attention_mask: Tensor, layers: range, *, is_lowest: bool) -> StageContext:
+    def forward(
+        self,
+        states: Sequence[Any],
+        attention_mask: Tensor,
+        layers: range,
+        *,
+        is_lowest: bool,
+    ) -> StageContext:
         """Run unfrozen layers.  is_lowest: no layer below is trained, so the gradient of their input is not needed.
 
-        states: serial, the input.  Parallel: (side state, taps) from `ahead`; and the side state of the block below, unless `is_lowest`.
+        states: serial, the input.  Parallel: (side state, taps) from `ahead`; and the side state of the block below,
+        unless `is_lowest`.
         """
         source = None if is_lowest else states[0 if self._side is None else 1].detach().requires_grad_()
         if self._side is None:
-            return StageContext(source, self._run(states[0] if source is None else source, attention_mask, layers)[0])
+            return StageContext(
+                source,
+                self._run(states[0] if source is None else source, attention_mask, layers)[0],
+            )
         frozen_below, taps = states[0]
         below = None if layers.start == 0 else frozen_below if source is None else source
-        return StageContext(source, self._side.part(layers.start, layers.stop)(below, taps, attention_mask))
+        return StageContext(
+            source,
+            self._side.part(layers.start, layers.stop)(below, taps, attention_mask),
+        )
 
     def score(self, states: Sequence[Tensor], attention_mask: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
-        """Accumulate the head's gradient; return the loss, the sum over samples divided by the mini-batch's, and its gradient.
+        """Accumulate the head's gradient; return the loss, the sum over samples divided by the mini-batch's, and its
+        gradient.
 
         states: the last hidden state (n, t, d); parallel, then the last side state, of which the gradient is.
         """
@@ -118,10 +148,13 @@ class RingCompute:
 
 
 class RingOptimizer:
-    """AdamW for a device's trained layers, each with its own step count because they start at different times, and for the head.
+    """AdamW for a device's trained layers, each with its own step count because they start at different times, and for
+    the head.
 
-    updates: number of updates of each layer in the first rounds of a run.  keeps_head: whether this device has the head after a round.
-    num_noted: number of rounds, for an adaptive policy.  history: each round's value (see prepare.Policy), the same on all devices.
+    updates: number of updates of each layer in the first rounds of a run.  keeps_head: whether this device has the head
+    after a round.
+    num_noted: number of rounds, for an adaptive policy.  history: each round's value (see prepare.Policy), the same on
+    all devices.
     An Optimizer whose steps are rounds.
     """
 
@@ -222,7 +255,13 @@ class PrefixCache:
         """Return the stored input of a layer, with zeros in the padding."""
         return torch.cat(self._caches[layer].batch(samples, padded_length), dim=1)
 
-    def take_over(self, moving: Sequence[tuple[int, int, int]], rank: int, run: Run, cluster: Cluster) -> None:
+    def take_over(
+        self,
+        moving: Sequence[tuple[int, int, int]],
+        rank: int,
+        run: Run,
+        cluster: Cluster,
+    ) -> None:
         """Continue with a ring's caches after layers have moved; all ranks do it at once.
 
         moving: (layer, the rank that has its inputs, the rank that needs them).
@@ -232,12 +271,19 @@ class PrefixCache:
                 self._caches[layer] = ActivationCache.reopen(self._folder(layer), self._manifest(layer), verify=False)
         moving = [one for one in moving if one[1] != one[2]]
         specs = {str(layer): Spec((self._manifest(layer).nbytes,), "uint8") for layer, *_ in moving}
-        rounds = moves({str(one[0]): one[2:] for one in moving}, {str(one[0]): one[1:2] for one in moving}, specs, cluster)
+        rounds = moves(
+            {str(one[0]): one[2:] for one in moving},
+            {str(one[0]): one[1:2] for one in moving},
+            specs,
+            cluster,
+        )
         held = {str(layer): torch.from_numpy(self._caches[layer].rows) for layer, holder, _ in moving if holder == rank}
         for layer, _, receiver in moving:
             if receiver == rank:
                 self._caches[layer] = ActivationCache.create(self._folder(layer), self._manifest(layer))
-        into = {str(layer): torch.from_numpy(self._caches[layer].rows) for layer, _, receiver in moving if receiver == rank}
+        into = {
+            str(layer): torch.from_numpy(self._caches[layer].rows) for layer, _, receiver in moving if receiver == rank
+        }
         carry_out(rounds, rank, run, held, into)
         for layer, holder, _ in moving:
             if holder == rank:

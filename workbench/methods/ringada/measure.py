@@ -15,14 +15,35 @@ from workbench.core.cluster import Cluster, Device
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.run_folder import scratch_folder
 from workbench.core.schedule import STEP
-from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, TARGET_LENGTH, crossing_bytes, lengths_up_to
+from workbench.methods.common.scaling import (
+    BATCH_SIZES,
+    SEQUENCE_LENGTHS,
+    TARGET_LENGTH,
+    crossing_bytes,
+    lengths_up_to,
+)
 from workbench.methods.ringada.compute import PrefixCache, RingCompute, RingOptimizer
-from workbench.methods.ringada.schedule import BACKWARD, EMBED, FORWARD, HEAD, HEAD_STEP, LOAD, LOWEST, PREFIX
+from workbench.methods.ringada.schedule import (
+    BACKWARD,
+    EMBED,
+    FORWARD,
+    HEAD,
+    HEAD_STEP,
+    LOAD,
+    LOWEST,
+    PREFIX,
+)
 from workbench.methods.training.handlers import StageContext, Targets
 from workbench.models.parallel_adapter import made_up_mask
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig
-from workbench.profiler.layers import Span, Stacks, kept_bytes, profile_layers, saved_by_autograd
+from workbench.profiler.layers import (
+    Span,
+    Stacks,
+    kept_bytes,
+    profile_layers,
+    saved_by_autograd,
+)
 from workbench.profiler.timing import Call, Maker, time_grids
 from workbench.runtime.flat_optimizer import LinearSchedule
 from workbench.schedules.costs import Crossing
@@ -38,45 +59,83 @@ def measure_layers(
     lengths: tuple[int, ...] = SEQUENCE_LENGTHS,
     budget_s: float = 40.0,
 ) -> tuple[LayerProfile, ...]:
-    """Return the profile of every layer on one core of this host at full speed (see profiler.layers and methods.ringada.schedule).
+    """Return the profile of every layer on one core of this host at full speed (see profiler.layers and
+    methods.ringada.schedule).
 
     caches: whether frozen layers keep their inputs.
     """
     lengths = lengths_up_to(max_length, lengths, reads_images=stack.family.reads_images)
     stacks = Stacks(stack.num_layers, stack.num_encoder_layers)
     benches = {span: _Bench(stack, config, span) for span in stacks.spans}
-    trained = {layer: 4 * sum(one.numel() for one in bench.parameters(layer)) for bench in benches.values() for layer in bench.layers}
+    trained = {
+        layer: 4 * sum(one.numel() for one in bench.parameters(layer))
+        for bench in benches.values()
+        for layer in bench.layers
+    }
 
     def nbytes(layer: int) -> dict[str, int]:
         frozen = sum(one.numel() * one.element_size() for one in stack.layers[layer].parameters())
-        return {"frozen_bytes": frozen, "trainable_bytes": trained[layer]} | crossing_bytes(stack, layer)
+        return {
+            "frozen_bytes": frozen,
+            "trainable_bytes": trained[layer],
+        } | crossing_bytes(stack, layer)
 
-    profiles = profile_layers(stacks, benches, batch_sizes, lengths, budget_s=0.8 * budget_s, layer_bytes=nbytes)
-    first, last = benches[Span(0, 1)], benches[Span(stack.num_layers - 1, stack.num_layers)]
-    at_ends: dict[str, Maker] = {EMBED: first.embed, HEAD: last.score, LOWEST: partial(last.backward, is_lowest=True)}
+    profiles = profile_layers(
+        stacks,
+        benches,
+        batch_sizes,
+        lengths,
+        budget_s=0.8 * budget_s,
+        layer_bytes=nbytes,
+    )
+    first, last = (
+        benches[Span(0, 1)],
+        benches[Span(stack.num_layers - 1, stack.num_layers)],
+    )
+    at_ends: dict[str, Maker] = {
+        EMBED: first.embed,
+        HEAD: last.score,
+        LOWEST: partial(last.backward, is_lowest=True),
+    }
     ends = time_grids(at_ends, batch_sizes, lengths, budget_s=0.15 * budget_s)
-    steps = {STEP: partial(first.optimizer.update, range(1), 0), HEAD_STEP: partial(first.optimizer.update_head, 0)}
-    ends |= time_grids({kind: lambda *size, step=step: step for kind, step in steps.items()}, (1,), (1,), budget_s=0.05 * budget_s)
+    steps = {
+        STEP: partial(first.optimizer.update, range(1), 0),
+        HEAD_STEP: partial(first.optimizer.update_head, 0),
+    }
+    ends |= time_grids(
+        {kind: lambda *size, step=step: step for kind, step in steps.items()},
+        (1,),
+        (1,),
+        budget_s=0.05 * budget_s,
+    )
     of_all = {kind: ends.pop(kind) for kind in (LOWEST, STEP)}
     kept: Grid | None = None
     if caches:
         with scratch_folder() as folder:
-            of_cache: dict[str, Maker] = {LOAD: partial(last.load, folder), "KEEP": partial(last.keep, folder)}
+            of_cache: dict[str, Maker] = {
+                LOAD: partial(last.load, folder),
+                "KEEP": partial(last.keep, folder),
+            }
             found = time_grids(of_cache, batch_sizes, lengths, budget_s=0.1 * budget_s)
         of_all[LOAD], kept = found[LOAD], found["KEEP"]
 
     def whole(index: int, layer: LayerProfile) -> LayerProfile:
         """Return a layer's profile with what belongs to all layers alike, and to the first and the last."""
         times = layer.times | of_all | (ends if index in (0, stack.num_layers - 1) else {})
-        return replace(layer, times=times if kept is None else times | {PREFIX: layer.times[PREFIX].plus(kept)})
+        return replace(
+            layer,
+            times=times if kept is None else times | {PREFIX: layer.times[PREFIX].plus(kept)},
+        )
 
     return tuple(whole(index, layer) for index, layer in enumerate(profiles))
 
 
 def from_adapters(profile: Profile, cluster: Cluster, embedding_bytes: int) -> Profile:
-    """Convert the catalogue's costs of adapters to a ring's: frozen layers separate, the lowest adapter's backward pass alone.
+    """Convert the catalogue's costs of adapters to a ring's: frozen layers separate, the lowest adapter's backward pass
+    alone.
 
-    embedding_bytes: of the embedding, which belongs to the first layer there.  A cached input is read at a device's storage rate.
+    embedding_bytes: of the embedding, which belongs to the first layer there.  A cached input is read at a device's
+    storage rate.
     """
 
     def changed(index: int, layer: LayerProfile, device: Device) -> LayerProfile:
@@ -86,15 +145,33 @@ def from_adapters(profile: Profile, cluster: Cluster, embedding_bytes: int) -> P
         read_s = tuple(tuple(layer.output_bytes(batch, length) / rate for length in sizes[1]) for batch in sizes[0])
         load = replace(forward, seconds=read_s)
         if "SF" in layer.times:  # Parallel Adapters
-            side = {LOAD: load, FORWARD: layer.times["SF"], BACKWARD: layer.times["SB"], LOWEST: layer.times["SB"]}
-            return replace(layer, times=layer.times | {PREFIX: layer.times[FORWARD]} | side, frozen_bytes=frozen)
-        # An adapter has two matrix products forward, three backward: its weights' gradients and its narrow activation's gradient.
+            side = {
+                LOAD: load,
+                FORWARD: layer.times["SF"],
+                BACKWARD: layer.times["SB"],
+                LOWEST: layer.times["SB"],
+            }
+            return replace(
+                layer,
+                times=layer.times | {PREFIX: layer.times[FORWARD]} | side,
+                frozen_bytes=frozen,
+            )
+        # An adapter has two matrix products forward, three backward: its weights' gradients and its narrow activation's
+        # gradient.
         share = 1.5 * layer.trainable_bytes / (frozen + layer.trainable_bytes)
-        times = {**layer.times, PREFIX: forward, LOWEST: forward.scaled(share), LOAD: load}
+        times = {
+            **layer.times,
+            PREFIX: forward,
+            LOWEST: forward.scaled(share),
+            LOAD: load,
+        }
         return replace(layer, times=times, frozen_bytes=frozen)
 
     rows = zip(profile.layers, cluster.devices, strict=True)
-    return replace(profile, layers=tuple(tuple(changed(index, layer, device) for index, layer in enumerate(row)) for row, device in rows))
+    return replace(
+        profile,
+        layers=tuple(tuple(changed(index, layer, device) for index, layer in enumerate(row)) for row, device in rows),
+    )
 
 
 class _Bench:
@@ -102,12 +179,20 @@ class _Bench:
 
     def __init__(self, stack: LayerStack, config: TechniqueConfig, span: Span) -> None:
         self._stage = copy.deepcopy(stack.stage(*span))  # a copy: adapters that are inserted into layers stay in them
-        self._part, self.layers, self._kind = self._stage.part(*span), range(*span), config.kind
+        self._part, self.layers, self._kind = (
+            self._stage.part(*span),
+            range(*span),
+            config.kind,
+        )
         self._compute = RingCompute(config, self._stage, self._stage)
         self._side_width = self._compute.side_width
         schedule = LinearSchedule(peak=1e-3, num_steps=100_000)
         self.optimizer = RingOptimizer(
-            self._compute, schedule, 0.01, updates=lambda rounds, brought: dict.fromkeys(self.layers, rounds), keeps_head=True
+            self._compute,
+            schedule,
+            0.01,
+            updates=lambda rounds, brought: dict.fromkeys(self.layers, rounds),
+            keeps_head=True,
         )
         self._has_decoder = stack.num_encoder_layers is not None
 
@@ -155,7 +240,13 @@ class _Bench:
 
         def kept(length: int) -> int:
             run: Any = self.forward(batch, length)
-            return saved_by_autograd(run, [*self._stage.parameters(), *(one for layer in self.layers for one in self.parameters(layer))])[1]
+            return saved_by_autograd(
+                run,
+                [
+                    *self._stage.parameters(),
+                    *(one for layer in self.layers for one in self.parameters(layer)),
+                ],
+            )[1]
 
         return kept_bytes(kept, batch, at=32, other=64, has_decoder=self._has_decoder)
 
@@ -170,7 +261,11 @@ class _Bench:
 
     def _cached(self, folder: Path, batch: int, length: int) -> tuple[PrefixCache, int, Tensor]:
         hidden, _ = self._inputs(batch, length)
-        crossing = Crossing(hidden_size=hidden.shape[2], target_length=hidden.shape[1] - length, num_encoder_layers=0)
+        crossing = Crossing(
+            hidden_size=hidden.shape[2],
+            target_length=hidden.shape[1] - length,
+            num_encoder_layers=0,
+        )
         # Every size replaces the file of the one before, whose memory map outlives it.
         prefix = PrefixCache(folder=folder, lengths=(length,) * batch, crossing=crossing)
         prefix.keep(self.layers.start, range(batch), hidden)

@@ -17,8 +17,18 @@ from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.base import Planned
 from workbench.methods.ringada.measure import from_adapters, measure_layers
 from workbench.methods.ringada.phases import phases_on
-from workbench.methods.ringada.planner import RingEstimate, Segment, plan_ring, plan_segments
-from workbench.methods.ringada.prepare import PreparedJob, check_plan, prepare, require_known
+from workbench.methods.ringada.planner import (
+    RingEstimate,
+    Segment,
+    plan_ring,
+    plan_segments,
+)
+from workbench.methods.ringada.prepare import (
+    PreparedJob,
+    check_plan,
+    prepare,
+    require_known,
+)
 from workbench.methods.ringada.rank_job import RingRankJob, beside_bytes
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod, nothing
 from workbench.methods.training.phases import Predictor
@@ -35,7 +45,9 @@ _MOST_SEGMENTS = 16
 
 
 def owned_by(prepared: PreparedJob, cluster: Cluster) -> Mapping[str, tuple[int, ...]]:
-    """Return the rows of each device's samples, D_u, by name.  Raises ConfigError for an impossible rule or a device without data."""
+    """Return the rows of each device's samples, D_u, by name.  Raises ConfigError for an impossible rule or a device
+    without data.
+    """
     if prepared.owned is not None:
         return prepared.owned
     names = [device.name for device in cluster.devices]
@@ -59,12 +71,19 @@ def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pl
     )
 
 
-def pricer(prepared: PreparedJob, profile: Profile, cluster: Cluster, rounds: range | None = None) -> RingEstimate:
+def pricer(
+    prepared: PreparedJob,
+    profile: Profile,
+    cluster: Cluster,
+    rounds: range | None = None,
+) -> RingEstimate:
     """Return a function that computes the cost of a ring for some rounds; None: all rounds."""
     policy, num_rounds = prepared.policy, prepared.steps_on(cluster.world_size)
     per_round = cluster.world_size * prepared.options.local_iterations
     asked = range(num_rounds) if rounds is None else rounds
-    depths = [policy.num_layers - policy.first_unfrozen(one, per_round * one + at) for one in asked for at in range(per_round)]
+    depths = [
+        policy.num_layers - policy.first_unfrozen(one, per_round * one + at) for one in asked for at in range(per_round)
+    ]
     filled = per_round * max(0, _filled(prepared, num_rounds) - asked.start)
     return RingEstimate(
         planning_problem(prepared, profile, cluster),
@@ -81,15 +100,23 @@ def _filled(prepared: PreparedJob, num_rounds: int) -> int:
 
 
 def segments(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> tuple[Segment, ...]:
-    """Return the run's rounds, divided where one more layer is trained (several for a deep model) and where the caches are full."""
+    """Return the run's rounds, divided where one more layer is trained (several for a deep model) and where the caches
+    are full.
+    """
     policy, num_rounds = prepared.policy, prepared.steps_on(cluster.world_size)
     per_round = cluster.world_size * prepared.options.local_iterations
     lowest = [policy.first_unfrozen(number, per_round * number) for number in range(num_rounds)]
     full = _filled(prepared, num_rounds)
-    begins = [number for number in range(num_rounds) if not number or number == full or lowest[number] < lowest[number - 1]]
+    begins = [
+        number for number in range(num_rounds) if not number or number == full or lowest[number] < lowest[number - 1]
+    ]
     begins = sorted({*begins[:: -(-len(begins) // _MOST_SEGMENTS)], full} - {num_rounds})
     return tuple(
-        Segment(first, per_round * (stop - first), pricer(prepared, profile, cluster, range(first, stop)))
+        Segment(
+            first,
+            per_round * (stop - first),
+            pricer(prepared, profile, cluster, range(first, stop)),
+        )
         for first, stop in pairwise([*begins, num_rounds])
     )
 
@@ -105,7 +132,8 @@ def require_memory(prepared: PreparedJob, profile: Profile, cluster: Cluster, pl
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     """Return the blocks, the ring order and the number of mini-batches in flight.
 
-    Blocks and order follow the unfreezing where that pays in the simulated run too, moves included.  Raises PlanError if nothing fits,
+    Blocks and order follow the unfreezing where that pays in the simulated run too, moves included.  Raises PlanError
+    if nothing fits,
     ConfigError for an impossible split of the data.
     """
     if prepared.options.federated:
@@ -113,23 +141,42 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     once = plan_ring(pricer(prepared, profile, cluster))
     if not prepared.options.replan or prepared.policy.is_adaptive:
         return with_in_flight(rank_job(prepared, profile, cluster, once))
-    parts, run = segments(prepared, profile, cluster), rank_job(prepared, profile, cluster, once)
+    parts, run = (
+        segments(prepared, profile, cluster),
+        rank_job(prepared, profile, cluster, once),
+    )
     plan = plan_segments(once, parts, run.change_s)
     follows = bool(plan.later) and _simulated_s(replace(run, plan=plan), parts) < _simulated_s(run, parts)
     return with_in_flight(replace(run, plan=plan) if follows else run)
 
 
 def _everywhere(prepared: PreparedJob, price: RingEstimate) -> Plan:
-    """Return the plan of federated averaging: the whole model on every device that has room for it.  Raises PlanError if none has."""
+    """Return the plan of federated averaging: the whole model on every device that has room for it.  Raises PlanError
+    if none has.
+    """
     job, cluster, stop = prepared.job, price.cluster, prepared.facts.num_layers
     size = job.batch_size // job.micro_batches
-    lacking_bytes = {rank: price.needs(rank, 0, stop) - device.memory_bytes for rank, device in enumerate(cluster.devices)}
+    lacking_bytes = {
+        rank: price.needs(rank, 0, stop) - device.memory_bytes for rank, device in enumerate(cluster.devices)
+    }
     usable = [rank for rank, lacking in lacking_bytes.items() if lacking <= 0]
     if not usable:
         raise _too_small(price, min(lacking_bytes, key=lambda rank: lacking_bytes[rank]), 0, stop)
-    whole = Stage(start=0, stop=stop, shares=tuple(Share(rank=rank, samples=size) for rank in usable))
-    notes = ("The samples of devices without room for the whole model are not trained on.",) * (len(usable) < cluster.world_size)
-    return Plan(method="ringada", stages=(whole,), micro_batch_size=size, num_micro_batches=job.micro_batches, notes=notes)
+    whole = Stage(
+        start=0,
+        stop=stop,
+        shares=tuple(Share(rank=rank, samples=size) for rank in usable),
+    )
+    notes = ("The samples of devices without room for the whole model are not trained on.",) * (
+        len(usable) < cluster.world_size
+    )
+    return Plan(
+        method="ringada",
+        stages=(whole,),
+        micro_batch_size=size,
+        num_micro_batches=job.micro_batches,
+        notes=notes,
+    )
 
 
 def _too_small(price: RingEstimate, rank: int, start: int, stop: int) -> PlanError:
@@ -143,7 +190,8 @@ def _too_small(price: RingEstimate, rank: int, start: int, stop: int) -> PlanErr
 
 
 def with_in_flight(run: RingRankJob) -> Plan:
-    """Return the plan with the fewest mini-batches in flight that fit in memory and are within 1 % of the shortest time.
+    """Return the plan with the fewest mini-batches in flight that fit in memory and are within 1 % of the shortest
+    time.
 
     Time and memory are simulated for the first, the middle and the last round.
     """
@@ -151,12 +199,19 @@ def with_in_flight(run: RingRankJob) -> Plan:
     for count in (min(run.options.in_flight, run.steps_per_round),) if run.options.in_flight else _IN_FLIGHT:
         planned = replace(run, plan=replace(run.plan, in_flight=count))
         predictor = Predictor(planned.phases()[0])
-        timelines = [predictor.timeline(run.round(number)) for number in sorted({0, run.num_rounds // 2, run.num_rounds - 1})]
+        timelines = [
+            predictor.timeline(run.round(number)) for number in sorted({0, run.num_rounds // 2, run.num_rounds - 1})
+        ]
         peaks = [max(timeline.peak_bytes(rank) for timeline in timelines) for rank in range(run.cluster.world_size)]
-        if not found or all(peak <= device.memory_bytes for peak, device in zip(peaks, run.cluster.devices, strict=True)):
+        if not found or all(
+            peak <= device.memory_bytes for peak, device in zip(peaks, run.cluster.devices, strict=True)
+        ):
             found[count] = sum(timeline.makespan_s for timeline in timelines)
     least_s = min(found.values())
-    return replace(run.plan, in_flight=min(count for count, seconds in found.items() if seconds <= 1.01 * least_s))
+    return replace(
+        run.plan,
+        in_flight=min(count for count, seconds in found.items() if seconds <= 1.01 * least_s),
+    )
 
 
 def _simulated_s(run: RingRankJob, parts: Sequence[Segment]) -> float:
@@ -198,22 +253,41 @@ class RingAda(TrainingMethod[PreparedJob]):
     def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
         """Return the settings that affect layer costs, and a function that measures them (see TrainingMethod)."""
         config, caches = prepared.config, prepared.options.cache
-        key: dict[str, Any] = {f"{prepared.options.technique} adapters": asdict(replace(config, seed=0, label_mean=0.0, label_std=1.0))}
+        key: dict[str, Any] = {
+            f"{prepared.options.technique} adapters": asdict(replace(config, seed=0, label_mean=0.0, label_std=1.0))
+        }
         key |= {"cache": True} if caches else {}
-        return key, lambda max_length: measure_layers(load_stack(prepared.job.model), config, max_length=max_length, caches=caches)
+        return key, lambda max_length: measure_layers(
+            load_stack(prepared.job.model), config, max_length=max_length, caches=caches
+        )
 
     def catalogue(self, prepared: PreparedJob, cluster: Cluster) -> Profile:
         """Return every layer's cost from the catalogue's figures (see ProfiledMethod)."""
-        return from_adapters(super().catalogue(prepared, cluster), cluster, 4 * prepared.facts.embedding_parameters)
+        return from_adapters(
+            super().catalogue(prepared, cluster),
+            cluster,
+            4 * prepared.facts.embedding_parameters,
+        )
 
     def technique(self, prepared: PreparedJob) -> AnalyticTechnique:
         """Return the adapters' sizes (see TrainingMethod)."""
         options = prepared.options
         if options.technique == "parallel":
             return AnalyticTechnique("parallel_adapters", TechniqueSizes(reduction=options.reduction))
-        return AnalyticTechnique("adapters", TechniqueSizes(bottleneck=options.bottleneck, adapters_per_layer=1))
+        return AnalyticTechnique(
+            "adapters",
+            TechniqueSizes(bottleneck=options.bottleneck, adapters_per_layer=1),
+        )
 
-    def check(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
+    def check(
+        self,
+        prepared: PreparedJob,
+        profile: Profile,
+        cluster: Cluster,
+        plan: Plan,
+        *,
+        folder: Path | None,
+    ) -> None:
         """Check for errors that would end the run later (see Method)."""
         check_plan(prepared, cluster, plan)
         if folder is not None:

@@ -27,25 +27,36 @@ _CHANGES = Effect(
     "unfreezing = steps or rounds",
     reads=("unfreezing",),
 )
-_LATER = Effect(lambda at: at.job.epochs > 1, "more than one epoch: in the first nothing is cached yet")
+_LATER = Effect(
+    lambda at: at.job.epochs > 1,
+    "more than one epoch: in the first nothing is cached yet",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingAdaOptions:
     """RingAda's own settings, given in Job.options.
 
-    technique: 'serial' adapters inside the layers, of width bottleneck (m of Eq. 1), or 'parallel' ones next to them, as PAC+ has (ours):
-    no gradient passes through the model then, and its layers wait for no update.  reduction: r, how much narrower these are.
+    technique: 'serial' adapters inside the layers, of width bottleneck (m of Eq. 1), or 'parallel' ones next to them,
+    as PAC+ has (ours):
+    no gradient passes through the model then, and its layers wait for no update.  reduction: r, how much narrower these
+    are.
     dropout: of the pooled features.
-    data: which device owns which training samples: iid, dirichlet:CONCENTRATION, source, device or sizes:A,B,... (see tasks.batching).
+    data: which device owns which training samples: iid, dirichlet:CONCENTRATION, source, device or sizes:A,B,... (see
+    tasks.batching).
     local_iterations: I of Algorithm 1, an initiator's mini-batches in a round.
-    unfreezing: one more adapter every unfreeze_every 'steps' (section IV: 40 mini-batches) or 'rounds' (Algorithm 1, k); 'all' adapters
-    from the beginning, which is the paper's PipeAdapter without stale weights; one more on a 'plateau' of the loss or of the
+    unfreezing: one more adapter every unfreeze_every 'steps' (section IV: 40 mini-batches) or 'rounds' (Algorithm 1,
+    k); 'all' adapters
+    from the beginning, which is the paper's PipeAdapter without stale weights; one more on a 'plateau' of the loss or
+    of the
     'gradient_norm', by patience and threshold (see Policy).  depth: unfrozen adapters at the beginning, d.
-    in_flight: mini-batches that may be on the ring at once; None: the planner's choice.  cache: whether devices cache the outputs of their
-    frozen layers on their disks, so that later rounds skip these layers (ours).  replan: whether layers may be moved between rounds as more
+    in_flight: mini-batches that may be on the ring at once; None: the planner's choice.  cache: whether devices cache
+    the outputs of their
+    frozen layers on their disks, so that later rounds skip these layers (ours).  replan: whether layers may be moved
+    between rounds as more
     of them are trained; they are moved where it pays, moves included.
-    federated: federated averaging instead of a ring: each device trains all adapters of a whole model on its own data, and after each round
+    federated: federated averaging instead of a ring: each device trains all adapters of a whole model on its own data,
+    and after each round
     all devices average them (a baseline that the paper leaves out).
     """
 
@@ -64,7 +75,13 @@ class RingAdaOptions:
     threshold: Annotated[Dropout, _RING, _ADAPTIVE] = 0.01
     in_flight: Annotated[Times, _RING] | None = None
     cache: Annotated[bool, _RING_CACHE, _LATER] = False
-    replan: Annotated[bool, _RING, _CHANGES, SEVERAL_DEVICES, Published(False, "section IV-B: assigned once")] = True
+    replan: Annotated[
+        bool,
+        _RING,
+        _CHANGES,
+        SEVERAL_DEVICES,
+        Published(False, "section IV-B: assigned once"),
+    ] = True
     federated: bool = False
 
 
@@ -72,11 +89,20 @@ DECLARATION = Declaration(
     options=RingAdaOptions,
     title="RingAda",
     implementation="workbench.methods.ringada.method:RingAda",
-    calls=training_calls("workbench.methods.ringada.method:RingAda", "workbench.methods.ringada.rank_job:RingRankJob"),
+    calls=training_calls(
+        "workbench.methods.ringada.method:RingAda",
+        "workbench.methods.ringada.rank_job:RingRankJob",
+    ),
     form=JOB_FIELDS
     | {
         "unfreezing": FormField(label="Unfreezing", tooltip="When one more adapter is trained (Algorithm 1)"),
-        "unfreeze_every": FormField(label="Unfreeze every", tooltip="Mini-batches or rounds until one more adapter is trained"),
-        "depth": FormField(label="Depth d", tooltip="Adapters that are trained at the beginning, from the top"),
+        "unfreeze_every": FormField(
+            label="Unfreeze every",
+            tooltip="Mini-batches or rounds until one more adapter is trained",
+        ),
+        "depth": FormField(
+            label="Depth d",
+            tooltip="Adapters that are trained at the beginning, from the top",
+        ),
     },
 )

@@ -1,4 +1,6 @@
-"""The single phase of a RingAda run on a device, and the operations of a round, by kind: the runtime's dispatch table."""
+"""The single phase of a RingAda run on a device, and the operations of a round, by kind: the runtime's dispatch
+table.
+"""
 
 from __future__ import annotations
 
@@ -75,20 +77,32 @@ class RingHandlers:
     def _load(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         batch = self.batches[op.microbatch]
         assert self.prefix is not None
-        first, last = self.layout.first_unfrozen(op.microbatch), self.layout.plan.num_layers
-        read = partial(self.prefix.read, samples=batch.indices, padded_length=batch.attention_mask.shape[1])
+        first, last = (
+            self.layout.first_unfrozen(op.microbatch),
+            self.layout.plan.num_layers,
+        )
+        read = partial(
+            self.prefix.read,
+            samples=batch.indices,
+            padded_length=batch.attention_mask.shape[1],
+        )
         if not self.compute.side_width:
             return (read(first),)
         if op.stage == NONE:
             return (self.compute.parted(read(last))[0],)
         layers = self.layout.layers(op)
         taps, sides = zip(
-            *(self.compute.parted(read(layer)) for layer in ([last + 1] if layers.start == 0 else []) + [*layers]), strict=True
+            *(self.compute.parted(read(layer)) for layer in ([last + 1] if layers.start == 0 else []) + [*layers]),
+            strict=True,
         )
         return ((sides[0], list(taps)),)
 
     def _frozen(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        batch, first, stage = self.batches[op.microbatch], self.layout.first_unfrozen(op.microbatch), self.layout.plan.stages[op.stage]
+        batch, first, stage = (
+            self.batches[op.microbatch],
+            self.layout.first_unfrozen(op.microbatch),
+            self.layout.plan.stages[op.stage],
+        )
         if self.prefix is None:
             return self.compute.ahead(reads[0], batch.attention_mask, range(stage.start, stage.stop), first)
         if self.compute.side_width:
@@ -99,13 +113,19 @@ class RingHandlers:
         return reads
 
     def _ahead(self, state: Tensor, batch: Batch, layers: range, first: int) -> tuple[Any, ...]:
-        """Run the model and the frozen side layers (see RingCompute.ahead), and keep what the side layers take, layer by layer.
+        """Run the model and the frozen side layers (see RingCompute.ahead), and keep what the side layers take, layer
+        by layer.
 
-        A layer's record has the tap after it and the side state before it, which is constant while all side layers below are frozen.
+        A layer's record has the tap after it and the side state before it, which is constant while all side layers
+        below are frozen.
         The embedding's and, at the initiator, the last hidden state have records of their own, behind the layers'.
         """
         assert self.prefix is not None
-        keep, taps, beside = partial(self.prefix.keep, samples=batch.indices), list[Tensor](), state
+        keep, taps, beside = (
+            partial(self.prefix.keep, samples=batch.indices),
+            list[Tensor](),
+            state,
+        )
         for layer in layers:
             hidden, below = self.compute.parted(state)
             if layer == 0:
@@ -116,7 +136,10 @@ class RingHandlers:
                 beside, taps = (own if not taps else beside), [*taps, *more]
             else:
                 [state] = found
-            keep(layer, hidden=self.compute.widened(torch.cat([self.compute.parted(state)[0], below], dim=2)))
+            keep(
+                layer,
+                hidden=self.compute.widened(torch.cat([self.compute.parted(state)[0], below], dim=2)),
+            )
         return (state, (beside, taps)) if first < layers.stop else (state,)
 
     def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -129,14 +152,31 @@ class RingHandlers:
         return context.output.detach(), context
 
     def _score(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        at, batch, iterations = self.layout.iteration_of[op.microbatch], self.batches[op.microbatch], self.layout.iterations
+        at, batch, iterations = (
+            self.layout.iteration_of[op.microbatch],
+            self.batches[op.microbatch],
+            self.layout.iterations,
+        )
         if (head := named(op, reads, "head")) and iterations[at - 1].initiator != self.rank:
             self.optimizer.take_head(head[0], self.first_step + at)
         if self.prefix is not None and self.compute.side_width and op.microbatch not in self.cached:
-            self.prefix.keep(self.layout.plan.num_layers, batch.indices, self.compute.widened(named(op, reads, "act")[0]))
+            self.prefix.keep(
+                self.layout.plan.num_layers,
+                batch.indices,
+                self.compute.widened(named(op, reads, "act")[0]),
+            )
         total = sum(size for size, one in zip(self.layout.sizes, self.layout.iteration_of, strict=True) if one == at)
-        targets = Targets(labels=batch.labels, sample_ids=batch.sample_ids, epoch=self.epoch, total=total)
-        loss, gradient = self.compute.score([*named(op, reads, "act"), *named(op, reads, "side")], batch.attention_mask, targets)
+        targets = Targets(
+            labels=batch.labels,
+            sample_ids=batch.sample_ids,
+            epoch=self.epoch,
+            total=total,
+        )
+        loss, gradient = self.compute.score(
+            [*named(op, reads, "act"), *named(op, reads, "side")],
+            batch.attention_mask,
+            targets,
+        )
         own = loss / len(iterations)  # a round's loss is the mean of its mini-batches'
         self.noted[0] += own
         return own, gradient, None
@@ -189,7 +229,10 @@ class RingPhase(StagePhase[RingRankJob]):
         if not isinstance(self.optimizer, RingOptimizer) or self.optimizer.history is None:
             return shape
         lowest = self.rank_job.policy.adapted(self.optimizer.history[: self.optimizer.num_steps].tolist())[-1]
-        return replace(shape, iterations=tuple(one._replace(first_unfrozen=lowest) for one in shape.iterations))
+        return replace(
+            shape,
+            iterations=tuple(one._replace(first_unfrozen=lowest) for one in shape.iterations),
+        )
 
     def load(self, epoch: int) -> None:
         """Load the block (see RankPhase)."""
@@ -203,7 +246,11 @@ class RingPhase(StagePhase[RingRankJob]):
             self.compute = RingCompute(rank_job.config, backbone, first)
             self.optimizer = RingOptimizer(
                 self.compute,
-                LinearSchedule(peak=job.peak_learning_rate, num_steps=rank_job.num_steps, warmup_fraction=job.warmup_fraction),
+                LinearSchedule(
+                    peak=job.peak_learning_rate,
+                    num_steps=rank_job.num_steps,
+                    warmup_fraction=job.warmup_fraction,
+                ),
                 job.weight_decay,
                 updates=rank_job.updates,
                 keeps_head=rank_job.options.federated or self.session.rank == rank_job.initiators[0],
@@ -211,20 +258,33 @@ class RingPhase(StagePhase[RingRankJob]):
             )
             if rank_job.options.cache:
                 folder = self.session.context.own_folder(rank_job.folder) / "prefix"
-                self._prefix = PrefixCache(folder=folder, lengths=rank_job.lengths, crossing=rank_job.crossing, lowest=rank_job.lowest)
+                self._prefix = PrefixCache(
+                    folder=folder,
+                    lengths=rank_job.lengths,
+                    crossing=rank_job.crossing,
+                    lowest=rank_job.lowest,
+                )
                 if rank_job.cache_homes:
                     self._take_over(self._prefix)
         self.result.nbytes["private memory with the model"] = read_memory().anonymous_bytes
 
     def _take_over(self, prefix: PrefixCache) -> None:
         """Continue with the caches of former jobs, whose layers may have moved."""
-        rank_job, rank, start_s = self.rank_job, self.session.rank, self.session.context.now_s()
+        rank_job, rank, start_s = (
+            self.rank_job,
+            self.session.rank,
+            self.session.context.now_s(),
+        )
         homes = ring_homes(rank_job.present.stages)
-        moving = [(layer, rank_job.cache_homes[layer], homes[layer]) for layer in rank_job.cached_layers(rank_job.start)]
+        moving = [
+            (layer, rank_job.cache_homes[layer], homes[layer]) for layer in rank_job.cached_layers(rank_job.start)
+        ]
         if rank_job.config.side_width:
             last = rank_job.plan.num_layers
             moving.append((last, rank, rank))  # the last hidden states of its own samples stay
-            moving += [(last + 1, holder, receiver) for layer, holder, receiver in moving if layer == 0]  # the embedding's
+            moving += [
+                (last + 1, holder, receiver) for layer, holder, receiver in moving if layer == 0
+            ]  # the embedding's
         prefix.take_over(moving, rank, self.session.run, rank_job.cluster)
         self.result.spent_s["moving the cache"] = self.session.context.now_s() - start_s
 
@@ -234,7 +294,9 @@ class RingPhase(StagePhase[RingRankJob]):
         rank_job, shape = self.rank_job, self.shape(planned)
         if self._prefix is not None and not rank_job.config.side_width:
             self._prefix.forget_above(shape.iterations[0].first_unfrozen)
-        self.optimizer.num_steps = planned.number + 1  # counts only once the round is done; the state of a failed round is not saved
+        self.optimizer.num_steps = (
+            planned.number + 1
+        )  # counts only once the round is done; the state of a failed round is not saved
         return RingHandlers(
             rank=self.session.rank,
             number=planned.number,

@@ -1,9 +1,14 @@
-"""Assign contiguous blocks and a ring order to devices: RingAda's coordinator (section IV-B, 1), whose algorithm the paper leaves open.
+"""Assign contiguous blocks and a ring order to devices: RingAda's coordinator (section IV-B, 1), whose algorithm the
+paper leaves open.
 
-Our algorithm minimises the expected time of the whole training, in which the load moves to the top as layers unfreeze, not of one moment.
-A mini-batch with some unfrozen layers takes the longer of two times: the computation of the busiest device, or the unfrozen part.
-Without stale weights its first forward pass waits for the last update.  In that part the micro-batches of a mini-batch form a pipeline.
-A stage waits for the first micro-batch from below and passes all of them there and back.  It is idle while the first is above it, unless
+Our algorithm minimises the expected time of the whole training, in which the load moves to the top as layers unfreeze,
+not of one moment.
+A mini-batch with some unfrozen layers takes the longer of two times: the computation of the busiest device, or the
+unfrozen part.
+Without stale weights its first forward pass waits for the last update.  In that part the micro-batches of a mini-batch
+form a pipeline.
+A stage waits for the first micro-batch from below and passes all of them there and back.  It is idle while the first is
+above it, unless
 forward passes of the others fill that time.  Then the last micro-batch goes down.
 The search moves layers between the ring's devices and swaps devices as long as that helps, from several starts.
 Each device brings its own samples.  So as many devices as possible are on the ring, and of so many the fastest.
@@ -31,15 +36,18 @@ _FEW = 4
 _SOME = 6
 """With at most this many devices, a swap and a move are also tried together."""
 _EXACT = 10
-"""With at most this many devices, the search for a ring that fits tries every order; with more, those with most memory come first."""
+"""With at most this many devices, the search for a ring that fits tries every order; with more, those with most memory
+come first."""
 _TURN_S = 0.6
-"""Seconds between two plans besides reading and sending: measured once on four emulated devices (.9 s in all, .3 s of them predicted)."""
+"""Seconds between two plans besides reading and sending: measured once on four emulated devices (.9 s in all, .3 s of
+them predicted)."""
 
 
 class RingEstimate:
     """A quick estimate of the simulated seconds of a mini-batch, averaged over a training: within 2 %, by tests.
 
-    depths: number of unfrozen layers -> mini-batches of the run with that number; cached: those that read the frozen layers' output from a
+    depths: number of unfrozen layers -> mini-batches of the run with that number; cached: those that read the frozen
+    layers' output from a
     cache.  rest_bytes: of a device besides its layers.  has_side: see methods.ringada.schedule.ring_round.
     """
 
@@ -52,10 +60,22 @@ class RingEstimate:
         rest_bytes: int = 0,
         has_side: bool = False,
     ) -> None:
-        profile, cluster, sequence_length = problem.profile, problem.cluster, problem.sequence_length
-        self.profile, self.cluster, self.micro_batches, self._rest_bytes = profile, cluster, problem.micro_batches, rest_bytes
+        profile, cluster, sequence_length = (
+            problem.profile,
+            problem.cluster,
+            problem.sequence_length,
+        )
+        self.profile, self.cluster, self.micro_batches, self._rest_bytes = (
+            profile,
+            cluster,
+            problem.micro_batches,
+            rest_bytes,
+        )
         self.micro_batch_size = problem.batch_size // problem.micro_batches
-        size, layers = -(-problem.batch_size // problem.micro_batches), profile.num_layers
+        size, layers = (
+            -(-problem.batch_size // problem.micro_batches),
+            profile.num_layers,
+        )
         moments = [*depths.items(), *(cached or {}).items()]
         firsts = np.array([layers - depth for depth, _ in moments])  # the lowest unfrozen layer of each depth
         self._weights = np.array([count for _, count in moments]) / sum(count for _, count in moments)
@@ -68,14 +88,21 @@ class RingEstimate:
 
         frozen, forward, unfrozen, steps = [], [], [], []
         for row in profile.layers:
-            seconds = {kind: np.array([[layer.seconds(kind, size, sequence_length)] for layer in row]) for kind in ("LOAD", *"PFBA")}
+            seconds = {
+                kind: np.array([[layer.seconds(kind, size, sequence_length)] for layer in row])
+                for kind in ("LOAD", *"PFBA")
+            }
             step = np.array([[layer.seconds("STEP", 1, 1)] for layer in row])
             there_and_back = seconds["F"] + np.where(is_lowest, seconds["A"], seconds["B"])
             read = np.where(is_lowest & is_cached, seconds["LOAD"], 0.0)
             ahead = np.where(is_frozen & ~is_cached, seconds["P"], read)
             if has_side:
                 own = np.where(is_frozen, 0.0, seconds["LOAD"]) if is_cached.any() else 0.0
-                ahead = np.where(is_cached, own, seconds["P"] + np.where(is_frozen, seconds["F"], 0.0))
+                ahead = np.where(
+                    is_cached,
+                    own,
+                    seconds["P"] + np.where(is_frozen, seconds["F"], 0.0),
+                )
             frozen.append(summed(ahead))
             forward.append(summed(np.where(is_frozen, 0.0, seconds["F"])))
             unfrozen.append(summed(np.where(is_frozen, 0.0, there_and_back)))
@@ -85,7 +112,9 @@ class RingEstimate:
         self._firsts = firsts
         nbytes = profile.layers[0][0].output_bytes(size, sequence_length)
         world = range(cluster.world_size)
-        self._crossing = np.array([[0.0 if a == b else cluster.link(a, b).transfer_s(nbytes) for b in world] for a in world])
+        self._crossing = np.array(
+            [[0.0 if a == b else cluster.link(a, b).transfer_s(nbytes) for b in world] for a in world]
+        )
         self._bytes = self._layer_bytes(size, problem.longest)
         self._budgets = np.array([device.memory_bytes - rest_bytes for device in cluster.devices])
 
@@ -101,7 +130,8 @@ class RingEstimate:
     def __call__(self, orders: np.ndarray, cuts: np.ndarray) -> np.ndarray:
         """Return the seconds of rings, (rings,); infinite if a device's memory is too small.
 
-        orders: (rings, devices) ranks.  cuts: (rings, devices + 1); device orders[i, s] has layers [cuts[i, s], cuts[i, s + 1]).
+        orders: (rings, devices) ranks.  cuts: (rings, devices + 1); device orders[i, s] has layers [cuts[i, s], cuts[i,
+        s + 1]).
         """
         starts, stops = cuts[:, :-1], cuts[:, 1:]
         tables = self._frozen, self._forward, self._unfrozen, self._step
@@ -128,7 +158,9 @@ class RingEstimate:
         found = []
         for row in self.profile.layers:
             kept = [self.micro_batches * layer.context_bytes(size, length) for layer in row]
-            own = [layer.frozen_bytes + moments * layer.trainable_bytes + one for layer, one in zip(row, kept, strict=True)]
+            own = [
+                layer.frozen_bytes + moments * layer.trainable_bytes + one for layer, one in zip(row, kept, strict=True)
+            ]
             found.append([0.0, *accumulate(own)])
         return np.array(found)
 
@@ -143,7 +175,10 @@ def plan_ring(pricer: RingEstimate) -> Plan:
     found = (_search(pricer, count) for count in range(most, 0, -1))
     order, cuts, price_s = next((one for one in found if one[2] < float("inf")), ((), (), float("inf")))
     if price_s == float("inf"):
-        rank = min(range(cluster.world_size), key=lambda rank: cluster.devices[rank].memory_bytes)
+        rank = min(
+            range(cluster.world_size),
+            key=lambda rank: cluster.devices[rank].memory_bytes,
+        )
         device, needed = cluster.devices[rank], pricer.needs(rank, 0, 1)
         raise PlanError(
             f"A ring of {', '.join(device.name for device in cluster.devices)} was asked for.",
@@ -151,8 +186,15 @@ def plan_ring(pricer: RingEstimate) -> Plan:
             f" {readable(device.memory_bytes)}, and one block with embedding and head needs {readable(needed)}.",
             "Add a device, raise its memory, or lower the micro-batch size or the bottleneck.",
         )
-    why = f"it has {num_layers} blocks, one or more for each device" if len(order) == num_layers else "more do not fit in memory"
-    left_out = f"The ring has {len(order)} of {cluster.world_size} devices ({why}); the samples of the others are not trained on."
+    why = (
+        f"it has {num_layers} blocks, one or more for each device"
+        if len(order) == num_layers
+        else "more do not fit in memory"
+    )
+    left_out = (
+        f"The ring has {len(order)} of {cluster.world_size} devices ({why}); the samples of the others are not "
+        "trained on."
+    )
     return Plan(
         method="ringada",
         stages=ring_stages(order, cuts, pricer.micro_batch_size),
@@ -174,19 +216,34 @@ class Segment(NamedTuple):
     pricer: RingEstimate
 
 
-def plan_segments(once: Plan, segments: Sequence[Segment], change_s: Callable[[Stages, Stages, int], float]) -> Plan:
-    """Return a plan that follows the unfreezing by dynamic programming: each segment gets a new assignment or keeps the previous one.
+def plan_segments(
+    once: Plan,
+    segments: Sequence[Segment],
+    change_s: Callable[[Stages, Stages, int], float],
+) -> Plan:
+    """Return a plan that follows the unfreezing by dynamic programming: each segment gets a new assignment or keeps the
+    previous one.
 
-    once: the single plan for the whole training, which each segment may keep; the other candidates are the best for one, two, four ...
+    once: the single plan for the whole training, which each segment may keep; the other candidates are the best for
+    one, two, four ...
     segments.  change_s: the seconds of moving layers from one assignment to another before a round.
-    The sum of the rounds' and the moves' seconds is the least over all sequences of these assignments, so it never exceeds `once`'s.
+    The sum of the rounds' and the moves' seconds is the least over all sequences of these assignments, so it never
+    exceeds `once`'s.
     """
-    rings = {(tuple(stage.ranks[0] for stage in once.stages), (0, *(stage.stop for stage in once.stages))): once.stages}
+    rings = {
+        (
+            tuple(stage.ranks[0] for stage in once.stages),
+            (0, *(stage.stop for stage in once.stages)),
+        ): once.stages
+    }
     runs = (segments[first : first + size] for size in (1, 2, 4, 8, 16) for first in range(len(segments) - size + 1))
     for some in runs:
 
         def seconds(orders: np.ndarray, cuts: np.ndarray, some: Sequence[Segment] = some) -> np.ndarray:
-            return sum((one.num_steps * one.pricer(orders, cuts) for one in some), np.zeros(len(orders)))
+            return sum(
+                (one.num_steps * one.pricer(orders, cuts) for one in some),
+                np.zeros(len(orders)),
+            )
 
         order, cuts, _ = _search(segments[0].pricer, len(once.stages), seconds, members=once.busy_ranks)
         rings.setdefault((order, cuts), ring_stages(order, cuts, once.micro_batch_size))
@@ -194,7 +251,9 @@ def plan_segments(once: Plan, segments: Sequence[Segment], change_s: Callable[[S
     stages, steps = list(rings.values()), sum(segment.num_steps for segment in segments)
     pairs = zip(segments[1:], pairwise(chosen), strict=True)
     changes = [(one.first, stages[ring]) for one, (before, ring) in pairs if ring != before]
-    predicted_s = {"average mini-batch": (total_s - moves_s) / steps} | ({"changes of the plan": moves_s / steps} if changes else {})
+    predicted_s = {"average mini-batch": (total_s - moves_s) / steps} | (
+        {"changes of the plan": moves_s / steps} if changes else {}
+    )
     return replace(once, stages=stages[chosen[0]], later=tuple(changes), predicted_s=predicted_s)
 
 
@@ -202,13 +261,23 @@ _Way = tuple[float, float, tuple[int, ...]]
 """Of some segments: all seconds, the seconds of moves, and the indices of the rings."""
 
 
-def _cheapest(rings: Sequence[tuple[Ring, Stages]], segments: Sequence[Segment], change_s: Callable[[Stages, Stages, int], float]) -> _Way:
+def _cheapest(
+    rings: Sequence[tuple[Ring, Stages]],
+    segments: Sequence[Segment],
+    change_s: Callable[[Stages, Stages, int], float],
+) -> _Way:
     """Return the index of the ring for each segment, by dynamic programming."""
-    orders, cuts = np.array([order for (order, _), _ in rings]), np.array([cuts for (_, cuts), _ in rings])
+    orders, cuts = (
+        np.array([order for (order, _), _ in rings]),
+        np.array([cuts for (_, cuts), _ in rings]),
+    )
     ways: list[_Way] = [(0.0, 0.0, ())] * len(rings)  # the best sequence that ends with each ring
     for number, segment in enumerate(segments):
         rounds_s = segment.num_steps * segment.pricer(orders, cuts)
-        cheapest, longer = sorted(enumerate(ways), key=lambda pair: pair[1][0]), list[_Way]()
+        cheapest, longer = (
+            sorted(enumerate(ways), key=lambda pair: pair[1][0]),
+            list[_Way](),
+        )
         for ring, best in enumerate(ways):
             for before, (so_far_s, moves_s, chosen) in cheapest if number else ():
                 if so_far_s >= best[0]:
@@ -221,12 +290,20 @@ def _cheapest(rings: Sequence[tuple[Ring, Stages]], segments: Sequence[Segment],
 
 
 def change_s(
-    profile: Profile, cluster: Cluster, former: Stages, stages: Stages, *, rest_bytes: int = 0, inputs: Mapping[int, int] | None = None
+    profile: Profile,
+    cluster: Cluster,
+    former: Stages,
+    stages: Stages,
+    *,
+    rest_bytes: int = 0,
+    inputs: Mapping[int, int] | None = None,
 ) -> float:
     """Return the seconds for which a run pauses while its layers move.
 
-    Each device reads its new block, and its other weights (rest_bytes), from its own disk, which has the whole model.  An adapter with both
-    moments crosses a link, and so do the cached inputs of a layer (inputs: bytes by layer).  The transfers that a device sends, or
+    Each device reads its new block, and its other weights (rest_bytes), from its own disk, which has the whole model.
+    An adapter with both
+    moments crosses a link, and so do the cached inputs of a layer (inputs: bytes by layer).  The transfers that a
+    device sends, or
     receives, are sequential.  Ending one group of processes and forming the next takes _TURN_S.
     """
     busy_s = np.zeros((2, cluster.world_size))
@@ -250,7 +327,9 @@ def ring_homes(stages: Stages) -> tuple[int, ...]:
 def ring_stages(order: Sequence[int], cuts: Sequence[int], size: int) -> Stages:
     """Return the stages of a ring (see Ring) in which each device takes micro-batches of `size` samples."""
     blocks = zip(order, pairwise(cuts), strict=True)
-    return tuple(Stage(start=start, stop=stop, shares=(Share(rank=rank, samples=size),)) for rank, (start, stop) in blocks)
+    return tuple(
+        Stage(start=start, stop=stop, shares=(Share(rank=rank, samples=size),)) for rank, (start, stop) in blocks
+    )
 
 
 Stages = tuple[Stage, ...]
@@ -259,13 +338,20 @@ Ring = tuple[tuple[int, ...], tuple[int, ...]]  # the devices in order, and the 
 
 
 def _search(
-    pricer: RingEstimate, count: int, seconds: Seconds | None = None, *, members: Collection[int] | None = None
+    pricer: RingEstimate,
+    count: int,
+    seconds: Seconds | None = None,
+    *,
+    members: Collection[int] | None = None,
 ) -> tuple[tuple[int, ...], tuple[int, ...], float]:
     """Return the best ring of so many devices that was found, and its seconds, which are infinite if none fits.
 
     seconds: a cost function to use instead of the pricer.  members: the devices that may be used (default: all).
     """
-    layers, allowed = pricer.profile.num_layers, sorted(range(pricer.cluster.world_size) if members is None else members)
+    layers, allowed = (
+        pricer.profile.num_layers,
+        sorted(range(pricer.cluster.world_size) if members is None else members),
+    )
     price, types = seconds or pricer, device_types(pricer.profile, pricer.cluster)
     fits = {rank: pricer.fits(rank) for rank in allowed}
     usable = [rank for rank in allowed if fits[rank].any()]
@@ -281,19 +367,32 @@ def _search(
         orders = [tuple(order) for some in (fastest, largest) for order in (sorted(some), some, some[::-1])]
     best: tuple[float, Ring] = (float("inf"), ((), ()))
     for order in dict.fromkeys(orders):
-        weights = [speed[rank] for rank in order], [speed[rank] / (1 + place) for place, rank in enumerate(order)]
+        weights = (
+            [speed[rank] for rank in order],
+            [speed[rank] / (1 + place) for place, rank in enumerate(order)],
+        )
         starts = [_fitting_cuts(layers, one, [fits[rank] for rank in order]) for one in weights]
-        best = min([best, *(_improved(price, types, (order, cuts), usable) for cuts in starts if cuts)])
+        best = min(
+            [
+                best,
+                *(_improved(price, types, (order, cuts), usable) for cuts in starts if cuts),
+            ]
+        )
     if best[0] == float("inf") and (ring := _fitting_ring(layers, fits, usable, count)):
         best = _improved(price, types, ring, usable)
     return (*best[1], best[0])
 
 
 def _improved(pricer: Seconds, types: Sequence[int], ring: Ring, usable: Sequence[int]) -> tuple[float, Ring]:
-    """Return the seconds and the ring that no move of a layer, no other device, no swap of two devices, and no combination improves."""
+    """Return the seconds and the ring that no move of a layer, no other device, no swap of two devices, and no
+    combination improves.
+    """
 
     def best_of(rings: list[Ring]) -> tuple[float, Ring]:
-        seconds = pricer(np.array([order for order, _ in rings]), np.array([cuts for _, cuts in rings]))
+        seconds = pricer(
+            np.array([order for order, _ in rings]),
+            np.array([cuts for _, cuts in rings]),
+        )
         return float(seconds.min()), rings[int(seconds.argmin())]
 
     now_s, ring = best_of([ring])
@@ -310,12 +409,15 @@ def _improved(pricer: Seconds, types: Sequence[int], ring: Ring, usable: Sequenc
 
 
 def _fitting_cuts(num_layers: int, weights: Sequence[float], fits: Sequence[np.ndarray]) -> tuple[int, ...]:
-    """Return the cuts closest to proportional ones that fit: the least maximum of layers divided by weight; () if none fit.
+    """Return the cuts closest to proportional ones that fit: the least maximum of layers divided by weight; () if none
+    fit.
 
     weights, fits: of the devices in order.  Each device has at least one layer.
     """
     counts = np.arange(num_layers + 1)[None] - np.arange(num_layers + 1)[:, None]
-    least = np.where(np.arange(num_layers + 1) == num_layers, 0.0, np.inf)  # of layers [x, all) on the devices behind, by x
+    least = np.where(
+        np.arange(num_layers + 1) == num_layers, 0.0, np.inf
+    )  # of layers [x, all) on the devices behind, by x
     stops = list[np.ndarray]()
     for weight, fitting in zip(reversed(weights), reversed(fits), strict=True):
         table = np.where(fitting, np.maximum(counts / weight, least), np.inf)
@@ -330,10 +432,14 @@ def _fitting_cuts(num_layers: int, weights: Sequence[float], fits: Sequence[np.n
 
 
 def _fitting_ring(num_layers: int, fits: Mapping[int, np.ndarray], usable: Sequence[int], count: int) -> Ring | None:
-    """Return a ring of so many devices that fits, of those that any order can give; None if there is none (see _EXACT)."""
+    """Return a ring of so many devices that fits, of those that any order can give; None if there is none (see
+    _EXACT).
+    """
     if len(usable) > _EXACT:
         return None  # those with most memory have been tried
-    ends: dict[int, dict[int, tuple[int, int]]] = {0: {0: (0, 0)}}  # set of devices: {layers on them: (last device, layers before it)}
+    ends: dict[int, dict[int, tuple[int, int]]] = {
+        0: {0: (0, 0)}
+    }  # set of devices: {layers on them: (last device, layers before it)}
     for members in sorted(range(1, 1 << len(usable)), key=int.bit_count):
         reached = ends[members] = {}
         for place, rank in enumerate(usable):
@@ -352,23 +458,32 @@ def _fitting_ring(num_layers: int, fits: Mapping[int, np.ndarray], usable: Seque
 
 
 def _moved(ring: Ring) -> list[Ring]:
-    """Return the rings with a layer moved from one device to another, and those with all layers but one per device on one device."""
+    """Return the rings with a layer moved from one device to another, and those with all layers but one per device on
+    one device.
+    """
     (order, cuts), places = ring, range(len(ring[0]))
     pairs = [(a, b) for a in places for b in places if a != b and cuts[a + 1] - cuts[a] > 1]
     more = cuts[-1] - len(order)
     gathered = [(order, tuple(k + more * (k > place) for k in range(len(cuts)))) for place in places]
-    return [(order, tuple(cut - (a < k <= b) + (b < k <= a) for k, cut in enumerate(cuts))) for a, b in pairs] + gathered
+    return [
+        (order, tuple(cut - (a < k <= b) + (b < k <= a) for k, cut in enumerate(cuts))) for a, b in pairs
+    ] + gathered
 
 
 def _swapped(ring: Ring, types: Sequence[int]) -> list[Ring]:
-    """Return the rings with two devices swapped; the numbers of layers stay with the places, or move with the devices."""
+    """Return the rings with two devices swapped; the numbers of layers stay with the places, or move with the
+    devices.
+    """
     found, (order, cuts) = list[Ring](), ring
     for b, a in combinations(range(len(order)), 2):
         if types[order[a]] != types[order[b]]:
             other, sizes = list(order), [stop - start for start, stop in pairwise(cuts)]
             other[a], other[b] = other[b], other[a]
             sizes[a], sizes[b] = sizes[b], sizes[a]
-            found += [(tuple(other), cuts), (tuple(other), tuple(accumulate(sizes, initial=0)))]
+            found += [
+                (tuple(other), cuts),
+                (tuple(other), tuple(accumulate(sizes, initial=0))),
+            ]
     return found
 
 

@@ -14,7 +14,12 @@ from workbench.core.plan import Plan
 from workbench.methods.base import read_options, require_plan, require_width
 from workbench.methods.ringada.options import RingAdaOptions, Unfreezing
 from workbench.methods.training.policy import plateaus
-from workbench.methods.training.prepare import PreparedTechnique, label_scale, load_samples, require_task_and_model
+from workbench.methods.training.prepare import (
+    PreparedTechnique,
+    label_scale,
+    load_samples,
+    require_task_and_model,
+)
 from workbench.models.loading import model_facts
 from workbench.models.techniques import TechniqueConfig
 
@@ -23,8 +28,10 @@ from workbench.models.techniques import TechniqueConfig
 class Policy:
     """When adapters are unfrozen, from the top, like a learning rate scheduler.
 
-    'steps', 'rounds': one more every so many of them.  'all': from the beginning.  'plateau', 'gradient_norm': one more when in `patience`
-    rounds the mean loss, or the gradient norm of the trained adapters, has not fallen `threshold` below its lowest since the last
+    'steps', 'rounds': one more every so many of them.  'all': from the beginning.  'plateau', 'gradient_norm': one more
+    when in `patience`
+    rounds the mean loss, or the gradient norm of the trained adapters, has not fallen `threshold` below its lowest
+    since the last
     unfreezing.  Their course is not known before the run: they are planned and simulated as if they were 'steps'.
     """
 
@@ -41,12 +48,16 @@ class Policy:
         return self.unfreezing in ("plateau", "gradient_norm")
 
     def first_unfrozen(self, round_number: int, step: int) -> int:
-        """Return the lowest trained layer in a mini-batch, N_TM - Dep^r.  step: mini-batches before it in the whole run."""
+        """Return the lowest trained layer in a mini-batch, N_TM - Dep^r.  step: mini-batches before it in the whole
+        run.
+        """
         passed = (round_number if self.unfreezing == "rounds" else step) // self.every
         return self._above(self.num_layers if self.unfreezing == "all" else passed)
 
     def adapted(self, brought: Sequence[float]) -> tuple[int, ...]:
-        """Return the lowest trained layer of each round of an adaptive policy, and of the next one.  brought: loss or norm by round."""
+        """Return the lowest trained layer of each round of an adaptive policy, and of the next one.  brought: loss or
+        norm by round.
+        """
         ends = plateaus(brought, self.patience, self.threshold)
         return tuple(self._above(bisect_right(ends, count)) for count in range(len(brought) + 1))
 
@@ -71,7 +82,10 @@ class PreparedJob(PreparedTechnique):
 
     def steps_on(self, world_size: int) -> int:
         """Return the rounds of the whole run (see PreparedTraining)."""
-        return self.job.epochs * rounds_per_epoch(len(self.train), self.job.batch_size * self.options.local_iterations * world_size)
+        return self.job.epochs * rounds_per_epoch(
+            len(self.train),
+            self.job.batch_size * self.options.local_iterations * world_size,
+        )
 
     @property
     def policy(self) -> Policy:
@@ -92,7 +106,11 @@ def require_known(job: Job) -> RingAdaOptions:
     options = read_options("ringada", RingAdaOptions, job.options)
     if options.technique == "parallel" and options.federated:
         asked = "The option federated of ringada was asked for with technique = 'parallel'."
-        raise ConfigError(asked, "A network next to the model is trained on the ring alone.", "Leave one out.")
+        raise ConfigError(
+            asked,
+            "A network next to the model is trained on the ring alone.",
+            "Leave one out.",
+        )
     require_task_and_model(job)
     return options
 
@@ -107,11 +125,18 @@ def prepare(job: Job) -> PreparedJob:
         raise ConfigError(asked, f"'{job.model}' has {facts.num_layers} layers.", "Lower it.")
     if options.technique == "parallel" and options.cache and facts.num_encoder_layers is not None:
         asked = f"The option cache of ringada was asked for with technique = 'parallel' and '{job.model}'."
-        raise ConfigError(asked, "The cache keeps the layers of one stack, and this has an encoder and a decoder.", "Leave one out.")
+        raise ConfigError(
+            asked,
+            "The cache keeps the layers of one stack, and this has an encoder and a decoder.",
+            "Leave one out.",
+        )
     samples: dict[str, Any] = load_samples(job, facts)
     task = samples["task"]
     if task.kind == "text_generation":
-        asked, found = f"The task '{job.task}' was asked for with the method ringada.", "It trains a head, and words have the model's own."
+        asked, found = (
+            f"The task '{job.task}' was asked for with the method ringada.",
+            "It trains a head, and words have the model's own.",
+        )
         raise ConfigError(asked, found, "Choose a method that trains words.")
     config = TechniqueConfig(
         technique=options.technique,
@@ -129,19 +154,42 @@ def prepare(job: Job) -> PreparedJob:
     if not prepared.policy.is_adaptive:
         return prepared
     known = f"The policy '{options.unfreezing}' goes by what the run brings; it is predicted as one adapter every"
-    return replace(prepared, notes=(f"{known} {options.unfreeze_every} mini-batches, and no layer is moved meanwhile.",))
+    return replace(
+        prepared,
+        notes=(f"{known} {options.unfreeze_every} mini-batches, and no layer is moved meanwhile.",),
+    )
 
 
 def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
-    """Raise ConfigError for a plan that was made for another model, cluster or batch, or with several devices at one stage."""
+    """Raise ConfigError for a plan that was made for another model, cluster or batch, or with several devices at one
+    stage.
+    """
     is_other = plan.mini_batch_size != prepared.job.batch_size
     federated = prepared.options.federated
     for first, _ in plan.later:
         check_plan(prepared, cluster, plan.at(first))
     shared = [stage for stage in plan.stages if len(stage.shares) > 1 and not federated]
     others = [
-        (is_other, f"Its mini-batches are {plan.mini_batch_size}, the job's {prepared.job.batch_size}.", "Plan for the job's batch_size."),
-        (bool(shared), "A ring has one device at each stage.", "Give each device layers of its own."),
-        (federated and len(plan.stages) > 1, "Federated averaging has the whole model on each device.", "Make one stage of all layers."),
+        (
+            is_other,
+            f"Its mini-batches are {plan.mini_batch_size}, the job's {prepared.job.batch_size}.",
+            "Plan for the job's batch_size.",
+        ),
+        (
+            bool(shared),
+            "A ring has one device at each stage.",
+            "Give each device layers of its own.",
+        ),
+        (
+            federated and len(plan.stages) > 1,
+            "Federated averaging has the whole model on each device.",
+            "Make one stage of all layers.",
+        ),
     ]
-    require_plan(plan, cluster, model=prepared.job.model, num_layers=prepared.facts.num_layers, others=others)
+    require_plan(
+        plan,
+        cluster,
+        model=prepared.job.model,
+        num_layers=prepared.facts.num_layers,
+        others=others,
+    )

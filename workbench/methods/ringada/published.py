@@ -1,4 +1,6 @@
-"""Time of a mini-batch in Single, PipeAdapter and RingAda on the paper's devices, simulated (RingAda, section IV, Table I)."""
+"""Time of a mini-batch in Single, PipeAdapter and RingAda on the paper's devices, simulated (RingAda, section IV, Table
+I).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ from workbench.core.program import Program
 from workbench.core.published import constants_of
 from workbench.core.timeline import Timeline
 from workbench.methods.ringada.planner import RingEstimate, plan_ring
-from workbench.methods.ringada.schedule import Iteration, RingLayout, ring_costs, ring_round
+from workbench.methods.ringada.schedule import (
+    Iteration,
+    RingLayout,
+    ring_costs,
+    ring_round,
+)
 from workbench.planners import Problem
 from workbench.profiler.analytic import layer_costs
 from workbench.profiler.descriptions import ModelDescription
@@ -24,12 +31,25 @@ from workbench.schedules.costs import Crossing
 from workbench.simulator import simulate
 from workbench.simulator.steps import SAMPLES, equal_blocks
 
-SINGLE, PIPE, RING, FEDERATED, PARALLEL = "Single", "PipeAdapter", "RingAda", "FedAvg", "Parallel Adapters"
+SINGLE, PIPE, RING, FEDERATED, PARALLEL = (
+    "Single",
+    "PipeAdapter",
+    "RingAda",
+    "FedAvg",
+    "Parallel Adapters",
+)
 TOGETHER = 40
 """Mini-batches simulated one after the other and averaged: the paper's number between two unfreezings."""
 
 
-def simulated_round(profile: Profile, cluster: Cluster, plan: Plan, iterations: Sequence[Iteration], *, has_side: bool = False) -> Timeline:
+def simulated_round(
+    profile: Profile,
+    cluster: Cluster,
+    plan: Plan,
+    iterations: Sequence[Iteration],
+    *,
+    has_side: bool = False,
+) -> Timeline:
     """Return a round of mini-batches of SAMPLES samples."""
     sizes = tuple(SAMPLES // one.num_micro_batches for one in iterations for _ in range(one.num_micro_batches))
     crossing = Crossing(hidden_size=1, side_width=int(has_side))
@@ -85,7 +105,8 @@ def depth_of(constants: Constants, scheme: str, step: int) -> int:
 def layer_times(constants: Constants, scheme: str, micro_batches: int) -> tuple[dict[int, float], Plan | None]:
     """Return the time of a mini-batch by the number of trained adapters, in forward passes of one block, and the plan.
 
-    PipeAdapter is the variant without stale weights.  FedAvg trains a mini-batch on each device at once; its averages are free.
+    PipeAdapter is the variant without stale weights.  FedAvg trains a mini-batch on each device at once; its averages
+    are free.
     Parallel Adapters are on the ring; their cost is that of their FLOPs with 128 tokens.
     """
     layers, steps = constants.layers, range(round(constants.epochs))
@@ -96,11 +117,18 @@ def layer_times(constants: Constants, scheme: str, micro_batches: int) -> tuple[
     block = layer_costs(constants.model, "parallel_adapters", batch=1, sequence_length=128)[1]
     side = block.side_forward_flops / block.forward_flops if scheme == PARALLEL else 0.0
     profile, cluster = equal_blocks(layers, constants.devices, constants.backward, side=side)
-    problem = Problem(profile, cluster, batch_size=SAMPLES, micro_batches=micro_batches, sequence_length=1)
+    problem = Problem(
+        profile,
+        cluster,
+        batch_size=SAMPLES,
+        micro_batches=micro_batches,
+        sequence_length=1,
+    )
     plan = plan_ring(RingEstimate(problem, depths=depths, has_side=side > 0))
     rounds = {depth: [Iteration(0, layers - depth, micro_batches)] * TOGETHER for depth in depths}
     found = {
-        depth: simulated_round(profile, cluster, plan, each, has_side=side > 0).makespan_s / TOGETHER for depth, each in rounds.items()
+        depth: simulated_round(profile, cluster, plan, each, has_side=side > 0).makespan_s / TOGETHER
+        for depth, each in rounds.items()
     }
     return found, plan
 

@@ -1,6 +1,8 @@
-"""The job of a rank in a RingAda run: its rounds and their programs, the same in the driver's simulation and on every device.
+"""The job of a rank in a RingAda run: its rounds and their programs, the same in the driver's simulation and on every
+device.
 
-An epoch has enough rounds to process about as many mini-batches as the training split has.  Each device iterates over its own samples
+An epoch has enough rounds to process about as many mini-batches as the training split has.  Each device iterates over
+its own samples
 repeatedly, in its own order; an absent device skips its turns, and so its samples.
 """
 
@@ -22,7 +24,13 @@ from workbench.methods.common.scaling import TARGET_LENGTH
 from workbench.methods.ringada.options import RingAdaOptions
 from workbench.methods.ringada.planner import change_s, ring_homes
 from workbench.methods.ringada.prepare import Policy, PreparedJob, rounds_per_epoch
-from workbench.methods.ringada.schedule import Iteration, RingLayout, federated_round, ring_costs, ring_round
+from workbench.methods.ringada.schedule import (
+    Iteration,
+    RingLayout,
+    federated_round,
+    ring_costs,
+    ring_round,
+)
 from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch
 from workbench.methods.training.phases import Phase, RankJob
 from workbench.models.loading import ModelFacts
@@ -39,7 +47,8 @@ USUALLY_IN_FLIGHT = 4
 class RoundShape(StepShape):
     """A round: parts are micro-batches, counted through its mini-batches.
 
-    cached: those whose frozen layers are skipped.  since: the round from which layers have this placement (see Plan.later).
+    cached: those whose frozen layers are skipped.  since: the round from which layers have this placement (see
+    Plan.later).
     """
 
     iterations: tuple[Iteration, ...]
@@ -63,7 +72,8 @@ class Round(PlannedStep):
 class RingRankJob(RankJob):
     """The description of a RingAda run for a rank.
 
-    owned: the samples of each device of the whole cluster, by its name.  typical_length: padded tokens, for the order of operations.
+    owned: the samples of each device of the whole cluster, by its name.  typical_length: padded tokens, for the order
+    of operations.
     cache_homes[l]: the rank whose disk has layer l's cache when this job begins; none if the caches are empty.
     cache_since: the round from which they were filled.
     """
@@ -105,7 +115,10 @@ class RingRankJob(RankJob):
     @property
     def until(self) -> float:
         """Return the round before which all devices pause (see RankJob)."""
-        return min((first for first, _ in self.plan.later if first > self.start), default=math.inf)
+        return min(
+            (first for first, _ in self.plan.later if first > self.start),
+            default=math.inf,
+        )
 
     @property
     def cached_from(self) -> int:
@@ -115,20 +128,34 @@ class RingRankJob(RankJob):
     def going_on(self, former: Self) -> Self:
         """Return this job, starting with the caches that the devices of a former job have filled (see RankJob)."""
         is_empty = not former.cache_homes and self.start == former.start
-        if not self.options.cache or is_empty or self.policy.is_adaptive:  # only the devices know which layers are frozen
+        if (
+            not self.options.cache or is_empty or self.policy.is_adaptive
+        ):  # only the devices know which layers are frozen
             return self
-        return replace(self, cache_since=former.cached_from, cache_homes=ring_homes(former.present.stages))
+        return replace(
+            self,
+            cache_since=former.cached_from,
+            cache_homes=ring_homes(former.present.stages),
+        )
 
     def change_s(self, former: tuple[Stage, ...], stages: tuple[Stage, ...], first: int) -> float:
-        """Return the seconds of moving layers from one assignment to another before a round (see methods.ringada.planner.change_s)."""
-        width, tokens = 4 * (self.crossing.hidden_size + self.crossing.side_width), self.crossing.tokens
+        """Return the seconds of moving layers from one assignment to another before a round (see
+        methods.ringada.planner.change_s).
+        """
+        width, tokens = (
+            4 * (self.crossing.hidden_size + self.crossing.side_width),
+            self.crossing.tokens,
+        )
         return change_s(
             self.profile,
             self.cluster,
             former,
             stages,
             rest_bytes=beside_bytes(self.facts, self.config),
-            inputs={layer: width * sum(tokens(layer, length) for length in self.lengths) for layer in self.cached_layers(first)},
+            inputs={
+                layer: width * sum(tokens(layer, length) for length in self.lengths)
+                for layer in self.cached_layers(first)
+            },
         )
 
     @property
@@ -143,7 +170,10 @@ class RingRankJob(RankJob):
             return range(0)
         if self.config.side_width:  # the trained layers next to the model read their taps
             return range(self.lowest, self.plan.num_layers)
-        return range(self.lowest, self.policy.first_unfrozen(first, first * self.steps_per_round) + 1)
+        return range(
+            self.lowest,
+            self.policy.first_unfrozen(first, first * self.steps_per_round) + 1,
+        )
 
     @property
     def lowest(self) -> int:
@@ -196,22 +226,39 @@ class RingRankJob(RankJob):
 
     def round(self, number: int) -> Round:
         """Return a round of the run."""
-        parts, iterations, count = list[Sequence[int]](), list[Iteration](), self.options.local_iterations
+        parts, iterations, count = (
+            list[Sequence[int]](),
+            list[Iteration](),
+            self.options.local_iterations,
+        )
         for place, rank in enumerate(self.initiators):
             for local in range(count):
                 step = number * self.steps_per_round + place * count + local
-                own = cut_mini_batch(self._mini_batch(rank, number * count + local), self.plan.num_micro_batches)
+                own = cut_mini_batch(
+                    self._mini_batch(rank, number * count + local),
+                    self.plan.num_micro_batches,
+                )
                 parts += own
                 iterations.append(Iteration(rank, self.policy.first_unfrozen(number, step), len(own)))
         planned, passed = PlannedStep.of(parts, self.lengths), self._passed
-        cached = tuple(m for m, samples in enumerate(parts) if all(passed.get(sample, number) < number for sample in samples))
+        cached = tuple(
+            m for m, samples in enumerate(parts) if all(passed.get(sample, number) < number for sample in samples)
+        )
         since = max((change for change, _ in self.plan.later if change <= number), default=0)
         sizes, lengths = planned.shape.sizes, planned.shape.lengths
-        shape = RoundShape(sizes=sizes, lengths=lengths, iterations=tuple(iterations), cached=cached, since=since)
+        shape = RoundShape(
+            sizes=sizes,
+            lengths=lengths,
+            iterations=tuple(iterations),
+            cached=cached,
+            since=since,
+        )
         return Round(samples=planned.samples, shape=shape, number=number)
 
     def updates(self, num_rounds: int, brought: Sequence[float] = ()) -> dict[int, int]:
-        """Return how often each layer's adapter was updated after so many rounds of these devices.  brought: see Policy.adapted."""
+        """Return how often each layer's adapter was updated after so many rounds of these devices.  brought: see
+        Policy.adapted.
+        """
         counts, policy = dict.fromkeys(range(self.policy.num_layers), 0), self.policy
         adapted = policy.adapted(brought[:num_rounds]) if policy.is_adaptive else None
         for number in range(num_rounds):
@@ -251,7 +298,13 @@ class RingRankJob(RankJob):
 
     def phases(self) -> tuple[Phase, ...]:
         """Return the only phase (see RankJob)."""
-        return (Phase(epochs=range(self.job.epochs), steps=self.planned_epoch, program=self.program),)
+        return (
+            Phase(
+                epochs=range(self.job.epochs),
+                steps=self.planned_epoch,
+                program=self.program,
+            ),
+        )
 
     def program(self, shape: StepShape) -> Program:
         """Return a round."""
@@ -261,11 +314,18 @@ class RingRankJob(RankJob):
         if key not in self._schedules:
             typical = self.costs(replace(shape, lengths=(self.typical_length,) * len(shape.sizes)))
             in_flight = self.options.in_flight or plan.in_flight or USUALLY_IN_FLIGHT
-            fixed: dict[str, int] = {"in_flight": in_flight, "world_size": self.cluster.world_size}
+            fixed: dict[str, int] = {
+                "in_flight": in_flight,
+                "world_size": self.cluster.world_size,
+            }
             if self.options.federated:
                 made = federated_round(plan, shape.iterations, typical.seconds, **fixed)
             else:
-                of_ring = {"is_noted": self.policy.is_adaptive, "cached": shape.cached, "has_side": self.config.side_width > 0}
+                of_ring = {
+                    "is_noted": self.policy.is_adaptive,
+                    "cached": shape.cached,
+                    "has_side": self.config.side_width > 0,
+                }
                 made = ring_round(plan, shape.iterations, typical.seconds, **fixed, **of_ring)  # type: ignore[arg-type]
             self._schedules[key] = made
         return Program.on(self.cluster, self._schedules[key], self.costs(shape))
@@ -304,13 +364,20 @@ def _head_parameters(config: TechniqueConfig) -> int:
 def initiator_order(cluster: Cluster, plan: Plan) -> tuple[int, ...]:
     """Return the ranks in the order of a round's initiators (section IV-B, 3).
 
-    It begins with the ring's first device.  Each next initiator is the remaining device with the best channel to the current one;
+    It begins with the ring's first device.  Each next initiator is the remaining device with the best channel to the
+    current one;
     among equal channels, the next on the ring.
     """
     ring = [rank for stage in plan.stages for rank in stage.ranks]
     order, left = [ring[0]], ring[1:]
     while left:
-        best = max(left, key=lambda rank: (cluster.link(order[-1], rank).bytes_per_s, -left.index(rank)))
+        best = max(
+            left,
+            key=lambda rank: (
+                cluster.link(order[-1], rank).bytes_per_s,
+                -left.index(rank),
+            ),
+        )
         order.append(best)
         left.remove(best)
     return tuple(order)

@@ -1,23 +1,37 @@
-"""RingAda's round: forward around the ring, backward up to the terminator, the head passed on (RingAda, section IV-B, Algorithm 1).
+"""RingAda's round: forward around the ring, backward up to the terminator, the head passed on (RingAda, section IV-B,
+Algorithm 1).
 
-Operations.  E embeds a micro-batch at the initiator.  P runs a stage's frozen layers.  F runs its unfrozen layers and keeps their context
-for the backward pass.  H computes loss and gradient of the micro-batch at the initiator.  B is the backward pass of the unfrozen layers.
-LOAD reads the frozen layers' output for a micro-batch from the terminator's cache; the micro-batch then has neither E nor P.  With a side
+Operations.  E embeds a micro-batch at the initiator.  P runs a stage's frozen layers.  F runs its unfrozen layers and
+keeps their context
+for the backward pass.  H computes loss and gradient of the micro-batch at the initiator.  B is the backward pass of the
+unfrozen layers.
+LOAD reads the frozen layers' output for a micro-batch from the terminator's cache; the micro-batch then has neither E
+nor P.  With a side
 network each stage reads what its trained layers take from the model, and the initiator the last hidden state.
-STEP updates a stage's adapters and HSTEP the head.  TAKE returns the head to the device where the round began.  If a policy depends on
+STEP updates a stage's adapters and HSTEP the head.  TAKE returns the head to the device where the round began.  If a
+policy depends on
 the results of a round, then at its end ALLREDUCE sums those of all stages and HEAR takes the sum.
-In a round of federated averaging each device is a separate ring; then ALLREDUCE sums all trained weights and MEAN makes them the average.
-Values.  Micro-batches are numbered through the round, mini-batches (iterations) too.  emb:_.m; act:s.m the output of stage s; mid:s.m
-between P and F of one stage; ctx:s.m; grad:s.m the gradient with respect to the input of stage s (of the head for s = number of stages);
-gacc:s.m and hacc:_.m tokens of accumulated gradients; weight:s.i the adapters of stage s after iteration i; head:_.i the head after
-iteration i; free:_.i lets a later mini-batch start; loss:_.m; told:_._.r the sum of all stages' loss and squared gradients on rank r;
+In a round of federated averaging each device is a separate ring; then ALLREDUCE sums all trained weights and MEAN makes
+them the average.
+Values.  Micro-batches are numbered through the round, mini-batches (iterations) too.  emb:_.m; act:s.m the output of
+stage s; mid:s.m
+between P and F of one stage; ctx:s.m; grad:s.m the gradient with respect to the input of stage s (of the head for s =
+number of stages);
+gacc:s.m and hacc:_.m tokens of accumulated gradients; weight:s.i the adapters of stage s after iteration i; head:_.i
+the head after
+iteration i; free:_.i lets a later mini-batch start; loss:_.m; told:_._.r the sum of all stages' loss and squared
+gradients on rank r;
 mean:_._ the average of the devices' trained weights.
 
-With a side network (Parallel Adapters) the model itself is frozen.  P runs all its layers, and the side network's frozen ones; F, B and
-STEP belong to the side network's trained layers.  side:s.m is its output, act:s.m the model's, and both below the terminator.
+With a side network (Parallel Adapters) the model itself is frozen.  P runs all its layers, and the side network's
+frozen ones; F, B and
+STEP belong to the side network's trained layers.  side:s.m is its output, act:s.m the model's, and both below the
+terminator.
 
-F reads the weights of the previous iteration, so no weight is stale and only one version exists.  P reads no trained weights: frozen layers
-take new mini-batches at once.  This is one layer finer than the paper, whose terminator waits with its frozen layers as well.
+F reads the weights of the previous iteration, so no weight is stale and only one version exists.  P reads no trained
+weights: frozen layers
+take new mini-batches at once.  This is one layer finer than the paper, whose terminator waits with its frozen layers as
+well.
 """
 
 from __future__ import annotations
@@ -34,22 +48,43 @@ from workbench.core.costs import Spec, TableCosts, opaque
 from workbench.core.errors import ScheduleError
 from workbench.core.plan import Plan, Share
 from workbench.core.profile import LayerProfile, Profile, layers_seconds
-from workbench.core.schedule import ALLREDUCE, NONE, STEP, Op, Schedule, Value, paused_collector, send
+from workbench.core.schedule import (
+    ALLREDUCE,
+    NONE,
+    STEP,
+    Op,
+    Schedule,
+    Value,
+    paused_collector,
+    send,
+)
 from workbench.schedules.costs import Crossing, resident_bytes
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pieces import world_size_of
 
-EMBED, LOAD, PREFIX, FORWARD, HEAD, BACKWARD, HEAD_STEP, TAKE = "E", "LOAD", "P", "F", "H", "B", "HSTEP", "TAKE"
+EMBED, LOAD, PREFIX, FORWARD, HEAD, BACKWARD, HEAD_STEP, TAKE = (
+    "E",
+    "LOAD",
+    "P",
+    "F",
+    "H",
+    "B",
+    "HSTEP",
+    "TAKE",
+)
 HEAR, MEAN = "HEAR", "MEAN"
 LOWEST = "A"
-"""In a profile, the backward pass of the lowest unfrozen layer: only of its adapter, because no layer below is trained."""
+"""In a profile, the backward pass of the lowest unfrozen layer: only of its adapter, because no layer below is
+trained."""
 
 Seconds = Callable[[int, Op], float]
 """Seconds of an operation on a rank, or of a SEND (see core.costs.Costs)."""
 
 
 class Iteration(NamedTuple):
-    """One mini-batch.  initiator: the rank that has its data.  first_unfrozen: the lowest layer that it trains, L - Dep^r from 0."""
+    """One mini-batch.  initiator: the rank that has its data.  first_unfrozen: the lowest layer that it trains, L -
+    Dep^r from 0.
+    """
 
     initiator: int
     first_unfrozen: int
@@ -83,26 +118,45 @@ def ring_round(
 ) -> Schedule:
     """Return the mini-batches of a round with their transfers; every stage has one rank.
 
-    in_flight: a mini-batch is embedded after the mini-batch in_flight places before it has updated the head.  seconds: approximate times of
-    the operations.  Each rank lists its operations in the order in which a device that always prefers the oldest mini-batch would run them.
-    is_noted: whether each device receives the results of the round at its end.  cached: micro-batches whose frozen layers are skipped.
-    has_side: the trained layers are a side network: P computes the frozen model alone and waits for no update; F, B and STEP do the rest.
+    in_flight: a mini-batch is embedded after the mini-batch in_flight places before it has updated the head.  seconds:
+    approximate times of
+    the operations.  Each rank lists its operations in the order in which a device that always prefers the oldest
+    mini-batch would run them.
+    is_noted: whether each device receives the results of the round at its end.  cached: micro-batches whose frozen
+    layers are skipped.
+    has_side: the trained layers are a side network: P computes the frozen model alone and waits for no update; F, B and
+    STEP do the rest.
     Raises ScheduleError for a round without mini-batches, none in flight, or a stage of several ranks.
     """
     tasks = _tasks(plan, iterations, in_flight, cached, has_side)
     size = world_size_of(plan, world_size, (1,) * len(tasks))
     first, last = iterations[0].initiator, iterations[-1].initiator
     if first != last:
-        head, taken = Value("head", NONE, len(iterations) - 1), Value("taken", NONE, len(iterations))
-        tasks.append(_Task(first, Op(TAKE, NONE, NONE, NONE, (head,), (taken,)), (len(iterations), 0, 0)))
+        head, taken = (
+            Value("head", NONE, len(iterations) - 1),
+            Value("taken", NONE, len(iterations)),
+        )
+        tasks.append(
+            _Task(
+                first,
+                Op(TAKE, NONE, NONE, NONE, (head,), (taken,)),
+                (len(iterations), 0, 0),
+            )
+        )
     ordered = _in_order(tasks, size, seconds)
     return insert_transfers(_with_notes(plan, ordered) if is_noted else ordered)
 
 
 def federated_round(
-    plan: Plan, iterations: Sequence[Iteration], seconds: Seconds, *, in_flight: int, world_size: int | None = None
+    plan: Plan,
+    iterations: Sequence[Iteration],
+    seconds: Seconds,
+    *,
+    in_flight: int,
+    world_size: int | None = None,
 ) -> Schedule:
-    """Return a round of federated averaging: each rank of the only stage trains its own mini-batches, then all take the average.
+    """Return a round of federated averaging: each rank of the only stage trains its own mini-batches, then all take the
+    average.
 
     iterations: those of one rank are consecutive.  Other arguments: see ring_round.
     """
@@ -111,12 +165,42 @@ def federated_round(
     first = micro_batches = 0
     for rank, group in groupby(iterations, key=lambda one: one.initiator):
         own = list(group)
-        alone = replace(plan, stages=(replace(whole, shares=(Share(rank=rank, samples=plan.micro_batch_size),)),))
+        alone = replace(
+            plan,
+            stages=(replace(whole, shares=(Share(rank=rank, samples=plan.micro_batch_size),)),),
+        )
         tasks += _tasks(alone, own, in_flight, (), False, first, micro_batches)
-        first, micro_batches = first + len(own), micro_batches + sum(one.num_micro_batches for one in own)
-        trained, mean = (Value("head", NONE, first - 1), Value("weight", 0, first - 1)), Value("mean", NONE, NONE, rank)
-        tasks.append(_Task(rank, Op(ALLREDUCE, 0, NONE, NONE, trained, (mean,), whole.ranks, "collective"), (first, 4, 0)))
-        tasks.append(_Task(rank, Op(MEAN, NONE, NONE, NONE, (mean,), (Value("taken", NONE, NONE, rank),)), (first, 5, 0)))
+        first, micro_batches = (
+            first + len(own),
+            micro_batches + sum(one.num_micro_batches for one in own),
+        )
+        trained, mean = (
+            (Value("head", NONE, first - 1), Value("weight", 0, first - 1)),
+            Value("mean", NONE, NONE, rank),
+        )
+        tasks.append(
+            _Task(
+                rank,
+                Op(
+                    ALLREDUCE,
+                    0,
+                    NONE,
+                    NONE,
+                    trained,
+                    (mean,),
+                    whole.ranks,
+                    "collective",
+                ),
+                (first, 4, 0),
+            )
+        )
+        tasks.append(
+            _Task(
+                rank,
+                Op(MEAN, NONE, NONE, NONE, (mean,), (Value("taken", NONE, NONE, rank),)),
+                (first, 5, 0),
+            )
+        )
     return _in_order(tasks, world_size_of(plan, world_size, (1,) * len(tasks)), seconds)
 
 
@@ -146,14 +230,31 @@ def _tasks(
         end = terminator(plan, iteration.first_unfrozen)
         home = iteration.initiator
 
-        def add(rank: int, kind: str, stage: int, m: int, urgency: int, reads: tuple[Value, ...], *writes: Value, at: int = at) -> None:
+        def add(
+            rank: int,
+            kind: str,
+            stage: int,
+            m: int,
+            urgency: int,
+            reads: tuple[Value, ...],
+            *writes: Value,
+            at: int = at,
+        ) -> None:
             tasks.append(_Task(rank, Op(kind, stage, m, NONE, reads, writes), (at, urgency, m)))
 
         for m in micro_batches:
             is_cached = m in cached
             hidden = Value("mid", end, m) if is_cached else Value("emb", NONE, m)
             if is_cached and has_side:
-                add(home, LOAD, NONE, m, 3, let_in, Value("act", len(plan.stages) - 1, m))
+                add(
+                    home,
+                    LOAD,
+                    NONE,
+                    m,
+                    3,
+                    let_in,
+                    Value("act", len(plan.stages) - 1, m),
+                )
             elif is_cached:
                 add(plan.stages[end].ranks[0], LOAD, end, m, 3, let_in, hidden)
             else:
@@ -167,7 +268,16 @@ def _tasks(
                     add(rank, LOAD, s, m, 3, let_in, source)
                 elif has_side:
                     source = Value("mid", s, m)
-                    add(rank, PREFIX, s, m, 3, (hidden,), after, *((source,) if s >= end else ()))
+                    add(
+                        rank,
+                        PREFIX,
+                        s,
+                        m,
+                        3,
+                        (hidden,),
+                        after,
+                        *((source,) if s >= end else ()),
+                    )
                 elif stage.start < iteration.first_unfrozen and not is_cached:
                     source = Value("mid", s, m) if s == end else after
                     add(rank, PREFIX, s, m, 3, (hidden,), source)
@@ -175,20 +285,69 @@ def _tasks(
                     below = (Value("side", s - 1, m),) if has_side and s > end else ()
                     weights = (updated[s],) if s in updated else ()
                     trained = Value("side" if has_side else "act", s, m)
-                    add(rank, FORWARD, s, m, 1, (source, *below, *weights), trained, Value("ctx", s, m))
+                    add(
+                        rank,
+                        FORWARD,
+                        s,
+                        m,
+                        1,
+                        (source, *below, *weights),
+                        trained,
+                        Value("ctx", s, m),
+                    )
                 hidden = after
             stages = len(plan.stages)
-            scored = (hidden, *((Value("side", stages - 1, m),) if has_side else ()), *head_before)
-            add(home, HEAD, NONE, m, 1, scored, Value("loss", NONE, m), Value("grad", stages, m), Value("hacc", NONE, m))
+            scored = (
+                hidden,
+                *((Value("side", stages - 1, m),) if has_side else ()),
+                *head_before,
+            )
+            add(
+                home,
+                HEAD,
+                NONE,
+                m,
+                1,
+                scored,
+                Value("loss", NONE, m),
+                Value("grad", stages, m),
+                Value("hacc", NONE, m),
+            )
             for s in reversed(range(end, stages)):
                 passed = (Value("grad", s, m),) if s > end else ()
                 reads = (Value("ctx", s, m), Value("grad", s + 1, m))
-                add(plan.stages[s].ranks[0], BACKWARD, s, m, 2, reads, *passed, Value("gacc", s, m))
+                add(
+                    plan.stages[s].ranks[0],
+                    BACKWARD,
+                    s,
+                    m,
+                    2,
+                    reads,
+                    *passed,
+                    Value("gacc", s, m),
+                )
         gradients = tuple(Value("hacc", NONE, m) for m in micro_batches)
-        add(home, HEAD_STEP, NONE, at, 0, gradients, Value("head", NONE, at), Value("free", NONE, at))
+        add(
+            home,
+            HEAD_STEP,
+            NONE,
+            at,
+            0,
+            gradients,
+            Value("head", NONE, at),
+            Value("free", NONE, at),
+        )
         for s in range(end, len(plan.stages)):
             updated[s] = Value("weight", s, at)
-            add(plan.stages[s].ranks[0], STEP, s, at, 0, tuple(Value("gacc", s, m) for m in micro_batches), updated[s])
+            add(
+                plan.stages[s].ranks[0],
+                STEP,
+                s,
+                at,
+                0,
+                tuple(Value("gacc", s, m) for m in micro_batches),
+                updated[s],
+            )
     return tasks
 
 
@@ -198,13 +357,18 @@ def _with_notes(plan: Plan, schedule: Schedule) -> Schedule:
     for rank in ranks:
         own = tuple(value for op in ops[rank] for value in op.writes if value.name in ("loss", "weight"))
         told = (Value("told", NONE, NONE, rank),)
-        ops[rank] += (Op(ALLREDUCE, NONE, NONE, NONE, own, told, ranks), Op(HEAR, NONE, NONE, NONE, told))
+        ops[rank] += (
+            Op(ALLREDUCE, NONE, NONE, NONE, own, told, ranks),
+            Op(HEAR, NONE, NONE, NONE, told),
+        )
     return replace(schedule, ops=tuple(ops))
 
 
 @paused_collector()
 def _in_order(tasks: Sequence[_Task], world_size: int, seconds: Seconds) -> Schedule:
-    """Return each rank's operations as in a simulation in which a free rank takes the most urgent one that is ready; no transfers yet."""
+    """Return each rank's operations as in a simulation in which a free rank takes the most urgent one that is ready; no
+    transfers yet.
+    """
     writer = {value: number for number, task in enumerate(tasks) for value in task.op.writes}
     waits = [len(task.op.reads) for task in tasks]
     readers: dict[Value, list[int]] = {}
@@ -234,7 +398,9 @@ def _in_order(tasks: Sequence[_Task], world_size: int, seconds: Seconds) -> Sche
             for value in task.op.writes:
                 for reader in readers.get(value, ()):
                     there = tasks[reader].rank
-                    arrives_s = now_s if there == task.rank else now_s + seconds(task.rank, send(value, task.rank, there))
+                    arrives_s = (
+                        now_s if there == task.rank else now_s + seconds(task.rank, send(value, task.rank, there))
+                    )
                     known_s[reader] = max(known_s[reader], arrives_s)
                     waits[reader] -= 1
                     if not waits[reader]:
@@ -274,13 +440,20 @@ class RingLayout:
 
 
 def ring_costs(
-    profile: Profile, cluster: Cluster, layout: RingLayout, *, crossing: Crossing, head_values: int, beside_bytes: int
+    profile: Profile,
+    cluster: Cluster,
+    layout: RingLayout,
+    *,
+    crossing: Crossing,
+    head_values: int,
+    beside_bytes: int,
 ) -> TableCosts:
     """Return the costs of ring_round.
 
     crossing: the hidden state at a stage boundary.  head_values: float32 numbers of the head and its moments.
     beside_bytes: of embedding and head, of which each device has a copy.
-    Times of a profile's layers: LOAD, P, F, B, A (see LOWEST) and STEP of each; E in the first, H and HSTEP in the last.
+    Times of a profile's layers: LOAD, P, F, B, A (see LOWEST) and STEP of each; E in the first, H and HSTEP in the
+    last.
     """
     plan, sizes, lengths = layout.plan, layout.sizes, layout.lengths
     side_width, width = crossing.side_width, crossing.hidden_size
@@ -300,13 +473,20 @@ def ring_costs(
 
     def load_s(rank: int, op: Op) -> float:
         is_side = side_width and op.stage != NONE
-        return layers_s(rank, op, LOAD, layout.layers(op) if is_side else [layout.first_unfrozen(op.microbatch)])
+        return layers_s(
+            rank,
+            op,
+            LOAD,
+            layout.layers(op) if is_side else [layout.first_unfrozen(op.microbatch)],
+        )
 
     def frozen_s(rank: int, op: Op) -> float:
         if not side_width:
             return layers_s(rank, op, PREFIX, layout.layers(op))
         stage = plan.stages[op.stage]
-        return layers_s(rank, op, PREFIX, range(stage.start, stage.stop)) + layers_s(rank, op, FORWARD, layout.layers(op))
+        return layers_s(rank, op, PREFIX, range(stage.start, stage.stop)) + layers_s(
+            rank, op, FORWARD, layout.layers(op)
+        )
 
     def forward_s(rank: int, op: Op) -> float:
         return layers_s(rank, op, FORWARD, layout.layers(op))
@@ -323,7 +503,11 @@ def ring_costs(
     def states(value: Value) -> Spec:
         name, m = value.name, value.microbatch
         first = layout.first_unfrozen(m)
-        done = {"act": value.stage + 1, "side": value.stage + 1, "grad": value.stage}.get(name, 0)
+        done = {
+            "act": value.stage + 1,
+            "side": value.stage + 1,
+            "grad": value.stage,
+        }.get(name, 0)
         layers = first if name == "mid" else plan.stages[done - 1].stop if done else 0
         tokens = crossing.tokens(layers, lengths[m])
         if side_width and name == "mid":
@@ -365,7 +549,9 @@ def ring_costs(
 
 
 def layers_of(plan: Plan, op: Op, first_unfrozen: int) -> range:
-    """Return the layers that P, F, B, STEP or LOAD is about in a mini-batch that trains the layers from `first_unfrozen` on."""
+    """Return the layers that P, F, B, STEP or LOAD is about in a mini-batch that trains the layers from
+    `first_unfrozen` on.
+    """
     stage = plan.stages[op.stage]
     if op.kind == PREFIX:
         return range(stage.start, min(stage.stop, first_unfrozen))

@@ -1,4 +1,6 @@
-"""Simulate a whole run, and one with faults (loss, leave, slowdown, return): the real coordinator with devices in virtual time."""
+"""Simulate a whole run, and one with faults (loss, leave, slowdown, return): the real coordinator with devices in
+virtual time.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class VirtualJob:
 
 
 class _Work(VirtualWork):
-    """Steps of training on virtual devices.  names: of the devices.  devices: those that do the work; they know which links are slow."""
+    """Steps of training on virtual devices.  names: of the devices.  devices: those that do the work; they know which
+    links are slow.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names, self.devices = names, VirtualDevices(len(names), self)
@@ -58,8 +62,19 @@ class _Work(VirtualWork):
 
     def done(self, job: VirtualJob, place: int, step: int, factor: float) -> c.StepDone:
         links, unslowed = self._links(), (1.0,) * job.job.cluster.world_size
-        transfers = transfers_of(job.job.cluster, self._slowed(job, unslowed, links).messages(step, place)) if links else ()
-        return c.StepDone(step, factor * self._slowed(job, unslowed).busy_s(step, place), transfers=transfers)
+        transfers = (
+            transfers_of(
+                job.job.cluster,
+                self._slowed(job, unslowed, links).messages(step, place),
+            )
+            if links
+            else ()
+        )
+        return c.StepDone(
+            step,
+            factor * self._slowed(job, unslowed).busy_s(step, place),
+            transfers=transfers,
+        )
 
     def part(self, job: VirtualJob, place: int, end: c.End, stop: int) -> int:
         return stop
@@ -80,7 +95,10 @@ class _Policy(StepPolicy):
 
     def __init__(self, method: Plans, planned: Planned[Any], first: RankJob) -> None:
         super().__init__(method, planned, first, ignore)
-        self._kept: tuple[int, Homes] = 0, {}  # the step of the last snapshot in memory, and the devices that keep it
+        self._kept: tuple[int, Homes] = (
+            0,
+            {},
+        )  # the step of the last snapshot in memory, and the devices that keep it
 
     def part(self, generation: Generation, place: int) -> VirtualJob:
         return generation.job if isinstance(generation.job, VirtualJob) else super().part(generation, place)
@@ -95,7 +113,11 @@ class _Policy(StepPolicy):
             # A step of a cached epoch changes if the devices' shares of the samples change.
             if begin and not same_batches(former.job.plan, job.plan, cached=timetable.is_cached(epoch)):
                 begin = 0
-            places = {former.members.index(rank): place for place, rank in enumerate(generation.members) if rank in former.members}
+            places = {
+                former.members.index(rank): place
+                for place, rank in enumerate(generation.members)
+                if rank in former.members
+            }
             programs = replace(job, start_epoch=epoch, start_step=begin).taken_over(former.job, places)
             begins_s = sum(simulate(program, memory=False).makespan_s for program in programs)
         self._step = timetable.number(epoch, begin)
@@ -127,11 +149,15 @@ class _Policy(StepPolicy):
 
 
 def with_faults(prediction: Prediction, method: Plans, planned: Planned[Any], first: RankJob) -> Prediction:
-    """Return the prediction of a job with its faults: each step's seconds, the cost of the faults, and the events in words.
+    """Return the prediction of a job with its faults: each step's seconds, the cost of the faults, and the events in
+    words.
 
     Time-outs and the delay between a device's loss and its detection are those of emulated devices (VirtualWorld).
     """
-    policy, work = _Policy(method, planned, first), _Work([device.name for device in first.cluster.devices])
+    policy, work = (
+        _Policy(method, planned, first),
+        _Work([device.name for device in first.cluster.devices]),
+    )
     fleet = fleet_of(work.devices, first.cluster, first.job)
     coordinator = Coordinator(fleet=fleet, policy=policy, say=policy.say, adapts=True)
     try:
@@ -139,15 +165,27 @@ def with_faults(prediction: Prediction, method: Plans, planned: Planned[Any], fi
     except DeviceLostError as error:
         policy.notes.append(str(error))
     steps = tuple(
-        replace(step, predicted_s=work.devices.taken_s.get(number, step.predicted_s)) for number, step in enumerate(prediction.steps)
+        replace(step, predicted_s=work.devices.taken_s.get(number, step.predicted_s))
+        for number, step in enumerate(prediction.steps)
     )
-    seconds = {epoch.epoch: sum(step.predicted_s or 0.0 for step in steps if step.epoch == epoch.epoch) for epoch in prediction.epochs}
+    seconds = {
+        epoch.epoch: sum(step.predicted_s or 0.0 for step in steps if step.epoch == epoch.epoch)
+        for epoch in prediction.epochs
+    }
     epochs = tuple(replace(epoch, seconds=seconds[epoch.epoch]) for epoch in prediction.epochs)
-    return replace(prediction, steps=steps, epochs=epochs, recoveries=coordinator.recoveries, notes=(*prediction.notes, *policy.notes))
+    return replace(
+        prediction,
+        steps=steps,
+        epochs=epochs,
+        recoveries=coordinator.recoveries,
+        notes=(*prediction.notes, *policy.notes),
+    )
 
 
 def predict(rank_job: PhasedJob) -> Prediction:
-    """Return every step's simulated seconds, the timeline of a middle step of each phase, and the seconds between phases."""
+    """Return every step's simulated seconds, the timeline of a middle step of each phase, and the seconds between
+    phases.
+    """
     steps: list[StepRecord] = []
     epochs: list[EpochRecord] = []
     timelines: dict[str, Timeline] = {}
@@ -164,12 +202,26 @@ def predict(rank_job: PhasedJob) -> Prediction:
                 timelines[f"{phase.name}, predicted"] = predictor.timeline(planned[middle], title=title)
             own = predictor.records(epoch, planned)
             steps += own
-            epochs.append(EpochRecord(epoch=epoch, cached=phase.cached, seconds=sum(step.predicted_s or 0.0 for step in own)))
+            epochs.append(
+                EpochRecord(
+                    epoch=epoch,
+                    cached=phase.cached,
+                    seconds=sum(step.predicted_s or 0.0 for step in own),
+                )
+            )
         for name, programs in phase.moves().items():
             phases_s[name] = sum(simulate(program, memory=False).makespan_s for program in programs)
     if rank_job.snapshot.to == "neighbour":
-        within = [number for number, step in enumerate(steps[1:], start=1) if step.step]  # the ends of epochs are on the disk
+        within = [
+            number for number, step in enumerate(steps[1:], start=1) if step.step
+        ]  # the ends of epochs are on the disk
         phases_s["snapshots"] = snapshot_s(rank_job) * sum(map(rank_job.snapshot.is_due, within))
     if rank_job.changes_s:
         phases_s["changes of the plan"] = rank_job.changes_s
-    return Prediction(steps=tuple(steps), epochs=tuple(epochs), timelines=timelines, phases_s=phases_s, bytes=nbytes)
+    return Prediction(
+        steps=tuple(steps),
+        epochs=tuple(epochs),
+        timelines=timelines,
+        phases_s=phases_s,
+        bytes=nbytes,
+    )

@@ -28,7 +28,8 @@ from workbench.tasks.tokenize import Batch, TokenizedSplit, collate, padded_leng
 class StepShape:
     """sizes[m]: samples of part m of a mini-batch.  lengths[m]: its padded sequence length in tokens.
 
-    A part is a micro-batch; in an epoch from the activation cache it is a rank's share, of 0 samples if the rank has none.
+    A part is a micro-batch; in an epoch from the activation cache it is a rank's share, of 0 samples if the rank has
+    none.
     """
 
     sizes: tuple[int, ...]
@@ -61,7 +62,10 @@ class PlannedStep:
     def of(cls, samples: Sequence[Sequence[int]], lengths: Sequence[int]) -> PlannedStep:
         """Return the step made of these parts.  lengths: tokens of every sample of the split."""
         padded = tuple(padded_length([lengths[sample] for sample in part]) if part else 0 for part in samples)
-        return cls(samples=tuple(map(tuple, samples)), shape=StepShape(sizes=tuple(map(len, samples)), lengths=padded))
+        return cls(
+            samples=tuple(map(tuple, samples)),
+            shape=StepShape(sizes=tuple(map(len, samples)), lengths=padded),
+        )
 
 
 def cut_mini_batch(mini_batch: Sequence[int], micro_batches: int) -> tuple[tuple[int, ...], ...]:
@@ -70,20 +74,36 @@ def cut_mini_batch(mini_batch: Sequence[int], micro_batches: int) -> tuple[tuple
     return tuple(tuple(mini_batch[first:end]) for first, end in ranges if end > first)
 
 
-def planned_epoch(lengths: Sequence[int], batch_size: int, micro_batches: int, *, seed: int, epoch: int) -> tuple[PlannedStep, ...]:
+def planned_epoch(
+    lengths: Sequence[int],
+    batch_size: int,
+    micro_batches: int,
+    *,
+    seed: int,
+    epoch: int,
+) -> tuple[PlannedStep, ...]:
     """Return an epoch's mini-batches, split into micro-batches."""
-    return tuple(PlannedStep.of(cut_mini_batch(batch, micro_batches), lengths) for batch in epoch_batches(lengths, batch_size, seed, epoch))
+    return tuple(
+        PlannedStep.of(cut_mini_batch(batch, micro_batches), lengths)
+        for batch in epoch_batches(lengths, batch_size, seed, epoch)
+    )
 
 
-def typical_steps(steps: Sequence[PlannedStep], batch_size: int, typical_length: int, num_steps: int) -> tuple[PlannedStep, ...]:
-    """Return the `num_steps` full mini-batches whose length is closest to a typical one; they are the same for every plan."""
+def typical_steps(
+    steps: Sequence[PlannedStep], batch_size: int, typical_length: int, num_steps: int
+) -> tuple[PlannedStep, ...]:
+    """Return the `num_steps` full mini-batches whose length is closest to a typical one; they are the same for every
+    plan.
+    """
     whole = [step for step in steps if step.shape.samples == batch_size] or list(steps)
     return tuple(sorted(whole, key=lambda step: abs(max(step.shape.lengths) - typical_length))[:num_steps])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """The last stage's view of some samples.  labels: (n,).  sample_ids: (n,), for the dropout.  total: the mini-batch's samples."""
+    """The last stage's view of some samples.  labels: (n,).  sample_ids: (n,), for the dropout.  total: the
+    mini-batch's samples.
+    """
 
     labels: Tensor
     sample_ids: Tensor
@@ -92,8 +112,15 @@ class Targets:
 
     @classmethod
     def made_up(cls, kind: str, batch: int, length: int, target_length: int = 0) -> Targets:
-        """Return placeholders, all zero, for measurements: `batch` samples of `length` tokens, whose last quarter is a generated text."""
-        wide = {"sequence_to_sequence": target_length, "question_answering": 2, "token_classification": length, "text_generation": length}
+        """Return placeholders, all zero, for measurements: `batch` samples of `length` tokens, whose last quarter is a
+        generated text.
+        """
+        wide = {
+            "sequence_to_sequence": target_length,
+            "question_answering": 2,
+            "token_classification": length,
+            "text_generation": length,
+        }
         shape = (batch, wide[kind]) if kind in wide else (batch,)
         labels = torch.zeros(shape, dtype=torch.float32 if kind == "regression" else torch.int64)
         if kind == "text_generation":
@@ -102,7 +129,16 @@ class Targets:
 
     def loss(self, logits: Tensor, config: TechniqueConfig | ParallelAdapterConfig) -> Tensor:
         """Return the loss: the sum over these samples divided by the mini-batch's samples."""
-        return task_loss(logits, self.labels, config.kind, reduction="sum", label_std=config.label_std) / self.total
+        return (
+            task_loss(
+                logits,
+                self.labels,
+                config.kind,
+                reduction="sum",
+                label_std=config.label_std,
+            )
+            / self.total
+        )
 
 
 @dataclass(slots=True)
@@ -118,7 +154,9 @@ class StageContext:
     nbytes: int = 0
 
     def backward(self, gradient: Tensor | None) -> Tensor | None:
-        """Accumulate the trained parameters' gradients; return the gradient of the input.  gradient: of the output, None of a loss."""
+        """Accumulate the trained parameters' gradients; return the gradient of the input.  gradient: of the output,
+        None of a loss.
+        """
         backpropagate(self.output, gradient)
         return None if self.hidden is None else self.hidden.grad
 
@@ -128,7 +166,8 @@ class StepHandlers:
     """The operations of one step on one rank; a method adds its own operations.
 
     batches[m]: this rank's samples of micro-batch m.  total: samples of the mini-batch.  compute: the rank's layers.
-    layout: of a pipeline, None if nothing crosses between stages.  layers: the stage's, for the bytes that are not measured.
+    layout: of a pipeline, None if nothing crosses between stages.  layers: the stage's, for the bytes that are not
+    measured.
     """
 
     rank: int
@@ -142,17 +181,27 @@ class StepHandlers:
 
     def common(self) -> dict[str, Handler]:
         """Return the handlers shared by all methods, by operation kind."""
-        return {ALLREDUCE: lambda op, reads: (self.optimizer.gradients,), STEP: self.update}
+        return {
+            ALLREDUCE: lambda op, reads: (self.optimizer.gradients,),
+            STEP: self.update,
+        }
 
     def targets(self, op: Op) -> Targets | None:
         """Return the targets of a forward operation, None before the last stage."""
         if all(value.name != "loss" for value in op.writes):
             return None
         batch = self.batches[op.microbatch]
-        return Targets(labels=batch.labels, sample_ids=batch.sample_ids, epoch=self.epoch, total=self.total)
+        return Targets(
+            labels=batch.labels,
+            sample_ids=batch.sample_ids,
+            epoch=self.epoch,
+            total=self.total,
+        )
 
     def forwarded(self, op: Op, context: Any) -> tuple[Any, ...]:
-        """Return the outputs of a forward operation.  context: for the backward pass; its output is sent in pieces, or is the loss."""
+        """Return the outputs of a forward operation.  context: for the backward pass; its output is sent in pieces, or
+        is the loss.
+        """
         context.nbytes = context_bytes(self.layers, *self.batches[op.microbatch].attention_mask.shape)
         return self.written(op, context.output.detach(), ctx=context, loss=context.output.detach())
 
@@ -175,8 +224,15 @@ class StepHandlers:
 def share_of(rank: int, plan: Plan, planned: PlannedStep, split: TokenizedSplit) -> dict[str, Any]:
     """Return a rank's computation in a pipeline step, as fields of StepHandlers."""
     layout = StepLayout(plan=plan, sizes=planned.shape.sizes, lengths=planned.shape.lengths)
-    batches = [collate(split, samples).rows(*layout.samples(rank, number)) for number, samples in enumerate(planned.samples)]
-    return {"rank": rank, "batches": batches, "total": planned.shape.samples, "layout": layout}
+    batches = [
+        collate(split, samples).rows(*layout.samples(rank, number)) for number, samples in enumerate(planned.samples)
+    ]
+    return {
+        "rank": rank,
+        "batches": batches,
+        "total": planned.shape.samples,
+        "layout": layout,
+    }
 
 
 def named(op: Op, reads: tuple[Any, ...], name: str) -> list[Any]:

@@ -1,6 +1,8 @@
-"""Find the progress that an interrupted run left in its folder, so that the same or other devices can resume at the next step.
+"""Find the progress that an interrupted run left in its folder, so that the same or other devices can resume at the
+next step.
 
-Every rank logs its steps of an epoch.  The run resumes from the newest snapshot (see runtime.snapshot) of a step that all have logged.
+Every rank logs its steps of an epoch.  The run resumes from the newest snapshot (see runtime.snapshot) of a step that
+all have logged.
 All files are sealed.  A damaged one is removed and reported, and what it held is done again.
 """
 
@@ -16,12 +18,28 @@ from typing import Any
 from workbench.core.errors import ConfigError, DamagedError
 from workbench.core.plan import Homes, Plan
 from workbench.core.report import StepRecord
-from workbench.core.sealed import SealedLog, damaged, owner_of, read_lines, read_sealed, require_owner, write_sealed
+from workbench.core.sealed import (
+    SealedLog,
+    damaged,
+    owner_of,
+    read_lines,
+    read_sealed,
+    require_owner,
+    write_sealed,
+)
 from workbench.core.serial import from_builtins, from_json
 from workbench.methods.common.folder import PLAN, STEPS
 from workbench.methods.common.session import RankResult, StepTrace, on_clock
 from workbench.methods.training.phases import RankJob, RankPhase
-from workbench.runtime.snapshot import WEIGHTS, Position, SnapshotFile, covering, passing, remove_damaged, snapshot_files
+from workbench.runtime.snapshot import (
+    WEIGHTS,
+    Position,
+    SnapshotFile,
+    covering,
+    passing,
+    remove_damaged,
+    snapshot_files,
+)
 
 AGAIN = "The steps of its unfinished epoch are done again: the devices' shares of the samples are others now."
 
@@ -66,10 +84,12 @@ class Ran:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interrupted:
-    """epochs: finished epochs.  step: completed steps of the next epoch.  state: a snapshot's files; none before step 1.
+    """epochs: finished epochs.  step: completed steps of the next epoch.  state: a snapshot's files; none before step
+    1.
     held: the ranks that keep the snapshot in memory instead.
 
-    results: of every rank, with one entry for each resumption.  is_same: whether the same devices continue under the same plan.
+    results: of every rank, with one entry for each resumption.  is_same: whether the same devices continue under the
+    same plan.
     notes: why completed steps are repeated.  damage: which files of the run could not be used.
     """
 
@@ -85,14 +105,31 @@ class Interrupted:
     @property
     def begins(self) -> dict[str, Any]:
         """Return the fields of a RankJob that resumes here."""
-        return {"start_epoch": self.epochs, "start_step": self.step, "state": self.state, "held": self.held, "is_same": self.is_same}
+        return {
+            "start_epoch": self.epochs,
+            "start_step": self.step,
+            "state": self.state,
+            "held": self.held,
+            "is_same": self.is_same,
+        }
 
     def steps(self, predicted: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
         """Return all steps of the run: measured ones where other devices did them, predicted ones otherwise."""
-        done = {} if self.is_same else {(one.epoch, one.step): one.samples for result in self.results for one in result.steps}
+        done = (
+            {}
+            if self.is_same
+            else {(one.epoch, one.step): one.samples for result in self.results for one in result.steps}
+        )
         cached = {step.epoch: step.cached for step in predicted}
-        known = [StepRecord(epoch=at[0], step=at[1], samples=samples, cached=cached[at[0]]) for at, samples in sorted(done.items())]
-        left = predicted if self.is_same else [step for step in predicted if (step.epoch, step.step) >= (self.epochs, self.step)]
+        known = [
+            StepRecord(epoch=at[0], step=at[1], samples=samples, cached=cached[at[0]])
+            for at, samples in sorted(done.items())
+        ]
+        left = (
+            predicted
+            if self.is_same
+            else [step for step in predicted if (step.epoch, step.step) >= (self.epochs, self.step)]
+        )
         return (*known, *left)
 
     def joined(self, results: Sequence[RankResult]) -> list[RankResult]:
@@ -105,12 +142,19 @@ class Interrupted:
 
 
 def take_up(rank_job: RankJob, held: Mapping[Position, Homes] | None = None) -> Interrupted:
-    """Return the progress of an interrupted run, and remove damaged and later files from its folder; job and data are the same.
+    """Return the progress of an interrupted run, and remove damaged and later files from its folder; job and data are
+    the same.
 
-    held: of each snapshot in the devices' memory, the ranks that keep each tensor.  The newest snapshot counts, wherever it is.
+    held: of each snapshot in the devices' memory, the ranks that keep each tensor.  The newest snapshot counts,
+    wherever it is.
     One within an epoch counts if the epoch's mini-batches are the same under the new plan.
     """
-    folder, plan, run, num_epochs = rank_job.folder, rank_job.plan, rank_job.fingerprint, rank_job.job.epochs
+    folder, plan, run, num_epochs = (
+        rank_job.folder,
+        rank_job.plan,
+        rank_job.fingerprint,
+        rank_job.job.epochs,
+    )
     mine = Ran(devices=tuple(device.name for device in rank_job.cluster.devices), plan=plan)
     damage: list[str] = []
     former = _former(folder, run, damage)
@@ -132,14 +176,23 @@ def take_up(rank_job: RankJob, held: Mapping[Position, Homes] | None = None) -> 
         num_steps = len(next(phase for phase in phases if finished in phase.epochs).steps(finished))
         last = Position(finished, min(_count(logs.get(finished, {})), num_steps - 1))
         whole = {file.at: covering(files, file.at, plan.num_layers) for file in files if file.at <= last}
-        known = [position for position in {*(held or {}), *(one for one, paths in whole.items() if paths)} if position <= last]
+        known = [
+            position
+            for position in {
+                *(held or {}),
+                *(one for one, paths in whole.items() if paths),
+            }
+            if position <= last
+        ]
         at = max(filter(counts, known), default=Position(0, 0))
         state = whole.get(at, ())
         homes = {} if state else (held or {}).get(at, {})
         notes += [AGAIN] * any(position > at for position in known)
         newest = max((file.at.step for file in files if file.at.epoch == finished), default=0)
         if newest > last.step + 1:  # a crash leaves the log of a device at most one step behind
-            damage.append(f"Steps {last.step + 1} to {newest} of epoch {finished + 1} are done again: a log lacks them.")
+            damage.append(
+                f"Steps {last.step + 1} to {newest} of epoch {finished + 1} are done again: a log lacks them."
+            )
     whole_logs = 0
     while _is_whole(logs.get(whole_logs, {})):
         whole_logs += 1
@@ -162,7 +215,9 @@ def take_up(rank_job: RankJob, held: Mapping[Position, Homes] | None = None) -> 
 
 
 def same_batches(former: Plan, plan: Plan, *, cached: bool) -> bool:
-    """Return whether an epoch's mini-batches are the same under two plans.  cached: it runs from the activation cache."""
+    """Return whether an epoch's mini-batches are the same under two plans.  cached: it runs from the activation
+    cache.
+    """
     return former.cached == plan.cached if cached else former.mini_batch_size == plan.mini_batch_size
 
 
@@ -170,7 +225,11 @@ def begin(rank_job: RankJob) -> Interrupted:
     """Record the devices that use a folder from the start."""
     devices = tuple(device.name for device in rank_job.cluster.devices)
     path = rank_job.folder / PLAN
-    write_sealed(path, owner_of(rank_job.fingerprint, path), Ran(devices=devices, plan=rank_job.plan))
+    write_sealed(
+        path,
+        owner_of(rank_job.fingerprint, path),
+        Ran(devices=devices, plan=rank_job.plan),
+    )
     return Interrupted()
 
 
@@ -187,9 +246,14 @@ def _read_logs(folder: Path, run: str, damage: list[str]) -> dict[int, dict[int,
             about = from_builtins(lines.owner, LogOwner, source=path.name)
             steps = tuple(from_json(line, StepTrace, source=path.name) for line in lines.contents)
             require_owner(path, about.owner, owner_of(run, path))
-        except (ConfigError, DamagedError) as error:  # of another version, damaged from its first line on, or another's
+        except (
+            ConfigError,
+            DamagedError,
+        ) as error:  # of another version, damaged from its first line on, or another's
             if lines.nbytes or lines.damage:
-                damage.append(str(error if isinstance(error, DamagedError) else damaged(path, lines.damage or "it does not read")))
+                damage.append(
+                    str(error if isinstance(error, DamagedError) else damaged(path, lines.damage or "it does not read"))
+                )
             path.unlink()
             continue
         if lines.damage:
@@ -199,7 +263,12 @@ def _read_logs(folder: Path, run: str, damage: list[str]) -> dict[int, dict[int,
     return found
 
 
-def _is_finished(epoch: int, logs: Mapping[int, _Logs], files: Sequence[SnapshotFile], num_layers: int) -> bool:
+def _is_finished(
+    epoch: int,
+    logs: Mapping[int, _Logs],
+    files: Sequence[SnapshotFile],
+    num_layers: int,
+) -> bool:
     """Return whether an epoch's steps are logged, and the weights at its end are whole."""
     return _is_whole(logs.get(epoch, {})) and bool(covering(files, Position(epoch + 1, 0), num_layers, WEIGHTS))
 
@@ -230,7 +299,9 @@ def _former(folder: Path, run: str, damage: list[str]) -> Ran | None:
 
 
 def _clear(folder: Path, at: Position, state: Sequence[Path]) -> None:
-    """Remove the files from after a position, and snapshots that no longer serve.  state: the files of the one that counts."""
+    """Remove the files from after a position, and snapshots that no longer serve.  state: the files of the one that
+    counts.
+    """
     for path in (folder / STEPS).glob("epoch-*.jsonl"):
         match = _LOG.match(path.name)
         if match is not None and (int(match.group(1)), int(match.group(2))) >= at:
@@ -250,9 +321,17 @@ def _results(logs: Mapping[int, _Logs], epochs: int, step: int, *, since: tuple[
                 end = following if following is not None else begin + len(log.steps)
                 end = end if epoch < epochs else min(end, step) if epoch == epochs else 0
                 whole = (epoch, begin) >= since
-                own = [trace if whole else trace._replace(spans=(), memory=()) for trace in log.steps if trace.step < end]
+                own = [
+                    trace if whole else trace._replace(spans=(), memory=()) for trace in log.steps if trace.step < end
+                ]
                 if own:
-                    results.append(RankResult(rank=rank, steps=own, resumed_at=(epoch, begin) if begin else None))
+                    results.append(
+                        RankResult(
+                            rank=rank,
+                            steps=own,
+                            resumed_at=(epoch, begin) if begin else None,
+                        )
+                    )
     return tuple(results)
 
 
@@ -267,7 +346,11 @@ class EpochLog:
         path = rank_job.folder / STEPS / f"epoch-{epoch}-from-{begin}-rank-{session.rank}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         ranks = plan.cached.ranks if phase.phase.cached and plan.cached else plan.busy_ranks
-        owner = LogOwner(owner=owner_of(rank_job.fingerprint, path), ranks=tuple(sorted(ranks)), steps=len(phase.phase.steps(epoch)))
+        owner = LogOwner(
+            owner=owner_of(rank_job.fingerprint, path),
+            ranks=tuple(sorted(ranks)),
+            steps=len(phase.phase.steps(epoch)),
+        )
         self._lines = SealedLog(path, owner)
 
     def append(self, trace: StepTrace) -> None:

@@ -19,10 +19,29 @@ from workbench.core.profile import LayerProfile, Profile
 from workbench.core.report import EpochRecord, SweepPoint
 from workbench.core.sealed import owner_of
 from workbench.core.serial import to_json
-from workbench.methods.base import Event, Notify, Outcome, Planned, Prediction, Prepared, ignore
+from workbench.methods.base import (
+    Event,
+    Notify,
+    Outcome,
+    Planned,
+    Prediction,
+    Prepared,
+    ignore,
+)
 from workbench.methods.common import records
-from workbench.methods.common.folder import ADAPTER, begin_folder, holds_run, weights_digest
-from workbench.methods.common.scaling import BATCH_SIZES, HOST_MODELS, describe_facts, kept_layers, scale_to_cluster
+from workbench.methods.common.folder import (
+    ADAPTER,
+    begin_folder,
+    holds_run,
+    weights_digest,
+)
+from workbench.methods.common.scaling import (
+    BATCH_SIZES,
+    HOST_MODELS,
+    describe_facts,
+    kept_layers,
+    scale_to_cluster,
+)
 from workbench.methods.training.faults import predict, with_faults
 from workbench.methods.training.handlers import typical_steps
 from workbench.methods.training.interrupted import Interrupted, begin, take_up
@@ -36,7 +55,14 @@ from workbench.models.evaluation import Predictions
 from workbench.models.loading import load_stack
 from workbench.models.sealed_tensors import damage_of
 from workbench.models.stack import LayerStack
-from workbench.profiler.analytic import LayerCost, NumberFormat, Technique, TechniqueSizes, analytic_profile, layer_costs
+from workbench.profiler.analytic import (
+    LayerCost,
+    NumberFormat,
+    Technique,
+    TechniqueSizes,
+    analytic_profile,
+    layer_costs,
+)
 from workbench.runtime.context import DEVICES, RankContext
 from workbench.runtime.device_server import serve_device
 from workbench.runtime.engine_service import Engines
@@ -86,8 +112,10 @@ def nothing(*args: Any) -> tuple[str, ...]:
 class ProfiledMethod(ABC, Generic[A]):
     """The part of a method before its plan.
 
-    known: returns the options; raises ConfigError at once for an unknown option, task or model.  prepared: finds model and data.
-    measure_rank: measures a device's own core, given (what `asked` returns, whether to measure again); real devices call it by its name.
+    known: returns the options; raises ConfigError at once for an unknown option, task or model.  prepared: finds model
+    and data.
+    measure_rank: measures a device's own core, given (what `asked` returns, whether to measure again); real devices
+    call it by its name.
     """
 
     name: str
@@ -108,8 +136,15 @@ class ProfiledMethod(ABC, Generic[A]):
         """Return the costs on every device from the catalogue's figures."""
 
     def layer_costs(self, prepared: A, *, batch: int, sequence_length: int) -> tuple[LayerCost, ...]:
-        """Return every layer's FLOPs of a forward pass and its bytes, computed from sizes (see Method); nothing is trained."""
-        return layer_costs(describe_facts(prepared.facts), "frozen", batch=batch, sequence_length=sequence_length)
+        """Return every layer's FLOPs of a forward pass and its bytes, computed from sizes (see Method); nothing is
+        trained.
+        """
+        return layer_costs(
+            describe_facts(prepared.facts),
+            "frozen",
+            batch=batch,
+            sequence_length=sequence_length,
+        )
 
     def asked(self, prepared: A) -> Any:
         """Return the parts of a job that a device needs to measure itself."""
@@ -122,8 +157,18 @@ class ProfiledMethod(ABC, Generic[A]):
     def notes(self, planned: Planned[A]) -> tuple[str, ...]:
         """Return the notes of the settings without an effect, and of the job (see Method)."""
         prepared, profile, cluster, plan = planned
-        at = Situation(job=prepared.job, cluster=cluster, options=self.known(prepared.job), prepared=prepared, plan=plan)
-        return (*(idle.note for idle in idle_settings(at)), *profile.notes, *prepared.all_notes)
+        at = Situation(
+            job=prepared.job,
+            cluster=cluster,
+            options=self.known(prepared.job),
+            prepared=prepared,
+            plan=plan,
+        )
+        return (
+            *(idle.note for idle in idle_settings(at)),
+            *profile.notes,
+            *prepared.all_notes,
+        )
 
     def prepare(self, job: Job, notify: Notify) -> A:
         """Find model and data (see Method)."""
@@ -141,14 +186,22 @@ class ProfiledMethod(ABC, Generic[A]):
         engines: Engines | None = None,
         refresh: bool = False,
     ) -> Profile:
-        """Scale the host's measured costs to each device's share, or use the catalogue's figures for devices of other types.
+        """Scale the host's measured costs to each device's share, or use the catalogue's figures for devices of other
+        types.
 
         emulated: the cluster will run here, so each device has its host_share of the host's speed, whatever its type.
         engines: real devices measure themselves, all at once.
         """
         if engines is not None and engines.fidelity == "real":
             notify(Event("phase", message=f"Profiling {cluster.size_words}", stage="profile"))
-            return self.joined(prepared, cluster, engines.run(self.measure_rank, [(self.asked(prepared), refresh)] * cluster.world_size))
+            return self.joined(
+                prepared,
+                cluster,
+                engines.run(
+                    self.measure_rank,
+                    [(self.asked(prepared), refresh)] * cluster.world_size,
+                ),
+            )
         if emulated or all(device.model in HOST_MODELS and device.host_share for device in cluster.devices):
             return self.scaled(prepared, cluster, notify, refresh=refresh)
         return self.catalogue(prepared, cluster)
@@ -170,11 +223,15 @@ class LayerMethod(ProfiledMethod[L]):
 
     @classmethod
     def called_by_devices(cls, function: Callable[[RankContext, Any], Any], **payload: Any) -> None:
-        """Make a function a static one of this class, with the type of its payload, so that a message can name it and be decoded.
+        """Make a function a static one of this class, with the type of its payload, so that a message can name it and
+        be decoded.
 
         payload: the type of the function's second argument, by its name.  The method declares the function in `calls`.
         """
-        function.__module__, function.__qualname__ = cls.__module__, f"{cls.__qualname__}.{function.__name__}"
+        function.__module__, function.__qualname__ = (
+            cls.__module__,
+            f"{cls.__qualname__}.{function.__name__}",
+        )
         function.__annotations__ |= payload
         setattr(cls, function.__name__, staticmethod(function))
 
@@ -184,7 +241,9 @@ class LayerMethod(ProfiledMethod[L]):
 
     @abstractmethod
     def measured(self, prepared: L) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
-        """Return the settings besides model and lengths that affect this host's layer costs, and a function to measure up to a length."""
+        """Return the settings besides model and lengths that affect this host's layer costs, and a function to measure
+        up to a length.
+        """
 
     def host_layers(self, prepared: L, notify: Notify, *, refresh: bool = False) -> tuple[LayerProfile, ...]:
         """Return every layer's cost on one unslowed core of this host, measured now or stored earlier."""
@@ -197,11 +256,23 @@ class LayerMethod(ProfiledMethod[L]):
             "batch_sizes": BATCH_SIZES,
             "max_length": max_length,
         }
-        return kept_layers(prepared, self.name, key | settings, partial(measure, max_length), notify, refresh=refresh)
+        return kept_layers(
+            prepared,
+            self.name,
+            key | settings,
+            partial(measure, max_length),
+            notify,
+            refresh=refresh,
+        )
 
     def joined(self, prepared: L, cluster: Cluster, rows: Sequence[Any]) -> Profile:
         """Return every layer's cost on every device (see ProfiledMethod)."""
-        return Profile(model=prepared.job.model, method=self.name, source="measured", layers=tuple(rows))
+        return Profile(
+            model=prepared.job.model,
+            method=self.name,
+            source="measured",
+            layers=tuple(rows),
+        )
 
     def scaled(self, prepared: L, cluster: Cluster, notify: Notify, *, refresh: bool) -> Profile:
         """Return every layer's cost on every device (see ProfiledMethod)."""
@@ -210,12 +281,15 @@ class LayerMethod(ProfiledMethod[L]):
 
 
 class TrainingMethod(LayerMethod[P], Plans):
-    """A method that trains by backpropagation; a subclass adds its specifics.  Together they form a methods.base.Method.
+    """A method that trains by backpropagation; a subclass adds its specifics.  Together they form a
+    methods.base.Method.
 
     plan, check, rank_job, check_plan: see phases.Plans, methods.base.require_plan.
-    phases_on: makes the phases of a RankJob as a rank does them (see worker.TrainingWorker).  serve_rank: what devices call, from it.
+    phases_on: makes the phases of a RankJob as a rank does them (see worker.TrainingWorker).  serve_rank: what devices
+    call, from it.
     trained: the trained model of a run, for a backbone.
-    begin(prepared, backbone, rank_job, is_new, notify): builds the backbone as the run uses it; writes the initial state of a new run.
+    begin(prepared, backbone, rank_job, is_new, notify): builds the backbone as the run uses it; writes the initial
+    state of a new run.
     """
 
     check_plan: Callable[[P, Cluster, Plan], None]
@@ -269,12 +343,24 @@ class TrainingMethod(LayerMethod[P], Plans):
         first = self.rank_job(*planned)
         prediction = predict(first)
         if first.job.converged_after:
-            prediction = replace(prediction, notes=(f"A simulation knows no losses: it does all {first.job.epochs} epochs.",))
-        changes = planned.prepared.job.faults or any(device.leave_below or device.leave_if_throttled for device in planned.cluster.devices)
+            prediction = replace(
+                prediction,
+                notes=(f"A simulation knows no losses: it does all {first.job.epochs} epochs.",),
+            )
+        changes = planned.prepared.job.faults or any(
+            device.leave_below or device.leave_if_throttled for device in planned.cluster.devices
+        )
         return with_faults(prediction, self, planned, first) if changes else prediction
 
     def execute(
-        self, planned: Planned[P], prediction: Prediction, engines: Engines, *, folder: Path, resume: bool, notify: Notify
+        self,
+        planned: Planned[P],
+        prediction: Prediction,
+        engines: Engines,
+        *,
+        folder: Path,
+        resume: bool,
+        notify: Notify,
     ) -> Outcome:
         """Train on the engines, choose the epoch on the validation split, score the test split once (see Method)."""
         prepared, cluster = planned.prepared, planned.cluster
@@ -285,7 +371,13 @@ class TrainingMethod(LayerMethod[P], Plans):
         message = replace(message, fingerprint=identity)
         spoilt = ""
         if resumes := resume and holds_run(folder, identity, job):
-            spoilt = next(filter(None, (damage_of(path, owner_of(identity, path)) for path in message.begins_with())), "")
+            spoilt = next(
+                filter(
+                    None,
+                    (damage_of(path, owner_of(identity, path)) for path in message.begins_with()),
+                ),
+                "",
+            )
             resumes = not spoilt
         if not resumes:
             begin_folder(folder, identity, job)
@@ -294,7 +386,13 @@ class TrainingMethod(LayerMethod[P], Plans):
         if resumes:
             notify(Event("phase", message=notes[0]))
         self.begin(prepared, stack, message, not resumes, notify)
-        notify(Event("phase", message=f"Training on {cluster.size_words}, {engines.fidelity} links", stage="train"))
+        notify(
+            Event(
+                "phase",
+                message=f"Training on {cluster.size_words}, {engines.fidelity} links",
+                stage="train",
+            )
+        )
         policy = TrainingPolicy(self, planned, message, former, notify)
         with engines.service(self.serve_rank) as devices:
             recoveries = policy.run(devices, engines.cluster, job)
@@ -318,25 +416,45 @@ class TrainingMethod(LayerMethod[P], Plans):
         saved = trained.save(folder / ADAPTER, best)
 
         shutil.rmtree(folder / DEVICES, ignore_errors=True)
-        for path in list(passing(folder, with_moments=policy.epochs == job.epochs)):  # an end before the last epoch may be gone on from
+        for path in list(
+            passing(folder, with_moments=policy.epochs == job.epochs)
+        ):  # an end before the last epoch may be gone on from
             path.unlink()
         return Outcome(
             fidelity=engines.fidelity,
             steps=steps,
             epochs=epochs,
-            timelines=records.measured_timelines(former.joined(results), message, prediction, engines.fidelity, _resident(message)),
+            timelines=records.measured_timelines(
+                former.joined(results),
+                message,
+                prediction,
+                engines.fidelity,
+                _resident(message),
+            ),
             metrics=metrics,
             chosen_epoch=best + 1,
             technique=self.technique(prepared).name,
             phases_s=records.phase_seconds(results) | policy.spent_s,
-            bytes={f"{cluster.devices[result.rank].name}: {name}": size for result in results for name, size in result.nbytes.items()},
+            bytes={
+                f"{cluster.devices[result.rank].name}: {name}": size
+                for result in results
+                for name, size in result.nbytes.items()
+            },
             overrun_share=records.overrun_share(results, is_real=is_real),
             notes=(*notes, *(note for result in results for note in result.notes)),
             artifacts={"adapter": str(saved)},
             recoveries=recoveries,
         )
 
-    def sweep_point(self, planned: Planned[P], name: str, engines: Engines | None, *, num_steps: int, folder: Path) -> SweepPoint:
+    def sweep_point(
+        self,
+        planned: Planned[P],
+        name: str,
+        engines: Engines | None,
+        *,
+        num_steps: int,
+        folder: Path,
+    ) -> SweepPoint:
         """Simulate, and on engines measure, some steps of the first phase under a plan (see Method)."""
         prepared, profile, cluster, plan = planned
         self.check_plan(prepared, cluster, plan)
@@ -347,11 +465,22 @@ class TrainingMethod(LayerMethod[P], Plans):
         results = None
         if engines is not None:
             begin_folder(folder, "sweep", prepared.job)
-            self.begin(prepared, load_stack(prepared.job.model, with_head=prepared.predicts_words), message, True, ignore)
+            self.begin(
+                prepared,
+                load_stack(prepared.job.model, with_head=prepared.predicts_words),
+                message,
+                True,
+                ignore,
+            )
             message = replace(message, sweep=steps)
             policy = OncePolicy(message, message.plan, Timetable(message), ignore)
             with engines.service(self.serve_rank) as devices:
-                policy.run(devices, message.cluster, replace(prepared.job, faults=""), adapts=False)
+                policy.run(
+                    devices,
+                    message.cluster,
+                    replace(prepared.job, faults=""),
+                    adapts=False,
+                )
             results = policy.results
         return records.sweep_point(name, plan, predicted, results)
 
@@ -396,11 +525,19 @@ def chosen_epoch(
     quality: Callable[[Mapping[str, float]], float],
     notify: Notify,
 ) -> tuple[tuple[EpochRecord, ...], dict[str, float], int]:
-    """Return the epochs with their metrics on the validation split, the metrics of the best one on the test split, and its number.
+    """Return the epochs with their metrics on the validation split, the metrics of the best one on the test split, and
+    its number.
 
-    scores: of the model after some epochs on a split.  quality: the higher, the better; of equally good epochs the first is chosen.
+    scores: of the model after some epochs on a split.  quality: the higher, the better; of equally good epochs the
+    first is chosen.
     """
-    notify(Event("phase", message="Scoring every epoch on the validation split", stage="evaluate"))
+    notify(
+        Event(
+            "phase",
+            message="Scoring every epoch on the validation split",
+            stage="evaluate",
+        )
+    )
     metrics = scores(range(len(epochs)), "validation")
     best = max(range(len(epochs)), key=lambda epoch: quality(metrics[epoch]))
     notify(Event("phase", message="Scoring the chosen epoch on the test split"))

@@ -1,4 +1,6 @@
-"""What methods that train by backpropagation declare alike: the options of a pipeline, and the functions that devices call."""
+"""What methods that train by backpropagation declare alike: the options of a pipeline, and the functions that devices
+call.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,17 @@ from workbench.schedules.pipeline import OrderName
 
 Paradigm = Literal["hybrid", "standalone", "data_parallel", "pipeline_parallel"]
 ASYNCHRONOUS = "asynchronous_1f1b"
-_DEVICES = Effect(lambda at: at.cluster.world_size > 1 or at.options.paradigm == "standalone", "two or more devices")
+_DEVICES = Effect(
+    lambda at: at.cluster.world_size > 1 or at.options.paradigm == "standalone",
+    "two or more devices",
+)
 _PIPELINE = only(paradigm=("hybrid", "pipeline_parallel"), is_refused=True)
 _ORDERED = Effect(
-    lambda at: at.plan is None or at.options.schedule == ASYNCHRONOUS or (len(at.plan.stages) > 1 and at.plan.num_micro_batches > 1),
+    lambda at: (
+        at.plan is None
+        or at.options.schedule == ASYNCHRONOUS
+        or (len(at.plan.stages) > 1 and at.plan.num_micro_batches > 1)
+    ),
     "a plan of several stages, with micro-batches",
 )
 HAS_HEAD = prepared("a task with a head of its own", lambda job: job.task.kind != "text_generation")
@@ -25,8 +34,10 @@ HAS_HEAD = prepared("a task with a head of its own", lambda job: job.task.kind !
 class PipelineOptions:
     """Settings, in Job.options, of every method that trains by backpropagation through a pipeline of devices.
 
-    paradigm: 'hybrid' runs the method's planner; 'standalone', 'data_parallel' and 'pipeline_parallel' are section VI-A's baselines.
-    schedule: of a pipeline's micro-batches, '1f1b' or 'gpipe'; 'asynchronous_1f1b' of whole mini-batches.  backbone_dtype: dtype of the
+    paradigm: 'hybrid' runs the method's planner; 'standalone', 'data_parallel' and 'pipeline_parallel' are section
+    VI-A's baselines.
+    schedule: of a pipeline's micro-batches, '1f1b' or 'gpipe'; 'asynchronous_1f1b' of whole mini-batches.
+    backbone_dtype: dtype of the
     frozen backbone's stored weights (section IV-D).
     """
 
@@ -37,11 +48,16 @@ class PipelineOptions:
 
 PIPELINE_FIELDS = {
     "paradigm": FormField(label="Paradigm", tooltip="How the devices share the work (section VI-A)"),
-    "backbone_dtype": FormField(label="Backbone type", tooltip="In what the backbone's weights are kept (section IV-D)"),
+    "backbone_dtype": FormField(
+        label="Backbone type",
+        tooltip="In what the backbone's weights are kept (section IV-D)",
+    ),
 }
 
 
 def training_calls(method: str, rank_job: str) -> dict[str, str | Parts]:
-    """Return what devices call of a training.method.TrainingMethod and its phases.RankJob, both given as 'module:class'."""
+    """Return what devices call of a training.method.TrainingMethod and its phases.RankJob, both given as
+    'module:class'.
+    """
     parts = Parts(rank_job, "workbench.methods.common.session:RankResult", done="builtins:float")
     return {f"{method}.measure_rank": "", f"{method}.serve_rank": parts}

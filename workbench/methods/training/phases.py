@@ -1,7 +1,9 @@
 """The phases of a training run, which the driver simulates and every rank executes.
 
-A method describes its run as a RankJob, from which driver and ranks make the same phases. A phase is some epochs with similar steps:
-PAC+ has a pipeline phase that fills the activation cache and a data-parallel phase that runs from it; fine-tuning has one phase.
+A method describes its run as a RankJob, from which driver and ranks make the same phases. A phase is some epochs with
+similar steps:
+PAC+ has a pipeline phase that fills the activation cache and a data-parallel phase that runs from it; fine-tuning has
+one phase.
 """
 
 from __future__ import annotations
@@ -25,13 +27,28 @@ from workbench.core.program import Program, chained
 from workbench.core.report import StepRecord
 from workbench.core.schedule import STEP
 from workbench.core.timeline import Timeline
-from workbench.methods.common.session import RankResult, RankSession, SessionJob, loss_of
-from workbench.methods.training.handlers import PlannedStep, StepShape, planned_epoch, share_of
+from workbench.methods.common.session import (
+    RankResult,
+    RankSession,
+    SessionJob,
+    loss_of,
+)
+from workbench.methods.training.handlers import (
+    PlannedStep,
+    StepShape,
+    planned_epoch,
+    share_of,
+)
 from workbench.models.loading import load_stage
 from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.stack import BackboneStage
 from workbench.runtime.executor import Execution, Handler
-from workbench.runtime.flat_optimizer import STATE_KINDS, FlatAdamW, LinearSchedule, Optimizer
+from workbench.runtime.flat_optimizer import (
+    STATE_KINDS,
+    FlatAdamW,
+    LinearSchedule,
+    Optimizer,
+)
 from workbench.runtime.memory import release_free_memory
 from workbench.runtime.snapshot import Snapshot, weights_after
 from workbench.schedules.pipeline import OrderName
@@ -43,10 +60,13 @@ from workbench.tasks.tokenize import TokenizedSplit
 class Phase:
     """Some epochs with similar steps.
 
-    epochs: may be empty.  cached: they run from an activation cache.  steps: all steps of an epoch.  program: of one step.
-    last_epoch: the number of steps of the last epoch, if it has fewer than the others.  longest: a step as long as any; None: the first
+    epochs: may be empty.  cached: they run from an activation cache.  steps: all steps of an epoch.  program: of one
+    step.
+    last_epoch: the number of steps of the last epoch, if it has fewer than the others.  longest: a step as long as any;
+    None: the first
     epoch has one.
-    moves: by name, the programs that run between this phase and the next.  nbytes: by name, the phase's files on the disk.
+    moves: by name, the programs that run between this phase and the next.  nbytes: by name, the phase's files on the
+    disk.
     """
 
     epochs: range
@@ -94,8 +114,13 @@ class Predictor:
         while former is not None:
             programs.insert(0, self._phase.program(former))
             former = former.continues
-        whole, before = simulate(chained(programs), memory=False), f"~{len(programs) - 2}"
-        begun_s = max(span.end_s for span in whole.spans if span.op.kind == STEP and span.op.writes[0].name.endswith(before))
+        whole, before = (
+            simulate(chained(programs), memory=False),
+            f"~{len(programs) - 2}",
+        )
+        begun_s = max(
+            span.end_s for span in whole.spans if span.op.kind == STEP and span.op.writes[0].name.endswith(before)
+        )
         return whole.makespan_s - begun_s
 
     def records(self, epoch: int, steps: Sequence[PlannedStep]) -> tuple[StepRecord, ...]:
@@ -169,7 +194,9 @@ class PhasedJob(SessionJob, ABC):
         return ""
 
     def handed_on(self, prepared: Any) -> Any:
-        """Return a prepared job for plans of fewer devices, with the data that they cannot know themselves: by default the same."""
+        """Return a prepared job for plans of fewer devices, with the data that they cannot know themselves: by default
+        the same.
+        """
         return prepared
 
 
@@ -177,12 +204,15 @@ class PhasedJob(SessionJob, ABC):
 class RankJob(PhasedJob):
     """The description of a run that trains by backpropagation, for a rank; a method adds its settings.
 
-    split: the training samples.  schedule: the order of a pipeline's micro-batches.  quantization: of the frozen backbone.
-    start_epoch, start_step: 0, or the step at which a resumed run continues.  state: the files with the trainable state so far.
+    split: the training samples.  schedule: the order of a pipeline's micro-batches.  quantization: of the frozen
+    backbone.
+    start_epoch, start_step: 0, or the step at which a resumed run continues.  state: the files with the trainable state
+    so far.
     held: the ranks that keep each tensor of that state in memory, if state has no files.
     is_same: whether the same devices did the steps before, under the same plan.
     sweep: some steps of the first phase to time; then nothing else runs.
-    small_bytes: if a stage's state is larger, by default no snapshot is taken between the ends of epochs but at a pause.
+    small_bytes: if a stage's state is larger, by default no snapshot is taken between the ends of epochs but at a
+    pause.
     """
 
     small_bytes: ClassVar[float] = math.inf
@@ -199,8 +229,17 @@ class RankJob(PhasedJob):
 
     @classmethod
     def of(cls, prepared: Any, profile: Profile, cluster: Cluster, plan: Plan, **more: Any) -> Self:
-        """Return the job of a run under a plan, for every rank.  prepared: a PreparedTraining.  more: the method's own settings."""
-        return cls(job=prepared.job, cluster=cluster, plan=plan, profile=profile, split=prepared.train, **more)
+        """Return the job of a run under a plan, for every rank.  prepared: a PreparedTraining.  more: the method's own
+        settings.
+        """
+        return cls(
+            job=prepared.job,
+            cluster=cluster,
+            plan=plan,
+            profile=profile,
+            split=prepared.train,
+            **more,
+        )
 
     @property
     def begins_at(self) -> tuple[int, int]:
@@ -213,19 +252,33 @@ class RankJob(PhasedJob):
         job, stages = self.job, self.plan.stages
         trained = max(sum(layer.trainable_bytes for layer in self.layers[stage.start : stage.stop]) for stage in stages)
         is_small = len(STATE_KINDS) * trained <= self.small_bytes
-        return Snapshot(every=job.snapshot_every or int(is_small), to=job.snapshot_to, keeps_moments=is_small)
+        return Snapshot(
+            every=job.snapshot_every or int(is_small),
+            to=job.snapshot_to,
+            keeps_moments=is_small,
+        )
 
     def planned_epoch(self, epoch: int) -> tuple[PlannedStep, ...]:
         """Return an epoch's mini-batches, split as the plan says."""
         plan = self.plan
-        return planned_epoch(self.split.lengths, plan.mini_batch_size, plan.num_micro_batches, seed=self.job.seed, epoch=epoch)
+        return planned_epoch(
+            self.split.lengths,
+            plan.mini_batch_size,
+            plan.num_micro_batches,
+            seed=self.job.seed,
+            epoch=epoch,
+        )
 
     def going_on(self, former: Self) -> Self:
-        """Return this job as the continuation of one on the same devices without a loss: their files on the disks are present."""
+        """Return this job as the continuation of one on the same devices without a loss: their files on the disks are
+        present.
+        """
         return self
 
     def load_backbone(self, start: int, stop: int, *, with_head: bool = False) -> BackboneStage:
-        """Return layers [start, stop), stored as the job says; at most one layer is at full size at a time.  with_head: see load_stage."""
+        """Return layers [start, stop), stored as the job says; at most one layer is at full size at a time.  with_head:
+        see load_stage.
+        """
         store = partial(quantize, config=self.quantization)
         return store(load_stage(self.job.model, start, stop, after_layer=store, with_head=with_head))
 
@@ -260,11 +313,20 @@ class Plans:
     rank_job: Callable[[Any, Profile, Cluster, Plan], Any]
 
     def stand_in(
-        self, prepared: Any, profile: Profile, cluster: Cluster, plan: Plan, rank: int, idle: Sequence[int], left: float
+        self,
+        prepared: Any,
+        profile: Profile,
+        cluster: Cluster,
+        plan: Plan,
+        rank: int,
+        idle: Sequence[int],
+        left: float,
     ) -> int | None:
-        """Return the idle device that takes over the part of one that leaves on notice; None: re-plan for the remaining devices.
+        """Return the idle device that takes over the part of one that leaves on notice; None: re-plan for the remaining
+        devices.
 
-        plan: of the whole cluster, whose devices are as slow as measured.  left: fraction of the run that is left, from 1 to 0.
+        plan: of the whole cluster, whose devices are as slow as measured.  left: fraction of the run that is left, from
+        1 to 0.
         """
         return None
 
@@ -277,7 +339,12 @@ class StepPhase(ABC, Generic[APhasedJob]):
     """The steps of a phase on one rank, however they train (see worker.run_steps)."""
 
     def __init__(self, session: RankSession[APhasedJob], phase: Phase, result: RankResult) -> None:
-        self.session, self.rank_job, self.phase, self.result = session, session.rank_job, phase, result
+        self.session, self.rank_job, self.phase, self.result = (
+            session,
+            session.rank_job,
+            phase,
+            result,
+        )
         self.compute: Any = None
 
     @property
@@ -301,8 +368,10 @@ class StepPhase(ABC, Generic[APhasedJob]):
 class RankPhase(StepPhase[AJob]):
     """A phase that trains by backpropagation on one rank.
 
-    optimizer: set by `load`; None on a rank without a share, which only waits.  layers: [start, stop) of those that the optimizer trains.
-    is_writer: whether this rank saves the state that is the same on all ranks with these layers.  label: the epochs' name in progress
+    optimizer: set by `load`; None on a rank without a share, which only waits.  layers: [start, stop) of those that the
+    optimizer trains.
+    is_writer: whether this rank saves the state that is the same on all ranks with these layers.  label: the epochs'
+    name in progress
     messages; '' names each by its number.
     """
 
@@ -321,7 +390,9 @@ class RankPhase(StepPhase[AJob]):
 
     @abstractmethod
     def load(self, epoch: int) -> None:
-        """Create layers and optimizer as they are before an epoch; a resumed run restores its trainable state afterwards."""
+        """Create layers and optimizer as they are before an epoch; a resumed run restores its trainable state
+        afterwards.
+        """
 
     def take(self, loaded: Loaded) -> bool:
         """Use the layers that this device has loaded already, if they belong to this phase; return whether they do."""
@@ -344,7 +415,9 @@ class RankPhase(StepPhase[AJob]):
         self.result.phases_s[name] = (start_s, self.session.context.now_s())
 
     def told_of(self, error: WorkbenchError) -> None:
-        """Note that data of the same devices cannot be used.  Other devices may lack it or have another part; that is no error."""
+        """Note that data of the same devices cannot be used.  Other devices may lack it or have another part; that is
+        no error.
+        """
         if self.rank_job.is_same:
             self.result.notes.append(str(error))
 
@@ -363,7 +436,10 @@ class StagePhase(RankPhase[AJob]):
         self.index = plan.stage_of(session.rank)
         if self.index is not None:
             stage = plan.stages[self.index]
-            self.is_writer, self.layers = session.rank == stage.ranks[0], (stage.start, stage.stop)
+            self.is_writer, self.layers = (
+                session.rank == stage.ranks[0],
+                (stage.start, stage.stop),
+            )
 
     @property
     def steps_per_epoch(self) -> int:
@@ -375,7 +451,11 @@ class StagePhase(RankPhase[AJob]):
         assert self.index is not None
         plan = self.rank_job.plan
         stage = plan.stages[self.index]
-        own = {"compute": self.compute, "optimizer": self.optimizer, "layers": self.rank_job.layers[stage.start : stage.stop]}
+        own = {
+            "compute": self.compute,
+            "optimizer": self.optimizer,
+            "layers": self.rank_job.layers[stage.start : stage.stop],
+        }
         return share_of(self.session.rank, plan, planned, self.rank_job.split) | own | {"epoch": epoch}
 
 
@@ -383,6 +463,9 @@ def make_optimizer(rank_job: RankJob, module: nn.Module, steps_per_epoch: int, *
     """Return AdamW with the job's learning rates.  delay: see LinearSchedule."""
     job = rank_job.job
     schedule = LinearSchedule(
-        peak=job.peak_learning_rate, num_steps=job.epochs * steps_per_epoch, warmup_fraction=job.warmup_fraction, delay=delay
+        peak=job.peak_learning_rate,
+        num_steps=job.epochs * steps_per_epoch,
+        warmup_fraction=job.warmup_fraction,
+        delay=delay,
     )
     return FlatAdamW(module, learning_rate=schedule, weight_decay=job.weight_decay)

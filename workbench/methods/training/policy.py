@@ -1,4 +1,6 @@
-"""The policy of a training run: after a change the devices go on from a snapshot, and it ends once its loss falls no more."""
+"""The policy of a training run: after a change the devices go on from a snapshot, and it ends once its loss falls no
+more.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ LEAST_FALL = 0.01
 
 
 def plateaus(values: Sequence[float], patience: int, threshold: float = LEAST_FALL) -> list[int]:
-    """Return after how many values each plateau ends: `patience` in a row are not `threshold` below the lowest since the last plateau."""
+    """Return after how many values each plateau ends: `patience` in a row are not `threshold` below the lowest since
+    the last plateau.
+    """
     found, lowest, waited = list[int](), math.inf, 0
     for count, value in enumerate(values, start=1):
         lowest, waited = (value, 0) if value < lowest * (1 - threshold) else (lowest, waited + 1)
@@ -34,15 +38,25 @@ def plateaus(values: Sequence[float], patience: int, threshold: float = LEAST_FA
 class TrainingPolicy(StepPolicy):
     """A StepPolicy of a run in its folder.
 
-    former: the run's progress before.  results: of the last generation, by place.  spent_s: seconds of the slowest device, by the
+    former: the run's progress before.  results: of the last generation, by place.  spent_s: seconds of the slowest
+    device, by the
     kind of work besides steps.
 
-    Every device sends its part of each step's loss.  If the job says so, the run ends after an epoch with which the mean losses of the
-    epochs reach a plateau.  RingAda's coordinator tests convergence after every round, by a rule that the paper does not give
+    Every device sends its part of each step's loss.  If the job says so, the run ends after an epoch with which the
+    mean losses of the
+    epochs reach a plateau.  RingAda's coordinator tests convergence after every round, by a rule that the paper does
+    not give
     (Algorithm 1, line 12); an epoch's loss does not vary by which samples it has.
     """
 
-    def __init__(self, method: Plans, planned: Planned[Any], first: RankJob, former: Interrupted, notify: Notify) -> None:
+    def __init__(
+        self,
+        method: Plans,
+        planned: Planned[Any],
+        first: RankJob,
+        former: Interrupted,
+        notify: Notify,
+    ) -> None:
         super().__init__(method, planned, first, notify)
         self._former = former
         self._step = self._timetable.number(former.epochs, former.step)
@@ -74,13 +88,18 @@ class TrainingPolicy(StepPolicy):
     def _test(self, epochs: int) -> None:
         """Test convergence after so many epochs; their losses are complete."""
         job, number = self.first.job, self._timetable.number
-        if self.has_converged or not job.converged_after or epochs >= job.epochs:  # devices that have not paused yet go on
+        if (
+            self.has_converged or not job.converged_after or epochs >= job.epochs
+        ):  # devices that have not paused yet go on
             return
         steps = [range(number(epoch, 0), number(epoch + 1, 0)) for epoch in range(epochs)]
         means = [fmean(sum(self._losses[step].values()) for step in own) for own in steps]
         if plateaus(means, job.converged_after):
             self._converged = epochs
-            rule = f"in the last {job.converged_after} the mean loss has not fallen {LEAST_FALL:.0%} below its lowest, {min(means):.4g}"
+            rule = (
+                f"in the last {job.converged_after} the mean loss has not fallen {LEAST_FALL:.0%} below its lowest, "
+                f"{min(means):.4g}"
+            )
             self.say(f"The training has converged after {epochs} of {job.epochs} epochs: {rule}")
 
     def _up_to(self, rank_job: RankJob, epochs: int) -> Interrupted:
@@ -103,7 +122,9 @@ class TrainingPolicy(StepPolicy):
         self._begin(generation._replace(job=job), former)
         self._losses = {step: parts for step, parts in self._losses.items() if step < self._step}
         at = Position(former.epochs, former.step)
-        self._in_memory = {rank: {one: names for one, names in kept.items() if one <= at} for rank, kept in self._in_memory.items()}
+        self._in_memory = {
+            rank: {one: names for one, names in kept.items() if one <= at} for rank, kept in self._in_memory.items()
+        }
         self.watch(generation)
         for sentence in former.damage if generation.number > 1 else ():
             self.say(sentence.rstrip("."))
@@ -112,7 +133,8 @@ class TrainingPolicy(StepPolicy):
         return generation._replace(job=job)
 
     def _held(self, members: Sequence[int]) -> dict[Position, Homes]:
-        """Return the snapshots that the members have in memory, of those that are whole: the members that keep each tensor.
+        """Return the snapshots that the members have in memory, of those that are whole: the members that keep each
+        tensor.
 
         If two devices were lost at once there may be none: then the last one on the disk is used.
         """

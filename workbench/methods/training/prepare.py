@@ -12,7 +12,11 @@ from typing import Any
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.methods.common.scaling import profiled_length
-from workbench.methods.training.handlers import PlannedStep, planned_epoch, typical_steps
+from workbench.methods.training.handlers import (
+    PlannedStep,
+    planned_epoch,
+    typical_steps,
+)
 from workbench.models.loading import ModelFacts, load_tokenizer
 from workbench.models.loading import require_known as require_known_model
 from workbench.models.techniques import TechniqueConfig
@@ -59,7 +63,9 @@ class PreparedTraining:
     @property
     def profiled_length(self) -> int:
         """Return the largest sequence length to measure; all pictures have the same length."""
-        return self.longest if self.task.train.images is not None else profiled_length(self.longest, self.facts.max_length)
+        return (
+            self.longest if self.task.train.images is not None else profiled_length(self.longest, self.facts.max_length)
+        )
 
     @property
     def num_steps(self) -> int:
@@ -81,10 +87,14 @@ class PreparedTraining:
         """Return the notes for a report: the method's, and how much of the training data is left out."""
         if not self.train.left_out:
             return self.notes
-        what = {"token_classification": "words beyond", "text_generation": "an answer that ends beyond"}.get(
-            self.task.kind, "an answer that is longer than a window of"
+        what = {
+            "token_classification": "words beyond",
+            "text_generation": "an answer that ends beyond",
+        }.get(self.task.kind, "an answer that is longer than a window of")
+        told = (
+            f"{self.train.left_out} of {len(self.task.train)} training samples have {what} max_length tokens, which "
+            "is not learnt."
         )
-        told = f"{self.train.left_out} of {len(self.task.train)} training samples have {what} max_length tokens, which is not learnt."
         return (*self.notes, told)
 
     def data_digest(self) -> str:
@@ -111,8 +121,12 @@ def require_task_and_model(job: Job) -> None:
 
 
 def load_samples(job: Job, facts: ModelFacts, change: Callable[[Task], Task] | None = None) -> dict[str, Any]:
-    """Return the task and its tokenized splits as fields of PreparedTraining.  change: the method's change of the task."""
-    task = load_task(job.task, data=job.data, columns=job.columns).limited(job.train_samples, job.validation_samples, job.test_samples)
+    """Return the task and its tokenized splits as fields of PreparedTraining.  change: the method's change of the
+    task.
+    """
+    task = load_task(job.task, data=job.data, columns=job.columns).limited(
+        job.train_samples, job.validation_samples, job.test_samples
+    )
     if change is not None:
         task = change(task)
     if task.kind == "text_generation" and not facts.is_causal:
@@ -123,7 +137,12 @@ def load_samples(job: Job, facts: ModelFacts, change: Callable[[Task], Task] | N
         )
     tokenizer = load_tokenizer(job.model)
     splits = {
-        name: tokenize(getattr(task, name), tokenizer, max_length=min(job.max_length, facts.max_length), words=task.words)
+        name: tokenize(
+            getattr(task, name),
+            tokenizer,
+            max_length=min(job.max_length, facts.max_length),
+            words=task.words,
+        )
         for name in ("train", "validation", "test")
     }
     return {"job": job, "facts": facts, "task": task} | splits
@@ -139,5 +158,9 @@ def label_scale(task: Task, train: TokenizedSplit) -> dict[str, Any]:
     mean, std = fmean(train.labels), pstdev(train.labels)
     if 0 < std < max(SMALLEST_SPREAD, SMALLEST_SPREAD_OF_MEAN * abs(mean)):
         found = f"They are {mean:.9g} with a standard deviation of {std:.3g}, which float32 cannot tell apart."
-        raise ConfigError(f"The numbers of the task '{task.name}' were to be learnt.", found, "Subtract their mean, or scale them.")
+        raise ConfigError(
+            f"The numbers of the task '{task.name}' were to be learnt.",
+            found,
+            "Subtract their mean, or scale them.",
+        )
     return {"label_mean": mean, "label_std": std or 1.0}

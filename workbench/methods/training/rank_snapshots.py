@@ -1,4 +1,5 @@
-"""One rank's snapshots: taken when the job says so, on the disk or in the memory of devices that keep each other's state; and restored.
+"""One rank's snapshots: taken when the job says so, on the disk or in the memory of devices that keep each other's
+state; and restored.
 
 In memory, a device copies its trained tensors and sends those that no other device has to the next device in the ring.
 """
@@ -24,7 +25,8 @@ from workbench.schedules.moves import Move, moves
 
 
 class KeptInMemory:
-    """A device's last two snapshots in memory, of its own and of its neighbour's tensors.  It outlives the phases and generations.
+    """A device's last two snapshots in memory, of its own and of its neighbour's tensors.  It outlives the phases and
+    generations.
 
     Two, because a device may be lost while the newer one is being sent.  Then only some devices have the newer one.
     """
@@ -53,10 +55,23 @@ class KeptInMemory:
 
 
 class Neighbours(Generic[AJob]):
-    """The devices of a phase, which keep each other's state in memory.  Every rank makes one, even if it trains nothing."""
+    """The devices of a phase, which keep each other's state in memory.  Every rank makes one, even if it trains
+    nothing.
+    """
 
-    def __init__(self, session: RankSession[AJob], optimizer: Optimizer | None, kept: KeptInMemory, result: RankResult) -> None:
-        self._session, self._optimizer, self._kept, self._result = session, optimizer, kept, result
+    def __init__(
+        self,
+        session: RankSession[AJob],
+        optimizer: Optimizer | None,
+        kept: KeptInMemory,
+        result: RankResult,
+    ) -> None:
+        self._session, self._optimizer, self._kept, self._result = (
+            session,
+            optimizer,
+            kept,
+            result,
+        )
         own = self._tensors()
         specs = {name: spec_of(tensor) for name, tensor in own.items()}
         known = [from_json(text, dict[str, Spec], source="a device") for text in session.exchange(to_json(specs))]
@@ -82,7 +97,13 @@ class Neighbours(Generic[AJob]):
     def _tensors(self) -> Mapping[str, Tensor]:
         return {} if self._optimizer is None else self._optimizer.named_tensors()
 
-    def _move(self, name: str, rounds: Sequence[Move], held: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
+    def _move(
+        self,
+        name: str,
+        rounds: Sequence[Move],
+        held: Mapping[str, Tensor],
+        into: Mapping[str, Tensor],
+    ) -> None:
         session, result = self._session, self._result
         start_s = session.context.now_s()
         spans = carry_out(rounds, session.rank, session.run, held, into)
@@ -99,7 +120,11 @@ class RankSnapshots(Generic[AJob]):
 
     def __init__(self, phase: RankPhase[AJob], begins: Position, kept: KeptInMemory) -> None:
         rank_job, optimizer = phase.rank_job, phase.optimizer
-        self._rank_job, self._optimizer, self._rule = rank_job, optimizer, rank_job.snapshot
+        self._rank_job, self._optimizer, self._rule = (
+            rank_job,
+            optimizer,
+            rank_job.snapshot,
+        )
         self._at = begins
         self._taken: Position | None = begins
         self._neighbours: Neighbours[AJob] | None = None
@@ -128,7 +153,9 @@ class RankSnapshots(Generic[AJob]):
             self._take()
 
     def pause(self) -> None:
-        """Take a snapshot after the last step, unless there is one: no step is repeated, and a leaving device's state stays."""
+        """Take a snapshot after the last step, unless there is one: no step is repeated, and a leaving device's state
+        stays.
+        """
         if self._taken != self._at and self._optimizer is not None:
             self._take()
 

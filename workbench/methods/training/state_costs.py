@@ -1,4 +1,6 @@
-"""The cost of keeping and moving the trained state: memory, and the seconds of a snapshot, a replaced device and another plan."""
+"""The cost of keeping and moving the trained state: memory, and the seconds of a snapshot, a replaced device and
+another plan.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,14 @@ _COPIES = 3
 def snapshot_s(rank_job: PhasedJob) -> float:
     """Return the expected seconds of one snapshot of a pipeline's stages in the devices' memory."""
     specs, homes = _homes(rank_job.plan, rank_job.profile)
-    return _seconds(moves(with_neighbours(homes, sorted(rank_job.plan.busy_ranks)), homes, specs, rank_job.cluster))
+    return _seconds(
+        moves(
+            with_neighbours(homes, sorted(rank_job.plan.busy_ranks)),
+            homes,
+            specs,
+            rank_job.cluster,
+        )
+    )
 
 
 class Substitution(NamedTuple):
@@ -45,20 +54,29 @@ class Substitution(NamedTuple):
 
 
 def substitution(cluster: Cluster, profile: Profile, before: Plan, after: Plan) -> Substitution:
-    """Return the cost: weights come from each device's storage, the trainable state from the ring's next device after the last step."""
+    """Return the cost: weights come from each device's storage, the trainable state from the ring's next device after
+    the last step.
+    """
     specs, homes = _homes(before, profile)
     kept = with_neighbours(homes, sorted(before.busy_ranks))
     left = {name: tuple(rank for rank in ranks if rank in after.busy_ranks) for name, ranks in kept.items()}
     new = [(rank, stage) for stage in after.stages for rank in stage.ranks if rank not in before.busy_ranks]
     loading_s = max((_loading_s(cluster, profile, rank, stage) for rank, stage in new), default=0.0)
-    wanted = {name: ranks for name, ranks in _homes(after, profile)[1].items() if left[name]}  # if two neighbours leave: from the disk
-    return Substitution(loading_s, _seconds(moves(kept, homes, specs, cluster)), _seconds(moves(wanted, left, specs, cluster)))
+    wanted = {
+        name: ranks for name, ranks in _homes(after, profile)[1].items() if left[name]
+    }  # if two neighbours leave: from the disk
+    return Substitution(
+        loading_s,
+        _seconds(moves(kept, homes, specs, cluster)),
+        _seconds(moves(wanted, left, specs, cluster)),
+    )
 
 
 def repartition_s(cluster: Cluster, profile: Profile, before: Plan, after: Plan) -> float:
     """Return the seconds that all devices pause to change the plan, if all of them stay.
 
-    Devices whose layers change load them from their own storage; the trainable state comes from the device that trained it.
+    Devices whose layers change load them from their own storage; the trainable state comes from the device that trained
+    it.
     """
     specs, homes = _homes(before, profile)
     former = {rank: (stage.start, stage.stop) for stage in before.stages for rank in stage.ranks}
@@ -88,11 +106,16 @@ def _seconds(rounds: Sequence[Move]) -> float:
 
 
 def with_room(profile: Profile, job: Job) -> Profile:
-    """Return a profile with room for snapshots in memory: of a device's own state, and the same amount for its neighbour's."""
+    """Return a profile with room for snapshots in memory: of a device's own state, and the same amount for its
+    neighbour's.
+    """
     if job.snapshot_to != "neighbour":
         return profile
     kept = 2 * _COPIES * len(STATE_KINDS)
-    return replace(profile, optimizer_bytes_per_trainable_byte=profile.optimizer_bytes_per_trainable_byte + kept)
+    return replace(
+        profile,
+        optimizer_bytes_per_trainable_byte=profile.optimizer_bytes_per_trainable_byte + kept,
+    )
 
 
 def planning_problem(prepared: PreparedTraining, profile: Profile, cluster: Cluster) -> Problem:

@@ -29,7 +29,8 @@ from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import Devices, fleet_of
 
 REAL_REGROUP_S = 1.0
-"""Seconds in which real devices form another group (measured: 1.3 to 1.6 s with the end of a step, on a busy machine)."""
+"""Seconds in which real devices form another group (measured: 1.3 to 1.6 s with the end of a step, on a busy
+machine)."""
 REAL_PACE_S = 2.0
 """Seconds of computing over which a real device's pace is judged: its steps also vary by what else the device does."""
 
@@ -57,8 +58,10 @@ class Begun:
 class PolicyState:
     """Where a run is.  step, num_steps: finished ones, and all.  generations: that have begun.
 
-    devices, layers, samples: of the present generation.  after_loss: a device was lost, so the next one gets a new plan.
-    slower: how many times slower devices and links are than described, and the shares of memory that are left, as last reported.
+    devices, layers, samples: of the present generation.  after_loss: a device was lost, so the next one gets a new
+    plan.
+    slower: how many times slower devices and links are than described, and the shares of memory that are left, as last
+    reported.
     """
 
     step: int
@@ -72,7 +75,9 @@ class PolicyState:
 
 
 class ToldPolicy(Policy):
-    """A runtime.coordinator.Policy that notifies a user.  notes: all messages.  least_timeout_s: of a generation on these devices."""
+    """A runtime.coordinator.Policy that notifies a user.  notes: all messages.  least_timeout_s: of a generation on
+    these devices.
+    """
 
     def __init__(self, notify: Notify) -> None:
         self.notify, self.notes, self.least_timeout_s = notify, list[str](), 0.0
@@ -87,12 +92,18 @@ class ToldPolicy(Policy):
         """Show the progress of a new generation."""
         members, notify = generation.members, self.notify
         self._progress = Progress(
-            generation.plan, lambda event: notify(event._replace(rank=members[event.rank]) if event.rank >= 0 else event)
+            generation.plan,
+            lambda event: notify(event._replace(rank=members[event.rank]) if event.rank >= 0 else event),
         )
 
     def heard(self, generation: Generation | None, rank: int, event: Any) -> None:
         """Forward a device's progress."""
-        if generation is not None and rank in generation.members and self._progress is not None and isinstance(event, dict):
+        if (
+            generation is not None
+            and rank in generation.members
+            and self._progress is not None
+            and isinstance(event, dict)
+        ):
             self._progress(generation.members.index(rank), event)
 
     def run(self, devices: Devices, cluster: Cluster, job: Job, *, adapts: bool = True) -> tuple[Recovery, ...]:
@@ -109,18 +120,25 @@ class ToldPolicy(Policy):
 
 
 class StepPolicy(ToldPolicy):
-    """A ToldPolicy of phases and epochs: which devices do the next steps, under which plan, and whether a new plan pays.
+    """A ToldPolicy of phases and epochs: which devices do the next steps, under which plan, and whether a new plan
+    pays.
 
     first: the job as planned for all devices.  method: makes the jobs of fewer or slower ones.
-    generations: all that have begun.  now: the present one; None before the first, and after a loss: all remaining devices get a new
-    plan (passive fault tolerance).  An idle device, if there is a suitable one, replaces one that leaves on notice (proactive: Confidant,
+    generations: all that have begun.  now: the present one; None before the first, and after a loss: all remaining
+    devices get a new
+    plan (passive fault tolerance).  An idle device, if there is a suitable one, replaces one that leaves on notice
+    (proactive: Confidant,
     section 3.4).  factors: see Policy.generation.
     """
 
     def __init__(self, method: Plans, planned: Planned[Any], first: PhasedJob, notify: Notify) -> None:
         super().__init__(notify)
         self.method, self.first = method, first
-        self.prepared, self.profile, self.cluster = first.handed_on(planned.prepared), planned.profile, planned.cluster
+        self.prepared, self.profile, self.cluster = (
+            first.handed_on(planned.prepared),
+            planned.profile,
+            planned.cluster,
+        )
         self.generations: list[Begun] = []
         self.now: Begun | None = None
         self.factors: dict[Any, float] = {}
@@ -147,13 +165,24 @@ class StepPolicy(ToldPolicy):
         """Return the last generation; if all was done before the first, a generation of the first plan."""
         if self.generations:
             return self.generations[-1]
-        return Begun(members=self.everyone, job=self.first, timetable=self._timetable, start=self._step)
+        return Begun(
+            members=self.everyone,
+            job=self.first,
+            timetable=self._timetable,
+            start=self._step,
+        )
 
     def expected(self, step: StepRecord) -> StepRecord:
-        """Return a step's record with the seconds expected under the plan by which it was done, if it was done in this run."""
+        """Return a step's record with the seconds expected under the plan by which it was done, if it was done in this
+        run.
+        """
         number = self._timetable.number(step.epoch, step.step)
         begun = next((one for one in reversed(self.generations) if one.start <= number), None)
-        return step if begun is None or step.predicted_s is not None else replace(step, predicted_s=begun.timetable.seconds(number))
+        return (
+            step
+            if begun is None or step.predicted_s is not None
+            else replace(step, predicted_s=begun.timetable.seconds(number))
+        )
 
     @property
     def state(self) -> PolicyState:
@@ -176,7 +205,12 @@ class StepPolicy(ToldPolicy):
     def _begin(self, generation: Generation, former: Interrupted | None = None) -> None:
         """Note that a generation begins at the next step.  former: see Begun."""
         self._timetable = generation.predictor  # type: ignore[assignment]  # made below
-        settings = {"members": generation.members, "job": generation.job, "timetable": self._timetable, "start": self._step}
+        settings = {
+            "members": generation.members,
+            "job": generation.job,
+            "timetable": self._timetable,
+            "start": self._step,
+        }
         self.now = Begun(**settings, former=former or Interrupted())
         self.generations.append(self.now)
 
@@ -197,14 +231,24 @@ class StepPolicy(ToldPolicy):
         if substituted is None:
             return self._generation(number, *self._next_job(ready, factors), factors)
         members, job, prepares = substituted
-        self._ahead = key, self._generation(number, members, job, factors)._replace(prepares=prepares)
+        self._ahead = (
+            key,
+            self._generation(number, members, job, factors)._replace(prepares=prepares),
+        )
         return self._ahead[1]
 
-    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
+    def differs(
+        self,
+        generation: Generation,
+        ready: tuple[int, ...],
+        factors: Mapping[int, float],
+    ) -> bool:
         """Return whether the devices' speeds call for another plan (see Policy), and whether it pays.
 
-        The paper repartitions periodically and does not say when a new partition is accepted (Confidant, section 3.2).  Here it is accepted
-        if it saves more over the steps left than it costs to load layers and move the trainable state; or at any price if a device no
+        The paper repartitions periodically and does not say when a new partition is accepted (Confidant, section 3.2).
+        Here it is accepted
+        if it saves more over the steps left than it costs to load layers and move the trainable state; or at any price
+        if a device no
         longer has the memory for its part of the present one.
         """
         self.factors = dict(factors)
@@ -218,21 +262,40 @@ class StepPolicy(ToldPolicy):
             why = f"{error.asked} {error.found}".rstrip(".")
             self.say(f"Another partition is taken at any price, because the present one no longer fits: {why}")
             return True
-        was, new = generation.plan.renumbered(dict(enumerate(generation.members))), job.plan.renumbered(dict(enumerate(members)))
+        was, new = (
+            generation.plan.renumbered(dict(enumerate(generation.members))),
+            job.plan.renumbered(dict(enumerate(members))),
+        )
         price_s = repartition_s(self.cluster.with_slow_links(factors), self.profile, was, new)
         if self.cluster.is_real:
             price_s += REAL_REGROUP_S
-        at_present, then = (_timetable(members, job, factors) for members, job in ((self.now.members, self.now.job), (members, job)))
+        at_present, then = (
+            _timetable(members, job, factors) for members, job in ((self.now.members, self.now.job), (members, job))
+        )
         saved_s = at_present.rest_s(self._step) - then.rest_s(self._step)
         pays = saved_s > price_s
         verdict = "is taken" if pays else "is not taken"
-        self.say(f"Another partition {verdict}: it saves {saved_s:.2g} s of what is left and costs {price_s:.2g} s (predicted)")
+        self.say(
+            f"Another partition {verdict}: it saves {saved_s:.2g} s of what is left and costs {price_s:.2g} s "
+            "(predicted)"
+        )
         return pays
 
-    def _job(self, ranks: Sequence[int], factors: Mapping[int, float], plan: Plan | None = None) -> PhasedJob:
-        """Return the job of some devices, which it numbers by their places, under a new plan or a given one.  Raises PlanError."""
+    def _job(
+        self,
+        ranks: Sequence[int],
+        factors: Mapping[int, float],
+        plan: Plan | None = None,
+    ) -> PhasedJob:
+        """Return the job of some devices, which it numbers by their places, under a new plan or a given one.  Raises
+        PlanError.
+        """
         part, profile = self.cluster.part(ranks, factors), self.profile.part(ranks)
-        plan = plan or self.method.plan(self.prepared, self.profile.part(ranks, factors), part.with_slow_links(factors))
+        plan = plan or self.method.plan(
+            self.prepared,
+            self.profile.part(ranks, factors),
+            part.with_slow_links(factors),
+        )
         job = self.method.rank_job(self.prepared, profile, part, plan)
         return replace(job, folder=self.first.folder, fingerprint=self.first.fingerprint)
 
@@ -251,27 +314,52 @@ class StepPolicy(ToldPolicy):
                 return ready, job
             ready = tuple(rank for place, rank in enumerate(ready) if place in used)
 
-    def _generation(self, number: int, members: tuple[int, ...], job: PhasedJob, factors: Mapping[int, float]) -> Generation:
+    def _generation(
+        self,
+        number: int,
+        members: tuple[int, ...],
+        job: PhasedJob,
+        factors: Mapping[int, float],
+    ) -> Generation:
         """Return a job of some devices as a generation."""
         timetable = _timetable(members, job, factors)
-        timeout_s = max(job.timeout_s, self.least_timeout_s, SILENT_AFTER_STEPS * timetable.longest_s())
-        return Generation(number, members, job.plan, replace(job, timeout_s=timeout_s), timetable, timeout_s)
+        timeout_s = max(
+            job.timeout_s,
+            self.least_timeout_s,
+            SILENT_AFTER_STEPS * timetable.longest_s(),
+        )
+        return Generation(
+            number,
+            members,
+            job.plan,
+            replace(job, timeout_s=timeout_s),
+            timetable,
+            timeout_s,
+        )
 
     def _require_room(self, generation: Generation, factors: Mapping[int, float]) -> None:
         """Raise PlanError if a generation no longer fits in its devices' memory."""
-        profile, part = self.profile.part(generation.members), self.cluster.part(generation.members, factors)
+        profile, part = (
+            self.profile.part(generation.members),
+            self.cluster.part(generation.members, factors),
+        )
         with suppress(CacheError):
             self.method.check(self.prepared, profile, part, generation.plan, folder=self.first.folder)
 
     def _with_substitutes(
         self, ready: tuple[int, ...], factors: Mapping[int, float]
     ) -> tuple[tuple[int, ...], PhasedJob, tuple[int, ...]] | None:
-        """Return members, their job and the replacements among them; None if nobody leaves, or not all can be replaced."""
+        """Return members, their job and the replacements among them; None if nobody leaves, or not all can be
+        replaced.
+        """
         if self.now is None:
             return None
         before = after = self.now.plan
         idle, exchanges = [rank for rank in ready if rank not in before.busy_ranks], []
-        names, slowed = [device.name for device in self.cluster.devices], self.cluster.part(self.everyone, factors)
+        names, slowed = (
+            [device.name for device in self.cluster.devices],
+            self.cluster.part(self.everyone, factors),
+        )
         left = 1 - self._step / self.num_steps
         for rank in sorted(before.busy_ranks.difference(ready)):
             substitute = self.method.stand_in(self.prepared, self.profile, slowed, after, rank, idle, left)
@@ -282,13 +370,22 @@ class StepPolicy(ToldPolicy):
             after = after.renumbered({one: substitute if one == rank else one for one in after.busy_ranks})
         if not exchanges:
             return None
-        members, prepares = tuple(sorted(after.busy_ranks)), tuple(sorted(after.busy_ranks - before.busy_ranks))
-        job = self._job(members, factors, after.renumbered({rank: place for place, rank in enumerate(members)}))
+        members, prepares = (
+            tuple(sorted(after.busy_ranks)),
+            tuple(sorted(after.busy_ranks - before.busy_ranks)),
+        )
+        job = self._job(
+            members,
+            factors,
+            after.renumbered({rank: place for place, rank in enumerate(members)}),
+        )
         price = substitution(self.cluster, self.profile, before, after)
         step_s = Timetable(job).longest_s()
         self.say(
-            f"{', '.join(exchanges)} (predicted: it loads {price.loading_s:.2g} s while all train; {price.still_s:.2g} s to move what is"
-            f" trained; with the step under way, a notice of {price.loading_s + step_s + price.still_s:.2g} s is enough)"
+            f"{', '.join(exchanges)} (predicted: it loads {price.loading_s:.2g} s while all train; "
+            f"{price.still_s:.2g} s to move what is"
+            f" trained; with the step under way, a notice of {price.loading_s + step_s + price.still_s:.2g} s is "
+            "enough)"
         )
         return members, job, prepares
 
@@ -302,7 +399,10 @@ def _timetable(members: Sequence[int], job: PhasedJob, factors: Mapping[int, flo
 
 def shares_of(plan: Plan) -> tuple[Any, ...]:
     """Return each device's share of the computation."""
-    assignments = ((first, tuple((stage.start, stage.stop, stage.shares) for stage in stages)) for first, stages in plan.assignments)
+    assignments = (
+        (first, tuple((stage.start, stage.stop, stage.shares) for stage in stages))
+        for first, stages in plan.assignments
+    )
     return tuple(assignments), plan.cached
 
 
@@ -332,9 +432,24 @@ class OncePolicy(ToldPolicy):
     def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
         """Return the whole job (see Policy)."""
         if len(ready) < self.job.cluster.world_size:
-            raise PlanError("All devices were to take part.", f"{len(ready)} of {self.job.cluster.world_size} are there.", "Run again.")
-        timeout_s = max(self.job.timeout_s, self.least_timeout_s, SILENT_AFTER_STEPS * self._timetable.longest_s())
-        return Generation(number, ready, self.plan, replace(self.job, timeout_s=timeout_s), self._timetable, timeout_s)
+            raise PlanError(
+                "All devices were to take part.",
+                f"{len(ready)} of {self.job.cluster.world_size} are there.",
+                "Run again.",
+            )
+        timeout_s = max(
+            self.job.timeout_s,
+            self.least_timeout_s,
+            SILENT_AFTER_STEPS * self._timetable.longest_s(),
+        )
+        return Generation(
+            number,
+            ready,
+            self.plan,
+            replace(self.job, timeout_s=timeout_s),
+            self._timetable,
+            timeout_s,
+        )
 
     def part(self, generation: Generation, place: int) -> Any:
         """Return the part of the job that a device gets (see Policy)."""
@@ -353,6 +468,11 @@ class OncePolicy(ToldPolicy):
         if not lost and all(ended.end == "finished" for ended in parts.values()):
             self.results = [ended.part for _, ended in sorted(parts.items())]
 
-    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
+    def differs(
+        self,
+        generation: Generation,
+        ready: tuple[int, ...],
+        factors: Mapping[int, float],
+    ) -> bool:
         """Return False: there is one plan."""
         return False

@@ -61,17 +61,24 @@ class Timetable:
         return self._busy_s(step, place)
 
     def rest_s(self, step: int) -> float:
-        """Return the approximate seconds of all steps from a number on: their count times the mean of an even sample."""
+        """Return the approximate seconds of all steps from a number on: their count times the mean of an even
+        sample.
+        """
         left = range(step, self.num_steps)
         return len(left) * fmean(map(self.seconds, left[:: -(-len(left) // DRAWN)])) if left else 0.0
 
     def longest_s(self) -> float:
-        """Return the approximate seconds of the longest step: in each phase, the one with most tokens in the first epoch."""
+        """Return the approximate seconds of the longest step: in each phase, the one with most tokens in the first
+        epoch.
+        """
         found_s = 0.0
         for number, phase in enumerate(self._phases):
             if phase.epochs:
                 steps = [phase.longest] if phase.longest is not None else self._steps(number, phase.epochs.start)
-                longest = max(steps, key=lambda step: sum(map(mul, step.shape.sizes, step.shape.lengths)))
+                longest = max(
+                    steps,
+                    key=lambda step: sum(map(mul, step.shape.sizes, step.shape.lengths)),
+                )
                 found_s = max(found_s, self._predictors[number].seconds(longest))
         return found_s
 
@@ -84,7 +91,9 @@ class Timetable:
         """Return a device's ends of a step's messages, as if each had the link for itself from second 0 on."""
         program = self._program(step)
         ends = [
-            (op, program.costs.spec((op.reads or op.writes)[0]).nbytes) for op in program.schedule.ops[place] if op.kind in (SEND, RECV)
+            (op, program.costs.spec((op.reads or op.writes)[0]).nbytes)
+            for op in program.schedule.ops[place]
+            if op.kind in (SEND, RECV)
         ]
         return [Span(place, op, 0.0, self._cluster.link(*op.ranks).transfer_s(nbytes), nbytes) for op, nbytes in ends]
 
@@ -94,4 +103,8 @@ class Timetable:
 
     def _find_busy_s(self, step: int, place: int) -> float:
         program = self._program(step)
-        return sum(program.seconds(place, index) for index, op in enumerate(program.schedule.ops[place]) if not op.is_communication)
+        return sum(
+            program.seconds(place, index)
+            for index, op in enumerate(program.schedule.ops[place])
+            if not op.is_communication
+        )

@@ -87,11 +87,18 @@ class DeviceWorker(Worker, Generic[ASessionJob]):
 
     @contextmanager
     def session(
-        self, context: RankContext, process_group: dist.ProcessGroup, job: ASessionJob, controls: Controls
+        self,
+        context: RankContext,
+        process_group: dist.ProcessGroup,
+        job: ASessionJob,
+        controls: Controls,
     ) -> Iterator[RankSession[ASessionJob]]:
         """Yield an open session of a job, reachable by the coordinator (see Worker.train)."""
         job.prepare_imports(job.cluster.devices[context.rank])
-        with full_disk_told(job.folder), RankSession(context, job, process_group, self.budget(context.device)) as session:
+        with (
+            full_disk_told(job.folder),
+            RankSession(context, job, process_group, self.budget(context.device)) as session,
+        ):
             controls.watch(session.executor, session.pacer)
             yield session
 
@@ -104,7 +111,13 @@ class StepWorker(DeviceWorker[ASessionJob]):
 
     result_type: ClassVar[type[RankResult]] = RankResult
 
-    def train(self, context: RankContext, process_group: dist.ProcessGroup, job: ASessionJob, controls: Controls) -> tuple[End, RankResult]:
+    def train(
+        self,
+        context: RankContext,
+        process_group: dist.ProcessGroup,
+        job: ASessionJob,
+        controls: Controls,
+    ) -> tuple[End, RankResult]:
         """Do a job (see Worker)."""
         result = self.result_type(rank=context.rank)
         end: End = "finished"
@@ -128,20 +141,33 @@ class StepWorker(DeviceWorker[ASessionJob]):
 
     @abstractmethod
     def work(self, session: RankSession[ASessionJob], result: RankResult, controls: Controls) -> None:
-        """Do the steps of a job and note them in the result.  Raises Paused if all devices pause, DeviceLostError if one is lost."""
+        """Do the steps of a job and note them in the result.  Raises Paused if all devices pause, DeviceLostError if
+        one is lost.
+        """
 
 
 class TrainingWorker(StepWorker[AJob]):
-    """A StepWorker of phases.  phases_on: makes a job's phases as a rank does them; they note in the result all that is no step."""
+    """A StepWorker of phases.  phases_on: makes a job's phases as a rank does them; they note in the result all that is
+    no step.
+    """
 
     def __init__(self, phases_on: PhasesOn[AJob], dilation: float) -> None:
         super().__init__(dilation)
-        self._phases_on, self._kept, self._loaded = phases_on, KeptInMemory(), list[Loaded]()
+        self._phases_on, self._kept, self._loaded = (
+            phases_on,
+            KeptInMemory(),
+            list[Loaded](),
+        )
         self._reference_s = min(_reference_s(Pacer(0.0)) for _ in range(5))
 
     def work(self, session: RankSession[AJob], result: RankResult, controls: Controls) -> None:
         """Do all phases of a job (see StepWorker)."""
-        served = Served(begins=controls.begins, told=session.context.publish, kept=self._kept, loaded=self._loaded)
+        served = Served(
+            begins=controls.begins,
+            told=session.context.publish,
+            kept=self._kept,
+            loaded=self._loaded,
+        )
         try:
             phases = self._phases_on(session, result)
             if session.rank_job.sweep:
@@ -160,7 +186,9 @@ class TrainingWorker(StepWorker[AJob]):
 
     def slowness(self, factor: float, detail: None) -> float | None:
         """Return the duration of a fixed computation relative to its duration when the device began."""
-        return _reference_s(Pacer(factor, dilation=self._dilation), self._reference_s) / (self._dilation * self._reference_s)
+        return _reference_s(Pacer(factor, dilation=self._dilation), self._reference_s) / (
+            self._dilation * self._reference_s
+        )
 
 
 def _reference_s(pacer: Pacer, duration_s: float = 0.0) -> float:
@@ -203,12 +231,22 @@ def _train_phase(phase: RankPhase, before: int, served: Served) -> None:
         steps = phase.phase.steps(epoch)
         begin = rank_job.start_step if epoch == rank_job.start_epoch else 0
         first = before + (epoch - phase.phase.epochs.start) * len(steps)
-        note = partial(_note, EpochLog(phase, epoch, begin), snapshots, served, first, len(steps) - 1)
+        note = partial(
+            _note,
+            EpochLog(phase, epoch, begin),
+            snapshots,
+            served,
+            first,
+            len(steps) - 1,
+        )
         with phase.epoch(epoch, begin):
             if epoch == epochs.start:
                 session.progress.phase(WAITING)
                 session.barrier(phase.phase.program(phase.shape(steps[0])))
-            session.progress.phase(IDLE if phase.optimizer is None else phase.label or f"epoch {epoch + 1}", epoch)
+            session.progress.phase(
+                IDLE if phase.optimizer is None else phase.label or f"epoch {epoch + 1}",
+                epoch,
+            )
 
             def begins(step: int, first: int = first) -> None:
                 if first + step >= rank_job.until or not served.begins(first + step):
@@ -231,8 +269,17 @@ def _train_phase(phase: RankPhase, before: int, served: Served) -> None:
     phase.release()
 
 
-def _note(log: EpochLog, snapshots: RankSnapshots, served: Served, first: int, last: int, trace: StepTrace) -> None:
-    """Log a finished step of an epoch, keep its state and report it.  first: the number of the epoch's first step.  last: its last one."""
+def _note(
+    log: EpochLog,
+    snapshots: RankSnapshots,
+    served: Served,
+    first: int,
+    last: int,
+    trace: StepTrace,
+) -> None:
+    """Log a finished step of an epoch, keep its state and report it.  first: the number of the epoch's first step.
+    last: its last one.
+    """
     log.append(trace)
     if trace.step < last:
         snapshots.stepped(Position(trace.epoch, trace.step + 1))
@@ -276,7 +323,15 @@ def run_steps(
             begins(number)
         shape = phase.shape(planned)
         done = session.run((program or phase.phase.program)(shape), phase.handlers(epoch, planned))
-        trace = trace_of(session, done, epoch, number, len(steps), shape.samples, phase.loss(done, epoch, number))
+        trace = trace_of(
+            session,
+            done,
+            epoch,
+            number,
+            len(steps),
+            shape.samples,
+            phase.loss(done, epoch, number),
+        )
         trace = trace._replace(lowest_trained=shape.lowest_trained)
         session.progress.step(trace, len(steps), cached=phase.phase.cached, trains=program is None)
         traces.append(trace)

@@ -1,15 +1,22 @@
 """Storage and compute dtypes of a backbone's weights; block-wise codes (PAC+, section IV-D, Eq. 1-2, Fig. 8).
 
-The reference is block-wise quantization by the largest magnitude (PAC+, section IV-D, Eq. 1-2; NF4 and double quantization: QLoRA).
-QLoRA: Dettmers, Pagnoni, Holtzman, Zettlemoyer, "QLoRA: Efficient Finetuning of Quantized LLMs", NeurIPS 2023; the 16 values of NF4
-are those of its appendix E.  |x - x'| is at most absmax / 254 for int8, absmax / 14 for int4, and half the widest gap between two
-neighbours (0.152) times absmax for nf4, where absmax is the block's.  Constants below 1e-36 lose precision, as all subnormal
+The reference is block-wise quantization by the largest magnitude (PAC+, section IV-D, Eq. 1-2; NF4 and double
+quantization: QLoRA).
+QLoRA: Dettmers, Pagnoni, Holtzman, Zettlemoyer, "QLoRA: Efficient Finetuning of Quantized LLMs", NeurIPS 2023; the 16
+values of NF4
+are those of its appendix E.  |x - x'| is at most absmax / 254 for int8, absmax / 14 for int4, and half the widest gap
+between two
+neighbours (0.152) times absmax for nf4, where absmax is the block's.  Constants below 1e-36 lose precision, as all
+subnormal
 numbers do; such weights are negligible.
 
 Codes of 4 bits are looked up in pairs: a table has the two values of each byte.
-Measured on one thread of an x86-64 core, in milliseconds for a 1024 x 1024 matrix to float32 (the matmul with 32 x 32 tokens takes 20):
-int8 0.7, int4 and nf4 0.8.  No library does this for us.  Apart from NF4, the int8 and 4-bit formats of bitsandbytes and torchao use other
-grids than Eq. 1; bitsandbytes' kernel for NF4 takes 0.4 ms, for some block sizes on some processors.  Its Linear4bit always computes in
+Measured on one thread of an x86-64 core, in milliseconds for a 1024 x 1024 matrix to float32 (the matmul with 32 x 32
+tokens takes 20):
+int8 0.7, int4 and nf4 0.8.  No library does this for us.  Apart from NF4, the int8 and 4-bit formats of bitsandbytes
+and torchao use other
+grids than Eq. 1; bitsandbytes' kernel for NF4 takes 0.4 ms, for some block sizes on some processors.  Its Linear4bit
+always computes in
 bfloat16 and has no gradient.  torchao's linear layers are 3 to 10 % slower than dense float32 ones at these sizes.
 """
 
@@ -25,10 +32,18 @@ from workbench.core.errors import ConfigError
 from workbench.core.names import FLOAT_TYPES, EmbeddingStorage, FloatType, StorageType
 from workbench.core.ranges import require_ranges
 
-UNPACK_FLOPS = {"float32": 36, "float16": 36, "bfloat16": 36, "int8": 90, "int4": 100, "nf4": 100}
+UNPACK_FLOPS = {
+    "float32": 36,
+    "float16": 36,
+    "bfloat16": 36,
+    "int8": 90,
+    "int4": 100,
+    "nf4": 100,
+}
 """Time of turning a stored weight into one to compute with, in operations of a float32 matmul on the same core.
 
-Measured on one thread, 768 x 768 weights to float32.  With 154 GFLOP/s: float16 36, bfloat16 37, int8 90.  With 100 GFLOP/s: int4 and nf4
+Measured on one thread, 768 x 768 weights to float32.  With 154 GFLOP/s: float16 36, bfloat16 37, int8 90.  With 100
+GFLOP/s: int4 and nf4
 96 to 110.
 """
 
@@ -37,9 +52,11 @@ Measured on one thread, 768 x 768 weights to float32.  With 154 GFLOP/s: float16
 class QuantizationConfig:
     """Options of `quantize`.
 
-    storage: of the matrices of linear layers.  compute: the dtype to which they are dequantized, and of all activations.
+    storage: of the matrices of linear layers.  compute: the dtype to which they are dequantized, and of all
+    activations.
     block_size: number of values that share one constant (int8, int4, nf4); even.
-    double_quantization: store the blocks' constants as int8 too, as QLoRA does (section 3 there), which saves 0.38 bits per weight.
+    double_quantization: store the blocks' constants as int8 too, as QLoRA does (section 3 there), which saves 0.38 bits
+    per weight.
     embeddings: storage of word embeddings; None is `storage` if that is a float type, else `compute`.
     """
 
@@ -53,7 +70,9 @@ class QuantizationConfig:
         require_ranges(self, "A quantized model")
         if self.block_size < 2 or self.block_size % 2:
             raise ConfigError(
-                f"Blocks of {self.block_size} weights were asked for.", "Two codes of 4 bits share a byte.", "Choose an even block_size."
+                f"Blocks of {self.block_size} weights were asked for.",
+                "Two codes of 4 bits share a byte.",
+                "Choose an even block_size.",
             )
         if self.double_quantization and self.storage in FLOAT_TYPES:
             raise ConfigError(
@@ -75,7 +94,9 @@ class QuantizationConfig:
         return self.storage if self.storage in FLOAT_TYPES else self.compute
 
     def bytes_of(self, storage: str, block_size: int | None = None) -> float:
-        """Return the bytes of a weight in a storage type, with its share of the constants.  block_size: None is the configuration's."""
+        """Return the bytes of a weight in a storage type, with its share of the constants.  block_size: None is the
+        configuration's.
+        """
         if storage in FLOAT_TYPES:
             return float(getattr(torch, storage).itemsize)
         size = block_size or self.block_size
@@ -113,18 +134,24 @@ _NF4_MIDPOINTS = (_NF4[1:] + _NF4[:-1]) / 2
 
 
 def _pairs(values: Tensor) -> Tensor:
-    """Return the two values of each byte, (256,), as one complex number: one is looked up faster than two.  values: of 16 codes."""
+    """Return the two values of each byte, (256,), as one complex number: one is looked up faster than two.  values: of
+    16 codes.
+    """
     return torch.complex(values.repeat_interleave(16), values.repeat(16))
 
 
-_PAIRS = {"nf4": _pairs(_NF4), "int4": _pairs(torch.tensor([*range(8), *range(-8, 0)], dtype=torch.float32))}
+_PAIRS = {
+    "nf4": _pairs(_NF4),
+    "int4": _pairs(torch.tensor([*range(8), *range(-8, 0)], dtype=torch.float32)),
+}
 
 
 def quantize_blocks(values: Tensor, storage: str, block_size: int) -> tuple[Tensor, Tensor]:
     """Quantize a tensor in contiguous blocks; return codes and constants (Eq. 1).
 
     values: any shape and float dtype.  storage: int8, int4 or nf4.  The last block is padded with zeros.
-    Returns codes, (num_blocks, block_size) int8, or for the 4-bit types (num_blocks, block_size / 2) uint8 with the first of two codes
+    Returns codes, (num_blocks, block_size) int8, or for the 4-bit types (num_blocks, block_size / 2) uint8 with the
+    first of two codes
     in the upper half of a byte; and absmax, (num_blocks,) float32.  Raises ConfigError if a value is not finite.
     """
     flat = values.detach().reshape(-1).float()
@@ -157,9 +184,11 @@ def dequantize_blocks(codes: Tensor, absmax: Tensor, storage: str) -> Tensor:
 
 
 def quantize_constants(absmax: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantize the blocks' constants to int8 (double quantization): return codes, their constants, and the subtracted mean.
+    """Quantize the blocks' constants to int8 (double quantization): return codes, their constants, and the subtracted
+    mean.
 
-    absmax: (num_blocks,).  Codes are (ceil(num_blocks / 256), 256) int8.  QLoRA uses 8-bit floats here; we apply Eq. 1 again.
+    absmax: (num_blocks,).  Codes are (ceil(num_blocks / 256), 256) int8.  QLoRA uses 8-bit floats here; we apply Eq. 1
+    again.
     """
     mean = absmax.mean()
     codes, second = quantize_blocks(absmax - mean, "int8", CONSTANTS_BLOCK)

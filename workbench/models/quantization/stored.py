@@ -25,7 +25,8 @@ from workbench.models.quantization.config import (
 class StoredWeight(nn.Module):
     """A frozen matrix (rows, columns) in its storage dtype, which the subclass defines.
 
-    shape, dtype (the compute dtype), device and numel() are as a tensor's.  It is not a tensor; `dequantize` returns one.
+    shape, dtype (the compute dtype), device and numel() are as a tensor's.  It is not a tensor; `dequantize` returns
+    one.
     """
 
     def __init__(self, shape: torch.Size, dtype: torch.dtype) -> None:
@@ -83,7 +84,14 @@ class BlockWeight(StoredWeight):
 
     codes: Tensor
 
-    def __init__(self, weight: Tensor, storage: str, config: QuantizationConfig, *, block_size: int | None = None) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        storage: str,
+        config: QuantizationConfig,
+        *,
+        block_size: int | None = None,
+    ) -> None:
         super().__init__(weight.shape, config.compute_dtype)
         self.storage, self.block_size = storage, block_size or config.block_size
         codes, absmax = quantize_blocks(weight, storage, self.block_size)
@@ -134,7 +142,8 @@ class _FrozenProduct(torch.autograd.Function):
 class QuantizedLinear(nn.Module):
     """A frozen linear layer with a stored weight.  Gradients flow to its input.
 
-    bias: in the compute dtype.  scale: of the input, for language model heads.  held: the dequantized weight while several passes share it.
+    bias: in the compute dtype.  scale: of the input, for language model heads.  held: the dequantized weight while
+    several passes share it.
     """
 
     def __init__(self, weight: StoredWeight, bias: Tensor | None, scale: float = 1.0) -> None:
@@ -171,7 +180,13 @@ class QuantizedEmbedding(nn.Module):
         return rows if self.scale == 1.0 else rows * self.scale
 
 
-def store(weight: Tensor, storage: str, config: QuantizationConfig, *, block_size: int | None = None) -> StoredWeight:
+def store(
+    weight: Tensor,
+    storage: str,
+    config: QuantizationConfig,
+    *,
+    block_size: int | None = None,
+) -> StoredWeight:
     """Return a matrix (rows, columns) in a storage dtype.  block_size: None uses the configuration's."""
     if storage in FLOAT_TYPES:
         return CastWeight(weight, storage, config.compute_dtype)
@@ -179,7 +194,9 @@ def store(weight: Tensor, storage: str, config: QuantizationConfig, *, block_siz
 
 
 def embedding_block_size(columns: int, block_size: int) -> int:
-    """Return the largest block size, at most the given one, that divides a row, so that each row can be read separately."""
+    """Return the largest block size, at most the given one, that divides a row, so that each row can be read
+    separately.
+    """
     return next(size for size in range(min(block_size, columns), 0, -1) if columns % size == 0)
 
 
@@ -192,15 +209,22 @@ _SMALLEST_TABLE = 64
 def quantize(module: ModuleType, config: QuantizationConfig) -> ModuleType:
     """Store a frozen module's matrices as configured, in place, and return the module.
 
-    Linear layers (including GPT-2's Conv1D), word embeddings and language model heads are stored.  The rest (norms, biases, small
-    tables, convolutions) is converted to the compute dtype, the dtype of the activations.  One matrix is converted at a time: called on
-    each layer as it is read, this needs little more than the codes and one layer's float32 weights.  Shared matrices stay shared.
+    Linear layers (including GPT-2's Conv1D), word embeddings and language model heads are stored.  The rest (norms,
+    biases, small
+    tables, convolutions) is converted to the compute dtype, the dtype of the activations.  One matrix is converted at a
+    time: called on
+    each layer as it is read, this needs little more than the codes and one layer's float32 weights.  Shared matrices
+    stay shared.
     Raises ConfigError if the storage dtype cannot represent the weights.
     """
     if config.storage == config.compute == config.embedding_storage == "float32":
         return module
     if isinstance(module, nn.Linear):
-        raise ConfigError("A linear layer was to be quantized.", "It cannot be replaced in place.", "Quantize the module that holds it.")
+        raise ConfigError(
+            "A linear layer was to be quantized.",
+            "It cannot be replaced in place.",
+            "Quantize the module that holds it.",
+        )
     groups = _groups(module)
     while groups:
         _store_group(groups.pop(), config)

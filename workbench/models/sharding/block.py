@@ -1,9 +1,14 @@
-"""The blocks of a transformer layer: an attention, a cross-attention or a feed-forward network, and how each is cut and computed.
+"""The blocks of a transformer layer: an attention, a cross-attention or a feed-forward network, and how each is cut and
+computed.
 
-An attention is cut by units (groups of heads that share keys and values), a feed-forward network by columns (Galaxy+, section III-B;
-Confidant, section 3.3; columns as in Megatron-LM).  Any slice of a block gives a partial product (n, t, d) without the output's bias.
-The connection after the block adds up all partial products.  What differs between families stands in LayerFacts and Block as data.
-The weights of a slice are held by held.py, which copies them for inference, or read by trained.py from the modules that are trained.
+An attention is cut by units (groups of heads that share keys and values), a feed-forward network by columns (Galaxy+,
+section III-B;
+Confidant, section 3.3; columns as in Megatron-LM).  Any slice of a block gives a partial product (n, t, d) without the
+output's bias.
+The connection after the block adds up all partial products.  What differs between families stands in LayerFacts and
+Block as data.
+The weights of a slice are held by held.py, which copies them for inference, or read by trained.py from the modules that
+are trained.
 """
 
 from __future__ import annotations
@@ -21,11 +26,15 @@ from workbench.models.families import Family, Part, layer_paths
 
 Kind = Literal["attention", "cross_attention", "feed_forward"]
 Rotary = tuple[Tensor, Tensor]
-"""Cosines and sines of rotary positions, (1 or n, 1, t, angles) each.  They turn the first 2 x angles channels of a head."""
+"""Cosines and sines of rotary positions, (1 or n, 1, t, angles) each.  They turn the first 2 x angles channels of a
+head."""
 
 _ROLES: dict[Kind, tuple[tuple[tuple[str, ...], ...], str]] = {
     "attention": ((("query", "key", "value"),), "output"),
-    "cross_attention": ((("cross_query",), ("cross_key", "cross_value")), "cross_output"),
+    "cross_attention": (
+        (("cross_query",), ("cross_key", "cross_value")),
+        "cross_output",
+    ),
     "feed_forward": ((("gate", "up"),), "down"),
 }
 """The projections of a block by role: groups of inputs, each computed as one matmul, and the output."""
@@ -82,7 +91,8 @@ class NormLayout:
 class LayerFacts:
     """What all layers of a stack have in common.
 
-    activation: name of the feed-forward network's activation function.  is_pre_norm: the norm comes before a block, not after it.
+    activation: name of the feed-forward network's activation function.  is_pre_norm: the norm comes before a block, not
+    after it.
     """
 
     num_units: int
@@ -97,7 +107,8 @@ class LayerFacts:
 class Block:
     """One block.  number, layer: counted through all stacks.  stack: 0, or 1 for a decoder.  is_last: of its stack.
 
-    inputs: groups of cuts, each one matmul (attention: query, key and value; cross-attention: query, and key with value;
+    inputs: groups of cuts, each one matmul (attention: query, key and value; cross-attention: query, and key with
+    value;
     feed-forward: gate and up).  scale: of the attention scores.
     """
 
@@ -118,7 +129,9 @@ class Block:
         return tuple(cut for group in self.inputs for cut in group)
 
     def unit_size(self, hidden_size: int) -> int:
-        """Return the number of values in one unit or column: its rows of the inputs, their biases, and its columns of the output."""
+        """Return the number of values in one unit or column: its rows of the inputs, their biases, and its columns of
+        the output.
+        """
         return sum(cut.width * (hidden_size + cut.has_bias) for cut in self.cuts) + self.output.width * hidden_size
 
     def heads(self, projected: Tensor) -> Tensor:
@@ -127,14 +140,25 @@ class Block:
         size = self.facts.head_size
         return projected.view(count, length, width // size, size).transpose(1, 2)
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, *, is_causal: bool) -> Tensor:
+    def attend(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        *,
+        is_causal: bool,
+    ) -> Tensor:
         """Return the attention's context, (n, queries, heads x head size).
 
         queries: (n, heads, q, head size).  keys, values: (n, units, k, head size).
         """
         count, heads, length, head_size = queries.shape
         if length == 1:  # all queries of a group attend to the same keys, so they are treated like tokens
-            queries, is_causal = queries.reshape(count, keys.shape[1], -1, head_size), False
+            queries, is_causal = (
+                queries.reshape(count, keys.shape[1], -1, head_size),
+                False,
+            )
         context = F.scaled_dot_product_attention(
             queries,
             keys,
@@ -163,7 +187,9 @@ def _activation(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """What comes between two blocks: the output bias of the block before, and a norm, both whole.  bias, weight, shift: (d,)."""
+    """What comes between two blocks: the output bias of the block before, and a norm, both whole.  bias, weight, shift:
+    (d,).
+    """
 
     norm: NormLayout
     bias: Tensor | None
@@ -188,19 +214,26 @@ class Connection:
 
 
 def rotary_of(cosines: Tensor, sines: Tensor) -> Rotary:
-    """Return rotary positions from transformers' tables (1 or n, t, 2 x angles), whose second half repeats the first."""
+    """Return rotary positions from transformers' tables (1 or n, t, 2 x angles), whose second half repeats the
+    first.
+    """
     half = cosines.shape[-1] // 2
     return cosines[:, None, :, :half], sines[:, None, :, :half]
 
 
 def turned(heads: Tensor, rotary: Rotary | None) -> Tensor:
-    """Return heads (n, heads, t, head size) of queries or keys, turned to their positions; unchanged without rotary positions."""
+    """Return heads (n, heads, t, head size) of queries or keys, turned to their positions; unchanged without rotary
+    positions.
+    """
     if rotary is None:
         return heads
     cosines, sines = rotary
     half = cosines.shape[-1]
     first, second, rest = heads.split((half, half, heads.shape[-1] - 2 * half), dim=-1)
-    halves = (first * cosines).addcmul_(second, sines, value=-1), (second * cosines).addcmul_(first, sines)
+    halves = (
+        (first * cosines).addcmul_(second, sines, value=-1),
+        (second * cosines).addcmul_(first, sines),
+    )
     return torch.cat((*halves, rest), dim=-1)
 
 
@@ -219,7 +252,8 @@ def layer_blocks(
 ) -> list[Block]:
     """Return the blocks of layer `index` of a stack.
 
-    part: the stack's description.  layer: its module, also with LoRA inside.  path: of the layer in the model, with a dot at its end.
+    part: the stack's description.  layer: its module, also with LoRA inside.  path: of the layer in the model, with a
+    dot at its end.
     layer_number, block_number: of the layer and of its first block, counted through all stacks.
     is_last: whether the layer is the last of its stack.
     """
@@ -244,7 +278,11 @@ def layer_blocks(
             offset, stored = _FUSED.index(role) * heads * head_size, "query_key_value"
         if stored not in paths:
             return None
-        width = 1 if role in ("gate", "up", "down") else head_size * (1 if role.endswith(("key", "value")) else facts.heads_per_unit)
+        width = (
+            1
+            if role in ("gate", "up", "down")
+            else head_size * (1 if role.endswith(("key", "value")) else facts.heads_per_unit)
+        )
         module = modules[stored]
         return Cut(
             module=f"{path}{paths[stored]}",
@@ -254,7 +292,9 @@ def layer_blocks(
             is_transposed=not isinstance(module, nn.Linear),
         )
 
-    kinds: tuple[Kind, ...] = ("attention", "feed_forward") if len(part.norms) == 2 else ("attention", "cross_attention", "feed_forward")
+    kinds: tuple[Kind, ...] = (
+        ("attention", "feed_forward") if len(part.norms) == 2 else ("attention", "cross_attention", "feed_forward")
+    )
     blocks: list[Block] = []
     for kind, norm_path in zip(kinds, part.norms, strict=True):
         groups, role = _ROLES[kind]

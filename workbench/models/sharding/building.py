@@ -1,4 +1,6 @@
-"""Find the blocks of a Hugging Face model with the families' tables, and read the slices of its weights (Galaxy+, section III-B)."""
+"""Find the blocks of a Hugging Face model with the families' tables, and read the slices of its weights (Galaxy+,
+section III-B).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from workbench.core.errors import ConfigError
 from workbench.core.inference import StackShape
 from workbench.models import loading
 from workbench.models.families import POSITION_OFFSET, Family, Part, family_of
-from workbench.models.partial_loading import Span, StoredTensor, parameters_on_meta, require_finite, stored_under
+from workbench.models.partial_loading import (
+    Span,
+    StoredTensor,
+    parameters_on_meta,
+    require_finite,
+    stored_under,
+)
 from workbench.models.sharding.block import Block, layer_blocks, norm_layout
 from workbench.models.sharding.layout import ITEM_BYTES, ModelLayout, StackLayout
 from workbench.models.stack import LayerStack, module_at
@@ -49,10 +57,20 @@ def model_layout(model: Any) -> ModelLayout:
     )
 
 
-def _add_stack(base: Any, stack: LayerStack, part: Part, blocks: list[Block], sizes: dict[str, tuple[int, ...]]) -> StackLayout:
+def _add_stack(
+    base: Any,
+    stack: LayerStack,
+    part: Part,
+    blocks: list[Block],
+    sizes: dict[str, tuple[int, ...]],
+) -> StackLayout:
     """Append the blocks of the next stack to `blocks`, and return the stack's layout."""
     hidden_size, first_block = base.config.hidden_size, len(blocks)
-    layers, before, is_decoder = base.get_submodule(part.layers), blocks[-1].layer + 1 if blocks else 0, bool(blocks)
+    layers, before, is_decoder = (
+        base.get_submodule(part.layers),
+        blocks[-1].layer + 1 if blocks else 0,
+        bool(blocks),
+    )
     for index, layer in enumerate(layers):
         blocks += layer_blocks(
             base.config,
@@ -69,7 +87,9 @@ def _add_stack(base: Any, stack: LayerStack, part: Part, blocks: list[Block], si
     one_layer = {block.kind: block for block in blocks[first_block : first_block + len(part.norms)]}
     facts, feed_forward = one_layer["attention"].facts, one_layer["feed_forward"]
     unit_bytes = {kind: ITEM_BYTES * block.unit_size(hidden_size) for kind, block in one_layer.items()}
-    connections = [[*block.norm.names, *([block.output.bias] if block.output.bias else [])] for block in one_layer.values()]
+    connections = [
+        [*block.norm.names, *([block.output.bias] if block.output.bias else [])] for block in one_layer.values()
+    ]
     shape = StackShape(
         num_layers=len(layers),
         num_units=facts.num_units,
@@ -106,9 +126,11 @@ _HEAD = ("lm_head.weight", "final_logits_bias")
 
 
 class WeightSource:
-    """Reads rectangles of a model's matrices, by the parameter's name in the base model, or 'lm_head.weight', 'final_logits_bias'.
+    """Reads rectangles of a model's matrices, by the parameter's name in the base model, or 'lm_head.weight',
+    'final_logits_bias'.
 
-    tensors: in memory or in files.  From memory they are copied, so that the model can be released.  From files only the requested
+    tensors: in memory or in files.  From memory they are copied, so that the model can be released.  From files only
+    the requested
     rectangles are read, and nothing is mapped.  bytes_read: bytes of weights read (or copied) so far.
     """
 
@@ -132,7 +154,8 @@ class WeightSource:
         return found is not None and found == same
 
     def fill(self, out: Tensor, name: str, rows: Span, columns: Span | None = None) -> None:
-        """Read rows [start, stop) and columns [start, stop) of a stored tensor into `out`, which has exactly that shape.
+        """Read rows [start, stop) and columns [start, stop) of a stored tensor into `out`, which has exactly that
+        shape.
 
         columns: None reads all.  The entries of a vector count as rows.
         """
@@ -157,7 +180,8 @@ class WeightSource:
 def open_weights(name: str, *, layout: ModelLayout | None = None) -> WeightSource:
     """Return the source of a model's weights.
 
-    From a folder with safetensors only the requested parts are read.  Otherwise (tiny models, other formats or names) the whole model
+    From a folder with safetensors only the requested parts are read.  Otherwise (tiny models, other formats or names)
+    the whole model
     is loaded; close the source to release it.  Raises as `load_stack` does.
     """
     layout = layout or model_layout(name)
@@ -182,5 +206,9 @@ def weights_of(model: Any) -> WeightSource:
     if bias is not None:
         tensors["final_logits_bias"] = bias.detach()
     if any(tensor.is_meta for tensor in tensors.values()):
-        raise ConfigError("The weights of a model were asked for.", "It is on the meta device.", "Load it first.")
+        raise ConfigError(
+            "The weights of a model were asked for.",
+            "It is on the meta device.",
+            "Load it first.",
+        )
     return WeightSource(tensors)

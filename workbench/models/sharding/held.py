@@ -1,4 +1,6 @@
-"""One device's weights of a block: its units or columns, cut out and concatenated (Galaxy+, section III-B, Fig. 6-7)."""
+"""One device's weights of a block: its units or columns, cut out and concatenated (Galaxy+, section III-B, Fig.
+6-7).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class HeldBlock:
     """One device's slices of a block.
 
     ranges: of units or columns, in memory order.  count: their total number.
-    inputs: for each group of input projections the (sum of its cuts' widths x count, d) matrix, with the cuts stacked as rows.
+    inputs: for each group of input projections the (sum of its cuts' widths x count, d) matrix, with the cuts stacked
+    as rows.
     biases: (the same rows,), None if no cut of the group has a bias.  output: (d, width x count).
     """
 
@@ -43,7 +46,9 @@ class HeldBlock:
 
 
 class _Piece(NamedTuple):
-    """Copy `length` units to position `to`, from position `old` of the existing slices, or (None) from unit `start` of the source."""
+    """Copy `length` units to position `to`, from position `old` of the existing slices, or (None) from unit `start` of
+    the source.
+    """
 
     to: int
     old: int | None
@@ -51,7 +56,13 @@ class _Piece(NamedTuple):
     length: int
 
 
-def hold_block(block: Block, ranges: Ranges, hidden_size: int, source: WeightSource, old: HeldBlock | None = None) -> HeldBlock:
+def hold_block(
+    block: Block,
+    ranges: Ranges,
+    hidden_size: int,
+    source: WeightSource,
+    old: HeldBlock | None = None,
+) -> HeldBlock:
     """Return the slices of a block.  Parts already in `old` are copied, and only the rest is read.
 
     Returns `old` itself if it has exactly these slices.
@@ -71,7 +82,13 @@ def hold_block(block: Block, ranges: Ranges, hidden_size: int, source: WeightSou
     output = torch.empty(hidden_size, block.output.width * count)
     held = (0, None, None) if old is None else (old.count, old.output.t(), None)
     _fill(output.t(), None, (block.output,), pieces, source, *held, is_output=True)
-    return HeldBlock(ranges=ranges, count=count, inputs=tuple(inputs), biases=tuple(biases), output=output)
+    return HeldBlock(
+        ranges=ranges,
+        count=count,
+        inputs=tuple(inputs),
+        biases=tuple(biases),
+        output=output,
+    )
 
 
 def hold_connection(norm: NormLayout, bias: str | None, hidden_size: int, source: WeightSource) -> Connection:
@@ -99,14 +116,19 @@ def _fill(
     *,
     is_output: bool = False,
 ) -> None:
-    """Fill a matrix (sum of the cuts' widths x count, d), with the cuts stacked as rows, and its bias, from old slices or the source."""
+    """Fill a matrix (sum of the cuts' widths x count, d), with the cuts stacked as rows, and its bias, from old slices
+    or the source.
+    """
     count, hidden_size = sum(piece.length for piece in pieces), matrix.shape[1]
     top = old_top = 0
     for cut in cuts:
         for piece in pieces:
             to = slice(top + piece.to * cut.width, top + (piece.to + piece.length) * cut.width)
             if piece.old is not None and old_matrix is not None:
-                there = slice(old_top + piece.old * cut.width, old_top + (piece.old + piece.length) * cut.width)
+                there = slice(
+                    old_top + piece.old * cut.width,
+                    old_top + (piece.old + piece.length) * cut.width,
+                )
                 matrix[to] = old_matrix[there]
                 if bias is not None and old_bias is not None:
                     bias[to] = old_bias[there]
@@ -144,8 +166,14 @@ class Ends:
     def __init__(self, layout: ModelLayout, source: WeightSource) -> None:
         self.layout = layout
         self._tensors: dict[str, nn.Parameter] = {}
-        paths = [layout.family.embedding] if layout.family.decoder is None else [layout.family.embedding, layout.family.decoder.embedding]
-        self.embeddings = [self._filled(modules, places, source) for modules, places in zip(layout.embeddings, paths, strict=True)]
+        paths = (
+            [layout.family.embedding]
+            if layout.family.decoder is None
+            else [layout.family.embedding, layout.family.decoder.embedding]
+        )
+        self.embeddings = [
+            self._filled(modules, places, source) for modules, places in zip(layout.embeddings, paths, strict=True)
+        ]
         self.output_projection = self._read(layout.output_projection, source) if layout.output_projection else None
         self.scale = head_scale(layout.config)
         self.weight = self._head(source)
@@ -165,7 +193,10 @@ class Ends:
         family = self.layout.family
         modules: Any = self.embeddings[stack]
         if offset:
-            modules = {role: _Rows(module, offset) if role in ("positions", "wpe") else module for role, module in modules.items()}
+            modules = {
+                role: _Rows(module, offset) if role in ("positions", "wpe") else module
+                for role, module in modules.items()
+            }
         if stack == 0:
             return embed(family, modules, ids)
         return embed_words(modules, ids)

@@ -37,9 +37,11 @@ class StackLayout:
 class ModelLayout:
     """A model's structure without its weights.
 
-    sizes: parameters by name -> shape, of the base model.  stored_names: names under which a checkpoint's files may store each.
+    sizes: parameters by name -> shape, of the base model.  stored_names: names under which a checkpoint's files may
+    store each.
     tied: the first name of every parameter that has several names by the configuration.
-    embeddings: of each stack, modules by role, without weights.  rotary: makes the tables of rotary positions, None without.
+    embeddings: of each stack, modules by role, without weights.  rotary: makes the tables of rotary positions, None
+    without.
     max_length: number of tokens in its position table, 0 without one.
     """
 
@@ -93,7 +95,10 @@ class ModelLayout:
     @property
     def embedding_names(self) -> set[str]:
         """Return the names of the embeddings' parameters in all stacks."""
-        paths = [*self.family.embedding.values(), *([] if self.family.decoder is None else self.family.decoder.embedding.values())]
+        paths = [
+            *self.family.embedding.values(),
+            *([] if self.family.decoder is None else self.family.decoder.embedding.values()),
+        ]
         return {name for name in self.sizes for path in paths if name.startswith(f"{path}.")}
 
     @property
@@ -101,12 +106,16 @@ class ModelLayout:
         """Return the names of all parameters used, except a separate head's."""
         used = self.embedding_names | {part.position_bias for part in self.parts} | {self.output_projection}
         for block in self.blocks:
-            used |= {name for cut in (*block.cuts, block.output) for name in (cut.weight, cut.bias or "")} | block.norm.names
+            used |= {
+                name for cut in (*block.cuts, block.output) for name in (cut.weight, cut.bias or "")
+            } | block.norm.names
         return used.union(*(part.final.names for part in self.parts if part.final)) - {""}
 
     @property
     def head_count(self) -> int:
-        """Return the number of values in the head: OPT-350m's projection, a matrix that is not the word embedding, and a bias."""
+        """Return the number of values in the head: OPT-350m's projection, a matrix that is not the word embedding, and
+        a bias.
+        """
         width = self.hidden_size * (not self.is_tied) + self.family.has_head_bias
         return (self.config.vocab_size * width if self.generates else 0) + self.count({self.output_projection} - {""})
 
@@ -114,12 +123,15 @@ class ModelLayout:
     def end_bytes(self) -> tuple[int, int]:
         """Return the bytes before and after the model's layers, which the first device of a plan stores.
 
-        Before: the embeddings of all stacks and T5's tables of relative positions.  After: the stacks' final norms and the language model
+        Before: the embeddings of all stacks and T5's tables of relative positions.  After: the stacks' final norms and
+        the language model
         head, unless the configuration ties it to the word embedding.
         """
         tables = {part.position_bias for part in self.parts} - {""}
         norms: set[str] = set().union(*(part.final.names for part in self.parts if part.final))
-        return ITEM_BYTES * self.count(self.embedding_names | tables), ITEM_BYTES * (self.count(norms) + self.head_count)
+        return ITEM_BYTES * self.count(self.embedding_names | tables), ITEM_BYTES * (
+            self.count(norms) + self.head_count
+        )
 
     def count(self, names: Iterable[str]) -> int:
         """Return the number of values in these parameters.  Tied ones count once."""
@@ -138,8 +150,10 @@ Ranges = tuple[tuple[int, int], ...]
 class LayerSlices:
     """One device's slices of one layer.
 
-    units: of the attention (and the cross-attention).  columns: of the feed-forward network, all of them under scheme 2.
-    own_columns: number of leading columns that are the device's part when the layer is divided by columns, as during decoding.
+    units: of the attention (and the cross-attention).  columns: of the feed-forward network, all of them under scheme
+    2.
+    own_columns: number of leading columns that are the device's part when the layer is divided by columns, as during
+    decoding.
     """
 
     units: Ranges = ()
@@ -156,7 +170,8 @@ class LayerSlices:
 class ShardSpec:
     """One device's part of a model: slices of every layer, counted through all stacks.
 
-    has_ends: whether it has embedding and head.  connects_all: whether it has norms and output biases of all layers, not only of those
+    has_ends: whether it has embedding and head.  connects_all: whether it has norms and output biases of all layers,
+    not only of those
     with slices.
     """
 
@@ -186,19 +201,35 @@ def _ranges_of(units: Sequence[int]) -> Ranges:
 
 
 def shard_spec(
-    plan: InferencePlan, position: int, stacks: Sequence[StackShape], *, held: Sequence[ShardSpec | None] | None = None
+    plan: InferencePlan,
+    position: int,
+    stacks: Sequence[StackShape],
+    *,
+    held: Sequence[ShardSpec | None] | None = None,
 ) -> ShardSpec:
     """Return the slices for a position of a plan.
 
-    stacks: of the model.  held: the current slices of the device at each position of the plan, None where empty; the new ranges keep as
-    much of them as possible.  All positions must get the same `held`.  A position without tokens has only its own columns, even under
+    stacks: of the model.  held: the current slices of the device at each position of the plan, None where empty; the
+    new ranges keep as
+    much of them as possible.  All positions must get the same `held`.  A position without tokens has only its own
+    columns, even under
     scheme 2.
     """
     if plan.paradigm in ("pipeline", "sequence"):
-        is_pipeline, every = plan.paradigm == "pipeline", [stack for stack in stacks for _ in range(stack.num_layers)]
+        is_pipeline, every = (
+            plan.paradigm == "pipeline",
+            [stack for stack in stacks for _ in range(stack.num_layers)],
+        )
         start = sum(plan.layers[:position])
         mine = range(start, start + plan.layers[position]) if is_pipeline else range(len(every))
-        whole = [LayerSlices(units=((0, one.num_units),), columns=((0, one.columns),), own_columns=one.columns) for one in every]
+        whole = [
+            LayerSlices(
+                units=((0, one.num_units),),
+                columns=((0, one.columns),),
+                own_columns=one.columns,
+            )
+            for one in every
+        ]
         held_layers = tuple(one if index in mine else LayerSlices() for index, one in enumerate(whole))
         return ShardSpec(layers=held_layers, has_ends=position == 0, connects_all=not is_pipeline)
     layers: list[LayerSlices] = []
@@ -213,13 +244,19 @@ def shard_spec(
                 known[key] = _slices(plan, position, stack, before, is_whole=is_whole)
             layers.append(known[key])
     computes = position == 0 or not plan.shares or plan.shares[position] > 0
-    return ShardSpec(layers=tuple(layers), has_ends=position == 0, connects_all=computes or not all(one.is_empty for one in layers))
+    return ShardSpec(
+        layers=tuple(layers),
+        has_ends=position == 0,
+        connects_all=computes or not all(one.is_empty for one in layers),
+    )
 
 
 def deal(total: int, counts: Sequence[int], held: Sequence[Sequence[int]] | None = None) -> list[list[int]]:
-    """Distribute `total` units over the positions by `counts`, ascending.  Neighbouring units stay together where possible.
+    """Distribute `total` units over the positions by `counts`, ascending.  Neighbouring units stay together where
+    possible.
 
-    held: each position's current units.  A position keeps as many of them as its count allows; the one with the fewest chooses first.
+    held: each position's current units.  A position keeps as many of them as its count allows; the one with the fewest
+    chooses first.
     """
     free = set(range(total))
     kept: list[list[int]] = [[] for _ in counts]
@@ -235,14 +272,29 @@ def deal(total: int, counts: Sequence[int], held: Sequence[Sequence[int]] | None
 
 
 def _slices(
-    plan: InferencePlan, position: int, stack: StackShape, before: Sequence[LayerSlices | None] | None, *, is_whole: bool
+    plan: InferencePlan,
+    position: int,
+    stack: StackShape,
+    before: Sequence[LayerSlices | None] | None,
+    *,
+    is_whole: bool,
 ) -> LayerSlices:
     units, columns = plan.cut(stack)
     had = None if before is None else [layer or LayerSlices() for layer in before]
-    own = deal(stack.columns, columns, None if had is None else [units_of(layer.columns)[: layer.own_columns] for layer in had])[position]
+    own = deal(
+        stack.columns,
+        columns,
+        None if had is None else [units_of(layer.columns)[: layer.own_columns] for layer in had],
+    )[position]
     rest = sorted(set(range(stack.columns)).difference(own)) if is_whole else []
     return LayerSlices(
-        units=_ranges_of(deal(stack.num_units, units, None if had is None else [units_of(layer.units) for layer in had])[position]),
+        units=_ranges_of(
+            deal(
+                stack.num_units,
+                units,
+                None if had is None else [units_of(layer.units) for layer in had],
+            )[position]
+        ),
         columns=_ranges_of(own) + _ranges_of(rest),
         own_columns=len(own),
     )

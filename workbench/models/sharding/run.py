@@ -1,6 +1,7 @@
 """The state of one request: positions, and keys and values of earlier tokens.
 
-Causal masks, rotary tables and T5's relative positions for a device's own units are cached for sequences of the same length.
+Causal masks, rotary tables and T5's relative positions for a device's own units are cached for sequences of the same
+length.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _KEPT = 8
 
 
 class KeyValueCache:
-    """Keys and values of a device's own units, block by block (Galaxy+ only measures the latency of a token; this generates text).
+    """Keys and values of a device's own units, block by block (Galaxy+ only measures the latency of a token; this
+    generates text).
 
     capacity: maximum number of tokens in prompt and answer.  length: number of tokens stored now.
     """
@@ -43,9 +45,14 @@ class KeyValueCache:
         self.length = length
 
     def keep(self, number: int, keys: Tensor, values: Tensor, *, grows: bool) -> None:
-        """Store a block's keys and values (n, units, t, head size).  grows: reserve room for more tokens (not for cross-attention)."""
+        """Store a block's keys and values (n, units, t, head size).  grows: reserve room for more tokens (not for
+        cross-attention).
+        """
         room = self.capacity - keys.shape[2] if grows else 0
-        self._blocks[number] = F.pad(keys, (0, 0, 0, room)).contiguous(), F.pad(values, (0, 0, 0, room)).contiguous()
+        self._blocks[number] = (
+            F.pad(keys, (0, 0, 0, room)).contiguous(),
+            F.pad(values, (0, 0, 0, room)).contiguous(),
+        )
 
     def extend(self, number: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append a token's keys and values (n, units, 1, head size), and return all up to it."""
@@ -69,7 +76,8 @@ class Run:
 
     rotary: of its positions.  cache: where keys and values are stored.
     projected: the current block's number with its queries, keys and values, cached while parts of it are requested.
-    past: tokens in the cache before this one, if the run is a further token of each sample.  biases: T5's for it, by units.
+    past: tokens in the cache before this one, if the run is a further token of each sample.  biases: T5's for it, by
+    units.
     """
 
     lengths: tuple[int, ...]
@@ -93,7 +101,8 @@ class Positions:
         self._tail = lru_cache(8 * _KEPT)(_causal_tail)
 
     def mask(self, block: Block, ranges: Ranges, run: Run, start: int, stop: int) -> Tensor | None:
-        """Return the mask or bias of a block's attention for queries [start, stop).  None if there is at most causality.
+        """Return the mask or bias of a block's attention for queries [start, stop).  None if there is at most
+        causality.
 
         With causal attention the keys are those before `stop`.
         """
@@ -102,7 +111,14 @@ class Positions:
             return self._tail(start, stop) if is_causal and start and not run.past else None
         if run.past:
             if ranges not in run.biases:
-                run.biases[ranges] = _bias(self.layout, self.tables, block.stack, ranges, torch.arange(start, stop), stop)
+                run.biases[ranges] = _bias(
+                    self.layout,
+                    self.tables,
+                    block.stack,
+                    ranges,
+                    torch.arange(start, stop),
+                    stop,
+                )
             return run.biases[ranges]
         bias = self._whole_bias(block.stack, ranges, run.lengths[block.stack])
         return bias[:, :, start:stop, : stop if is_causal else None]
@@ -110,11 +126,25 @@ class Positions:
     def step(self, cache: KeyValueCache) -> Run:
         """Return the state for the attention of the next token of each sample."""
         rotary = _rotary(self.layout, torch.tensor([[cache.length]]))
-        return Run(lengths=(1,) * len(self.layout.parts), rotary=rotary, cache=cache, past=cache.length)
+        return Run(
+            lengths=(1,) * len(self.layout.parts),
+            rotary=rotary,
+            cache=cache,
+            past=cache.length,
+        )
 
 
-def _bias(layout: ModelLayout, tables: tuple[Tensor | None, ...], stack: int, ranges: Ranges, queries: Tensor, num_keys: int) -> Tensor:
-    """Return T5's bias for the own units' scores, (1, units, queries, keys).  With causality keys after the query get -inf."""
+def _bias(
+    layout: ModelLayout,
+    tables: tuple[Tensor | None, ...],
+    stack: int,
+    ranges: Ranges,
+    queries: Tensor,
+    num_keys: int,
+) -> Tensor:
+    """Return T5's bias for the own units' scores, (1, units, queries, keys).  With causality keys after the query get
+    -inf.
+    """
     table, is_causal = tables[stack], layout.stacks[stack].is_causal
     assert table is not None
     distance: Any = layout.config.relative_attention_max_distance

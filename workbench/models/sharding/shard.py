@@ -16,8 +16,20 @@ from torch import Tensor
 from workbench.core.errors import ConfigError
 from workbench.models.sharding.block import Block, Connection, turned
 from workbench.models.sharding.building import WeightSource
-from workbench.models.sharding.held import Ends, HeldBlock, What, hold_block, hold_connection
-from workbench.models.sharding.layout import ITEM_BYTES, ModelLayout, Ranges, ShardSpec, size
+from workbench.models.sharding.held import (
+    Ends,
+    HeldBlock,
+    What,
+    hold_block,
+    hold_connection,
+)
+from workbench.models.sharding.layout import (
+    ITEM_BYTES,
+    ModelLayout,
+    Ranges,
+    ShardSpec,
+    size,
+)
 from workbench.models.sharding.run import KeyValueCache, Positions, Run
 
 
@@ -39,18 +51,24 @@ class ModelShard:
         """Load a shard.  This reads nothing else from the source, and needs extra memory only for rows of one matrix.
 
         old: the shard of another plan on the same device.  Identical blocks are shared, and existing slices are copied.
-        release: free each old block once its replacement exists, so that at most one block is in memory twice; the old shard then becomes
+        release: free each old block once its replacement exists, so that at most one block is in memory twice; the old
+        shard then becomes
         unusable.  Without it the old shard keeps working, even from another thread during the reload.
         """
         self.layout, self.spec, self._blocks = layout, spec, layout.blocks
         self.held: dict[int, HeldBlock] = {}
         self.connections: dict[int, Connection] = {}
         for block in layout.blocks:
-            number, known = block.number, None if old is None else old.held.get(block.number)
+            number, known = (
+                block.number,
+                None if old is None else old.held.get(block.number),
+            )
             self.held[number] = hold_block(block, _ranges(block, spec), layout.hidden_size, source, known)
             if _connects(spec, block.layer):
                 connection = None if old is None else old.connections.get(number)
-                self.connections[number] = connection or hold_connection(block.norm, block.output.bias, layout.hidden_size, source)
+                self.connections[number] = connection or hold_connection(
+                    block.norm, block.output.bias, layout.hidden_size, source
+                )
             if release and old is not None:
                 old.held.pop(number, None)
         self.finals: list[Connection | None] = []
@@ -82,7 +100,8 @@ class ModelShard:
     def begin(self, length: int, *, target_length: int = 1, cache: KeyValueCache | None = None) -> Run:
         """Return the state for the attention of one request, the same on every device.
 
-        length, target_length: number of tokens in the first and in the second stack.  cache: stores keys and values for `decode`.
+        length, target_length: number of tokens in the first and in the second stack.  cache: stores keys and values for
+        `decode`.
         """
         lengths = (length, target_length) if self.layout.has_decoder else (length,)
         if cache is not None:
@@ -113,8 +132,16 @@ class ModelShard:
         held = self.held[number]
         return F.linear(hidden, held.inputs[0], held.biases[0])
 
-    def attend(self, number: int, tiles: Sequence[Tensor], run: Run, start: int | None = None, stop: int | None = None) -> Tensor:
-        """Return the own units' context (n, stop - start, group x units x head size) for queries [start, stop), by default all.
+    def attend(
+        self,
+        number: int,
+        tiles: Sequence[Tensor],
+        run: Run,
+        start: int | None = None,
+        stop: int | None = None,
+    ) -> Tensor:
+        """Return the own units' context (n, stop - start, group x units x head size) for queries [start, stop), by
+        default all.
 
         tiles: qkv of all tokens, in order.  Shared work is done only once, however many calls for parts follow.
         """
@@ -129,8 +156,19 @@ class ModelShard:
                 run.cache.keep(number, keys, values, grows=True)
             run.projected = number, (queries, keys, values)
         queries, keys, values = run.projected[1]
-        first, last = run.past if start is None else start, run.past + queries.shape[2] if stop is None else stop
-        return self._attended(number, queries[:, :, first - run.past : last - run.past], keys, values, run, first, last)
+        first, last = (
+            run.past if start is None else start,
+            run.past + queries.shape[2] if stop is None else stop,
+        )
+        return self._attended(
+            number,
+            queries[:, :, first - run.past : last - run.past],
+            keys,
+            values,
+            run,
+            first,
+            last,
+        )
 
     def keys_values(self, number: int, projected: Tensor) -> Tensor:
         """Return contiguous keys and values of a qkv tile, which devices exchange under sequence parallelism."""
@@ -149,7 +187,16 @@ class ModelShard:
         keys, values = block.heads(_joined(tiles)).split((units, units), dim=1)
         return self._attended(number, queries, turned(keys, run.rotary), values, run, start, stop)
 
-    def _attended(self, number: int, queries: Tensor, keys: Tensor, values: Tensor, run: Run, start: int, stop: int) -> Tensor:
+    def _attended(
+        self,
+        number: int,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        run: Run,
+        start: int,
+        stop: int,
+    ) -> Tensor:
         """Return the context for queries [start, stop) with all tokens' keys and values."""
         block = self._blocks[number]
         if block.facts.is_causal:
@@ -163,8 +210,16 @@ class ModelShard:
         held = self.held[number]
         return F.linear(memory, held.inputs[1], held.biases[1])
 
-    def cross_attend(self, number: int, queries: Sequence[Tensor], keys_values: Sequence[Tensor], run: Run) -> Tensor:
-        """Return the own units' context (n, s, units x head size) for these queries.  keys_values: of all encoder tokens, or cached."""
+    def cross_attend(
+        self,
+        number: int,
+        queries: Sequence[Tensor],
+        keys_values: Sequence[Tensor],
+        run: Run,
+    ) -> Tensor:
+        """Return the own units' context (n, s, units x head size) for these queries.  keys_values: of all encoder
+        tokens, or cached.
+        """
         block = self._blocks[number]
         if run.past and run.cache is not None:
             run.projected = number, run.cache.whole(number)
@@ -184,15 +239,29 @@ class ModelShard:
     def up(self, number: int, hidden: Tensor, *, is_divided: bool = False) -> Tensor:
         """Return the activations (n, t, columns) of the device's columns.
 
-        is_divided: of its part alone if the layer is divided by columns, also where the device has all of them (scheme 2).
+        is_divided: of its part alone if the layer is divided by columns, also where the device has all of them (scheme
+        2).
         """
         held, block = self.held[number], self._blocks[number]
-        matrix, bias, own = held.inputs[0], held.biases[0], self.spec.layers[block.layer].own_columns
+        matrix, bias, own = (
+            held.inputs[0],
+            held.biases[0],
+            self.spec.layers[block.layer].own_columns,
+        )
         if not is_divided or own == held.count:
             return block.activate(F.linear(hidden, matrix, bias).chunk(len(block.cuts), dim=-1))
         # Other devices' columns are stored after the own ones, in both gate and up.
         tops = range(0, len(matrix), held.count)
-        return block.activate([F.linear(hidden, matrix[top : top + own], None if bias is None else bias[top : top + own]) for top in tops])
+        return block.activate(
+            [
+                F.linear(
+                    hidden,
+                    matrix[top : top + own],
+                    None if bias is None else bias[top : top + own],
+                )
+                for top in tops
+            ]
+        )
 
     def down(self, number: int, activations: Tensor) -> Tensor:
         """Return the partial product (n, t, d), without the bias, of the leading columns that have activations."""
@@ -203,7 +272,8 @@ class ModelShard:
     def connect(self, number: int, total: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Return the residual stream and the next block's input (n, t, d) after a block (Galaxy+ Eq. 4).
 
-        total: the sum of all devices' partial products.  After a stack's last block the second is the stack's final hidden state.  Before
+        total: the sum of all devices' partial products.  After a stack's last block the second is the stack's final
+        hidden state.  Before
         a block on another device it is not normalised (see enter).
         """
         block, connection = self._blocks[number], self.connections[number]
@@ -253,7 +323,9 @@ def added_bytes(layout: ModelLayout, spec: ShardSpec, old: ShardSpec | None) -> 
 
 
 def _parts(layout: ModelLayout, spec: ShardSpec) -> dict[object, int]:
-    """Return the number of values in each part of a shard: a block's slices, its connection, the stacks' final norms, tables and ends."""
+    """Return the number of values in each part of a shard: a block's slices, its connection, the stacks' final norms,
+    tables and ends.
+    """
     parts: dict[object, int] = {}
     for block in layout.blocks:
         ranges = _ranges(block, spec)

@@ -1,7 +1,8 @@
 """A layer that is trained, divided over several processors by heads and feed-forward columns (Confidant, section 3.3).
 
 Slices are parts of the layer's own parameters, so gradients accumulate in the parameters, also from several threads.
-A slice computes on the device of its input.  It copies the parameters that it reads to an accelerator, frozen ones once.
+A slice computes on the device of its input.  It copies the parameters that it reads to an accelerator, frozen ones
+once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.models.families import LayerContext
-from workbench.models.sharding.block import Block, Connection, Cut, layer_blocks, original, rotary_of, turned
+from workbench.models.sharding.block import (
+    Block,
+    Connection,
+    Cut,
+    layer_blocks,
+    original,
+    rotary_of,
+    turned,
+)
 from workbench.models.techniques import TechniqueStage
 
 MOST_GROUPS = 48
@@ -47,31 +56,54 @@ class TrainedLayer:
 
     def __init__(self, model: TechniqueStage, index: int) -> None:
         backbone, self._layer = model.backbone, model.backbone.layers[str(index)]
-        self._attention, self._feed_forward = layer_blocks(backbone.config, backbone.family, backbone.family, self._layer, index=index)
+        self._attention, self._feed_forward = layer_blocks(
+            backbone.config, backbone.family, backbone.family, self._layer, index=index
+        )
         self._connections = {block.kind: self._connection(block) for block in (self._attention, self._feed_forward)}
         self.num_groups = self._attention.facts.num_units
-        self._num_columns = original(self._layer.get_submodule(self._feed_forward.output.module)).weight.numel() // backbone.hidden_size
+        self._num_columns = (
+            original(self._layer.get_submodule(self._feed_forward.output.module)).weight.numel() // backbone.hidden_size
+        )
         self.num_columns = column_groups(self._num_columns)
         self._adapters: Any = dict(model.adapters.items()).get(str(index))
         self._frozen: dict[Any, Tensor] = {}
 
     def heads(self, hidden: Tensor, context: LayerContext, start: int, stop: int) -> Tensor:
-        """Return the attention's partial product (n, t, d) of units [start, stop).  hidden: the layer's input (n, t, d)."""
+        """Return the attention's partial product (n, t, d) of units [start, stop).  hidden: the layer's input (n, t,
+        d).
+        """
         block, source = self._attention, self._enter(self._attention, hidden)
         queries, keys, values = (self._project(cut, source, start, stop) for cut in block.cuts)
         rotary = None if context.rotary is None else rotary_of(*(angles.to(hidden.device) for angles in context.rotary))
         mask = None if context.mask is None else context.mask.to(hidden.device)
-        queries, keys = turned(block.heads(queries), rotary), turned(block.heads(keys), rotary)
-        attended = block.attend(queries, keys, block.heads(values), mask, is_causal=block.facts.is_causal and mask is None)
+        queries, keys = (
+            turned(block.heads(queries), rotary),
+            turned(block.heads(keys), rotary),
+        )
+        attended = block.attend(
+            queries,
+            keys,
+            block.heads(values),
+            mask,
+            is_causal=block.facts.is_causal and mask is None,
+        )
         return self._out(block.output, attended, start, stop)
 
     def join_heads(self, hidden: Tensor, total: Tensor) -> Tensor:
-        """Return the attention block's output (n, t, d).  hidden: the layer's input.  total: the sum of all partial products."""
+        """Return the attention block's output (n, t, d).  hidden: the layer's input.  total: the sum of all partial
+        products.
+        """
         return self._connect(self._attention, hidden, total)
 
     def columns(self, middle: Tensor, start: int, stop: int) -> Tensor:
-        """Return the feed-forward's partial product (n, t, d) of column groups [start, stop).  middle: the result of join_heads."""
-        block, source, width = self._feed_forward, self._enter(self._feed_forward, middle), self._num_columns // self.num_columns
+        """Return the feed-forward's partial product (n, t, d) of column groups [start, stop).  middle: the result of
+        join_heads.
+        """
+        block, source, width = (
+            self._feed_forward,
+            self._enter(self._feed_forward, middle),
+            self._num_columns // self.num_columns,
+        )
         products = [self._project(cut, source, start * width, stop * width) for cut in block.cuts]
         return self._out(block.output, block.activate(products), start * width, stop * width)
 
@@ -104,12 +136,20 @@ class TrainedLayer:
         product = F.linear(source, weight.T if cut.is_transposed else weight, bias)
         if base is module:
             return product
-        low = F.linear(module.lora_dropout["default"](source), self._there(module.lora_A["default"].weight, source))
-        return product + module.scaling["default"] * F.linear(low, self._there(module.lora_B["default"].weight, source, rows))
+        low = F.linear(
+            module.lora_dropout["default"](source),
+            self._there(module.lora_A["default"].weight, source),
+        )
+        return product + module.scaling["default"] * F.linear(
+            low, self._there(module.lora_B["default"].weight, source, rows)
+        )
 
     def _out(self, cut: Cut, source: Tensor, start: int, stop: int) -> Tensor:
         """Return the partial product of an output matrix with its inputs [start, stop)."""
-        weight, own = original(self._layer.get_submodule(cut.module)).weight, slice(*cut.span(start, stop))
+        weight, own = (
+            original(self._layer.get_submodule(cut.module)).weight,
+            slice(*cut.span(start, stop)),
+        )
         if cut.is_transposed:
             return F.linear(source, self._there(weight, source, own).T)
         return F.linear(source, self._there(weight, source, (slice(None), own)))
@@ -117,7 +157,9 @@ class TrainedLayer:
     def _connect(self, block: Block, residual: Tensor, total: Tensor) -> Tensor:
         own = self._connections[block.kind]
         if isinstance(self._adapters, nn.ModuleDict):
-            product = self._adapters["output" if block.kind == "attention" else "down"](total if own.bias is None else total + own.bias)
+            product = self._adapters["output" if block.kind == "attention" else "down"](
+                total if own.bias is None else total + own.bias
+            )
             added = product + residual
         else:
             added = own.add(total, residual)

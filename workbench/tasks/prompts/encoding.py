@@ -1,7 +1,9 @@
 """Encode prompts as token ids: the model's input, the target tokens, and their positions.
 
-A causal model reads the prompt and, for an answer of several tokens, all but the last one.  A classification's answer is the first token
-of its label word, so that scoring needs one pass (section D.2: cross-entropy over the whole vocabulary, at that position).
+A causal model reads the prompt and, for an answer of several tokens, all but the last one.  A classification's answer
+is the first token
+of its label word, so that scoring needs one pass (section D.2: cross-entropy over the whole vocabulary, at that
+position).
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ UNCUT = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedRow:
-    """ids: the input.  targets: tokens to predict, the first from the hidden state at first_position, each other from the next position.
+    """ids: the input.  targets: tokens to predict, the first from the hidden state at first_position, each other from
+    the next position.
 
     decoder_ids: a decoder's input, to which the positions then refer; empty without a decoder.
     """
@@ -37,13 +40,22 @@ class EncodedRow:
     def followed_by(self, written: Sequence[int]) -> EncodedRow:
         """Return the row of one unknown target, with generated tokens inserted before it."""
         if self.decoder_ids:
-            return replace(self, decoder_ids=(*self.decoder_ids, *written), first_position=self.first_position + len(written))
-        return replace(self, ids=(*self.ids, *written), first_position=self.first_position + len(written))
+            return replace(
+                self,
+                decoder_ids=(*self.decoder_ids, *written),
+                first_position=self.first_position + len(written),
+            )
+        return replace(
+            self,
+            ids=(*self.ids, *written),
+            first_position=self.first_position + len(written),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedPrompts:
-    """A split with rows of different lengths.  labels: classes or correct candidates.  label_ids: one token per class, if any.
+    """A split with rows of different lengths.  labels: classes or correct candidates.  label_ids: one token per class,
+    if any.
 
     For an encoder, which predicts no tokens, targets are classes.
     choices: the tokens over which a loss is computed; empty: the whole vocabulary.
@@ -93,14 +105,17 @@ class PromptEncoder:
     """Encodes samples of one prompt for one model.
 
     encoder: the model's tokenizer, which also decodes what a model generates.
-    max_length: maximum tokens per row.  A longer prompt loses words from the left of its long field (SQuAD's context, a passage, a
+    max_length: maximum tokens per row.  A longer prompt loses words from the left of its long field (SQuAD's context, a
+    passage, a
     sentence), never from the question itself.
     Raises ConfigError for label words that begin with the same token, and for a model that cannot do such a task.
     """
 
     def __init__(self, prompt: Prompt, encoder: Any, *, is_causal: bool, max_length: int) -> None:
         self.prompt, self.encoder, self.max_length = prompt, encoder, max_length
-        self.reader: Reader = "encoder_decoder" if encoder.start_id is not None else "causal" if is_causal else "encoder"
+        self.reader: Reader = (
+            "encoder_decoder" if encoder.start_id is not None else "causal" if is_causal else "encoder"
+        )
         if self.reader == "encoder" and prompt.kind != "classification":
             raise ConfigError(
                 f"A task of kind {prompt.kind} was asked for.",
@@ -120,14 +135,18 @@ class PromptEncoder:
             self.label_ids = self._label_ids()
 
     def split(self, samples: Sequence[PromptSample]) -> EncodedPrompts:
-        """Encode samples for training or, in a classification, for scoring.  Raises ConfigError if there are none or one does not fit."""
+        """Encode samples for training or, in a classification, for scoring.  Raises ConfigError if there are none or
+        one does not fit.
+        """
         if not samples:
             raise ConfigError("An empty split was to be tokenized.", "It has 0 samples.", "Give data.")
         fields = self.fitted(samples)
         if self.prompt.kind == "classification":
             rows = self._classification(samples, fields)
         else:
-            answers = [self.continuations(sample, mine)[sample.label] for sample, mine in zip(samples, fields, strict=True)]
+            answers = [
+                self.continuations(sample, mine)[sample.label] for sample, mine in zip(samples, fields, strict=True)
+            ]
             rows = self.rows(fields, answers)
         return EncodedPrompts(
             rows=tuple(rows),
@@ -169,8 +188,10 @@ class PromptEncoder:
     def fitted(self, samples: Sequence[PromptSample], reserve: int = 0) -> list[Mapping[str, str]]:
         """Return the samples' fields, shortened where they do not fit.
 
-        reserve: number of tokens that must fit after the prompt, instead of its continuations.  All candidates of a sample have the
-        same prompt.  Raises ConfigError naming the first sample that does not fit even with one word left in its long field.
+        reserve: number of tokens that must fit after the prompt, instead of its continuations.  All candidates of a
+        sample have the
+        same prompt.  Raises ConfigError naming the first sample that does not fit even with one word left in its long
+        field.
         """
         fields: list[Mapping[str, str]] = [sample.fields for sample in samples]
         for index, size in enumerate(self._sizes(samples, fields, reserve)):
@@ -178,7 +199,12 @@ class PromptEncoder:
                 fields[index] = self._shortened(samples[index], reserve, size)
         return fields
 
-    def _sizes(self, samples: Sequence[PromptSample], fields: Sequence[Mapping[str, str]], reserve: int) -> list[int]:
+    def _sizes(
+        self,
+        samples: Sequence[PromptSample],
+        fields: Sequence[Mapping[str, str]],
+        reserve: int,
+    ) -> list[int]:
         texts = [self.prompt.fill(mine) for mine in fields]
         if self.prompt.kind == "classification" or self.reader == "encoder_decoder":
             return [len(ids) + reserve for ids in self.encode(texts)]
@@ -214,13 +240,17 @@ class PromptEncoder:
         if self.reader == "encoder":
             read = self.encode(texts)
             return [
-                EncodedRow(ids=tuple(ids), targets=(sample.label,), first_position=0) for ids, sample in zip(read, samples, strict=True)
+                EncodedRow(ids=tuple(ids), targets=(sample.label,), first_position=0)
+                for ids, sample in zip(read, samples, strict=True)
             ]
         targets = [(self.label_ids[sample.label],) for sample in samples]
         if self.reader == "encoder_decoder":
             return [self._decoder_row(ids, target) for ids, target in zip(self.encode(texts), targets, strict=True)]
         read = [ids[: len(ids) - self.dropped] for ids in self._plain(texts)]
-        return [EncodedRow(ids=tuple(ids), targets=target, first_position=len(ids) - 1) for ids, target in zip(read, targets, strict=True)]
+        return [
+            EncodedRow(ids=tuple(ids), targets=target, first_position=len(ids) - 1)
+            for ids, target in zip(read, targets, strict=True)
+        ]
 
     def _label_ids(self) -> tuple[int, ...]:
         words = self.prompt.words
@@ -228,7 +258,8 @@ class PromptEncoder:
             written = [ids[len(self.lead) :] for ids in self.encode([word.strip() for word in words])]
             found = tuple(ids[0] for ids in written)
         else:
-            # Encoded after a prompt, because some tokenizers add tokens at the start of a text.  Any prompt gives the same result.
+            # Encoded after a prompt, because some tokenizers add tokens at the start of a text.  Any prompt gives the
+            # same result.
             text = self.prompt.fill(dict.fromkeys(self.prompt.fields, "a"))
             prompt, *wholes = self._plain([text, *(text + word for word in words)])
             start = min(len(_common_prefix(prompt, whole)) for whole in wholes)
@@ -250,15 +281,31 @@ class PromptEncoder:
 
     def _causal_row(self, whole: Sequence[int], start: int) -> EncodedRow:
         if start >= len(whole):
-            raise ConfigError("An answer of no token was to be learnt.", "The tokenizer makes nothing of it.", "Choose another model.")
-        return EncodedRow(ids=tuple(whole[:-1]), targets=tuple(whole[start:]), first_position=start - 1)
+            raise ConfigError(
+                "An answer of no token was to be learnt.",
+                "The tokenizer makes nothing of it.",
+                "Choose another model.",
+            )
+        return EncodedRow(
+            ids=tuple(whole[:-1]),
+            targets=tuple(whole[start:]),
+            first_position=start - 1,
+        )
 
     def _decoder_row(self, ids: Sequence[int], targets: Sequence[int]) -> EncodedRow:
         assert self.encoder.start_id is not None
         read = (self.encoder.start_id, *self.lead, *targets[:-1])
-        return EncodedRow(ids=tuple(ids), targets=tuple(targets), first_position=len(self.lead), decoder_ids=read)
+        return EncodedRow(
+            ids=tuple(ids),
+            targets=tuple(targets),
+            first_position=len(self.lead),
+            decoder_ids=read,
+        )
 
 
 def _common_prefix(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    count = next((at for at, (mine, its) in enumerate(zip(one, other, strict=False)) if mine != its), min(len(one), len(other)))
+    count = next(
+        (at for at, (mine, its) in enumerate(zip(one, other, strict=False)) if mine != its),
+        min(len(one), len(other)),
+    )
     return list(one[:count])

@@ -1,10 +1,15 @@
-"""Score a model on a task of prompts, zero-shot, calibrated or trained (P-RGE, Table 2): accuracy, or SQuAD's F1 for answers.
+"""Score a model on a task of prompts, zero-shot, calibrated or trained (P-RGE, Table 2): accuracy, or SQuAD's F1 for
+answers.
 
-content_free: divide by the words' probabilities after a prompt without content (Zhao et al., Calibrate Before Use, ICML 2021,
-section 5: W = diag(p_cf)^-1, p_cf averaged over "N/A", "[MASK]" and the empty text).  In a multiple choice, where each sample has
-different candidates, divide by their likelihood after the bare connective (domain-conditional pointwise mutual information: Holtzman
+content_free: divide by the words' probabilities after a prompt without content (Zhao et al., Calibrate Before Use, ICML
+2021,
+section 5: W = diag(p_cf)^-1, p_cf averaged over "N/A", "[MASK]" and the empty text).  In a multiple choice, where each
+sample has
+different candidates, divide by their likelihood after the bare connective (domain-conditional pointwise mutual
+information: Holtzman
 et al., Surface Form Competition, EMNLP 2021), summed over tokens, as in MeZO's own evaluation.
-mean_prior: divide by the words' mean probabilities over unlabelled prompts (Zhou et al., Batch Calibration, ICLR 2024); we use training
+mean_prior: divide by the words' mean probabilities over unlabelled prompts (Zhou et al., Batch Calibration, ICLR 2024);
+we use training
 prompts.
 """
 
@@ -33,10 +38,14 @@ BATCH_SIZE = 16
 class PromptBatch:
     """input_ids, attention_mask: (n, t) int64, padded on the right.
 
-    targets: (n, k) int64, the tokens to predict.  positions: (n, k) int64, the positions whose last hidden states predict them.
-    target_mask: (n, k) bool, False where a row has fewer targets (targets and positions are then 0).  A row's loss is the mean over its
-    targets.  decoder_ids: (n, s) int64 for an encoder-decoder, whose positions refer to the decoder; None for others.  labels: (n,) int64,
-    classes or correct candidates; they are the targets of an encoder's separate head.  indices: of the rows in their split.
+    targets: (n, k) int64, the tokens to predict.  positions: (n, k) int64, the positions whose last hidden states
+    predict them.
+    target_mask: (n, k) bool, False where a row has fewer targets (targets and positions are then 0).  A row's loss is
+    the mean over its
+    targets.  decoder_ids: (n, s) int64 for an encoder-decoder, whose positions refer to the decoder; None for others.
+    labels: (n,) int64,
+    classes or correct candidates; they are the targets of an encoder's separate head.  indices: of the rows in their
+    split.
     choices: (c,) int64, the tokens over which the loss is computed; None: the whole vocabulary.
     """
 
@@ -57,15 +66,26 @@ class PromptBatch:
 def step_indices(num_samples: int, batch_size: int, seed: int, step: int) -> list[int]:
     """Return the samples of training step `step` (from 0): batch_size of them, from concatenated seeded permutations.
 
-    Lengths are ignored, as in the paper (section 3.1).  A batch at the end of an epoch continues with the next epoch's first samples.
+    Lengths are ignored, as in the paper (section 3.1).  A batch at the end of an epoch continues with the next epoch's
+    first samples.
     Raises ConfigError if there are no samples or batch_size is below 1.
     """
     if num_samples < 1:
-        raise ConfigError("Mini-batches of an empty dataset were asked for.", "There are 0 samples.", "Give data.")
+        raise ConfigError(
+            "Mini-batches of an empty dataset were asked for.",
+            "There are 0 samples.",
+            "Give data.",
+        )
     if batch_size < 1:
-        raise ConfigError(f"Mini-batches of {batch_size} samples were asked for.", "That is none.", "Raise batch_size.")
+        raise ConfigError(
+            f"Mini-batches of {batch_size} samples were asked for.",
+            "That is none.",
+            "Raise batch_size.",
+        )
     first = step * batch_size
-    return [_permutation(num_samples, seed, at // num_samples)[at % num_samples] for at in range(first, first + batch_size)]
+    return [
+        _permutation(num_samples, seed, at // num_samples)[at % num_samples] for at in range(first, first + batch_size)
+    ]
 
 
 @lru_cache(maxsize=4)
@@ -85,11 +105,19 @@ def collate_prompts(encoded: EncodedPrompts, indices: Sequence[int], *, length: 
     Raises ConfigError if `indices` is empty or a row is longer than `length`.
     """
     if not indices:
-        raise ConfigError("A batch of 0 samples was asked for.", "There is nothing to pad to.", "Leave it out.")
+        raise ConfigError(
+            "A batch of 0 samples was asked for.",
+            "There is nothing to pad to.",
+            "Leave it out.",
+        )
     rows = [encoded.rows[index] for index in indices]
     if length is not None and (too_long := [index for index in indices if len(encoded.rows[index].ids) > length]):
         tokens = len(encoded.rows[too_long[0]].ids)
-        raise ConfigError(f"Padding to {length} tokens was asked for.", f"Sample {too_long[0]} has {tokens}.", "Raise the length.")
+        raise ConfigError(
+            f"Padding to {length} tokens was asked for.",
+            f"Sample {too_long[0]} has {tokens}.",
+            "Raise the length.",
+        )
     labels = [encoded.labels[index] for index in indices]
     return batch_of(rows, labels, encoded.pad_id, indices, length=length, choices=encoded.choices)
 
@@ -130,7 +158,9 @@ LogitsAt = Callable[[PromptBatch], "Tensor"]
 
 
 def label_log_likelihoods(logits_at: LogitsAt, encoded: EncodedPrompts) -> Tensor:
-    """Return (n, classes) float32: log-probabilities of the label words' tokens over the whole vocabulary, rows in split order."""
+    """Return (n, classes) float32: log-probabilities of the label words' tokens over the whole vocabulary, rows in
+    split order.
+    """
     import torch
 
     found: Tensor | None = None
@@ -174,7 +204,8 @@ class PaddingRow:
 def padding_statistics(lengths: Sequence[int], batch_sizes: Iterable[int]) -> list[PaddingRow]:
     """Return one row for each batch size E, for batches of E random samples padded to their longest.
 
-    The values are exact, without sampling: the m-th shortest of n samples is the longest in C(m - 1, E - 1) of C(n, E) batches.
+    The values are exact, without sampling: the m-th shortest of n samples is the longest in C(m - 1, E - 1) of C(n, E)
+    batches.
     Raises ConfigError for E below 1 or above n.
     """
     ordered = sorted(lengths)
@@ -185,24 +216,40 @@ def _row(ordered: Sequence[int], batch_size: int) -> PaddingRow:
     count = len(ordered)
     if not 1 <= batch_size <= count:
         raise ConfigError(
-            f"The padding in batches of {batch_size} samples was asked for.", f"There are {count} samples.", "Choose from 1 to that."
+            f"The padding in batches of {batch_size} samples was asked for.",
+            f"There are {count} samples.",
+            "Choose from 1 to that.",
         )
     mean = sum(ordered) / count
-    expected, share = 0.0, batch_size / count  # C(n - 1, E - 1) / C(n, E), for the longest sample
+    expected, share = (
+        0.0,
+        batch_size / count,
+    )  # C(n - 1, E - 1) / C(n, E), for the longest sample
     for rank in range(count, batch_size - 1, -1):
         expected += share * ordered[rank - 1]
         share *= (rank - batch_size) / (rank - 1) if rank > 1 else 0.0
-    return PaddingRow(batch_size=batch_size, share=max(0.0, 1 - mean / expected), padded_length=expected)
+    return PaddingRow(
+        batch_size=batch_size,
+        share=max(0.0, 1 - mean / expected),
+        padded_length=expected,
+    )
 
 
 Calibration = Literal["none", "content_free", "mean_prior"]
 CONTENT_FREE = ("N/A", "[MASK]", "")
 PRIOR_SAMPLES = 200
-"""Maximum number of prompts for the mean prior, chosen with a fixed seed because published files may be sorted by class."""
+"""Maximum number of prompts for the mean prior, chosen with a fixed seed because published files may be sorted by
+class."""
 
 
-def word_prior(logits_at: LogitsAt, encoder: PromptEncoder, calibration: Calibration, unlabelled: Sequence[PromptSample]) -> Tensor:
-    """Return (classes,) float32, the log of the label words' prior probability, up to a constant; zeros without calibration.
+def word_prior(
+    logits_at: LogitsAt,
+    encoder: PromptEncoder,
+    calibration: Calibration,
+    unlabelled: Sequence[PromptSample],
+) -> Tensor:
+    """Return (classes,) float32, the log of the label words' prior probability, up to a constant; zeros without
+    calibration.
 
     unlabelled: prompts of the task; their labels are ignored.  Raises ConfigError for an unknown calibration.
     """
@@ -213,7 +260,9 @@ def word_prior(logits_at: LogitsAt, encoder: PromptEncoder, calibration: Calibra
         return torch.zeros(len(encoder.prompt.words))
     if calibration == "content_free":
         fields = encoder.prompt.without_content
-        prompts = [PromptSample(sample_id=at, fields=fields(unlabelled[0].fields, one)) for at, one in enumerate(CONTENT_FREE)]
+        prompts = [
+            PromptSample(sample_id=at, fields=fields(unlabelled[0].fields, one)) for at, one in enumerate(CONTENT_FREE)
+        ]
     else:
         prompts = [unlabelled[index] for index in fixed_order("prior", len(unlabelled))[:PRIOR_SAMPLES]]
     scores = label_log_likelihoods(logits_at, encoder.split(prompts)).log_softmax(dim=1)
@@ -231,11 +280,21 @@ def generate_answers(logits_at: LogitsAt, encoder: PromptEncoder, samples: Seque
     """
     fields = encoder.fitted(samples, reserve=MAX_NEW_TOKENS if encoder.reader == "causal" else 0)
     ends = (encoder.encoder.pad_id, *encoder.trail)
-    return [text.split("\n")[0].strip() for text in generate(logits_at, encoder.encoder, encoder.openings(fields), ends)]
+    return [
+        text.split("\n")[0].strip() for text in generate(logits_at, encoder.encoder, encoder.openings(fields), ends)
+    ]
 
 
-def generate(logits_at: LogitsAt, encoder: Any, prompts: Sequence[EncodedRow], ends: Sequence[int], *, lines: bool = False) -> list[str]:
-    """Return the text that the model generates after each prompt, greedily, up to one of the tokens `ends` or MAX_NEW_TOKENS.
+def generate(
+    logits_at: LogitsAt,
+    encoder: Any,
+    prompts: Sequence[EncodedRow],
+    ends: Sequence[int],
+    *,
+    lines: bool = False,
+) -> list[str]:
+    """Return the text that the model generates after each prompt, greedily, up to one of the tokens `ends` or
+    MAX_NEW_TOKENS.
 
     encoder: a tokenizer.  lines: do not end with the first line.
     """
@@ -247,7 +306,13 @@ def generate(logits_at: LogitsAt, encoder: Any, prompts: Sequence[EncodedRow], e
 
 
 def _generated(
-    logits_at: LogitsAt, encoder: Any, prompts: Sequence[EncodedRow], indices: Sequence[int], ends: Sequence[int], *, lines: bool
+    logits_at: LogitsAt,
+    encoder: Any,
+    prompts: Sequence[EncodedRow],
+    indices: Sequence[int],
+    ends: Sequence[int],
+    *,
+    lines: bool,
 ) -> list[tuple[int, list[int]]]:
     import torch
 
@@ -263,7 +328,11 @@ def _generated(
             if token != pad_id:  # the end of text for models without a separate padding token
                 written[index].append(token)
         ended = {index for index, token in zip(going, following, strict=True) if token in ends}
-        going = [index for index in going if index not in ended and (lines or "\n" not in encoder.decode(written[index]).lstrip())]
+        going = [
+            index
+            for index in going
+            if index not in ended and (lines or "\n" not in encoder.decode(written[index]).lstrip())
+        ]
         if not going:
             break
     return list(written.items())
@@ -271,7 +340,8 @@ def _generated(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptScores:
-    """metric: 'accuracy' or 'f1', with `value` in [0, 1].  predictions: classes, candidate numbers, or texts, in split order.
+    """metric: 'accuracy' or 'f1', with `value` in [0, 1].  predictions: classes, candidate numbers, or texts, in split
+    order.
 
     correct: for each sample 0 or 1, or its F1; `value` is their mean.
     """
@@ -293,11 +363,14 @@ def evaluate(
 ) -> PromptScores:
     """Return a model's score on samples of the encoder's prompt.
 
-    A classification chooses the most likely label word, a multiple choice the candidate with the highest mean log-likelihood of its tokens.
+    A classification chooses the most likely label word, a multiple choice the candidate with the highest mean
+    log-likelihood of its tokens.
     A question is answered by greedy generation (up to MAX_NEW_TOKENS, to the end of the line) and scored by F1.
-    calibration: see above; it may use prompts without labels, `unlabelled` (of the training split) or else the samples themselves.
+    calibration: see above; it may use prompts without labels, `unlabelled` (of the training split) or else the samples
+    themselves.
     Questions have no calibration.
-    Raises ConfigError for a calibration that the task cannot have, and as PromptEncoder does; DivergedError for NaN or infinite scores.
+    Raises ConfigError for a calibration that the task cannot have, and as PromptEncoder does; DivergedError for NaN or
+    infinite scores.
     """
     if not samples:
         raise ConfigError("A score on no samples was asked for.", "The split has 0.", "Give data.")
@@ -312,33 +385,57 @@ def evaluate(
         chosen = choices(logits_at, encoder, samples, calibration=calibration)
     else:
         if calibration != "none":
-            asked, found = f"The calibration '{calibration}' was asked for.", "The answers to questions are free text, without a prior."
+            asked, found = (
+                f"The calibration '{calibration}' was asked for.",
+                "The answers to questions are free text, without a prior.",
+            )
             raise ConfigError(asked, found, "Leave calibration out.")
         texts = generate_answers(logits_at, encoder, samples)
-        best = (max((answer_f1(text, one) for one in sample.answers), default=0.0) for text, sample in zip(texts, samples, strict=True))
+        best = (
+            max((answer_f1(text, one) for one in sample.answers), default=0.0)
+            for text, sample in zip(texts, samples, strict=True)
+        )
         right = tuple(best)
         return PromptScores(metric="f1", value=fmean(right), predictions=tuple(texts), correct=right)
     right = tuple(float(one == sample.label) for one, sample in zip(chosen, samples, strict=True))
-    return PromptScores(metric="accuracy", value=fmean(right), predictions=tuple(chosen), correct=right, calibration=calibration)
+    return PromptScores(
+        metric="accuracy",
+        value=fmean(right),
+        predictions=tuple(chosen),
+        correct=right,
+        calibration=calibration,
+    )
 
 
 def require_room(task: Task, encoder: PromptEncoder) -> None:
-    """Raise ConfigError if a prompt of the validation or test split does not fit, before a training whose `evaluate` would fail."""
+    """Raise ConfigError if a prompt of the validation or test split does not fit, before a training whose `evaluate`
+    would fail.
+    """
     reserve = MAX_NEW_TOKENS if task.kind == "question_answering" and encoder.reader == "causal" else 0
     for split in (task.validation, task.test):
         encoder.fitted(split.prompts, reserve=reserve)
 
 
 def choices(
-    logits_at: LogitsAt, encoder: PromptEncoder, samples: Sequence[PromptSample], *, calibration: Calibration = "none"
+    logits_at: LogitsAt,
+    encoder: PromptEncoder,
+    samples: Sequence[PromptSample],
+    *,
+    calibration: Calibration = "none",
 ) -> list[int]:
     """Return the number of the candidate that the model chooses for each sample."""
     if calibration == "mean_prior":
-        raise ConfigError("The calibration 'mean_prior' was asked for.", "Each sample has candidates of its own.", "Choose 'content_free'.")
+        raise ConfigError(
+            "The calibration 'mean_prior' was asked for.",
+            "Each sample has candidates of its own.",
+            "Choose 'content_free'.",
+        )
     fields = encoder.fitted(samples)
     each = len(encoder.prompt.candidates)
     owners = [index for index in range(len(samples)) for _ in range(each)]
-    following = [one for sample, mine in zip(samples, fields, strict=True) for one in encoder.continuations(sample, mine)]
+    following = [
+        one for sample, mine in zip(samples, fields, strict=True) for one in encoder.continuations(sample, mine)
+    ]
     rows = encoder.rows([fields[owner] for owner in owners], following)
     sums, counts = target_log_likelihoods(logits_at, rows, encoder.encoder.pad_id)
     scores = sums / counts

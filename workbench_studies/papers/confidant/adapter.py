@@ -31,7 +31,9 @@ def timed_ms(call: Callable[[], Any], repeats: int) -> float:
     return median(found)
 
 
-def sides(shape: tuple[int, ...], form: Literal["binary", "json"], sender: str, receiver: str, repeats: int) -> tuple[float, float, int]:
+def sides(
+    shape: tuple[int, ...], form: Literal["binary", "json"], sender: str, receiver: str, repeats: int
+) -> tuple[float, float, int]:
     """Return the sender's and the receiver's milliseconds for float32 values of a shape, and the message's bytes."""
     tensor = from_torch(torch.randn(shape, generator=torch.Generator().manual_seed(0)), sender)
     message = Adapted.of(tensor).message(form)

@@ -1,4 +1,5 @@
-"""The cost of stale weights, and known remedies, trained in one process that applies each stage's delay (sections 2.2 and 5.2.1, Table 5).
+"""The cost of stale weights, and known remedies, trained in one process that applies each stage's delay (sections 2.2
+and 5.2.1, Table 5).
 
 The pipeline executes the same rules and equals such a process to 1e-5 (tests/methods/test_stashing.py).
 """
@@ -25,13 +26,27 @@ from workbench.runtime.flat_optimizer import ANNEALED
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.metrics import LOSS
 from workbench.tasks.tokenize import collate
-from workbench.trainings.kept import KeptTraining, Limits, TokenizedTask, batch_loss, limited_task, split_metrics, technique_stage
+from workbench.trainings.kept import (
+    KeptTraining,
+    Limits,
+    TokenizedTask,
+    batch_loss,
+    limited_task,
+    split_metrics,
+    technique_stage,
+)
 from workbench_studies.papers.confidant.testbed import relative_paces
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.result import Number, Result, Settings, spread
 
 WARMUP, WEIGHT_DECAY = 0.06, 0.01
-SYNCHRONOUS, STASHING, SCALED, VERTICAL, TWO = "synchronous", "stashing", "stashing, rate by delay", "vertical sync", "2BW"
+SYNCHRONOUS, STASHING, SCALED, VERTICAL, TWO = (
+    "synchronous",
+    "stashing",
+    "stashing, rate by delay",
+    "vertical sync",
+    "2BW",
+)
 DELAYS: dict[str, Callable[[int], int]] = {
     SYNCHRONOUS: lambda behind: 0,
     STASHING: lambda behind: behind,
@@ -39,12 +54,16 @@ DELAYS: dict[str, Callable[[int], int]] = {
     VERTICAL: lambda behind: -1,
     TWO: lambda behind: 1,
 }
-"""The number of updates between the weights with which a stage computes a mini-batch and the weights that its gradient updates.
+"""The number of updates between the weights with which a stage computes a mini-batch and the weights that its gradient
+updates.
 
 By the number of stages behind it; -1: of the first stage.
-Stashing: PipeDream, as the paper uses it.  Vertical sync: PipeDream's option that all stages use the version of the first stage.  2BW:
-two versions everywhere, with a mini-batch split into as many micro-batches as there are stages (Narayanan et al., ICML 2021).  Rate by
-delay: stashing, with each stage's learning rate divided by 1 + delay at first (PipeMare, Yang et al., MLSys 2021, technique 1).  A stage
+Stashing: PipeDream, as the paper uses it.  Vertical sync: PipeDream's option that all stages use the version of the
+first stage.  2BW:
+two versions everywhere, with a mini-batch split into as many micro-batches as there are stages (Narayanan et al., ICML
+2021).  Rate by
+delay: stashing, with each stage's learning rate divided by 1 + delay at first (PipeMare, Yang et al., MLSys 2021,
+technique 1).  A stage
 stores as many versions besides the newest as its delay.
 """
 
@@ -71,7 +90,11 @@ class Training(KeptTraining):
         if not settings.quick:
             return self
         tiny = replace(self, model="tiny-bert-6", limits=(48, 48, 48), batch_size=4, epochs=1)
-        return replace(tiny, model="tiny-llama-6", max_length=300, cuts=(2, 4, 6)) if self.task.startswith("instruction") else tiny
+        return (
+            replace(tiny, model="tiny-llama-6", max_length=300, cuts=(2, 4, 6))
+            if self.task.startswith("instruction")
+            else tiny
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +128,25 @@ def trained(training: Training, rule: str, seed: int) -> tuple[TechniqueStage, l
         first = 0 if "embedding" in parameter_name else stack.num_layers - 1  # what has no layer is embedding or head
         layer = next((int(part) for part in parameter_name.split(".") if part.isdigit()), first)
         stage = next(index for index, stop in enumerate(training.cuts) if layer < stop)
-        decay, delay = WEIGHT_DECAY if parameter.ndim >= 2 else 0.0, training.delays(rule)[stage]
+        decay, delay = (
+            WEIGHT_DECAY if parameter.ndim >= 2 else 0.0,
+            training.delays(rule)[stage],
+        )
         history = deque([parameter.detach().clone()], maxlen=delay + 1)
-        groups.append({"params": [parameter], "weight_decay": decay, "delay": delay, "history": history})
+        groups.append(
+            {
+                "params": [parameter],
+                "weight_decay": decay,
+                "delay": delay,
+                "history": history,
+            }
+        )
     optimizer = torch.optim.AdamW(groups, lr=0.0)
-    batches = [own for epoch in range(training.epochs) for own in epoch_batches(split.lengths, training.batch_size, seed, epoch)]
+    batches = [
+        own
+        for epoch in range(training.epochs)
+        for own in epoch_batches(split.lengths, training.batch_size, seed, epoch)
+    ]
     losses = list[float]()
     delayed = [group for group in optimizer.param_groups if group["delay"]]
     for step, indices in enumerate(batches):
@@ -134,7 +171,10 @@ def trained(training: Training, rule: str, seed: int) -> tuple[TechniqueStage, l
 def train(training: Training, rule: str, seed: int) -> Trained:
     """Train by a rule, and score the test split."""
     model, losses = trained(training, rule, seed)
-    return Trained(loss=fmean(losses[-len(losses) // 4 :]), metrics=split_metrics(model, loaded(training)[1], "test"))
+    return Trained(
+        loss=fmean(losses[-len(losses) // 4 :]),
+        metrics=split_metrics(model, loaded(training)[1], "test"),
+    )
 
 
 def trained_by(rules: Sequence[str], training: Training, settings: Settings, folder: str) -> dict[str, list[Trained]]:
@@ -142,7 +182,14 @@ def trained_by(rules: Sequence[str], training: Training, settings: Settings, fol
     chosen, found = training.chosen(settings), dict[str, list[Trained]]()
     for rule in rules:
         for seed in settings.seeds:
-            one = chosen.kept(settings.workdir, folder, rule, seed, Trained, partial(train, chosen, rule, seed))
+            one = chosen.kept(
+                settings.workdir,
+                folder,
+                rule,
+                seed,
+                Trained,
+                partial(train, chosen, rule, seed),
+            )
             found.setdefault(rule, []).append(one)
             metrics = ", ".join(f"{name} {value:.2f}" for name, value in one.metrics.items())
             settings.progress(f"{training.task}, {rule}, seed {seed}: loss {one.loss:.4f}, test {metrics}")
@@ -152,20 +199,46 @@ def trained_by(rules: Sequence[str], training: Training, settings: Settings, fol
 def delays(item: Item, settings: Settings) -> Result:
     """Train by every rule with every seed."""
     training = Training()
-    found, stages = trained_by(tuple(DELAYS), training, settings, "delays"), len(training.cuts)
+    found, stages = (
+        trained_by(tuple(DELAYS), training, settings, "delays"),
+        len(training.cuts),
+    )
     paces = relative_paces(stages)
     rows, cells, means = [], [], dict[str, float]()
     for rule, runs in found.items():
-        losses, accuracies, each = [one.loss for one in runs], [one.metrics["accuracy"] for one in runs], training.delays(rule)
+        losses, accuracies, each = (
+            [one.loss for one in runs],
+            [one.metrics["accuracy"] for one in runs],
+            training.delays(rule),
+        )
         means[rule], pace = fmean(accuracies), paces[rule == SYNCHRONOUS]
-        rows.append((rule, ", ".join(map(str, each)), sum(each), fmean(losses), spread(losses), means[rule], spread(accuracies), pace))
-        quantities = {"accuracy": means[rule], "last loss": fmean(losses), "versions": float(sum(each)), "time": pace}
+        rows.append(
+            (
+                rule,
+                ", ".join(map(str, each)),
+                sum(each),
+                fmean(losses),
+                spread(losses),
+                means[rule],
+                spread(accuracies),
+                pace,
+            )
+        )
+        quantities = {
+            "accuracy": means[rule],
+            "last loss": fmean(losses),
+            "versions": float(sum(each)),
+            "time": pace,
+        }
         cells += [item.cell((rule, name), None, value) for name, value in quantities.items()]
     best = max((SCALED, VERTICAL, TWO), key=means.__getitem__)
     return item.result(
         cells,
         tables={"rules": rows},
-        holds={"alike": means[STASHING] > means[SYNCHRONOUS] - 1, "option": means[best] > means[STASHING] + 1},
+        holds={
+            "alike": means[STASHING] > means[SYNCHRONOUS] - 1,
+            "option": means[best] > means[STASHING] + 1,
+        },
         model=training.chosen(settings).model,
         seeds=len(settings.seeds),
         stashing=means[STASHING],
@@ -196,13 +269,18 @@ FOLDERS = "conll2003", "squad", "alpaca"
 
 def table5(item: Item, settings: Settings) -> Result:
     """Train a small model on the table's kinds of tasks, by the paper's two ways; what is not executed stays empty."""
-    tasks = {"GPT2-Medium, SQuAD2.0": replace(THREE, task="questions", limits=(320, 64, 300)), ALPACA: INSTRUCTED}
+    tasks = {
+        "GPT2-Medium, SQuAD2.0": replace(THREE, task="questions", limits=(320, 64, 300)),
+        ALPACA: INSTRUCTED,
+    }
     data = settings.data or Path()
     for folder in () if settings.data is None else [one for name in FOLDERS if (one := data / name).is_dir()] or [data]:
         if folder.name == "alpaca":
             tasks[ALPACA] = replace(INSTRUCTED, task="instruction_tuning", data=folder)
         elif any(folder.glob("*.json")):
-            tasks["GPT2-Medium, SQuAD2.0"] = replace(THREE, task="question_answering", data=folder, limits=(320, 64, 300))
+            tasks["GPT2-Medium, SQuAD2.0"] = replace(
+                THREE, task="question_answering", data=folder, limits=(320, 64, 300)
+            )
         else:
             named = replace(THREE, task="token_classification", data=folder, limits=(400, 64, 400))
             tasks = {"BERT-Base, Conll2003": named} | tasks
@@ -219,7 +297,13 @@ def table5(item: Item, settings: Settings) -> Result:
     for task, runs in found.items():
         for metric in runs[SYNCHRONOUS][0].metrics:
             own = [values(task, metric, way) for way in WAYS]
-            rows.append((task, metric, *(part for one in own for part in (fmean(one), spread(one)))))
+            rows.append(
+                (
+                    task,
+                    metric,
+                    *(part for one in own for part in (fmean(one), spread(one))),
+                )
+            )
             if metric == LOSS:
                 rise = 100 * (fmean(own[1]) / fmean(own[0]) - 1)
             else:

@@ -19,9 +19,19 @@ from workbench.profiler.analytic import analytic_profile
 from workbench.runtime.devices import PING_EVERY_S, SILENCE_S
 from workbench.schedules.moves import moves
 from workbench.simulator import simulate
-from workbench_studies.papers.confidant.testbed import PAPER, description, mini_batches_s
+from workbench_studies.papers.confidant.testbed import (
+    PAPER,
+    description,
+    mini_batches_s,
+)
 from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import Number, Result, Settings, printed, read_constants
+from workbench_studies.papers.result import (
+    Number,
+    Result,
+    Settings,
+    printed,
+    read_constants,
+)
 
 MODEL, TRAINING, QUITTING, IDLE = "BERT-Base", 3, 1, 3
 MBIT = 125_000
@@ -32,10 +42,30 @@ LATENCY_S = 2e-3
 class Phones:
     """Three phones that train and two idle ones, all identical.  batch, tokens: of a mini-batch."""
 
-    def __init__(self, *, flops_per_s: float, bytes_per_s: float, batch: int, tokens: int, technique: Any = "full") -> None:
+    def __init__(
+        self,
+        *,
+        flops_per_s: float,
+        bytes_per_s: float,
+        batch: int,
+        tokens: int,
+        technique: Any = "full",
+    ) -> None:
         link = Link(bytes_per_s=bytes_per_s, latency_s=LATENCY_S)
-        phones = tuple(Device(name=f"phone {at}", flops_per_s=flops_per_s, memory_bytes=8 * 10**9, link=link) for at in range(5))
-        self.cluster, self._batch, self._tokens = Cluster(name="five phones", devices=phones), batch, tokens
+        phones = tuple(
+            Device(
+                name=f"phone {at}",
+                flops_per_s=flops_per_s,
+                memory_bytes=8 * 10**9,
+                link=link,
+            )
+            for at in range(5)
+        )
+        self.cluster, self._batch, self._tokens = (
+            Cluster(name="five phones", devices=phones),
+            batch,
+            tokens,
+        )
         sizes: dict[str, Any] = {"batch_sizes": (batch,), "sequence_lengths": (tokens,)}
         self.profile: Profile = analytic_profile(description(MODEL), self.cluster, technique=technique, **sizes)
 
@@ -44,20 +74,36 @@ class Phones:
         each = self.profile.num_layers // len(ranks)
         shares = [(Share(rank=rank, samples=self._batch),) for rank in ranks]
         stages = tuple(Stage(start=at * each, stop=(at + 1) * each, shares=own) for at, own in enumerate(shares))
-        return Plan(method="confidant", stages=stages, micro_batch_size=self._batch, num_micro_batches=1)
+        return Plan(
+            method="confidant",
+            stages=stages,
+            micro_batch_size=self._batch,
+            num_micro_batches=1,
+        )
 
     def trained_s(self, plan: Plan, count: int) -> float:
         """Return the seconds of some mini-batches through an empty pipeline."""
         return mini_batches_s(self.profile, self.cluster, plan, tokens=self._tokens, count=count)
 
     def moved_s(self, before: Plan, after: Plan, *, lost: int | None = None) -> float:
-        """Return the seconds to move the weights to their new places; a lost device's come from the next one, which has a copy."""
+        """Return the seconds to move the weights to their new places; a lost device's come from the next one, which has
+        a copy.
+        """
         layers = self.profile.layers[0]
-        specs = {f"layer {at}": Spec((one.frozen_bytes + one.trainable_bytes,), "uint8") for at, one in enumerate(layers)}
+        specs = {
+            f"layer {at}": Spec((one.frozen_bytes + one.trainable_bytes,), "uint8") for at, one in enumerate(layers)
+        }
         owners = {name: (at,) for at, name in enumerate(specs)}
-        held = with_neighbours(homes_of(before, owners), sorted(before.busy_ranks)) if lost is not None else homes_of(before, owners)
+        held = (
+            with_neighbours(homes_of(before, owners), sorted(before.busy_ranks))
+            if lost is not None
+            else homes_of(before, owners)
+        )
         held = {name: tuple(rank for rank in ranks if rank != lost) for name, ranks in held.items()}
-        return sum(simulate(one.program, memory=False).makespan_s for one in moves(homes_of(after, owners), held, specs, self.cluster))
+        return sum(
+            simulate(one.program, memory=False).makespan_s
+            for one in moves(homes_of(after, owners), held, specs, self.cluster)
+        )
 
     def capacity_s(self) -> float:
         """Return the seconds of a computing capacity vector: 1 to L blocks, forward."""
@@ -67,7 +113,10 @@ class Phones:
 
 def table7(item: Item, settings: Settings) -> Result:
     """Predict every part with two constants, each fitted to one part."""
-    constants, paper = read_constants(PAPER, dict[str, Any], "table7"), printed(PAPER, "table7")
+    constants, paper = (
+        read_constants(PAPER, dict[str, Any], "table7"),
+        printed(PAPER, "table7"),
+    )
     made = partial(Phones, **constants)
     phones = made()
     before, fewer = phones.plan(0, 1, 2), phones.plan(0, 2)
@@ -84,7 +133,9 @@ def table7(item: Item, settings: Settings) -> Result:
         "Retrain": phones.trained_s(after, in_flight),
     }
     seconds = {"passive": passive | {"Recovery": sum(passive.values())}}
-    seconds["proactive"] = proactive | {"Recovery": proactive["Retrain"] + 2 * LATENCY_S}  # a notice, and the commit message
+    seconds["proactive"] = proactive | {
+        "Recovery": proactive["Retrain"] + 2 * LATENCY_S
+    }  # a notice, and the commit message
 
     def ours(kind: str, part: str) -> Number:
         return 1e3 * seconds[kind][part]
@@ -95,7 +146,15 @@ def table7(item: Item, settings: Settings) -> Result:
         for rate in (constants["bytes_per_s"] / MBIT, 100.0, 1000.0):
             world = made(bytes_per_s=rate * MBIT, technique=technique)
             price = substitution(world.cluster, world.profile, before, after)
-            rows.append((technique, rate, price.loading_s, price.still_s, price.loading_s + world.trained_s(before, 32) + price.still_s))
+            rows.append(
+                (
+                    technique,
+                    rate,
+                    price.loading_s,
+                    price.still_s,
+                    price.loading_s + world.trained_s(before, 32) + price.still_s,
+                )
+            )
     stale = proactive["Substitution"] / pace_s
     parts = sum(paper["passive", part] for part in passive)
     return item.result(
@@ -129,14 +188,17 @@ BACKUP_EVERY, EPOCH = 10, 1_000
 TIE = 0.5
 """Points of goodput that random draws may change."""
 DAY_S, SWING, BEGINS_S = 86_400.0, 0.9, 28_800.0
-"""In a diurnal trace departures are most frequent at noon and returns at midnight, by this share of the mean; runs begin at eight."""
+"""In a diurnal trace departures are most frequent at noon and returns at midnight, by this share of the mean; runs
+begin at eight."""
 GIVE_UP = 20.0
 """A run is stopped when it has taken this multiple of an undisturbed run's time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """All in seconds.  step_s: of a mini-batch.  backup_s: that backups add to one.  loss_s: of a loss, without the repeated steps."""
+    """All in seconds.  step_s: of a mini-batch.  backup_s: that backups add to one.  loss_s: of a loss, without the
+    repeated steps.
+    """
 
     step_s: float
     backup_s: float
@@ -184,17 +246,29 @@ class Crowd:
         return self._draw.random() < share
 
 
-def goodput_of(prices: Prices, mean_s: float, seed: int, *, keeps: bool, noticed: float, swing: float = 0.0) -> float:
+def goodput_of(
+    prices: Prices,
+    mean_s: float,
+    seed: int,
+    *,
+    keeps: bool,
+    noticed: float,
+    swing: float = 0.0,
+) -> float:
     """Return an undisturbed run's seconds over those of a run on three of the devices, any of which may leave.
 
-    keeps: whether devices back each other up; otherwise a loss costs the steps since the last epoch.  noticed: the share of departures
+    keeps: whether devices back each other up; otherwise a loss costs the steps since the last epoch.  noticed: the
+    share of departures
     on notice, for which idle devices step in.  swing: see Crowd.
     """
     crowd, members = Crowd(mean_s, seed, swing), list[int]()
     for _ in range(TRAINING):
         members.append(crowd.another(0.0, members))
     now_s, step, each_s = 0.0, 0, prices.step_s + (prices.backup_s if keeps else 0.0)
-    recovered_s, lost = -1.0, -1  # when the last loss was repaired, and the place at which it occurred
+    recovered_s, lost = (
+        -1.0,
+        -1,
+    )  # when the last loss was repaired, and the place at which it occurred
     while now_s < GIVE_UP * STEPS * prices.step_s:
         place = min(range(TRAINING), key=lambda at: crowd.until_s[members[at]])
         leaves_s = crowd.until_s[members[place]]
@@ -218,10 +292,20 @@ def goodput(item: Item, settings: Settings) -> Result:
     constants = read_constants(PAPER, dict[str, Any], "table7")
     phones = Phones(**constants | {"bytes_per_s": 100 * MBIT, "technique": "lora"})
     before = phones.plan(0, 1, 2)
-    price = substitution(phones.cluster, phones.profile, before, before.renumbered({0: 0, QUITTING: IDLE, 2: 2}))
+    price = substitution(
+        phones.cluster,
+        phones.profile,
+        before,
+        before.renumbered({0: 0, QUITTING: IDLE, 2: 2}),
+    )
     step_s = (phones.trained_s(before, 36) - phones.trained_s(before, 24)) / 12
     loss_s = SILENCE_S + PING_EVERY_S / 2 + price.loading_s + price.moving_s + phones.trained_s(before, 1) - step_s
-    prices = Prices(step_s=step_s, backup_s=price.keeping_s / BACKUP_EVERY, loss_s=loss_s, substitution=price)
+    prices = Prices(
+        step_s=step_s,
+        backup_s=price.keeping_s / BACKUP_EVERY,
+        loss_s=loss_s,
+        substitution=price,
+    )
     ways: dict[str, dict[str, Any]] = {
         "proactive: all on notice": {"keeps": True, "noticed": 1.0},
         "proactive: half on notice": {"keeps": True, "noticed": 0.5},
@@ -245,7 +329,11 @@ def goodput(item: Item, settings: Settings) -> Result:
             "order": all(proactive[stay] > passive[stay] - TIE for stay in STAYS_MIN),
             "worth": all(passive[stay] > none[stay] for stay in STAYS_MIN),
         },
-        series={f"{way}, {trace}": tuple((float(stay), found[way, trace, stay]) for stay in STAYS_MIN) for way in ways for trace in traces},
+        series={
+            f"{way}, {trace}": tuple((float(stay), found[way, trace, stay]) for stay in STAYS_MIN)
+            for way in ways
+            for trace in traces
+        },
         steps=STEPS,
         devices=DEVICES,
         every=BACKUP_EVERY,

@@ -1,4 +1,6 @@
-"""Algorithm 1 against the optimum on random profiles, and the maximum gain from heads over processors (Confidant, sections 3.3, 5.2)."""
+"""Algorithm 1 against the optimum on random profiles, and the maximum gain from heads over processors (Confidant,
+sections 3.3, 5.2).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ from workbench.methods.confidant.heads import (
     without_surplus,
 )
 from workbench.profiler.descriptions import LayerShape
-from workbench_studies.papers.confidant.testbed import PAPER, description, load_constants
+from workbench_studies.papers.confidant.testbed import (
+    PAPER,
+    description,
+    load_constants,
+)
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.result import Result, Settings, printed
 
@@ -27,7 +33,8 @@ SAME = 1e-9
 
 
 def gaps(profiles: Sequence[HeadProfile], steps: float = EPSILON_STEPS) -> list[tuple[int, float, float] | None]:
-    """Return Algorithm 1's surplus heads and its slowdown against the optimum, for each profile; None if it returns nothing.
+    """Return Algorithm 1's surplus heads and its slowdown against the optimum, for each profile; None if it returns
+    nothing.
 
     Slowdown: in per cent, as returned and without the surplus heads.  steps: epsilon over the profile's largest step.
     """
@@ -46,7 +53,10 @@ def gaps(profiles: Sequence[HeadProfile], steps: float = EPSILON_STEPS) -> list[
 def summary(found: Sequence[tuple[int, float, float] | None]) -> dict[str, float]:
     """Return how often the allocation is correct, and the gaps in per cent."""
     kept = [one for one in found if one is not None]
-    named = {"no allocation": float(len(found) - len(kept)), "too many heads": float(sum(surplus > 0 for surplus, _, _ in kept))}
+    named = {
+        "no allocation": float(len(found) - len(kept)),
+        "too many heads": float(sum(surplus > 0 for surplus, _, _ in kept)),
+    }
     for column, how in ((1, "as returned"), (2, "without surplus")):
         over = [float(one[column]) for one in kept] or [float("nan")]
         named[f"misses the optimum, {how}"] = float(sum(gap > 100 * SAME for gap in over))
@@ -63,7 +73,9 @@ def algorithm1(item: Item, settings: Settings) -> Result:
         found = gaps(profiles, steps)
         by_epsilon[steps] = summary(found)
         over = sorted(one[2] for one in found if one is not None)
-        series[epsilon_name(steps)] = tuple((float(share), over[round(share / 100 * (len(over) - 1))]) for share in range(0, 101, 2))
+        series[epsilon_name(steps)] = tuple(
+            (float(share), over[round(share / 100 * (len(over) - 1))]) for share in range(0, 101, 2)
+        )
     named = by_epsilon[EPSILON_STEPS]
     return item.result(
         [item.cell((name,), None, value) for name, value in named.items()],
@@ -86,25 +98,40 @@ def attention_share(model: str, tokens: int) -> float:
 
 
 def bound(share: float, processors: float) -> float:
-    """Return Amdahl's bound: a block's time on one processor over its time with the attention divided over so many equal ones."""
+    """Return Amdahl's bound: a block's time on one processor over its time with the attention divided over so many
+    equal ones.
+    """
     return 1 / (1 - share + share / processors)
 
 
 def fig4(item: Item, settings: Settings) -> Result:
-    """Compare the bounds of heads, and of heads and columns, over two equal processors with the paper's ratios over FTPipeHD."""
+    """Compare the bounds of heads, and of heads and columns, over two equal processors with the paper's ratios over
+    FTPipeHD.
+    """
     constants, paper = load_constants(), printed(PAPER, "fig4")
     comparisons = item.compare(lambda model, devices: bound(attention_share(model, constants.tokens), 2))
     rows = []
     for model in dict.fromkeys(model for model, _ in paper):
         for tokens in (128, constants.tokens, 512):
             share = attention_share(model, tokens)
-            rows.append((model, tokens, 100 * share, bound(share, 2), bound(share, float("inf")), bound(1.0, 2)))
+            rows.append(
+                (
+                    model,
+                    tokens,
+                    100 * share,
+                    bound(share, 2),
+                    bound(share, float("inf")),
+                    bound(1.0, 2),
+                )
+            )
     most = max(row[-2] for row in rows)
     return item.result(
         comparisons,
         tables={"bounds": rows},
         holds={
-            "within": all(ratio <= bound(attention_share(model, constants.tokens), 2) for (model, _), ratio in paper.items()),
+            "within": all(
+                ratio <= bound(attention_share(model, constants.tokens), 2) for (model, _), ratio in paper.items()
+            ),
             "columns": all(ratio <= bound(1.0, 2) for ratio in paper.values()),
         },
         tokens=constants.tokens,

@@ -18,19 +18,57 @@ from workbench.planners.asynchronous import Equation3, plan_asynchronous
 from workbench.planners.memory import Need, rank_need
 from workbench.profiler.analytic import analytic_profile
 from workbench.profiler.descriptions import FP32_BYTES
-from workbench_studies.papers.confidant.testbed import PAPER, Constants, description, load_constants
+from workbench_studies.papers.confidant.testbed import (
+    PAPER,
+    Constants,
+    description,
+    load_constants,
+)
 from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import OOM, Number, Result, Settings, printed, read_constants
+from workbench_studies.papers.result import (
+    OOM,
+    Number,
+    Result,
+    Settings,
+    printed,
+    read_constants,
+)
 
 GB = 1e9
 LENGTHS, MOST_TOKENS = (128, 256, 512), 2048
-ONE_DEVICE = Cluster(name="one device", devices=(Device(name="device", flops_per_s=1e12, memory_bytes=10**12, link=Link(bytes_per_s=1e9)),))
+ONE_DEVICE = Cluster(
+    name="one device",
+    devices=(
+        Device(
+            name="device",
+            flops_per_s=1e12,
+            memory_bytes=10**12,
+            link=Link(bytes_per_s=1e9),
+        ),
+    ),
+)
 
 
 def need(model: str, tokens: int, batch: int) -> Need:
-    """Return the memory of full fine-tuning of the whole model with AdamW in float32, without a language head's logits."""
-    profile = analytic_profile(description(model), ONE_DEVICE, technique="full", batch_sizes=(batch,), sequence_lengths=(tokens,))
-    return rank_need(profile, 0, 0, profile.num_layers, samples=batch, sequence_length=tokens, in_flight=1)
+    """Return the memory of full fine-tuning of the whole model with AdamW in float32, without a language head's
+    logits.
+    """
+    profile = analytic_profile(
+        description(model),
+        ONE_DEVICE,
+        technique="full",
+        batch_sizes=(batch,),
+        sequence_lengths=(tokens,),
+    )
+    return rank_need(
+        profile,
+        0,
+        0,
+        profile.num_layers,
+        samples=batch,
+        sequence_length=tokens,
+        in_flight=1,
+    )
 
 
 def model_gb(model: str, tokens: int, batch: int) -> float:
@@ -62,7 +100,9 @@ def state_gb(model: str, bytes_per_param: float) -> float:
 
 
 def tokens_within(model: str, gb: float, batch: int, *, optimizer: bool) -> int:
-    """Return the longest sequences of a mini-batch that train within `gb`, 0 for none.  optimizer: with AdamW's state."""
+    """Return the longest sequences of a mini-batch that train within `gb`, 0 for none.  optimizer: with AdamW's
+    state.
+    """
 
     def taken_gb(tokens: int) -> float:
         parts = need(model, tokens, batch)
@@ -108,10 +148,23 @@ def table4(item: Item, settings: Settings) -> Result:
 
 def frozen_embedding(model: str, cluster: Cluster, tokens: int, batch: int) -> Equation3:
     """Return the costs of full fine-tuning by SGD with a frozen embedding, which is what Table 6 has room for."""
-    profile = analytic_profile(description(model), cluster, technique="full", batch_sizes=(batch,), sequence_lengths=(tokens,))
+    profile = analytic_profile(
+        description(model),
+        cluster,
+        technique="full",
+        batch_sizes=(batch,),
+        sequence_lengths=(tokens,),
+    )
     words = FP32_BYTES * description(model).embedding_params
     rows = tuple(
-        (replace(row[0], trainable_bytes=row[0].trainable_bytes - words, frozen_bytes=row[0].frozen_bytes + words), *row[1:])
+        (
+            replace(
+                row[0],
+                trainable_bytes=row[0].trainable_bytes - words,
+                frozen_bytes=row[0].frozen_bytes + words,
+            ),
+            *row[1:],
+        )
         for row in profile.layers
     )
     profile = replace(profile, layers=rows, optimizer_bytes_per_trainable_byte=0.0)
@@ -119,7 +172,9 @@ def frozen_embedding(model: str, cluster: Cluster, tokens: int, batch: int) -> E
 
 
 def held(model: str, batch: int, device: str, tokens: int) -> tuple[Number, int]:
-    """Return the GB of the most blocks that fit on a device, and their number; of a cluster the mean, OOM if no partition fits."""
+    """Return the GB of the most blocks that fit on a device, and their number; of a cluster the mean, OOM if no
+    partition fits.
+    """
     if device.startswith("Confidant"):
         costs = frozen_embedding(model, load_cluster(device.lower().replace(" #", "-")), tokens, batch)
         try:
@@ -127,7 +182,13 @@ def held(model: str, batch: int, device: str, tokens: int) -> tuple[Number, int]
         except PlanError:
             return OOM, 0
         used = [
-            costs.need(one.ranks[0], len(stages) - 1 - at, one.start, one.stop, num_stages=len(stages)).total_bytes
+            costs.need(
+                one.ranks[0],
+                len(stages) - 1 - at,
+                one.start,
+                one.stop,
+                num_stages=len(stages),
+            ).total_bytes
             for at, one in enumerate(stages)
         ]
         return fmean(used) / GB, costs.profile.num_layers
@@ -142,14 +203,28 @@ def held(model: str, batch: int, device: str, tokens: int) -> tuple[Number, int]
 
 
 def table6(item: Item, settings: Settings) -> Result:
-    """Predict the memory of single devices and of Confidant with one sequence length, which is fitted to BERT-Base on Redmi K50."""
-    tokens, paper = read_constants(PAPER, dict[str, int], "table6")["tokens"], printed(PAPER, "table6")
+    """Predict the memory of single devices and of Confidant with one sequence length, which is fitted to BERT-Base on
+    Redmi K50.
+    """
+    tokens, paper = (
+        read_constants(PAPER, dict[str, int], "table6")["tokens"],
+        printed(PAPER, "table6"),
+    )
     found = {labels[:3]: held(labels[0], int(labels[1]), labels[2], tokens) for labels in paper}
     comparisons = item.compare(lambda *labels: found[labels[:3]][labels[3] == "blocks"])
-    means = [[found[*key, f"Confidant #{count}"][0] for count in (3, 4)] for key in dict.fromkeys(labels[:2] for labels in paper)]
+    means = [
+        [found[*key, f"Confidant #{count}"][0] for count in (3, 4)]
+        for key in dict.fromkeys(labels[:2] for labels in paper)
+    ]
     drops = all(four < three for three, four in means if isinstance(three, float) and isinstance(four, float))
     part, whole = (paper["GPT2-Medium", "2", device, "memory"] for device in ("Mi 10 Lite", "Redmi K50"))
-    return item.result(comparisons, holds={"fewer": drops, "blocks": part < 0.8 * whole}, tokens=tokens, part=part, whole=whole)
+    return item.result(
+        comparisons,
+        holds={"fewer": drops, "blocks": part < 0.8 * whole},
+        tokens=tokens,
+        part=part,
+        whole=whole,
+    )
 
 
 def table3(item: Item, settings: Settings) -> Result:
@@ -160,17 +235,30 @@ def table3(item: Item, settings: Settings) -> Result:
 
 def table1(item: Item, settings: Settings) -> Result:
     """Predict each model's memory with one sequence length, which is fitted to BERT-Base."""
-    constants, paper, table6 = load_constants(), printed(PAPER, "table1"), printed(PAPER, "table6")
+    constants, paper, table6 = (
+        load_constants(),
+        printed(PAPER, "table1"),
+        printed(PAPER, "table6"),
+    )
     models = tuple(dict.fromkeys(model for model, _ in paper))
     printed_gb = {model: paper[model, "memory"] for model in models}
 
     def ours(model: str, quantity: str) -> Number:
-        return description(model).params / 1e6 if quantity == "parameters" else model_gb(model, constants.tokens, constants.batch)
+        return (
+            description(model).params / 1e6
+            if quantity == "parameters"
+            else model_gb(model, constants.tokens, constants.batch)
+        )
 
     comparisons = [
         *item.compare(ours),
         *(
-            item.cell((model, "memory, Eq. 1 and 2"), printed_gb[model], equation_gb(model, constants.tokens, constants.batch), "GB")
+            item.cell(
+                (model, "memory, Eq. 1 and 2"),
+                printed_gb[model],
+                equation_gb(model, constants.tokens, constants.batch),
+                "GB",
+            )
             for model in models
         ),
     ]
@@ -180,28 +268,52 @@ def table1(item: Item, settings: Settings) -> Result:
 
     lengths = sorted({*LENGTHS, constants.tokens})
     by_length = [
-        (model, tokens, model_gb(model, tokens, constants.batch), equation_gb(model, tokens, constants.batch), printed_gb[model])
+        (
+            model,
+            tokens,
+            model_gb(model, tokens, constants.batch),
+            equation_gb(model, tokens, constants.batch),
+            printed_gb[model],
+        )
         for model in models
         for tokens in lengths
     ]
     lengths_of = {
-        model: [tokens_within(model, printed_gb[model], constants.batch, optimizer=optimizer) for optimizer in (True, False)]
+        model: [
+            tokens_within(model, printed_gb[model], constants.batch, optimizer=optimizer) for optimizer in (True, False)
+        ]
         for model in models
     }
-    states = [(model, *(state_gb(model, each) for each in (4, 8, 16)), printed_gb[model], *lengths_of[model]) for model in models]
-    small, large = table6["BERT-Base", "4", "Redmi K50", "memory"], table6["BERT-Base", "8", "Redmi K50", "memory"]
+    states = [
+        (
+            model,
+            *(state_gb(model, each) for each in (4, 8, 16)),
+            printed_gb[model],
+            *lengths_of[model],
+        )
+        for model in models
+    ]
+    small, large = (
+        table6["BERT-Base", "4", "Redmi K50", "memory"],
+        table6["BERT-Base", "8", "Redmi K50", "memory"],
+    )
     fixed = 2 * small - large
     bert = description("BERT-Base")
     frozen = FP32_BYTES * (2 * bert.params - bert.embedding_params) / GB
     blocks = 20 / 24 * printed_gb["GPT2-Medium"]
     phone = table6["GPT2-Medium", "8", "Redmi K50", "memory"]
     by_equations = [
-        equation_gb(model, constants.tokens, constants.batch) / model_gb(model, constants.tokens, constants.batch) for model in models
+        equation_gb(model, constants.tokens, constants.batch) / model_gb(model, constants.tokens, constants.batch)
+        for model in models
     ]
     trivial = [100 * (state_gb(model, 16) / printed_gb[model] - 1) for model in models]
     return item.result(
         comparisons,
-        tables={"lengths": by_length, "states": states, "sensitivity": item.sensitivity(constants, deviations, trivial)},
+        tables={
+            "lengths": by_length,
+            "states": states,
+            "sensitivity": item.sensitivity(constants, deviations, trivial),
+        },
         holds={
             "lengths": all(max(found) > 1.5 * min(found) for found in zip(*lengths_of.values(), strict=True)),
             "adam": state_gb("LLaMA-7B", 16) > printed_gb["LLaMA-7B"],

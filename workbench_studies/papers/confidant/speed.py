@@ -1,4 +1,6 @@
-"""Speedups over the fastest single device, and what ten mini-batches take from the batteries (Confidant, sections 5.2.2 and 5.6)."""
+"""Speedups over the fastest single device, and what ten mini-batches take from the batteries (Confidant, sections 5.2.2
+and 5.6).
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,19 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.plan import Plan
 from workbench.core.summary import BATTERY_V, device_j
 from workbench.planners import Problem
-from workbench.planners.asynchronous import Equation3, asynchronous_plan, partition_in_order, plan_asynchronous
+from workbench.planners.asynchronous import (
+    Equation3,
+    asynchronous_plan,
+    partition_in_order,
+    plan_asynchronous,
+)
 from workbench.profiler.analytic import analytic_profile
 from workbench.simulator.steps import mini_batches
-from workbench_studies.papers.confidant.testbed import PAPER, description, load_constants
+from workbench_studies.papers.confidant.testbed import (
+    PAPER,
+    description,
+    load_constants,
+)
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.result import Result, Settings
 
@@ -25,7 +36,9 @@ PROCESSORS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """Ten mini-batches.  alone_s, alone_mah: on each device alone, as if it had the memory.  seconds, mah: by partition, mah by device."""
+    """Ten mini-batches.  alone_s, alone_mah: on each device alone, as if it had the memory.  seconds, mah: by
+    partition, mah by device.
+    """
 
     names: tuple[str, ...]
     alone_s: tuple[float, ...]
@@ -42,18 +55,32 @@ def mah(joules: float) -> float:
 @cache
 def trained(model: str, devices: int) -> Trained:
     """Simulate both partitions on Table 4's devices, in full fine-tuning with Table 1's sequence length."""
-    cluster, tokens, batch = load_cluster(f"confidant-{devices}"), load_constants().tokens, BATCH_SIZES[model]
-    profile = analytic_profile(description(model), cluster, technique="full", batch_sizes=(batch,), sequence_lengths=(tokens,))
+    cluster, tokens, batch = (
+        load_cluster(f"confidant-{devices}"),
+        load_constants().tokens,
+        BATCH_SIZES[model],
+    )
+    profile = analytic_profile(
+        description(model),
+        cluster,
+        technique="full",
+        batch_sizes=(batch,),
+        sequence_lengths=(tokens,),
+    )
     costs = Equation3(Problem(profile, cluster, batch_size=batch, sequence_length=tokens))
     alone_s = [MINI_BATCHES * float(costs.seconds(rank)[0, -1]) for rank in range(devices)]
     by_speed = partition_in_order(costs, range(devices), in_memory=False)
     plans: dict[str, Plan] = {"FTPipeHD": asynchronous_plan(costs, by_speed, method=PAPER, check_memory=False)}
     plans["Confidant"] = plan_asynchronous(costs, searches=False, method=PAPER)
-    timelines = {way: mini_batches(profile, cluster, plan, tokens=tokens, count=MINI_BATCHES) for way, plan in plans.items()}
+    timelines = {
+        way: mini_batches(profile, cluster, plan, tokens=tokens, count=MINI_BATCHES) for way, plan in plans.items()
+    }
     return Trained(
         names=tuple(device.model for device in cluster.devices),
         alone_s=tuple(alone_s),
-        alone_mah=tuple(mah(seconds * device.watts_busy) for seconds, device in zip(alone_s, cluster.devices, strict=True)),
+        alone_mah=tuple(
+            mah(seconds * device.watts_busy) for seconds, device in zip(alone_s, cluster.devices, strict=True)
+        ),
         seconds={way: timeline.makespan_s for way, timeline in timelines.items()},
         mah={
             way: tuple(mah(device_j(timeline, rank, device)) for rank, device in enumerate(cluster.devices))
@@ -74,14 +101,26 @@ def fastest(item: Item, settings: Settings) -> Result:
     rows = []
     for model in BATCH_SIZES:
         for devices in (3, 4):
-            found, best_s = trained(model, devices), min(trained(model, devices).alone_s)
-            rows.append((model, devices, sum(best_s / own for own in found.alone_s), *(best_s / own for own in found.seconds.values())))
+            found, best_s = (
+                trained(model, devices),
+                min(trained(model, devices).alone_s),
+            )
+            rows.append(
+                (
+                    model,
+                    devices,
+                    sum(best_s / own for own in found.alone_s),
+                    *(best_s / own for own in found.seconds.values()),
+                )
+            )
     bounds: dict[tuple[str, ...], float] = {(str(row[0]), str(row[1])): float(row[2]) for row in rows}
     return item.result(
         comparisons,
         tables={"bounds": rows},
         holds={
-            "one": all(float(one.paper or 0) <= bounds[one.labels[:2]] for one in comparisons if one.labels[2] == "FTPipeHD"),
+            "one": all(
+                float(one.paper or 0) <= bounds[one.labels[:2]] for one in comparisons if one.labels[2] == "FTPipeHD"
+            ),
             "two": all(float(one.paper or 0) <= PROCESSORS * bounds[one.labels[:2]] for one in comparisons),
         },
         tokens=load_constants().tokens,
@@ -100,4 +139,9 @@ def fig8(item: Item, settings: Settings) -> Result:
         cells += [item.cell((model, name), None, value) for name, value in each.items()]
         shares += [own < alone for own, alone in zip(together, found.alone_mah, strict=True)]
         totals.append(sum(together) / min(found.alone_mah))
-    return item.result(cells, holds={"each": all(shares), "total": max(totals) < 1}, least=min(totals), most=max(totals))
+    return item.result(
+        cells,
+        holds={"each": all(shares), "total": max(totals) < 1},
+        least=min(totals),
+        most=max(totals),
+    )

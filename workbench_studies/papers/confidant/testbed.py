@@ -44,18 +44,31 @@ def mini_batches_s(profile: Profile, cluster: Cluster, plan: Plan, *, tokens: in
 def relative_paces(num_stages: int) -> dict[bool, float]:
     """Return the time of a mini-batch, without drains as 1: with a drain after each (True), and without (False).
 
-    Simulated on equal stages; a backward pass takes twice as long as a forward pass, and as many micro-batches as stages are a mini-batch.
+    Simulated on equal stages; a backward pass takes twice as long as a forward pass, and as many micro-batches as
+    stages are a mini-batch.
     """
     profile, cluster = equal_blocks(num_stages, num_stages, backward=2.0)
 
     def plan(parts: int) -> Plan:
         samples = SAMPLES // parts
-        stages = tuple(Stage(start=at, stop=at + 1, shares=(Share(rank=at, samples=samples),)) for at in range(num_stages))
-        return Plan(method=PAPER, stages=stages, micro_batch_size=samples, num_micro_batches=parts)
+        stages = tuple(
+            Stage(start=at, stop=at + 1, shares=(Share(rank=at, samples=samples),)) for at in range(num_stages)
+        )
+        return Plan(
+            method=PAPER,
+            stages=stages,
+            micro_batch_size=samples,
+            num_micro_batches=parts,
+        )
 
     whole, cut = plan(1), plan(num_stages)
     sizes = (cut.micro_batch_size,) * num_stages
     costs = plan_costs(profile, cluster, cut, sizes=sizes, lengths=(1,) * num_stages)
-    drained_s = simulate(Program.on(cluster, insert_transfers(one_f_one_b(cut, sizes)), costs), memory=False).makespan_s
-    begun, done = (mini_batches_s(profile, cluster, whole, tokens=1, count=count) for count in (num_stages, 2 * num_stages))
+    drained_s = simulate(
+        Program.on(cluster, insert_transfers(one_f_one_b(cut, sizes)), costs),
+        memory=False,
+    ).makespan_s
+    begun, done = (
+        mini_batches_s(profile, cluster, whole, tokens=1, count=count) for count in (num_stages, 2 * num_stages)
+    )
     return {True: drained_s * num_stages / (done - begun), False: 1.0}

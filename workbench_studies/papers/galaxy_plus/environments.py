@@ -1,4 +1,6 @@
-"""Galaxy+ against the baselines at 125 to 1000 Mbit/s (Fig. 12), on Jetson Nanos and on GTX 1080 Ti (Fig. 13; Galaxy+, IV-C, IV-D)."""
+"""Galaxy+ against the baselines at 125 to 1000 Mbit/s (Fig. 12), on Jetson Nanos and on GTX 1080 Ti (Fig. 13; Galaxy+,
+IV-C, IV-D).
+"""
 
 from __future__ import annotations
 
@@ -6,32 +8,61 @@ from collections.abc import Mapping
 from functools import lru_cache
 from itertools import product
 
-from workbench_studies.papers.galaxy_plus.systems import BASELINES, EDGESHARD, GALAXY, MEGATRON, OURS, SEQUENCE, run_system
-from workbench_studies.papers.galaxy_plus.testbed import ENVIRONMENTS, GB, MODELS, PAPER, TABLE_V, Constants, cluster, load_constants
+from workbench_studies.papers.galaxy_plus.systems import (
+    BASELINES,
+    EDGESHARD,
+    GALAXY,
+    MEGATRON,
+    OURS,
+    SEQUENCE,
+    run_system,
+)
+from workbench_studies.papers.galaxy_plus.testbed import (
+    ENVIRONMENTS,
+    GB,
+    MODELS,
+    PAPER,
+    TABLE_V,
+    Constants,
+    cluster,
+    load_constants,
+)
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.result import OOM, Number, Result, Settings, printed
 
 MBITS = (125, 250, 500, 750, 1000)
 OTHERS = (MEGATRON, SEQUENCE, EDGESHARD)
 WITHIN = ("DistilBert", "ViT-Huge")
-"""The models whose printed speed-ups at 500 Mbit/s are in the range that the text gives for Env. A: the figure cannot show the others'."""
+"""The models whose printed speed-ups at 500 Mbit/s are in the range that the text gives for Env. A: the figure cannot
+show the others'."""
 NANOS, CARDS = "Env. C", "Env. D"
 Cells = Mapping[tuple[str, str, str, int], float | None]
 
 
 @lru_cache(maxsize=64)
 def speed_ups(constants: Constants) -> Cells:
-    """Return the speed-up of Galaxy+, None where a method runs out of memory, by (model, environment, baseline, Mbit/s)."""
+    """Return the speed-up of Galaxy+, None where a method runs out of memory, by (model, environment, baseline,
+    Mbit/s).
+    """
     found: dict[tuple[str, str, str, int], float | None] = {}
     for environment, model, mbits in product(ENVIRONMENTS, TABLE_V, MBITS):
         own = run_system(constants, model, environment, OURS, mbits)
         for system in BASELINES:
-            found[model, environment, system, mbits] = own.speed_up(run_system(constants, model, environment, system, mbits))
+            found[model, environment, system, mbits] = own.speed_up(
+                run_system(constants, model, environment, system, mbits)
+            )
     return found
 
 
-def bounds(cells: Cells, environment: str, systems: tuple[str, ...], models: tuple[str, ...] = TABLE_V) -> tuple[float, float]:
-    """Return the minimum and the maximum speed-up over some baselines, over all bandwidths.  environment: 'any' for both."""
+def bounds(
+    cells: Cells,
+    environment: str,
+    systems: tuple[str, ...],
+    models: tuple[str, ...] = TABLE_V,
+) -> tuple[float, float]:
+    """Return the minimum and the maximum speed-up over some baselines, over all bandwidths.  environment: 'any' for
+    both.
+    """
     chosen = [
         value
         for (model, where, system, _), value in cells.items()
@@ -47,7 +78,10 @@ def fig12(item: Item, settings: Settings) -> Result:
     comparisons = []
     for (environment, against, bound), value in printed(PAPER, "fig12").items():
         systems = (GALAXY,) if against == GALAXY else OTHERS
-        for name, models in (("models that fit the text", WITHIN), ("all models", TABLE_V)):
+        for name, models in (
+            ("models that fit the text", WITHIN),
+            ("all models", TABLE_V),
+        ):
             found = bounds(cells, environment, systems, models)[bound == "most"]
             comparisons.append(item.cell((environment, against, bound, name), value, found))
     behind = [key for key, value in cells.items() if value is not None and value < 1]
@@ -57,11 +91,18 @@ def fig12(item: Item, settings: Settings) -> Result:
 
     slow = [model for model in TABLE_V if megatron(model, 125) > (cells[model, a, EDGESHARD, 125] or 0.0)]
     fast = max(megatron(model, 1000) for model in TABLE_V)
-    over_galaxy = {mbits: max(value for key, value in cells.items() if key[2] == GALAXY and key[3] == mbits and value) for mbits in MBITS}
+    over_galaxy = {
+        mbits: max(value for key, value in cells.items() if key[2] == GALAXY and key[3] == mbits and value)
+        for mbits in MBITS
+    }
 
     def score(changed: Constants) -> tuple[Number, ...]:
         made = speed_ups(changed)
-        return (*bounds(made, a, OTHERS), *bounds(made, b, OTHERS), bounds(made, "any", (GALAXY,))[1])
+        return (
+            *bounds(made, a, OTHERS),
+            *bounds(made, b, OTHERS),
+            bounds(made, "any", (GALAXY,))[1],
+        )
 
     # Table V's printed values, as if independent of bandwidth; over Galaxy its largest.
     table = printed(PAPER, "table5")
@@ -70,11 +111,25 @@ def fig12(item: Item, settings: Settings) -> Result:
     rows: list[tuple[Number, ...]] = []
     for environment, model, system in product(ENVIRONMENTS, TABLE_V, BASELINES):
         values = [cells[model, environment, system, mbits] for mbits in MBITS]
-        rows.append((model, environment, system, *(OOM if value is None else value for value in values)))
-    trivial = (*bounds(flat, a, OTHERS), *bounds(flat, b, OTHERS), bounds(flat, "any", (GALAXY,))[1])
+        rows.append(
+            (
+                model,
+                environment,
+                system,
+                *(OOM if value is None else value for value in values),
+            )
+        )
+    trivial = (
+        *bounds(flat, a, OTHERS),
+        *bounds(flat, b, OTHERS),
+        bounds(flat, "any", (GALAXY,))[1],
+    )
     return item.result(
         comparisons,
-        tables={"all": rows, "sensitivity": item.sensitivity(constants, score, trivial)},
+        tables={
+            "all": rows,
+            "sensitivity": item.sensitivity(constants, score, trivial),
+        },
         holds={
             "ahead": not behind,
             "slow": len(slow) >= 1,
@@ -83,7 +138,9 @@ def fig12(item: Item, settings: Settings) -> Result:
         },
         series={
             f"{model}, {environment}, {system}": tuple(
-                (float(mbits), value) for mbits in MBITS if (value := cells[model, environment, system, mbits]) is not None
+                (float(mbits), value)
+                for mbits in MBITS
+                if (value := cells[model, environment, system, mbits]) is not None
             )
             for environment, model, system in product(ENVIRONMENTS, TABLE_V, BASELINES)
         },
@@ -98,7 +155,9 @@ def factors(constants: Constants, environment: str) -> dict[tuple[str, str], flo
     """Return a method's seconds over Galaxy+'s, by (baseline, model), if neither runs out of memory."""
     found = {}
     for system, model in product(BASELINES, MODELS):
-        value = run_system(constants, model, environment, OURS).speed_up(run_system(constants, model, environment, system))
+        value = run_system(constants, model, environment, OURS).speed_up(
+            run_system(constants, model, environment, system)
+        )
         if value is not None:
             found[system, model] = value
     return found
@@ -115,7 +174,12 @@ def fig13(item: Item, settings: Settings) -> Result:
     found = {environment: factors(constants, environment) for environment in (NANOS, CARDS)}
     largest = {environment: most(constants, environment) for environment in found}
     comparisons = [
-        item.cell((environment, "most"), paper[environment, "most"], value, note=f"{model} over {system}")
+        item.cell(
+            (environment, "most"),
+            paper[environment, "most"],
+            value,
+            note=f"{model} over {system}",
+        )
         for environment, (value, model, system) in largest.items()
     ]
     rows: list[tuple[Number, ...]] = []
@@ -125,11 +189,17 @@ def fig13(item: Item, settings: Settings) -> Result:
         values = (found[environment].get((system, model), OOM) for system in BASELINES)
         rows.append((model, environment, own.configuration, milliseconds, *values))
     behind = {
-        environment: {(model, system): value for model in MODELS for system in BASELINES if (value := each.get((system, model), 1)) < 0.99}
+        environment: {
+            (model, system): value
+            for model in MODELS
+            for system in BASELINES
+            if (value := each.get((system, model), 1)) < 0.99
+        }
         for environment, each in found.items()
     }
     words = {
-        environment: "; ".join(f"{model} against {system} {value:.2f}" for (model, system), value in each.items()) or "never"
+        environment: "; ".join(f"{model} against {system} {value:.2f}" for (model, system), value in each.items())
+        or "never"
         for environment, each in behind.items()
     }
 
@@ -139,7 +209,10 @@ def fig13(item: Item, settings: Settings) -> Result:
     nanos, cards = (cluster(constants, environment).devices[0].memory_bytes / GB for environment in found)
     return item.result(
         comparisons,
-        tables={"factors": rows, "sensitivity": item.sensitivity(constants, score, (4.0, 4.0))},
+        tables={
+            "factors": rows,
+            "sensitivity": item.sensitivity(constants, score, (4.0, 4.0)),
+        },
         holds={
             "nanos": not behind[NANOS],
             "cards": not {"OPT-L", "OPT-XL"} & {model for model, _ in behind[CARDS]},

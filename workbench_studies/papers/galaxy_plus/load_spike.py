@@ -8,7 +8,12 @@ from dataclasses import dataclass, replace
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault
 from workbench.core.inference import InferenceProfile
-from workbench.methods.galaxy_plus.serving.records import Reaction, ReschedulingSettings, ServingReport, StreamSettings
+from workbench.methods.galaxy_plus.serving.records import (
+    Reaction,
+    ReschedulingSettings,
+    ServingReport,
+    StreamSettings,
+)
 from workbench.methods.galaxy_plus.serving.serve import serve
 from workbench.runtime.engines import EngineCluster
 
@@ -17,7 +22,8 @@ from workbench.runtime.engines import EngineCluster
 class LoadSpikeResult:
     """A load on one device, which computes spike.factor times slower from its start on.
 
-    reports: by reaction.  best_per_s: answers per second of the best plan without the loaded device, obtained like the reports.
+    reports: by reaction.  best_per_s: answers per second of the best plan without the loaded device, obtained like the
+    reports.
     """
 
     spike: Fault
@@ -25,7 +31,8 @@ class LoadSpikeResult:
     best_per_s: float
 
     def restored_s(self, reaction: Reaction, share: float = 0.9) -> float | None:
-        """Return the seconds from the load to a throughput of `share` of the best without the device; None: never reached again.
+        """Return the seconds from the load to a throughput of `share` of the best without the device; None: never
+        reached again.
 
         Only answers after the throughput has fallen count: from the second request on that began after the load.
         """
@@ -39,7 +46,9 @@ class LoadSpikeResult:
     def throughput_per_s(self, reaction: Reaction) -> tuple[float, float]:
         """Return the requests per second before the load, and in the second half of the time after it."""
         report, start_s = self.reports[reaction], self.spike.start
-        return report.throughput_per_s(0.0, start_s), report.throughput_per_s((start_s + report.end_s) / 2, report.end_s)
+        return report.throughput_per_s(0.0, start_s), report.throughput_per_s(
+            (start_s + report.end_s) / 2, report.end_s
+        )
 
 
 def load_spike_executed(
@@ -53,12 +62,19 @@ def load_spike_executed(
     length: int,
     notify: Callable[[str], None] = lambda line: None,
 ) -> LoadSpikeResult:
-    """Run the experiment on emulated devices for until_s seconds, and for comparison the best plan without the loaded device.
+    """Run the experiment on emulated devices for until_s seconds, and for comparison the best plan without the loaded
+    device.
 
     The same engines serve that plan right after.
     """
 
-    def served(name: str, reaction: Reaction, faults: tuple[Fault, ...], until_s: float, **plan: object) -> ServingReport:
+    def served(
+        name: str,
+        reaction: Reaction,
+        faults: tuple[Fault, ...],
+        until_s: float,
+        **plan: object,
+    ) -> ServingReport:
         notify(f"Serving for {until_s:.0f} s: {name}")
         report = serve(
             model,
@@ -73,12 +89,25 @@ def load_spike_executed(
         )
         return cut(report)
 
-    compared: dict[Reaction, str] = {"none": "without re-scheduling", "exclude": "with re-scheduling"}
+    compared: dict[Reaction, str] = {
+        "none": "without re-scheduling",
+        "exclude": "with re-scheduling",
+    }
     reports = {reaction: served(name, reaction, (spike,), until_s) for reaction, name in compared.items()}
-    best = served("the best plan without the device", "none", (), min(10.0, until_s / 2), left_out=(spike.rank,))
+    best = served(
+        "the best plan without the device",
+        "none",
+        (),
+        min(10.0, until_s / 2),
+        left_out=(spike.rank,),
+    )
     return LoadSpikeResult(spike=spike, reports=reports, best_per_s=best.throughput_per_s(1.0, best.end_s))
 
 
 def cut(report: ServingReport) -> ServingReport:
     """Return the report with the stream cut at the number of requests answered: the service ended at a time limit."""
-    return replace(report, stream=replace(report.stream, num_requests=max(1, len(report.requests))), num_lost=0)
+    return replace(
+        report,
+        stream=replace(report.stream, num_requests=max(1, len(report.requests))),
+        num_lost=0,
+    )

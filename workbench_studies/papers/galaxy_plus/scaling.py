@@ -15,7 +15,15 @@ from workbench.core.inference import InferencePlan, proportional_parts
 from workbench.methods.galaxy_plus.costs import stack_sizes
 from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.planners import Problem
-from workbench_studies.papers.galaxy_plus.systems import BASELINES, GALAXY, MEGATRON, OURS, SEQUENCE, printed_s, run_system
+from workbench_studies.papers.galaxy_plus.systems import (
+    BASELINES,
+    GALAXY,
+    MEGATRON,
+    OURS,
+    SEQUENCE,
+    printed_s,
+    run_system,
+)
 from workbench_studies.papers.galaxy_plus.testbed import (
     ENVIRONMENTS,
     MODELS,
@@ -32,7 +40,8 @@ from workbench_studies.papers.result import OOM, Number, Result, Settings, print
 
 SCALED = ("GPT2-L", "OPT-L")
 EVEN = (2, 4)
-"""The paper's numbers of devices that divide the heads evenly: with 3, one device has one more head, which does not affect SP."""
+"""The paper's numbers of devices that divide the heads evenly: with 3, one device has one more head, which does not
+affect SP."""
 MANY = (1, 2, 3, 4, 8, 16, 32, 64)
 SCHEDULED = "Galaxy+, as this workbench schedules it"
 SYSTEMS = (OURS, SCHEDULED, GALAXY, MEGATRON, SEQUENCE)
@@ -44,17 +53,35 @@ Found = Mapping[tuple[str, str], Mapping[int, float]]
 
 
 def layer_plan(model: str, system: str, count: int, length: int) -> InferencePlan:
-    """Return a method's plan of one layer, repeated, on equal devices; memory does not limit it ('we load one single layer')."""
+    """Return a method's plan of one layer, repeated, on equal devices; memory does not limit it ('we load one single
+    layer').
+    """
     [shape] = stack_sizes(MODELS[model])
     ranks = tuple(range(count))
     equal = (1.0,) * count
-    units, columns = proportional_parts(shape.num_units, equal), proportional_parts(shape.columns, equal)
+    units, columns = (
+        proportional_parts(shape.num_units, equal),
+        proportional_parts(shape.columns, equal),
+    )
     if count == 1:
-        return InferencePlan(method="local", paradigm="pipeline", ranks=ranks, layers=(LAYERS,), length=length)
+        return InferencePlan(
+            method="local",
+            paradigm="pipeline",
+            ranks=ranks,
+            layers=(LAYERS,),
+            length=length,
+        )
     if system == SEQUENCE:
         return InferencePlan(method=system, paradigm="sequence", ranks=ranks, shares=equal, length=length)
     if system == MEGATRON:
-        return InferencePlan(method=system, paradigm="tensor", ranks=ranks, units=units, columns=columns, length=length)
+        return InferencePlan(
+            method=system,
+            paradigm="tensor",
+            ranks=ranks,
+            units=units,
+            columns=columns,
+            length=length,
+        )
     return InferencePlan(
         method=system,
         paradigm="hybrid",
@@ -73,7 +100,13 @@ def layer_s(constants: Constants, model: str, system: str, count: int, length: i
     """Return the seconds of one layer.  system: of systems.py, or SCHEDULED."""
     plan = layer_plan(model, OURS if system == SCHEDULED else system, count, length)
     collectives = system in (MEGATRON, SEQUENCE)
-    on = cluster(constants, "Env. A", constants.scaling_bandwidth_mbit_per_s, count=count, collectives=collectives)
+    on = cluster(
+        constants,
+        "Env. A",
+        constants.scaling_bandwidth_mbit_per_s,
+        count=count,
+        collectives=collectives,
+    )
     costs = profile(constants, model, "Env. A", count, LAYERS)
     if system == SCHEDULED:
         return SequencePrice(Problem(costs, on, sequence_length=length), NO_MESSAGE_S)(plan) / LAYERS
@@ -81,7 +114,9 @@ def layer_s(constants: Constants, model: str, system: str, count: int, length: i
 
 
 def weak(constants: Constants, model: str, system: str, counts: tuple[int, ...]) -> dict[int, float]:
-    """Return FLOP/s relative to one device, by the number of devices, with the same tokens each: linear would be the number of devices."""
+    """Return FLOP/s relative to one device, by the number of devices, with the same tokens each: linear would be the
+    number of devices.
+    """
     [sizes] = stack_sizes(MODELS[model])
 
     def rate(count: int) -> float:
@@ -97,23 +132,37 @@ def strong(constants: Constants, model: str, system: str, counts: tuple[int, ...
     return {count: alone / layer_s(constants, model, system, count, constants.strong_tokens) for count in counts}
 
 
-def _result(item: Item, found: Found, ours: Callable[[float], float], trivial: float, tables: dict[str, Rows], **given: Any) -> Result:
+def _result(
+    item: Item,
+    found: Found,
+    ours: Callable[[float], float],
+    trivial: float,
+    tables: dict[str, Rows],
+    **given: Any,
+) -> Result:
     """Return a figure's result: ours (value with 4 devices) for each method next to the paper's for Galaxy+."""
     paper = {model: value for (model, _), value in printed(PAPER, item.name).items()}
     way = weak if item.name == "fig14" else strong
     ahead = all(
-        found[model, OURS][count] >= found[model, system][count] for model, system, count in product(SCALED, (MEGATRON, SEQUENCE), EVEN)
+        found[model, OURS][count] >= found[model, system][count]
+        for model, system, count in product(SCALED, (MEGATRON, SEQUENCE), EVEN)
     )
     given["holds"] = {"ahead": ahead} | given["holds"]
     return item.result(
         [
-            item.cell((model, system), paper[model] if system == OURS else None, ours(found[model, system][4]))
+            item.cell(
+                (model, system),
+                paper[model] if system == OURS else None,
+                ours(found[model, system][4]),
+            )
             for model, system in product(SCALED, SYSTEMS)
         ],
         tables=tables
         | {
             "sensitivity": item.sensitivity(
-                load_constants(), lambda changed: [ours(way(changed, model, OURS, (1, 4))[4]) for model in SCALED], (trivial, trivial)
+                load_constants(),
+                lambda changed: [ours(way(changed, model, OURS, (1, 4))[4]) for model in SCALED],
+                (trivial, trivial),
             )
         },
         columns={name: [str(count) for count in MANY] for name in tables},
@@ -138,7 +187,10 @@ def fig14(item: Item, settings: Settings) -> Result:
         lambda value: 100 * value / 4,
         100.0,
         {"share": rows},
-        holds={"linear": all(value / 4 >= 0.82 for value in four.values()), "larger": four["OPT-L"] > four["GPT2-L"]},
+        holds={
+            "linear": all(value / 4 >= 0.82 for value in four.values()),
+            "larger": four["OPT-L"] > four["GPT2-L"],
+        },
         shares=", ".join(f"{model} {value / 4:.0%}" for model, value in four.items()),
         percent=", ".join(f"{model} {100 * value / 4:.1f} %" for model, value in four.items()),
     )
@@ -176,20 +228,39 @@ def plans(constants: Constants) -> Rows:
             continue
         plan, devices = made.plan, cluster(constants, environment).devices
         parts = f"layers {plan.layers}" if plan.layers else f"heads {plan.units}" if plan.units else "all heads"
-        rows.append((model, environment, system, parts, ", ".join(devices[rank].name for rank in plan.ranks), made.seconds))
+        rows.append(
+            (
+                model,
+                environment,
+                system,
+                parts,
+                ", ".join(devices[rank].name for rank in plan.ranks),
+                made.seconds,
+            )
+        )
     return rows
 
 
 def scheduled(constants: Constants) -> Rows:
-    """Return the seconds of the same plans under this workbench's schedules: no waiting, one way round the ring and both ways."""
+    """Return the seconds of the same plans under this workbench's schedules: no waiting, one way round the ring and
+    both ways.
+    """
     rows = []
     for environment, model in product(ENVIRONMENTS, TABLE_V):
         costs = profile(constants, model, environment)
         row: list[Number] = [model, environment]
         for system in (OURS, GALAXY, MEGATRON):
-            made, columns = run_system(constants, model, environment, system), 1 + (system == OURS)
+            made, columns = (
+                run_system(constants, model, environment, system),
+                1 + (system == OURS),
+            )
             on = cluster(constants, environment, collectives=system == MEGATRON)
-            asked = Problem(costs, on, sequence_length=constants.length(model), decoder_length=constants.decoder_tokens)
+            asked = Problem(
+                costs,
+                on,
+                sequence_length=constants.length(model),
+                decoder_length=constants.decoder_tokens,
+            )
             priced = SequencePrice(asked, NO_MESSAGE_S)
             ways = [] if made.plan is None else [made.plan, replace(made.plan, both_ways=True)]
             row.append(OOM if made.seconds is None else made.seconds)

@@ -1,6 +1,8 @@
-"""Table V: HMP configurations and speed-ups over the baselines in Env. A and B at 500 Mbit/s, simulated (Galaxy+, section IV-B).
+"""Table V: HMP configurations and speed-ups over the baselines in Env. A and B at 500 Mbit/s, simulated (Galaxy+,
+section IV-B).
 
-The contradictions: where the table and the text contradict arithmetic or each other (Eq. 8-9, Tables I and V, section IV-C).
+The contradictions: where the table and the text contradict arithmetic or each other (Eq. 8-9, Tables I and V, section
+IV-C).
 """
 
 from __future__ import annotations
@@ -31,7 +33,14 @@ from workbench_studies.papers.galaxy_plus.testbed import (
     profile,
 )
 from workbench_studies.papers.items import Item, Rows, median_off, swapped
-from workbench_studies.papers.result import OOM, Comparison, Number, Result, Settings, printed
+from workbench_studies.papers.result import (
+    OOM,
+    Comparison,
+    Number,
+    Result,
+    Settings,
+    printed,
+)
 
 CONFIGURATION = "HMP configuration"
 SPEED_UP = {system: f"speed-up over {system}" for system in BASELINES}
@@ -72,15 +81,23 @@ def verdicts(ours: Cells, paper: Cells) -> tuple[int, int]:
 
 
 def columns_in_order(ours: Cells, paper: Cells, tie: float) -> tuple[int, int, list[str]]:
-    """Return the rows (model and environment) whose methods are in the paper's order, all rows, and the pairs that are not.
+    """Return the rows (model and environment) whose methods are in the paper's order, all rows, and the pairs that are
+    not.
 
     tie: two methods that differ by no more than this share in the paper have no order.  Galaxy+ itself counts as 1.
     """
     wrong = []
     for model, environment in product(TABLE_V, ENVIRONMENTS):
-        row = [(system, paper[model, environment, label], ours[model, environment, label]) for system, label in SPEED_UP.items()]
+        row = [
+            (system, paper[model, environment, label], ours[model, environment, label])
+            for system, label in SPEED_UP.items()
+        ]
         wrong.append([f"{model} in {environment}: {pair}" for pair in swapped([(OURS, 1.0, 1.0), *row], tie)])
-    return sum(not pairs for pairs in wrong), len(wrong), [pair for pairs in wrong for pair in pairs]
+    return (
+        sum(not pairs for pairs in wrong),
+        len(wrong),
+        [pair for pairs in wrong for pair in pairs],
+    )
 
 
 def table5(item: Item, settings: Settings) -> Result:
@@ -96,7 +113,12 @@ def table5(item: Item, settings: Settings) -> Result:
 
     def score(made: Cells, known: Cells) -> tuple[Number, ...]:
         medians = (median_deviation(made, known, (environment,)) for environment in ENVIRONMENTS)
-        return configurations_near(made, paper), *medians, verdicts(made, paper)[0], columns_in_order(made, paper, TIE)[0]
+        return (
+            configurations_near(made, paper),
+            *medians,
+            verdicts(made, paper)[0],
+            columns_in_order(made, paper, TIE)[0],
+        )
 
     # Bert-L's printed cells of the same environment for every model, all layers scheme 2.
     copied: dict[tuple[str, ...], Number] = {}
@@ -104,8 +126,13 @@ def table5(item: Item, settings: Settings) -> Result:
         layers = sum(map(int, str(value).strip("[]").split(","))) if labels[2] == CONFIGURATION else 0
         copied[labels] = f"[0,{layers}]" if layers else paper["Bert-L", labels[1], labels[2]]
     others = {labels: value for labels, value in paper.items() if labels[0] != "Bert-L"}
-    median, median_a, median_b = (median_deviation(ours, paper, each) for each in (ENVIRONMENTS, ENVIRONMENTS[:1], ENVIRONMENTS[1:]))
-    near, in_a = configurations_near(ours, paper), configurations_near(ours, paper, ENVIRONMENTS[:1])
+    median, median_a, median_b = (
+        median_deviation(ours, paper, each) for each in (ENVIRONMENTS, ENVIRONMENTS[:1], ENVIRONMENTS[1:])
+    )
+    near, in_a = (
+        configurations_near(ours, paper),
+        configurations_near(ours, paper, ENVIRONMENTS[:1]),
+    )
     agreeing, asked = verdicts(ours, paper)
     good, count, wrong = columns_in_order(ours, paper, TIE)
     return item.result(
@@ -113,7 +140,11 @@ def table5(item: Item, settings: Settings) -> Result:
         tables={
             "plans": plans(constants),
             "scheduled": scheduled(constants),
-            "sensitivity": item.sensitivity(constants, lambda changed: score(cells(changed), paper), score(copied, others)),
+            "sensitivity": item.sensitivity(
+                constants,
+                lambda changed: score(cells(changed), paper),
+                score(copied, others),
+            ),
             **contradictions(constants, paper),
         },
         holds={
@@ -145,11 +176,18 @@ def draw_table5(item: Item, result: Result) -> list[Captioned]:
     """Return the speed-ups, a figure for each environment, and the layers of scheme 2."""
     *charts, chart = item.figures
     layers = [
-        Comparison(labels=(one.labels[1], one.labels[0]), paper=_second(one.paper), ours=_second(one.ours))
+        Comparison(
+            labels=(one.labels[1], one.labels[0]),
+            paper=_second(one.paper),
+            ours=_second(one.ours),
+        )
         for one in sorted(result.comparisons, key=lambda one: one.labels[1])
         if one.labels[2] == CONFIGURATION
     ]
-    return [*draw(charts, result), Captioned(chart.name, chart.caption, paired_bars(result, layers, chart))]
+    return [
+        *draw(charts, result),
+        Captioned(chart.name, chart.caption, paired_bars(result, layers, chart)),
+    ]
 
 
 def contradictions(constants: Constants, paper: Cells) -> dict[str, Rows]:
@@ -162,7 +200,8 @@ def contradictions(constants: Constants, paper: Cells) -> dict[str, Rows]:
 
 
 def least_bytes(model: str, second: int) -> tuple[float, float]:
-    """Return each device's minimum memory with `second` layers of scheme 2, and the weights of all four devices together (Eq. 8).
+    """Return each device's minimum memory with `second` layers of scheme 2, and the weights of all four devices
+    together (Eq. 8).
 
     The layers of the first stack are taken first, as in Algorithm 1.
     """
@@ -191,7 +230,18 @@ def _weights(constants: Constants, paper: Cells) -> Rows:
                 found = "impossible: all devices together are too small"
             elif environment == ENVIRONMENTS[1] and not _fits(constants, model, environment, second):
                 found = "possible, but not with heads and columns in proportion to speed (Algorithm 1)"
-            rows.append((model, environment, configuration, each / GB, min(budgets) / GB, total / GB, sum(budgets) / GB, found))
+            rows.append(
+                (
+                    model,
+                    environment,
+                    configuration,
+                    each / GB,
+                    min(budgets) / GB,
+                    total / GB,
+                    sum(budgets) / GB,
+                    found,
+                )
+            )
     return rows
 
 
@@ -213,13 +263,24 @@ def _accounting(constants: Constants, paper: Cells) -> Rows:
     """Q by Algorithm 1 under each memory accounting in Env. A, where only the accounting determines it."""
     rows: list[tuple[Number, ...]] = []
     on = cluster(constants, ENVIRONMENTS[0])
-    larger = replace(on, devices=tuple(replace(device, memory_bytes=round(device.memory_bytes / GB * GIB)) for device in on.devices))
-    for name, budgets, shares in (("10^9 bytes", on, SHARES), ("2^30 bytes", larger, (constants.embedding_share,))):
+    larger = replace(
+        on,
+        devices=tuple(replace(device, memory_bytes=round(device.memory_bytes / GB * GIB)) for device in on.devices),
+    )
+    for name, budgets, shares in (
+        ("10^9 bytes", on, SHARES),
+        ("2^30 bytes", larger, (constants.embedding_share,)),
+    ):
         for share in shares:
             changed = replace(constants, embedding_share=share)
             found = [_second_layers(changed, model, budgets, ENVIRONMENTS[0]) for model in TABLE_V]
             rows.append((f"GB = {name}, {share:g} of the embedding on each device", *found))
-    rows.append(("the paper", *(float(_second(str(paper[model, ENVIRONMENTS[0], CONFIGURATION]))) for model in TABLE_V)))
+    rows.append(
+        (
+            "the paper",
+            *(float(_second(str(paper[model, ENVIRONMENTS[0], CONFIGURATION]))) for model in TABLE_V),
+        )
+    )
     return rows
 
 
@@ -238,5 +299,13 @@ def _balance(constants: Constants, paper: Cells) -> Rows:
             seconds += held / weights / device.flops_per_s
             needed -= held
         most = seconds * sum(speeds)
-        rows.append((model, weights / GB, told, most, told > most if isinstance(told, float) else None))
+        rows.append(
+            (
+                model,
+                weights / GB,
+                told,
+                most,
+                told > most if isinstance(told, float) else None,
+            )
+        )
     return [(*row[:-1], "yes" if row[-1] else "no") for row in rows]

@@ -1,4 +1,6 @@
-"""Fig. 16: a load on one of three devices, with and without re-scheduling, simulated and executed (Galaxy+, section IV-F)."""
+"""Fig. 16: a load on one of three devices, with and without re-scheduling, simulated and executed (Galaxy+, section
+IV-F).
+"""
 
 from __future__ import annotations
 
@@ -7,24 +9,48 @@ from functools import lru_cache
 from workbench.core.device_faults import Fault
 from workbench.methods.base import ignore
 from workbench.methods.galaxy_plus.planners import algorithm_1, stack_lengths
-from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile, made_up_host
-from workbench.methods.galaxy_plus.serving.records import Reaction, ReschedulingSettings, ServingReport, StreamSettings
+from workbench.methods.galaxy_plus.profiles import (
+    HostQuestion,
+    host_profile,
+    made_up_host,
+)
+from workbench.methods.galaxy_plus.serving.records import (
+    Reaction,
+    ReschedulingSettings,
+    ServingReport,
+    StreamSettings,
+)
 from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
 from workbench.planners import Problem
 from workbench.runtime.engines import EngineCluster
-from workbench_studies.papers.galaxy_plus.load_spike import LoadSpikeResult, load_spike_executed
-from workbench_studies.papers.galaxy_plus.testbed import FIG_16, PAPER, Constants, cluster, described, load_constants, profile
+from workbench_studies.papers.galaxy_plus.load_spike import (
+    LoadSpikeResult,
+    load_spike_executed,
+)
+from workbench_studies.papers.galaxy_plus.testbed import (
+    FIG_16,
+    PAPER,
+    Constants,
+    cluster,
+    described,
+    load_constants,
+    profile,
+)
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.result import Number, Result, Settings, printed
 
 LOADED = 1  # the figure's 'Device 1', an RPi-L
 FACTORS = (2.0, 4.0, 8.0)
 FACTOR = 4.0
-"""Slowdown of a request's work on the loaded device.  [assumed]: the paper's load is 'mobile DNN training and inference'."""
+"""Slowdown of a request's work on the loaded device.  [assumed]: the paper's load is 'mobile DNN training and
+inference'."""
 NUM_REQUESTS = 20
 STEP_S = 10.0
-REACTIONS: dict[str, Reaction] = {"without re-scheduling": "none", "with re-scheduling": "exclude"}
+REACTIONS: dict[str, Reaction] = {
+    "without re-scheduling": "none",
+    "with re-scheduling": "exclude",
+}
 WITHOUT, WITH = REACTIONS
 
 BEGINS_S, UNTIL_S = (20.0, 3.0), (45.0, 9.0)
@@ -33,12 +59,17 @@ BEGINS_S, UNTIL_S = (20.0, 3.0), (45.0, 9.0)
 
 @lru_cache(maxsize=8)
 def served(constants: Constants, factor: float) -> dict[str, ServingReport]:
-    """Return the simulation of serving GPT2-L under each reaction; one device is `factor` times slower from the paper's time on."""
+    """Return the simulation of serving GPT2-L under each reaction; one device is `factor` times slower from the paper's
+    time on.
+    """
     on, costs = cluster(constants, FIG_16), profile(constants, "GPT2-L", FIG_16)
     lengths = stack_lengths(costs, constants.length("GPT2-L"))
     begins = printed(PAPER, "fig16")[("external load begins",)]
     first = algorithm_1(Problem(costs, on, sequence_length=lengths[0]))
-    planner, times = planner_of(costs, on, lengths, first=first, is_priced=False), simulated_times(costs, on, lengths)
+    planner, times = (
+        planner_of(costs, on, lengths, first=first, is_priced=False),
+        simulated_times(costs, on, lengths),
+    )
     return {
         name: simulate_serving(
             costs,
@@ -46,7 +77,12 @@ def served(constants: Constants, factor: float) -> dict[str, ServingReport]:
             planner,
             times,
             stream=StreamSettings(num_requests=NUM_REQUESTS, length=lengths[0]),
-            rescheduling=ReschedulingSettings(reaction=reaction, report_every_s=1.0, probe_every_s=10.0, request_timeout_s=1e4),
+            rescheduling=ReschedulingSettings(
+                reaction=reaction,
+                report_every_s=1.0,
+                probe_every_s=10.0,
+                request_timeout_s=1e4,
+            ),
             faults=(Fault(kind="slow", rank=LOADED, start=begins, factor=factor),),
         )
         for name, reaction in REACTIONS.items()
@@ -60,7 +96,8 @@ def rates(report: ServingReport) -> tuple[float, float]:
 
 
 def busy(report: ServingReport, rank: int) -> tuple[float, float]:
-    """Return the fraction of the time in which a device computes for requests, before the load and in the last third of the stream.
+    """Return the fraction of the time in which a device computes for requests, before the load and in the last third of
+    the stream.
 
     A request that the load interrupts is left out.
     """
@@ -68,8 +105,14 @@ def busy(report: ServingReport, rank: int) -> tuple[float, float]:
     start = report.requests[-len(report.requests) // 3].start_s
 
     def share(first: float, last: float) -> float:
-        inside = [sample for sample in report.samples if sample.rank == rank and first <= sample.start_s and sample.end_s <= last]
-        return sum(sample.busy_s for sample in inside) / max(sum(sample.end_s - sample.start_s for sample in inside), 1e-9)
+        inside = [
+            sample
+            for sample in report.samples
+            if sample.rank == rank and first <= sample.start_s and sample.end_s <= last
+        ]
+        return sum(sample.busy_s for sample in inside) / max(
+            sum(sample.end_s - sample.start_s for sample in inside), 1e-9
+        )
 
     return 100 * share(0, begins), 100 * share(start, report.end_s)
 
@@ -85,7 +128,15 @@ def fig16(item: Item, settings: Settings) -> Result:
         for name, report in served(constants, factor).items():
             excluded = report.events_of("excluded", rank=LOADED)
             delay = excluded[0].time_s - report.faults[0].start if excluded else None
-            rows.append((factor, name, *rates(report), *(busy(report, rank)[1] for rank in range(3)), delay))
+            rows.append(
+                (
+                    factor,
+                    name,
+                    *rates(report),
+                    *(busy(report, rank)[1] for rank in range(3)),
+                    delay,
+                )
+            )
     settled = {name: rates(report)[1] for name, report in reports.items()}
     before, without, after = rates(reports[WITHOUT])[0], settled[WITHOUT], settled[WITH]
     starved, fed = ({rank: busy(reports[name], rank) for rank in others} for name in (WITHOUT, WITH))
@@ -105,15 +156,21 @@ def fig16(item: Item, settings: Settings) -> Result:
         before=before,
         without=without,
         after=after,
-        starved=", ".join(f"{others[rank]} {early:.0f} to {late:.0f} % busy" for rank, (early, late) in starved.items()),
+        starved=", ".join(
+            f"{others[rank]} {early:.0f} to {late:.0f} % busy" for rank, (early, late) in starved.items()
+        ),
         fed=", ".join(f"{others[rank]} {late:.0f} % busy" for rank, (_, late) in fed.items()),
         factor=FACTOR,
         count=NUM_REQUESTS,
     )
 
 
-def _series(reports: dict[str, ServingReport], begins_s: float, step_s: float, per_s: float) -> dict[str, tuple[tuple[float, float], ...]]:
-    """Return throughput over `per_s` seconds and each device's utilisation in per cent over time, in steps of `step_s`."""
+def _series(
+    reports: dict[str, ServingReport], begins_s: float, step_s: float, per_s: float
+) -> dict[str, tuple[tuple[float, float], ...]]:
+    """Return throughput over `per_s` seconds and each device's utilisation in per cent over time, in steps of
+    `step_s`.
+    """
     rates = {name: [(at, per_s * value) for at, value in report.throughput(step_s)] for name, report in reports.items()}
     most = max(value for points in rates.values() for _, value in points)
     series = {f"throughput, {name}": tuple(points) for name, points in rates.items()}
@@ -122,20 +179,39 @@ def _series(reports: dict[str, ServingReport], begins_s: float, step_s: float, p
         for rank, device in enumerate(reports[name].cluster.devices):
             shares = reports[name].utilisation(rank, step_s)
             series[f"utilisation, {name}, {device.name}"] = tuple((at, 100 * share) for at, share in shares)
-        series[f"utilisation, {name}, load begins"] = ((begins_s, 0.0), (begins_s, 100.0))
+        series[f"utilisation, {name}, load begins"] = (
+            (begins_s, 0.0),
+            (begins_s, 100.0),
+        )
     return series
 
 
 def fig16_executed(item: Item, settings: Settings) -> Result:
-    """Serve the stream on emulated devices with and without re-scheduling, and by the best plan without the loaded device."""
-    on, spike = described(FIG_16), Fault(kind="slow", rank=LOADED, start=BEGINS_S[settings.quick], factor=FACTOR)
+    """Serve the stream on emulated devices with and without re-scheduling, and by the best plan without the loaded
+    device.
+    """
+    on, spike = (
+        described(FIG_16),
+        Fault(kind="slow", rank=LOADED, start=BEGINS_S[settings.quick], factor=FACTOR),
+    )
     model, length = ("tiny-bert", 16) if settings.quick else ("all-MiniLM-L6-v2", 128)
     # A tiny model would finish at once on this host: an imaginary slow core gives it a large model's time.
-    host = made_up_host(model, 1e8) if settings.quick else host_profile(HostQuestion(model=model, longest=length), ignore)
+    host = (
+        made_up_host(model, 1e8) if settings.quick else host_profile(HostQuestion(model=model, longest=length), ignore)
+    )
     engines = EngineCluster.start(on)
     try:
         until_s = UNTIL_S[settings.quick]
-        found = load_spike_executed(model, on, engines, host, spike, until_s=until_s, length=length, notify=settings.progress)
+        found = load_spike_executed(
+            model,
+            on,
+            engines,
+            host,
+            spike,
+            until_s=until_s,
+            length=length,
+            notify=settings.progress,
+        )
     finally:
         engines.stop()
     return result_of(item, found, model, length)
@@ -143,12 +219,22 @@ def fig16_executed(item: Item, settings: Settings) -> Result:
 
 def result_of(item: Item, found: LoadSpikeResult, model: str, length: int) -> Result:
     """Return the result from the reports."""
-    (before, without), (_, after) = found.throughput_per_s("none"), found.throughput_per_s("exclude")
+    (before, without), (_, after) = (
+        found.throughput_per_s("none"),
+        found.throughput_per_s("exclude"),
+    )
     restored_s = found.restored_s("exclude", 0.9)
     reports = {name: found.reports[REACTIONS[name]] for name in (WITHOUT, WITH)}
     names = [device.name for device in reports[WITH].cluster.devices]
     rows: list[tuple[Number, ...]] = [
-        (name, event.time_s, event.kind, names[event.rank] if event.rank >= 0 else "", event.value or None, event.detail)
+        (
+            name,
+            event.time_s,
+            event.kind,
+            names[event.rank] if event.rank >= 0 else "",
+            event.value or None,
+            event.detail,
+        )
         for name, report in reports.items()
         for event in report.events
     ]

@@ -1,9 +1,14 @@
-"""Every method of the evaluation in an environment: its plan, and the simulated seconds of one sequence (Galaxy+, section IV-A).
+"""Every method of the evaluation in an environment: its plan, and the simulated seconds of one sequence (Galaxy+,
+section IV-A).
 
-The seconds of one sequence as the paper prints them: Eq. 5-7, with the overlap of Fig. 9 and 10 (Galaxy+, sections III-C and III-D).
-Every block ends in a synchronization.  In a split block, the first product overlaps the all-gather tile by tile; attention starts when
-all tiles are present; the second product overlaps the reduce-scatter tile by tile; then the connection follows.  (The schedules of this
-workbench continue without waiting, and take a tile through both products of a feed-forward block at once: they overlap more than the
+The seconds of one sequence as the paper prints them: Eq. 5-7, with the overlap of Fig. 9 and 10 (Galaxy+, sections
+III-C and III-D).
+Every block ends in a synchronization.  In a split block, the first product overlaps the all-gather tile by tile;
+attention starts when
+all tiles are present; the second product overlaps the reduce-scatter tile by tile; then the connection follows.  (The
+schedules of this
+workbench continue without waiting, and take a tile through both products of a feed-forward block at once: they overlap
+more than the
 paper describes.)
 """
 
@@ -18,7 +23,13 @@ from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, StackCosts
 from workbench.methods.galaxy_plus import planners as galaxy_plus
 from workbench.planners import Problem
-from workbench_studies.papers.galaxy_plus.testbed import Constants, cluster, handling, problem, profile
+from workbench_studies.papers.galaxy_plus.testbed import (
+    Constants,
+    cluster,
+    handling,
+    problem,
+    profile,
+)
 from workbench_studies.papers.result import OOM
 
 
@@ -31,7 +42,8 @@ def printed_s(
 ) -> float:
     """Return the seconds of one sequence.
 
-    lengths: tokens of each stack.  handling_s_per_byte: by rank, the processor time for a byte sent while a product is computed, because
+    lengths: tokens of each stack.  handling_s_per_byte: by rank, the processor time for a byte sent while a product is
+    computed, because
     the device has no other processor to handle it.
 
     Baselines, and plans without overlap, overlap nothing (methods.galaxy_plus.planners.price_plan).
@@ -44,12 +56,18 @@ def printed_s(
         second = plan.schemes[first : first + shape.num_layers].count(2)
         first += shape.num_layers
         own, memory, (units, columns) = lengths[stack], lengths[0], plan.cut(shape)
-        tokens, costs = plan.tokens(own), [profile.costs[rank][stack] for rank in plan.ranks]
+        tokens, costs = (
+            plan.tokens(own),
+            [profile.costs[rank][stack] for rank in plan.ranks],
+        )
         lines = galaxy_plus.hop_lines(cluster, plan.ranks, shape.hidden_bytes)
         hops = [[fixed + slope * count if count else 0.0 for count in tokens] for fixed, slope in lines]
         byte_s = [handling_s_per_byte[rank] if handling_s_per_byte else 0.0 for rank in plan.ranks]
         handled = [[count * shape.hidden_bytes * seconds for count in tokens] for seconds in byte_s]
-        ring, slowest = partial(_ring_s, costs, tokens, hops, handled), partial(_slowest_s, costs)
+        ring, slowest = (
+            partial(_ring_s, costs, tokens, hops, handled),
+            partial(_slowest_s, costs),
+        )
         attention = ring("QKV", units) + slowest("ATT", own * own, units) + ring("OUT", units, scatters=True)
         if shape.has_cross_attention:
             attention += ring("CQ", units) + slowest("CKV", memory, units)
@@ -76,12 +94,18 @@ def _ring_s(
     *,
     scatters: bool = False,
 ) -> float:
-    """Return the seconds of a product that overlaps the all-gather of its input (Fig. 9), or the reduce-scatter of its output (Fig. 10).
+    """Return the seconds of a product that overlaps the all-gather of its input (Fig. 9), or the reduce-scatter of its
+    output (Fig. 10).
 
-    Tiles of `tokens` go from each position to the next.  hops, handled: seconds by position and tile, of the link and of the processor.
+    Tiles of `tokens` go from each position to the next.  hops, handled: seconds by position and tile, of the link and
+    of the processor.
     """
     n = len(costs)
-    done, sent, there = [0.0] * n, [0.0] * n, [0.0] * n  # there: arrival of a tile, or of the sum of the tiles so far
+    done, sent, there = (
+        [0.0] * n,
+        [0.0] * n,
+        [0.0] * n,
+    )  # there: arrival of a tile, or of the sum of the tiles so far
     for step in range(n):
         tile = [(i - step - scatters) % n for i in range(n)]
         begin = done if scatters else list(map(max, done, there))
@@ -97,7 +121,8 @@ def _ring_s(
 
 
 def _staged(problem: Problem[InferenceProfile]) -> InferencePlan:
-    """Return EdgeShard as the paper must have run it: a pipeline through all devices whose slowest stage is as fast as possible.
+    """Return EdgeShard as the paper must have run it: a pipeline through all devices whose slowest stage is as fast as
+    possible.
 
     EdgeShard's programme for throughput aims at this; among equally good stages those on fast devices are filled first.
     """
@@ -112,7 +137,13 @@ def _staged(problem: Problem[InferenceProfile]) -> InferencePlan:
         shares[rank] += more
         left -= more
     ranks = tuple(range(on.world_size))
-    plan = InferencePlan(method="edgeshard", paradigm="pipeline", ranks=ranks, layers=tuple(shares), length=problem.sequence_length)
+    plan = InferencePlan(
+        method="edgeshard",
+        paradigm="pipeline",
+        ranks=ranks,
+        layers=tuple(shares),
+        length=problem.sequence_length,
+    )
     galaxy_plus.check(problem, plan)
     return plan
 
@@ -156,7 +187,9 @@ def run_system(
     system: str,
     mbit_per_s: float | None = None,
 ) -> Run:
-    """Return a method's plan under the paper's memory accounting and its simulated seconds for a model in an environment."""
+    """Return a method's plan under the paper's memory accounting and its simulated seconds for a model in an
+    environment.
+    """
     on = cluster(constants, environment, mbit_per_s, collectives=system in (MEGATRON, SEQUENCE))
     costs = profile(constants, model, environment)
     lengths = galaxy_plus.stack_lengths(costs, constants.length(model), constants.decoder_tokens)

@@ -18,9 +18,15 @@ GB = 1e9  # Table V's: with 2^30 bytes ViT-Huge would have two more layers of sc
 GIB = 2**30  # Table I's: GPT2-L's 774 million fp32 parameters are 2.88 of these and 3.10 of the others
 ENVIRONMENTS = ("Env. A", "Env. B")
 FIG_16 = "Fig. 16"  # two RPi-L and one RPi-M (section IV-F)
-CLUSTERS = {"Env. A": "galaxy-env-a", "Env. B": "galaxy-env-b", "Env. C": "galaxy-env-c", "Env. D": "galaxy-env-d"}
+CLUSTERS = {
+    "Env. A": "galaxy-env-a",
+    "Env. B": "galaxy-env-b",
+    "Env. C": "galaxy-env-c",
+    "Env. D": "galaxy-env-d",
+}
 
-# The paper counts 16 heads in OPT-L, the published model has 32.  T5-L's 'hidden size 2048' is twice the width of its 16 heads;
+# The paper counts 16 heads in OPT-L, the published model has 32.  T5-L's 'hidden size 2048' is twice the width of its
+# 16 heads;
 # 740 million parameters correspond to 1024.
 MODELS: dict[str, ModelDescription] = {
     "DistilBert": describe("DistilBERT"),
@@ -72,20 +78,35 @@ class Constants:
 load_constants = partial(read_constants, PAPER, Constants)
 
 
-def as_printed(profile: InferenceProfile, cluster: Cluster, *, embedding_share: float = 0.0) -> tuple[InferenceProfile, Cluster]:
-    """Return a profile and a cluster that count memory as Eq. 8-9 do: only the weights of attention and feed-forward networks.
+def as_printed(
+    profile: InferenceProfile, cluster: Cluster, *, embedding_share: float = 0.0
+) -> tuple[InferenceProfile, Cluster]:
+    """Return a profile and a cluster that count memory as Eq. 8-9 do: only the weights of attention and feed-forward
+    networks.
 
-    A device's need must be below its memory.  embedding_share: the share of embedding and head that is on every device in addition.
+    A device's need must be below its memory.  embedding_share: the share of embedding and head that is on every device
+    in addition.
     """
     stacks = tuple(replace(shape, layer_bytes=0) for shape in profile.stacks)
-    counted = replace(profile, stacks=stacks, first_bytes=0, last_bytes=0, working_bytes_per_token=0, full_everywhere=True)
+    counted = replace(
+        profile,
+        stacks=stacks,
+        first_bytes=0,
+        last_bytes=0,
+        working_bytes_per_token=0,
+        full_everywhere=True,
+    )
     less = 1 + round(embedding_share * profile.ends_bytes)
     devices = tuple(replace(device, memory_bytes=device.memory_bytes - less) for device in cluster.devices)
     return counted, replace(cluster, devices=devices)
 
 
-def problem(constants: Constants, profile: InferenceProfile, cluster: Cluster, length: int) -> Problem[InferenceProfile]:
-    """Return the planning problem of the paper's configurations: Eq. 8, and a share of the embedding on every device."""
+def problem(
+    constants: Constants, profile: InferenceProfile, cluster: Cluster, length: int
+) -> Problem[InferenceProfile]:
+    """Return the planning problem of the paper's configurations: Eq. 8, and a share of the embedding on every
+    device.
+    """
     counted = as_printed(profile, cluster, embedding_share=constants.embedding_share)
     return Problem(*counted, sequence_length=length, decoder_length=constants.decoder_tokens)
 
@@ -101,14 +122,17 @@ def cluster(
 ) -> Cluster:
     """Return an environment with these constants.
 
-    mbit_per_s: nominal, by default the environment's own.  count: number of copies of its first device.  collectives: links as used by a
+    mbit_per_s: nominal, by default the environment's own.  count: number of copies of its first device.  collectives:
+    links as used by a
     library's collectives, not by a custom ring.
     """
     efficiency = constants.collective_efficiency if collectives else constants.ring_efficiency
     made = described(environment)
     devices = tuple(_device(constants, device, mbit_per_s, efficiency) for device in made.devices)
     if count is not None:
-        devices = tuple(replace(devices[0], name=f"{devices[0].model.removeprefix('rpi-4b-')}-{number}") for number in range(count))
+        devices = tuple(
+            replace(devices[0], name=f"{devices[0].model.removeprefix('rpi-4b-')}-{number}") for number in range(count)
+        )
     return Cluster(name=environment, devices=devices, description=made.description)
 
 
@@ -117,7 +141,10 @@ def described(environment: str) -> Cluster:
     """Return an environment from the catalogue; cached, because sensitivities request it often."""
     if environment == FIG_16:
         known = {device.name: device for device in load_cluster(CLUSTERS["Env. B"]).devices}
-        return Cluster(name=FIG_16, devices=tuple(known[name] for name in ("rpi-l-0", "rpi-l-1", "rpi-m")))
+        return Cluster(
+            name=FIG_16,
+            devices=tuple(known[name] for name in ("rpi-l-0", "rpi-l-1", "rpi-m")),
+        )
     return load_cluster(CLUSTERS[environment])
 
 
@@ -131,13 +158,24 @@ def _device(constants: Constants, device: Device, mbit_per_s: float | None, pi_e
         speed, efficiency = 1.0, 1.0
     # A path's latency is the sum of both ends': so every message costs message_s more, whatever sends it.
     message_s = constants.gtx_message_s if device.model.startswith("gtx") else constants.message_s
-    link = Link(bytes_per_s=nominal * efficiency, latency_s=device.link.latency_s + message_s / 2)
+    link = Link(
+        bytes_per_s=nominal * efficiency,
+        latency_s=device.link.latency_s + message_s / 2,
+    )
     return replace(device, flops_per_s=device.flops_per_s * speed, link=link)
 
 
 @lru_cache(maxsize=512)
-def profile(constants: Constants, model: str, environment: str, count: int | None = None, num_layers: int = 0) -> InferenceProfile:
-    """Return a model's analytic profile on an environment.  count: see cluster.  num_layers: of a single stack, instead of the model's."""
+def profile(
+    constants: Constants,
+    model: str,
+    environment: str,
+    count: int | None = None,
+    num_layers: int = 0,
+) -> InferenceProfile:
+    """Return a model's analytic profile on an environment.  count: see cluster.  num_layers: of a single stack, instead
+    of the model's.
+    """
     on = cluster(constants, environment, count=count)
     described = MODELS[model]
     stacks = stack_sizes(replace(described, num_layers=num_layers) if num_layers else described)
@@ -148,7 +186,15 @@ def profile(constants: Constants, model: str, environment: str, count: int | Non
         if kind not in rows:
             operation, memory = _overheads(constants, device)
             alone = Cluster(name="one", devices=(device,))
-            made = analytic_from(model, stacks, alone, first_bytes=first, last_bytes=last, operation_s=operation, memory_bytes_per_s=memory)
+            made = analytic_from(
+                model,
+                stacks,
+                alone,
+                first_bytes=first,
+                last_bytes=last,
+                operation_s=operation,
+                memory_bytes_per_s=memory,
+            )
             rows[kind] = made
     costs = tuple(rows[device.model, device.flops_per_s].costs[0] for device in on.devices)
     return replace(next(iter(rows.values())), costs=costs)
@@ -165,8 +211,12 @@ def _overheads(constants: Constants, device: Device) -> tuple[float, float]:
 
 
 def handling(constants: Constants, on: Cluster) -> tuple[float, ...]:
-    """Return each device's processor seconds for a byte sent during a computation, by its clock rate; 0 for a GPU's host."""
+    """Return each device's processor seconds for a byte sent during a computation, by its clock rate; 0 for a GPU's
+    host.
+    """
     return tuple(
-        constants.handling_s_per_byte * 8.8e9 * constants.speed_factor / device.flops_per_s if device.model.startswith("rpi") else 0.0
+        constants.handling_s_per_byte * 8.8e9 * constants.speed_factor / device.flops_per_s
+        if device.model.startswith("rpi")
+        else 0.0
         for device in on.devices
     )

@@ -30,7 +30,9 @@ class TrialOutcome:
 
 
 class Runner:
-    """Runs trials, or finds their outcomes and steps in a folder, where it also stores them.  progress: called with lines."""
+    """Runs trials, or finds their outcomes and steps in a folder, where it also stores them.  progress: called with
+    lines.
+    """
 
     def __init__(self, folder: Path, progress: Callable[[str], None]) -> None:
         self.folder, self.progress = folder, progress
@@ -42,7 +44,9 @@ class Runner:
         return outcome
 
     def validation_score(self, trial: Trial) -> float:
-        """Return the validation score at a trial's end in per cent, training up to there if it is not stored; nothing is tested."""
+        """Return the validation score at a trial's end in per cent, training up to there if it is not stored; nothing
+        is tested.
+        """
         known = dict((read_kept(trial.curve_path(self.folder), Curve) or Curve()).scores)
         if trial.steps not in known:
             known = dict(QueryTraining(trial, self.folder).run(trial.steps, self._tell(trial)).scores)
@@ -53,7 +57,11 @@ class Runner:
         """Train, score the validation split at intervals and both splits at the end."""
         calibration = "content_free" if trial.method == "calibrated" else "none"
         training = QueryTraining(trial, self.folder if trial.steps else None)
-        scores = training.run(trial.steps, self._tell(trial)).scores if trial.steps else [(0, training.score(calibration=calibration))]
+        scores = (
+            training.run(trial.steps, self._tell(trial)).scores
+            if trial.steps
+            else [(0, training.score(calibration=calibration))]
+        )
         return TrialOutcome(
             trial=trial,
             curve=tuple(

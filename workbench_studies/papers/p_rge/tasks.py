@@ -1,4 +1,5 @@
-"""Time and peak memory of whole fine-tuning runs, padding, and memory of a step (P-RGE, sections 3.1 and 4.2, appendices F.1 and F.3).
+"""Time and peak memory of whole fine-tuning runs, padding, and memory of a step (P-RGE, sections 3.1 and 4.2,
+appendices F.1 and F.3).
 
 Tables 15 and 16 with Fig. 4 are minutes, task by task, Fig. 5 is padding, Tables 3, 12, 17 and 18 are memory.
 """
@@ -18,10 +19,28 @@ from workbench.methods.p_rge.analytic import FP16_BYTES, SWEEPS, Execution, step
 from workbench.methods.p_rge.published import Constants, load_constants
 from workbench.profiler.descriptions import describe
 from workbench.tasks import load_task
-from workbench.tasks.prompts import PAPER_SAMPLES, PROMPTS, PaddingRow, padding_statistics
+from workbench.tasks.prompts import (
+    PAPER_SAMPLES,
+    PROMPTS,
+    PaddingRow,
+    padding_statistics,
+)
 from workbench_studies.papers.items import Item, Rows, median_deviation, swapped, worst
-from workbench_studies.papers.p_rge.counted import FirstOrder, first_order_memory, forward_memory
-from workbench_studies.papers.p_rge.testbed import GIB, LLAMA, MODELS, PAPER, TINY, deviations, memory_rule, spread
+from workbench_studies.papers.p_rge.counted import (
+    FirstOrder,
+    first_order_memory,
+    forward_memory,
+)
+from workbench_studies.papers.p_rge.testbed import (
+    GIB,
+    LLAMA,
+    MODELS,
+    PAPER,
+    TINY,
+    deviations,
+    memory_rule,
+    spread,
+)
 from workbench_studies.papers.result import Number, Result, Settings, printed
 
 MODEL_OF = {"table15": TINY, "table16": LLAMA}
@@ -40,8 +59,21 @@ FITTED_ON = ("MeZO (LoRA-FA), inner", "P-RGE (q=4), both", "P-RGE (q=16), both")
 """The cells to which a task's mean padded length at E = 16, 4 and 1 is fitted."""
 TOKENIZER = "SmolLM2-135M"
 BATCHES = (1, 2, 4, 8, 16)
-TITLES = {"sst2": "SST-2", "rte": "RTE", "mrpc": "MRPC", "qqp": "QQP", "qnli": "QNLI", "wnli": "WNLI", "boolq": "BoolQ", "wsc": "WSC",
-          "wic": "WiC", "multirc": "MultiRC", "copa": "COPA", "winogrande": "WinoGrande", "squad": "SQuAD"}  # fmt: skip
+TITLES = {
+    "sst2": "SST-2",
+    "rte": "RTE",
+    "mrpc": "MRPC",
+    "qqp": "QQP",
+    "qnli": "QNLI",
+    "wnli": "WNLI",
+    "boolq": "BoolQ",
+    "wsc": "WSC",
+    "wic": "WiC",
+    "multirc": "MultiRC",
+    "copa": "COPA",
+    "winogrande": "WinoGrande",
+    "squad": "SQuAD",
+}
 
 
 def minutes(constants: Constants, model: str, method: str, tokens: float) -> float:
@@ -72,14 +104,24 @@ def padded_lengths(constants: Constants, table: str) -> dict[tuple[str, int], fl
             at = partial(minutes, constants, MODEL_OF[table], method)
             target = max(value, at(1.0) * (1 + 1e-9))
             found[task, METHODS[method][0]] = float(
-                brentq(lambda tokens, at=at, target=target: at(tokens) - target, 1.0, 4096.0, xtol=1e-6)
+                brentq(
+                    lambda tokens, at=at, target=target: at(tokens) - target,
+                    1.0,
+                    4096.0,
+                    xtol=1e-6,
+                )
             )
     return found
 
 
 def run_minutes(table: str, constants: Constants, method: str, task: str) -> float:
     """Return the minutes of a run of a table."""
-    return minutes(constants, MODEL_OF[table], method, padded_lengths(constants, table)[task, METHODS[method][0]])
+    return minutes(
+        constants,
+        MODEL_OF[table],
+        method,
+        padded_lengths(constants, table)[task, METHODS[method][0]],
+    )
 
 
 def speedups(cells: Mapping[tuple[str, ...], Any], over: str) -> dict[str, float]:
@@ -93,22 +135,40 @@ def table15(item: Item, settings: Settings) -> Result:
     constants, paper = load_constants(), printed(PAPER, item.name)
     comparisons = item.compare(partial(run_minutes, item.name, constants))
     found, lengths = spread(comparisons), padded_lengths(constants, item.name)
-    own, theirs = (max(speedups(each, FULL).values()) for each in ({one.labels: one.ours for one in comparisons}, paper))
+    own, theirs = (
+        max(speedups(each, FULL).values()) for each in ({one.labels: one.ours for one in comparisons}, paper)
+    )
     tasks = list(dict.fromkeys(task for _, task in paper))
     padding = [
-        (task, *(lengths[task, queries] for queries in (1, 4, 16)), 100 * (1 - lengths[task, 16] / lengths[task, 1])) for task in tasks
+        (
+            task,
+            *(lengths[task, queries] for queries in (1, 4, 16)),
+            100 * (1 - lengths[task, 16] / lengths[task, 1]),
+        )
+        for task in tasks
     ]
     sweeps = SWEEPS * describe(MODEL_OF[item.name]).params * constants.sweep_s_per_param
     pairs = [(task, paper[STANDARD, task], paper[FULL, task]) for task in tasks]
-    trivial = deviations(item, constants, partial(run_minutes, item.name), lambda _, task: paper[STANDARD, task])
+    trivial = deviations(
+        item,
+        constants,
+        partial(run_minutes, item.name),
+        lambda _, task: paper[STANDARD, task],
+    )
     return item.result(
         comparisons,
         tables={
             "lengths": padding,
-            "sweeps": [(task, standard, full, (full - standard) * 60 / constants.steps, sweeps) for task, standard, full in pairs],
+            "sweeps": [
+                (task, standard, full, (full - standard) * 60 / constants.steps, sweeps)
+                for task, standard, full in pairs
+            ],
             "sensitivity": trivial,
         },
-        holds={"median": found["median"] <= 10, "speedup": abs(own / theirs - 1) <= 0.2},
+        holds={
+            "median": found["median"] <= 10,
+            "speedup": abs(own / theirs - 1) <= 0.2,
+        },
         number=item.name.removeprefix("table"),
         model=MODEL_OF[item.name],
         own=own,
@@ -134,14 +194,18 @@ def fig4(item: Item, settings: Settings) -> Result:
     holds = {}
     for name, over in (("full", FULL), ("standard", STANDARD)):
         told = claims[(f"end-to-end speedup over {over.removesuffix(', standard')}",)]
-        best, most = (max(getattr(one, side) for one in comparisons if one.labels[1] == over) for side in ("ours", "paper"))
+        best, most = (
+            max(getattr(one, side) for one in comparisons if one.labels[1] == over) for side in ("ours", "paper")
+        )
         holds[name] = abs(best / told - 1) <= 0.2
         words |= {f"{name}_told": told, f"{name}_best": best, f"{name}_printed": most}
     return item.result(comparisons, holds=holds, **words)
 
 
 def statistics(settings: Settings) -> dict[str, list[PaddingRow]]:
-    """Return each task's padding at BATCHES, of 1,000 training prompts: for the embedded task, and for those in the data folder."""
+    """Return each task's padding at BATCHES, of 1,000 training prompts: for the embedded task, and for those in the
+    data folder.
+    """
     found = {}
     for name in PROMPTS:
         folder = None if name == "sentiment" else settings.data
@@ -165,12 +229,20 @@ def fig5(item: Item, settings: Settings) -> Result:
     shares = {name: {row.batch_size: row.share for row in rows} for name, rows in found.items()}
     rising = [name for name, each in shares.items() if each[16] > each[4] > each[1]]
     title = {name: TITLES.get(name, name) for name in found}
-    cells = [((title[name], str(batch)), share) for name, each in shares.items() for batch, share in each.items() if batch > 1]
+    cells = [
+        ((title[name], str(batch)), share)
+        for name, each in shares.items()
+        for batch, share in each.items()
+        if batch > 1
+    ]
     return item.result(
         [item.cell(labels, None, 100 * share) for labels, share in cells],
         tables={"implied": _implied({title[name]: rows for name, rows in found.items()})},
         holds={"rising": len(rising) == len(shares) and all(abs(each[1]) < 1e-9 for each in shares.values())},
-        series={title[name]: tuple((float(batch), 100 * share) for batch, share in each.items()) for name, each in shares.items()},
+        series={
+            title[name]: tuple((float(batch), 100 * share) for batch, share in each.items())
+            for name, each in shares.items()
+        },
         rising=f"{len(rising)} of {len(shares)}",
         shares=", ".join(f"{name} {100 * each[4]:.0f} and {100 * each[16]:.0f} %" for name, each in shares.items()),
     )
@@ -183,7 +255,13 @@ def _implied(found: dict[str, list[PaddingRow]]) -> Rows:
         for table in MODEL_OF:
             lengths = padded_lengths(load_constants(), table)
             if (title, 1) in lengths:
-                rows.append((title, table, *(value for batch in (16, 4, 1) for value in (ours[batch], lengths[title, 16 // batch]))))
+                rows.append(
+                    (
+                        title,
+                        table,
+                        *(value for batch in (16, 4, 1) for value in (ours[batch], lengths[title, 16 // batch])),
+                    )
+                )
     return rows
 
 
@@ -194,8 +272,15 @@ def footprint(constants: Constants, model: str, method: str, sequence_length: in
         space: FirstOrder = "full" if method == "FO (full)" else "lora_fa"
         return first_order_memory(described, rule, space, rows=batch_size, sequence_length=sequence_length)
     signs = 2 if method == "P-RGE" else 1
-    # The two signs of one query need no more than MeZO's B and noise: Tables 17 and 18 show no step between 'standard' and 'inner' either.
-    return forward_memory(described, rule, rows=signs * batch_size, sequence_length=sequence_length, copies=1)
+    # The two signs of one query need no more than MeZO's B and noise: Tables 17 and 18 show no step between 'standard'
+    # and 'inner' either.
+    return forward_memory(
+        described,
+        rule,
+        rows=signs * batch_size,
+        sequence_length=sequence_length,
+        copies=1,
+    )
 
 
 def step_gb(constants: Constants, model: str, method: str, length: str, batch: str) -> float:
@@ -207,7 +292,10 @@ def table3(item: Item, settings: Settings) -> Result:
     """Count the memory of first-order, MeZO and P-RGE steps."""
     constants = load_constants()
     comparisons = item.compare(partial(step_gb, constants))
-    (largest, where), (forward, forward_where) = worst(comparisons), worst(comparisons, ("computed",))
+    (largest, where), (forward, forward_where) = (
+        worst(comparisons),
+        worst(comparisons, ("computed",)),
+    )
 
     def weights_alone(model: str, method: str, *_: str) -> Number:
         return (10 if method == "FO (full)" else 4 if "FO" in method else 2) * describe(model).params / GIB
@@ -221,11 +309,24 @@ def table3(item: Item, settings: Settings) -> Result:
     rows = []
     for model, length in product(MODELS, (64, 256)):
         given: dict[str, Any] = {"rows": 32, "sequence_length": length, "copies": 1}
-        whole, gathered = (forward_memory(describe(model), memory_rule(constants), **given, targets=targets) for targets in (None, 1))
-        rows.append((model, length, *(each["largest output"] / GIB for each in (whole, gathered)), sum(gathered.values()) / GIB))
+        whole, gathered = (
+            forward_memory(describe(model), memory_rule(constants), **given, targets=targets) for targets in (None, 1)
+        )
+        rows.append(
+            (
+                model,
+                length,
+                *(each["largest output"] / GIB for each in (whole, gathered)),
+                sum(gathered.values()) / GIB,
+            )
+        )
     return item.result(
         comparisons,
-        tables={"parts": parts, "gathered": rows, "sensitivity": deviations(item, constants, step_gb, weights_alone)},
+        tables={
+            "parts": parts,
+            "gathered": rows,
+            "sensitivity": deviations(item, constants, step_gb, weights_alone),
+        },
         holds={"cells": largest <= 10, "forward": forward <= 3},
         largest=largest,
         where=where,
@@ -238,9 +339,22 @@ def outer(constants: Constants, quantity: str, length: str, queries: str, batch:
     """Return GB of one sign's pass of all queries of Llama2-7B, or a step's seconds."""
     count, rows, tokens = int(queries), int(batch), int(length)
     if quantity == "memory":
-        parts = forward_memory(describe(LLAMA), memory_rule(constants), rows=count * rows, sequence_length=tokens, copies=count)
+        parts = forward_memory(
+            describe(LLAMA),
+            memory_rule(constants),
+            rows=count * rows,
+            sequence_length=tokens,
+            copies=count,
+        )
         return sum(parts.values()) / GIB
-    return step_s(describe(LLAMA), constants.a100(), batch_size=rows, sequence_length=tokens, queries=count, execution="outer")
+    return step_s(
+        describe(LLAMA),
+        constants.a100(),
+        batch_size=rows,
+        sequence_length=tokens,
+        queries=count,
+        execution="outer",
+    )
 
 
 def table12(item: Item, settings: Settings) -> Result:
@@ -258,15 +372,30 @@ def table12(item: Item, settings: Settings) -> Result:
     parts = forward_memory(model, memory_rule(constants), rows=1, sequence_length=1)
     base = sum(parts.values()) - parts["largest output"]
     worth = [
-        (int(length), int(queries), int(batch), value, (value * GIB - base) / (constants.logit_bytes * model.vocab * int(length)))
+        (
+            int(length),
+            int(queries),
+            int(batch),
+            value,
+            (value * GIB - base) / (constants.logit_bytes * model.vocab * int(length)),
+        )
         for (quantity, length, queries, batch), value in paper.items()
         if quantity == "memory"
     ]
-    trivial = deviations(item, constants, outer, lambda quantity, length, *_: paper[quantity, length, "1", "16"])
+    trivial = deviations(
+        item,
+        constants,
+        outer,
+        lambda quantity, length, *_: paper[quantity, length, "1", "16"],
+    )
     return item.result(
         comparisons,
         tables={"equivalent": worth, "sensitivity": trivial},
-        holds={"runtime": largest <= 15, "memory": heaviest <= 10, "queries": differs < 0.02},
+        holds={
+            "runtime": largest <= 15,
+            "memory": heaviest <= 10,
+            "queries": differs < 0.02,
+        },
         largest=largest,
         where=where,
         heaviest=heaviest,
@@ -289,13 +418,29 @@ def peak_bytes(constants: Constants, model: str, method: str, tokens: float) -> 
     """Return the bytes of a method at a batch padded to `tokens`."""
     described = describe(model)
     if method == FULL:
-        plain = forward_memory(described, memory_rule(constants), rows=constants.batch_size, sequence_length=tokens, adapted=False)
-        return sum(plain.values()) + FP16_BYTES * described.vocab * described.hidden  # the noise of the largest parameter
+        plain = forward_memory(
+            described,
+            memory_rule(constants),
+            rows=constants.batch_size,
+            sequence_length=tokens,
+            adapted=False,
+        )
+        return (
+            sum(plain.values()) + FP16_BYTES * described.vocab * described.hidden
+        )  # the noise of the largest parameter
     queries, execution = METHODS[method]
     signs = 2 if execution in ("inner", "both") else 1  # in one pass, whose rows are 16 times the signs
     copies = queries if signs == 1 else 2 * queries - 1  # for one query, both signs are as large as MeZO's B and noise
     rows = signs * constants.batch_size
-    return sum(forward_memory(described, memory_rule(constants), rows=rows, sequence_length=tokens, copies=copies).values())
+    return sum(
+        forward_memory(
+            described,
+            memory_rule(constants),
+            rows=rows,
+            sequence_length=tokens,
+            copies=copies,
+        ).values()
+    )
 
 
 def run_gb(table: str, constants: Constants, method: str, task: str) -> float:
@@ -314,14 +459,27 @@ def table17(item: Item, settings: Settings) -> Result:
         count += len(swapped(((name, theirs, 0.0) for name, theirs, _ in cells), 0.02))
     tiny, llama = (longest_tokens(constants, table) for table in MODEL_IN)
     tokens = [
-        (task, tiny.get(task), llama.get(task), llama[task] / tiny[task] if task in tiny and task in llama else None)
+        (
+            task,
+            tiny.get(task),
+            llama.get(task),
+            llama[task] / tiny[task] if task in tiny and task in llama else None,
+        )
         for task in dict.fromkeys([*tiny, *llama])
     ]
-    trivial = deviations(item, constants, partial(run_gb, item.name), lambda _, task: paper[STANDARD, task])
+    trivial = deviations(
+        item,
+        constants,
+        partial(run_gb, item.name),
+        lambda _, task: paper[STANDARD, task],
+    )
     return item.result(
         comparisons,
         tables={"tokens": tokens, "sensitivity": trivial},
-        holds={"cells": found["largest"] <= 10, "order": count - len(wrong) >= 0.95 * count},
+        holds={
+            "cells": found["largest"] <= 10,
+            "order": count - len(wrong) >= 0.95 * count,
+        },
         number=item.name.removeprefix("table"),
         model=MODEL_IN[item.name],
         ordered=count - len(wrong),

@@ -1,4 +1,6 @@
-"""P-RGE's machines from one documented set of constants: A100, Jetson Orin Nano, OnePlus 12 (P-RGE, section 4, Table 14)."""
+"""P-RGE's machines from one documented set of constants: A100, Jetson Orin Nano, OnePlus 12 (P-RGE, section 4, Table
+14).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from workbench_studies.papers.p_rge.counted import MemoryRule
 from workbench_studies.papers.result import Comparison, Number
 
 PAPER = "p_rge"
-GIB = 2**30  # the paper's GB: Llama2-7B's 6.74 billion fp16 parameters are 12.55 of these (Table 3: 12.59 with 64 tokens) and 13.48 of 10^9
+GIB = (
+    2**30
+    # the paper's GB: Llama2-7B's 6.74 billion fp16 parameters are 12.55 of these (Table 3: 12.59 with 64 tokens) and
+    # 13.48
+    # of 10^9
+)
 TINY, LLAMA = "TinyLlama-1.1B", "Llama2-7B"
 MODELS = (TINY, LLAMA)
 
@@ -30,10 +37,21 @@ def spread(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     return {"largest": largest, "where": where, "median": median_deviation(comparisons)}
 
 
-def deviations(item: Item, constants: Constants, ours: Callable[..., Number], trivial: Callable[..., Number]) -> Rows:
-    """Return the sensitivity of the median and the largest deviation.  ours: (constants, *labels).  trivial: a rule, (*labels)."""
+def deviations(
+    item: Item,
+    constants: Constants,
+    ours: Callable[..., Number],
+    trivial: Callable[..., Number],
+) -> Rows:
+    """Return the sensitivity of the median and the largest deviation.  ours: (constants, *labels).  trivial: a rule,
+    (*labels).
+    """
 
     def score(comparisons: Sequence[Comparison]) -> tuple[Number, ...]:
         return median_deviation(comparisons), *worst(comparisons)
 
-    return item.sensitivity(constants, lambda changed: score(item.compare(partial(ours, changed))), score(item.compare(trivial)))
+    return item.sensitivity(
+        constants,
+        lambda changed: score(item.compare(partial(ours, changed))),
+        score(item.compare(trivial)),
+    )

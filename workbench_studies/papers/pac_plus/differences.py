@@ -37,9 +37,14 @@ class Difference:
 
 
 def paired_bootstrap(
-    task: Task, first: Sequence[Sequence[Sequence[float]]], second: Sequence[Sequence[Sequence[float]]], resamples: int = RESAMPLES
+    task: Task,
+    first: Sequence[Sequence[Sequence[float]]],
+    second: Sequence[Sequence[Sequence[float]]],
+    resamples: int = RESAMPLES,
 ) -> Difference:
-    """Compare two techniques: test logits, (samples, outputs) for each seed.  The same samples are drawn for both and all seeds."""
+    """Compare two techniques: test logits, (samples, outputs) for each seed.  The same samples are drawn for both and
+    all seeds.
+    """
     labels = np.asarray(task.test.labels, dtype=np.float64)
     sides = [[np.asarray(answers(task, one)) for one in side] for side in (first, second)]
 
@@ -52,7 +57,10 @@ def paired_bootstrap(
     other_side = min(float(np.mean(drawn <= 0)), float(np.mean(drawn >= 0)))
     low, high = np.quantile(drawn, [0.025, 0.975])
     return Difference(
-        points=difference(np.arange(len(labels))), low=float(low), high=float(high), p_value=min(1.0, max(2 * other_side, 1 / resamples))
+        points=difference(np.arange(len(labels))),
+        low=float(low),
+        high=float(high),
+        p_value=min(1.0, max(2 * other_side, 1 / resamples)),
     )
 
 

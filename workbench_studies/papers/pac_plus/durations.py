@@ -1,6 +1,8 @@
-"""Table V: training durations in Env. A, simulated (PAC+, section VI-B; 3 epochs of MRPC and STS-B, 1 of SST-2 and QNLI).
+"""Table V: training durations in Env. A, simulated (PAC+, section VI-B; 3 epochs of MRPC and STS-B, 1 of SST-2 and
+QNLI).
 
-The contradictions: where the table and the text about it contradict each other, arithmetic, or physics (sections I, II-B).
+The contradictions: where the table and the text about it contradict each other, arithmetic, or physics (sections I,
+II-B).
 """
 
 from __future__ import annotations
@@ -15,7 +17,17 @@ from workbench.profiler.descriptions import describe
 from workbench_studies.papers.items import Item, Rows, median_off, swapped
 from workbench_studies.papers.pac_plus import testbed
 from workbench_studies.papers.pac_plus.techniques import flops, footprint
-from workbench_studies.papers.pac_plus.testbed import DEVICES, GIB, MODELS, PAPER, Constants, Paradigm, Step, load_constants, step
+from workbench_studies.papers.pac_plus.testbed import (
+    DEVICES,
+    GIB,
+    MODELS,
+    PAPER,
+    Constants,
+    Paradigm,
+    Step,
+    load_constants,
+    step,
+)
 from workbench_studies.papers.result import OOM, Number, Result, Settings, printed
 
 PARADIGMS: tuple[Paradigm, ...] = ("standalone", "pipeline_parallel", "data_parallel")
@@ -30,7 +42,11 @@ Cells = Mapping[tuple[str, ...], Any]
 @lru_cache(maxsize=64)
 def steps(constants: Constants) -> Mapping[tuple[str, str, str], Step]:
     """Return every row's step for every model, by (technique, paradigm, model)."""
-    return {(technique, paradigm, model): step(constants, model, technique, paradigm) for technique, paradigm in ROWS for model in MODELS}
+    return {
+        (technique, paradigm, model): step(constants, model, technique, paradigm)
+        for technique, paradigm in ROWS
+        for model in MODELS
+    }
 
 
 @lru_cache(maxsize=64)
@@ -44,7 +60,14 @@ def durations(constants: Constants) -> Cells:
             elif technique == "parallel_adapters":
                 assert made.plan is not None
                 cluster = testbed.nanos(constants, DEVICES)
-                spent = testbed.phases(constants, model, cluster, made.plan, made.seconds_per_sample, samples)
+                spent = testbed.phases(
+                    constants,
+                    model,
+                    cluster,
+                    made.plan,
+                    made.seconds_per_sample,
+                    samples,
+                )
                 found[technique, paradigm, model, task] = testbed.hours(spent, epochs)
             else:
                 found[technique, paradigm, model, task] = epochs * samples * made.seconds_per_sample / 3600
@@ -71,7 +94,11 @@ def columns_in_order(ours: Cells, paper: Cells, tie: float) -> tuple[int, int, l
     for model, task in product(MODELS, ("MRPC", "STS-B", "SST-2", "QNLI")):
         column = [(" ".join(row), *(cells[*row, model, task] for cells in (paper, ours))) for row in ROWS]
         wrong.append([f"{model} {task}: {pair}" for pair in swapped(column, tie)])
-    return sum(not pairs for pairs in wrong), len(wrong), [pair for pairs in wrong for pair in pairs]
+    return (
+        sum(not pairs for pairs in wrong),
+        len(wrong),
+        [pair for pairs in wrong for pair in pairs],
+    )
 
 
 def table5(item: Item, settings: Settings) -> Result:
@@ -81,14 +108,23 @@ def table5(item: Item, settings: Settings) -> Result:
 
     def score(cells: Cells) -> tuple[Number, ...]:
         deviations = [median_deviation(cells, paper, models) for models in (MODELS[:1], PREDICTED_MODELS)]
-        return verdicts(cells, paper), *deviations, columns_in_order(cells, paper, TIE)[0]
+        return (
+            verdicts(cells, paper),
+            *deviations,
+            columns_in_order(cells, paper, TIE)[0],
+        )
 
     base = describe(MODELS[0]).params
     scaled: dict[tuple[str, ...], Number] = {}
     for technique, paradigm, model, task in paper:
         value = paper[technique, paradigm, MODELS[0], task]
-        scaled[technique, paradigm, model, task] = value * describe(model).params / base if isinstance(value, float) else value
-    median, agreeing = median_deviation(ours, paper, PREDICTED_MODELS), verdicts(ours, paper)
+        scaled[technique, paradigm, model, task] = (
+            value * describe(model).params / base if isinstance(value, float) else value
+        )
+    median, agreeing = (
+        median_deviation(ours, paper, PREDICTED_MODELS),
+        verdicts(ours, paper),
+    )
     good, count, wrong = columns_in_order(ours, paper, TIE)
     strict, _, close = columns_in_order(ours, paper, 0.0)
     return item.result(
@@ -101,7 +137,11 @@ def table5(item: Item, settings: Settings) -> Result:
             **contradictions(constants, paper),
         },
         columns={"epochs": (*(name for name, _, _ in constants.datasets), "spread %")},
-        holds={"median": median <= 35, "verdicts": agreeing >= 25, "order": good == count},
+        holds={
+            "median": median <= 35,
+            "verdicts": agreeing >= 25,
+            "order": good == count,
+        },
         median=median,
         base=median_deviation(ours, paper, MODELS[:1]),
         agreeing=agreeing,
@@ -121,15 +161,26 @@ def _speedups(ours: Cells, paper: Cells) -> Rows:
     pipelines = [row for row in BASELINES if row[1] == "pipeline_parallel"]
 
     def ratios(cells: Cells, rows: list[tuple[Technique, Paradigm]], tasks: tuple[str, ...]) -> list[float]:
-        pairs = [(cells[*row, model, task], cells[*OURS, model, task]) for row, model, task in product(rows, MODELS, tasks)]
+        pairs = [
+            (cells[*row, model, task], cells[*OURS, model, task]) for row, model, task in product(rows, MODELS, tasks)
+        ]
         return [value / own for value, own in pairs if isinstance(value, float) and isinstance(own, float)]
 
     return [
-        (claim, claims[claim, ""], *(pick(ratios(cells, rows, tasks)) for cells in (paper, ours)))
+        (
+            claim,
+            claims[claim, ""],
+            *(pick(ratios(cells, rows, tasks)) for cells in (paper, ours)),
+        )
         for claim, tasks, rows, pick in (
             ("speedup on SST-2 and QNLI, least", large, list(BASELINES), min),
             ("speedup on SST-2 and QNLI, most", large, list(BASELINES), max),
-            ("speedup over pipeline parallelism on SST-2 and QNLI, most", large, pipelines, max),
+            (
+                "speedup over pipeline parallelism on SST-2 and QNLI, most",
+                large,
+                pipelines,
+                max,
+            ),
             ("speedup on MRPC and STS-B, most", small, list(BASELINES), max),
         )
     ]
@@ -142,14 +193,25 @@ def _plans(constants: Constants) -> Rows:
             rows.append((*labels, OOM, "", "", made.reason))
         else:
             batches = f"{made.plan.num_micro_batches} x {made.plan.micro_batch_size}"
-            rows.append((*labels, made.seconds_per_sample, made.plan.grouping(), made.plan.partition(), batches))
+            rows.append(
+                (
+                    *labels,
+                    made.seconds_per_sample,
+                    made.plan.grouping(),
+                    made.plan.partition(),
+                    batches,
+                )
+            )
     return rows
 
 
 def _readings(constants: Constants, paper: Cells) -> Rows:
     """Return the verdicts if one device trains its share of the mini-batch at a time, or all of it."""
     rows = []
-    for name, alone in (("4 samples at a time, as a device of data parallelism", None), ("the mini-batch of 16", constants.mini_batch)):
+    for name, alone in (
+        ("4 samples at a time, as a device of data parallelism", None),
+        ("the mini-batch of 16", constants.mini_batch),
+    ):
         found = dict(durations(constants))
         for technique, model in product(testbed.BASELINES, MODELS):
             seconds = step(constants, model, technique, "standalone", alone=alone).seconds_per_sample
@@ -160,7 +222,13 @@ def _readings(constants: Constants, paper: Cells) -> Rows:
 
 def contradictions(constants: Constants, paper: Cells) -> dict[str, Rows]:
     """Return the rows of each contradiction's table."""
-    tables = {"epochs": _epochs, "full": _full, "idle": _idle, "memory": _memory, "minutes": _minutes}
+    tables = {
+        "epochs": _epochs,
+        "full": _full,
+        "idle": _idle,
+        "memory": _memory,
+        "minutes": _minutes,
+    }
     return {name: rows_of(constants, paper) for name, rows_of in tables.items()}
 
 
@@ -183,11 +251,22 @@ def _full(constants: Constants, paper: Cells) -> Rows:
         ratio = sum(flops(constants, model, "full")) / sum(flops(constants, model, "adapters"))
         rows.append((model, full, adapters, full / adapters, ratio))
     first, second = rows
-    return [*rows, ("BART-Large over T5-Base", second[1] / first[1], second[2] / first[2], None, None)]
+    return [
+        *rows,
+        (
+            "BART-Large over T5-Base",
+            second[1] / first[1],
+            second[2] / first[2],
+            None,
+            None,
+        ),
+    ]
 
 
 def _idle(constants: Constants, paper: Cells) -> Rows:
-    """The speed of a Nano that the pipeline cells imply, if each stage computes in 4 of 7 slots as in a synchronous pipeline."""
+    """The speed of a Nano that the pipeline cells imply, if each stage computes in 4 of 7 slots as in a synchronous
+    pipeline.
+    """
     cores, mhz = next((cores, mhz) for name, cores, mhz in constants.cores_and_mhz if name == "jetson-nano-h")
     peak = cores * testbed.FLOPS_PER_CORE_AND_CYCLE * mhz * 1e6
     samples = constants.samples("SST-2")
@@ -202,12 +281,23 @@ def _idle(constants: Constants, paper: Cells) -> Rows:
         value = paper[technique, "pipeline_parallel", model, "SST-2"]
         if isinstance(value, float):
             each = rate(model, technique, value) / DEVICES
-            rows.append((technique, model, each / 1e9, 100 * each / peak, each / slots / 1e9, 100 * each / slots / peak))
+            rows.append(
+                (
+                    technique,
+                    model,
+                    each / 1e9,
+                    100 * each / peak,
+                    each / slots / 1e9,
+                    100 * each / slots / peak,
+                )
+            )
     return rows
 
 
 def _memory(constants: Constants, paper: Cells) -> Rows:
-    """Standalone T5-Base runs, BART-Large with data parallelism does not: no budget fits both at 16 samples on one and 4 on the other."""
+    """Standalone T5-Base runs, BART-Large with data parallelism does not: no budget fits both at 16 samples on one and
+    4 on the other.
+    """
 
     def gb(model: str, technique: Technique, share: float) -> float:
         parts = footprint(constants, model, technique)
@@ -224,6 +314,10 @@ def _minutes(constants: Constants, paper: Cells) -> Rows:
     told = printed(PAPER, "claims")["standalone LoRA, one epoch", "T5-Base"]
     return [
         ("Table V, MRPC, three epochs", 60 * hours["MRPC"], seconds["MRPC"]),
-        ("sections I and II-B: 'per training epoch', 'an epoch time'", told, told * 60 / constants.samples("MRPC")),
+        (
+            "sections I and II-B: 'per training epoch', 'an epoch time'",
+            told,
+            told * 60 / constants.samples("MRPC"),
+        ),
         ("Table V, SST-2, one epoch", 60 * hours["SST-2"], seconds["SST-2"]),
     ]

@@ -1,4 +1,6 @@
-"""Epochs of MRPC: four systems in Env. B (Fig. 12), with and without the activation cache (Fig. 18; PAC+, sections VI-C, VI-H)."""
+"""Epochs of MRPC: four systems in Env. B (Fig. 12), with and without the activation cache (Fig. 18; PAC+, sections
+VI-C, VI-H).
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,31 @@ from workbench_studies.papers.pac_plus import testbed
 from workbench_studies.papers.pac_plus.hetpipe import hetpipe as plan_hetpipe
 from workbench_studies.papers.pac_plus.hetpipe import virtual_worker_costs
 from workbench_studies.papers.pac_plus.techniques import flops
-from workbench_studies.papers.pac_plus.testbed import DEVICES, MODELS, PAPER, Constants, Phases, load_constants, nanos, problem, step
+from workbench_studies.papers.pac_plus.testbed import (
+    DEVICES,
+    MODELS,
+    PAPER,
+    Constants,
+    Phases,
+    load_constants,
+    nanos,
+    problem,
+    step,
+)
 from workbench_studies.papers.result import OOM, Number, Result, Settings, printed
 
-OURS, HOMOGENEOUS, ASTEROID, HETPIPE = "pac_plus", "pac_plus_homo", "asteroid", "hetpipe"
-LABELS = {OURS: "PAC+", HOMOGENEOUS: "PAC+ (Homo)", ASTEROID: "Asteroid", HETPIPE: "HetPipe"}
+OURS, HOMOGENEOUS, ASTEROID, HETPIPE = (
+    "pac_plus",
+    "pac_plus_homo",
+    "asteroid",
+    "hetpipe",
+)
+LABELS = {
+    OURS: "PAC+",
+    HOMOGENEOUS: "PAC+ (Homo)",
+    ASTEROID: "Asteroid",
+    HETPIPE: "HetPipe",
+}
 TASK = "MRPC"
 EPOCHS = (1, 3)
 WAVES = 8  # of HetPipe: enough to fill its pipelines
@@ -52,7 +74,11 @@ def runs(constants: Constants) -> Mapping[tuple[str, str], Run]:
 
 
 def _run(constants: Constants, model: str, system: str) -> Run:
-    cluster, samples, counts = testbed.environment_b(constants), constants.samples(TASK), constants.micro_batches
+    cluster, samples, counts = (
+        testbed.environment_b(constants),
+        constants.samples(TASK),
+        constants.micro_batches,
+    )
     if system in (OURS, HOMOGENEOUS):
         plans: list[Plan] = []
         # Asteroid may split a mini-batch into more than 4; both get the same freedom.
@@ -61,7 +87,10 @@ def _run(constants: Constants, model: str, system: str) -> Run:
             plans += testbed.pipelines(asked, max_group=None) if system == OURS else [homogeneous(asked)]
         seconds, plan = testbed.fastest(asked, plans)
         spent = testbed.phases(constants, model, cluster, plan, seconds, samples)
-        return Run(hours={epochs: testbed.hours(spent, epochs) for epochs in EPOCHS}, plan=_words(plan))
+        return Run(
+            hours={epochs: testbed.hours(spent, epochs) for epochs in EPOCHS},
+            plan=_words(plan),
+        )
     asked = problem(constants, model, "full", cluster, micro_batches=counts)
     if system == ASTEROID:
         plan = asteroid(asked)
@@ -69,16 +98,27 @@ def _run(constants: Constants, model: str, system: str) -> Run:
     else:
         workers = plan_hetpipe(asked)
         costs = virtual_worker_costs(asked.profile, cluster, workers, sequence_length=asked.sequence_length)
-        timeline = simulate(Program.on(cluster, insert_transfers(schedule_hetpipe(workers, WAVES)), costs), memory=False)
+        timeline = simulate(
+            Program.on(cluster, insert_transfers(schedule_hetpipe(workers, WAVES)), costs),
+            memory=False,
+        )
         seconds = timeline.makespan_s / (WAVES * workers.wave_samples)
-        each = (f"ranks {[rank for stage in plan.stages for rank in stage.ranks]} layers {plan.partition()}" for plan in workers.pipelines)
+        each = (
+            f"ranks {[rank for stage in plan.stages for rank in stage.ranks]} layers {plan.partition()}"
+            for plan in workers.pipelines
+        )
         words = f"{'; '.join(each)}; {workers.in_flight} in flight"
-    return Run(hours={epochs: epochs * samples * seconds / 3600 for epochs in EPOCHS}, plan=words)
+    return Run(
+        hours={epochs: epochs * samples * seconds / 3600 for epochs in EPOCHS},
+        plan=words,
+    )
 
 
 def _words(plan: Plan) -> str:
     groups = "; ".join(", ".join(f"{share.rank}: {share.samples}" for share in stage.shares) for stage in plan.stages)
-    return f"{plan.grouping()} layers {plan.partition()}, samples by rank {groups}, {plan.num_micro_batches} micro-batches"
+    return (
+        f"{plan.grouping()} layers {plan.partition()}, samples by rank {groups}, {plan.num_micro_batches} micro-batches"
+    )
 
 
 def claims(found: Mapping[tuple[str, str], Run]) -> dict[tuple[str, ...], float]:
@@ -109,13 +149,23 @@ def fig12(item: Item, settings: Settings) -> Result:
     for (model, system), made in found.items():
         own = found[model, OURS]
         ratios = [made.hours[epochs] / own.hours[epochs] if made.hours and own.hours else None for epochs in EPOCHS]
-        rows.append((model, LABELS[system], *(made.hours.get(epochs, OOM) for epochs in EPOCHS), *ratios, made.plan))
+        rows.append(
+            (
+                model,
+                LABELS[system],
+                *(made.hours.get(epochs, OOM) for epochs in EPOCHS),
+                *ratios,
+                made.plan,
+            )
+        )
 
     def score(changed: Constants) -> tuple[Number, ...]:
         values = claims(runs(changed))
         return tuple(values[labels] for labels in paper)
 
-    by_flops = [sum(flops(constants, model, "full")) / sum(flops(constants, model, "parallel_adapters")) for model in MODELS]
+    by_flops = [
+        sum(flops(constants, model, "full")) / sum(flops(constants, model, "parallel_adapters")) for model in MODELS
+    ]
     trivial: dict[str, float] = {"least": min(by_flops), "most": max(by_flops)}
     own_hours = [(found[model, OURS].hours, found[model, HOMOGENEOUS].hours) for model in MODELS]
     return item.result(
@@ -123,7 +173,9 @@ def fig12(item: Item, settings: Settings) -> Result:
         tables={
             "hours": rows,
             "sensitivity": item.sensitivity(
-                constants, score, [0.0 if system == HOMOGENEOUS else trivial[bound] for _, system, bound in paper]
+                constants,
+                score,
+                [0.0 if system == HOMOGENEOUS else trivial[bound] for _, system, bound in paper],
             ),
         },
         holds={
@@ -169,7 +221,9 @@ def _savings(hours: Mapping[str, Phases]) -> dict[tuple[str, ...], float]:
         ("latency saved", "T5-Large", "10"): at_ten["T5-Large"],
         ("latency saved, least", "any", "any"): min(at_two.values()),
         ("latency saved, most", "any", "any"): max(at_ten.values()),
-        ("latency saved in a cached epoch, most", "any", "1"): max(100 * (1 - values[2] / values[0]) for values in hours.values()),
+        ("latency saved in a cached epoch, most", "any", "1"): max(
+            100 * (1 - values[2] / values[0]) for values in hours.values()
+        ),
     }
 
 
@@ -181,7 +235,10 @@ def fig18(item: Item, settings: Settings) -> Result:
     told = printed(PAPER, "claims")["redistribution of the whole, three epochs on MRPC", "BART-Large"]
     first, moved, cached = hours["BART-Large"]
     share = item.cell(
-        ("redistribution of the whole, three epochs", "BART-Large", "3"), told, 100 * moved / (first + moved + 2 * cached), "percent"
+        ("redistribution of the whole, three epochs", "BART-Large", "3"),
+        told,
+        100 * moved / (first + moved + 2 * cached),
+        "percent",
     )
 
     def score(changed: Constants) -> tuple[Number, ...]:
@@ -199,9 +256,13 @@ def fig18(item: Item, settings: Settings) -> Result:
         },
         holds={"grows": all(saved(values, n) < saved(values, n + 1) for values in hours.values() for n in epochs[:-1])},
         series={
-            f"{model}, {name}": tuple((n, n * values[0] if name == "without" else testbed.hours(values, n)) for n in epochs)
+            f"{model}, {name}": tuple(
+                (n, n * values[0] if name == "without" else testbed.hours(values, n)) for n in epochs
+            )
             for model, values in hours.items()
             for name in ("without", "with the cache")
         },
-        savings="; ".join(f"{model} {saved(values, SECOND):.0f} to {saved(values, TENTH):.0f} %" for model, values in hours.items()),
+        savings="; ".join(
+            f"{model} {saved(values, SECOND):.0f} to {saved(values, TENTH):.0f} %" for model, values in hours.items()
+        ),
     )

@@ -1,4 +1,5 @@
-"""Techniques trained on real tasks with a small model: Tables VI and VII, Fig. 14, and when parity with LoRA holds (PAC+, section VI).
+"""Techniques trained on real tasks with a small model: Tables VI and VII, Fig. 14, and when parity with LoRA holds
+(PAC+, section VI).
 
 And epochs with and without the activation cache, timed on real steps (section VI-H, Fig. 18).
 """
@@ -26,23 +27,48 @@ from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import Batch, TokenizedSplit, collate
 from workbench.trainings import techniques as runs
 from workbench.trainings.inputs import Inputs, backbone, run_all, task_of
-from workbench.trainings.techniques import Outcome, Training, reached, score_name, taped, taps_of
+from workbench.trainings.techniques import (
+    Outcome,
+    Training,
+    reached,
+    score_name,
+    taped,
+    taps_of,
+)
 from workbench_studies.papers.items import Item
-from workbench_studies.papers.pac_plus.differences import RESAMPLES, Difference, ensemble, paired_bootstrap
+from workbench_studies.papers.pac_plus.differences import (
+    RESAMPLES,
+    Difference,
+    ensemble,
+    paired_bootstrap,
+)
 from workbench_studies.papers.pac_plus.testbed import PAPER
-from workbench_studies.papers.result import Number, Result, Settings, paper_folder, printed, spread
+from workbench_studies.papers.result import (
+    Number,
+    Result,
+    Settings,
+    paper_folder,
+    printed,
+    spread,
+)
 
 MODEL, QUICK_MODEL = "all-MiniLM-L6-v2", "tiny-bert"
 _COMPARED = read_toml(paper_folder(PAPER) / "trainings.toml")
 RATES, WAYS, VARIANTS = (_COMPARED[name] for name in ("learning_rates", "ways", "variants"))
 TITLES = {"sentiment": "sentiment", "mrpc": "MRPC", "stsb": "STS-B", "sst2": "SST-2"}
-LABELS = {"full": "Full Model", "adapters": "Adapters", "lora": "LoRA", "parallel_adapters": "Parallel Adapters"}
+LABELS = {
+    "full": "Full Model",
+    "adapters": "Adapters",
+    "lora": "LoRA",
+    "parallel_adapters": "Parallel Adapters",
+}
 SST2_TRAIN = 8000
 """Number of SST-2's 67,349 training phrases to use; all other tasks are used whole."""
 BACKWARD = ("full", "adapters", "lora")
 OURS = "parallel_adapters"
 TARGET_POINTS = 2.5
-"""Maximum loss against LoRA on the embedded task: a search over thirty configurations of the side network reached 2.4."""
+"""Maximum loss against LoRA on the embedded task: a search over thirty configurations of the side network reached
+2.4."""
 PRECISIONS = ("float32", "float16", "int8", "int4", "nf4")
 Key = TypeVar("Key")
 PAPER_LOSS_POINTS = 2.01
@@ -56,8 +82,17 @@ def tasks_of(settings: Settings) -> tuple[str, ...]:
 
 def training(settings: Settings, task: str, technique: str, seed: int, **changes: Any) -> Training:
     """Return a training of the comparison, or its quick version."""
-    quick = {"model": QUICK_MODEL, "epochs": 1, "max_length": 32, "samples": (48, 24, 24), "batch_size": 16}
-    full = {"model": MODEL, "samples": (SST2_TRAIN if task == "sst2" else None, None, None)}
+    quick = {
+        "model": QUICK_MODEL,
+        "epochs": 1,
+        "max_length": 32,
+        "samples": (48, 24, 24),
+        "batch_size": 16,
+    }
+    full = {
+        "model": MODEL,
+        "samples": (SST2_TRAIN if task == "sst2" else None, None, None),
+    }
     given: dict[str, Any] = {"learning_rate": RATES[technique]} | (quick if settings.quick else full) | changes
     return Training(task=task, technique=technique, seed=seed, **given)
 
@@ -67,14 +102,24 @@ def outcomes_of(settings: Settings, plans: Mapping[Key, Iterable[Training]]) -> 
     folder = None if settings.workdir is None else settings.workdir / "trainings"
     wanted = {key: list(plan) for key, plan in plans.items()}
     # All trainings together, because some share the backbone's taps.
-    done = run_all([one for plan in wanted.values() for one in plan], folder, settings.data, settings.progress)
+    done = run_all(
+        [one for plan in wanted.values() for one in plan],
+        folder,
+        settings.data,
+        settings.progress,
+    )
     return {key: [done[one] for one in plan] for key, plan in wanted.items()}
 
 
 def less(settings: Settings, first: Sequence[Outcome], second: Sequence[Outcome]) -> Difference:
     """Return the first side's score minus the second's, on the same test samples."""
     own, other = ([one.test_outputs for one in side] for side in (first, second))
-    return paired_bootstrap(task_of(first[0].training, settings.data), own, other, 50 if settings.quick else RESAMPLES)
+    return paired_bootstrap(
+        task_of(first[0].training, settings.data),
+        own,
+        other,
+        50 if settings.quick else RESAMPLES,
+    )
 
 
 def tested(outcomes: Sequence[Outcome]) -> tuple[float, float]:
@@ -95,7 +140,11 @@ def paper_means(table: str) -> dict[tuple[str, str], float]:
 def table6(item: Item, settings: Settings) -> Result:
     """Train each technique on each task with each seed."""
     tasks, paper = tasks_of(settings), paper_means("table6")
-    plans = {(one, task): [training(settings, task, one, seed) for seed in settings.seeds] for task in tasks for one in LABELS}
+    plans = {
+        (one, task): [training(settings, task, one, seed) for seed in settings.seeds]
+        for task in tasks
+        for one in LABELS
+    }
     found = outcomes_of(settings, plans)
     comparisons, checks = [], []
     scores: list[tuple[Number, ...]] = []
@@ -103,23 +152,60 @@ def table6(item: Item, settings: Settings) -> Result:
     for name in tasks:
         title = TITLES[name]
         ours = {technique: tested(found[technique, name])[0] for technique in LABELS}
-        for against, others in (("from the mean of the three", BACKWARD), *((f"from {LABELS[one]}", (one,)) for one in BACKWARD)):
+        for against, others in (
+            ("from the mean of the three", BACKWARD),
+            *((f"from {LABELS[one]}", (one,)) for one in BACKWARD),
+        ):
             printed_here = all((technique, title) in paper for technique in LABELS)
-            theirs = paper[OURS, title] - sum(paper[one, title] for one in others) / len(others) if printed_here else None
-            comparisons.append(item.cell((against, title), theirs, ours[OURS] - sum(ours[one] for one in others) / len(others)))
+            theirs = (
+                paper[OURS, title] - sum(paper[one, title] for one in others) / len(others) if printed_here else None
+            )
+            comparisons.append(
+                item.cell(
+                    (against, title),
+                    theirs,
+                    ours[OURS] - sum(ours[one] for one in others) / len(others),
+                )
+            )
         for technique, label in LABELS.items():
             outcomes = found[technique, name]
             validation = statistics.fmean(one.validation_score for one in outcomes)
             parameters = outcomes[0].trainable_parameters
-            scores.append((title, label, parameters, *tested(outcomes), len(outcomes), score_name(name), validation))
+            scores.append(
+                (
+                    title,
+                    label,
+                    parameters,
+                    *tested(outcomes),
+                    len(outcomes),
+                    score_name(name),
+                    validation,
+                )
+            )
         own, lora = found[OURS, name], found["lora", name]
         difference = less(settings, own, lora)
-        significance.append((title, difference.points, difference.low, difference.high, difference.p_value))
-        said: dict[str, Any] = {"task": title, "difference": difference.text, "p": difference.p_value}
+        significance.append(
+            (
+                title,
+                difference.points,
+                difference.low,
+                difference.high,
+                difference.p_value,
+            )
+        )
+        said: dict[str, Any] = {
+            "task": title,
+            "difference": difference.text,
+            "p": difference.p_value,
+        }
         if name == "sentiment":
             checks.append(item.check("target", difference.points >= -TARGET_POINTS, **said))
         checks.append(item.check("parity", not difference.is_significant, **said))
-    return item.result(comparisons, tables={"scores": scores, "significance": significance}, checks=checks)
+    return item.result(
+        comparisons,
+        tables={"scores": scores, "significance": significance},
+        checks=checks,
+    )
 
 
 def parity(item: Item, settings: Settings) -> Result:
@@ -138,16 +224,43 @@ def parity(item: Item, settings: Settings) -> Result:
             texts: tuple[Number, Number] = (None, None)
             together = ensemble(outcomes)
             if variant != "LoRA":
-                single, joined = less(settings, outcomes, lora), less(settings, [replace(outcomes[0], test_outputs=together)], lora)
+                single, joined = (
+                    less(settings, outcomes, lora),
+                    less(settings, [replace(outcomes[0], test_outputs=together)], lora),
+                )
                 texts = (single.text, joined.text)
                 comparisons.append(item.cell((variant, title), None, single.points))
                 said = [(f"{variant} on {title}", single)]
                 if variant == "r = 8":
-                    said.append((f"{variant}, {len(outcomes)} seeds together, against single LoRA on {title}", joined))
-                checks += [item.check("parity", one.high >= 0, what=what, difference=one.text, p=one.p_value) for what, one in said]
+                    said.append(
+                        (
+                            f"{variant}, {len(outcomes)} seeds together, against single LoRA on {title}",
+                            joined,
+                        )
+                    )
+                checks += [
+                    item.check(
+                        "parity",
+                        one.high >= 0,
+                        what=what,
+                        difference=one.text,
+                        p=one.p_value,
+                    )
+                    for what, one in said
+                ]
             validation = statistics.fmean(one.validation_score for one in outcomes)
             joint = runs.score(task, together, task.test.labels)
-            rows.append((title, variant, outcomes[0].trainable_parameters, validation, *tested(outcomes), joint, *texts))
+            rows.append(
+                (
+                    title,
+                    variant,
+                    outcomes[0].trainable_parameters,
+                    validation,
+                    *tested(outcomes),
+                    joint,
+                    *texts,
+                )
+            )
     return item.result(comparisons, tables={"variants": rows}, checks=checks)
 
 
@@ -170,13 +283,33 @@ def table7(item: Item, settings: Settings) -> Result:
             comparisons.append(item.cell((f"{precision} less float32", title), theirs, difference.points))
     scores: list[tuple[Number, ...]] = []
     for (precision, task), outcomes in found.items():
-        scores.append((TITLES[task], precision, *tested(outcomes), len(outcomes), score_name(task)))
+        scores.append(
+            (
+                TITLES[task],
+                precision,
+                *tested(outcomes),
+                len(outcomes),
+                score_name(task),
+            )
+        )
     checks = []
     for precision, each in differences.items():
         worst = min(each, key=lambda one: one.points)
-        checks.append(item.check("loss", worst.points >= -PAPER_LOSS_POINTS, precision=precision, worst=worst.text))
+        checks.append(
+            item.check(
+                "loss",
+                worst.points >= -PAPER_LOSS_POINTS,
+                precision=precision,
+                worst=worst.text,
+            )
+        )
     nbytes = [(precision, held_bytes(backbone(model, precision)) / 1e6) for precision in PRECISIONS]
-    return item.result(comparisons, tables={"scores": scores, "bytes": nbytes}, checks=checks, model=model)
+    return item.result(
+        comparisons,
+        tables={"scores": scores, "bytes": nbytes},
+        checks=checks,
+        model=model,
+    )
 
 
 def fig14(item: Item, settings: Settings) -> Result:
@@ -185,7 +318,10 @@ def fig14(item: Item, settings: Settings) -> Result:
     every = 1 if settings.quick else 10 if task == "mrpc" else 25
     ways = [how for how in WAYS if how != "torch_pruned" or find_spec("torch_pruning") is not None]
     given: dict[str, Any] = {"score_every": every}
-    plans = {how: [training(settings, task, OURS, seed, initialization=how, **given) for seed in settings.seeds] for how in ways}
+    plans = {
+        how: [training(settings, task, OURS, seed, initialization=how, **given) for seed in settings.seeds]
+        for how in ways
+    }
     found = outcomes_of(settings, plans)
     curves = {how: mean_curve(outcomes) for how, outcomes in found.items()}
     target = curves["gaussian"][-1][1]
@@ -194,16 +330,33 @@ def fig14(item: Item, settings: Settings) -> Result:
     assert gaussian is not None, "a curve reaches its own end"
     rows: list[tuple[Number, ...]] = []
     for how, outcomes in found.items():
-        rows.append((WAYS[how], outcomes[0].losses[0], outcomes[0].losses[-1], *tested(outcomes)))
+        rows.append(
+            (
+                WAYS[how],
+                outcomes[0].losses[0],
+                outcomes[0].losses[-1],
+                *tested(outcomes),
+            )
+        )
     checks = []
     for how in ("distilled", "pruned", "torch_pruned", "fan_in"):
         if how in iterations:
             own = iterations[how]
-            said = {"way": WAYS[how], "own": "not reached" if own is None else own, "gaussian": gaussian, "target": target}
+            said = {
+                "way": WAYS[how],
+                "own": "not reached" if own is None else own,
+                "gaussian": gaussian,
+                "target": target,
+            }
             checks.append(item.check("sooner", own is not None and own < gaussian, **said))
     return item.result(
         [
-            item.cell((WAYS[how],), paper.get(("BART-Large", how)), own, note="" if own is not None else "not reached")
+            item.cell(
+                (WAYS[how],),
+                paper.get(("BART-Large", how)),
+                own,
+                note="" if own is not None else "not reached",
+            )
             for how, own in iterations.items()
         ],
         tables={"scores": rows},
@@ -219,7 +372,8 @@ def fig14(item: Item, settings: Settings) -> Result:
 def mean_curve(outcomes: Sequence[Outcome]) -> list[tuple[int, float]]:
     """Return the mean over seeds at each scored step."""
     return [
-        (points[0][0], sum(score for _, score in points) / len(points)) for points in zip(*(one.curve for one in outcomes), strict=True)
+        (points[0][0], sum(score for _, score in points) / len(points))
+        for points in zip(*(one.curve for one in outcomes), strict=True)
     ]
 
 
@@ -257,11 +411,17 @@ def fig18_executed(item: Item, settings: Settings) -> Result:
     without, with_cache = (sum(column) for column in zip(*seconds, strict=True))
     ratios = [backbone / own for backbone, own in seconds]
     told = {
-        f"saved over {epochs} epochs ({model})": (value, saving(int(epochs), without, with_cache))
+        f"saved over {epochs} epochs ({model})": (
+            value,
+            saving(int(epochs), without, with_cache),
+        )
         for (quantity, model, epochs), value in printed(PAPER, "fig18").items()
         if epochs.isdigit() and quantity == "latency saved"
     } | {"saved in one cached epoch, at most": (79.51, 100 * (1 - with_cache / without))}
-    named = {"backbone and Parallel Adapters": without, "Parallel Adapters from the cache": with_cache}
+    named = {
+        "backbone and Parallel Adapters": without,
+        "Parallel Adapters from the cache": with_cache,
+    }
     return item.result(
         [item.cell((label,), paper, ours) for label, (paper, ours) in told.items()],
         tables={
@@ -289,7 +449,11 @@ def saving(epochs: int, without_s: float, cached_s: float) -> float:
 
 
 def _step_s(
-    split: TokenizedSplit, adapter: ParallelAdapter, optimizer: Any, source: Callable[[Batch], list[Tensor]], indices: Sequence[int]
+    split: TokenizedSplit,
+    adapter: ParallelAdapter,
+    optimizer: Any,
+    source: Callable[[Batch], list[Tensor]],
+    indices: Sequence[int],
 ) -> float:
     """Train on some samples; return the seconds.  source: of a batch's taps."""
     began = time.perf_counter()

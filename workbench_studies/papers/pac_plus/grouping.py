@@ -1,4 +1,6 @@
-"""Parallel Adapters on 2 to 8 Nano-H: throughput by paradigm (Fig. 16), and how PAC+ groups the devices (Fig. 17; PAC+, section VI-G)."""
+"""Parallel Adapters on 2 to 8 Nano-H: throughput by paradigm (Fig. 16), and how PAC+ groups the devices (Fig. 17; PAC+,
+section VI-G).
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ Cells = Mapping[tuple[str, ...], Number]
 def _problem(constants: Constants, model: str, count: int, micro_batches: int) -> Problem[Profile]:
     """Return the problem of a number of devices.
 
-    'The batch size was consistent with the number of devices' (section VI-G) is read as the micro-batch's, so that a group of all
+    'The batch size was consistent with the number of devices' (section VI-G) is read as the micro-batch's, so that a
+    group of all
     devices gives each one sample.
     """
     sizes = {"batch_size": count * micro_batches, "micro_batches": micro_batches}
@@ -46,7 +49,9 @@ def _problem(constants: Constants, model: str, count: int, micro_batches: int) -
 
 @lru_cache(maxsize=256)
 def best_plan(constants: Constants, model: str, count: int, micro_batches: int) -> Plan | None:
-    """Return the plan with the shortest simulated mini-batch, among those of each number of stages; None if nothing fits."""
+    """Return the plan with the shortest simulated mini-batch, among those of each number of stages; None if nothing
+    fits.
+    """
     return _plan(_problem(constants, model, count, micro_batches), HYBRID)
 
 
@@ -57,7 +62,10 @@ def _plan(asked: Problem[Profile], paradigm: str) -> Plan | None:
         if paradigm == HYBRID:
             return fastest(asked, candidates(asked, objective="bottleneck"))[1]
         plans = candidates(asked, objective="bottleneck", max_group=1)
-        return next((plan for plan in plans if len(plan.stages) == asked.cluster.world_size), None)
+        return next(
+            (plan for plan in plans if len(plan.stages) == asked.cluster.world_size),
+            None,
+        )
     except PlanError:
         return None
 
@@ -68,16 +76,26 @@ def scaling(constants: Constants) -> Mapping[tuple[str, str, int], Cell | None]:
     found: dict[tuple[str, str, int], Cell | None] = {}
     for model, count, paradigm in product(MODELS, COUNTS, (DATA, PIPELINE, HYBRID)):
         asked = _problem(constants, model, count, constants.micro_batches)
-        plan = best_plan(constants, model, count, constants.micro_batches) if paradigm == HYBRID else _plan(asked, paradigm)
+        plan = (
+            best_plan(constants, model, count, constants.micro_batches)
+            if paradigm == HYBRID
+            else _plan(asked, paradigm)
+        )
         found[paradigm, model, count] = None
         if plan is not None:
             needs = plan_needs(asked.profile, plan, sequence_length=asked.sequence_length).values()
-            found[paradigm, model, count] = (plan, 1 / sample_s(asked, plan), max(need.weights_bytes for need in needs) / GIB)
+            found[paradigm, model, count] = (
+                plan,
+                1 / sample_s(asked, plan),
+                max(need.weights_bytes for need in needs) / GIB,
+            )
     return found
 
 
 def gains(constants: Constants) -> dict[tuple[str, int], float]:
-    """Return PAC+'s throughput gain over a straight pipeline in per cent, where PAC+'s own plan is not that pipeline."""
+    """Return PAC+'s throughput gain over a straight pipeline in per cent, where PAC+'s own plan is not that
+    pipeline.
+    """
     found, cells = {}, scaling(constants)
     for model, count in product(MODELS, COUNTS):
         own, straight = cells[HYBRID, model, count], cells[PIPELINE, model, count]
@@ -92,12 +110,22 @@ def fig16(item: Item, settings: Settings) -> Result:
     cells, gained = scaling(constants), gains(constants)
     runs_out = {model: all(cells[DATA, model, count] is None for count in COUNTS) for model in MODELS}
 
-    def most_of(found: Mapping[tuple[str, int], float]) -> tuple[float, float, list[float]]:
-        return min(found.values()), max(found.values()), [gain for (_, count), gain in found.items() if count == COUNTS[-1]]
+    def most_of(
+        found: Mapping[tuple[str, int], float],
+    ) -> tuple[float, float, list[float]]:
+        return (
+            min(found.values()),
+            max(found.values()),
+            [gain for (_, count), gain in found.items() if count == COUNTS[-1]],
+        )
 
     least, most, at_eight = most_of(gained)
     comparisons = [
-        item.cell((quantity, bound), paper["throughput gained over pipeline_parallel", bound], ours)
+        item.cell(
+            (quantity, bound),
+            paper["throughput gained over pipeline_parallel", bound],
+            ours,
+        )
         for quantity, bound, ours in (
             ("throughput gained over a pipeline", "least", least),
             ("throughput gained over a pipeline", "most", most),
@@ -105,7 +133,14 @@ def fig16(item: Item, settings: Settings) -> Result:
             ("throughput gained over a pipeline on 8 Nanos", "most", max(at_eight)),
         )
     ]
-    comparisons += [item.cell((f"data parallelism, {model}", "any"), OOM, OOM if runs_out[model] else "fits") for model in MODELS[1:]]
+    comparisons += [
+        item.cell(
+            (f"data parallelism, {model}", "any"),
+            OOM,
+            OOM if runs_out[model] else "fits",
+        )
+        for model in MODELS[1:]
+    ]
     rows: list[tuple[Number, ...]] = []
     for (paradigm, model, count), cell in cells.items():
         gain = gained.get((model, count)) if paradigm == HYBRID else None
@@ -119,10 +154,18 @@ def fig16(item: Item, settings: Settings) -> Result:
     ideal = {count: 100 * (count - 1) / constants.micro_batches for count in COUNTS}
     return item.result(
         comparisons,
-        tables={"throughput": rows, "sensitivity": item.sensitivity(constants, score, (ideal[2], ideal[8], ideal[8]))},
-        holds={"memory": runs_out == {"T5-Base": False, "BART-Large": True, "T5-Large": True}, "faster": least >= 0},
+        tables={
+            "throughput": rows,
+            "sensitivity": item.sensitivity(constants, score, (ideal[2], ideal[8], ideal[8])),
+        },
+        holds={
+            "memory": runs_out == {"T5-Base": False, "BART-Large": True, "T5-Large": True},
+            "faster": least >= 0,
+        },
         series={
-            f"{model}, {name}": tuple((count, cell[1]) for count in COUNTS if (cell := cells[paradigm, model, count]) is not None)
+            f"{model}, {name}": tuple(
+                (count, cell[1]) for count in COUNTS if (cell := cells[paradigm, model, count]) is not None
+            )
             for model in MODELS
             for paradigm, name in ((DATA, DATA), (PIPELINE, PIPELINE), (HYBRID, "PAC+"))
         },
@@ -141,21 +184,36 @@ def groupings(constants: Constants, micro_batches: int | None = None) -> dict[tu
 
 
 def trivial_groupings(constants: Constants) -> dict[tuple[str, ...], Number]:
-    """Return the groupings of the rule 'fewest stages that fit, even groups'; earlier groups get one more device if needed."""
+    """Return the groupings of the rule 'fewest stages that fit, even groups'; earlier groups get one more device if
+    needed.
+    """
     found: dict[tuple[str, ...], Number] = {}
     for model, count in product(MODELS, COUNTS):
         asked = _problem(constants, model, count, constants.micro_batches)
-        even = ([count // stages + (index < count % stages) for index in range(stages)] for stages in range(1, count + 1))
-        found[model, str(count)] = next((f"[{'-'.join(map(str, sizes))}]" for sizes in even if _fits(asked, sizes)), OOM)
+        even = (
+            [count // stages + (index < count % stages) for index in range(stages)] for stages in range(1, count + 1)
+        )
+        found[model, str(count)] = next(
+            (f"[{'-'.join(map(str, sizes))}]" for sizes in even if _fits(asked, sizes)),
+            OOM,
+        )
     return found
 
 
 def _fits(asked: Problem[Profile], sizes: list[int]) -> bool:
     """Return whether groups of these sizes have memory for all layers: each stage takes as many as fit."""
-    start, num_layers, budget = 0, asked.profile.num_layers, asked.cluster.devices[0].memory_bytes
+    start, num_layers, budget = (
+        0,
+        asked.profile.num_layers,
+        asked.cluster.devices[0].memory_bytes,
+    )
     for index, size in enumerate(sizes):
         live = in_flight(index, len(sizes), asked.micro_batches)
-        given = {"samples": -(-sum(sizes) // size), "sequence_length": asked.sequence_length, "in_flight": live}
+        given = {
+            "samples": -(-sum(sizes) // size),
+            "sequence_length": asked.sequence_length,
+            "in_flight": live,
+        }
         begun = start
         while start < num_layers and rank_need(asked.profile, 0, begun, start + 1, **given).total_bytes <= budget:
             start += 1
@@ -178,10 +236,19 @@ def fig17(item: Item, settings: Settings) -> Result:
     readings: list[tuple[Number, ...]] = []
     for micro_batches in (1, 2, 4, 8):
         made = groupings(constants, micro_batches)
-        readings.append((micro_batches, score(made, paper), *(made["T5-Large", str(count)] for count in COUNTS)))
+        readings.append(
+            (
+                micro_batches,
+                score(made, paper),
+                *(made["T5-Large", str(count)] for count in COUNTS),
+            )
+        )
     total, small, _ = scores(found)
     return item.result(
-        [item.cell(labels, value, found[labels], note=f"trivial rule: {trivial[labels]}") for labels, value in paper.items()],
+        [
+            item.cell(labels, value, found[labels], note=f"trivial rule: {trivial[labels]}")
+            for labels, value in paper.items()
+        ],
         tables={
             "readings": readings,
             "sensitivity": item.sensitivity(constants, lambda changed: scores(groupings(changed)), scores(trivial)),

@@ -1,8 +1,12 @@
-"""HetPipe's planner and costs: devices into virtual workers, their layers into pipelines (Park et al., ATC 2020; PAC+, VI-A).
+"""HetPipe's planner and costs: devices into virtual workers, their layers into pipelines (Park et al., ATC 2020; PAC+,
+VI-A).
 
-The paper leaves some points open.  Our reading: a virtual worker's mini-batch is as large as the other systems' micro-batch, so that the
-same number of samples is in work.  N_m is at most the length of the longest pipeline, because more mini-batches only wait.  The shards'
-servers are devices of the virtual workers.  A single virtual worker is an asynchronous pipeline without data parallelism; it is used only
+The paper leaves some points open.  Our reading: a virtual worker's mini-batch is as large as the other systems'
+micro-batch, so that the
+same number of samples is in work.  N_m is at most the length of the longest pipeline, because more mini-batches only
+wait.  The shards'
+servers are devices of the virtual workers.  A single virtual worker is an asynchronous pipeline without data
+parallelism; it is used only
 if two do not fit.
 """
 
@@ -17,7 +21,12 @@ from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec, TableCosts, busiest_s, opaque
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
-from workbench.core.profile import LayerProfile, Profile, layers_seconds, trainable_bytes
+from workbench.core.profile import (
+    LayerProfile,
+    Profile,
+    layers_seconds,
+    trainable_bytes,
+)
 from workbench.core.schedule import MERGE, PULL, STEP, Op, Value
 from workbench.core.virtual_workers import VirtualWorkers
 from workbench.planners.balance import Balanced, StageTimes, balance
@@ -34,11 +43,14 @@ MOST_IN_EVERY_ORDER = 4
 
 
 def hetpipe(problem: Problem) -> VirtualWorkers:
-    """Return the virtual workers that train the most samples per second, as `wave_seconds` predicts; several workers if they fit.
+    """Return the virtual workers that train the most samples per second, as `wave_seconds` predicts; several workers if
+    they fit.
 
-    problem: of full fine-tuning.  Three kinds of groups are compared: workers with devices of one model each, workers with devices of
+    problem: of full fine-tuning.  Three kinds of groups are compared: workers with devices of one model each, workers
+    with devices of
     every model, and any number of workers of about equal speed.
-    Raises PlanError, naming device, stage and bytes, if the model does not fit even as one pipeline of all devices, one batch at a time.
+    Raises PlanError, naming device, stage and bytes, if the model does not fit even as one pipeline of all devices, one
+    batch at a time.
     """
     profile, cluster, size = problem.profile, problem.cluster, problem.micro_batch_size
     found: list[tuple[bool, float, int, VirtualWorkers, dict[str, float]]] = []
@@ -51,7 +63,12 @@ def hetpipe(problem: Problem) -> VirtualWorkers:
         for mini_batches in range(1, max(map(len, groups)) + 1):
             pipelines = [_pipeline(problem, times[several], group, mini_batches) for group in groups]
             plans = tuple(
-                Plan(method="hetpipe", stages=balanced.stages, micro_batch_size=size, num_micro_batches=mini_batches)
+                Plan(
+                    method="hetpipe",
+                    stages=balanced.stages,
+                    micro_batch_size=size,
+                    num_micro_batches=mini_batches,
+                )
                 for balanced in pipelines
                 if balanced is not None
             )
@@ -62,12 +79,29 @@ def hetpipe(problem: Problem) -> VirtualWorkers:
             if any(need.total_bytes > cluster.devices[rank].memory_bytes for rank, need in held.items()):
                 break
             parts = wave_seconds(profile, cluster, workers, sequence_length=problem.sequence_length)
-            found.append((not several, sum(parts.values()) / workers.wave_samples, len(found), workers, parts))
+            found.append(
+                (
+                    not several,
+                    sum(parts.values()) / workers.wave_samples,
+                    len(found),
+                    workers,
+                    parts,
+                )
+            )
     if not found:
         # The setting with the least memory: one pipeline of all devices with one mini-batch at a time.
         whole = replace(problem, batch_size=size, micro_batches=1)
-        candidates(whole, order=range(min(cluster.world_size, profile.num_layers)), max_group=1, method="hetpipe")
-        raise PlanError("HetPipe was asked for.", "The model fits on all devices together, but with no virtual workers.", "Add memory.")
+        candidates(
+            whole,
+            order=range(min(cluster.world_size, profile.num_layers)),
+            max_group=1,
+            method="hetpipe",
+        )
+        raise PlanError(
+            "HetPipe was asked for.",
+            "The model fits on all devices together, but with no virtual workers.",
+            "Add memory.",
+        )
     *_, workers, parts = min(found, key=lambda one: one[:3])
     return replace(workers, predicted_s=parts)
 
@@ -75,8 +109,10 @@ def hetpipe(problem: Problem) -> VirtualWorkers:
 def needs(profile: Profile, workers: VirtualWorkers, *, sequence_length: int) -> dict[int, Need]:
     """Return the predicted peak of every rank: an upper bound of the schedule's memory (schedules/hetpipe.py).
 
-    Each further mini-batch in flight adds one copy of the weights, because its backward pass uses the version of its forward pass.  With
-    several virtual workers, memory also has a push being sent or the result of a pull, and for each shard that the rank serves
+    Each further mini-batch in flight adds one copy of the weights, because its backward pass uses the version of its
+    forward pass.  With
+    several virtual workers, memory also has a push being sent or the result of a pull, and for each shard that the rank
+    serves
     the global weights and the others' pushes.
     """
     found = {}
@@ -107,10 +143,13 @@ def needs(profile: Profile, workers: VirtualWorkers, *, sequence_length: int) ->
     return found
 
 
-def wave_seconds(profile: Profile, cluster: Cluster, workers: VirtualWorkers, *, sequence_length: int) -> dict[str, float]:
+def wave_seconds(
+    profile: Profile, cluster: Cluster, workers: VirtualWorkers, *, sequence_length: int
+) -> dict[str, float]:
     """Return the predicted seconds of a wave in steady state, by part.
 
-    pipeline: of the slowest virtual worker, N_m times the longer of two times: its slowest stage (with STEP), or a mini-batch's way through
+    pipeline: of the slowest virtual worker, N_m times the longer of two times: its slowest stage (with STEP), or a
+    mini-batch's way through
     the pipeline and back, divided by the mini-batches in flight.  synchronization: push and pull.
     """
     closed_form = ClosedForm(Problem(profile, cluster, sequence_length=sequence_length))
@@ -122,18 +161,28 @@ def wave_seconds(profile: Profile, cluster: Cluster, workers: VirtualWorkers, *,
         for stage in plan.stages:
             rank, (start, stop) = stage.ranks[0], (stage.start, stage.stop)
             update_s = layers_seconds(profile.layers[rank][start:stop], STEP, 1, 1)
-            turn_s = max(turn_s, profile.train_s(rank, plan.micro_batch_size, sequence_length, start, stop) + update_s)
+            turn_s = max(
+                turn_s,
+                profile.train_s(rank, plan.micro_batch_size, sequence_length, start, stop) + update_s,
+            )
         pipeline_s = max(pipeline_s, workers.in_flight * turn_s)
-    return {"pipeline": pipeline_s, "synchronization": _synchronization_s(profile, cluster, workers)}
+    return {
+        "pipeline": pipeline_s,
+        "synchronization": _synchronization_s(profile, cluster, workers),
+    }
 
 
 def _synchronization_s(profile: Profile, cluster: Cluster, workers: VirtualWorkers) -> float:
-    """Return the seconds to push every shard to its server and pull it back: the busiest interface in each direction."""
+    """Return the seconds to push every shard to its server and pull it back: the busiest interface in each
+    direction.
+    """
     pushes = []
     for shard in workers.shards() if len(workers.pipelines) > 1 else ():
         nbytes = trainable_bytes(profile.layers[shard.server][shard.start : shard.stop])
         pushes += [(owner, shard.server, nbytes) for owner in shard.owners if owner != shard.server]
-    return busiest_s(cluster, pushes) + busiest_s(cluster, [(server, owner, nbytes) for owner, server, nbytes in pushes])
+    return busiest_s(cluster, pushes) + busiest_s(
+        cluster, [(server, owner, nbytes) for owner, server, nbytes in pushes]
+    )
 
 
 def allocations(profile: Profile, cluster: Cluster, sequence_length: int) -> list[Groups]:
@@ -146,37 +195,53 @@ def allocations(profile: Profile, cluster: Cluster, sequence_length: int) -> lis
     divisions: list[list[list[int]]] = [list(makes.values())]
     shared = math.gcd(*(len(ranks) for ranks in makes.values()))
     for workers in (workers for workers in range(1, shared + 1) if shared % workers == 0):
-        divisions.append([[rank for ranks in makes.values() for rank in ranks[worker::workers]] for worker in range(workers)])
+        divisions.append(
+            [[rank for ranks in makes.values() for rank in ranks[worker::workers]] for worker in range(workers)]
+        )
     fastest = sorted(range(count), key=lambda rank: (-speeds[rank], rank))
     for workers in range(1, count + 1):
         groups: list[list[int]] = [[] for _ in range(workers)]
         for rank in fastest:
-            min(groups, key=lambda group: (sum(speeds[member] for member in group), len(group))).append(rank)
+            min(
+                groups,
+                key=lambda group: (sum(speeds[member] for member in group), len(group)),
+            ).append(rank)
         divisions.append(groups)
     fits = [[sorted(group) for group in groups] for groups in divisions if max(map(len, groups)) <= profile.num_layers]
     return list(dict.fromkeys(tuple(sorted(map(tuple, groups))) for groups in fits))
 
 
 def _pipeline(problem: Problem, times: StageTimes, group: Sequence[int], in_flight: int) -> Balanced | None:
-    """Return the most balanced pipeline of all of a group's devices, None if none fits; on a tie, the one that sends the fewest bytes."""
+    """Return the most balanced pipeline of all of a group's devices, None if none fits; on a tie, the one that sends
+    the fewest bytes.
+    """
     profile, length = problem.profile, problem.sequence_length
     if len(group) <= MOST_IN_EVERY_ORDER:
         orders = list(permutations(group))
     else:
-        orders = [tuple(rank for rank in order if rank in group) for order in sorted_orders(profile, problem.cluster, length)]
+        orders = [
+            tuple(rank for rank in order if rank in group) for order in sorted_orders(profile, problem.cluster, length)
+        ]
     best: tuple[float, int, Balanced] | None = None
     for order in dict.fromkeys(orders):
         for balanced in balance(times, profile.num_layers, order, in_flight, max_group=1):
-            moved = sum(profile.layers[one.ranks[0]][one.stop - 1].output_bytes(1, length) for one, _ in pairwise(balanced.stages))
+            moved = sum(
+                profile.layers[one.ranks[0]][one.stop - 1].output_bytes(1, length)
+                for one, _ in pairwise(balanced.stages)
+            )
             if len(balanced.stages) == len(group) and (best is None or (balanced.bottleneck_s, moved) < best[:2]):
                 best = (balanced.bottleneck_s, moved, balanced)
     return None if best is None else best[2]
 
 
-def virtual_worker_costs(profile: Profile, cluster: Cluster, workers: VirtualWorkers, *, sequence_length: int) -> TableCosts:
-    """Return the costs of hetpipe.  Each pipeline costs what it would alone with weight stashing; a profile has no shapes.
+def virtual_worker_costs(
+    profile: Profile, cluster: Cluster, workers: VirtualWorkers, *, sequence_length: int
+) -> TableCosts:
+    """Return the costs of hetpipe.  Each pipeline costs what it would alone with weight stashing; a profile has no
+    shapes.
 
-    PULL and MERGE read the parameters once, like the optimizer, and cost the same.  PUSH sends the sum that STEP has made.
+    PULL and MERGE read the parameters once, like the optimizer, and cost the same.  PUSH sends the sum that STEP has
+    made.
     """
     shards = workers.shards()
     numbered: list[tuple[int, TableCosts]] = []  # of a stage, counted through all pipelines: its number in its own
@@ -201,7 +266,10 @@ def virtual_worker_costs(profile: Profile, cluster: Cluster, workers: VirtualWor
         seconds_by_kind=dict.fromkeys((*COMPUTED, STEP, PULL), alone_s)
         | {MERGE: lambda rank, op: layers_seconds(shard(op.stage), STEP, 1, 1)},
         bytes_by_name=dict.fromkeys(("weight", "ctx", "act", "grad"), alone_spec)
-        | dict.fromkeys(("push", "global"), lambda value: opaque(trainable_bytes(shard(value.stage)))),
+        | dict.fromkeys(
+            ("push", "global"),
+            lambda value: opaque(trainable_bytes(shard(value.stage))),
+        ),
         resident_by_rank={rank: alone.resident_bytes(rank) for rank, alone in of_rank.items()},
         cluster=cluster,
     )

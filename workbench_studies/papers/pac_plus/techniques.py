@@ -1,4 +1,5 @@
-"""Techniques compared: FLOPs and memory of a training step, counted from sizes (Fig. 3, Table I, Fig. 15; PAC+, sections II-A, VI-F).
+"""Techniques compared: FLOPs and memory of a training step, counted from sizes (Fig. 3, Table I, Fig. 15; PAC+,
+sections II-A, VI-F).
 
 And their time and memory on 8 Nano-H, 1F1B disabled, simulated (Fig. 13, mini-batch 16, 128 tokens; section VI-D).
 """
@@ -21,7 +22,14 @@ from workbench.profiler.descriptions import FP32_BYTES, ModelDescription
 from workbench.simulator.steps import simulated_cached_step, simulated_step
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.pac_plus import testbed
-from workbench_studies.papers.pac_plus.testbed import BASELINES, GIB, MODELS, PAPER, Constants, load_constants
+from workbench_studies.papers.pac_plus.testbed import (
+    BASELINES,
+    GIB,
+    MODELS,
+    PAPER,
+    Constants,
+    load_constants,
+)
 from workbench_studies.papers.result import Number, Result, Settings, printed
 
 TECHNIQUES: tuple[Technique, ...] = (*BASELINES, "parallel_adapters")
@@ -30,15 +38,34 @@ TERA = 1e12
 PARTS = ("weights", "activations", "gradients")
 BLOCK = 64  # weights that share a quantization constant of 4 bytes (Eq. 1, block-wise)
 SCALE_BYTES = FP32_BYTES / BLOCK
-PRECISIONS = {"FP32": 4.0, "FP16": 2.0, "INT8": 1.0 + SCALE_BYTES, "INT4": 0.5 + SCALE_BYTES}
-# hidden, layers on each side, heads, feed-forward: T5-Small, -Base, -Large as published, then wider and deeper ones of the same form.
-SIZES = ((512, 6, 8, 2048), (768, 12, 12, 3072), (1024, 24, 16, 4096), (1280, 30, 20, 5120), (1536, 36, 24, 6144), (2048, 48, 32, 8192))
+PRECISIONS = {
+    "FP32": 4.0,
+    "FP16": 2.0,
+    "INT8": 1.0 + SCALE_BYTES,
+    "INT4": 0.5 + SCALE_BYTES,
+}
+# hidden, layers on each side, heads, feed-forward: T5-Small, -Base, -Large as published, then wider and deeper ones of
+# the same form.
+SIZES = (
+    (512, 6, 8, 2048),
+    (768, 12, 12, 3072),
+    (1024, 24, 16, 4096),
+    (1280, 30, 20, 5120),
+    (1536, 36, 24, 6144),
+    (2048, 48, 32, 8192),
+)
 
 
 def _costs(constants: Constants, model: str | ModelDescription, technique: Technique) -> tuple[LayerCost, ...]:
     described = testbed.description(constants, model) if isinstance(model, str) else model
     batch, length = constants.mini_batch, constants.sequence_length
-    return layer_costs(described, technique, batch=batch, sequence_length=length, sizes=testbed.technique_sizes(constants))
+    return layer_costs(
+        described,
+        technique,
+        batch=batch,
+        sequence_length=length,
+        sizes=testbed.technique_sizes(constants),
+    )
 
 
 def flops(constants: Constants, model: str, technique: Technique) -> tuple[float, float]:
@@ -53,15 +80,33 @@ def flops(constants: Constants, model: str, technique: Technique) -> tuple[float
 def fig3(item: Item, settings: Settings) -> Result:
     """Count the FLOPs of a training step by technique."""
     constants, paper = load_constants(), printed(PAPER, "fig3")
-    counted = {(model, technique): flops(constants, model, technique) for model, technique in product(MODELS, TECHNIQUES)}
+    counted = {
+        (model, technique): flops(constants, model, technique) for model, technique in product(MODELS, TECHNIQUES)
+    }
     full, side = sum(counted[LARGE, "full"]), sum(counted[LARGE, "parallel_adapters"])
     comparisons = []
     for technique in BASELINES[1:]:
         forward, backward = counted[LARGE, technique]
-        saved, share = 100 * (1 - (forward + backward) / full), 100 * forward / (forward + backward)
+        saved, share = (
+            100 * (1 - (forward + backward) / full),
+            100 * forward / (forward + backward),
+        )
         reduction = paper["reduction of FLOPs by adapters and lora", LARGE]
-        comparisons.append(item.cell((LARGE, f"reduction of FLOPs by {technique}"), reduction, saved, note='"around 30%"'))
-        comparisons.append(item.cell((LARGE, f"forward share of {technique}"), paper[f"forward share of {technique}", LARGE], share))
+        comparisons.append(
+            item.cell(
+                (LARGE, f"reduction of FLOPs by {technique}"),
+                reduction,
+                saved,
+                note='"around 30%"',
+            )
+        )
+        comparisons.append(
+            item.cell(
+                (LARGE, f"forward share of {technique}"),
+                paper[f"forward share of {technique}", LARGE],
+                share,
+            )
+        )
     rows: list[tuple[Number, ...]] = []
     for model in MODELS:
         whole, inference = sum(counted[model, "full"]), counted[model, "full"][0] / TERA
@@ -69,7 +114,16 @@ def fig3(item: Item, settings: Settings) -> Result:
         for technique in TECHNIQUES:
             forward, backward = counted[model, technique]
             total = forward + backward
-            rows.append((model, technique, forward / TERA, backward / TERA, total / TERA, 100 * (1 - total / whole)))
+            rows.append(
+                (
+                    model,
+                    technique,
+                    forward / TERA,
+                    backward / TERA,
+                    total / TERA,
+                    100 * (1 - total / whole),
+                )
+            )
     around = [one for one in comparisons if one.paper == 30.0]
     return item.result(
         comparisons,
@@ -82,14 +136,20 @@ def fig3(item: Item, settings: Settings) -> Result:
 
 
 def footprint(
-    constants: Constants, model: str | ModelDescription, technique: Technique, backbone_bytes: float = FP32_BYTES
+    constants: Constants,
+    model: str | ModelDescription,
+    technique: Technique,
+    backbone_bytes: float = FP32_BYTES,
 ) -> dict[str, float]:
     """Return bytes by part, for a mini-batch and a whole model on one device; 'parameters' is a number, not bytes.
 
     backbone_bytes: of each frozen weight.
     """
     costs = _costs(constants, model, technique)
-    trainable, frozen = sum(cost.trainable_params for cost in costs), sum(cost.frozen_params for cost in costs)
+    trainable, frozen = (
+        sum(cost.trainable_params for cost in costs),
+        sum(cost.frozen_params for cost in costs),
+    )
     kept = sum(
         (cost.context_bytes_per_token + cost.tap_bytes_per_token) * constants.sequence_length
         + cost.context_bytes_per_sample
@@ -99,7 +159,8 @@ def footprint(
     return {
         "parameters": trainable,
         "weights": FP32_BYTES * trainable + backbone_bytes * frozen,
-        "activations": constants.mini_batch * kept + constants.optimizer_bytes_per_trainable_byte * FP32_BYTES * trainable,
+        "activations": constants.mini_batch * kept
+        + constants.optimizer_bytes_per_trainable_byte * FP32_BYTES * trainable,
         "gradients": FP32_BYTES * trainable,
     }
 
@@ -113,7 +174,11 @@ def table1(item: Item, settings: Settings) -> Result:
     ours["inference"] = dict.fromkeys(("weights", "total"), ours["full"]["weights"])
 
     def cell(technique: str, quantity: str) -> Number:
-        return ours[technique]["parameters"] / 1e6 if quantity == "trainable parameters" else ours[technique][quantity] / GIB
+        return (
+            ours[technique]["parameters"] / 1e6
+            if quantity == "trainable parameters"
+            else ours[technique][quantity] / GIB
+        )
 
     comparisons = item.compare(cell)
     memory = [one for one in comparisons if one.unit == "GB"]
@@ -123,9 +188,20 @@ def table1(item: Item, settings: Settings) -> Result:
     targets: list[tuple[Number, ...]] = []
     for target in (1, 2, 8, 16, 32, 128):
         changed = replace(constants, target_tokens=target)
-        targets.append((target, *(footprint(changed, LARGE, technique)["activations"] / GIB for technique in TECHNIQUES)))
+        targets.append(
+            (
+                target,
+                *(footprint(changed, LARGE, technique)["activations"] / GIB for technique in TECHNIQUES),
+            )
+        )
     optimizers = [
-        (name, *((ours[technique]["activations"] + factor * ours[technique]["gradients"]) / GIB for technique in BASELINES))
+        (
+            name,
+            *(
+                (ours[technique]["activations"] + factor * ours[technique]["gradients"]) / GIB
+                for technique in BASELINES
+            ),
+        )
         for name, factor in (("none (SGD)", 0), ("momentum", 1), ("AdamW", 2))
     ]
     return item.result(
@@ -147,7 +223,9 @@ def memory(constants: Constants, model: ModelDescription) -> dict[str, float]:
         return sum(split[part] for part in PARTS) / GIB
 
     found = {technique: total(technique, FP32_BYTES) for technique in BASELINES}
-    return found | {f"Parallel Adapters, {name}": total("parallel_adapters", nbytes) for name, nbytes in PRECISIONS.items()}
+    return found | {
+        f"Parallel Adapters, {name}": total("parallel_adapters", nbytes) for name, nbytes in PRECISIONS.items()
+    }
 
 
 def fig15(item: Item, settings: Settings) -> Result:
@@ -155,20 +233,36 @@ def fig15(item: Item, settings: Settings) -> Result:
     constants = load_constants()
     base = testbed.description(constants, LARGE)
     models = [
-        replace(base, name=f"T5 {hidden}x{layers}", hidden=hidden, num_layers=layers, heads=heads, feed_forward=feed_forward)
+        replace(
+            base,
+            name=f"T5 {hidden}x{layers}",
+            hidden=hidden,
+            num_layers=layers,
+            heads=heads,
+            feed_forward=feed_forward,
+        )
         for hidden, layers, heads, feed_forward in SIZES
     ]
     found = {model.name: memory(constants, model) for model in models}
     smaller = [
-        (batch, *_most({model.name: memory(replace(constants, mini_batch=batch), model) for model in models}).values())
+        (
+            batch,
+            *_most({model.name: memory(replace(constants, mini_batch=batch), model) for model in models}).values(),
+        )
         for batch in (constants.mini_batch // factor for factor in (1, 2, 4, 16))
     ]
     ours = _most(found)
     return item.result(
         item.compare(lambda quantity, bound: ours[quantity]),
-        tables={"memory": [(model.name, model.params / 1e9, *found[model.name].values()) for model in models], "smaller": smaller},
+        tables={
+            "memory": [(model.name, model.params / 1e9, *found[model.name].values()) for model in models],
+            "smaller": smaller,
+        },
         holds={"falls": all(_falls(list(values.values())) for values in found.values())},
-        series={name: tuple((model.params / 1e9, found[model.name][name]) for model in models) for name in found[models[0].name]},
+        series={
+            name: tuple((model.params / 1e9, found[model.name][name]) for model in models)
+            for name in found[models[0].name]
+        },
         sizes=len(found),
         int8=PRECISIONS["INT8"],
         int4=PRECISIONS["INT4"],
@@ -180,9 +274,16 @@ def _most(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Return INT4's maximum saving in per cent, against full fine-tuning and against the others."""
 
     def saved(*others: str) -> float:
-        return max(100 * (1 - values["Parallel Adapters, INT4"] / values[other]) for values in found.values() for other in others)
+        return max(
+            100 * (1 - values["Parallel Adapters, INT4"] / values[other])
+            for values in found.values()
+            for other in others
+        )
 
-    return {"memory saved by int4 against full": saved("full"), "memory saved by int4 against lora and adapters": saved("adapters", "lora")}
+    return {
+        "memory saved by int4 against full": saved("full"),
+        "memory saved by int4 against lora and adapters": saved("adapters", "lora"),
+    }
 
 
 def _falls(values: list[float]) -> bool:
@@ -197,7 +298,9 @@ FLOOR_POINTS = 5.0
 
 
 class Cost(NamedTuple):
-    """Seconds per sample, the backward passes' fraction of all devices' work per sample, and the fullest device's GB by part and in all."""
+    """Seconds per sample, the backward passes' fraction of all devices' work per sample, and the fullest device's GB by
+    part and in all.
+    """
 
     seconds: float
     backward_s: float
@@ -211,15 +314,22 @@ class Cost(NamedTuple):
         """Return the cost of a mini-batch that takes `seconds`.  needs: of all devices."""
         most = max(needs, key=lambda need: need.total_bytes)
         backward_s = sum(span.end_s - span.start_s for span in timeline.spans if span.op.kind in ("B", "SB"))
-        parts = (most.weights_bytes, most.gradient_bytes, most.total_bytes - most.weights_bytes - most.gradient_bytes, most.total_bytes)
+        parts = (
+            most.weights_bytes,
+            most.gradient_bytes,
+            most.total_bytes - most.weights_bytes - most.gradient_bytes,
+            most.total_bytes,
+        )
         return cls(seconds / samples, backward_s / samples, *(nbytes / GIB for nbytes in parts))
 
 
 @lru_cache(maxsize=64)
 def costs(constants: Constants) -> Mapping[tuple[str, str], Cost]:
-    """Return the cost of every technique, by (model, technique): in one pipeline of 8 equal stages, all micro-batches in flight.
+    """Return the cost of every technique, by (model, technique): in one pipeline of 8 equal stages, all micro-batches
+    in flight.
 
-    It is the one plan that fits for every technique on 8 devices, including full fine-tuning; 'the same hybrid parallel architecture'.
+    It is the one plan that fits for every technique on 8 devices, including full fine-tuning; 'the same hybrid parallel
+    architecture'.
     From the cache: only the side network's work, data parallel on all devices.
     """
     found: dict[tuple[str, str], Cost] = {}
@@ -227,11 +337,20 @@ def costs(constants: Constants) -> Mapping[tuple[str, str], Cost]:
     for model in MODELS:
         for technique in (*BASELINES, OURS):
             asked = _problem(constants, model, technique)
-            layers, groups = [asked.profile.num_layers // DEVICES] * DEVICES, [[rank] for rank in range(DEVICES)]
+            layers, groups = (
+                [asked.profile.num_layers // DEVICES] * DEVICES,
+                [[rank] for rank in range(DEVICES)],
+            )
             plan = fixed_plan(asked, layers=layers, groups=groups, check_memory=False)
             timeline = simulated_step(asked, plan, gpipe=True)
-            given: dict[str, Any] = {"samples": plan.micro_batch_size, "sequence_length": length, "in_flight": plan.num_micro_batches}
-            needs = [rank_need(asked.profile, stage.ranks[0], stage.start, stage.stop, **given) for stage in plan.stages]
+            given: dict[str, Any] = {
+                "samples": plan.micro_batch_size,
+                "sequence_length": length,
+                "in_flight": plan.num_micro_batches,
+            }
+            needs = [
+                rank_need(asked.profile, stage.ranks[0], stage.start, stage.stop, **given) for stage in plan.stages
+            ]
             found[model, technique] = Cost.of(samples, timeline.makespan_s, timeline, needs)
         timeline, cached = simulated_cached_step(asked)
         own = [span for span in timeline.spans if span.op.kind in ("SF", "SB")]
@@ -256,7 +375,11 @@ def percentages(found: Mapping[tuple[str, str], Cost]) -> dict[tuple[str, ...], 
         ]
 
     full, inside = ("full",), BASELINES[1:]
-    time, memory, cached = saved([OURS], BASELINES, "seconds"), saved([OURS], BASELINES, "total_gb"), saved([CACHED], BASELINES, "total_gb")
+    time, memory, cached = (
+        saved([OURS], BASELINES, "seconds"),
+        saved([OURS], BASELINES, "total_gb"),
+        saved([CACHED], BASELINES, "total_gb"),
+    )
     return {
         ("time saved by parallel_adapters", "least"): min(time),
         ("time saved by parallel_adapters", "most"): max(time),
@@ -285,11 +408,21 @@ def fig13(item: Item, settings: Settings) -> Result:
         differences = [abs(values[labels] - value) for labels, value in paper.items()]
         return sum(difference <= FLOOR_POINTS for difference in differences), max(differences)
 
-    plain = replace(constants, backward_factor=1.0, side_factor=1.0, operation_overhead_s=0.0, step_overhead_s=0.0)
+    plain = replace(
+        constants,
+        backward_factor=1.0,
+        side_factor=1.0,
+        operation_overhead_s=0.0,
+        step_overhead_s=0.0,
+    )
     from_cache = []
     for model in MODELS:
         timeline, _ = simulated_cached_step(_problem(constants, model, OURS))
-        alone, whole, full = found[model, CACHED].seconds, timeline.makespan_s / constants.mini_batch, found[model, "full"].seconds
+        alone, whole, full = (
+            found[model, CACHED].seconds,
+            timeline.makespan_s / constants.mini_batch,
+            found[model, "full"].seconds,
+        )
         from_cache.append((model, alone, whole, 100 * (1 - alone / full), 100 * (1 - whole / full)))
     return item.result(
         comparisons,

@@ -1,4 +1,5 @@
-"""The paper's testbed from one documented set of constants, and the seconds of a sample in each paradigm on it (PAC+, sections V, VI-A).
+"""The paper's testbed from one documented set of constants, and the seconds of a sample in each paradigm on it (PAC+,
+sections V, VI-A).
 
 Jetson clusters, and profiles of the paper's models (Table IV).  Plan, schedule, simulate: Table V's rows.
 """
@@ -32,7 +33,9 @@ BASELINES: tuple[Technique, ...] = THROUGH_BACKBONE
 DEVICES = 4
 FLOPS_PER_CORE_AND_CYCLE = 2
 BITS_PER_BYTE = 8
-GIB = 2**30  # the paper's GB: T5-Large's 737.7 million fp32 parameters are 2.75 of these (Table I) and 2.95 of the others
+GIB = (
+    2**30
+)  # the paper's GB: T5-Large's 737.7 million fp32 parameters are 2.75 of these (Table I) and 2.95 of the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +100,10 @@ def nanos(constants: Constants, count: int) -> Cluster:
 def environment_b(constants: Constants) -> Cluster:
     """Return Env. B: Nano-H, Nano-L, TX2-H, TX2-L."""
     models = ("jetson-nano-h", "jetson-nano-l", "jetson-tx2-h", "jetson-tx2-l")
-    return Cluster(name="Env. B", devices=tuple(constants.device(model, model.removeprefix("jetson-")) for model in models))
+    return Cluster(
+        name="Env. B",
+        devices=tuple(constants.device(model, model.removeprefix("jetson-")) for model in models),
+    )
 
 
 def description(constants: Constants, model: str) -> ModelDescription:
@@ -108,7 +114,9 @@ def description(constants: Constants, model: str) -> ModelDescription:
 def technique_sizes(constants: Constants) -> TechniqueSizes:
     """Return the values that the paper's techniques add to a model."""
     named = {field.name for field in fields(Constants)}
-    return TechniqueSizes(**{field.name: getattr(constants, field.name) for field in fields(TechniqueSizes) if field.name in named})
+    return TechniqueSizes(
+        **{field.name: getattr(constants, field.name) for field in fields(TechniqueSizes) if field.name in named}
+    )
 
 
 def profile(constants: Constants, model: str, technique: Technique, cluster: Cluster) -> Profile:
@@ -125,28 +133,63 @@ def profile(constants: Constants, model: str, technique: Technique, cluster: Clu
 @lru_cache(maxsize=512)
 def _layers(constants: Constants, model: str, technique: Technique, device: Device) -> tuple[LayerProfile, ...]:
     # Times are linear in the batch.
-    sizes: Any = {"batch_sizes": (1, constants.mini_batch), "sequence_lengths": (constants.sequence_length,)}
-    described, alone = description(constants, model), Cluster(name="one", devices=(device,))
+    sizes: Any = {
+        "batch_sizes": (1, constants.mini_batch),
+        "sequence_lengths": (constants.sequence_length,),
+    }
+    described, alone = (
+        description(constants, model),
+        Cluster(name="one", devices=(device,)),
+    )
     [layers] = analytic_profile(described, alone, technique=technique, sizes=technique_sizes(constants), **sizes).layers
-    factors = {"B": constants.backward_factor, "SF": constants.side_factor, "SB": constants.side_factor}
+    factors = {
+        "B": constants.backward_factor,
+        "SF": constants.side_factor,
+        "SB": constants.side_factor,
+    }
     overheads = {"STEP": constants.step_overhead_s / len(layers)}
 
     def real(kind: str, grid: Grid) -> Grid:
-        factor, overhead = factors.get(kind, 1.0), overheads.get(kind, constants.operation_overhead_s)
-        return replace(grid, seconds=tuple(tuple(factor * cell + overhead for cell in row) for row in grid.seconds))
+        factor, overhead = (
+            factors.get(kind, 1.0),
+            overheads.get(kind, constants.operation_overhead_s),
+        )
+        return replace(
+            grid,
+            seconds=tuple(tuple(factor * cell + overhead for cell in row) for row in grid.seconds),
+        )
 
-    return tuple(replace(layer, times={kind: real(kind, grid) for kind, grid in layer.times.items()}) for layer in layers)
+    return tuple(
+        replace(layer, times={kind: real(kind, grid) for kind, grid in layer.times.items()}) for layer in layers
+    )
 
 
 Paradigm = Literal["standalone", "data_parallel", "pipeline_parallel", "hybrid"]
 
 
 def problem(
-    constants: Constants, model: str, technique: Technique, cluster: Cluster, *, batch_size: int | None = None, micro_batches: int = 1
+    constants: Constants,
+    model: str,
+    technique: Technique,
+    cluster: Cluster,
+    *,
+    batch_size: int | None = None,
+    micro_batches: int = 1,
 ) -> Problem[Profile]:
-    """Return the problem of training a model on a cluster.  batch_size: of a mini-batch; the constants' if not given."""
-    costs, batch_size = profile(constants, model, technique, cluster), batch_size or constants.mini_batch
-    return Problem(costs, cluster, batch_size=batch_size, micro_batches=micro_batches, sequence_length=constants.sequence_length)
+    """Return the problem of training a model on a cluster.  batch_size: of a mini-batch; the constants' if not
+    given.
+    """
+    costs, batch_size = (
+        profile(constants, model, technique, cluster),
+        batch_size or constants.mini_batch,
+    )
+    return Problem(
+        costs,
+        cluster,
+        batch_size=batch_size,
+        micro_batches=micro_batches,
+        sequence_length=constants.sequence_length,
+    )
 
 
 def fastest(asked: Problem[Profile], plans: Sequence[Plan]) -> tuple[float, Plan]:
@@ -155,7 +198,9 @@ def fastest(asked: Problem[Profile], plans: Sequence[Plan]) -> tuple[float, Plan
 
 
 def pipelines(asked: Problem[Profile], *, max_group: int | None) -> list[Plan]:
-    """Return the plans that fit with as many micro-batches in flight as possible.  Raises the PlanError for one in flight."""
+    """Return the plans that fit with as many micro-batches in flight as possible.  Raises the PlanError for one in
+    flight.
+    """
     in_flight, size = asked.micro_batches, asked.micro_batch_size
     while True:
         try:
@@ -175,18 +220,41 @@ class Step(NamedTuple):
     reason: str = ""
 
 
-def step(constants: Constants, model: str, technique: Technique, paradigm: Paradigm, *, alone: int | None = None) -> Step:
+def step(
+    constants: Constants,
+    model: str,
+    technique: Technique,
+    paradigm: Paradigm,
+    *,
+    alone: int | None = None,
+) -> Step:
     """Return a method's step on Nano-H devices.
 
-    Our readings where the paper is silent: a single device takes `alone` samples at a time (default: its share of the cluster's
-    mini-batch, like each device of data parallelism).  The pipelines split a mini-batch into 4 micro-batches; if they do not fit,
-    2 or 1 of the same size are in flight, 'a reduction in the number of micro-batches simultaneously input into the pipeline'
+    Our readings where the paper is silent: a single device takes `alone` samples at a time (default: its share of the
+    cluster's
+    mini-batch, like each device of data parallelism).  The pipelines split a mini-batch into 4 micro-batches; if they
+    do not fit,
+    2 or 1 of the same size are in flight, 'a reduction in the number of micro-batches simultaneously input into the
+    pipeline'
     (section VI-B).  Of the plans of each number of stages, the one with the shortest simulated mini-batch is taken.
     """
-    is_alone, is_pipeline = paradigm == "standalone", paradigm in ("pipeline_parallel", "hybrid")
+    is_alone, is_pipeline = (
+        paradigm == "standalone",
+        paradigm in ("pipeline_parallel", "hybrid"),
+    )
     samples = (alone or constants.mini_batch // DEVICES) if is_alone else constants.mini_batch
-    micro_batches, cluster = constants.micro_batches if is_pipeline else 1, nanos(constants, 1 if is_alone else DEVICES)
-    asked = problem(constants, model, technique, cluster, batch_size=samples, micro_batches=micro_batches)
+    micro_batches, cluster = (
+        constants.micro_batches if is_pipeline else 1,
+        nanos(constants, 1 if is_alone else DEVICES),
+    )
+    asked = problem(
+        constants,
+        model,
+        technique,
+        cluster,
+        batch_size=samples,
+        micro_batches=micro_batches,
+    )
     try:
         if is_pipeline:
             plans = pipelines(asked, max_group=1 if paradigm == "pipeline_parallel" else None)
@@ -198,9 +266,11 @@ def step(constants: Constants, model: str, technique: Technique, paradigm: Parad
 
 
 def redistribution_s(asked: Problem[Profile], plan: Plan, cached: Stage, samples: int) -> float:
-    """Return the seconds to send the adapters and the activations of `samples` samples to the devices that train on them.
+    """Return the seconds to send the adapters and the activations of `samples` samples to the devices that train on
+    them.
 
-    Each device sends a sample's computed activations to the sample's new owner, all devices at once, and then each stage's adapters are
+    Each device sends a sample's computed activations to the sample's new owner, all devices at once, and then each
+    stage's adapters are
     broadcast.  Reading and writing the disks overlaps and is not counted.
     """
     busy_s: Counter[tuple[str, int]] = Counter()  # of each device's link, in each direction
@@ -224,12 +294,23 @@ Phases = tuple[float, float, float]
 """Hours of PAC+'s first epoch, of the redistribution, and of an epoch from the cache."""
 
 
-def phases(constants: Constants, model: str, cluster: Cluster, plan: Plan, first_s: float, samples: int) -> Phases:
+def phases(
+    constants: Constants,
+    model: str,
+    cluster: Cluster,
+    plan: Plan,
+    first_s: float,
+    samples: int,
+) -> Phases:
     """Return the hours of PAC+'s phases.  first_s: of a sample in the first epoch."""
     asked = problem(constants, model, "parallel_adapters", cluster)
     timeline, cached = simulated_cached_step(asked)
     cached_s = samples * timeline.makespan_s / asked.batch_size
-    return samples * first_s / 3600, redistribution_s(asked, plan, cached, samples) / 3600, cached_s / 3600
+    return (
+        samples * first_s / 3600,
+        redistribution_s(asked, plan, cached, samples) / 3600,
+        cached_s / 3600,
+    )
 
 
 def hours(spent: Phases, epochs: int) -> float:

@@ -1,4 +1,6 @@
-"""Loss by epochs and accuracy by time of the three schemes and of FedAvg, trained at small size (RingAda, section IV, Fig. 3)."""
+"""Loss by epochs and accuracy by time of the three schemes and of FedAvg, trained at small size (RingAda, section IV,
+Fig. 3).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-from workbench.methods.ringada.published import FEDERATED, PIPE, RING, SINGLE, depth_of, load_constants
+from workbench.methods.ringada.published import (
+    FEDERATED,
+    PIPE,
+    RING,
+    SINGLE,
+    depth_of,
+    load_constants,
+)
 from workbench.trainings.kept import read_kept
 from workbench.trainings.rings import Curve, Training, train_in_turn
 from workbench_studies.papers.items import Item
@@ -17,7 +26,14 @@ from workbench_studies.papers.ringada.testbed import PAPER, seconds_after
 
 def curve_of(training: Training, settings: Settings, item: str, scheme: str, seed: int) -> Curve:
     """Return the stored training of the same settings, or train now."""
-    found = training.kept(settings.workdir, item, scheme, seed, Curve, lambda: _train(training, scheme, seed))
+    found = training.kept(
+        settings.workdir,
+        item,
+        scheme,
+        seed,
+        Curve,
+        lambda: _train(training, scheme, seed),
+    )
     test = ", ".join(f"{name} {value:.1f} %" for name, value in found.test.items())
     settings.progress(f"{scheme}, seed {seed}: loss {found.losses[-1]:.3f}, test {test}")
     return found
@@ -25,7 +41,10 @@ def curve_of(training: Training, settings: Settings, item: str, scheme: str, see
 
 def kept_curves(folder: Path, seeds: Sequence[int] = (0, 1, 2)) -> dict[str, list[Curve]]:
     """Return the trainings of fig3 that a folder keeps, by scheme; those of which a seed is missing are left out."""
-    training, found = Training(steps=round(load_constants().epochs)), dict[str, list[Curve]]()
+    training, found = (
+        Training(steps=round(load_constants().epochs)),
+        dict[str, list[Curve]](),
+    )
     for scheme in (SINGLE, RING, FEDERATED):
         curves = [read_kept(training.place(folder, "fig3", scheme, seed), Curve) for seed in seeds]
         found |= {scheme: own} if len(own := [curve for curve in curves if curve]) == len(seeds) else {}
@@ -42,7 +61,9 @@ def fig3(item: Item, settings: Settings) -> Result:
     training = training.quick() if settings.quick else training
     steps, points, at = training.steps, training.points, training.ends
     trained = (SINGLE, RING, FEDERATED)
-    curves = {scheme: [curve_of(training, settings, "fig3", scheme, seed) for seed in settings.seeds] for scheme in trained}
+    curves = {
+        scheme: [curve_of(training, settings, "fig3", scheme, seed) for seed in settings.seeds] for scheme in trained
+    }
     curves[PIPE] = curves[SINGLE]
     clock = {scheme: seconds_after(constants, scheme) for scheme in (SINGLE, PIPE, RING, FEDERATED)}
     series: dict[str, tuple[tuple[float, float], ...]] = {}
@@ -51,13 +72,31 @@ def fig3(item: Item, settings: Settings) -> Result:
         loss[scheme] = [fmean(values) for values in zip(*(one.losses for one in curves[scheme]), strict=True)]
         score[scheme] = [fmean(values) for values in zip(*(one.scores for one in curves[scheme]), strict=True)]
         series[f"loss, {scheme}"] = tuple(zip(map(float, at), loss[scheme], strict=True))
-        series[f"accuracy, {scheme}"] = tuple((clock[scheme][step - 1], value) for step, value in zip(at, score[scheme], strict=True))
+        series[f"accuracy, {scheme}"] = tuple(
+            (clock[scheme][step - 1], value) for step, value in zip(at, score[scheme], strict=True)
+        )
     target = score[RING][-1]
-    reached = {scheme: next((time for time, value in series[f"accuracy, {scheme}"] if value >= target), None) for scheme in clock}
+    reached = {
+        scheme: next(
+            (time for time, value in series[f"accuracy, {scheme}"] if value >= target),
+            None,
+        )
+        for scheme in clock
+    }
     rows: list[tuple[Number, ...]] = []
     for scheme in clock:
         tests = [one.test["accuracy"] for one in curves[scheme]]
-        rows.append((scheme, loss[scheme][0], loss[scheme][-1], score[scheme][-1], fmean(tests), spread(tests), reached[scheme]))
+        rows.append(
+            (
+                scheme,
+                loss[scheme][0],
+                loss[scheme][-1],
+                score[scheme][-1],
+                fmean(tests),
+                spread(tests),
+                reached[scheme],
+            )
+        )
     gap = [ring - single for ring, single in zip(loss[RING], loss[SINGLE], strict=True)]
     early, late = max(gap[: points // 2]), gap[-1]
     ends = {scheme: fmean(one.test["accuracy"] for one in curves[scheme]) for scheme in clock}
@@ -65,7 +104,12 @@ def fig3(item: Item, settings: Settings) -> Result:
     return item.result(
         [item.cell(labels, value, clock[labels[0]][-1], "s") for labels, value in paper.items()],
         tables={"ends": rows},
-        holds={"slower": early > 0, "narrows": late < early, "below": ends[RING] < ends[SINGLE], "sooner": soonest[1] == RING},
+        holds={
+            "slower": early > 0,
+            "narrows": late < early,
+            "below": ends[RING] < ends[SINGLE],
+            "sooner": soonest[1] == RING,
+        },
         series=series,
         early=early,
         late=late,
@@ -73,7 +117,9 @@ def fig3(item: Item, settings: Settings) -> Result:
         ring=ends[RING],
         target=target,
         soonest=soonest[1],
-        reached=", ".join(f"{scheme} {'never' if time is None else f'{time:.0f} s'}" for scheme, time in reached.items()),
+        reached=", ".join(
+            f"{scheme} {'never' if time is None else f'{time:.0f} s'}" for scheme, time in reached.items()
+        ),
         seeds=len(settings.seeds),
         model=training.model,
         steps=steps,
@@ -81,33 +127,64 @@ def fig3(item: Item, settings: Settings) -> Result:
     )
 
 
-def question_scores(settings: Settings) -> tuple[list[tuple[Number, ...]], dict[tuple[str, str], float], str]:
+def question_scores(
+    settings: Settings,
+) -> tuple[list[tuple[Number, ...]], dict[tuple[str, str], float], str]:
     """Train on questions: the embedded ones, or SQuAD's files in the settings' data folder.
 
-    Returns a row for each scheme, each scheme's means by F1 and EM, per cent, and the model in words.  PipeAdapter without stale weights
+    Returns a row for each scheme, each scheme's means by F1 and EM, per cent, and the model in words.  PipeAdapter
+    without stale weights
     has Single's.
     """
     training = Training(task="questions", limits=(None, 100, 400), steps=120, points=1, batch_size=16)
     if settings.data is not None and any(settings.data.glob("*.json")):
-        training = replace(training, task="question_answering", data=settings.data.resolve(), limits=(2000, 100, 400), max_length=192)
+        training = replace(
+            training,
+            task="question_answering",
+            data=settings.data.resolve(),
+            limits=(2000, 100, 400),
+            max_length=192,
+        )
     training = training.quick() if settings.quick else training
     rows, means = list[tuple[Number, ...]](), dict[tuple[str, str], float]()
     for scheme in (SINGLE, RING):
-        curves, row = [curve_of(training, settings, "table1", scheme, seed) for seed in settings.seeds], list[Number]()
+        curves, row = (
+            [curve_of(training, settings, "table1", scheme, seed) for seed in settings.seeds],
+            list[Number](),
+        )
         for name, metric in (("F1", "answer_f1"), ("EM", "exact_match")):
             values = [curve.test[metric] for curve in curves]
             row += [fmean(values), spread(values)]
             for label in (scheme, PIPE) if scheme == SINGLE else (scheme,):
                 means[label, name] = fmean(values)
-        rows.append((scheme, training.task, training.steps, len(curves), fmean(curve.losses[-1] for curve in curves), *row))
+        rows.append(
+            (
+                scheme,
+                training.task,
+                training.steps,
+                len(curves),
+                fmean(curve.losses[-1] for curve in curves),
+                *row,
+            )
+        )
     return rows, means, f"{training.model}{' (quick trial)' * settings.quick}"
 
 
 def _train(training: Training, scheme: str, seed: int) -> Curve:
     """Train; at every step the fraction of trained layers is that of the paper's twelve."""
-    constants, steps, is_federated = load_constants(), training.steps, scheme == FEDERATED
+    constants, steps, is_federated = (
+        load_constants(),
+        training.steps,
+        scheme == FEDERATED,
+    )
 
     def trained(step: int, num_layers: int, history: Sequence[float]) -> int:
         return -(-depth_of(constants, scheme, step * round(constants.epochs) // steps) * num_layers // constants.layers)
 
-    return train_in_turn(training, seed, trained, devices=constants.devices if is_federated else 1, is_federated=is_federated)
+    return train_in_turn(
+        training,
+        seed,
+        trained,
+        devices=constants.devices if is_federated else 1,
+        is_federated=is_federated,
+    )

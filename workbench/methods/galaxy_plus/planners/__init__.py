@@ -1,4 +1,6 @@
-"""Plan single-shot inference: Galaxy+'s planning (section III-C), its exact optimum, and its baselines' planners (section IV-A)."""
+"""Plan single-shot inference: Galaxy+'s planning (section III-C), its exact optimum, and its baselines' planners
+(section IV-A).
+"""
 
 from workbench.methods.galaxy_plus.planners.baselines import (
     INFERENCE_SYSTEMS,

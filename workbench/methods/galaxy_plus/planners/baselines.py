@@ -1,8 +1,10 @@
-"""Planners of Galaxy+'s baselines (section IV-A): local inference, Megatron-LM, sequence parallelism, Galaxy, EdgeShard.
+"""Planners of Galaxy+'s baselines (section IV-A): local inference, Megatron-LM, sequence parallelism, Galaxy,
+EdgeShard.
 
 Each returns a plan, or raises PlanError if it does not fit.
 
-EdgeShard's dynamic programme (Zhang et al. 2024, the latency objective) has as its state a layer and its device, and stores the path to it:
+EdgeShard's dynamic programme (Zhang et al. 2024, the latency objective) has as its state a layer and its device, and
+stores the path to it:
 used devices and their memory follow from that.  It is exact where memory does not force a detour.
 """
 
@@ -18,9 +20,19 @@ import numpy as np
 
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
-from workbench.methods.galaxy_plus.planners.memory import activation_bytes, check, least_missing
+from workbench.methods.galaxy_plus.planners.memory import (
+    activation_bytes,
+    check,
+    least_missing,
+)
 from workbench.methods.galaxy_plus.planners.planner import algorithm_1, plan
-from workbench.methods.galaxy_plus.planners.pricing import boundary_bytes, ends_s, layer_s, lengths_of, price_plan
+from workbench.methods.galaxy_plus.planners.pricing import (
+    boundary_bytes,
+    ends_s,
+    layer_s,
+    lengths_of,
+    price_plan,
+)
 from workbench.planners.problem import Problem
 
 InferencePlanner = Callable[[Problem[InferenceProfile]], InferencePlan]
@@ -30,15 +42,31 @@ InferencePlanner = Callable[[Problem[InferenceProfile]], InferencePlan]
 def _finished(made: InferencePlan, problem: Problem[InferenceProfile]) -> InferencePlan:
     """Return a plan with its predicted time.  Raises PlanError if it does not fit."""
     check(problem, made)
-    return replace(made, predicted_s=price_plan(made, problem.profile, problem.cluster, decoder_length=problem.decoder_length).total_s)
+    return replace(
+        made,
+        predicted_s=price_plan(
+            made,
+            problem.profile,
+            problem.cluster,
+            decoder_length=problem.decoder_length,
+        ).total_s,
+    )
 
 
 def local(problem: Problem[InferenceProfile]) -> InferencePlan:
-    """Return the plan of one device, the fastest on which the model fits.  Raises PlanError for the largest device if it fits on none."""
+    """Return the plan of one device, the fastest on which the model fits.  Raises PlanError for the largest device if
+    it fits on none.
+    """
     made, refusals = [], []
     for rank in problem.members:
         layers = (problem.profile.num_layers,)
-        one = InferencePlan(method="local", paradigm="pipeline", ranks=(rank,), layers=layers, length=lengths_of(problem)[0])
+        one = InferencePlan(
+            method="local",
+            paradigm="pipeline",
+            ranks=(rank,),
+            layers=layers,
+            length=lengths_of(problem)[0],
+        )
         try:
             made.append(_finished(one, problem))
         except PlanError as error:
@@ -49,14 +77,17 @@ def local(problem: Problem[InferenceProfile]) -> InferencePlan:
 
 
 def megatron_lm(problem: Problem[InferenceProfile]) -> InferencePlan:
-    """Return tensor parallelism with equal heads and columns on every device, regardless of speed and memory (Megatron-LM).
+    """Return tensor parallelism with equal heads and columns on every device, regardless of speed and memory
+    (Megatron-LM).
 
     Raises PlanError if the number of heads is not a multiple of the devices, or if a device runs out of memory.
     """
     profile, ranks = problem.profile, problem.members
     count, units = len(ranks), profile.stacks[0].num_units
     if any(shape.num_units % count for shape in profile.stacks):
-        able = max(number for number in range(1, count) if all(shape.num_units % number == 0 for shape in profile.stacks))
+        able = max(
+            number for number in range(1, count) if all(shape.num_units % number == 0 for shape in profile.stacks)
+        )
         raise PlanError(
             f"Equal parts of '{profile.model}' on {count} devices were asked for (Megatron-LM).",
             f"Its attention has {units} units, which {count} does not divide.",
@@ -65,7 +96,14 @@ def megatron_lm(problem: Problem[InferenceProfile]) -> InferencePlan:
     columns = proportional_parts(profile.stacks[0].columns, (1,) * count)
     parts = (units // count,) * count
     length = lengths_of(problem)[0]
-    made = InferencePlan(method="megatron_lm", paradigm="tensor", ranks=ranks, units=parts, columns=columns, length=length)
+    made = InferencePlan(
+        method="megatron_lm",
+        paradigm="tensor",
+        ranks=ranks,
+        units=parts,
+        columns=columns,
+        length=length,
+    )
     return _finished(made, problem)
 
 
@@ -82,7 +120,13 @@ def sequence_parallel(problem: Problem[InferenceProfile]) -> InferencePlan:
             f"Use {min(lengths)} of the devices, or a planner that cuts unequally, such as galaxy_plus.",
         )
     shares = (1.0,) * len(ranks)
-    made = InferencePlan(method="sequence_parallel", paradigm="sequence", ranks=ranks, shares=shares, length=lengths[0])
+    made = InferencePlan(
+        method="sequence_parallel",
+        paradigm="sequence",
+        ranks=ranks,
+        shares=shares,
+        length=lengths[0],
+    )
     return _finished(made, problem)
 
 
@@ -94,7 +138,8 @@ Path = tuple[tuple[int, int], ...]
 
 
 def edgeshard(problem: Problem[InferenceProfile]) -> InferencePlan:
-    """Return the sequential pipeline of EdgeShard's dynamic programme, for the least latency; devices that do not help are left out.
+    """Return the sequential pipeline of EdgeShard's dynamic programme, for the least latency; devices that do not help
+    are left out.
 
     Embedding and head are on the first device, and the result is sent back to it.
     Raises PlanError with the missing memory if no pipeline fits.
@@ -103,7 +148,13 @@ def edgeshard(problem: Problem[InferenceProfile]) -> InferencePlan:
     if path is None:
         raise least_missing(problem)
     ranks, layers = zip(*path, strict=True)
-    made = InferencePlan(method="edgeshard", paradigm="pipeline", ranks=ranks, layers=layers, length=problem.sequence_length)
+    made = InferencePlan(
+        method="edgeshard",
+        paradigm="pipeline",
+        ranks=ranks,
+        layers=layers,
+        length=problem.sequence_length,
+    )
     return _finished(made, problem)
 
 
@@ -111,7 +162,11 @@ class _Paths:
     """Seconds and bytes of every range of layers on every device.  Index d is ranks[d]; i layers are finished."""
 
     def __init__(self, problem: Problem[InferenceProfile]) -> None:
-        profile, cluster, lengths = problem.profile, problem.cluster, lengths_of(problem)
+        profile, cluster, lengths = (
+            problem.profile,
+            problem.cluster,
+            lengths_of(problem),
+        )
         ranks = self.ranks = problem.members
         self.layers = profile.num_layers
         stacks = [profile.stack_of(layer) for layer in range(self.layers)]
@@ -128,10 +183,20 @@ class _Paths:
         self.cost: list[dict[bool, np.ndarray]] = []  # [device][is first]: (layers + 1, layers + 1) seconds from i to j
         nbytes = held[None, :] - held[:, None]
         for rank in ranks:
-            done = np.concatenate([[0.0], np.cumsum([layer_s(profile, rank, stack, lengths) for stack in stacks])])
-            seconds, budget = done[None, :] - done[:, None], cluster.devices[rank].memory_bytes - working
+            done = np.concatenate(
+                [
+                    [0.0],
+                    np.cumsum([layer_s(profile, rank, stack, lengths) for stack in stacks]),
+                ]
+            )
+            seconds, budget = (
+                done[None, :] - done[:, None],
+                cluster.devices[rank].memory_bytes - working,
+            )
             rooms = {first: budget - first * profile.ends_bytes for first in (True, False)}
-            self.cost.append({first: np.where((nbytes > 0) & (nbytes <= room), seconds, np.inf) for first, room in rooms.items()})
+            self.cost.append(
+                {first: np.where((nbytes > 0) & (nbytes <= room), seconds, np.inf) for first, room in rooms.items()}
+            )
 
     def best(self) -> Path | None:
         """Return the fastest path found, None if none fits."""

@@ -1,4 +1,6 @@
-"""The memory of a single-shot inference plan on each device, and the check that it fits (Galaxy+, section III-C, Eq. 8-9)."""
+"""The memory of a single-shot inference plan on each device, and the check that it fits (Galaxy+, section III-C, Eq.
+8-9).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ class InferenceNeed:
 def part_bytes(profile: InferenceProfile, second: Sequence[int]) -> tuple[float, float, float]:
     """Return the bytes of a unit in all layers, of a column in scheme-1 layers, and of a column in scheme-2 layers.
 
-    second: the layers of scheme 2 in each stack.  Units and columns are the first stack's; a second is split in proportion.
+    second: the layers of scheme 2 in each stack.  Units and columns are the first stack's; a second is split in
+    proportion.
     """
     first, pairs = profile.stacks[0], list(zip(profile.stacks, second, strict=True))
     return (
@@ -71,7 +74,9 @@ def needs(problem: Problem[InferenceProfile], plan: InferencePlan) -> dict[int, 
 
 
 def check(problem: Problem[InferenceProfile], plan: InferencePlan) -> None:
-    """Raise PlanError if a plan does not fit, naming the device, its need, its memory, and the missing bytes there and in total."""
+    """Raise PlanError if a plan does not fit, naming the device, its need, its memory, and the missing bytes there and
+    in total.
+    """
     devices, needed = problem.cluster.devices, needs(problem, plan)
     missing = {rank: need.total_bytes - devices[rank].memory_bytes for rank, need in needed.items()}
     short = {rank: nbytes for rank, nbytes in missing.items() if nbytes > 0}
@@ -108,17 +113,24 @@ def room_bytes(problem: Problem[InferenceProfile], ranks: Sequence[int], *, has_
 
 
 def least_missing(problem: Problem[InferenceProfile], *, schemes: int | None = None) -> PlanError:
-    """Return the error if no partition over these devices fits: the need, each device's room, and the missing bytes in total.
+    """Return the error if no partition over these devices fits: the need, each device's room, and the missing bytes in
+    total.
 
     schemes: 2 if every layer had to be of scheme 2.
     """
-    profile, members, ends = problem.profile, problem.members, problem.profile.ends_bytes
+    profile, members, ends = (
+        problem.profile,
+        problem.members,
+        problem.profile.ends_bytes,
+    )
     feed_forward = sum(shape.num_layers * shape.feed_forward_bytes for shape in profile.stacks)
     need = feed_forward + sum(shape.num_layers * shape.attention_bytes for shape in profile.stacks)
     # Without embedding and head, which one device has in addition to its part.
     room = [max(0, nbytes) for nbytes in room_bytes(problem, members, has_ends=False)]
     most, biggest = sum(room), max(room)
-    listed = ", ".join(f"'{problem.cluster.devices[rank].name}' {readable(nbytes)}" for rank, nbytes in zip(members, room, strict=True))
+    listed = ", ".join(
+        f"'{problem.cluster.devices[rank].name}' {readable(nbytes)}" for rank, nbytes in zip(members, room, strict=True)
+    )
     if need + ends > most:
         why = f"{readable(need + ends - most)} are missing in all"
     elif ends > biggest:
@@ -129,6 +141,7 @@ def least_missing(problem: Problem[InferenceProfile], *, schemes: int | None = N
         why = "no cut into whole heads and columns fits each device"
     return PlanError(
         f"A plan of '{profile.model}' for {problem.longest} tokens on {len(room)} devices was asked for.",
-        f"Its layers need {readable(need)}, embedding and head {readable(ends)}; the devices have room for {listed}: {why}.",
+        f"Its layers need {readable(need)}, embedding and head {readable(ends)}; the devices have room for "
+        f"{listed}: {why}.",
         "Add a device, raise memory, or take a smaller model.",
     )

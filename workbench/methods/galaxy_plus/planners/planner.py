@@ -1,7 +1,10 @@
-"""Plan hybrid model parallelism: Algorithm 1 as printed, and our planner (Eq. 9 searched over rings, schemes and cuts), never worse.
+"""Plan hybrid model parallelism: Algorithm 1 as printed, and our planner (Eq. 9 searched over rings, schemes and cuts),
+never worse.
 
-Beyond Algorithm 1 our planner may leave devices out and orders the ring.  It cuts heads, columns and tokens each by its own times, and
-trades heads for columns if memory is short.  A device may have heads and columns without tokens.  The number of scheme-2 layers is the
+Beyond Algorithm 1 our planner may leave devices out and orders the ring.  It cuts heads, columns and tokens each by its
+own times, and
+trades heads for columns if memory is short.  A device may have heads and columns without tokens.  The number of
+scheme-2 layers is the
 fastest, not the largest that fits.
 The search starts from promising rings, and from cuts of the relaxed linear programme (Eq. 9).
 """
@@ -16,8 +19,19 @@ from typing import Any
 
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
-from workbench.methods.galaxy_plus.planners.memory import check, least_missing, needs, part_bytes
-from workbench.methods.galaxy_plus.planners.pricing import Cut, capacity, cut_of, lengths_of, price_plan
+from workbench.methods.galaxy_plus.planners.memory import (
+    check,
+    least_missing,
+    needs,
+    part_bytes,
+)
+from workbench.methods.galaxy_plus.planners.pricing import (
+    Cut,
+    capacity,
+    cut_of,
+    lengths_of,
+    price_plan,
+)
 from workbench.methods.galaxy_plus.planners.programme import Programme
 from workbench.methods.galaxy_plus.planners.search import MOST_POSITIONS, Ranks, Search
 from workbench.planners.problem import Problem
@@ -27,7 +41,12 @@ GAINS = 1.25
 """Rings whose plain cuts take this many times as long as the best ring's are not given to the linear programme."""
 
 
-def algorithm_1(problem: Problem[InferenceProfile], *, substitute: bool = True, method: str = "algorithm_1") -> InferencePlan:
+def algorithm_1(
+    problem: Problem[InferenceProfile],
+    *,
+    substitute: bool = True,
+    method: str = "algorithm_1",
+) -> InferencePlan:
     """Return the plan of heterogeneity and memory aware HMP planning as printed (Galaxy+, section III-C, Algorithm 1).
 
     substitute: False keeps scheme 1 in all layers (Galaxy).
@@ -36,15 +55,20 @@ def algorithm_1(problem: Problem[InferenceProfile], *, substitute: bool = True, 
     The printed algorithm leaves some points open; we chose:
 
     1. Line 5 gives fractions of heads, columns and tokens: rounded by largest remainder, the first of equals gets more.
-    2. "Out-of-memory" (lines 8, 31, 34) is Eq. 8 with P = all layers, both blocks together: while columns move, heads stay.
-    3. "Overflowing workload" (line 13) is the fewest units or columns whose removal makes the device fit, at most all it has.
-    4. Free devices (line 9) are those of L with room for one more unit.  Their additions (line 15) are rounded by largest remainder.  This
+    2. "Out-of-memory" (lines 8, 31, 34) is Eq. 8 with P = all layers, both blocks together: while columns move, heads
+       stay.
+    3. "Overflowing workload" (line 13) is the fewest units or columns whose removal makes the device fit, at most all
+       it has.
+    4. Free devices (line 9) are those of L with room for one more unit.  Their additions (line 15) are rounded by
+       largest remainder.  This
        may overload them, which the recursion corrects.  They are determined once for all devices of line 12.
     5. If no device of L is free, nothing is shifted and the partition is returned as it is; line 34 decides.
     6. Line 17 lacks a "Return": the recursion's result is returned.
-    7. Line 16 removes a device from L for good.  Lines 32 and 33 each start with all devices; with one shared list, line 33 could never
+    7. Line 16 removes a device from L for good.  Lines 32 and 33 each start with all devices; with one shared list,
+       line 33 could never
        take heads from a device that line 32 emptied of columns.
-    8. After a rebalance (lines 32-35) P and Q are not set, as `else` (line 36) skips the substitution: all layers keep scheme 1.
+    8. After a rebalance (lines 32-35) P and Q are not set, as `else` (line 36) skips the substitution: all layers keep
+       scheme 1.
     9. Line 20 takes the layers from the first on, the encoder's before the decoder's.
     10. Line 22 checks every device, also one without tokens: see MemoryRule.full_everywhere.
     """
@@ -69,7 +93,9 @@ def algorithm_1(problem: Problem[InferenceProfile], *, substitute: bool = True, 
         return [cluster.devices[rank].memory_bytes - needed[rank].total_bytes for rank in chosen]
 
     def balanced(plan: InferencePlan, name: str, piece_bytes: int, left: Sequence[int]) -> InferencePlan:
-        """Move the overflow of one partition to devices with room (lines 7-17).  piece_bytes: of a unit or column in all layers."""
+        """Move the overflow of one partition to devices with room (lines 7-17).  piece_bytes: of a unit or column in
+        all layers.
+        """
         spare = spare_bytes(plan)
         over = [d for d in left if spare[d] < 0]
         free = [d for d in left if spare[d] >= piece_bytes]
@@ -86,7 +112,12 @@ def algorithm_1(problem: Problem[InferenceProfile], *, substitute: bool = True, 
 
     if min(spare_bytes(plan)) < 0:
         everyone = range(len(chosen))
-        plan = balanced(balanced(plan, "columns", column_bytes, everyone), "units", unit_bytes, everyone)
+        plan = balanced(
+            balanced(plan, "columns", column_bytes, everyone),
+            "units",
+            unit_bytes,
+            everyone,
+        )
         check(problem, plan)  # lines 34-35
         plan = replace(plan, notes=("heads and columns were shifted to devices with more memory",))
     elif substitute:
@@ -95,7 +126,10 @@ def algorithm_1(problem: Problem[InferenceProfile], *, substitute: bool = True, 
             if min(spare_bytes(more)) < 0:
                 break
             plan = more
-    return replace(plan, predicted_s=price_plan(plan, profile, cluster, decoder_length=problem.decoder_length).total_s)
+    return replace(
+        plan,
+        predicted_s=price_plan(plan, profile, cluster, decoder_length=problem.decoder_length).total_s,
+    )
 
 
 def plan(problem: Problem[InferenceProfile], **settings: Any) -> InferencePlan:
@@ -111,18 +145,28 @@ def plans(
     effort: int = 2,
     method: str = "galaxy_plus",
 ) -> list[InferencePlan]:
-    """Return plans for one sequence with different rings, schemes and cuts, at most MOST_CANDIDATES, fastest by Eq. 9 first.
+    """Return plans for one sequence with different rings, schemes and cuts, at most MOST_CANDIDATES, fastest by Eq. 9
+    first.
 
-    They overlap.  Algorithm 1's plan and a plan on a single device are among them, so that another measure may prefer these.
+    They overlap.  Algorithm 1's plan and a plan on a single device are among them, so that another measure may prefer
+    these.
     portal: is first and has embedding and head.  effort: 0 tries few rings, 2 more.
     schemes: 1 or 2 for all layers; then no plan leaves all work to one device of several.
     Raises PlanError naming the device and the missing memory if no plan fits.
     """
     chosen = problem.members
     if portal is not None and portal not in chosen:
-        raise ConfigError(f"A plan with portal {portal} was asked for.", f"The devices are {list(chosen)}.", "Let the portal take part.")
+        raise ConfigError(
+            f"A plan with portal {portal} was asked for.",
+            f"The devices are {list(chosen)}.",
+            "Let the portal take part.",
+        )
     if schemes not in (None, 1, 2):
-        raise ConfigError(f"Scheme {schemes} was asked for.", "There are 1 and 2.", "Choose one of them, or None.")
+        raise ConfigError(
+            f"Scheme {schemes} was asked for.",
+            "There are 1 and 2.",
+            "Choose one of them, or None.",
+        )
     found = _candidates(Search(problem, method=method, portal=portal, schemes=schemes), effort)
     if not found:
         raise least_missing(problem, schemes=schemes)
@@ -132,10 +176,20 @@ def plans(
 def _candidates(search: Search, effort: int) -> list[InferencePlan]:
     tried = rings(search, 4 + 2 * effort)
     close = [cut for cut in tried if search.seconds(cut) <= GAINS * search.seconds(tried[0])]
-    looked = [*tried, *(cut for plain in close for cut in starts(search, plain.ranks, [plain.second]))]
+    looked = [
+        *tried,
+        *(cut for plain in close for cut in starts(search, plain.ranks, [plain.second])),
+    ]
     looked.sort(key=search.seconds)
-    for at, ring in enumerate(list(dict.fromkeys(cut.ranks for cut in looked))[: 1 + effort] or [turned(search, search.ranks)]):
-        looked += starts(search, ring, numbers(search, 4 + 2 * effort if at == 0 else 2), every=at == 0)
+    for at, ring in enumerate(
+        list(dict.fromkeys(cut.ranks for cut in looked))[: 1 + effort] or [turned(search, search.ranks)]
+    ):
+        looked += starts(
+            search,
+            ring,
+            numbers(search, 4 + 2 * effort if at == 0 else 2),
+            every=at == 0,
+        )
     looked = sorted(dict.fromkeys(looked), key=search.seconds)
     firsts = sorted({cut.ranks: cut for cut in reversed(looked)}.values(), key=search.seconds)  # the best of each ring
     refined = [search.climbed(cut, 0.5**5) for cut in firsts[: 3 + effort]]
@@ -169,7 +223,9 @@ def _algorithm_1(search: Search) -> Cut | None:
 
 
 def rings(search: Search, most: int) -> list[Cut]:
-    """Return the best plain cuts of the most promising rings, for each size; with more than 8 devices the fastest are tried."""
+    """Return the best plain cuts of the most promising rings, for each size; with more than 8 devices the fastest are
+    tried.
+    """
     others = [rank for rank in search.ranks if rank != search.portal]
     if len(others) <= 8:
         sets = [set(some) for count in range(len(others) + 1) for some in itertools.combinations(others, count)]
@@ -177,7 +233,13 @@ def rings(search: Search, most: int) -> list[Cut]:
         counts = sorted({round(1.25**power) for power in range(40)} | {len(others)})
         sets = [set(sorted(others, key=search.speed.__getitem__, reverse=True)[:count]) for count in counts]
     found = []
-    all_of = [turned(search, tuple(rank for rank in search.ranks if rank == search.portal or rank in some)) for some in sets]
+    all_of = [
+        turned(
+            search,
+            tuple(rank for rank in search.ranks if rank == search.portal or rank in some),
+        )
+        for some in sets
+    ]
     for ring in {_kinds(search, ring): ring for ring in reversed(all_of) if ring}.values():
         if cuts := list(starts(search, ring, numbers(search, 2), plain=True, every=search.schemes == 2)):
             found.append(min(cuts, key=search.seconds))
@@ -187,20 +249,30 @@ def rings(search: Search, most: int) -> list[Cut]:
 
 
 def _kinds(search: Search, ring: Ranks) -> Ranks:
-    """Return the kinds of a ring's devices, equal for all rings of equal time: without a portal a ring may be rotated."""
+    """Return the kinds of a ring's devices, equal for all rings of equal time: without a portal a ring may be
+    rotated.
+    """
     kinds = tuple(search.kind[rank] for rank in ring)
     return kinds if search.portal is not None else min(kinds[at:] + kinds[:at] for at in range(len(kinds)))
 
 
 def turned(search: Search, ring: Ranks) -> Ranks:
-    """Rotate the ring so that the portal is first, or else the device with most memory if embedding and head have bytes."""
+    """Rotate the ring so that the portal is first, or else the device with most memory if embedding and head have
+    bytes.
+    """
     first = search.portal
     if not ring:
         return ring
     if first is None:
         if not search.profile.ends_bytes:
             return ring
-        first = max(ring, key=lambda rank: (search.cluster.devices[rank].memory_bytes, -ring.index(rank)))
+        first = max(
+            ring,
+            key=lambda rank: (
+                search.cluster.devices[rank].memory_bytes,
+                -ring.index(rank),
+            ),
+        )
     at = ring.index(first)
     return (*ring[at:], *ring[:at])
 
@@ -214,11 +286,19 @@ def numbers(search: Search, most: int) -> list[tuple[int, ...]]:
     return list(itertools.product(*axes))
 
 
-def starts(search: Search, ring: Ranks, seconds: Sequence[tuple[int, ...]], *, every: bool = False, plain: bool = False) -> Iterator[Cut]:
+def starts(
+    search: Search,
+    ring: Ranks,
+    seconds: Sequence[tuple[int, ...]],
+    *,
+    every: bool = False,
+    plain: bool = False,
+) -> Iterator[Cut]:
     """Yield the relaxed programme's plans, rounded, for some numbers of scheme-2 layers.
 
     plain: cuts by speed instead, as on a large ring.
-    every: also try devices without tokens if they have no room for all of a scheme-2 layer; they then need not have all of it.
+    every: also try devices without tokens if they have no room for all of a scheme-2 layer; they then need not have all
+    of it.
     """
     room = search.room(ring)
     if min(room) < 0:
@@ -238,7 +318,11 @@ def starts(search: Search, ring: Ranks, seconds: Sequence[tuple[int, ...]], *, e
                 break  # it has room for all of a scheme-2 layer
             if programme is None:
                 weights = [search.speed[rank] for rank in ring]
-                parts = [weights, weights, [one * has for one, has in zip(weights, holders, strict=True)]]
+                parts = [
+                    weights,
+                    weights,
+                    [one * has for one, has in zip(weights, holders, strict=True)],
+                ]
             else:
                 found = programme.solve(second, holders=holders)
                 if found.x is None:
@@ -253,7 +337,10 @@ def starts(search: Search, ring: Ranks, seconds: Sequence[tuple[int, ...]], *, e
                 for nbytes, has in zip(room, holders, strict=True)
             ]
             units = tuple(_roomy(list(proportional_parts(shape.num_units, parts[0])), most))
-            columns, tokens = proportional_parts(shape.columns, parts[1]), proportional_parts(search.lengths[0], parts[2])
+            columns, tokens = (
+                proportional_parts(shape.columns, parts[1]),
+                proportional_parts(search.lengths[0], parts[2]),
+            )
             cut = search.fitted(search.leveled(Cut(ring, units, columns, tokens, second)))
             if cut is not None:
                 yield cut

@@ -1,6 +1,7 @@
 """Predict the seconds of one sequence under a plan in closed form (Galaxy+, section III-C).
 
-First the terms of Eq. 5-7 and 10: the blocks of a layer and the ring's collectives.  Then Eq. 6-7 for Galaxy+'s plans, and the same terms
+First the terms of Eq. 5-7 and 10: the blocks of a layer and the ring's collectives.  Then Eq. 6-7 for Galaxy+'s plans,
+and the same terms
 for the baselines.
 """
 
@@ -14,7 +15,12 @@ from typing import NamedTuple
 from workbench.core.cluster import Cluster
 from workbench.core.costs import collective_s
 from workbench.core.errors import ConfigError
-from workbench.core.inference import InferencePlan, InferenceProfile, StackShape, proportional_parts
+from workbench.core.inference import (
+    InferencePlan,
+    InferenceProfile,
+    StackShape,
+    proportional_parts,
+)
 from workbench.core.schedule import ALLREDUCE
 from workbench.planners.problem import Problem
 
@@ -45,16 +51,27 @@ def num_blocks(shape: StackShape) -> int:
 
 
 def attention_s(
-    profile: InferenceProfile, rank: int, stack: int, units: int, lengths: Sequence[int], tokens: int | None = None
+    profile: InferenceProfile,
+    rank: int,
+    stack: int,
+    units: int,
+    lengths: Sequence[int],
+    tokens: int | None = None,
 ) -> tuple[float, ...]:
-    """Return T(MHA, A_d, d) of Eq. 5, one number for each attention block of a layer of the stack (two in a T5 decoder).
+    """Return T(MHA, A_d, d) of Eq. 5, one number for each attention block of a layer of the stack (two in a T5
+    decoder).
 
-    Every query is paired with every key, also under a causal mask, whose upper half is computed and masked.  The cross-attention
+    Every query is paired with every key, also under a causal mask, whose upper half is computed and masked.  The
+    cross-attention
     reads the first stack's output, lengths[0] tokens.  tokens: the own ones, with sequence parallelism; None: all.
     """
     costs, memory = profile.costs[rank][stack], lengths[0]
     n = lengths[stack] if tokens is None else tokens
-    own = costs.seconds("QKV", n, units) + costs.seconds("ATT", n * lengths[stack], units) + costs.seconds("OUT", n, units)
+    own = (
+        costs.seconds("QKV", n, units)
+        + costs.seconds("ATT", n * lengths[stack], units)
+        + costs.seconds("OUT", n, units)
+    )
     if not n or not profile.stacks[stack].has_cross_attention:
         return (own,)
     cross = costs.seconds("CQ", n, units) + costs.seconds("CKV", memory, units)
@@ -66,7 +83,13 @@ def mha_s(profile: InferenceProfile, rank: int, stack: int, units: int, lengths:
     return sum(attention_s(profile, rank, stack, units, lengths))
 
 
-def mlp_tensor_s(profile: InferenceProfile, rank: int, stack: int, columns: int, lengths: Sequence[int]) -> float:
+def mlp_tensor_s(
+    profile: InferenceProfile,
+    rank: int,
+    stack: int,
+    columns: int,
+    lengths: Sequence[int],
+) -> float:
     """Return T(MLP, B_d, d) of Eq. 5, tensor parallel: some columns, every token."""
     costs, n = profile.costs[rank][stack], lengths[stack]
     return costs.seconds("UP", n, columns) + costs.seconds("DOWN", n, columns)
@@ -79,25 +102,43 @@ def mlp_sequence_s(profile: InferenceProfile, rank: int, stack: int, tokens: int
 
 
 def con_s(profile: InferenceProfile, rank: int, stack: int, tokens: int) -> float:
-    """Return T(CON, S_d, d) of Eq. 5: all connections of a layer, one after each block (Eq. 6 has one term for them)."""
+    """Return T(CON, S_d, d) of Eq. 5: all connections of a layer, one after each block (Eq. 6 has one term for
+    them).
+    """
     return num_blocks(profile.stacks[stack]) * profile.costs[rank][stack].seconds("CONN", tokens)
 
 
 def block_lines(profile: InferenceProfile, rank: int, stack: int, lengths: Sequence[int]) -> dict[str, Line]:
-    """Return fixed seconds and seconds for each unit ('own' and 'cross' attention), column ('tensor') or token (the others) of a layer.
+    """Return fixed seconds and seconds for each unit ('own' and 'cross' attention), column ('tensor') or token (the
+    others) of a layer.
 
     Every time is affine from 1 on, and 0 for no items.
     """
     shape = profile.stacks[stack]
     times: dict[str, tuple[Callable[[int], float], int]] = {
-        "own": (lambda count: attention_s(profile, rank, stack, count, lengths)[0], shape.num_units),
-        "tensor": (lambda count: mlp_tensor_s(profile, rank, stack, count, lengths), shape.columns),
-        "sequence": (lambda count: mlp_sequence_s(profile, rank, stack, count), lengths[stack]),
+        "own": (
+            lambda count: attention_s(profile, rank, stack, count, lengths)[0],
+            shape.num_units,
+        ),
+        "tensor": (
+            lambda count: mlp_tensor_s(profile, rank, stack, count, lengths),
+            shape.columns,
+        ),
+        "sequence": (
+            lambda count: mlp_sequence_s(profile, rank, stack, count),
+            lengths[stack],
+        ),
         "con": (lambda count: con_s(profile, rank, stack, count), lengths[stack]),
-        "add": (lambda count: profile.costs[rank][stack].seconds("ADD", count), lengths[stack]),
+        "add": (
+            lambda count: profile.costs[rank][stack].seconds("ADD", count),
+            lengths[stack],
+        ),
     }
     if shape.has_cross_attention:
-        times["cross"] = (lambda count: attention_s(profile, rank, stack, count, lengths)[1], shape.num_units)
+        times["cross"] = (
+            lambda count: attention_s(profile, rank, stack, count, lengths)[1],
+            shape.num_units,
+        )
     found = {}
     for what, (seconds, most) in times.items():
         low, high = seconds(1), seconds(most)
@@ -109,7 +150,9 @@ def block_lines(profile: InferenceProfile, rank: int, stack: int, lengths: Seque
 def layer_s(profile: InferenceProfile, rank: int, stack: int, lengths: Sequence[int]) -> float:
     """Return the seconds of one whole layer on one device."""
     shape, n = profile.stacks[stack], lengths[stack]
-    whole = mha_s(profile, rank, stack, shape.num_units, lengths) + mlp_tensor_s(profile, rank, stack, shape.columns, lengths)
+    whole = mha_s(profile, rank, stack, shape.num_units, lengths) + mlp_tensor_s(
+        profile, rank, stack, shape.columns, lengths
+    )
     return whole + con_s(profile, rank, stack, n)
 
 
@@ -121,7 +164,9 @@ def ends_s(profile: InferenceProfile, rank: int, lengths: Sequence[int]) -> floa
 
 def capacity(profile: InferenceProfile, rank: int, lengths: Sequence[int]) -> float:
     """Return V_d of Eq. 10, layers per second: the inverse of one layer's time, of the mean layer's with two stacks."""
-    seconds = sum(shape.num_layers * layer_s(profile, rank, stack, lengths) for stack, shape in enumerate(profile.stacks))
+    seconds = sum(
+        shape.num_layers * layer_s(profile, rank, stack, lengths) for stack, shape in enumerate(profile.stacks)
+    )
     return 1.0 / max(seconds / profile.num_layers, 1e-12)
 
 
@@ -133,18 +178,30 @@ def slowest_s(lines: Sequence[Line], counts: Sequence[int]) -> float:
 def all_gather_s(cluster: Cluster, ranks: Sequence[int], tokens: Sequence[int], token_bytes: int) -> float:
     """Return T_AG: every position's tokens make n - 1 hops around the ring, in seconds.
 
-    A position forwards its own tokens, then the tokens that arrived before, one message at a time.  A hop takes its link's latency and the
-    time of its bytes; no tokens take no time.  The slowest chain of hops counts, so unequal links and shares are included.
+    A position forwards its own tokens, then the tokens that arrived before, one message at a time.  A hop takes its
+    link's latency and the
+    time of its bytes; no tokens take no time.  The slowest chain of hops counts, so unequal links and shares are
+    included.
     """
     return ring_s(hop_lines(cluster, ranks, token_bytes), tokens, shift=0)
 
 
-def hop_lines(cluster: Cluster, ranks: Sequence[int], token_bytes: int, adds: Sequence[Line] | None = None) -> list[Line]:
-    """Return the line over tokens of each position's hop to the next.  adds: of each position; a reduce-scatter's receiver adds them."""
+def hop_lines(
+    cluster: Cluster,
+    ranks: Sequence[int],
+    token_bytes: int,
+    adds: Sequence[Line] | None = None,
+) -> list[Line]:
+    """Return the line over tokens of each position's hop to the next.  adds: of each position; a reduce-scatter's
+    receiver adds them.
+    """
     found = []
     for position, rank in enumerate(ranks if len(ranks) > 1 else ()):
         to = (position + 1) % len(ranks)
-        link, (fixed, slope) = cluster.link(rank, ranks[to]), adds[to] if adds else (0.0, 0.0)
+        link, (fixed, slope) = (
+            cluster.link(rank, ranks[to]),
+            adds[to] if adds else (0.0, 0.0),
+        )
         found.append((link.latency_s + fixed, token_bytes / link.bytes_per_s + slope))
     return found
 
@@ -182,17 +239,29 @@ class SequenceTimes(NamedTuple):
 
 
 def price_plan(
-    plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, *, length: int | None = None, decoder_length: int | None = None
+    plan: InferencePlan,
+    profile: InferenceProfile,
+    cluster: Cluster,
+    *,
+    length: int | None = None,
+    decoder_length: int | None = None,
 ) -> SequenceTimes:
     """Return the predicted seconds of a sequence of `length` tokens (default: the plan's), for any paradigm."""
     lengths = stack_lengths(profile, length or plan.length or 1, decoder_length)
-    of_paradigm = {"hybrid": _hybrid, "tensor": _tensor, "sequence": _sequence, "pipeline": _pipeline}
+    of_paradigm = {
+        "hybrid": _hybrid,
+        "tensor": _tensor,
+        "sequence": _sequence,
+        "pipeline": _pipeline,
+    }
     layers, ways = of_paradigm[plan.paradigm](plan, profile, cluster, lengths)
     return SequenceTimes(layers, ways + ends_s(profile, plan.ranks[0], lengths))
 
 
 class Cut(NamedTuple):
-    """A hybrid plan in the search: the partitions, and the number of scheme-2 layers in each stack, which come first in the stack."""
+    """A hybrid plan in the search: the partitions, and the number of scheme-2 layers in each stack, which come first in
+    the stack.
+    """
 
     ranks: Ranks
     units: tuple[int, ...]
@@ -209,13 +278,19 @@ def cut_of(plan: InferencePlan, profile: InferenceProfile) -> Cut:
 
 
 class Equation9:
-    """Predicts the time of hybrid plans of one profile and cluster by Eq. 6 + Eq. 7; caches each partition, as a move changes only one."""
+    """Predicts the time of hybrid plans of one profile and cluster by Eq. 6 + Eq. 7; caches each partition, as a move
+    changes only one.
+    """
 
     def __init__(self, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> None:
         self.profile, self.cluster, self.lengths = profile, cluster, tuple(lengths)
         self.lines = cache(lambda rank, stack: block_lines(profile, rank, stack, self.lengths))
         self._ring_lines = cache(self._of_ring)
-        self._mha_s, self._tensor_s, self._tokens_s = cache(self._of_units), cache(self._of_columns), cache(self._of_tokens)
+        self._mha_s, self._tensor_s, self._tokens_s = (
+            cache(self._of_units),
+            cache(self._of_columns),
+            cache(self._of_tokens),
+        )
 
     def __call__(self, cut: Cut) -> float:
         """Return the seconds of all layers: Eq. 9."""
@@ -228,14 +303,23 @@ class Equation9:
         for stack, (shape, q) in enumerate(zip(self.profile.stacks, cut.second, strict=True)):
             p, (sequence, con, gather, scatter) = shape.num_layers - q, tokens[stack]
             rings = shape.num_layers * num_blocks(shape) - q
-            found += shape.num_layers * (mha[stack] + con) + p * tensor[stack] + q * sequence + rings * (gather + scatter)
+            found += (
+                shape.num_layers * (mha[stack] + con) + p * tensor[stack] + q * sequence + rings * (gather + scatter)
+            )
         return found
 
     def ways_s(self, cut: Cut) -> float:
-        """Return the seconds to send tokens to their devices and back, and to gather the first stack's output for a second."""
+        """Return the seconds to send tokens to their devices and back, and to gather the first stack's output for a
+        second.
+        """
         found = 0.0
         for shape, length in zip(self.profile.stacks, self.lengths, strict=True):
-            found += _star_s(cut.ranks, self.cluster, proportional_parts(length, cut.shares), shape.hidden_bytes)
+            found += _star_s(
+                cut.ranks,
+                self.cluster,
+                proportional_parts(length, cut.shares),
+                shape.hidden_bytes,
+            )
             if shape.has_cross_attention:
                 first = proportional_parts(self.lengths[0], cut.shares)
                 found += all_gather_s(self.cluster, cut.ranks, first, self.profile.stacks[0].hidden_bytes)
@@ -256,7 +340,13 @@ class Equation9:
     def _of_columns(self, ranks: Ranks, parts: tuple[int, ...]) -> list[float]:
         """Return T(MLP), tensor parallel, of a layer of each stack."""
         shapes = enumerate(self.profile.stacks)
-        return [slowest_s(self._of("tensor", ranks, stack), proportional_parts(shape.columns, parts)) for stack, shape in shapes]
+        return [
+            slowest_s(
+                self._of("tensor", ranks, stack),
+                proportional_parts(shape.columns, parts),
+            )
+            for stack, shape in shapes
+        ]
 
     def _of_tokens(self, ranks: Ranks, shares: tuple[float, ...]) -> list[tuple[float, float, float, float]]:
         """Return T(MLP), sequence parallel, T(CON), T_AG and T_RS of a layer of each stack."""
@@ -264,14 +354,28 @@ class Equation9:
         for stack, length in enumerate(self.lengths):
             tokens = proportional_parts(length, shares)
             sequence, con, hops, adding = self._ring_lines(ranks, stack)
-            found.append((slowest_s(sequence, tokens), slowest_s(con, tokens), ring_s(hops, tokens, 0), ring_s(adding, tokens, 1)))
+            found.append(
+                (
+                    slowest_s(sequence, tokens),
+                    slowest_s(con, tokens),
+                    ring_s(hops, tokens, 0),
+                    ring_s(adding, tokens, 1),
+                )
+            )
         return found
 
     def _of_ring(self, ranks: Ranks, stack: int) -> tuple[list[Line], list[Line], list[Line], list[Line]]:
-        """Return the lines over tokens of the network, the connections, the hops, and the hops with the receivers' additions."""
+        """Return the lines over tokens of the network, the connections, the hops, and the hops with the receivers'
+        additions.
+        """
         sequence, con, adds = (self._of(what, ranks, stack) for what in ("sequence", "con", "add"))
         nbytes = self.profile.stacks[stack].hidden_bytes
-        return sequence, con, hop_lines(self.cluster, ranks, nbytes), hop_lines(self.cluster, ranks, nbytes, adds)
+        return (
+            sequence,
+            con,
+            hop_lines(self.cluster, ranks, nbytes),
+            hop_lines(self.cluster, ranks, nbytes, adds),
+        )
 
 
 def _star_s(ranks: Ranks, cluster: Cluster, tokens: Sequence[int], token_bytes: int) -> float:
@@ -279,33 +383,61 @@ def _star_s(ranks: Ranks, cluster: Cluster, tokens: Sequence[int], token_bytes: 
     first, total = ranks[0], 0.0
     for rank, count in list(zip(ranks, tokens, strict=True))[1:]:
         if count:
-            total += cluster.link(first, rank).transfer_s(count * token_bytes) + cluster.link(rank, first).transfer_s(count * token_bytes)
+            total += cluster.link(first, rank).transfer_s(count * token_bytes) + cluster.link(rank, first).transfer_s(
+                count * token_bytes
+            )
     return total
 
 
-def _hybrid(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> tuple[float, float]:
+def _hybrid(
+    plan: InferencePlan,
+    profile: InferenceProfile,
+    cluster: Cluster,
+    lengths: Sequence[int],
+) -> tuple[float, float]:
     """Return Galaxy+'s seconds, of the layers (Eq. 6 + Eq. 7) and of the ways."""
     pricer, cut = Equation9(profile, cluster, lengths), cut_of(plan, profile)
     return pricer(cut), pricer.ways_s(cut)
 
 
-def _tensor(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> tuple[float, float]:
-    """Return Megatron-LM's seconds: an all-reduce of the whole sequence after each block, connections computed on all devices."""
+def _tensor(
+    plan: InferencePlan,
+    profile: InferenceProfile,
+    cluster: Cluster,
+    lengths: Sequence[int],
+) -> tuple[float, float]:
+    """Return Megatron-LM's seconds: an all-reduce of the whole sequence after each block, connections computed on all
+    devices.
+    """
     layers = ways = 0.0
     for stack, shape in enumerate(profile.stacks):
         units, columns = plan.cut(shape)
         n, nbytes = lengths[stack], lengths[stack] * shape.hidden_bytes
-        each = [attention_s(profile, rank, stack, count, lengths) for rank, count in zip(plan.ranks, units, strict=True)]
+        each = [
+            attention_s(profile, rank, stack, count, lengths) for rank, count in zip(plan.ranks, units, strict=True)
+        ]
         layer = sum(max(block) for block in zip(*each, strict=True))
-        layer += max(mlp_tensor_s(profile, rank, stack, count, lengths) for rank, count in zip(plan.ranks, columns, strict=True))
+        layer += max(
+            mlp_tensor_s(profile, rank, stack, count, lengths) for rank, count in zip(plan.ranks, columns, strict=True)
+        )
         layer += max(con_s(profile, rank, stack, n) for rank in plan.ranks)
         layers += shape.num_layers * (layer + num_blocks(shape) * collective_s(cluster, ALLREDUCE, plan.ranks, nbytes))
-        ways += max((cluster.link(plan.ranks[0], rank).transfer_s(nbytes) for rank in plan.ranks[1:]), default=0.0)
+        ways += max(
+            (cluster.link(plan.ranks[0], rank).transfer_s(nbytes) for rank in plan.ranks[1:]),
+            default=0.0,
+        )
     return layers, ways
 
 
-def _sequence(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> tuple[float, float]:
-    """Return sequence parallelism's seconds: keys and values of all tokens are gathered, two all-gathers per layer (section IV-A)."""
+def _sequence(
+    plan: InferencePlan,
+    profile: InferenceProfile,
+    cluster: Cluster,
+    lengths: Sequence[int],
+) -> tuple[float, float]:
+    """Return sequence parallelism's seconds: keys and values of all tokens are gathered, two all-gathers per layer
+    (section IV-A).
+    """
     layers = ways = 0.0
     for stack, shape in enumerate(profile.stacks):
         tokens, units = plan.tokens(lengths[stack]), shape.num_units
@@ -318,15 +450,29 @@ def _sequence(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, 
         layers += shape.num_layers * (attention + mlp + con + all_gather_s(cluster, plan.ranks, tokens, width))
         ways += _star_s(plan.ranks, cluster, tokens, shape.hidden_bytes)
         if shape.has_cross_attention:
-            ways += all_gather_s(cluster, plan.ranks, plan.tokens(lengths[0]), profile.stacks[0].hidden_bytes)
+            ways += all_gather_s(
+                cluster,
+                plan.ranks,
+                plan.tokens(lengths[0]),
+                profile.stacks[0].hidden_bytes,
+            )
     return layers, ways
 
 
-def _pipeline(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> tuple[float, float]:
-    """Return EdgeShard's seconds for one sequence: one device after the other, with the result sent back to the first."""
+def _pipeline(
+    plan: InferencePlan,
+    profile: InferenceProfile,
+    cluster: Cluster,
+    lengths: Sequence[int],
+) -> tuple[float, float]:
+    """Return EdgeShard's seconds for one sequence: one device after the other, with the result sent back to the
+    first.
+    """
     seconds, layer = 0.0, 0
     for rank, following, count in zip(plan.ranks, (*plan.ranks[1:], plan.ranks[0]), plan.layers, strict=True):
-        seconds += sum(layer_s(profile, rank, profile.stack_of(number), lengths) for number in range(layer, layer + count))
+        seconds += sum(
+            layer_s(profile, rank, profile.stack_of(number), lengths) for number in range(layer, layer + count)
+        )
         layer += count
         if following != rank:
             seconds += cluster.link(rank, following).transfer_s(boundary_bytes(profile, layer, lengths))
@@ -334,7 +480,9 @@ def _pipeline(plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, 
 
 
 def boundary_bytes(profile: InferenceProfile, layer: int, lengths: Sequence[int]) -> int:
-    """Return the bytes that one device sends to the next before a layer: hidden states, and in a decoder the encoder's output too."""
+    """Return the bytes that one device sends to the next before a layer: hidden states, and in a decoder the encoder's
+    output too.
+    """
     last = profile.num_layers
     stack = profile.stack_of(min(layer, last - 1))
     hidden = lengths[stack] * profile.stacks[stack].hidden_bytes

@@ -1,7 +1,10 @@
-"""Galaxy+ Eq. 5-9 on one ring as a linear programme for HiGHS: integers for the oracle, relaxed for the planner's starts.
+"""Galaxy+ Eq. 5-9 on one ring as a linear programme for HiGHS: integers for the oracle, relaxed for the planner's
+starts.
 
-For each number of scheme-2 layers Eq. 6-9 are linear in the partitions.  The oracle solves one programme each and prunes those whose
-relaxation is no better than the best known plan.  The ring is given: its order and its devices are not searched, but a device may get no
+For each number of scheme-2 layers Eq. 6-9 are linear in the partitions.  The oracle solves one programme each and
+prunes those whose
+relaxation is no better than the best known plan.  The ring is given: its order and its devices are not searched, but a
+device may get no
 units, no columns and no tokens (it then forwards messages).
 """
 
@@ -20,7 +23,15 @@ from scipy.sparse import csr_matrix
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.methods.galaxy_plus.planners.memory import check, part_bytes, room_bytes
-from workbench.methods.galaxy_plus.planners.pricing import Cut, Line, block_lines, hop_lines, lengths_of, num_blocks, price_plan
+from workbench.methods.galaxy_plus.planners.pricing import (
+    Cut,
+    Line,
+    block_lines,
+    hop_lines,
+    lengths_of,
+    num_blocks,
+    price_plan,
+)
 from workbench.planners.problem import Problem
 
 Row = dict[int, float]
@@ -28,19 +39,38 @@ Row = dict[int, float]
 
 
 class Programme:
-    """The variables: units a, columns b, tokens s, flags for each being above 0, and times of blocks and of every hop's end.
+    """The variables: units a, columns b, tokens s, flags for each being above 0, and times of blocks and of every hop's
+    end.
 
-    A second stack is split in the first one's proportion.  For a given number of scheme-2 layers Eq. 6-9 are linear in these.
+    A second stack is split in the first one's proportion.  For a given number of scheme-2 layers Eq. 6-9 are linear in
+    these.
     """
 
-    def __init__(self, problem: Problem[InferenceProfile], ranks: Sequence[int], room: Sequence[float]) -> None:
+    def __init__(
+        self,
+        problem: Problem[InferenceProfile],
+        ranks: Sequence[int],
+        room: Sequence[float],
+    ) -> None:
         """ranks: the ring.  room: bytes at each position for attention and feed-forward weights."""
         profile, lengths = problem.profile, lengths_of(problem)
-        if any(min(c.fixed_s, c.token_s, c.unit_s, c.token_unit_s) < 0 for row in profile.costs for s in row for c in s.pieces.values()):
+        if any(
+            min(c.fixed_s, c.token_s, c.unit_s, c.token_unit_s) < 0
+            for row in profile.costs
+            for s in row
+            for c in s.pieces.values()
+        ):
             raise ConfigError(
-                "An optimum was asked for.", "A cost of the profile is below 0.", "Profile again, or use an analytic profile."
+                "An optimum was asked for.",
+                "A cost of the profile is below 0.",
+                "Profile again, or use an analytic profile.",
             )
-        self.profile, self.cluster, self.ranks, self.room = profile, problem.cluster, tuple(ranks), room
+        self.profile, self.cluster, self.ranks, self.room = (
+            profile,
+            problem.cluster,
+            tuple(ranks),
+            room,
+        )
         first = profile.stacks[0]
         self.totals = (first.num_units, first.columns, lengths[0])
         self.width = 6 * len(ranks)  # a, b, s and their flags
@@ -48,13 +78,20 @@ class Programme:
         self.times: list[dict[str, int]] = []  # for each stack: variables
         for stack, (shape, length) in enumerate(zip(profile.stacks, lengths, strict=True)):
             lines = [block_lines(profile, rank, stack, lengths) for rank in ranks]
-            scales = [own / whole for own, whole in zip((shape.num_units, shape.columns, length), self.totals, strict=True)]
+            scales = [
+                own / whole for own, whole in zip((shape.num_units, shape.columns, length), self.totals, strict=True)
+            ]
             parts = {"own": 0, "cross": 0, "tensor": 1, "sequence": 2, "con": 2}
             times = {
-                what: self._slowest(part, [one[what] for one in lines], scales[part]) for what, part in parts.items() if what in lines[0]
+                what: self._slowest(part, [one[what] for one in lines], scales[part])
+                for what, part in parts.items()
+                if what in lines[0]
             }
             adds = [one["add"] for one in lines]
-            times |= {"gather": self._ring(stack, scales[2], None), "scatter": self._ring(stack, scales[2], adds)}
+            times |= {
+                "gather": self._ring(stack, scales[2], None),
+                "scatter": self._ring(stack, scales[2], adds),
+            }
             self.times.append(times)
 
     def _new(self) -> int:
@@ -65,11 +102,22 @@ class Programme:
         """Return the variable that is at least every device's seconds of `part` (0 units, 1 columns, 2 tokens)."""
         variable, n = self._new(), len(self.ranks)
         for d, (fixed, slope) in enumerate(lines):
-            self.rows.append(({part * n + d: slope * scale, (3 + part) * n + d: fixed, variable: -1.0}, 0.0))
+            self.rows.append(
+                (
+                    {
+                        part * n + d: slope * scale,
+                        (3 + part) * n + d: fixed,
+                        variable: -1.0,
+                    },
+                    0.0,
+                )
+            )
         return variable
 
     def _ring(self, stack: int, scale: float, adds: Sequence[Line] | None) -> int:
-        """Return the variable that is at least the end of every hop of a ring collective.  adds: of a reduce-scatter, by receiver."""
+        """Return the variable that is at least the end of every hop of a ring collective.  adds: of a reduce-scatter,
+        by receiver.
+        """
         n, last, shift = len(self.ranks), self._new(), 0 if adds is None else 1
         lines = hop_lines(self.cluster, self.ranks, self.profile.stacks[stack].hidden_bytes, adds)
         before: list[int] = []
@@ -77,7 +125,11 @@ class Programme:
             ends = [self._new() for _ in self.ranks]
             for i, (fixed, slope) in enumerate(lines):
                 owner = (i - step - shift) % n
-                hop = {2 * n + owner: slope * scale, 5 * n + owner: fixed, ends[i]: -1.0}
+                hop = {
+                    2 * n + owner: slope * scale,
+                    5 * n + owner: fixed,
+                    ends[i]: -1.0,
+                }
                 self.rows += [({**hop, before[j]: 1.0}, 0.0) for j in (i, i - 1)] if before else [(hop, 0.0)]
                 if step == n - 2:
                     self.rows.append(({ends[i]: 1.0, last: -1.0}, 0.0))
@@ -92,24 +144,37 @@ class Programme:
         integer: bool = False,
         cutoff: float = math.inf,
     ) -> Any:
-        """Return HiGHS's answer for given numbers of scheme-2 layers.  holders: positions whose token flags are set; None: all free."""
+        """Return HiGHS's answer for given numbers of scheme-2 layers.  holders: positions whose token flags are set;
+        None: all free.
+        """
         n, price = len(self.ranks), np.zeros(self.width)
         for shape, second, times in zip(self.profile.stacks, q, self.times, strict=True):
             rings = shape.num_layers * num_blocks(shape) - second
-            weights = {"tensor": shape.num_layers - second, "sequence": second, "gather": rings, "scatter": rings}
+            weights = {
+                "tensor": shape.num_layers - second,
+                "sequence": second,
+                "gather": rings,
+                "scatter": rings,
+            }
             for what, variable in times.items():
                 price[variable] = weights.get(what, shape.num_layers)
         most = np.repeat(self.totals, n).astype(float)
         rows = [*self.rows, *self._memory_rows(q)]
         rows += [({at: 1.0, 3 * n + at: -most[at]}, 0.0) for at in range(3 * n)]  # above 0 only with its flag
         lower = [-np.inf] * len(rows) + list(map(float, self.totals))
-        rows += [(dict.fromkeys(range(part * n, (part + 1) * n), 1.0), float(total)) for part, total in enumerate(self.totals)]
+        rows += [
+            (dict.fromkeys(range(part * n, (part + 1) * n), 1.0), float(total))
+            for part, total in enumerate(self.totals)
+        ]
         if math.isfinite(cutoff):
             rows.append(({int(at): price[at] for at in np.flatnonzero(price)}, cutoff))
             lower.append(-np.inf)
         indices = [at for row, _ in rows for at in row]
         starts = np.cumsum([0, *(len(row) for row, _ in rows)])
-        matrix = csr_matrix(([value for row, _ in rows for value in row.values()], indices, starts), shape=(len(rows), self.width))
+        matrix = csr_matrix(
+            ([value for row, _ in rows for value in row.values()], indices, starts),
+            shape=(len(rows), self.width),
+        )
         low, high = np.zeros(self.width), np.full(self.width, np.inf)
         high[: 3 * n], high[3 * n : 6 * n] = most, 1
         if holders is not None:
@@ -132,8 +197,13 @@ class Programme:
             a, b, holds, full = d, n + d, 5 * n + d, second * self.totals[1]
             if self.profile.full_everywhere:
                 rows.append(({a: unit, b: first}, room - full))
-            else:  # with tokens all columns of scheme-2 layers, without tokens its own columns of them: both are lower bounds
-                rows += [({a: unit, b: first, holds: full}, room), ({a: unit, b: first + second}, room)]
+            else:
+                # with tokens all columns of scheme-2 layers, without tokens its own columns of them: both are lower
+                # bounds
+                rows += [
+                    ({a: unit, b: first, holds: full}, room),
+                    ({a: unit, b: first + second}, room),
+                ]
         return [({at: number / 1e6 for at, number in row.items()}, limit / 1e6) for row, limit in rows]
 
     def parts(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -151,7 +221,10 @@ def hybrid_plan(method: str, profile: InferenceProfile, cut: Cut) -> InferencePl
         units=cut.units,
         columns=cut.columns,
         shares=tuple(map(float, cut.shares)),
-        schemes=sum(((2,) * q + (1,) * (shape.num_layers - q) for shape, q in zip(profile.stacks, cut.second, strict=True)), ()),
+        schemes=sum(
+            ((2,) * q + (1,) * (shape.num_layers - q) for shape, q in zip(profile.stacks, cut.second, strict=True)),
+            (),
+        ),
         length=int(sum(cut.shares)),
     )
 
@@ -174,14 +247,16 @@ TIME_LIMIT_S = 20.0
 def oracle(problem: Problem[InferenceProfile]) -> Optimum | None:
     """Return the optimum of Eq. 9 on the ring of the problem's ranks, None if no plan fits.
 
-    An unfinished programme lowers bound_s.  With two stacks both must have equal units, columns and tokens.  Raises ConfigError otherwise.
+    An unfinished programme lowers bound_s.  With two stacks both must have equal units, columns and tokens.  Raises
+    ConfigError otherwise.
     """
     profile, chosen = problem.profile, problem.members
     stacks = profile.stacks
     if len({(shape.num_units, shape.columns, n) for shape, n in zip(stacks, lengths_of(problem), strict=True)}) > 1:
         raise ConfigError(
             f"The optimum for '{profile.model}' was asked for.",
-            "Its two stacks differ in units, columns or tokens, so that one partition does not determine the other linearly.",
+            "Its two stacks differ in units, columns or tokens, so that one partition does not determine the "
+            "other linearly.",
             "Compare plans by price_plan instead.",
         )
     programme = Programme(problem, chosen, room_bytes(problem, chosen))
@@ -191,7 +266,8 @@ def oracle(problem: Problem[InferenceProfile]) -> Optimum | None:
     best: tuple[float, InferencePlan] | None = None
     bound, unsolved = math.inf, 0
     for lower, q in waiting:
-        # Only a plan better than the best by more than the gap is needed: HiGHS proves most other programmes infeasible at once.
+        # Only a plan better than the best by more than the gap is needed: HiGHS proves most other programmes infeasible
+        # at once.
         cutoff = math.inf if best is None else best[0] * (1 - GAP)
         if lower >= cutoff:
             bound = min(bound, lower)
@@ -200,13 +276,25 @@ def oracle(problem: Problem[InferenceProfile]) -> Optimum | None:
         if found.status == 2:
             bound = min(bound, cutoff)
             continue
-        bound = min(bound, max(lower, found.mip_dual_bound if found.mip_dual_bound is not None else lower))
+        bound = min(
+            bound,
+            max(
+                lower,
+                found.mip_dual_bound if found.mip_dual_bound is not None else lower,
+            ),
+        )
         if found.x is None:
             unsolved += 1
             continue
         units, columns, tokens = (tuple(int(count) for count in np.rint(part)) for part in programme.parts(found.x))
         plan = hybrid_plan("oracle", profile, Cut(chosen, units, columns, tokens, q))
-        value = price_plan(plan, profile, problem.cluster, length=problem.sequence_length, decoder_length=problem.decoder_length).layers_s
+        value = price_plan(
+            plan,
+            profile,
+            problem.cluster,
+            length=problem.sequence_length,
+            decoder_length=problem.decoder_length,
+        ).layers_s
         if best is None or value < best[0]:
             best = value, plan
     if best is None and unsolved:

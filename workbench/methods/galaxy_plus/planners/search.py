@@ -10,7 +10,15 @@ from functools import cache, partial
 
 from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
 from workbench.methods.galaxy_plus.planners.memory import needs, part_bytes, room_bytes
-from workbench.methods.galaxy_plus.planners.pricing import Cut, Equation9, Line, capacity, cut_of, ends_s, lengths_of
+from workbench.methods.galaxy_plus.planners.pricing import (
+    Cut,
+    Equation9,
+    Line,
+    capacity,
+    cut_of,
+    ends_s,
+    lengths_of,
+)
 from workbench.methods.galaxy_plus.planners.programme import hybrid_plan
 from workbench.planners.problem import Problem
 
@@ -19,7 +27,8 @@ Price = Callable[[InferencePlan], float]
 Move = Callable[[Cut, float], Iterator[Cut]]
 
 MOST_POSITIONS = 10
-"""Larger rings are not given to the linear programme, whose size is quadratic, and only few of their neighbours are tried."""
+"""Larger rings are not given to the linear programme, whose size is quadratic, and only few of their neighbours are
+tried."""
 FIRST_STEP = 0.125
 NEAR = 1.03
 """A plan with another order is not rated by another price if its seconds by Eq. 9 are higher by this factor."""
@@ -30,25 +39,52 @@ GAIN = 1e-4
 class Search:
     """One problem.  portal: is first.  schemes: of all layers, which at least two devices then split; None: free."""
 
-    def __init__(self, problem: Problem[InferenceProfile], *, method: str, portal: int | None, schemes: int | None) -> None:
+    def __init__(
+        self,
+        problem: Problem[InferenceProfile],
+        *,
+        method: str,
+        portal: int | None,
+        schemes: int | None,
+    ) -> None:
         profile, lengths, ranks = problem.profile, lengths_of(problem), problem.members
-        self.problem, self.profile, self.cluster, self.lengths, self.ranks = problem, profile, problem.cluster, lengths, ranks
+        self.problem, self.profile, self.cluster, self.lengths, self.ranks = (
+            problem,
+            profile,
+            problem.cluster,
+            lengths,
+            ranks,
+        )
         self.method, self.portal, self.schemes = method, portal, schemes
         self.layers = tuple(shape.num_layers for shape in profile.stacks)
         self.speed = {rank: capacity(profile, rank, lengths) for rank in ranks}
         self.kind: dict[int, int] = {}
         for rank in ranks:
-            self.kind[rank] = next((first for first in set(self.kind.values()) if self._are_alike(first, rank)), rank)
+            self.kind[rank] = next(
+                (first for first in set(self.kind.values()) if self._are_alike(first, rank)),
+                rank,
+            )
         self._passed: set[Cut] = set()
         self._pricer = Equation9(profile, problem.cluster, lengths)
         self.room = cache(partial(room_bytes, problem))
         self.part_bytes = cache(lambda second: part_bytes(profile, second))
-        self._columns_line, self._columns = cache(self._line_of_columns), cache(self._level)
+        self._columns_line, self._columns = (
+            cache(self._line_of_columns),
+            cache(self._level),
+        )
 
     def _are_alike(self, a: int, b: int) -> bool:
         """Return whether a plan stays the same if two devices swap places; only one of them then needs to be tried."""
-        costs, link, others = self.profile.costs, self.cluster.link, [rank for rank in self.ranks if rank not in (a, b)]
-        if self.portal in (a, b) or costs[a] != costs[b] or self.cluster.devices[a].memory_bytes != self.cluster.devices[b].memory_bytes:
+        costs, link, others = (
+            self.profile.costs,
+            self.cluster.link,
+            [rank for rank in self.ranks if rank not in (a, b)],
+        )
+        if (
+            self.portal in (a, b)
+            or costs[a] != costs[b]
+            or self.cluster.devices[a].memory_bytes != self.cluster.devices[b].memory_bytes
+        ):
             return False
         return link(a, b) == link(b, a) and all(link(a, c) == link(b, c) and link(c, a) == link(c, b) for c in others)
 
@@ -61,13 +97,20 @@ class Search:
         return self._pricer(cut)
 
     def plan(self, cut: Cut, like: InferencePlan | None = None) -> InferencePlan:
-        """Return the plan of a cut.  like: a plan whose other settings it gets; without it, predicted_s includes embedding and head."""
+        """Return the plan of a cut.  like: a plan whose other settings it gets; without it, predicted_s includes
+        embedding and head.
+        """
         made, several = hybrid_plan(self.method, self.profile, cut), len(cut.ranks)
         if like is None:
             ends = self._pricer.ways_s(cut) + ends_s(self.profile, cut.ranks[0], self.lengths)
             return replace(made, predicted_s=self.seconds(cut) + ends)
         parts = {name: getattr(made, name) for name in ("ranks", "units", "columns", "shares", "schemes")}
-        return replace(like, **parts, overlap=like.overlap and several > 1, both_ways=like.both_ways and several > 2)
+        return replace(
+            like,
+            **parts,
+            overlap=like.overlap and several > 1,
+            both_ways=like.both_ways and several > 2,
+        )
 
     def fitted(self, cut: Cut | None) -> Cut | None:
         """Return the cut if it fits, if necessary with other columns; None if no columns fit."""
@@ -84,7 +127,9 @@ class Search:
         return all(need.total_bytes <= devices[rank].memory_bytes for rank, need in needed.items())
 
     def leveled(self, cut: Cut) -> Cut | None:
-        """Return the cut with the columns that fit in memory and make the slowest device fastest; None if there are none."""
+        """Return the cut with the columns that fit in memory and make the slowest device fastest; None if there are
+        none.
+        """
         shape = self.profile.stacks[0]
         unit, own, other = self.part_bytes(cut.second)
         # Rounding a second stack's cut may need one more unit and one more column.
@@ -102,28 +147,55 @@ class Search:
         return cut._replace(columns=self._columns(cut.ranks, cut.second, tuple(caps)))
 
     def _level(self, ranks: Ranks, second: tuple[int, ...], caps: tuple[int, ...]) -> tuple[int, ...]:
-        return water_level([self._columns_line(rank, second) for rank in ranks], caps, self.profile.stacks[0].columns)
+        return water_level(
+            [self._columns_line(rank, second) for rank in ranks],
+            caps,
+            self.profile.stacks[0].columns,
+        )
 
     def _line_of_columns(self, rank: int, second: tuple[int, ...]) -> Line:
-        """Return the line over columns of all tensor-parallel feed-forward networks; of all layers if there are no such networks."""
+        """Return the line over columns of all tensor-parallel feed-forward networks; of all layers if there are no such
+        networks.
+        """
         weights = [layers - q for layers, q in zip(self.layers, second, strict=True)]
         fixed = slope = 0.0
         for stack, weight in enumerate(weights if any(weights) else self.layers):
-            line, shape = self._pricer.lines(rank, stack)["tensor"], self.profile.stacks[stack]
-            fixed, slope = fixed + weight * line[0], slope + weight * line[1] * shape.columns / self.profile.stacks[0].columns
+            line, shape = (
+                self._pricer.lines(rank, stack)["tensor"],
+                self.profile.stacks[stack],
+            )
+            fixed, slope = (
+                fixed + weight * line[0],
+                slope + weight * line[1] * shape.columns / self.profile.stacks[0].columns,
+            )
         return fixed, slope
 
     def climb(self, plan: InferencePlan, price: Price, *, most: int) -> tuple[InferencePlan, float]:
         """Return the plan and its price after rating at most `most` others; each faster one is the next start."""
-        cut, seconds = self._climb(cut_of(plan, self.profile), lambda cut: price(self.plan(cut, plan)), GAIN, most, 0.01)
+        cut, seconds = self._climb(
+            cut_of(plan, self.profile),
+            lambda cut: price(self.plan(cut, plan)),
+            GAIN,
+            most,
+            0.01,
+        )
         return self.plan(cut, plan), seconds
 
     def climbed(self, cut: Cut, last_step: float) -> Cut:
         """Return the cut found by climbing with Eq. 9; each faster cut is the next start."""
         return self._climb(cut, None, 1e-6, 10_000, last_step)[0]
 
-    def _climb(self, cut: Cut, judge: Callable[[Cut], float] | None, gain: float, most: int, last_step: float) -> tuple[Cut, float]:
-        """Climb with coarse moves before fine ones.  judge: default Eq. 9.  gain: the minimum relative gain of a step."""
+    def _climb(
+        self,
+        cut: Cut,
+        judge: Callable[[Cut], float] | None,
+        gain: float,
+        most: int,
+        last_step: float,
+    ) -> tuple[Cut, float]:
+        """Climb with coarse moves before fine ones.  judge: default Eq. 9.  gain: the minimum relative gain of a
+        step.
+        """
         now_s = self.seconds(cut)
         best_s, seen, step = judge(cut) if judge else now_s, {cut}, FIRST_STEP
         while step >= last_step and most > 0:
@@ -143,7 +215,12 @@ class Search:
                         if judge is None and one in self._passed:  # another climb by Eq. 9 continued from there
                             return one, value
                         self._passed.add(one)
-                        cut, best_s, now_s, improved = one, value, self.seconds(one), True
+                        cut, best_s, now_s, improved = (
+                            one,
+                            value,
+                            self.seconds(one),
+                            True,
+                        )
                         break
             if not improved:
                 step /= 4
@@ -151,7 +228,11 @@ class Search:
 
     def _neighbours(self, step: float, is_closed_form: bool) -> list[Move]:
         """Return the kinds of moves: devices that join, schemes, order of the ring, tokens, columns, units."""
-        kinds: list[Move] = [self._tokens, self._leveled if is_closed_form else _columns, self._units]
+        kinds: list[Move] = [
+            self._tokens,
+            self._leveled if is_closed_form else _columns,
+            self._units,
+        ]
         if self.schemes is None:
             kinds.insert(0, self._schemes)
         if step >= FIRST_STEP:
@@ -159,7 +240,8 @@ class Search:
         return kinds
 
     def _joined(self, cut: Cut, step: float) -> Iterator[Cut]:
-        """Yield the ring with one more device, which gets tokens and columns by its speed, or half of that, and no heads.
+        """Yield the ring with one more device, which gets tokens and columns by its speed, or half of that, and no
+        heads.
 
         A slow device may be worth its part of the feed-forward networks, even if a whole head is too much for it.
         """
@@ -170,20 +252,37 @@ class Search:
                 share = part * self.speed[rank] / (in_ring + self.speed[rank])
                 own = [round(share * sum(parts)) for parts in (cut.columns, cut.shares)]
                 columns, shares = (
-                    proportional_parts(round(sum(parts)) - one, parts) for one, parts in zip(own, (cut.columns, cut.shares), strict=True)
+                    proportional_parts(round(sum(parts)) - one, parts)
+                    for one, parts in zip(own, (cut.columns, cut.shares), strict=True)
                 )
                 for at in places if count < MOST_POSITIONS else places[-1:]:
-                    pairs = zip((rank, 0, *own), (cut.ranks, cut.units, columns, shares), strict=True)
-                    yield Cut._make([*((*parts[:at], one, *parts[at:]) for one, parts in pairs), cut.second])
+                    pairs = zip(
+                        (rank, 0, *own),
+                        (cut.ranks, cut.units, columns, shares),
+                        strict=True,
+                    )
+                    yield Cut._make(
+                        [
+                            *((*parts[:at], one, *parts[at:]) for one, parts in pairs),
+                            cut.second,
+                        ]
+                    )
 
     def _swapped(self, cut: Cut, step: float) -> Iterator[Cut]:
-        """Yield the cut with two devices swapped in the ring, with or without their tokens; in a large ring only neighbours."""
+        """Yield the cut with two devices swapped in the ring, with or without their tokens; in a large ring only
+        neighbours.
+        """
         count = len(cut.ranks)
         for i, j in itertools.combinations(range(0 if self.portal is None else 1, count), 2):
             if j == i + 1 or count <= MOST_POSITIONS:
                 order = list(range(count))
                 order[i], order[j] = order[j], order[i]
-                moved = Cut._make([*(tuple(parts[at] for at in order) for parts in cut[:4]), cut.second])
+                moved = Cut._make(
+                    [
+                        *(tuple(parts[at] for at in order) for parts in cut[:4]),
+                        cut.second,
+                    ]
+                )
                 if self.kind[cut.ranks[i]] != self.kind[cut.ranks[j]]:
                     yield moved
                 yield moved._replace(shares=cut.shares)
@@ -221,7 +320,9 @@ class Search:
 
 
 def is_split(plan: InferencePlan) -> bool:
-    """Return whether at least two devices compute: heads, in scheme 1 columns, in scheme 2 all columns of some tokens."""
+    """Return whether at least two devices compute: heads, in scheme 1 columns, in scheme 2 all columns of some
+    tokens.
+    """
     shares = plan.shares or (0.0,) * plan.num_positions
     first, second = 1 in plan.schemes, 2 in plan.schemes
     parts = zip(plan.units, plan.columns, shares, strict=True)
@@ -246,7 +347,8 @@ def _shifts(parts: Sequence[int], step: int) -> Iterator[tuple[int, ...]]:
 
 
 def water_level(lines: Sequence[Line], caps: Sequence[int], total: int) -> tuple[int, ...]:
-    """Return integers with sum `total`, at most `caps`, whose slowest line is as fast as possible; a line with integer 0 does not count.
+    """Return integers with sum `total`, at most `caps`, whose slowest line is as fast as possible; a line with integer
+    0 does not count.
 
     Like water finding its level: between two levels at which a device starts or is full, the sum is linear.
     """
@@ -263,7 +365,9 @@ def water_level(lines: Sequence[Line], caps: Sequence[int], total: int) -> tuple
         level, number, rate = bend, number + more, rate + change
     if rate > 0:
         level += max(0.0, total - number) / rate
-    parts = [max(0, min(cap, int((level - fixed) / slope - 1e-9))) for (fixed, slope), cap in zip(lines, caps, strict=True)]
+    parts = [
+        max(0, min(cap, int((level - fixed) / slope - 1e-9))) for (fixed, slope), cap in zip(lines, caps, strict=True)
+    ]
     for _ in range(total - sum(parts)):
         able = [d for d, part in enumerate(parts) if part < caps[d]]
         parts[min(able, key=lambda d: lines[d][0] + lines[d][1] * (parts[d] + 1))] += 1

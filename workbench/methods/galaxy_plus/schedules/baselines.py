@@ -1,17 +1,27 @@
-"""The baselines of Galaxy+ without tiles: Megatron-LM, and a pipeline (EdgeShard; Local); the schedule of any paradigm."""
+"""The baselines of Galaxy+ without tiles: Megatron-LM, and a pipeline (EdgeShard; Local); the schedule of any
+paradigm.
+"""
 
 from __future__ import annotations
 
 from workbench.core.schedule import ALLREDUCE, BROADCAST, NONE, Schedule, Value
 from workbench.methods.galaxy_plus.schedules.hybrid import tiled_inference
-from workbench.methods.galaxy_plus.schedules.layout import Block, Builder, InferenceLayout, after, value_of
+from workbench.methods.galaxy_plus.schedules.layout import (
+    Block,
+    Builder,
+    InferenceLayout,
+    after,
+    value_of,
+)
 
 
 def whole_inference(layout: InferenceLayout, world_size: int | None = None) -> Schedule:
     """Return the schedule of positions that have the whole sequence: Megatron-LM's, or a pipeline.
 
-    Megatron-LM: all positions sum the products after each block, by a ring all-reduce; for a single token each position sends its product
-    to all others.  Pipeline: one position after the other has whole layers; between two of them the residual stream travels.
+    Megatron-LM: all positions sum the products after each block, by a ring all-reduce; for a single token each position
+    sends its product
+    to all others.  Pipeline: one position after the other has whole layers; between two of them the residual stream
+    travels.
     """
     return _Whole(layout).build(world_size)
 
@@ -30,7 +40,14 @@ class _Whole(Builder):
                 wide = value_of("wide", first, tile)
                 self.collective(BROADCAST, first, [(embedded,)] + [()] * len(others), wide)
                 for position in self._connecting(block):
-                    self.add(position, "ENTER", first, 0, [wide], [value_of(name, first, tile) for name in ("hid", "res")])
+                    self.add(
+                        position,
+                        "ENTER",
+                        first,
+                        0,
+                        [wide],
+                        [value_of(name, first, tile) for name in ("hid", "res")],
+                    )
             else:
                 self._move(embedded, 0, block)
             for block in layout.blocks[first:end]:
@@ -39,14 +56,24 @@ class _Whole(Builder):
                         self.memory_keys(block, position)
                     self.multiply(block, position, (tile,))
                     entered = value_of("qkv", block.number, tile)
-                    self.leave(block, position, (tile,), [entered], [self._product(block, position)])
+                    self.leave(
+                        block,
+                        position,
+                        (tile,),
+                        [entered],
+                        [self._product(block, position)],
+                    )
                 self._sum(block)
         self.head([Value("hid", layout.end, NONE, 0)])
         return self.schedule(world_size)
 
     def _connecting(self, block: Block) -> tuple[int, ...]:
         """Return the positions that have the residual stream of a block."""
-        return self.layout.members(block) if self.layout.plan.paradigm == "pipeline" else tuple(range(self.layout.num_positions))
+        return (
+            self.layout.members(block)
+            if self.layout.plan.paradigm == "pipeline"
+            else tuple(range(self.layout.num_positions))
+        )
 
     def _product(self, block: Block, position: int) -> Value:
         return Value("prod", block.number, position if self.layout.is_decoding else NONE, 0)
@@ -63,7 +90,11 @@ class _Whole(Builder):
 
     def _sum(self, block: Block) -> None:
         """Append the sum of a block's products and its connection, and send what other positions need."""
-        layout, members, connecting = self.layout, self.layout.members(block), self._connecting(block)
+        layout, members, connecting = (
+            self.layout,
+            self.layout.members(block),
+            self._connecting(block),
+        )
         [tile] = layout.tiles[block.stack]
         products = {position: self._product(block, position) for position in members}
         terms = list(products.values())
@@ -73,7 +104,12 @@ class _Whole(Builder):
                     self.send(products[position], position, other)
         elif len(connecting) > 1:
             total = value_of("sum", block.number, tile)
-            self.collective(ALLREDUCE, block.number, [[products[at]] if at in products else [] for at in connecting], total)
+            self.collective(
+                ALLREDUCE,
+                block.number,
+                [[products[at]] if at in products else [] for at in connecting],
+                total,
+            )
             terms = [total]
         for position in connecting:
             written = self.connect(block, position, tile, terms)
@@ -98,5 +134,7 @@ def inference_schedule(layout: InferenceLayout, world_size: int | None = None) -
 
 
 def decode_schedule(layout: InferenceLayout, world_size: int | None = None) -> Schedule:
-    """Return the schedule of one more token (a layout of InferenceLayout.decode): scheme 1 in every layer, or the pipeline."""
+    """Return the schedule of one more token (a layout of InferenceLayout.decode): scheme 1 in every layer, or the
+    pipeline.
+    """
     return whole_inference(layout, world_size)

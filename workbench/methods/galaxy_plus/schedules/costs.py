@@ -13,10 +13,17 @@ _BLOCK_KINDS = ("QKV", "ATT", "OUT", "CQ", "CKV", "CATT", "COUT", "UP", "DOWN")
 _WIDE = frozenset({"emb", "wide", "hid", "res", "prod", "sum", "mem"})
 
 
-def inference_costs(profile: InferenceProfile, cluster: Cluster, layout: InferenceLayout, *, message_s: float = MESSAGE_S) -> TableCosts:
+def inference_costs(
+    profile: InferenceProfile,
+    cluster: Cluster,
+    layout: InferenceLayout,
+    *,
+    message_s: float = MESSAGE_S,
+) -> TableCosts:
     """Return the costs of the schedules of this package.
 
-    message_s: overhead of every message, in addition to its link's time.  Values that stay on their device (queries, keys, contexts,
+    message_s: overhead of every message, in addition to its link's time.  Values that stay on their device (queries,
+    keys, contexts,
     activations of the feed-forward network) are not counted one by one: the profile's working bytes cover them.
     """
     plan = layout.plan
@@ -29,7 +36,10 @@ def inference_costs(profile: InferenceProfile, cluster: Cluster, layout: Inferen
         return profile.costs[rank][layout.stack_of(op.stage)].seconds(op.kind, tokens_of(op))
 
     def connection_s(rank: int, op: Op) -> float:
-        costs, tokens = profile.costs[rank][layout.blocks[op.stage].stack], tokens_of(op)
+        costs, tokens = (
+            profile.costs[rank][layout.blocks[op.stage].stack],
+            tokens_of(op),
+        )
         if op.kind != "CONN":
             return costs.seconds(op.kind, tokens)
         return costs.seconds("CONN", tokens) + max(0, len(op.reads) - 2) * costs.seconds("ADD", tokens)
@@ -77,7 +87,11 @@ def inference_costs(profile: InferenceProfile, cluster: Cluster, layout: Inferen
             **dict.fromkeys(_WIDE, wide),
             "kv": keys_and_values,
             "ids": lambda value: Spec((layout.lengths[layout.stack_of(value.stage)],), "int64"),
-            "out": lambda value: sequence(len(layout.stacks) - 1, layout.lengths[-1], layout.stacks[-1].hidden_bytes),
+            "out": lambda value: sequence(
+                len(layout.stacks) - 1,
+                layout.lengths[-1],
+                layout.stacks[-1].hidden_bytes,
+            ),
         },
         resident_by_rank={rank: _resident_bytes(profile, layout, rank) for rank in range(cluster.world_size)},
         cluster=cluster,

@@ -1,10 +1,16 @@
-"""Galaxy+: hybrid model parallelism of schemes 1 and 2 with a ring of tiles between the blocks (sections III-B and III-D, Fig. 6 to 10).
+"""Galaxy+: hybrid model parallelism of schemes 1 and 2 with a ring of tiles between the blocks (sections III-B and
+III-D, Fig. 6 to 10).
 
-A split block begins with a ring all-gather of the hidden tiles and ends with a ring reduce-scatter of the sums.  The tile's owner adds
-the last term and then computes the connection.  With overlap every tile is multiplied when it arrives, and forwarded meanwhile (Fig. 9).
-The products are computed in the order in which the ring needs them (Fig. 10), the owner's last.  If the second matrix works token by
-token like the first (feed-forward, cross-attention), it follows on each tile at once, so both rings run at the same time.
-In scheme 2 the owner runs its tiles through the feed-forward block one by one, and each starts on the ring as soon as it can.
+A split block begins with a ring all-gather of the hidden tiles and ends with a ring reduce-scatter of the sums.  The
+tile's owner adds
+the last term and then computes the connection.  With overlap every tile is multiplied when it arrives, and forwarded
+meanwhile (Fig. 9).
+The products are computed in the order in which the ring needs them (Fig. 10), the owner's last.  If the second matrix
+works token by
+token like the first (feed-forward, cross-attention), it follows on each tile at once, so both rings run at the same
+time.
+In scheme 2 the owner runs its tiles through the feed-forward block one by one, and each starts on the ring as soon as
+it can.
 The sums are added on a separate stream, as in a library of collectives, so the ring does not wait for a long product.
 Positions without a part of a block's weights are not in its ring; positions without tokens own no tile.
 """
@@ -14,15 +20,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from workbench.core.schedule import RING, Schedule, Value
-from workbench.methods.galaxy_plus.schedules.layout import Block, Builder, InferenceLayout, Tile, after, value_of
+from workbench.methods.galaxy_plus.schedules.layout import (
+    Block,
+    Builder,
+    InferenceLayout,
+    Tile,
+    after,
+    value_of,
+)
 
 Group = tuple[Tile, ...]
 
 
 def tiled_inference(layout: InferenceLayout, world_size: int | None = None) -> Schedule:
-    """Return the schedule of one sequence in tiles: Galaxy+'s, or sequence parallelism.  Operations and values: see inference/__init__.py.
+    """Return the schedule of one sequence in tiles: Galaxy+'s, or sequence parallelism.  Operations and values: see
+    inference/__init__.py.
 
-    Sequence parallelism: each position has all weights and its own tokens; keys and values go around the ring in each layer.
+    Sequence parallelism: each position has all weights and its own tokens; keys and values go around the ring in each
+    layer.
     """
     builder = _Hybrid(layout)
     for stack, (first, end) in enumerate(zip(layout.first_blocks, layout.first_blocks[1:], strict=False)):
@@ -45,13 +60,18 @@ class _Hybrid(Builder):
     def __init__(self, layout: InferenceLayout) -> None:
         super().__init__(layout)
         positions = range(layout.num_positions)
-        self._own: list[list[Group]] = [[tuple(t for t in tiles if t.position == i) for i in positions] for tiles in layout.tiles]
+        self._own: list[list[Group]] = [
+            [tuple(t for t in tiles if t.position == i) for i in positions] for tiles in layout.tiles
+        ]
         self._firsts = [[own[0].number if own else 0 for own in by_position] for by_position in self._own]
         self._chains: dict[tuple[int, str, int, int], tuple[int, ...]] = {}
 
     def embed_tiles(self, stack: int) -> None:
         """Embed a stack's tokens on the first position; the tiles go around the ring to all positions that compute."""
-        block, tiles = self.layout.blocks[self.layout.first_blocks[stack]], self.layout.tiles[stack]
+        block, tiles = (
+            self.layout.blocks[self.layout.first_blocks[stack]],
+            self.layout.tiles[stack],
+        )
         self.embed(stack, [value_of("emb", block.number, tile) for tile in tiles])
         for tile in tiles:
             path = self._path(block, tile)
@@ -69,20 +89,32 @@ class _Hybrid(Builder):
         """Append a position's part of a block with split weights, and the connection of its own tiles."""
         layout = self.layout
         tiles, own = layout.tiles[block.stack], self._own[block.stack][position]
-        is_member, is_first = position in layout.members(block), block.number in layout.first_blocks
+        is_member, is_first = (
+            position in layout.members(block),
+            block.number in layout.first_blocks,
+        )
         present = own
         if is_first:
             present = () if position else tiles if is_member else own
             for tile in present:
                 self.enter_stack(block, position, tile, is_own=tile.position == position)
-        arriving = self._arriving(block.stack, lambda tile: self._path(block, tile), position, keep_order=is_first)
+        arriving = self._arriving(
+            block.stack,
+            lambda tile: self._path(block, tile),
+            position,
+            keep_order=is_first,
+        )
         is_streamed = layout.plan.overlap
         groups: list[Group] = [present] if is_streamed and is_member and present else []
         for group in groups:
             self.multiply(block, position, group)
         for tile, following in arriving:
             if following is not None:
-                self.send(value_of("emb" if is_first else "hid", block.number, tile), position, following)
+                self.send(
+                    value_of("emb" if is_first else "hid", block.number, tile),
+                    position,
+                    following,
+                )
             if is_first:
                 self.enter_stack(block, position, tile, is_own=tile.position == position)
             if is_streamed and is_member:
@@ -98,7 +130,11 @@ class _Hybrid(Builder):
             self._leave(block, position, tiles, groups)
         elif is_member:
             if block.kind == "attention":
-                for tile in self._in_sum_order(block, position, [tile for tile in tiles if tile.position != position]):
+                for tile in self._in_sum_order(
+                    block,
+                    position,
+                    [tile for tile in tiles if tile.position != position],
+                ):
                     self._leave(block, position, (tile,), groups)
             if own:
                 self._leave(block, position, own, groups)
@@ -121,7 +157,10 @@ class _Hybrid(Builder):
 
         if is_attention:
             starts = [(tile, next(iter(path(tile)), None)) for tile in own]
-            for tile, following in [*starts, *self._arriving(block.stack, path, position)]:
+            for tile, following in [
+                *starts,
+                *self._arriving(block.stack, path, position),
+            ]:
                 if following is not None:
                     self.send(value_of("kv", number, tile), position, following)
         for tile in own:
@@ -129,7 +168,13 @@ class _Hybrid(Builder):
                 self.memory_keys(block, position)
             gathered = [value_of("kv", number, other) for other in self.layout.tiles[block.stack]]
             product = value_of("prod", number, tile)
-            self.leave(block, position, (tile,), [value_of("q", number, tile), *gathered], [product])
+            self.leave(
+                block,
+                position,
+                (tile,),
+                [value_of("q", number, tile), *gathered],
+                [product],
+            )
             self._connect(block, position, tile, [product])
 
     # Routes of tiles and sums.
@@ -145,7 +190,12 @@ class _Hybrid(Builder):
     def _memory_path(self, tile: Tile) -> tuple[int, ...]:
         """Return the positions that a tile of the encoder's output visits."""
         cross = next(block for block in self.layout.blocks if block.kind == "cross")
-        return after(self.layout.members(cross), tile.position, tile.direction, self.layout.num_positions)
+        return after(
+            self.layout.members(cross),
+            tile.position,
+            tile.direction,
+            self.layout.num_positions,
+        )
 
     def _chain(self, block: Block, tile: Tile) -> tuple[int, ...]:
         """Return the positions whose products add up to a tile's sum, in order; the owner's is last."""
@@ -157,7 +207,12 @@ class _Hybrid(Builder):
         return self._chains[key]
 
     def _arriving(
-        self, stack: int, path_of: Callable[[Tile], tuple[int, ...]], position: int, *, keep_order: bool = False
+        self,
+        stack: int,
+        path_of: Callable[[Tile], tuple[int, ...]],
+        position: int,
+        *,
+        keep_order: bool = False,
     ) -> list[tuple[Tile, int | None]]:
         """Return the tiles of a stack that reach a position, in ring order, each with its next position."""
         found = []
@@ -173,12 +228,16 @@ class _Hybrid(Builder):
     def _in_sum_order(self, block: Block, position: int, tiles: Sequence[Tile]) -> list[Tile]:
         """Return tiles in the order in which the ring needs this position's products.
 
-        If the owners continue piece by piece, the first pieces of all owners come first, so that all can start on these.
+        If the owners continue piece by piece, the first pieces of all owners come first, so that all can start on
+        these.
         """
         firsts = self._firsts[block.stack]
 
         def order(tile: Tile) -> tuple[int, int]:
-            step, piece = self._chain(block, tile).index(position), tile.number - firsts[tile.position]
+            step, piece = (
+                self._chain(block, tile).index(position),
+                tile.number - firsts[tile.position],
+            )
             return (piece, step) if block.kind != "feed_forward" and block.scheme == 2 else (step, piece)
 
         return sorted(tiles, key=order)
@@ -189,7 +248,13 @@ class _Hybrid(Builder):
         """Append the second half of a block on some tiles, and the ring's operations on their products here."""
         number = block.number
         attended = sorted(value_of("qkv", number, entered[0]) for entered in groups)
-        self.leave(block, position, group, attended, [self._product(block, position, tile) for tile in group])
+        self.leave(
+            block,
+            position,
+            group,
+            attended,
+            [self._product(block, position, tile) for tile in group],
+        )
         for tile in self._in_sum_order(block, position, group):
             chain = self._chain(block, tile)
             step = chain.index(position)
@@ -197,9 +262,25 @@ class _Hybrid(Builder):
                 continue
             total = value_of("sum", number, tile, step)
             if step:
-                reads = [self._product(block, position, tile), value_of("sum", number, tile, step - 1)]
-                self.add(position, "ADD", number, tile.number, reads, [total], step=step, stream=RING)
-            self.send(total, position, chain[step + 1] if step + 1 < len(chain) else tile.position)
+                reads = [
+                    self._product(block, position, tile),
+                    value_of("sum", number, tile, step - 1),
+                ]
+                self.add(
+                    position,
+                    "ADD",
+                    number,
+                    tile.number,
+                    reads,
+                    [total],
+                    step=step,
+                    stream=RING,
+                )
+            self.send(
+                total,
+                position,
+                chain[step + 1] if step + 1 < len(chain) else tile.position,
+            )
 
     def _product(self, block: Block, position: int, tile: Tile) -> Value:
         """Return the name of a position's term: the first term in the ring is already a sum."""
@@ -217,7 +298,14 @@ class _Hybrid(Builder):
                 chain = self._chain(block, tile)
                 terms = [value_of("prod", block.number, tile)] if position in chain else []
                 if chain != (position,):
-                    terms.append(value_of("sum", block.number, tile, len(chain) - 1 - (position in chain)))
+                    terms.append(
+                        value_of(
+                            "sum",
+                            block.number,
+                            tile,
+                            len(chain) - 1 - (position in chain),
+                        )
+                    )
                 self._connect(block, position, tile, terms)
             if is_own_next:
                 products = [value_of("prod", following.number, tile) for tile in group]
@@ -228,7 +316,11 @@ class _Hybrid(Builder):
 
     def _connect(self, block: Block, position: int, tile: Tile, terms: Sequence[Value]) -> None:
         """Append the connection of an own tile after a block, and send the tile to the next position."""
-        layout, written, number = self.layout, self.connect(block, position, tile, terms), block.number + 1
+        layout, written, number = (
+            self.layout,
+            self.connect(block, position, tile, terms),
+            block.number + 1,
+        )
         if number == layout.end:
             path: tuple[int, ...] = (0,) if position else ()
         else:

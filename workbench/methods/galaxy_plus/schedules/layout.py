@@ -1,6 +1,8 @@
-"""The meaning of an inference schedule's indices: blocks counted through the model, tiles of the sequence, shares of every position.
+"""The meaning of an inference schedule's indices: blocks counted through the model, tiles of the sequence, shares of
+every position.
 
-Galaxy+ section III-B: a layer consists of attention, cross-attention (in a decoder with an encoder), and feed-forward network.  The
+Galaxy+ section III-B: a layer consists of attention, cross-attention (in a decoder with an encoder), and feed-forward
+network.  The
 operations between two blocks (bias of the output matrix, residual, norms) are the connection of the first of the two.
 """
 
@@ -23,7 +25,9 @@ BY_READS = frozenset({"QKV", "CQ", "UP", "ENTER", "CKV"})
 
 
 class Block(NamedTuple):
-    """One block of the model.  number, layer: counted through all stacks.  is_split: its weights are split, not its tokens."""
+    """One block of the model.  number, layer: counted through all stacks.  is_split: its weights are split, not its
+    tokens.
+    """
 
     number: int
     layer: int
@@ -34,7 +38,9 @@ class Block(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Tokens [start, stop) of a stack's sequence.  position: its owner's.  direction: +1 goes to the next position first, -1 back."""
+    """Tokens [start, stop) of a stack's sequence.  position: its owner's.  direction: +1 goes to the next position
+    first, -1 back.
+    """
 
     number: int
     position: int
@@ -52,7 +58,8 @@ class Tile(NamedTuple):
 class InferenceLayout:
     """A plan applied to a sequence (two sequences for an encoder-decoder).
 
-    lengths[stack]: tokens.  past: tokens in the key-value cache before this step (decoding).  is_decoding: one token by scheme 1
+    lengths[stack]: tokens.  past: tokens in the key-value cache before this step (decoding).  is_decoding: one token by
+    scheme 1
     everywhere; memory_length: tokens of the encoder's output that it attends to.
     """
 
@@ -64,26 +71,53 @@ class InferenceLayout:
     is_decoding: bool = False
 
     @classmethod
-    def build(cls, plan: InferencePlan, stacks: Sequence[StackShape], lengths: Sequence[int] | int) -> InferenceLayout:
-        """Return the layout of one sequence of `lengths` tokens (one number for each stack).  Raises ScheduleError if they disagree."""
+    def build(
+        cls,
+        plan: InferencePlan,
+        stacks: Sequence[StackShape],
+        lengths: Sequence[int] | int,
+    ) -> InferenceLayout:
+        """Return the layout of one sequence of `lengths` tokens (one number for each stack).  Raises ScheduleError if
+        they disagree.
+        """
         given = (lengths,) * len(stacks) if isinstance(lengths, int) else tuple(lengths)
         asked = f"A sequence of {given} tokens through {len(stacks)} stacks by '{plan.method}' was asked for."
         if len(given) != len(stacks) or min(given, default=0) < 1:
-            raise ScheduleError(asked, "Each stack takes a sequence of at least one token.", "Give one length for each stack.")
+            raise ScheduleError(
+                asked,
+                "Each stack takes a sequence of at least one token.",
+                "Give one length for each stack.",
+            )
         _require_complete(asked, plan, stacks)
         memory = given[0] if len(stacks) > 1 else 0
         return cls(plan=plan, stacks=tuple(stacks), lengths=given, memory_length=memory)
 
     @classmethod
-    def decode(cls, plan: InferencePlan, stacks: Sequence[StackShape], *, past: int, memory_length: int = 0) -> InferenceLayout:
-        """Return the layout of one more token after `past` tokens; in an encoder-decoder only the decoder takes part."""
+    def decode(
+        cls,
+        plan: InferencePlan,
+        stacks: Sequence[StackShape],
+        *,
+        past: int,
+        memory_length: int = 0,
+    ) -> InferenceLayout:
+        """Return the layout of one more token after `past` tokens; in an encoder-decoder only the decoder takes
+        part.
+        """
         asked = f"The token behind {past} others by '{plan.method}' was asked for."
         if plan.paradigm == "sequence" or past < 0:
             found = "A single token cannot be divided among devices." if past >= 0 else "No sequence has so few."
             raise ScheduleError(asked, found, "Decode by a plan of another paradigm.")
         _require_complete(asked, plan, stacks)
         lengths = (0,) * (len(stacks) - 1) + (1,)
-        return cls(plan=plan, stacks=tuple(stacks), lengths=lengths, past=past, memory_length=memory_length, is_decoding=True)
+        return cls(
+            plan=plan,
+            stacks=tuple(stacks),
+            lengths=lengths,
+            past=past,
+            memory_length=memory_length,
+            is_decoding=True,
+        )
 
     @property
     def num_positions(self) -> int:
@@ -107,7 +141,9 @@ class InferenceLayout:
             for _ in range(shape.num_layers):
                 scheme = self.plan.schemes[layer] if self.plan.paradigm == "hybrid" and not self.is_decoding else 1
                 for kind in kinds:
-                    is_split = self.plan.paradigm in ("hybrid", "tensor") and not (kind == "feed_forward" and scheme == 2)
+                    is_split = self.plan.paradigm in ("hybrid", "tensor") and not (
+                        kind == "feed_forward" and scheme == 2
+                    )
                     blocks.append(Block(len(blocks), layer, stack, kind, scheme, is_split))
                 layer += 1
         return tuple(blocks)
@@ -115,7 +151,9 @@ class InferenceLayout:
     @cached_property
     def first_blocks(self) -> tuple[int, ...]:
         """Return the first block's number of each stack, and the end."""
-        firsts = [next(block.number for block in self.blocks if block.stack == stack) for stack in range(len(self.stacks))]
+        firsts = [
+            next(block.number for block in self.blocks if block.stack == stack) for stack in range(len(self.stacks))
+        ]
         return (*firsts, self.end)
 
     @cached_property
@@ -134,11 +172,15 @@ class InferenceLayout:
         return self._shares(1)
 
     def stack_of(self, number: int) -> int:
-        """Return the stack of a block.  The number after a stack's last block (see `hid`, `mem`) belongs to that stack or the next."""
+        """Return the stack of a block.  The number after a stack's last block (see `hid`, `mem`) belongs to that stack
+        or the next.
+        """
         return self.blocks[min(number, self.end - 1)].stack
 
     def members(self, block: Block) -> tuple[int, ...]:
-        """Return the positions that compute a block, in ring order: those with a part of its weights, or all its weights and tokens."""
+        """Return the positions that compute a block, in ring order: those with a part of its weights, or all its
+        weights and tokens.
+        """
         if self.plan.paradigm == "pipeline":
             return (self._owners[block.layer],)
         if self.plan.paradigm == "sequence":
@@ -153,7 +195,9 @@ class InferenceLayout:
         return self.columns[block.stack][position] if block.is_split else shape.columns
 
     def span(self, op: Op) -> tuple[int, int]:
-        """Return the tokens [start, stop) that a compute operation works on, past ones included; for ATT and CATT its queries."""
+        """Return the tokens [start, stop) that a compute operation works on, past ones included; for ATT and CATT its
+        queries.
+        """
         if op.kind in ("EMB", "HEAD"):
             return self.past, self.past + self.lengths[self.stack_of(op.stage)]
         if op.kind == "CKV":
@@ -189,8 +233,19 @@ class InferenceLayout:
             if is_cut and self.plan.both_ways and tokens > 1:
                 pieces = min(pieces + pieces % 2, tokens)  # as many in one direction as in the other
             for piece in range(pieces):
-                start, stop = at + piece * tokens // pieces, at + (piece + 1) * tokens // pieces
-                tiles.append(Tile(len(tiles), position, start, stop, -1 if is_cut and self.plan.both_ways and piece % 2 else 1))
+                start, stop = (
+                    at + piece * tokens // pieces,
+                    at + (piece + 1) * tokens // pieces,
+                )
+                tiles.append(
+                    Tile(
+                        len(tiles),
+                        position,
+                        start,
+                        stop,
+                        -1 if is_cut and self.plan.both_ways and piece % 2 else 1,
+                    )
+                )
             at += tokens
         return tuple(tiles)
 
@@ -211,16 +266,28 @@ def _require_complete(asked: str, plan: InferencePlan, stacks: Sequence[StackSha
     }
     missing = [name for name in needed[plan.paradigm] if not getattr(plan, name)]
     if missing:
-        raise ScheduleError(asked, f"The plan does not say its {', '.join(missing)}.", f"Give what paradigm '{plan.paradigm}' needs.")
+        raise ScheduleError(
+            asked,
+            f"The plan does not say its {', '.join(missing)}.",
+            f"Give what paradigm '{plan.paradigm}' needs.",
+        )
     layers = sum(shape.num_layers for shape in stacks)
-    given = len(plan.schemes) if plan.paradigm == "hybrid" else sum(plan.layers) if plan.paradigm == "pipeline" else layers
+    given = (
+        len(plan.schemes) if plan.paradigm == "hybrid" else sum(plan.layers) if plan.paradigm == "pipeline" else layers
+    )
     if given != layers:
-        raise ScheduleError(asked, f"The plan speaks of {given} layers, the model has {layers}.", "Plan for this model.")
+        raise ScheduleError(
+            asked,
+            f"The plan speaks of {given} layers, the model has {layers}.",
+            "Plan for this model.",
+        )
 
 
 @lru_cache(maxsize=4096)
 def after(positions: tuple[int, ...], first: int, direction: int, num_positions: int) -> tuple[int, ...]:
-    """Return the positions other than `first` in the order in which the ring visits them from there (direction +1 or -1)."""
+    """Return the positions other than `first` in the order in which the ring visits them from there (direction +1 or
+    -1).
+    """
     others = [position for position in positions if position != first]
     return tuple(sorted(others, key=lambda position: (position - first) * direction % num_positions))
 
@@ -233,7 +300,11 @@ class _Kinds(NamedTuple):
     leave: str
 
 
-KINDS = {"attention": _Kinds("QKV", "qkv", "OUT"), "cross": _Kinds("CQ", "q", "COUT"), "feed_forward": _Kinds("UP", "act", "DOWN")}
+KINDS = {
+    "attention": _Kinds("QKV", "qkv", "OUT"),
+    "cross": _Kinds("CQ", "q", "COUT"),
+    "feed_forward": _Kinds("UP", "act", "DOWN"),
+}
 
 
 def value_of(name: str, number: int, tile: Tile, step: int = NONE) -> Value:
@@ -268,7 +339,18 @@ class Builder:
     def collective(self, kind: str, stage: int, reads: Sequence[Sequence[Value]], write: Value) -> None:
         """Append a collective of all positions; reads: by position."""
         for position, values in enumerate(reads):
-            self.lists[position].append(Op(kind, stage, NONE, NONE, tuple(values), (write,), self.layout.plan.ranks, "collective"))
+            self.lists[position].append(
+                Op(
+                    kind,
+                    stage,
+                    NONE,
+                    NONE,
+                    tuple(values),
+                    (write,),
+                    self.layout.plan.ranks,
+                    "collective",
+                )
+            )
 
     def send(self, value: Value, source: int, destination: int) -> None:
         """Append the SEND of a transfer between two positions."""
@@ -285,20 +367,51 @@ class Builder:
     def enter_stack(self, block: Block, position: int, tile: Tile, *, is_own: bool) -> None:
         """Append ENTER before a block.  is_own: the residual stream of the tile stays here."""
         writes = [value_of(name, block.number, tile) for name in ("hid", "res")[: 1 + is_own]]
-        self.add(position, "ENTER", block.number, tile.number, [value_of("emb", block.number, tile)], writes)
+        self.add(
+            position,
+            "ENTER",
+            block.number,
+            tile.number,
+            [value_of("emb", block.number, tile)],
+            writes,
+        )
 
-    def multiply(self, block: Block, position: int, tiles: Sequence[Tile], names: Sequence[str] = ()) -> None:
-        """Append the first product of a block on some tiles.  names: of the values that it writes, if not the usual one."""
+    def multiply(
+        self,
+        block: Block,
+        position: int,
+        tiles: Sequence[Tile],
+        names: Sequence[str] = (),
+    ) -> None:
+        """Append the first product of a block on some tiles.  names: of the values that it writes, if not the usual
+        one.
+        """
         reads, first = [value_of("hid", block.number, tile) for tile in tiles], tiles[0]
         writes = [value_of(name, block.number, first) for name in names or (KINDS[block.kind].entered,)]
         self.add(position, KINDS[block.kind].enter, block.number, first.number, reads, writes)
 
     def memory_keys(self, block: Block, position: int) -> None:
         """Append the keys and values of the encoder's output."""
-        memory = [value_of("mem", self.layout.first_blocks[block.stack], tile) for tile in self.layout.tiles[block.stack - 1]]
-        self.add(position, "CKV", block.number, 0, memory, [Value("kv", block.number, NONE, 0)])
+        memory = [
+            value_of("mem", self.layout.first_blocks[block.stack], tile) for tile in self.layout.tiles[block.stack - 1]
+        ]
+        self.add(
+            position,
+            "CKV",
+            block.number,
+            0,
+            memory,
+            [Value("kv", block.number, NONE, 0)],
+        )
 
-    def leave(self, block: Block, position: int, tiles: Sequence[Tile], attended: Sequence[Value], products: Sequence[Value]) -> None:
+    def leave(
+        self,
+        block: Block,
+        position: int,
+        tiles: Sequence[Tile],
+        attended: Sequence[Value],
+        products: Sequence[Value],
+    ) -> None:
         """Append the second half of a block on some tiles.  attended: what ATT reads.  products: of each tile."""
         number, first = block.number, tiles[0]
         entered = value_of(KINDS[block.kind].entered, number, first)
@@ -322,7 +435,14 @@ class Builder:
         elif layout.plan.paradigm == "pipeline" and layout.members(layout.blocks[number]) != (position,):
             names = ("emb",)
         writes = [value_of(name, number, tile) for name in names]
-        self.add(position, "CONN", block.number, tile.number, [*terms, value_of("res", block.number, tile)], writes)
+        self.add(
+            position,
+            "CONN",
+            block.number,
+            tile.number,
+            [*terms, value_of("res", block.number, tile)],
+            writes,
+        )
         return writes[0]
 
     def head(self, reads: Sequence[Value]) -> None:
@@ -332,15 +452,24 @@ class Builder:
         self._outputs[0].append(out)
 
     def schedule(self, world_size: int | None) -> Schedule:
-        """Return the schedule over ranks, complete with its receives; ranks that the plan does not use have no operations."""
+        """Return the schedule over ranks, complete with its receives; ranks that the plan does not use have no
+        operations.
+        """
         ranks = self.layout.plan.ranks
         size = max(ranks) + 1 if world_size is None else world_size
         if max(ranks) >= size:
-            raise ScheduleError(f"A schedule for {size} ranks was asked for.", f"The plan uses {ranks}.", "Give the cluster's size.")
+            raise ScheduleError(
+                f"A schedule for {size} ranks was asked for.",
+                f"The plan uses {ranks}.",
+                "Give the cluster's size.",
+            )
         ops: list[tuple[Op, ...]] = [()] * size
         inputs: list[tuple[Value, ...]] = [()] * size
         outputs: list[tuple[Value, ...]] = [()] * size
         for position, rank in enumerate(ranks):
             ops[rank] = tuple(self.lists[position])
-            inputs[rank], outputs[rank] = tuple(self._inputs[position]), tuple(self._outputs[position])
+            inputs[rank], outputs[rank] = (
+                tuple(self._inputs[position]),
+                tuple(self._outputs[position]),
+            )
         return insert_receives(Schedule(ops=tuple(ops), inputs=tuple(inputs), outputs=tuple(outputs)))

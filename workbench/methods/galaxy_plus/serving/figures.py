@@ -1,4 +1,6 @@
-"""A served stream over time: throughput, each device's processor, and the portal's findings and actions (Galaxy+, Fig. 16)."""
+"""A served stream over time: throughput, each device's processor, and the portal's findings and actions (Galaxy+, Fig.
+16).
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,24 @@ PALE_RED = "#F6DFD6"
 MAX_STEPS = 80  # of a curve over time
 MIN_REQUESTS = 3  # minimum in a step of the throughput curve
 MAX_NAMED_EVENTS = 14
-CHARACTER_PIXELS, AXIS_PIXELS = 6.5, 950  # approximate widths of a fault's name and of the time axis
+CHARACTER_PIXELS, AXIS_PIXELS = (
+    6.5,
+    950,
+)  # approximate widths of a fault's name and of the time axis
 SHOWN_EVENTS = style.OPERATIONS["events"]
-"""The portal's findings and actions.  Injected faults are shaded instead; probes, plans and loads are in the hover of later events."""
+"""The portal's findings and actions.  Injected faults are shaded instead; probes, plans and loads are in the hover of
+later events."""
 
 
-def serving(reports: ServingReport | Mapping[str, ServingReport], *, title: str = "A stream of requests") -> go.Figure:
+def serving(
+    reports: ServingReport | Mapping[str, ServingReport],
+    *,
+    title: str = "A stream of requests",
+) -> go.Figure:
     """Return throughput over time, the processor use of each device for every report, and the events below.
 
-    reports: one, or several of the same stream by name, such as with and without re-scheduling; injected faults are shaded.
+    reports: one, or several of the same stream by name, such as with and without re-scheduling; injected faults are
+    shaded.
     """
     named = {"": reports} if isinstance(reports, ServingReport) else dict(reports)
     shown = {name: report for name, report in named.items() if report.requests}
@@ -33,7 +44,10 @@ def serving(reports: ServingReport | Mapping[str, ServingReport], *, title: str 
     if not shown:
         return style.empty(title=title, label=label, why="No request was answered.", note=note)
     first = next(iter(shown.values()))
-    end_s, step_s = max(report.end_s for report in shown.values()), step_of(shown.values())
+    end_s, step_s = (
+        max(report.end_s for report in shown.values()),
+        step_of(shown.values()),
+    )
     panels = [f"processors{', ' * bool(name)}{name}" for name in shown]
     heights = [170.0, *(110.0 for _ in shown), 20.0 + 52.0 * len(shown)]
     figure = make_subplots(
@@ -42,7 +56,11 @@ def serving(reports: ServingReport | Mapping[str, ServingReport], *, title: str 
         shared_xaxes=True,
         row_heights=heights,
         vertical_spacing=34 / sum(heights),
-        subplot_titles=[f"answers per second{style.mark_of(note)}", *panels, "what the portal found and did"],
+        subplot_titles=[
+            f"answers per second{style.mark_of(note)}",
+            *panels,
+            "what the portal found and did",
+        ],
     )
     for annotation in figure.layout.annotations:
         annotation.update(x=0, xanchor="left", font={"size": 12.5, "color": style.BLACK})
@@ -78,7 +96,11 @@ def _throughput(figure: go.Figure, name: str, report: ServingReport, index: int,
         mode="lines",
         x=[at for at, _ in points],
         y=[rate for _, rate in points],
-        line={"color": style.BLACK if index == 0 else style.VERMILLION, "width": 2.2, "dash": "solid" if index == 0 else "dash"},
+        line={
+            "color": style.BLACK if index == 0 else style.VERMILLION,
+            "width": 2.2,
+            "dash": "solid" if index == 0 else "dash",
+        },
         hovertemplate="%{y:.3g} answers per second at %{x:.1f} s<extra></extra>",
         legendrank=1,
         row=1,
@@ -87,7 +109,14 @@ def _throughput(figure: go.Figure, name: str, report: ServingReport, index: int,
     figure.update_yaxes(rangemode="tozero", zeroline=False, row=1, col=1)
 
 
-def _processors(figure: go.Figure, report: ServingReport, row: int, step_s: float, *, in_legend: bool) -> None:
+def _processors(
+    figure: go.Figure,
+    report: ServingReport,
+    row: int,
+    step_s: float,
+    *,
+    in_legend: bool,
+) -> None:
     for rank, device in enumerate(report.cluster.devices):
         points = report.utilisation(rank, step_s)
         figure.add_scatter(
@@ -103,7 +132,14 @@ def _processors(figure: go.Figure, report: ServingReport, row: int, step_s: floa
             row=row,
             col=1,
         )
-    figure.update_yaxes(range=[0, 105], tickvals=[0, 50, 100], ticktext=["0 %", "50 %", "100 %"], zeroline=False, row=row, col=1)
+    figure.update_yaxes(
+        range=[0, 105],
+        tickvals=[0, 50, 100],
+        ticktext=["0 %", "50 %", "100 %"],
+        zeroline=False,
+        row=row,
+        col=1,
+    )
 
 
 def _events(figure: go.Figure, reports: Mapping[str, ServingReport], *, row: int) -> None:
@@ -126,7 +162,12 @@ def _events(figure: go.Figure, reports: Mapping[str, ServingReport], *, row: int
             text=[_device(report, event) for _, report, event in found],
             textposition="middle left",
             textfont={"size": 10.5},
-            marker={"size": 11, "color": getattr(style, look["colour"]), "symbol": look["symbol"], "line": {"width": 1, "color": "white"}},
+            marker={
+                "size": 11,
+                "color": getattr(style, look["colour"]),
+                "symbol": look["symbol"],
+                "line": {"width": 1, "color": "white"},
+            },
             hovertext=[_words(report, event) for _, report, event in found],
             row=row,
             col=1,
@@ -156,13 +197,31 @@ def _faults(figure: go.Figure, report: ServingReport, end_s: float, *, rows: int
             "line": {"width": 0},
         }
         for number in ("", *range(2, rows + 1)):
-            where = {"xref": f"x{number}", "yref": f"y{number} domain", "x0": fault.start, "x1": stop, "y0": 0, "y1": 1}
+            where = {
+                "xref": f"x{number}",
+                "yref": f"y{number} domain",
+                "x0": fault.start,
+                "x1": stop,
+                "y0": 0,
+                "y1": 1,
+            }
             shapes.append({"type": "rect", **look, **where})
         if fault.start >= free_from_s:
             name = report.cluster.devices[fault.rank].name
-            did = {"slow": f"{fault.factor:g} times slower", "kill": "killed", "freeze": "frozen"}[fault.kind]
+            did = {
+                "slow": f"{fault.factor:g} times slower",
+                "kill": "killed",
+                "freeze": "frozen",
+            }[fault.kind]
             text = f" {name} {did}"
-            place = {"x": fault.start, "xref": "x", "y": 0.0, "yref": "y domain", "xanchor": "left", "yanchor": "bottom"}
+            place = {
+                "x": fault.start,
+                "xref": "x",
+                "y": 0.0,
+                "yref": "y domain",
+                "xanchor": "left",
+                "yanchor": "bottom",
+            }
             names.append({"text": text, "showarrow": False, "font": {"size": 11}, **place})
             free_from_s = fault.start + len(text) * CHARACTER_PIXELS / AXIS_PIXELS * end_s
     figure.update_layout(shapes=shapes, annotations=[*figure.layout.annotations, *names])
@@ -188,5 +247,7 @@ def _summary(reports: Mapping[str, ServingReport]) -> str:
         unit = style.time_unit(report.percentile_s(0.95))
         lost = f", {report.num_lost} lost" if report.num_lost else ", none lost"
         half, most = (f"{unit.text(report.percentile_s(share))}{report.mark}" for share in (0.5, 0.95))
-        parts.append(f"{name}{': ' * bool(name)}{len(report.requests):,} answers{lost}; half within {half}, 95 % within {most}")
+        parts.append(
+            f"{name}{': ' * bool(name)}{len(report.requests):,} answers{lost}; half within {half}, 95 % within {most}"
+        )
     return "<br>".join(parts)

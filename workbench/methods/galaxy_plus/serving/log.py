@@ -49,7 +49,9 @@ class Samples:
         self._slowness[rank].append((time_s, value))
 
     def over(self, step_s: float, end_s: float) -> tuple[DeviceSample, ...]:
-        """Return a sample of each device and step from 0 to end_s, in order of time; a device is busy evenly within its interval."""
+        """Return a sample of each device and step from 0 to end_s, in order of time; a device is busy evenly within its
+        interval.
+        """
         num_steps = int(end_s / step_s) + 1
         after = (num_steps * step_s, 0.0)
         shares = [[(a, b, load * (b - a)) for (a, load), (b, _) in pairwise([*own, after])] for own in self._loads]
@@ -74,7 +76,9 @@ Watcher = Callable[[ServingEvent], None]
 
 @dataclass(slots=True, kw_only=True)
 class ServingLog:
-    """watch: called with every event.  arrivals_s: of the requests; empty: each arrives when the one before was answered."""
+    """watch: called with every event.  arrivals_s: of the requests; empty: each arrives when the one before was
+    answered.
+    """
 
     arrivals_s: tuple[float, ...] = ()
     plans: list[InferencePlan] = field(default_factory=list)
@@ -89,7 +93,14 @@ class ServingLog:
         """Return the time of the last answer."""
         return self.requests[-1].end_s if self.requests else 0.0
 
-    def report(self, samples: Samples, *, stream: StreamSettings, rescheduling: ReschedulingSettings, **settings: Any) -> ServingReport:
+    def report(
+        self,
+        samples: Samples,
+        *,
+        stream: StreamSettings,
+        rescheduling: ReschedulingSettings,
+        **settings: Any,
+    ) -> ServingReport:
         """Return the report of a finished service."""
         return ServingReport(
             stream=stream,
@@ -142,11 +153,25 @@ class ServingLog:
         return len(self.plans) - 1
 
     def add(
-        self, time_s: float, kind: EventKind, rank: int = -1, *, before: int = -1, after: int = -1, value: float = 0.0, detail: str = ""
+        self,
+        time_s: float,
+        kind: EventKind,
+        rank: int = -1,
+        *,
+        before: int = -1,
+        after: int = -1,
+        value: float = 0.0,
+        detail: str = "",
     ) -> None:
         """Record an event."""
         event = ServingEvent(
-            time_s=time_s, kind=kind, rank=rank, plan_before=before, plan_after=after, value=round(value, 6), detail=detail
+            time_s=time_s,
+            kind=kind,
+            rank=rank,
+            plan_before=before,
+            plan_after=after,
+            value=round(value, 6),
+            detail=detail,
         )
         self.events.append(event)
         if self.watch is not None:

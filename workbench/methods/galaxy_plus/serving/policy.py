@@ -1,4 +1,5 @@
-"""Galaxy+'s coordinator policies: for a stream, which devices serve under which plan, weight loading, repeated requests (III-E); and
+"""Galaxy+'s coordinator policies: for a stream, which devices serve under which plan, weight loading, repeated requests
+(III-E); and
 for a run, a list of requests under one plan.
 """
 
@@ -24,9 +25,21 @@ from workbench.methods.common.records import device_event
 from workbench.methods.galaxy_plus.planning import as_plan
 from workbench.methods.galaxy_plus.prepare import Request, is_right
 from workbench.methods.galaxy_plus.serving.log import Busy, Samples, ServingLog
-from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServedRequest
+from workbench.methods.galaxy_plus.serving.records import (
+    ReschedulingSettings,
+    ServedRequest,
+)
 from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler, means
-from workbench.methods.galaxy_plus.serving.worker import SERVING, Begun, BlockReport, Failed, Loaded, Served, ServiceJob, UnderWay
+from workbench.methods.galaxy_plus.serving.worker import (
+    SERVING,
+    Begun,
+    BlockReport,
+    Failed,
+    Loaded,
+    Served,
+    ServiceJob,
+    UnderWay,
+)
 from workbench.methods.training.step_policy import OncePolicy
 from workbench.models.sharding import ShardSpec, shard_spec
 from workbench.runtime.commands import Generation, Parts, Probe, Probed, StepDone
@@ -60,10 +73,12 @@ class RequestTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingState:
-    """Where a service is.  step, num_steps: answered requests, and all.  now_s: seconds of the service.  attempts: at the next request.
+    """Where a service is.  step, num_steps: answered requests, and all.  now_s: seconds of the service.  attempts: at
+    the next request.
 
     serving, wanted: the devices of the plan that serves, and of the one that should; empty: none can, none fits.
-    left_out, lost: devices that the next plans do not use, and that do not answer.  slower: how many times slower than the others a device
+    left_out, lost: devices that the next plans do not use, and that do not answer.  slower: how many times slower than
+    the others a device
     is by its last reports, if it is.
     """
 
@@ -83,7 +98,8 @@ class ServingPolicy:
     """A runtime.coordinator.Policy whose steps are requests.  Times are seconds since the first request was admitted.
 
     num_steps: requests of the stream.  requests: served in turn, all of one length; answers: the local model's
-    answers, none if they are not compared.  stacks: of the model.  holds_both: whether a device has memory for the weights of a second
+    answers, none if they are not compared.  stacks: of the model.  holds_both: whether a device has memory for the
+    weights of a second
     plan in addition to those of the first, by rank.  answered: called with every answer.
     memory: of the devices, and last of this process.  read_memory: reads it, None for lost devices.
     is_over: called at every turn with the service's seconds; returns whether to end early.
@@ -129,7 +145,10 @@ class ServingPolicy:
     @property
     def state(self) -> ServingState:
         """Return where the service is, as data."""
-        rescheduler, names = self.rescheduler, [device.name for device in self.cluster.devices]
+        rescheduler, names = (
+            self.rescheduler,
+            [device.name for device in self.cluster.devices],
+        )
         serving, wanted = (
             tuple(names[rank] for rank in self.log.plans[index].ranks) if index >= 0 else ()
             for index in (rescheduler.current, rescheduler.wanted)
@@ -160,7 +179,11 @@ class ServingPolicy:
         index = self.rescheduler.wanted
         plan = self.log.plans[index] if index >= 0 else None
         if plan is None or not set(plan.ranks) <= set(ready):
-            raise PlanError("A plan for the devices that are there was asked for.", "None fits.", "Bring a device back.")
+            raise PlanError(
+                "A plan for the devices that are there was asked for.",
+                "None fits.",
+                "Bring a device back.",
+            )
         members = tuple(sorted(plan.ranks))
         job = ServiceJob(
             index=index,
@@ -177,7 +200,15 @@ class ServingPolicy:
         )
         stages = as_plan(replace(plan, ranks=tuple(map(members.index, plan.ranks))), self.stacks)
         predictor = RequestTimes(plan.predicted_s, self.num_steps)
-        return Generation(number, members, stages, job, predictor, job.timeout_s, prepares=() if self._is_tight(plan) else members)
+        return Generation(
+            number,
+            members,
+            stages,
+            job,
+            predictor,
+            job.timeout_s,
+            prepares=() if self._is_tight(plan) else members,
+        )
 
     def _specs(self, plan: InferencePlan) -> dict[int, ShardSpec]:
         held = [self._held.get(rank) for rank in plan.ranks]
@@ -185,8 +216,14 @@ class ServingPolicy:
 
     def _is_tight(self, plan: InferencePlan) -> bool:
         """Return whether a serving device lacks memory for this plan's weights in addition to its current ones."""
-        serving, specs = set() if self.rescheduler.plan is None else set(self.rescheduler.plan.ranks), self._specs(plan)
-        return not all(self.holds_both(rank, self._held[rank], specs[rank]) for rank in serving.intersection(plan.ranks, self._held))
+        serving, specs = (
+            set() if self.rescheduler.plan is None else set(self.rescheduler.plan.ranks),
+            self._specs(plan),
+        )
+        return not all(
+            self.holds_both(rank, self._held[rank], specs[rank])
+            for rank in serving.intersection(plan.ranks, self._held)
+        )
 
     def part(self, generation: Generation, place: int) -> Any:
         """Return the whole job, for every member (see Policy)."""
@@ -197,12 +234,19 @@ class ServingPolicy:
         self._reports.clear()
         return generation
 
-    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
+    def differs(
+        self,
+        generation: Generation,
+        ready: tuple[int, ...],
+        factors: Mapping[int, float],
+    ) -> bool:
         """Return whether another plan is wanted now."""
         return self.rescheduler.wanted not in (-1, generation.job.index)
 
     def turn(self) -> bool:
-        """Probe the excluded devices, sample memory, submit the reports of a period; return whether the service continues."""
+        """Probe the excluded devices, sample memory, submit the reports of a period; return whether the service
+        continues.
+        """
         now_s = self.now_s
         if self.read_memory is not None and (not self.memory or now_s - self.memory[-1][0] > _MEMORY_EVERY_S):
             resident = (0 if reading is None else reading.rss_bytes for reading in self.read_memory())
@@ -214,7 +258,8 @@ class ServingPolicy:
             is_due = now_s - self._reported_s > self.settings.report_every_s
             if is_due and plan is not None and set(self._reports).issuperset(_computing(plan)):
                 self._reported_s = now_s
-                # In the middle of a request some devices are a block ahead: a block is compared among the devices that have reported it.
+                # In the middle of a request some devices are a block ahead: a block is compared among the devices that
+                # have reported it.
                 measured = {rank: means(reports) for rank, reports in self._reports.items()}
                 self._reports.clear()
                 self.rescheduler.report(now_s, self.rescheduler.current, measured)
@@ -239,7 +284,14 @@ class ServingPolicy:
         self.log.attempted(served.since_s - begin_s)
         tokens = self.requests[done.step % len(self.requests)].length
         found = is_right(served.output, self.answers[done.step % len(self.answers)]) if self.answers else None
-        self.answered(self.log.answered(served.until_s - begin_s, tokens=tokens, plan=generation.job.index, is_right=found))
+        self.answered(
+            self.log.answered(
+                served.until_s - begin_s,
+                tokens=tokens,
+                plan=generation.job.index,
+                is_right=found,
+            )
+        )
 
     def heard(self, generation: Generation | None, rank: int, event: Any) -> None:
         """Handle another message of a device."""
@@ -263,7 +315,11 @@ class ServingPolicy:
             case Probed():
                 self.rescheduler.probed(self.now_s, rank, event.slowness)
             case Failed():
-                raise RuntimeSetupError(f"Device '{self.fleet.name(rank)}' was serving request {event.number}.", event.error, "See above.")
+                raise RuntimeSetupError(
+                    f"Device '{self.fleet.name(rank)}' was serving request {event.number}.",
+                    event.error,
+                    "See above.",
+                )
 
     def _take_loaded(self, rank: int, loaded: Loaded) -> None:
         if loaded.error and not self._held:
@@ -280,9 +336,19 @@ class ServingPolicy:
             return  # a device reports it again when it begins to serve
         found[rank] = loaded
         if set(self.log.plans[loaded.plan].ranks) <= set(found):
-            before, nbytes = self.rescheduler.current, sum(one.read_bytes for one in found.values())
+            before, nbytes = (
+                self.rescheduler.current,
+                sum(one.read_bytes for one in found.values()),
+            )
             seconds = max(one.seconds for one in found.values())
-            self.log.add(self.now_s, "loaded", before=before, after=loaded.plan, value=seconds, detail=f"{nbytes} bytes")
+            self.log.add(
+                self.now_s,
+                "loaded",
+                before=before,
+                after=loaded.plan,
+                value=seconds,
+                detail=f"{nbytes} bytes",
+            )
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
         """Repeat the request that was in service when a device was lost."""
@@ -298,7 +364,9 @@ class ServingPolicy:
         self._since_s = None
         if self.log.num_attempts >= _MOST_ATTEMPTS:
             raise RuntimeSetupError(
-                f"Request {self.step} was to be served.", f"{_MOST_ATTEMPTS} attempts failed.", "Look at the events for the reason."
+                f"Request {self.step} was to be served.",
+                f"{_MOST_ATTEMPTS} attempts failed.",
+                "Look at the events for the reason.",
             )
 
     def shown(self, rank: int, state: str) -> None:
@@ -324,7 +392,9 @@ class ServingPolicy:
 
 
 class RunPolicy(OncePolicy):
-    """A OncePolicy that answers a list of requests under one plan.  served: each device's work on the requests, by rank."""
+    """A OncePolicy that answers a list of requests under one plan.  served: each device's work on the requests, by
+    rank.
+    """
 
     job: ServiceJob
 
@@ -352,8 +422,18 @@ class RunPolicy(OncePolicy):
             return
         self._told_s[rank] = now_s
         step_s = served.end_s - served.start_s
-        state = {"step_s": step_s, "busy_s": served.busy_s, "used_bytes": served.used_bytes}
-        self.notify(device_event(rank, {"phase": SERVING, "epoch": 0, "step": done.step, "num_steps": count} | state, " request"))
+        state = {
+            "step_s": step_s,
+            "busy_s": served.busy_s,
+            "used_bytes": served.used_bytes,
+        }
+        self.notify(
+            device_event(
+                rank,
+                {"phase": SERVING, "epoch": 0, "step": done.step, "num_steps": count} | state,
+                " request",
+            )
+        )
         if rank == self.job.plan.ranks[0]:
             shown, self._num_shown = done.step + 1 - self._num_shown, done.step + 1
             self.notify(Event("step", rank, 0, done.step, count, seconds=step_s, samples=shown))

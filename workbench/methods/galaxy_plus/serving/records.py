@@ -1,4 +1,6 @@
-"""Serving a stream while devices slow down, die and return: settings, events, answers, the report (Galaxy+, III-E and IV-F)."""
+"""Serving a stream while devices slow down, die and return: settings, events, answers, the report (Galaxy+, III-E and
+IV-F).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,15 @@ from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan
-from workbench.core.ranges import Count, Interval, Seconds, Seed, Slowness, Tokens, require_ranges
+from workbench.core.ranges import (
+    Count,
+    Interval,
+    Seconds,
+    Seed,
+    Slowness,
+    Tokens,
+    require_ranges,
+)
 from workbench.core.serial import from_json, read_text
 from workbench.core.timeline import Kept
 
@@ -26,7 +36,8 @@ Reaction = Literal["none", "exclude"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """The arrival of requests.  rate_per_s: of a Poisson process; 0: back to back, the next request arrives after the last answer.
+    """The arrival of requests.  rate_per_s: of a Poisson process; 0: back to back, the next request arrives after the
+    last answer.
 
     num_requests: the number of requests.  length: tokens of each; 0 takes the task's lengths.
     """
@@ -40,7 +51,9 @@ class StreamSettings:
         require_ranges(self, "A stream")
 
     def arrival_times(self) -> tuple[float, ...]:
-        """Return the arrival times of a Poisson process in seconds, the first after one interval; empty for back-to-back requests."""
+        """Return the arrival times of a Poisson process in seconds, the first after one interval; empty for
+        back-to-back requests.
+        """
         if self.rate_per_s == 0:
             return ()
         draws = random.Random(self.seed)
@@ -52,12 +65,16 @@ class ReschedulingSettings:
     """How stragglers are detected, excluded and readmitted.
 
     reaction: see Reaction.  report_every_s: the interval at which a device reports the latency of its blocks.
-    A block is slow if its time, relative to the plan's expectation, is `slow_factor` times the median of the other devices.  A device is a
+    A block is slow if its time, relative to the plan's expectation, is `slow_factor` times the median of the other
+    devices.  A device is a
     straggler if most of its blocks were slow in `repeats` of its last `window` reports.
-    An excluded device computes a probe, one layer's work, every probe_every_s.  It is readmitted after good_probes consecutive probes
-    below recovered_factor (which is less than slow_factor: hysteresis).  If it becomes a straggler again within calm_s, it waits back_off
+    An excluded device computes a probe, one layer's work, every probe_every_s.  It is readmitted after good_probes
+    consecutive probes
+    below recovered_factor (which is less than slow_factor: hysteresis).  If it becomes a straggler again within calm_s,
+    it waits back_off
     times longer, up to longest_probe_s, before its next probe.  After calm_s without trouble the wait is reset.
-    silence_s: the heartbeat timeout after which a device is lost.  request_timeout_s: the time that a device waits for another before it
+    silence_s: the heartbeat timeout after which a device is lost.  request_timeout_s: the time that a device waits for
+    another before it
     gives up the request, which a new group then repeats.
     """
 
@@ -116,9 +133,11 @@ EventKind = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRequest:
-    """One request.  arrival_s, start_s, end_s: its arrival, the start of its first attempt, its answer, in seconds of the service.
+    """One request.  arrival_s, start_s, end_s: its arrival, the start of its first attempt, its answer, in seconds of
+    the service.
 
-    plan: index in ServingReport.plans of the plan that answered it.  is_right: the answer equals the local model's; None: not compared.
+    plan: index in ServingReport.plans of the plan that answered it.  is_right: the answer equals the local model's;
+    None: not compared.
     """
 
     number: int
@@ -148,7 +167,9 @@ class ServedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingEvent:
-    """A change during the service.  rank -1: no single device.  plan_before, plan_after: indexes in ServingReport.plans, -1: none."""
+    """A change during the service.  rank -1: no single device.  plan_before, plan_after: indexes in
+    ServingReport.plans, -1: none.
+    """
 
     time_s: float
     kind: EventKind
@@ -161,7 +182,8 @@ class ServingEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSample:
-    """The load of a device from start_s to end_s.  busy_s: computing for requests.  slowness: relative to the others; 0: unknown.
+    """The load of a device from start_s to end_s.  busy_s: computing for requests.  slowness: relative to the others;
+    0: unknown.
 
     load: share of the device used by other work (an injected slow-down of factor f uses 1 - 1/f).
     """
@@ -185,7 +207,8 @@ class ServingReport(Kept):
     """The record of a served stream.  events, requests: ordered by time.
     num_lost: requests without an answer, except those that were left when the user ended the service.
 
-    plans[0] was the first; re-scheduling made all others.  memory: resident bytes over time, (time_s, bytes of each device's process by
+    plans[0] was the first; re-scheduling made all others.  memory: resident bytes over time, (time_s, bytes of each
+    device's process by
     rank, and last the portal's).  valid: also False if a requested fault never started.
     """
 
@@ -237,13 +260,22 @@ class ServingReport(Kept):
         return parts / (end_s - start_s)
 
     def throughput(self, step_s: float) -> list[tuple[float, float]]:
-        """Return (middle of the step, answers per second) from 0 to the last answer, without the last incomplete step."""
+        """Return (middle of the step, answers per second) from 0 to the last answer, without the last incomplete
+        step.
+        """
         return self._over(step_s, ((request.start_s, request.end_s, 1.0) for request in self.requests))
 
     def utilisation(self, rank: int, step_s: float) -> list[tuple[float, float]]:
         """Return (middle of the step, share of the time busy) of a device, from 0 to the last answer."""
         own = (sample for sample in self.samples if sample.rank == rank)
-        spans = ((sample.start_s, sample.end_s, (sample.end_s - sample.start_s) * sample.utilisation) for sample in own)
+        spans = (
+            (
+                sample.start_s,
+                sample.end_s,
+                (sample.end_s - sample.start_s) * sample.utilisation,
+            )
+            for sample in own
+        )
         return [(middle, min(1.0, share)) for middle, share in self._over(step_s, spans)]
 
     def _over(self, step_s: float, spans: Iterable[tuple[float, float, float]]) -> list[tuple[float, float]]:
@@ -255,7 +287,8 @@ class ServingReport(Kept):
         return tuple(event for event in self.events if event.kind in kinds and (rank is None or event.rank == rank))
 
     def restored_after_s(self, since_s: float, level_per_s: float, *, window_s: float = 1.0) -> float | None:
-        """Return the seconds from since_s until throughput over the next window_s reaches level_per_s again; None: never.
+        """Return the seconds from since_s until throughput over the next window_s reaches level_per_s again; None:
+        never.
 
         Checked after every answer.  Galaxy+ Fig. 16(d).
         """
@@ -280,7 +313,9 @@ class ServiceInterrupted(KeyboardInterrupt):
 
 
 def by_step(step_s: float, num_steps: int, spans: Iterable[tuple[float, float, float]]) -> list[float]:
-    """Return the sum of the parts of some amounts in each step from 0 on.  spans: (start, end, amount, which is spread evenly)."""
+    """Return the sum of the parts of some amounts in each step from 0 on.  spans: (start, end, amount, which is spread
+    evenly).
+    """
     sums = [0.0] * num_steps
     for start_s, end_s, amount in spans:
         first, last = int(start_s / step_s), int(end_s / step_s)

@@ -35,8 +35,10 @@ def means(reports: Sequence[Mapping[int, float]]) -> dict[int, float]:
 def compare(measured: BlockSeconds, expected: BlockSeconds) -> dict[int, float]:
     """Return each device's slowness: the median over its blocks.
 
-    Each block's seconds are divided by the plan's expectation for the device, which makes unequal devices with unequal shares comparable,
-    then by the median of that quotient over the other devices in the same block.  So a slowdown of all devices, or a shared error
+    Each block's seconds are divided by the plan's expectation for the device, which makes unequal devices with unequal
+    shares comparable,
+    then by the median of that quotient over the other devices in the same block.  So a slowdown of all devices, or a
+    shared error
     of the cost model, makes no straggler.  A single device gets 1.
     """
     quotients: dict[int, dict[int, float]] = defaultdict(dict)
@@ -60,7 +62,9 @@ Planner = Callable[[tuple[int, ...]], InferencePlan]
 
 
 class BlockTimes(NamedTuple):
-    """The cost of one request.  seconds: from its arrival at the first device to its answer.  blocks: computation by rank and block."""
+    """The cost of one request.  seconds: from its arrival at the first device to its answer.  blocks: computation by
+    rank and block.
+    """
 
     seconds: float
     blocks: BlockSeconds
@@ -72,7 +76,9 @@ Times = Callable[[InferencePlan, Mapping[int, float]], BlockTimes]
 
 @dataclass(slots=True)
 class Candidate:
-    """A device that plans may use.  is_alive: its process answers.  is_in: plans use it.  wait_s: between its probes."""
+    """A device that plans may use.  is_alive: its process answers.  is_in: plans use it.  wait_s: between its
+    probes.
+    """
 
     is_alive: bool = True
     is_in: bool = True
@@ -88,7 +94,8 @@ class Candidate:
 class Rescheduler:
     """Decides which plan serves.  Raises PlanError if no plan fits all devices.
 
-    pace: of the devices, relative to each other.  current: index of the serving plan, -1 if none can serve (since one of its devices was
+    pace: of the devices, relative to each other.  current: index of the serving plan, -1 if none can serve (since one
+    of its devices was
     lost).  wanted: index of the plan that should serve, -1 while none fits.
     """
 
@@ -104,7 +111,11 @@ class Rescheduler:
 
     def __post_init__(self, world_size: int) -> None:
         self.candidates = [Candidate(wait_s=self.settings.probe_every_s) for _ in range(world_size)]
-        self.pace = Pace(window=self.settings.window, repeats=self.settings.repeats, threshold=self.settings.slow_factor)
+        self.pace = Pace(
+            window=self.settings.window,
+            repeats=self.settings.repeats,
+            threshold=self.settings.slow_factor,
+        )
         self.wanted = self.log.plan(self.planner(tuple(range(world_size))))
 
     @property
@@ -118,7 +129,9 @@ class Rescheduler:
         return tuple(rank for rank, device in enumerate(self.candidates) if device.is_alive)
 
     def switched(self, now_s: float, plan: int) -> None:
-        """Record that requests are served under a plan from now on; the coordinator has discarded what was observed under the last one."""
+        """Record that requests are served under a plan from now on; the coordinator has discarded what was observed
+        under the last one.
+        """
         self.log.add(now_s, "switched", before=self.current, after=plan)
         self.current = plan
 
@@ -128,7 +141,9 @@ class Rescheduler:
         self.current = -1
 
     def report(self, now_s: float, plan: int, measured: BlockSeconds) -> None:
-        """Process the devices' reports of the last period, and decide.  Reports under another than the current plan are ignored."""
+        """Process the devices' reports of the last period, and decide.  Reports under another than the current plan are
+        ignored.
+        """
         if plan != self.current or plan < 0:
             return
         # While another plan is loading, the old plan's stragglers are known already, but perhaps not all of them.
@@ -155,7 +170,10 @@ class Rescheduler:
 
     def next_probe_s(self) -> float:
         """Return when the next probe is due, infinity if none is."""
-        return min((device.next_probe_s for device in self.candidates if device.is_alive and not device.is_in), default=math.inf)
+        return min(
+            (device.next_probe_s for device in self.candidates if device.is_alive and not device.is_in),
+            default=math.inf,
+        )
 
     def probed(self, now_s: float, rank: int, slowness: float) -> None:
         """Process the result of a probe: measured seconds over the expected seconds at the device's full speed."""
@@ -182,7 +200,9 @@ class Rescheduler:
         self._plan_again(now_s)
 
     def revived(self, now_s: float, rank: int) -> None:
-        """Record that a lost device's process runs again: it is probed before it is readmitted, unless no plan fits without it."""
+        """Record that a lost device's process runs again: it is probed before it is readmitted, unless no plan fits
+        without it.
+        """
         device = self.candidates[rank]
         if device.is_alive:
             return
@@ -218,14 +238,20 @@ class Rescheduler:
     def _take_back(self, now_s: float, rank: int) -> None:
         device = self.candidates[rank]
         device.is_in, device.good_probes, device.is_reported = True, 0, False
-        device.next_probe_s, device.taken_back_s, device.is_kept = math.inf, now_s, False
+        device.next_probe_s, device.taken_back_s, device.is_kept = (
+            math.inf,
+            now_s,
+            False,
+        )
         self._plan_again(now_s)
         self.log.add(now_s, "readmitted", rank, before=self.current, after=self.wanted)
 
     def _back_off(self, now_s: float, device: Candidate) -> None:
         settings = self.settings
         again = now_s - device.taken_back_s < settings.calm_s
-        device.wait_s = min(device.wait_s * settings.back_off, settings.longest_probe_s) if again else settings.probe_every_s
+        device.wait_s = (
+            min(device.wait_s * settings.back_off, settings.longest_probe_s) if again else settings.probe_every_s
+        )
         device.next_probe_s = now_s + device.wait_s
         device.good_probes = 0
 
@@ -248,7 +274,13 @@ class Rescheduler:
     def _want(self, now_s: float, plan: InferencePlan) -> None:
         before, self.wanted = self.wanted, self.log.plan(plan)
         if self.wanted != before:
-            self.log.add(now_s, "planned", before=self.current, after=self.wanted, value=plan.predicted_s)
+            self.log.add(
+                now_s,
+                "planned",
+                before=self.current,
+                after=self.wanted,
+                value=plan.predicted_s,
+            )
 
     def _usable(self) -> tuple[int, ...]:
         return tuple(rank for rank, device in enumerate(self.candidates) if device.is_alive and device.is_in)

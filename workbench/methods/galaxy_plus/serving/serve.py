@@ -1,4 +1,6 @@
-"""Serve a stream of requests on emulated or real devices, and re-plan for the remaining devices after faults (section III-E)."""
+"""Serve a stream of requests on emulated or real devices, and re-plan for the remaining devices after faults (section
+III-E).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,12 @@ from workbench.methods.galaxy_plus.serving.records import (
     ServingReport,
     StreamSettings,
 )
-from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes, Planner, Rescheduler, Times
+from workbench.methods.galaxy_plus.serving.rescheduler import (
+    BlockTimes,
+    Planner,
+    Rescheduler,
+    Times,
+)
 from workbench.methods.galaxy_plus.serving.worker import serve_worker
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.sharding import ShardSpec, added_bytes, model_layout
@@ -54,7 +61,8 @@ def planner_of(
 ) -> Planner:
     """Return the planner for some of the cluster's devices.
 
-    lengths: tokens in each stack.  first: the plan of all devices at full speed; another method's plan is remade by its own planner.
+    lengths: tokens in each stack.  first: the plan of all devices at full speed; another method's plan is remade by its
+    own planner.
     is_priced: candidates are compared by simulation, else by Eq. 9.  left_out: devices that are never used.
     """
     everybody = frozenset(range(cluster.world_size))
@@ -64,26 +72,43 @@ def planner_of(
     price = SequencePrice(problem) if is_priced else None
     chosen = first
     if chosen is None:
-        chosen = plan(problem) if price is None else tune(problem, plans(problem), price, tries=40, both_ways=False, tile_tokens=0)
+        chosen = (
+            plan(problem)
+            if price is None
+            else tune(problem, plans(problem), price, tries=40, both_ways=False, tile_tokens=0)
+        )
 
     def planner(ranks: tuple[int, ...]) -> InferencePlan:
         excluded = everybody.difference(ranks).union(left_out)
         if not excluded:
             return chosen
-        return replan(chosen, profile, cluster, length=lengths[0], decoder_length=decoder_length, excluded=excluded, price=price)
+        return replan(
+            chosen,
+            profile,
+            cluster,
+            length=lengths[0],
+            decoder_length=decoder_length,
+            excluded=excluded,
+            price=price,
+        )
 
     return planner
 
 
 def simulated_times(profile: InferenceProfile, cluster: Cluster, lengths: tuple[int, ...]) -> Times:
-    """Return the cost of a request by simulation of the plan's schedule; each plan and device state is simulated once."""
+    """Return the cost of a request by simulation of the plan's schedule; each plan and device state is simulated
+    once.
+    """
 
     @lru_cache(maxsize=256)
     def simulated(plan: InferencePlan, own: tuple[tuple[int, float], ...]) -> BlockTimes:
         slower = profile
         for rank, factor in own:
             slower = slower.slowed(rank, factor)
-        timeline = simulate(Programs(cluster, profile.stacks, slower).sequence(plan, lengths).program, memory=False)
+        timeline = simulate(
+            Programs(cluster, profile.stacks, slower).sequence(plan, lengths).program,
+            memory=False,
+        )
         blocks: dict[int, dict[int, float]] = {}
         for span in timeline.spans:
             if not span.op.is_communication:
@@ -92,12 +117,22 @@ def simulated_times(profile: InferenceProfile, cluster: Cluster, lengths: tuple[
         return BlockTimes(timeline.makespan_s, blocks)
 
     def times(plan: InferencePlan, slow_downs: Mapping[int, float]) -> BlockTimes:
-        return simulated(plan, tuple(sorted((rank, factor) for rank, factor in slow_downs.items() if rank in plan.ranks and factor != 1.0)))
+        return simulated(
+            plan,
+            tuple(
+                sorted((rank, factor) for rank, factor in slow_downs.items() if rank in plan.ranks and factor != 1.0)
+            ),
+        )
 
     return times
 
 
-def fleet_for(devices: Devices, cluster: Cluster, faults: FaultSchedule, settings: ReschedulingSettings) -> Fleet:
+def fleet_for(
+    devices: Devices,
+    cluster: Cluster,
+    faults: FaultSchedule,
+    settings: ReschedulingSettings,
+) -> Fleet:
     """Return the devices of a service with its faults."""
     names = [device.name for device in cluster.devices]
     return Fleet(devices, names, faults, silence_s=settings.silence_s, num_restarts=RESTARTS)
@@ -146,12 +181,14 @@ def serve(
 ) -> ServingReport:
     """Serve the stream and return its report.  Every answer is compared with the local model's.
 
-    host: the profile of one unslowed core (one device), used for pacing and planning of the emulated devices; of real devices their own.
+    host: the profile of one unslowed core (one device), used for pacing and planning of the emulated devices; of real
+    devices their own.
     Requests are random tokens, stream.length of them each.
     faults: is_over may add to the schedule while requests are served.
     first_plan: for all devices; by default our planner's.  left_out: devices that no plan may use.
     is_over: called with the service's seconds; returns whether to end early.
-    Engines are left running, as before.  Raises ConfigError, PlanError if nothing fits, RuntimeSetupError, and ServiceInterrupted with a
+    Engines are left running, as before.  Raises ConfigError, PlanError if nothing fits, RuntimeSetupError, and
+    ServiceInterrupted with a
     report if the user ends the service.
     """
     settings = rescheduling or ReschedulingSettings()
@@ -160,7 +197,11 @@ def serve(
     for fault in schedule.faults:
         if is_real and fault.kind == "slow":
             asked = f"The fault 'slow' {fault.when} was asked for."
-            raise ConfigError(asked, "A real device cannot be slowed down from here.", "Kill or freeze it; or emulate the cluster.")
+            raise ConfigError(
+                asked,
+                "A real device cannot be slowed down from here.",
+                "Kill or freeze it; or emulate the cluster.",
+            )
         if fault.kind in ("leave", "memory") or fault.unit != "s":
             raise ConfigError(
                 f"The fault '{fault.kind}' {fault.when} was asked for.",
@@ -169,10 +210,16 @@ def serve(
             )
         if fault.rank >= cluster.world_size:
             raise ConfigError(
-                f"A fault of device {fault.rank} was asked for.", f"There are {cluster.world_size} devices.", "Name one of them."
+                f"A fault of device {fault.rank} was asked for.",
+                f"There are {cluster.world_size} devices.",
+                "Name one of them.",
             )
     layout = model_layout(model)
-    requests = random_requests(layout, stream.length or min(DEFAULT_LENGTH, layout.max_length), seed=stream.seed)
+    requests = random_requests(
+        layout,
+        stream.length or min(DEFAULT_LENGTH, layout.max_length),
+        seed=stream.seed,
+    )
     lengths = requests[0].lengths
     profile = host if is_real else scaled_to(host, cluster)
     log = ServingLog(watch=on_event, arrivals_s=stream.arrival_times())
@@ -217,10 +264,14 @@ def serve(
         except KeyboardInterrupt:
             is_interrupted = True
     overrun_share = policy.late_s / policy.paced_s if policy.paced_s else 0.0
-    notes = () if faults is schedule else never_begun(schedule.faults, cluster, log.end_s)  # a schedule's times are guesses
+    notes = (
+        () if faults is schedule else never_begun(schedule.faults, cluster, log.end_s)
+    )  # a schedule's times are guesses
     slowed = (dilation_note(engines.dilation),) if engines.dilation > 1 else ()
     if overrun_share > BUSY_OVERRUN_SHARE:
-        notes += (f"Host too busy: {overrun_share:.0%} of the emulated devices' time was late. Run again on a quiet host.",)
+        notes += (
+            f"Host too busy: {overrun_share:.0%} of the emulated devices' time was late. Run again on a quiet host.",
+        )
     report = log.report(
         policy.samples,
         source="real" if is_real else "emulated",

@@ -1,4 +1,6 @@
-"""The device side of a service or of a run: load a plan's slices, answer requests together, report and probe (on an engine)."""
+"""The device side of a service or of a run: load a plan's slices, answer requests together, report and probe (on an
+engine).
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,24 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import DeviceLostError, WorkbenchError
 from workbench.core.inference import InferencePlan
 from workbench.core.schedule import Op
-from workbench.methods.common.session import DONE, IDLE, LOADING, WAITING, DeviceReporter, RankResult, StepTrace, on_rank_zeros_clock
+from workbench.methods.common.session import (
+    DONE,
+    IDLE,
+    LOADING,
+    WAITING,
+    DeviceReporter,
+    RankResult,
+    StepTrace,
+    on_rank_zeros_clock,
+)
 from workbench.methods.galaxy_plus.prepare import Answer, Request
 from workbench.methods.galaxy_plus.prices import Programs
-from workbench.methods.galaxy_plus.session import Holding, InferenceSession, SessionSetup, Slices
+from workbench.methods.galaxy_plus.session import (
+    Holding,
+    InferenceSession,
+    SessionSetup,
+    Slices,
+)
 from workbench.methods.training.worker import DeviceWorker, note_pace_and_memory
 from workbench.models.loading import import_family
 from workbench.models.sharding import ModelShard, ShardSpec, model_layout
@@ -38,7 +54,11 @@ WARM_UP = -1
 SERVING = "answering"
 _WARM_UPS = 2
 _PROBE_ROUNDS = 8  # one round of a small model is too short for a sleep to match
-_WAITS, _PAUSES, _GIVES_UP = -1, -2, -3  # codes that the plan's first device sends instead of a request's number
+_WAITS, _PAUSES, _GIVES_UP = (
+    -1,
+    -2,
+    -3,
+)  # codes that the plan's first device sends instead of a request's number
 _WORD_EVERY_S = 1.0
 
 
@@ -46,11 +66,16 @@ _WORD_EVERY_S = 1.0
 class ServiceJob:
     """A generation's job: answer the requests from number `first_step` on under a plan.
 
-    index: of the plan in the report.  members: the devices, by rank; those outside the plan only wait.  specs: the weights of every device
-    of the plan.  requests: served in turn.  arrivals_s: in seconds of the service; empty: each arrives when the one before was answered.
-    begin_s: of the service, on the coordinator's clock; None: it begins once the devices have warmed up.  cluster: all devices.
-    timeout_s: for forming a group, and for a message in it.  generate: new tokens for each request, 0 for hidden states.
-    shown: the request whose spans are kept, and those of its second new token if there is one.  kept: number of answers, of the first
+    index: of the plan in the report.  members: the devices, by rank; those outside the plan only wait.  specs: the
+    weights of every device
+    of the plan.  requests: served in turn.  arrivals_s: in seconds of the service; empty: each arrives when the one
+    before was answered.
+    begin_s: of the service, on the coordinator's clock; None: it begins once the devices have warmed up.  cluster: all
+    devices.
+    timeout_s: for forming a group, and for a message in it.  generate: new tokens for each request, 0 for hidden
+    states.
+    shown: the request whose spans are kept, and those of its second new token if there is one.  kept: number of
+    answers, of the first
     requests, that the plan's first device returns; None: all.
     """
 
@@ -96,8 +121,10 @@ class BlockReport(NamedTuple):
 class Served(NamedTuple):
     """A device's work on a request.  output: on the plan's first device (numpy).
 
-    since_s, until_s: of the request on this device; start_s, end_s: of its computation, with busy_s seconds of computing; all on the
-    coordinator's clock.  late_s, paced_s: of the pacer, in this request.  sent_bytes: to other devices.  token_s: of each further token.
+    since_s, until_s: of the request on this device; start_s, end_s: of its computation, with busy_s seconds of
+    computing; all on the
+    coordinator's clock.  late_s, paced_s: of the pacer, in this request.  sent_bytes: to other devices.  token_s: of
+    each further token.
     used_bytes: memory in use, if known.
     """
 
@@ -132,14 +159,22 @@ class UnderWay(NamedTuple):
 
 
 class ReportingPacer(Pacer):
-    """A pacer that adds up the seconds of every operation by block, and sends the sums after each period and on request.
+    """A pacer that adds up the seconds of every operation by block, and sends the sums after each period and on
+    request.
 
-    Operations arrive from the executor as partial(handler, operation, contents).  Delays of a busy host are excluded, because the
+    Operations arrive from the executor as partial(handler, operation, contents).  Delays of a busy host are excluded,
+    because the
     emulated device does not cause them.
     """
 
     def __init__(
-        self, factor: float, *, every_s: float, tell: Callable[[dict[int, float]], None], dilation: float = 1.0, **time: Any
+        self,
+        factor: float,
+        *,
+        every_s: float,
+        tell: Callable[[dict[int, float]], None],
+        dilation: float = 1.0,
+        **time: Any,
     ) -> None:
         """time: clock and sleep (see Pacer)."""
         super().__init__(factor, dilation=dilation, **time)
@@ -147,7 +182,12 @@ class ReportingPacer(Pacer):
         self._blocks: dict[int, float] = {}
         self._told_s = self._clock()
 
-    def run(self, function: Callable[[], Any], duration_s: float, begin_s: float | None = None) -> Paced[Any]:
+    def run(
+        self,
+        function: Callable[[], Any],
+        duration_s: float,
+        begin_s: float | None = None,
+    ) -> Paced[Any]:
         """See Pacer.run."""
         done = super().run(function, duration_s, begin_s)
         if isinstance(function, partial) and function.args and isinstance(function.args[0], Op):
@@ -196,7 +236,12 @@ class ServingWorker(DeviceWorker[Any]):
         self._programs = Programs(setup.cluster, self._layout.stacks, setup.paced_by(context))
         self._fastest_probe_s: float | None = None
         self._reported = WARM_UP, -1  # the current request, and its plan
-        self._pacer = ReportingPacer(float(self._is_paced), every_s=setup.report_every_s, tell=self._report, dilation=context.dilation)
+        self._pacer = ReportingPacer(
+            float(self._is_paced),
+            every_s=setup.report_every_s,
+            tell=self._report,
+            dilation=context.dilation,
+        )
 
     def __exit__(self, *exc: Any) -> None:
         """Close the file of the weights."""
@@ -215,7 +260,9 @@ class ServingWorker(DeviceWorker[Any]):
         self._load(job)
 
     def _load(self, job: ServiceJob) -> Holding | None:
-        """Return this device's slices for a job's plan, read if necessary; None if that fails.  In a run the error is raised."""
+        """Return this device's slices for a job's plan, read if necessary; None if that fails.  In a run the error is
+        raised.
+        """
         spec, now_s = job.specs.get(self._context.rank), self._context.now_s
         if spec is None:
             return Holding(plan=job.plan, shard=None)
@@ -232,7 +279,14 @@ class ServingWorker(DeviceWorker[Any]):
             except Exception as error:  # of any kind: the coordinator waits for a message
                 if self._setup.is_run:
                     raise
-                self._context.publish(Loaded(job.index, now_s() - begin_s, 0, f"{type(error).__name__}: {error}"))
+                self._context.publish(
+                    Loaded(
+                        job.index,
+                        now_s() - begin_s,
+                        0,
+                        f"{type(error).__name__}: {error}",
+                    )
+                )
                 return None
             if self._is_paced and self._context.device.storage_bytes_per_s:
                 left_s = begin_s + read_bytes / self._context.device.storage_bytes_per_s - now_s()
@@ -245,7 +299,11 @@ class ServingWorker(DeviceWorker[Any]):
     # Requests.
 
     def train(
-        self, context: RankContext, process_group: dist.ProcessGroup, job: ServiceJob, controls: Controls
+        self,
+        context: RankContext,
+        process_group: dist.ProcessGroup,
+        job: ServiceJob,
+        controls: Controls,
     ) -> tuple[End, RankResult | None]:
         """Answer the requests of a job (see Worker)."""
         self._reported = WARM_UP, job.index
@@ -280,7 +338,13 @@ class ServingWorker(DeviceWorker[Any]):
             self._is_serving = False
         return end, on_rank_zeros_clock(result, self._context.clock_offset_s)
 
-    def _serve(self, session: InferenceSession, job: ServiceJob, controls: Controls, result: RankResult) -> End:
+    def _serve(
+        self,
+        session: InferenceSession,
+        job: ServiceJob,
+        controls: Controls,
+        result: RankResult,
+    ) -> End:
         """Load, warm up, and answer the requests; record all else in the result."""
         begin = self._context.now_s()
         holding = self._load(job)
@@ -317,24 +381,45 @@ class ServingWorker(DeviceWorker[Any]):
             since_s = self._now_s()
             if is_first:
                 self._context.publish(UnderWay(number, since_s))
-            self._context.publish(StepDone(number, 0.0, self._answer(session, holding, job, number, since_s, result)))
+            self._context.publish(
+                StepDone(
+                    number,
+                    0.0,
+                    self._answer(session, holding, job, number, since_s, result),
+                )
+            )
         self._reporter.phase(WAITING)
         session.barrier()
         self._reporter.phase(DONE)
         return end
 
     def _respond(
-        self, session: InferenceSession, holding: Holding, job: ServiceJob, request: Request
+        self,
+        session: InferenceSession,
+        holding: Holding,
+        job: ServiceJob,
+        request: Request,
     ) -> tuple[torch.Tensor | None, list[Answer]]:
-        """Return the answer to a request, on the plan's first device, and the work on its steps: the text's, and each further token's."""
+        """Return the answer to a request, on the plan's first device, and the work on its steps: the text's, and each
+        further token's.
+        """
         if job.generate:
             tokens, answers = session.generate(holding, request, job.generate)
             return torch.tensor(tokens), answers
         answer = session.answer(holding, request)
         return answer.output, [answer]
 
-    def _lead(self, session: InferenceSession, job: ServiceJob, controls: Controls, number: int, begin_s: float) -> int:
-        """Wait for a request, announce it to the plan's other devices, and return its number; or return a code for another action."""
+    def _lead(
+        self,
+        session: InferenceSession,
+        job: ServiceJob,
+        controls: Controls,
+        number: int,
+        begin_s: float,
+    ) -> int:
+        """Wait for a request, announce it to the plan's other devices, and return its number; or return a code for
+        another action.
+        """
         arrival_s = begin_s + job.arrivals_s[number] if job.arrivals_s else 0.0
         told_s = self._now_s()
         while True:
@@ -358,7 +443,13 @@ class ServingWorker(DeviceWorker[Any]):
         return word
 
     def _answer(
-        self, session: InferenceSession, holding: Holding, job: ServiceJob, number: int, since_s: float, result: RankResult
+        self,
+        session: InferenceSession,
+        holding: Holding,
+        job: ServiceJob,
+        number: int,
+        since_s: float,
+        result: RankResult,
     ) -> Served:
         late_s, paced_s = self._pacer.late_s, self._pacer.paced_s
         self._reported = number, job.index
@@ -367,7 +458,18 @@ class ServingWorker(DeviceWorker[Any]):
         self._pacer.tell()
         if number == job.shown:
             for step, answer in enumerate(answers[:2]):
-                result.steps.append(StepTrace(0, step, 1, answer.start_s, answer.end_s, 0.0, answer.spans, answer.memory))
+                result.steps.append(
+                    StepTrace(
+                        0,
+                        step,
+                        1,
+                        answer.start_s,
+                        answer.end_s,
+                        0.0,
+                        answer.spans,
+                        answer.memory,
+                    )
+                )
         is_returned = self._context.rank == job.plan.ranks[0] and (job.kept is None or number < job.kept)
         return Served(
             output.numpy() if is_returned and output is not None else None,
@@ -389,7 +491,9 @@ class ServingWorker(DeviceWorker[Any]):
             self._context.publish(BlockReport(index, blocks))
 
     def slowness(self, factor: float, detail: int) -> float:
-        """Compute a feed-forward block of `detail` tokens, a few times, alone and without the model's weights (see Worker)."""
+        """Compute a feed-forward block of `detail` tokens, a few times, alone and without the model's weights (see
+        Worker).
+        """
         shape = self._layout.stacks[0]
         hidden = torch.rand(detail, shape.hidden_size)
         up = torch.rand(shape.hidden_size, shape.columns)

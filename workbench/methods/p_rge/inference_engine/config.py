@@ -1,4 +1,6 @@
-"""Configuration of a program for the inference engine, its description, the tokenized prompts, and access to ExecuTorch."""
+"""Configuration of a program for the inference engine, its description, the tokenized prompts, and access to
+ExecuTorch.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,14 @@ EngineNoise = Literal["input", "drawn"]
 class EngineConfig:
     """The shapes and constants of an exported program.
 
-    queries: q.  batch_size: E, samples per step.  sequence_length: t, to which prompts are padded on the right.  num_targets: k, label
+    queries: q.  batch_size: E, samples per step.  sequence_length: t, to which prompts are padded on the right.
+    num_targets: k, label
     tokens per sample.  epsilon: the perturbation's scale.
     backend: the kernels for matmuls: XNNPACK's, or ExecuTorch's portable ones (correct on any processor, slow).
-    noise: passed in by the host, so that a step can be repeated, or drawn by the program from a generator without a seed.
-    choices: the tokens over which the loss is computed, such as the label words' (see PromptBatch); empty: the whole vocabulary.
+    noise: passed in by the host, so that a step can be repeated, or drawn by the program from a generator without a
+    seed.
+    choices: the tokens over which the loss is computed, such as the label words' (see PromptBatch); empty: the whole
+    vocabulary.
     """
 
     queries: Count = 4
@@ -49,7 +54,9 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         require_ranges(self, "A program of the inference engine")
-        if self.choices and (len(set(self.choices)) != len(self.choices) or len(self.choices) < 2 or min(self.choices) < 0):
+        if self.choices and (
+            len(set(self.choices)) != len(self.choices) or len(self.choices) < 2 or min(self.choices) < 0
+        ):
             raise ConfigError(
                 f"A program whose loss is among the tokens {', '.join(map(str, self.choices))} was asked for.",
                 "There must be at least two, all different, none below 0.",
@@ -77,7 +84,12 @@ class EngineDescription:
         return sum(slot.size for slot in self.slots)
 
 
-_TOOLKIT = ("torchao", "torchao.quantization", "torchao.quantization.pt2e", "torchao.quantization.pt2e.utils")
+_TOOLKIT = (
+    "torchao",
+    "torchao.quantization",
+    "torchao.quantization.pt2e",
+    "torchao.quantization.pt2e.utils",
+)
 _AFFINE = "quant_affine_configs"
 """XNNPACK patterns that need the toolkit just to be listed.  They match only quantized activations."""
 
@@ -85,24 +97,36 @@ _AFFINE = "quant_affine_configs"
 def require_executorch() -> None:
     """Raise ConfigError if ExecuTorch is not installed."""
     if find_spec("executorch") is None:
-        todo = "Install the extra: pip install 'edge-llm-workbench[executorch]', then pip install --no-deps executorch==1.5.1."
+        todo = (
+            "Install the extra: pip install 'edge-llm-workbench[executorch]', then pip install --no-deps "
+            "executorch==1.5.1."
+        )
         if (sys.platform, platform.machine()) == ("linux", "aarch64"):
             todo = "Use an x86-64 machine: the release for the torch of aarch64 Linux lacks what such a program needs."
-        raise ConfigError("A program of the inference engine was asked for.", "The package executorch is not installed.", todo)
+        raise ConfigError(
+            "A program of the inference engine was asked for.",
+            "The package executorch is not installed.",
+            todo,
+        )
 
 
 def xnnpack_partitioner() -> Any:
     """Return the partitioner that selects the parts of a program for XNNPACK."""
     with quiet(), _toolkit():
         from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS
-        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-    return XnnpackPartitioner(configs=[config for config in ALL_PARTITIONER_CONFIGS if not config.__module__.endswith(_AFFINE)])
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import (
+            XnnpackPartitioner,
+        )
+    return XnnpackPartitioner(
+        configs=[config for config in ALL_PARTITIONER_CONFIGS if not config.__module__.endswith(_AFFINE)]
+    )
 
 
 def bindings() -> Any:
     """Return the Python bindings of the runtime.  Raises ConfigError as require_executorch does.
 
-    This is the module below `executorch.runtime`, which would also import the exporter: seconds and 100 MB that a device cannot afford.
+    This is the module below `executorch.runtime`, which would also import the exporter: seconds and 100 MB that a
+    device cannot afford.
     """
     require_executorch()
     with quiet():
@@ -125,7 +149,8 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def _toolkit() -> Iterator[None]:
-    """Provide a stand-in for `torchao` where it is not installed: XNNPACK's patterns import two predicates of convolutions from it.
+    """Provide a stand-in for `torchao` where it is not installed: XNNPACK's patterns import two predicates of
+    convolutions from it.
 
     A permanent `torchao` would change how peft and transformers load, so the stand-ins are removed afterwards.
     """
@@ -138,7 +163,11 @@ def _toolkit() -> Iterator[None]:
     predicates: Any = sys.modules[_TOOLKIT[-1]]
     aten = torch.ops.aten
     predicates._is_conv_node = _calls(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
-    predicates._is_conv_transpose_node = _calls(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+    predicates._is_conv_transpose_node = _calls(
+        aten.conv_transpose1d.default,
+        aten.conv_transpose2d.input,
+        aten.conv_transpose3d.input,
+    )
     try:
         yield
     finally:
@@ -155,7 +184,9 @@ _FIELDS = ("input_ids", "targets", "positions", "target_mask")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePrompts:
-    """Prompts as arrays.  input_ids: (n, t) int64, padded on the right.  targets, positions, target_mask: (n, k) as in PromptBatch."""
+    """Prompts as arrays.  input_ids: (n, t) int64, padded on the right.  targets, positions, target_mask: (n, k) as in
+    PromptBatch.
+    """
 
     input_ids: Any
     targets: Any
@@ -180,7 +211,16 @@ class EnginePrompts:
         try:
             with np.load(path, allow_pickle=False) as held:
                 return cls(**{name: held[name] for name in _FIELDS})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            zipfile.BadZipFile,
+        ) as error:
             raise ConfigError(
-                f"The prompts in '{path}' were asked for.", f"They do not load: {error}.", "Export them: workbench export --prompts FILE."
+                f"The prompts in '{path}' were asked for.",
+                f"They do not load: {error}.",
+                "Export them: workbench export --prompts FILE.",
             ) from error

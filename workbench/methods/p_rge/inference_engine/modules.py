@@ -1,11 +1,14 @@
 """The dual-forwarding model in an exported program: 2q copies of theta in one buffer (P-RGE, section 3.3, Algorithm 2).
 
-Each call recovers the last noise from the copies, applies the last step with its scalars, perturbs again and computes all 2q losses.
+Each call recovers the last noise from the copies, applies the last step with its scalars, perturbs again and computes
+all 2q losses.
 Copies and losses are ordered by sign, [+1 ... +q, -1 ... -q], so that the buffer is split only once.
 
 The backbone is written in operations that XNNPACK supports, so that all layers form one XNNPACK part instead of dozens.
-Norms: XNNPACK has no mean over the last dimension, but a product with a vector of 1/d computes it.  Attention: XNNPACK does not
-broadcast heads, but grouped queries can be rows of the same product; the causal mask is added as numbers, once for all layers.
+Norms: XNNPACK has no mean over the last dimension, but a product with a vector of 1/d computes it.  Attention: XNNPACK
+does not
+broadcast heads, but grouped queries can be rows of the same product; the causal mask is added as numbers, once for all
+layers.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ MASKED = -1e9
 
 
 class ProductNorm(nn.Module):
-    """LayerNorm, or RMSNorm if `centers` is False, with means computed as products.  weight, bias: (d,), bias may be None."""
+    """LayerNorm, or RMSNorm if `centers` is False, with means computed as products.  weight, bias: (d,), bias may be
+    None.
+    """
 
     share: Tensor
     weight: Tensor
@@ -59,11 +64,17 @@ def exportable(model: CausalModel) -> CausalModel:
     """
     stage = model.backbone
     if not (stage.family.is_causal and model.is_first and model.is_last):
-        raise _refused("a whole decoder-only model (Llama, GPT-2, OPT)", type(next(iter(stage.layers.values()))).__name__)
+        raise _refused(
+            "a whole decoder-only model (Llama, GPT-2, OPT)",
+            type(next(iter(stage.layers.values()))).__name__,
+        )
     if model.config.technique != "lora_fa":
         raise _refused("a model with LoRA-FA", f"technique '{model.config.technique}'")
     if model.dtype != torch.float32 or any(type(module).__name__.startswith("Quantized") for module in model.modules()):
-        raise _refused("a model in float32 without quantization", f"a quantized model, or one in {model.dtype}")
+        raise _refused(
+            "a model in float32 without quantization",
+            f"a quantized model, or one in {model.dtype}",
+        )
     tensors = [*model.parameters(), *model.buffers()]
     copied = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
     for module in list(copied.modules()):
@@ -101,11 +112,19 @@ def engine_attention(model: CausalModel) -> Iterator[None]:
 
 
 def attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *, scaling: float | None = None, **_: Any
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    **_: Any,
 ) -> tuple[Tensor, None]:
     """Return the attention output, (n, t, heads, s), computed with three-dimensional products.
 
-    query: (n, heads, t, s).  key, value: (n, groups, t, s), each group read by heads / groups heads.  attention_mask: (t, t), added.
+    query: (n, heads, t, s).  key, value: (n, groups, t, s), each group read by heads / groups heads.  attention_mask:
+    (t, t), added.
     """
     count, heads, length, size = query.shape
     groups = key.shape[1]
@@ -119,7 +138,11 @@ def attention(
 
 
 def _refused(wanted: str, found: str) -> ConfigError:
-    return ConfigError("A program of the inference engine was asked for.", f"It needs {wanted}; this is {found}.", "Load such a model.")
+    return ConfigError(
+        "A program of the inference engine was asked for.",
+        f"It needs {wanted}; this is {found}.",
+        "Load such a model.",
+    )
 
 
 STATE = "copies"
@@ -166,9 +189,11 @@ class TrainStep(nn.Module):
     ) -> Tensor:
         """Apply the last step and return the losses (2q,) float32 of the new copies.
 
-        input_ids: (E, t) int64.  targets, positions: (E, k) int64; a target is a token, or its index among the choices if there are any.
+        input_ids: (E, t) int64.  targets, positions: (E, k) int64; a target is a token, or its index among the choices
+        if there are any.
         target_weights: (E k, 1) float32, the negative share of each target in the loss.
-        gradients: (q,) g_i of the last step.  learning_rate: (1,), of the last step.  noise: (q, D), None to draw it here.
+        gradients: (q,) g_i of the last step.  learning_rate: (1,), of the last step.  noise: (q, D), None to draw it
+        here.
         """
         config, queries = self.config, self.config.queries
         plus, minus = self.copies[:queries], self.copies[queries:]
@@ -184,7 +209,14 @@ class TrainStep(nn.Module):
         self.copies.copy_(copies)
         return self.losses(copies, input_ids, targets, positions, target_weights)
 
-    def losses(self, copies: Tensor, input_ids: Tensor, targets: Tensor, positions: Tensor, target_weights: Tensor) -> Tensor:
+    def losses(
+        self,
+        copies: Tensor,
+        input_ids: Tensor,
+        targets: Tensor,
+        positions: Tensor,
+        target_weights: Tensor,
+    ) -> Tensor:
         """Return the loss (P,) for each of P copies (P, D) of theta."""
         stage, parts = self.model.backbone, copies.shape[0]
         self.model.trainables.bind(copies)

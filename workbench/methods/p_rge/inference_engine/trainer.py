@@ -1,8 +1,10 @@
 """Export a model to a program, and train with it in ExecuTorch's runtime (P-RGE, section 3.3, Figure 3).
 
 The program computes; the host passes in noise and scalars.
-Training uses no torch arithmetic: the runtime's Python bindings pass values as torch tensors, which here are views of NumPy arrays.
-The noise needs no torch either: each query has a counter-based generator (Philox; Salmon et al., SC 2011).  Two runs are equal only
+Training uses no torch arithmetic: the runtime's Python bindings pass values as torch tensors, which here are views of
+NumPy arrays.
+The noise needs no torch either: each query has a counter-based generator (Philox; Salmon et al., SC 2011).  Two runs
+are equal only
 if both use the same stream, either this one or torch's (`Trainables.noise`).
 """
 
@@ -31,7 +33,14 @@ from workbench.methods.p_rge.inference_engine.config import (
     require_executorch,
     xnnpack_partitioner,
 )
-from workbench.methods.p_rge.inference_engine.modules import STATE, ReadState, TrainStep, WriteState, engine_attention, exportable
+from workbench.methods.p_rge.inference_engine.modules import (
+    STATE,
+    ReadState,
+    TrainStep,
+    WriteState,
+    engine_attention,
+    exportable,
+)
 from workbench.methods.p_rge.seeds import query_seed
 from workbench.methods.p_rge.zeroth_order.causal_model import CausalModel
 from workbench.methods.p_rge.zeroth_order.step_log import StepLog
@@ -72,12 +81,20 @@ class EngineStep:
 class EngineTrainer:
     """A loaded program, with the state that it does not keep: the last step's scalars and the number of steps.
 
-    path: of a .pte file written by export_program.  seed: of the noise.  noise_of: the noise stream, to which the log's steps refer.
+    path: of a .pte file written by export_program.  seed: of the noise.  noise_of: the noise stream, to which the log's
+    steps refer.
     threads: of XNNPACK, in this whole process; None does not change the number.
     Raises ConfigError if ExecuTorch is not installed, or if the file is not such a program.
     """
 
-    def __init__(self, path: Path | str, *, seed: int = 0, noise_of: NoiseOf = philox_noise, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        seed: int = 0,
+        noise_of: NoiseOf = philox_noise,
+        threads: int | None = None,
+    ) -> None:
         runtime = bindings()
         if threads is not None:
             runtime._unsafe_reset_threadpool(threads)
@@ -92,12 +109,17 @@ class EngineTrainer:
     def step(self, batch: Any, learning_rate: float) -> EngineStep:
         """Apply the last step and compute the losses of this step.
 
-        batch: E prompts with input_ids (E, t), targets, positions, target_mask (E, k) as in PromptBatch, tensors or arrays; up to the
+        batch: E prompts with input_ids (E, t), targets, positions, target_mask (E, k) as in PromptBatch, tensors or
+        arrays; up to the
         program's t and k, padded on the right.  learning_rate: for the update that will use these losses.
         Raises ConfigError for a batch that does not fit, DivergedError if a loss is not finite.
         """
         if not 0 < learning_rate < float("inf"):
-            raise ConfigError(f"A learning rate of {learning_rate} was asked for.", "It must be above 0.", "Give such a rate.")
+            raise ConfigError(
+                f"A learning rate of {learning_rate} was asked for.",
+                "It must be above 0.",
+                "Give such a rate.",
+            )
         self._fill(batch)
         seeds = self._seeds(self.step_number)
         if self.config.noise == "input":
@@ -117,9 +139,19 @@ class EngineTrainer:
         scalars = tuple(gradients.tolist())
         log = None
         if self.config.noise == "input":
-            log = StepLog(step=self.step_number, seeds=seeds, gradients=scalars, learning_rate=learning_rate)
+            log = StepLog(
+                step=self.step_number,
+                seeds=seeds,
+                gradients=scalars,
+                learning_rate=learning_rate,
+            )
         self.step_number += 1
-        return EngineStep(step=self.step_number - 1, losses=tuple(losses.ravel().tolist()), gradients=scalars, log=log)
+        return EngineStep(
+            step=self.step_number - 1,
+            losses=tuple(losses.ravel().tolist()),
+            gradients=scalars,
+            log=log,
+        )
 
     def copies(self) -> Any:
         """Return the program's 2q perturbed copies of theta, (2q, D) float32 in the order +1 -1 +2 -2 ...."""
@@ -133,18 +165,30 @@ class EngineTrainer:
         return pairs.mean(axis=(0, 1)) - scale @ (pairs[:, 0] - pairs[:, 1])
 
     def set_theta(self, theta: Any) -> None:
-        """Set the trained values (D,), from which the program continues.  Raises ConfigError if their number is wrong."""
+        """Set the trained values (D,), from which the program continues.  Raises ConfigError if their number is
+        wrong.
+        """
         size = self.description.num_values
         if np.shape(theta) != (size,):
-            raise ConfigError(f"{np.size(theta)} trained values were to be set.", f"The program has {size}.", "Give those of its model.")
+            raise ConfigError(
+                f"{np.size(theta)} trained values were to be set.",
+                f"The program has {size}.",
+                "Give those of its model.",
+            )
         copies = np.tile(np.asarray(theta, np.float32), (2 * self.config.queries, 1))
         self._methods["write_state"].call((torch.from_numpy(copies),), True)
         self._arrays[4][:] = 0
 
     def resume(self, logs: Sequence[StepLog]) -> None:
-        """Continue after logged steps that began at the program's initial values.  Raises ConfigError for other queries or seeds."""
+        """Continue after logged steps that began at the program's initial values.  Raises ConfigError for other queries
+        or seeds.
+        """
         if self.config.noise != "input":
-            raise ConfigError("A run was to be resumed.", "Its program draws noise that no log holds.", "Export with noise as an input.")
+            raise ConfigError(
+                "A run was to be resumed.",
+                "Its program draws noise that no log holds.",
+                "Export with noise as an input.",
+            )
         for number, log in enumerate(logs):
             if log.seeds != self._seeds(number):
                 raise ConfigError(
@@ -178,11 +222,16 @@ class EngineTrainer:
         if not fits:
             raise ConfigError(
                 f"A step on input_ids {ids.shape} and targets {targets.shape} was asked for.",
-                f"The program takes {config.batch_size} prompts of up to {config.sequence_length} tokens and {config.num_targets} targets.",
+                f"The program takes {config.batch_size} prompts of up to {config.sequence_length} tokens and "
+                f"{config.num_targets} targets.",
                 "Give such batches, or export a program for these.",
             )
         highest = max(int(ids.max()), int((targets * mask).max()))
-        if highest >= self.description.vocabulary_size or min(int(ids.min()), int(targets.min())) < 0 or not mask.any(axis=1).all():
+        if (
+            highest >= self.description.vocabulary_size
+            or min(int(ids.min()), int(targets.min())) < 0
+            or not mask.any(axis=1).all()
+        ):
             raise ConfigError(
                 f"A step on token {highest} was asked for.",
                 f"The model knows {self.description.vocabulary_size} tokens, and each prompt needs a target.",
@@ -217,14 +266,19 @@ def _opened(runtime: Any, path: Path) -> tuple[Any, EngineDescription]:
         [text] = program.load_method("description").call((), True)
         return program, from_json(text, EngineDescription, source="its description")
     except (RuntimeError, ValueError, TypeError) as error:
-        raise ConfigError(asked, f"It is no program of ours: {str(error).splitlines()[0]}.", "Export it with the workbench.") from error
+        raise ConfigError(
+            asked,
+            f"It is no program of ours: {str(error).splitlines()[0]}.",
+            "Export it with the workbench.",
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportResult:
     """The result of an export.
 
-    path, file_bytes: of the program.  export_s: its duration in seconds.  delegated: number of parts of a step that XNNPACK computes.
+    path, file_bytes: of the program.  export_s: its duration in seconds.  delegated: number of parts of a step that
+    XNNPACK computes.
     operators: number of calls of ExecuTorch's own kernels in a step, by name.
     """
 
@@ -240,7 +294,8 @@ def export_program(model: CausalModel, path: Path, config: EngineConfig, *, name
     """Write a program with the methods train_step, read_state and write_state, which share the copies of theta.
 
     theta starts with the model's values.  name: of the model, for the description.
-    Raises ConfigError if ExecuTorch is not installed, if the model is not a complete decoder-only one in float32 with LoRA-FA, or for
+    Raises ConfigError if ExecuTorch is not installed, if the model is not a complete decoder-only one in float32 with
+    LoRA-FA, or for
     choices outside the vocabulary.
     """
     require_executorch()
@@ -286,7 +341,11 @@ def export_program(model: CausalModel, path: Path, config: EngineConfig, *, name
 
 def example_inputs(config: EngineConfig, num_values: int) -> tuple[Tensor, ...]:
     """Return example arguments of train_step with the right shapes."""
-    samples, length, targets = config.batch_size, config.sequence_length, config.num_targets
+    samples, length, targets = (
+        config.batch_size,
+        config.sequence_length,
+        config.num_targets,
+    )
     inputs = (
         torch.zeros(samples, length, dtype=torch.int64),
         torch.zeros(samples, targets, dtype=torch.int64),
@@ -305,7 +364,9 @@ def _lowered(programs: dict[str, Any], config: EngineConfig, description: Engine
 
     partitioners = [xnnpack_partitioner()] if config.backend == "xnnpack" else []
     edge = to_edge_transform_and_lower(
-        programs, partitioner={"train_step": partitioners}, constant_methods={"description": to_json(description, indent=-1)}
+        programs,
+        partitioner={"train_step": partitioners},
+        constant_methods={"description": to_json(description, indent=-1)},
     )
     return edge.to_executorch(
         ExecutorchBackendConfig(
@@ -318,5 +379,7 @@ def _lowered(programs: dict[str, Any], config: EngineConfig, description: Engine
 
 def _calls(program: Any) -> Counter[str]:
     """Return the number of calls of each kernel in a lowered method."""
-    names = [getattr(node.target, "__name__", str(node.target)) for node in program.graph.nodes if node.op == "call_function"]
+    names = [
+        getattr(node.target, "__name__", str(node.target)) for node in program.graph.nodes if node.op == "call_function"
+    ]
     return Counter(name for name in names if name not in ("alloc", "getitem"))

@@ -1,7 +1,10 @@
-"""Projections with added trainable values, computed for several perturbed copies at once (P-RGE, section 3.1, Figure 1).
+"""Projections with added trainable values, computed for several perturbed copies at once (P-RGE, section 3.1, Figure
+1).
 
-A batch of P parts has rows (P*E, t): part p has rows [p*E, (p+1)*E).  All parts share x W; the trainable values use batched matmuls.
-LoRA: Hu et al., ICLR 2022.  LoRA-FA: Zhang et al., arXiv:2308.03303.  DoRA: Liu et al., ICML 2024, Eq. 5.  VeRA: Kopiczko et al.,
+A batch of P parts has rows (P*E, t): part p has rows [p*E, (p+1)*E).  All parts share x W; the trainable values use
+batched matmuls.
+LoRA: Hu et al., ICLR 2022.  LoRA-FA: Zhang et al., arXiv:2308.03303.  DoRA: Liu et al., ICML 2024, Eq. 5.  VeRA:
+Kopiczko et al.,
 ICLR 2024, Eq. 2.
 """
 
@@ -13,7 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
-from workbench.methods.p_rge.zeroth_order.trainables import HEAD, Binding, TrainableConfig, Trainables, flatten
+from workbench.methods.p_rge.zeroth_order.trainables import (
+    HEAD,
+    Binding,
+    TrainableConfig,
+    Trainables,
+    flatten,
+)
 from workbench.models.initialization import HEAD_DEVIATION, seeded_generator
 from workbench.models.lora import ROLES, projections
 from workbench.models.quantization import QuantizedLinear, dense_weight
@@ -44,7 +53,8 @@ class PartModule(nn.Module):
 class LoraFaLinear(PartModule):
     """y = x W + (x A) B, A frozen.
 
-    base: the frozen projection: nn.Linear, GPT-2's Conv1D or a quantized one.  a: (k, r), multiplied by alpha / r.  B: (r, out) zeros.
+    base: the frozen projection: nn.Linear, GPT-2's Conv1D or a quantized one.  a: (k, r), multiplied by alpha / r.  B:
+    (r, out) zeros.
     """
 
     a: Tensor
@@ -63,7 +73,14 @@ class LoraFaLinear(PartModule):
 class LoraLinear(PartModule):
     """y = x W + alpha / r (x A) B.  A: (k, r).  B: (r, out) zeros."""
 
-    def __init__(self, base: nn.Module, a: Tensor, out_features: int, binding: Binding, scale: float) -> None:
+    def __init__(
+        self,
+        base: nn.Module,
+        a: Tensor,
+        out_features: int,
+        binding: Binding,
+        scale: float,
+    ) -> None:
         super().__init__(binding)
         self.base, self.scale = base, scale
         self.A = nn.Parameter(a.float())
@@ -77,9 +94,18 @@ class LoraLinear(PartModule):
 
 
 class DoraLinear(LoraLinear):
-    """y = m (x V) / |V| + b with V = W + alpha / r A B; |V| and m have one value per output.  A, B as in LoRA; m starts as |W|."""
+    """y = m (x V) / |V| + b with V = W + alpha / r A B; |V| and m have one value per output.  A, B as in LoRA; m starts
+    as |W|.
+    """
 
-    def __init__(self, base: nn.Module, a: Tensor, out_features: int, binding: Binding, scale: float) -> None:
+    def __init__(
+        self,
+        base: nn.Module,
+        a: Tensor,
+        out_features: int,
+        binding: Binding,
+        scale: float,
+    ) -> None:
         super().__init__(base, a, out_features, binding, scale)
         self.magnitude = nn.Parameter(dense_weight(base).float().norm(dim=1))
 
@@ -94,7 +120,9 @@ class DoraLinear(LoraLinear):
         return y if bias is None else y + bias
 
     def _norms(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return |V| (P, out) without computing V: |w + A b|^2 = |w|^2 + 2 b (A w) + b (A A) b.  It gets no gradient (section 4.3)."""
+        """Return |V| (P, out) without computing V: |w + A b|^2 = |w|^2 + 2 b (A w) + b (A A) b.  It gets no gradient
+        (section 4.3).
+        """
         a, b = a.detach(), b.detach()
         weight = dense_weight(self.base).float()
         crossed = 2 * torch.matmul(a.mT, weight.T) + torch.bmm(torch.bmm(a.mT, a), b)
@@ -102,7 +130,9 @@ class DoraLinear(LoraLinear):
 
 
 class VeraLinear(PartModule):
-    """y = x W + lambda_b * ((lambda_d * (x A)) B).  a: (k, r), b: (r, out), frozen and shared by all layers; lambda_d 0.1, lambda_b 0."""
+    """y = x W + lambda_b * ((lambda_d * (x A)) B).  a: (k, r), b: (r, out), frozen and shared by all layers; lambda_d
+    0.1, lambda_b 0.
+    """
 
     a: Tensor
     b: Tensor
@@ -124,23 +154,40 @@ class VeraLinear(PartModule):
 
 
 class PooledHead(PartModule):
-    """A linear head on the mean of the last hidden states, for models without a vocabulary.  weight: (d, outputs).  bias: (outputs,)."""
+    """A linear head on the mean of the last hidden states, for models without a vocabulary.  weight: (d, outputs).
+    bias: (outputs,).
+    """
 
     def __init__(self, hidden_size: int, num_outputs: int, seed: int, binding: Binding) -> None:
         super().__init__(binding)
-        weight = torch.randn(hidden_size, num_outputs, generator=seeded_generator(seed, "head.weight")) * HEAD_DEVIATION
-        self.weight, self.bias = nn.Parameter(weight), nn.Parameter(torch.zeros(num_outputs))
+        weight = (
+            torch.randn(
+                hidden_size,
+                num_outputs,
+                generator=seeded_generator(seed, "head.weight"),
+            )
+            * HEAD_DEVIATION
+        )
+        self.weight, self.bias = (
+            nn.Parameter(weight),
+            nn.Parameter(torch.zeros(num_outputs)),
+        )
 
     def forward(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
         """Return logits (P, E, outputs) float32 for hidden states (P*E, t, d) and a mask (E, t)."""
-        weight, bias = self.values("weight", torch.float32), self.values("bias", torch.float32)
+        weight, bias = (
+            self.values("weight", torch.float32),
+            self.values("bias", torch.float32),
+        )
         share = (attention_mask / attention_mask.sum(dim=1, keepdim=True)).repeat(len(weight), 1)
         pooled = torch.bmm(share[:, None], hidden.float()).view(len(weight), -1, hidden.shape[-1])
         return torch.baddbmm(bias[:, None], pooled, weight)
 
 
 def add_product(y: Tensor, low: Tensor, b: Tensor) -> Tensor:
-    """Return y + low b for each part: y (P*E, t, out), low (P*E, t, r) or (P, E*t, r), b (P, r, out).  In place without autograd."""
+    """Return y + low b for each part: y (P*E, t, out), low (P*E, t, r) or (P, E*t, r), b (P, r, out).  In place without
+    autograd.
+    """
     low = low.reshape(len(b), -1, low.shape[-1])
     parts = y.view(len(b), -1, y.shape[-1])
     if torch.is_grad_enabled() and (b.requires_grad or low.requires_grad or y.requires_grad):
@@ -152,11 +199,18 @@ def add_product(y: Tensor, low: Tensor, b: Tensor) -> Tensor:
 _NAMES = {"lora_fa": "LoRA-FA", "lora": "LoRA", "dora": "DoRA", "vera": "VeRA"}
 
 
-def inject(stage: BackboneStage, config: TrainableConfig, pooled: PooledHead | None, binding: Binding) -> Trainables:
+def inject(
+    stage: BackboneStage,
+    config: TrainableConfig,
+    pooled: PooledHead | None,
+    binding: Binding,
+) -> Trainables:
     """Replace the projections of a stage's layers with adapted ones, and return the trainable values.
 
-    pooled: a head that is also trained.  The frozen matrices depend only on config.seed and the projections' places in the whole model,
-    so that they are the same in stages and in the whole model.  Raises ConfigError for a family without the projections.
+    pooled: a head that is also trained.  The frozen matrices depend only on config.seed and the projections' places in
+    the whole model,
+    so that they are the same in stages and in the whole model.  Raises ConfigError for a family without the
+    projections.
     """
     modules: list[tuple[str, int, PartModule]] = []
     layers = projections(stage, ROLES, technique=_NAMES[config.technique], all_of_them=False)
@@ -166,7 +220,9 @@ def inject(stage: BackboneStage, config: TrainableConfig, pooled: PooledHead | N
             base = stage.layers[index].get_submodule(path)
             if isinstance(base, PartModule):
                 raise ConfigError(
-                    f"{_NAMES[config.technique]} was asked for.", f"Layer {index} has adapted projections already.", "Load the model again."
+                    f"{_NAMES[config.technique]} was asked for.",
+                    f"Layer {index} has adapted projections already.",
+                    "Load the model again.",
                 )
             name = f"layers.{index}.{path}"
             adapted = _adapted(base, config, name, binding, shared)
@@ -189,10 +245,14 @@ def sizes_of(stage: BackboneStage, config: TrainableConfig) -> tuple[int, ...]:
 
 
 def own_parameters(model: nn.Module, binding: Binding) -> Trainables:
-    """Make all of a model's own parameters trainable and return them, each once.  Raises ConfigError if they are quantized."""
+    """Make all of a model's own parameters trainable and return them, each once.  Raises ConfigError if they are
+    quantized.
+    """
     if any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise ConfigError(
-            "Training of all parameters was asked for.", "The backbone's are quantized.", "Leave quantization out, or train LoRA-FA's."
+            "Training of all parameters was asked for.",
+            "The backbone's are quantized.",
+            "Leave quantization out, or train LoRA-FA's.",
         )
     model.requires_grad_(True)
     parameters = dict(model.named_parameters())
@@ -212,21 +272,34 @@ def shape_of(base: Any) -> tuple[int, int]:
 
 
 def _adapted(
-    base: nn.Module, config: TrainableConfig, name: str, binding: Binding, shared: tuple[Tensor, Tensor] | None
+    base: nn.Module,
+    config: TrainableConfig,
+    name: str,
+    binding: Binding,
+    shared: tuple[Tensor, Tensor] | None,
 ) -> LoraFaLinear | LoraLinear | VeraLinear:
     rows, columns = shape_of(base)
     dtype = base.weight.dtype
     if shared is not None:
         return VeraLinear(base, shared[0][:rows].to(dtype), shared[1][:, :columns].to(dtype), binding)
-    a, scale = frozen_a(config.seed, f"{name}.A", rows, config.rank), config.alpha / config.rank
+    a, scale = (
+        frozen_a(config.seed, f"{name}.A", rows, config.rank),
+        config.alpha / config.rank,
+    )
     if config.technique == "lora_fa":
         return LoraFaLinear(base, (a * scale).to(dtype), columns, binding)
     return (LoraLinear if config.technique == "lora" else DoraLinear)(base, a, columns, binding, scale)
 
 
-def _shared_matrices(stage: BackboneStage, layers: dict[str, dict[str, str]], config: TrainableConfig) -> tuple[Tensor, Tensor]:
-    """Return VeRA's A (k, r) and B (r, out), sized for the largest projection.  Smaller ones use a corner, as in peft."""
-    shapes = [shape_of(stage.layers[index].get_submodule(path)) for index, paths in layers.items() for path in paths.values()]
+def _shared_matrices(
+    stage: BackboneStage, layers: dict[str, dict[str, str]], config: TrainableConfig
+) -> tuple[Tensor, Tensor]:
+    """Return VeRA's A (k, r) and B (r, out), sized for the largest projection.  Smaller ones use a corner, as in
+    peft.
+    """
+    shapes = [
+        shape_of(stage.layers[index].get_submodule(path)) for index, paths in layers.items() for path in paths.values()
+    ]
     rows, columns = max(shape[0] for shape in shapes), max(shape[1] for shape in shapes)
     # Kaiming's uniform distribution for a matrix (r, k), or (out, r), with gain 1 / sqrt(3): 1 / sqrt(fan in).
     return frozen_a(config.seed, "vera.A", rows, config.rank), frozen_a(config.seed, "vera.B", config.rank, columns)

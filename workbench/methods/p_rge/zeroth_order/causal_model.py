@@ -1,8 +1,11 @@
-"""A model that computes the losses of several perturbed copies of its trainable values in one pass (P-RGE, section 3; Appendix D.2).
+"""A model that computes the losses of several perturbed copies of its trainable values in one pass (P-RGE, section 3;
+Appendix D.2).
 
-The loss is the cross-entropy at the positions of the label words, over the whole vocabulary.  If a batch has `choices`, it is only over
+The loss is the cross-entropy at the positions of the label words, over the whole vocabulary.  If a batch has `choices`,
+it is only over
 the label words, as in MeZO for classification (Malladi et al., NeurIPS 2023).
-P-RGE's batches are drawn regardless of length, so half of a batch of 16 is padding (Appendix C): decoders compute without it.
+P-RGE's batches are drawn regardless of length, so half of a batch of 16 is padding (Appendix C): decoders compute
+without it.
 """
 
 from __future__ import annotations
@@ -18,7 +21,11 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.methods.p_rge.packing import pack_length, packs_of
-from workbench.methods.p_rge.zeroth_order.adapted import PooledHead, inject, own_parameters
+from workbench.methods.p_rge.zeroth_order.adapted import (
+    PooledHead,
+    inject,
+    own_parameters,
+)
 from workbench.methods.p_rge.zeroth_order.trainables import Binding, TrainableConfig
 from workbench.models.families import LayerContext, call_layer, embed_words
 from workbench.models.products import ForwardLinear, filled_length, use_fastest
@@ -30,13 +37,17 @@ Enter = Callable[[int], None]
 
 
 class CausalModel(nn.Module):
-    """A frozen backbone, or a pipeline stage of one, with its trainable values, and the head if it includes the last layer.
+    """A frozen backbone, or a pipeline stage of one, with its trainable values, and the head if it includes the last
+    layer.
 
     backbone: is modified: its projections are replaced.  head: the language model head; None for stages before the last
-    and for models without a vocabulary (encoders, images), whose last stage gets a linear head with config.num_outputs outputs.
+    and for models without a vocabulary (encoders, images), whose last stage gets a linear head with config.num_outputs
+    outputs.
     A batch has E rows; passes have P parts of E rows each, part p computed with the p-th copy of the trainable values.
-    trainables: the trainable values.  packs: whether a decoder-only model computes batches with much padding without it, by concatenating
-    a part's rows: hidden states are then (P*R, N, d), R packs of N tokens, instead of (P*E, t, d).  Set it to False if shapes must be
+    trainables: the trainable values.  packs: whether a decoder-only model computes batches with much padding without
+    it, by concatenating
+    a part's rows: hidden states are then (P*R, N, d), R packs of N tokens, instead of (P*E, t, d).  Set it to False if
+    shapes must be
     those of a batch.
     Raises ConfigError for a family without the projections, and if the head is missing.
     """
@@ -45,7 +56,10 @@ class CausalModel(nn.Module):
         super().__init__()
         self.config, self.binding, self.packs = config, Binding(), True
         self.predicts_words = backbone.family.is_causal or backbone.num_encoder_layers is not None
-        self.is_first, self.is_last = backbone.start == 0, backbone.stop == backbone.num_layers
+        self.is_first, self.is_last = (
+            backbone.start == 0,
+            backbone.stop == backbone.num_layers,
+        )
         backbone.requires_grad_(False)
         self.backbone = backbone
         self.head: Any = head if self.is_last and self.predicts_words else None
@@ -54,12 +68,17 @@ class CausalModel(nn.Module):
             if config.num_outputs < 1:
                 raise ConfigError(
                     "Training by forward passes was asked for.",
-                    f"{type(next(iter(backbone.layers.values()))).__name__} predicts no words, and no number of outputs was given.",
+                    f"{type(next(iter(backbone.layers.values()))).__name__} predicts no words, and no number of "
+                    "outputs was given.",
                     "Give num_outputs, or choose a model that generates (GPT-2, OPT, Llama, T5, BART).",
                 )
             self.pooled = PooledHead(backbone.hidden_size, config.num_outputs, config.seed, self.binding)
         elif self.is_last and head is None:
-            raise ConfigError("A model that ends in words was asked for.", "It has no language model head.", "Give its head.")
+            raise ConfigError(
+                "A model that ends in words was asked for.",
+                "It has no language model head.",
+                "Give its head.",
+            )
         if config.technique == "full":
             self.trainables = own_parameters(self, self.binding)
         else:
@@ -78,7 +97,9 @@ class CausalModel(nn.Module):
         return torch.float32
 
     def part_losses(self, batch: PromptLike, num_parts: int = 1) -> Tensor:
-        """Return the loss (P,) float32 of each part, computed with the bound copies (theta itself if none are bound)."""
+        """Return the loss (P,) float32 of each part, computed with the bound copies (theta itself if none are
+        bound).
+        """
         return self.finish(self.run(self.start(batch, num_parts), batch, num_parts), batch, num_parts)
 
     def start(self, batch: PromptLike, num_parts: int = 1) -> Tensor:
@@ -98,17 +119,25 @@ class CausalModel(nn.Module):
     def run(self, hidden: Tensor, batch: PromptLike, num_parts: int = 1) -> Tensor:
         """Run this stage's layers on (P*E, t, d) with the bound copies; return the hidden states.
 
-        After the first decoder layer hidden states are (P*E, t + s, d), with the encoder's first.  `finish` applies the final norm.
+        After the first decoder layer hidden states are (P*E, t + s, d), with the encoder's first.  `finish` applies the
+        final norm.
         """
         states = [hidden]
         del hidden  # otherwise it would stay in memory until the last layer
         return self.run_passes(states, batch, num_parts, [lambda layer: None])[0]
 
-    def run_passes(self, states: list[Tensor], batch: PromptLike, num_parts: int, enters: Sequence[Enter]) -> list[Tensor]:
+    def run_passes(
+        self,
+        states: list[Tensor],
+        batch: PromptLike,
+        num_parts: int,
+        enters: Sequence[Enter],
+    ) -> list[Tensor]:
         """Run several passes of P parts each through this stage, layer by layer, with all passes in each layer.
 
         A layer's weights are read and dequantized once for all passes.
-        states: of each pass, (P*E, t, d); the list is consumed.  enters: of each pass, called before each of its layers.
+        states: of each pass, (P*E, t, d); the list is consumed.  enters: of each pass, called before each of its
+        layers.
         """
         stage = self.backbone
         mask = _replicated(batch.attention_mask, num_parts)
@@ -116,7 +145,12 @@ class CausalModel(nn.Module):
         if stage.start < border:
             length, packing = self._fill(states, self.packing(batch))
             context = self._context(mask, states[0], packing, num_parts)
-            self._layers(range(stage.start, min(stage.stop, border)), states, [context] * len(states), enters)
+            self._layers(
+                range(stage.start, min(stage.stop, border)),
+                states,
+                [context] * len(states),
+                enters,
+            )
             if states[0].shape[1] > length:
                 states = [hidden[:, :length].contiguous() for hidden in states]
             if stage.encoder_final is not None:
@@ -132,7 +166,8 @@ class CausalModel(nn.Module):
         else:
             states = [hidden[:, length:] for hidden in states]
         contexts = [
-            decoder_context(mask, hidden, memory, stage.decoder_position_bias) for hidden, memory in zip(states, memories, strict=True)
+            decoder_context(mask, hidden, memory, stage.decoder_position_bias)
+            for hidden, memory in zip(states, memories, strict=True)
         ]
         self._layers(range(max(stage.start, border), stage.stop), states, contexts, enters)
         if self.is_last:
@@ -143,13 +178,19 @@ class CausalModel(nn.Module):
         """Return the loss (P,) float32 of each part, given the result of `run` on the last stage."""
         if self.pooled is not None:
             logits = self._pooled_logits(hidden, batch)
-            found = F.cross_entropy(logits.flatten(0, 1), batch.targets[:, 0].repeat(len(logits)), reduction="none")
+            found = F.cross_entropy(
+                logits.flatten(0, 1),
+                batch.targets[:, 0].repeat(len(logits)),
+                reduction="none",
+            )
             return found.view(len(logits), -1).mean(dim=1)
         assert self.head is not None, "not the last stage"
         return word_losses(hidden, batch, num_parts, self._norm, self.head, self.packing(batch))
 
     def logits_at(self, batch: PromptLike) -> Tensor:
-        """Return logits (n, k, V) float32 at the batch's positions, for a decoder at its states; for an encoder (n, 1, outputs)."""
+        """Return logits (n, k, V) float32 at the batch's positions, for a decoder at its states; for an encoder (n, 1,
+        outputs).
+        """
         with torch.inference_mode():
             hidden = self.run(self.start(batch), batch)
             if self.pooled is not None:
@@ -165,7 +206,8 @@ class CausalModel(nn.Module):
     def _fill(self, states: list[Tensor], packing: Packing | None) -> tuple[int, Packing | None]:
         """Pad a decoder's states, in place in the list, to a number of rows that suits matmuls; return the real length.
 
-        The added padding is hidden from all real tokens.  It stays within a stage, because other stages may have other processors.
+        The added padding is hidden from all real tokens.  It stays within a stage, because other stages may have other
+        processors.
         """
         length = states[0].shape[1]
         filled = filled_length(states[0]) if self._fills else length
@@ -192,14 +234,21 @@ class CausalModel(nn.Module):
         stage = self.backbone
         if not stage.family.is_causal:
             return layer_context(stage.family, stage.rotary, mask, hidden, stage.position_bias)
-        # Padding is on the right, where causal attention hides it from all real tokens; without a mask the kernels use a faster path.
-        positions, within = torch.arange(hidden.shape[1], device=hidden.device)[None], None
+        # Padding is on the right, where causal attention hides it from all real tokens; without a mask the kernels use
+        # a faster path.
+        positions, within = (
+            torch.arange(hidden.shape[1], device=hidden.device)[None],
+            None,
+        )
         if packing is not None:
             positions, within = packing.positions, packing.mask()
             if len(positions) > 1:  # otherwise the same for all rows
                 positions = _replicated(positions, num_parts)
                 within = None if within is None else _replicated(within, num_parts)
-        return LayerContext(mask=within, rotary=None if stage.rotary is None else stage.rotary(hidden, position_ids=positions))
+        return LayerContext(
+            mask=within,
+            rotary=None if stage.rotary is None else stage.rotary(hidden, position_ids=positions),
+        )
 
     def _norm(self, hidden: Tensor) -> Tensor:
         return hidden if self.backbone.final is None else self.backbone.final(hidden)
@@ -215,7 +264,9 @@ def _replicated(tensor: Tensor, num_parts: int) -> Tensor:
 
 @contextmanager
 def dequantized(layer: nn.Module) -> Iterator[None]:
-    """Dequantize a layer's weights once for all passes in the block (Appendix F.2, Figure 6); afterwards only the codes remain."""
+    """Dequantize a layer's weights once for all passes in the block (Appendix F.2, Figure 6); afterwards only the codes
+    remain.
+    """
     linears = [module for module in layer.modules() if isinstance(module, QuantizedLinear)]
     try:
         for linear in linears:
@@ -244,7 +295,8 @@ def word_losses(
 ) -> Tensor:
     """Return (P,) float32: the mean over a part's samples of the mean loss over their target tokens.
 
-    hidden: (P*E, t, d), or (P*R, N, d) with a packing, before the norm, which is applied only to the required rows.  head: a products.Head,
+    hidden: (P*E, t, d), or (P*R, N, d) with a packing, before the norm, which is applied only to the required rows.
+    head: a products.Head,
     or a quantized one.
     """
     count = len(batch.targets)
@@ -261,7 +313,9 @@ def word_losses(
 
 
 def _cross_entropy(rows: Tensor, target: Tensor, head: Any, choices: Tensor | None) -> Tensor:
-    """Return the cross-entropy (m,) float32 for normed hidden states (m, d), computing a few rows of logits at a time."""
+    """Return the cross-entropy (m,) float32 for normed hidden states (m, d), computing a few rows of logits at a
+    time.
+    """
     size = max(1, MAX_LOGITS // head.weight.shape[0])
     if choices is not None:
         target = (target[:, None] == choices).long().argmax(dim=1)
@@ -277,8 +331,10 @@ def _cross_entropy(rows: Tensor, target: Tensor, head: Any, choices: Tensor | No
 class Packing:
     """The real tokens of E rows, concatenated into R packs of N tokens: a pass has R rows instead of E.
 
-    source: (R, N) int64, each token's index among the E * t padded ones.  row: (R, N) int64, the row it comes from, -1 for a pack's
-    padding.  positions: (R, N) int64, its position in that row.  firsts: (E,) int64, index of each row's first token among the R * N.
+    source: (R, N) int64, each token's index among the E * t padded ones.  row: (R, N) int64, the row it comes from, -1
+    for a pack's
+    padding.  positions: (R, N) int64, its position in that row.  firsts: (E,) int64, index of each row's first token
+    among the R * N.
     """
 
     source: Tensor
@@ -288,7 +344,9 @@ class Packing:
 
     @classmethod
     def of(cls, attention_mask: Tensor, width: int) -> Packing | None:
-        """Return the packing of rows (E, t) padded on the right.  None if it does not pay off for a model of this width."""
+        """Return the packing of rows (E, t) padded on the right.  None if it does not pay off for a model of this
+        width.
+        """
         length = attention_mask.shape[1]
         lengths = [int(tokens) for tokens in attention_mask.sum(dim=1)]
         packs = packs_of(lengths, length, width)
@@ -296,17 +354,32 @@ class Packing:
             return None
         longest = pack_length(packs, lengths)
         shape = len(packs), longest
-        source, positions = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
-        row, firsts = torch.full(shape, -1), torch.zeros(len(lengths), dtype=torch.int64)
+        source, positions = (
+            torch.zeros(shape, dtype=torch.int64),
+            torch.zeros(shape, dtype=torch.int64),
+        )
+        row, firsts = (
+            torch.full(shape, -1),
+            torch.zeros(len(lengths), dtype=torch.int64),
+        )
         for pack, rows in enumerate(packs):
             at = 0
             for one in rows:
                 span, within = slice(at, at + lengths[one]), torch.arange(lengths[one])
-                source[pack, span], row[pack, span], positions[pack, span] = one * length + within, one, within
+                source[pack, span], row[pack, span], positions[pack, span] = (
+                    one * length + within,
+                    one,
+                    within,
+                )
                 firsts[one] = pack * longest + at
                 at += lengths[one]
         device = attention_mask.device
-        return cls(source=source.to(device), row=row.to(device), positions=positions.to(device), firsts=firsts.to(device))
+        return cls(
+            source=source.to(device),
+            row=row.to(device),
+            positions=positions.to(device),
+            firsts=firsts.to(device),
+        )
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -318,12 +391,21 @@ class Packing:
         return rows.flatten(0, 1)[self.source]
 
     def filled(self, length: int) -> Packing:
-        """Return the packing with packs of `length` tokens, at least N.  The added tokens belong to no row, and `firsts` is unchanged."""
+        """Return the packing with packs of `length` tokens, at least N.  The added tokens belong to no row, and
+        `firsts` is unchanged.
+        """
         more = (0, length - self.row.shape[1])
-        return replace(self, source=F.pad(self.source, more), row=F.pad(self.row, more, value=-1), positions=F.pad(self.positions, more))
+        return replace(
+            self,
+            source=F.pad(self.source, more),
+            row=F.pad(self.row, more, value=-1),
+            positions=F.pad(self.positions, more),
+        )
 
     def mask(self) -> Tensor | None:
-        """Return the attention mask, (R, 1, N, N) bool: a token attends to its own row up to itself.  None if each row has its own pack."""
+        """Return the attention mask, (R, 1, N, N) bool: a token attends to its own row up to itself.  None if each row
+        has its own pack.
+        """
         if len(self.row) == len(self.firsts):
             return None
         length = self.row.shape[1]

@@ -1,6 +1,8 @@
-"""Training steps from forward passes: P-RGE's 2q in parallel or in sequence, MeZO's in place (section 3, Algorithms 1 and 3).
+"""Training steps from forward passes: P-RGE's 2q in parallel or in sequence, MeZO's in place (section 3, Algorithms 1
+and 3).
 
-MeZO: Malladi et al., "Fine-Tuning Language Models with Just Forward Passes", NeurIPS 2023, Algorithm 1.  The references by
+MeZO: Malladi et al., "Fine-Tuning Language Models with Just Forward Passes", NeurIPS 2023, Algorithm 1.  The references
+by
 backpropagation, FO-SGD and FO-Adam (sections 4.1, Appendix E), train the same values.
 
 """
@@ -22,7 +24,12 @@ from workbench.methods.p_rge.options import Execution
 from workbench.methods.p_rge.seeds import query_seed
 from workbench.methods.p_rge.zeroth_order.causal_model import CausalModel, PromptLike
 from workbench.methods.p_rge.zeroth_order.rounding import warn_of_rounding
-from workbench.methods.p_rge.zeroth_order.step_log import StepLog, ZerothOrderConfig, gradients_of, make_log
+from workbench.methods.p_rge.zeroth_order.step_log import (
+    StepLog,
+    ZerothOrderConfig,
+    gradients_of,
+    make_log,
+)
 from workbench.methods.p_rge.zeroth_order.trainables import HEAD, Trainables, fill
 
 Optimizer = Literal["sgd", "adam"]
@@ -46,7 +53,8 @@ def passes_of(execution: Execution, num_queries: int) -> list[list[Part]]:
 class Perturbation:
     """theta + sign * epsilon * noise for each part of a group of passes that go through each layer together.
 
-    seeds: of the queries.  passes: their parts.  kept: make all copies at once (2q d values in memory) instead of making a layer's from
+    seeds: of the queries.  passes: their parts.  kept: make all copies at once (2q d values in memory) instead of
+    making a layer's from
     the master copy when the first pass reaches it.  A query's noise is drawn once for all passes.
     """
 
@@ -61,15 +69,29 @@ class Perturbation:
         kept: bool,
     ) -> None:
         assert trainables.flat is not None
-        self._trainables, self._theta, self._epsilon, self._kept = trainables, trainables.flat, epsilon, kept
+        self._trainables, self._theta, self._epsilon, self._kept = (
+            trainables,
+            trainables.flat,
+            epsilon,
+            kept,
+        )
         used = sorted({query for parts in passes for query, _ in parts})
         self._generators = {query: trainables.generator(seeds[query]) for query in used}
         self._places = {
-            query: [(number, row, sign) for number, parts in enumerate(passes) for row, (own, sign) in enumerate(parts) if own == query]
+            query: [
+                (number, row, sign)
+                for number, parts in enumerate(passes)
+                for row, (own, sign) in enumerate(parts)
+                if own == query
+            ]
             for query in used
         }
         self._ranges = trainables.ranges
-        width = trainables.num_values if kept else max((last - first for first, last, _ in self._ranges.values()), default=0)
+        width = (
+            trainables.num_values
+            if kept
+            else max((last - first for first, last, _ in self._ranges.values()), default=0)
+        )
         self._scratch = torch.empty(width)
         self._copies = [torch.empty(len(parts), width, dtype=dtype) for parts in passes]
         self._layer: int | None = None
@@ -77,7 +99,9 @@ class Perturbation:
             self._make(0, width, trainables.sizes)
 
     def enter(self, number: int, layer: int) -> None:
-        """Bind a pass's copies for a layer.  Layers come in stack order; the first pass to reach one makes the copies for all passes."""
+        """Bind a pass's copies for a layer.  Layers come in stack order; the first pass to reach one makes the copies
+        for all passes.
+        """
         if self._kept:
             self._trainables.bind(self._copies[number])
             return
@@ -93,12 +117,19 @@ class Perturbation:
         for query, generator in self._generators.items():
             fill(drawn, generator, sizes)
             for number, row, sign in self._places[query]:
-                torch.add(theta, drawn, alpha=sign * self._epsilon, out=self._copies[number][row, :width])
+                torch.add(
+                    theta,
+                    drawn,
+                    alpha=sign * self._epsilon,
+                    out=self._copies[number][row, :width],
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """Result of a step.  log: its seeds and scalars.  losses: (2q,) float32, of query i at 2i (plus) and 2i + 1 (minus)."""
+    """Result of a step.  log: its seeds and scalars.  losses: (2q,) float32, of query i at 2i (plus) and 2i + 1
+    (minus).
+    """
 
     log: StepLog
     losses: Tensor
@@ -110,7 +141,9 @@ class StepResult:
 
 
 class Estimator(ABC):
-    """A zeroth-order estimator for a model.  Warns (PrecisionWarning) if config.epsilon is too small for the compute dtype."""
+    """A zeroth-order estimator for a model.  Warns (PrecisionWarning) if config.epsilon is too small for the compute
+    dtype.
+    """
 
     def __init__(self, model: CausalModel, config: ZerothOrderConfig) -> None:
         self.model, self.config = model, config
@@ -118,7 +151,9 @@ class Estimator(ABC):
 
     @abstractmethod
     def losses(self, batch: PromptLike, step: int, queries: Sequence[int] | None = None) -> Tensor:
-        """Return losses (2n,) float32 for some of a step's queries (None: all), of queries[j] at 2j (plus) and 2j + 1 (minus)."""
+        """Return losses (2n,) float32 for some of a step's queries (None: all), of queries[j] at 2j (plus) and 2j + 1
+        (minus).
+        """
 
     def step(self, batch: PromptLike, step: int) -> StepResult:
         """Run a step: 2q losses, q scalars, theta's update.
@@ -153,15 +188,23 @@ class Prge(Estimator):
         numbers = range(self.config.queries) if queries is None else queries
         return self.arranged(self.forward_stage(None, batch, step, numbers), len(numbers))
 
-    def forward_stage(self, incoming: Sequence[Tensor] | None, batch: PromptLike, step: int, queries: Sequence[int]) -> list[Tensor]:
+    def forward_stage(
+        self,
+        incoming: Sequence[Tensor] | None,
+        batch: PromptLike,
+        step: int,
+        queries: Sequence[int],
+    ) -> list[Tensor]:
         """Run a pipeline stage's part of the passes for some of a step's queries.
 
         incoming: the hidden states of each pass from the previous stage; None for the first stage.
-        Returns each pass's hidden states (P*E, t, d), or its losses (P,) on the last stage.  Passes are ordered as in `passes_of`.
+        Returns each pass's hidden states (P*E, t, d), or its losses (P,) on the last stage.  Passes are ordered as in
+        `passes_of`.
         """
         seeds = [query_seed(self.config.seed, step, query) for query in queries]
         passes = passes_of(self.config.execution, len(queries))
-        # In sequence, each pass reads and dequantizes all weights; otherwise all passes go through a layer before the next.
+        # In sequence, each pass reads and dequantizes all weights; otherwise all passes go through a layer before the
+        # next.
         size = 1 if self.config.execution == "sequential" else len(passes)
         results: list[Tensor] = []
         with torch.inference_mode():
@@ -182,14 +225,28 @@ class Prge(Estimator):
         return arranged
 
     def _group(
-        self, incoming: Sequence[Tensor] | None, batch: PromptLike, seeds: Sequence[int], passes: list[list[tuple[int, int]]]
+        self,
+        incoming: Sequence[Tensor] | None,
+        batch: PromptLike,
+        seeds: Sequence[int],
+        passes: list[list[tuple[int, int]]],
     ) -> list[Tensor]:
         model, count = self.model, len(passes[0])
         perturbation = Perturbation(
-            model.trainables, seeds, passes, epsilon=self.config.epsilon, dtype=model.dtype, kept=self.config.copies == "kept"
+            model.trainables,
+            seeds,
+            passes,
+            epsilon=self.config.epsilon,
+            dtype=model.dtype,
+            kept=self.config.copies == "kept",
         )
         states = [model.start(batch, count)] * len(passes) if incoming is None else list(incoming)
-        states = model.run_passes(states, batch, count, [partial(perturbation.enter, number) for number in range(len(passes))])
+        states = model.run_passes(
+            states,
+            batch,
+            count,
+            [partial(perturbation.enter, number) for number in range(len(passes))],
+        )
         if not model.is_last:
             return states
         results = []
@@ -202,8 +259,10 @@ class Prge(Estimator):
 class Mezo(Estimator):
     """MeZO as published: perturb all trainable values in place, regenerate the noise from its seed, restore.
 
-    Works with any trainable values: LoRA-FA's, or all of a model's parameters.  Each query passes over theta four times.  Restored
-    values differ from the original ones by rounding; `replay` reproduces that too.  The settings' execution and copies have no effect.
+    Works with any trainable values: LoRA-FA's, or all of a model's parameters.  Each query passes over theta four
+    times.  Restored
+    values differ from the original ones by rounding; `replay` reproduces that too.  The settings' execution and copies
+    have no effect.
     """
 
     def losses(self, batch: PromptLike, step: int, queries: Sequence[int] | None = None) -> Tensor:
@@ -220,7 +279,12 @@ class Mezo(Estimator):
         return torch.cat(found)
 
 
-def replay(trainables: Trainables, logs: Iterable[StepLog], *, in_place_epsilon: float | None = None) -> int:
+def replay(
+    trainables: Trainables,
+    logs: Iterable[StepLog],
+    *,
+    in_place_epsilon: float | None = None,
+) -> int:
     """Repeat the steps of a log, starting from the run's initial values; return the number of steps.
 
     The result equals the run's values bit for bit.  in_place_epsilon: of a run with Mezo, whose rounding is reproduced.
@@ -249,7 +313,9 @@ class FirstOrder:
         check_choice("optimizer", optimizer, get_args(Optimizer))
         if not 0 < learning_rate < math.inf:
             raise ConfigError(
-                f"learning_rate = {learning_rate} was asked for.", "Training would go nowhere, or uphill.", "Give a number above 0."
+                f"learning_rate = {learning_rate} was asked for.",
+                "Training would go nowhere, or uphill.",
+                "Give a number above 0.",
             )
         self.model = model
         made = torch.optim.SGD if optimizer == "sgd" else torch.optim.Adam

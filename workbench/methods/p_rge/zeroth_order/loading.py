@@ -1,6 +1,8 @@
-"""Load models for training with forward passes: backbone, head and trainable values.  A pipeline stage reads only its own weights.
+"""Load models for training with forward passes: backbone, head and trainable values.  A pipeline stage reads only its
+own weights.
 
-Trained values are saved in a file that names their model.  LoRA-FA's and LoRA's matrices are also saved as an adapter for peft.
+Trained values are saved in a file that names their model.  LoRA-FA's and LoRA's matrices are also saved as an adapter
+for peft.
 """
 
 from __future__ import annotations
@@ -20,15 +22,32 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.core.serial import to_json
-from workbench.methods.p_rge.zeroth_order.adapted import LoraFaLinear, LoraLinear, sizes_of
+from workbench.methods.p_rge.zeroth_order.adapted import (
+    LoraFaLinear,
+    LoraLinear,
+    sizes_of,
+)
 from workbench.methods.p_rge.zeroth_order.causal_model import CausalModel
 from workbench.methods.p_rge.zeroth_order.trainables import TrainableConfig
-from workbench.models.loading import load_language_model_head, load_stack, load_stage, model_config, model_from_config
+from workbench.models.loading import (
+    load_language_model_head,
+    load_stack,
+    load_stage,
+    model_config,
+    model_from_config,
+)
 from workbench.models.lora import save_lora
 from workbench.models.partial_loading import parameters_on_meta, save_tensors
 from workbench.models.quantization import quantize
 from workbench.models.quantization.config import QuantizationConfig
-from workbench.models.saving import PeftTask, Published, TrainedDescription, base_of, published, require_floats
+from workbench.models.saving import (
+    PeftTask,
+    Published,
+    TrainedDescription,
+    base_of,
+    published,
+    require_floats,
+)
 from workbench.models.stack import BackboneStage, LayerStack
 
 
@@ -42,7 +61,8 @@ def load_causal_model(
 ) -> CausalModel:
     """Return a complete model with added trainable values, or a stage of it.
 
-    span: layers [start, stop), with the embedding or head at either end of the model, read layer by layer.  A stage's trainable values,
+    span: layers [start, stop), with the embedding or head at either end of the model, read layer by layer.  A stage's
+    trainable values,
     their noise and the frozen matrices equal those of the same layers in the whole model.
     quantization: of the frozen backbone.  dtype: of weights and activations without quantization.
     From now on this process keeps freed memory (see keep_freed_memory).
@@ -54,7 +74,12 @@ def load_causal_model(
         stack = load_stack(name, dtype, with_head=True)
         stage, head = stack.stage(0, stack.num_layers), stack.language_model_head
     else:
-        stage = load_stage(name, *span, dtype, after_layer=None if quantization is None else lambda layer: quantize(layer, quantization))
+        stage = load_stage(
+            name,
+            *span,
+            dtype,
+            after_layer=None if quantization is None else lambda layer: quantize(layer, quantization),
+        )
         predicts_words = stage.family.is_causal or stage.family.decoder is not None
         head = load_language_model_head(name, dtype) if predicts_words and stage.stop == stage.num_layers else None
     # Together, so that a head tied to the word embedding stays tied.
@@ -75,17 +100,25 @@ _METADATA = "workbench"
 
 
 def metadata_of(description: TrainedDescription[TrainableConfig]) -> dict[str, str]:
-    """Return a description of trained values as metadata of a safetensors file.  A frozen A is drawn again from its seed."""
+    """Return a description of trained values as metadata of a safetensors file.  A frozen A is drawn again from its
+    seed.
+    """
     return {_METADATA: to_json(description, indent=-1)}
 
 
-def save_trained(path: Path, state: Mapping[str, Tensor], description: TrainedDescription[TrainableConfig]) -> None:
+def save_trained(
+    path: Path,
+    state: Mapping[str, Tensor],
+    description: TrainedDescription[TrainableConfig],
+) -> None:
     """Write trained values, trainables.state(), with their description."""
     save_tensors(path, state, metadata_of(description))
 
 
 def find_trained(path: Path | str) -> Path | None:
-    """Find the file of trained values for a path: itself, or TRAINED in a folder or in the folder's adapter/.  None if not found."""
+    """Find the file of trained values for a path: itself, or TRAINED in a folder or in the folder's adapter/.  None if
+    not found.
+    """
     folder = Path(path)
     for found in (folder, folder / TRAINED, folder / "adapter" / TRAINED):
         if found.is_file():
@@ -93,14 +126,21 @@ def find_trained(path: Path | str) -> Path | None:
     return None
 
 
-def load_trained(path: Path | str) -> tuple[CausalModel, TrainedDescription[TrainableConfig]]:
+def load_trained(
+    path: Path | str,
+) -> tuple[CausalModel, TrainedDescription[TrainableConfig]]:
     """Return a model with the values trained by a run, or by a program in an inference engine.
 
-    path: as in find_trained.  Raises ConfigError if the file is missing, damaged or of another kind, and as load_causal_model does.
+    path: as in find_trained.  Raises ConfigError if the file is missing, damaged or of another kind, and as
+    load_causal_model does.
     """
     asked, found = f"The trained values '{path}' were asked for.", find_trained(path)
     if found is None:
-        raise ConfigError(asked, f"There is no such file, and no {TRAINED} in such a folder.", "Check the path.")
+        raise ConfigError(
+            asked,
+            f"There is no such file, and no {TRAINED} in such a folder.",
+            "Check the path.",
+        )
     try:
         with safe_open(found, "pt") as file:
             text = (file.metadata() or {}).get(_METADATA, "")
@@ -112,15 +152,22 @@ def load_trained(path: Path | str) -> tuple[CausalModel, TrainedDescription[Trai
         wrong = "The file does not describe the model of its values, or an earlier version wrote it."
         raise ConfigError(asked, wrong, "Train again, or give one that P-RGE wrote.") from error
     dtype = getattr(torch, description.dtype)
-    model = load_causal_model(description.model, description.config, quantization=description.quantization, dtype=dtype)
+    model = load_causal_model(
+        description.model,
+        description.config,
+        quantization=description.quantization,
+        dtype=dtype,
+    )
     model.trainables.load_state(require_floats(state, asked))
     return model, description
 
 
 def save_for_peft(folder: Path, model: CausalModel, *, name: str) -> Published | None:
-    """Write the files that peft reads over the base model, with the head if it was trained; return transformers' class of the result.
+    """Write the files that peft reads over the base model, with the head if it was trained; return transformers' class
+    of the result.
 
-    name: of the model.  LoRA-FA's A is included: for peft it is LoRA.  Writes nothing and returns None for other techniques, and for a
+    name: of the model.  LoRA-FA's A is included: for peft it is LoRA.  Writes nothing and returns None for other
+    techniques, and for a
     model that no class of transformers can represent.
     """
     config, state = model.config, dict[str, Tensor]()
@@ -134,7 +181,14 @@ def save_for_peft(folder: Path, model: CausalModel, *, name: str) -> Published |
             a = module.a / (config.alpha / config.rank) if isinstance(module, LoraFaLinear) else module.A
             state[f"{path}.lora_A.default.weight"] = a.detach().float().T
             state[f"{path}.lora_B.default.weight"] = module.B.detach().T
-    head = {} if model.pooled is None else {"weight": model.pooled.weight.detach().T, "bias": model.pooled.bias.detach()}
+    head = (
+        {}
+        if model.pooled is None
+        else {
+            "weight": model.pooled.weight.detach().T,
+            "bias": model.pooled.bias.detach(),
+        }
+    )
     settings = {"r": config.rank, "lora_alpha": config.alpha, "lora_dropout": 0.0}
     save_lora(folder, state, head, model.backbone, base_of(name), shape, **settings)
     return shape
@@ -145,20 +199,30 @@ KEPT_BYTES = 256 << 20
 _KEPT_SHARE = 16
 """... and at most this part of the machine's memory."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_CHOSEN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+_CHOSEN = (
+    "MALLOC_TRIM_THRESHOLD_",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TOP_PAD_",
+    "GLIBC_TUNABLES",
+)
 
 
 @functools.cache
 def keep_freed_memory() -> bool:
     """Let this process keep the memory freed by one layer and reuse it for the next; return whether it does.
 
-    By default glibc returns this memory to the system after every layer and requests it again page by page, which takes a fifth of a
-    forward pass of 512 tokens.  Nothing changes if the user has set the allocator in the environment, or with another C library.
+    By default glibc returns this memory to the system after every layer and requests it again page by page, which takes
+    a fifth of a
+    forward pass of 512 tokens.  Nothing changes if the user has set the allocator in the environment, or with another C
+    library.
     """
     if sys.platform != "linux" or any(name in os.environ for name in _CHOSEN):
         return False
     change = getattr(ctypes.CDLL(None), "mallopt", None)  # musl does not have it
     if change is None:
         return False
-    kept = min(KEPT_BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _KEPT_SHARE)
+    kept = min(
+        KEPT_BYTES,
+        os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _KEPT_SHARE,
+    )
     return bool(change(_MMAP_THRESHOLD, kept) and change(_TRIM_THRESHOLD, kept))

@@ -32,7 +32,8 @@ class ZerothOrderConfig:
     queries: q, number of random directions per step.  epsilon: the perturbation's scale.  learning_rate: eta.
     execution: which of a step's 2q forward passes run in parallel: none, the queries (outer), the two signs (inner), or
     both.  The update is the same.
-    copies: whether the perturbed copies of the trainable values are made for one layer at a time from one master copy (section 3.2),
+    copies: whether the perturbed copies of the trainable values are made for one layer at a time from one master copy
+    (section 3.2),
     or all before the pass.
     seed: of the noise.
     """
@@ -52,7 +53,8 @@ class ZerothOrderConfig:
 class StepLog:
     """One step: theta <- theta - learning_rate / q * sum of gradients[i] * noise(seeds[i]).
 
-    gradients: g_i, the projected gradients, as float32 values.  loss: the mean over all passes; seconds: of the step; both for reports
+    gradients: g_i, the projected gradients, as float32 values.  loss: the mean over all passes; seconds: of the step;
+    both for reports
     only, None if unknown.
     """
 
@@ -73,7 +75,9 @@ class StepLog:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes that a device receives to repeat this step: a seed and a scalar of 32 bits for each query."""
+        """Return the bytes that a device receives to repeat this step: a seed and a scalar of 32 bits for each
+        query.
+        """
         return 8 * len(self.seeds)
 
 
@@ -94,9 +98,16 @@ def gradients_of(losses: Tensor, epsilon: float) -> tuple[float, ...]:
 
 
 def make_log(
-    config: ZerothOrderConfig, step: int, gradients: Sequence[float], queries: Sequence[int] | None = None, *, loss: float | None = None
+    config: ZerothOrderConfig,
+    step: int,
+    gradients: Sequence[float],
+    queries: Sequence[int] | None = None,
+    *,
+    loss: float | None = None,
 ) -> StepLog:
-    """Return the log of a step from the projected gradients of some queries; None: of the first ones.  loss: see StepLog."""
+    """Return the log of a step from the projected gradients of some queries; None: of the first ones.  loss: see
+    StepLog.
+    """
     return StepLog(
         step=step,
         seeds=tuple(query_seed(config.seed, step, query) for query in queries or range(len(gradients))),
@@ -120,8 +131,10 @@ class _Line(NamedTuple):
 class LogFile:
     """A run's steps in a sealed log (see core.sealed), each on the disk before the next step begins.
 
-    header: settings that must match for the run to continue.  A new file starts with it; an existing file must have the same.  An
-    incomplete last line, left by a crash, is removed.  steps: the steps in the file when it was opened.  remarks: what else is in it, as
+    header: settings that must match for the run to continue.  A new file starts with it; an existing file must have the
+    same.  An
+    incomplete last line, left by a crash, is removed.  steps: the steps in the file when it was opened.  remarks: what
+    else is in it, as
     JSON, in order.  damage: what was wrong with the lines that were removed, or ''.
     mends: whether to go on after the last intact line of a damaged log.
     Raises ConfigError for a file of another run, a file with other content, and, unless it mends, a damaged one.
@@ -157,7 +170,16 @@ class LogFile:
 
     def append(self, log: StepLog) -> None:
         """Write a step and wait until it is on disk."""
-        self._lines.append(_Line(log.step, log.learning_rate, log.seeds, log.gradients, log.loss, log.seconds))
+        self._lines.append(
+            _Line(
+                log.step,
+                log.learning_rate,
+                log.seeds,
+                log.gradients,
+                log.loss,
+                log.seconds,
+            )
+        )
 
     def remark(self, value: Any) -> None:
         """Write a value that becomes a JSON object, and wait until it is on disk."""
@@ -178,7 +200,11 @@ def read_log(path: Path) -> tuple[dict[str, Any], tuple[StepLog, ...]]:
 
 
 def _damaged(path: Path, damage: str) -> ConfigError:
-    return ConfigError(f"The steps of '{path}' were asked for.", f"{damage[0].upper()}{damage[1:]}.", "Take a copy, or begin again.")
+    return ConfigError(
+        f"The steps of '{path}' were asked for.",
+        f"{damage[0].upper()}{damage[1:]}.",
+        "Take a copy, or begin again.",
+    )
 
 
 def _decoded(path: Path, lines: Lines) -> tuple[tuple[StepLog, ...], tuple[bytes, ...]]:

@@ -1,8 +1,11 @@
 """The values that forward passes train: their places, their noise, and their update (P-RGE, Algorithms 1 and 3).
 
-A query's noise is standard normal and depends only on its seed: it is the same wherever it is drawn, all at once or one layer at a time
-(Algorithm 1, line 6).  Definition: one torch.Generator for each query; normals are drawn parameter after parameter in stack order, each
-in pieces of at most PIECE values.  On other kinds of processors the last bit may differ, because logarithm and cosine do.
+A query's noise is standard normal and depends only on its seed: it is the same wherever it is drawn, all at once or one
+layer at a time
+(Algorithm 1, line 6).  Definition: one torch.Generator for each query; normals are drawn parameter after parameter in
+stack order, each
+in pieces of at most PIECE values.  On other kinds of processors the last bit may differ, because logarithm and cosine
+do.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from workbench.methods.p_rge.zeroth_order.step_log import StepLog
 HEAD = -1
 """The layer number of trainable values after the last layer."""
 PIECE = 1 << 20
-"""Number of values drawn at a time: small enough for the cache, and full fine-tuning needs no noise as large as a word embedding."""
+"""Number of values drawn at a time: small enough for the cache, and full fine-tuning needs no noise as large as a word
+embedding."""
 
 
 ZerothOrderTechnique = Literal["lora_fa", "lora", "dora", "vera", "full"]
@@ -34,7 +38,8 @@ ZerothOrderTechnique = Literal["lora_fa", "lora", "dora", "vera", "full"]
 class TrainableConfig:
     """Which values are trained.
 
-    technique: LoRA-FA trains B next to a frozen A; LoRA both; DoRA their direction and a magnitude; VeRA two vectors next to frozen,
+    technique: LoRA-FA trains B next to a frozen A; LoRA both; DoRA their direction and a magnitude; VeRA two vectors
+    next to frozen,
     shared A and B (Appendix B); full all parameters.
     rank, alpha: r and alpha, the update is alpha / r x A B (Appendix D.3).  VeRA has no alpha.
     num_outputs: of the linear head added to models without a vocabulary (encoders, images); 0 if the model has one.
@@ -53,13 +58,20 @@ class TrainableConfig:
     def sizes(self, inputs: int, outputs: int) -> tuple[int, ...]:
         """Return the sizes of the parameters added to a projection.  Empty for 'full'."""
         a, b = inputs * self.rank, self.rank * outputs
-        known = {"lora_fa": (b,), "lora": (a, b), "dora": (a, b, outputs), "vera": (self.rank, outputs)}
+        known = {
+            "lora_fa": (b,),
+            "lora": (a, b),
+            "dora": (a, b, outputs),
+            "vera": (self.rank, outputs),
+        }
         return known.get(self.technique, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One trainable parameter.  name: in the model.  layer: its number in the whole model, or HEAD.  start: first index in theta."""
+    """One trainable parameter.  name: in the model.  layer: its number in the whole model, or HEAD.  start: first index
+    in theta.
+    """
 
     name: str
     layer: int = HEAD
@@ -86,17 +98,28 @@ class Binding:
 class Trainables:
     """theta: named parameters in stack order.
 
-    parameters: name -> parameter.  layers: each parameter's layer number or HEAD.  flat: (d,) float32 of which the parameters are views,
+    parameters: name -> parameter.  layers: each parameter's layer number or HEAD.  flat: (d,) float32 of which the
+    parameters are views,
     or None if they are a model's own.
     ranges: for each layer the range of its values in theta, and the sizes of its parameters.
-    preceding: sizes of the parameters of earlier pipeline stages.  Their noise is drawn first, so that a stage's own noise is the same
+    preceding: sizes of the parameters of earlier pipeline stages.  Their noise is drawn first, so that a stage's own
+    noise is the same
     as in the whole model.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], layers: Sequence[int], flat: Tensor | None, binding: Binding) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        layers: Sequence[int],
+        flat: Tensor | None,
+        binding: Binding,
+    ) -> None:
         self.parameters = dict(parameters)
         self.flat, self.binding = flat, binding
-        starts = [0, *accumulate(parameter.numel() for parameter in self.parameters.values())]
+        starts = [
+            0,
+            *accumulate(parameter.numel() for parameter in self.parameters.values()),
+        ]
         self.slots = tuple(
             Slot(name=name, layer=layer, start=start, shape=tuple(parameter.shape))
             for (name, parameter), layer, start in zip(self.parameters.items(), layers, starts, strict=False)
@@ -106,7 +129,9 @@ class Trainables:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether the parameters are still views of `flat`.  A copied or converted module has separate parameters."""
+        """Return whether the parameters are still views of `flat`.  A copied or converted module has separate
+        parameters.
+        """
         return self.flat is None or all(
             parameter.data_ptr() == self.flat[slot.start :].data_ptr()
             for slot, parameter in zip(self.slots, self.parameters.values(), strict=True)
@@ -123,7 +148,9 @@ class Trainables:
         return tuple(slot.size for slot in self.slots)
 
     def bind(self, copies: Tensor | None, start: int = 0) -> None:
-        """Make the next passes compute with perturbed copies (P, values) of theta from `start`.  None: with theta itself."""
+        """Make the next passes compute with perturbed copies (P, values) of theta from `start`.  None: with theta
+        itself.
+        """
         self.binding.copies, self.binding.start = copies, start
 
     def generator(self, seed: int) -> torch.Generator:
@@ -152,7 +179,9 @@ class Trainables:
                 values[place].add_(piece, alpha=scale)
 
     def apply(self, log: StepLog) -> None:
-        """Apply a step (Algorithm 1, line 14).  The arithmetic is the same, bit for bit, however the gradients were computed."""
+        """Apply a step (Algorithm 1, line 14).  The arithmetic is the same, bit for bit, however the gradients were
+        computed.
+        """
         for seed, gradient in zip(log.seeds, log.gradients, strict=True):
             self.move(seed, -log.learning_rate * gradient / len(log.seeds))
 
@@ -182,7 +211,9 @@ def flatten(modules: Sequence[tuple[str, int, nn.Module]], binding: Binding) -> 
     modules: name, layer and module of each, in stack order.
     """
     found = [
-        (f"{name}.{own}", layer, module, own) for name, layer, module in modules for own in dict(module.named_parameters(recurse=False))
+        (f"{name}.{own}", layer, module, own)
+        for name, layer, module in modules
+        for own in dict(module.named_parameters(recurse=False))
     ]
     flat = torch.empty(sum(module.get_parameter(own).numel() for _, _, module, own in found))
     parameters, at = {}, 0
@@ -204,7 +235,9 @@ def fill(out: Tensor, generator: torch.Generator, sizes: Sequence[int]) -> None:
 
 
 def _pieces(generator: torch.Generator, size: int) -> Iterator[tuple[slice, Tensor]]:
-    """Yield the noise of a parameter of `size` values: the slice of each piece, and the piece, which the next one overwrites."""
+    """Yield the noise of a parameter of `size` values: the slice of each piece, and the piece, which the next one
+    overwrites.
+    """
     scratch = torch.empty(min(size, PIECE))
     for at in range(0, size, PIECE):
         piece = scratch[: min(PIECE, size - at)]
