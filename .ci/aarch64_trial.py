@@ -92,13 +92,7 @@ def jobs(data: str) -> dict[str, tuple[Job, Plan]]:
         Stage(start=1, stop=2, shares=(share(1, samples=2),)),
     )
     cached = Stage(start=0, stop=2, shares=(share(0, samples=2), share(1, samples=2)))
-    plan = Plan(
-        method="pac_plus",
-        stages=pipeline,
-        micro_batch_size=2,
-        num_micro_batches=2,
-        cached=cached,
-    )
+    plan = Plan(method="pac_plus", stages=pipeline, micro_batch_size=2, num_micro_batches=2, cached=cached)
     made = {
         f"PAC+, {dtype} backbone": (
             Job(
@@ -139,19 +133,15 @@ def main(folder: Path) -> None:
     try:
         (folder / "two.toml").write_text(CLUSTER)
         cluster = load_cluster(folder / "two.toml")
-        # an emulated processor takes minutes to import torch; whoever started this ends it if a rank dies
-        while not ready.exists():
+        while (
+            not ready.exists()
+        ):  # an emulated processor takes minutes to import torch; whoever started this ends it if a rank dies
             time.sleep(0.2)
         engines.lead(cluster)
         write_reviews(folder / "reviews.csv")
         for name, (job, plan) in jobs(str(folder / "reviews.csv")).items():
             report = run(
-                job,
-                cluster,
-                "execute",
-                workdir=folder / name.replace(" ", "-"),
-                chosen_plan=plan,
-                engines=engines,
+                job, cluster, "execute", workdir=folder / name.replace(" ", "-"), chosen_plan=plan, engines=engines
             )
             losses[name] = [step.loss for step in report.steps]
             say(f"{name}: {losses[name]}")

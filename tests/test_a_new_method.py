@@ -42,23 +42,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if match
     ]
     names = ("options", "prepare", "phases", "method")
-    assert [name for name, _ in files] == [
-        "pyproject.toml",
-        *(f"bitfit/{name}.py" for name in names),
-    ]
+    assert [name for name, _ in files] == ["pyproject.toml", *(f"bitfit/{name}.py" for name in names)]
     for name, text in files:
         (project / name).write_text(text)
-    options = [
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--no-build-isolation",
-        "--disable-pip-version-check",
-    ]
+    options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
     subprocess.run(
-        [sys.executable, "-m", "pip", "install", *options, "--target", site, project],
-        check=True,
-        timeout=LIMIT_S,
+        [sys.executable, "-m", "pip", "install", *options, "--target", site, project], check=True, timeout=LIMIT_S
     )
     return site
 
@@ -74,10 +63,7 @@ def job(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
         patch.syspath_prepend(str(site))
         registered.cache_clear()
         yield replace(
-            tiny_job(write_data(tmp_path_factory.mktemp("data"))),
-            method="bitfit",
-            epochs=2,
-            learning_rate=1e-4,
+            tiny_job(write_data(tmp_path_factory.mktemp("data"))), method="bitfit", epochs=2, learning_rate=1e-4
         )
         default_pool().stop()
         for name in [name for name in sys.modules if name.partition(".")[0] == "bitfit"]:
@@ -151,11 +137,7 @@ def test_the_command_line_lists_it(job: Job, tmp_path: Path) -> None:
         "--option",
         "dropout=0",
     ]
-    told = subprocess.run(
-        [sys.executable, "-m", "workbench", "simulate", *words, "--json"],
-        cwd=tmp_path,
-        **settings,
-    )  # type: ignore[call-overload]
+    told = subprocess.run([sys.executable, "-m", "workbench", "simulate", *words, "--json"], cwd=tmp_path, **settings)  # type: ignore[call-overload]
     assert json.loads(told.stdout)["job"]["options"] == {"dropout": 0}
 
 
@@ -173,18 +155,9 @@ def test_devices_may_be_asked_for_its_functions_and_for_no_others(job: Job) -> N
         "try: CALLS.named('bitfit.method:plan_job')\n"
         "except WorkbenchError as error: print(error.found)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=LIMIT_S,
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=LIMIT_S)
     job_type, payload, refused = done.stdout.splitlines()
-    assert (job_type, payload) == (
-        "bitfit.phases.BitFitRankJob | None",
-        "tuple[bitfit.prepare.PreparedJob, bool]",
-    )
+    assert (job_type, payload) == ("bitfit.phases.BitFitRankJob | None", "tuple[bitfit.prepare.PreparedJob, bool]")
     assert refused == "It is not in the table of functions that may be."
     assert declaration_of("bitfit").trains
 

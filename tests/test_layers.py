@@ -154,10 +154,7 @@ def test_third_party_imports_are_declared() -> None:
     ]
     declared = {canonicalize_name(Requirement(line).name) for line in project["dependencies"] + optional}
     declared.add("executorch")  # installed apart, without what it asks for (see pyproject.toml and the Makefile)
-    distribution = {
-        "sklearn": "scikit-learn",
-        "choreographer": "kaleido",
-    }  # kaleido's own browser driver
+    distribution = {"sklearn": "scikit-learn", "choreographer": "kaleido"}  # kaleido's own browser driver
     transitive = {
         "packaging",
         "tokenizers",
@@ -191,18 +188,9 @@ def test_the_page_on_architecture_lists_the_floors_and_names_files_that_are_ther
 
 METHODS = sorted(path.parent.name for path in PACKAGE.glob("methods/*/options.py") if path.parent.name != "training")
 USERS = {
-    "fine_tuning": {
-        "methods/confidant/method.py",
-        "methods/confidant/options.py",
-        "methods/confidant/prepare.py",
-    },
+    "fine_tuning": {"methods/confidant/method.py", "methods/confidant/options.py", "methods/confidant/prepare.py"},
     "galaxy_plus": {"cli/serve.py"},
-    "p_rge": {
-        "cli/engine.py",
-        "cli/predict.py",
-        "cli/published.py",
-        "trainings/queries.py",
-    },
+    "p_rge": {"cli/engine.py", "cli/predict.py", "cli/published.py", "trainings/queries.py"},
     "ringada": {"cli/published.py"},
 }
 """What imports from a method's folder: its commands, small trainings, and Confidant, which extends fine-tuning."""

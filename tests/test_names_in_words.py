@@ -22,22 +22,7 @@ PAGES = [
 ]
 DOTTED = re.compile(r"(?<![\w/.-])[a-z]\w*(?:\.\w+)+")
 QUOTED = re.compile(r"`([^`\n]+)`")
-FILES = {
-    "py",
-    "md",
-    "toml",
-    "csv",
-    "json",
-    "jsonl",
-    "html",
-    "txt",
-    "yml",
-    "sh",
-    "pt",
-    "bin",
-    "ipynb",
-    "safetensors",
-}
+FILES = {"py", "md", "toml", "csv", "json", "jsonl", "html", "txt", "yml", "sh", "pt", "bin", "ipynb", "safetensors"}
 
 
 def module_of(path: Path) -> str:
@@ -128,21 +113,7 @@ def test_pages_name_what_there_is(page: Path) -> None:
         assert stale(quoted) == [], quoted
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "workbench.profiler.stacks",
-        "profiler.stacks",
-        "core.plan.Plans",
-        "absent_file.py",
-    ],
-)
+@pytest.mark.parametrize("name", ["workbench.profiler.stacks", "profiler.stacks", "core.plan.Plans", "absent_file.py"])
 def test_the_rule_can_fail(name: str) -> None:
     assert stale(f"See {name}, which is gone.") == [name]
-    assert (
-        stale(
-            "See workbench.core.plan.Plan, core.plan and plan.py, given to config.seed.",
-            {"config"},
-        )
-        == []
-    )
+    assert stale("See workbench.core.plan.Plan, core.plan and plan.py, given to config.seed.", {"config"}) == []

@@ -63,8 +63,5 @@ def test_parameters_are_found_beside_magics_and_annotations(tmp_path: Path) -> N
     cell = {"cell_type": "code", "source": source, "metadata": {"tags": ["parameters"]}}
     (tmp_path / "mine.ipynb").write_text(json.dumps({"cells": [cell]}))
     require_parameters(tmp_path / "mine.ipynb", dict.fromkeys(("model", "epochs", "seed")))
-    with pytest.raises(
-        ConfigError,
-        match=r"Its parameters are model, epochs, seed\. Did you mean 'epochs'",
-    ):
+    with pytest.raises(ConfigError, match=r"Its parameters are model, epochs, seed\. Did you mean 'epochs'"):
         require_parameters(tmp_path / "mine.ipynb", {"epoch": 1})

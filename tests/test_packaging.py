@@ -10,13 +10,7 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Iterable
-from importlib.metadata import (
-    PackageNotFoundError,
-    metadata,
-    packages_distributions,
-    requires,
-    version,
-)
+from importlib.metadata import PackageNotFoundError, metadata, packages_distributions, requires, version
 from pathlib import Path
 
 import pytest
@@ -91,11 +85,7 @@ def test_environment_yml_repeats_pyproject() -> None:
         [line for line in pip if not line.startswith("--")],
     )
     assert sorted(map(str, map(Requirement, packages))) == sorted(map(str, map(Requirement, DECLARED)))
-    assert options == [
-        "--constraint constraints.txt",
-        "--editable .",
-        "--editable ./workbench_studies",
-    ]
+    assert options == ["--constraint constraints.txt", "--editable .", "--editable ./workbench_studies"]
     assert CONDA["name"] == PROJECT["name"]
 
 
@@ -109,14 +99,9 @@ def test_environment_yml_takes_an_allowed_python() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(DIRECT))
-def test_direct_dependency_has_a_lower_bound_and_a_pin_that_satisfies_it(
-    name: str,
-) -> None:
+def test_direct_dependency_has_a_lower_bound_and_a_pin_that_satisfies_it(name: str) -> None:
     upper = ["<"] if name in BOUND_ABOVE else []
-    assert sorted(specifier.operator for specifier in DIRECT[name].specifier) == [
-        *upper,
-        ">=",
-    ]
+    assert sorted(specifier.operator for specifier in DIRECT[name].specifier) == [*upper, ">="]
     assert pinned_version(name) in DIRECT[name].specifier
 
 
@@ -133,10 +118,7 @@ def closure(direct: Iterable[Requirement] = DIRECT.values()) -> dict[str, Requir
     visited, waiting = set(), list(direct)
     while waiting:
         requirement = waiting.pop()
-        name, extras = (
-            canonicalize_name(requirement.name),
-            frozenset(requirement.extras),
-        )
+        name, extras = canonicalize_name(requirement.name), frozenset(requirement.extras)
         if (name, extras) in visited or (
             requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})
         ):
@@ -212,10 +194,7 @@ def test_aarch64_linux_gets_a_torch_that_runs_on_armv8_0_and_has_a_cpu_build() -
 
 
 @pytest.mark.network
-@pytest.mark.parametrize(
-    "system",
-    ["x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "aarch64-apple-darwin"],
-)
+@pytest.mark.parametrize("system", ["x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "aarch64-apple-darwin"])
 @pytest.mark.parametrize("python", [OLDEST, "3.12", "3.13", "3.14"])
 def test_every_pin_has_a_wheel(python: str, system: str) -> None:
     if "network" not in os.environ.get("WORKBENCH_TESTS", ""):
@@ -231,14 +210,7 @@ def test_every_pin_has_a_wheel(python: str, system: str) -> None:
         "--constraint",
         "constraints.txt",
     ]
-    asked = [
-        *uv,
-        "--python-platform",
-        system,
-        "--python-version",
-        python,
-        "pyproject.toml",
-    ]
+    asked = [*uv, "--python-platform", system, "--python-version", python, "pyproject.toml"]
     environment = os.environ | {"MACOSX_DEPLOYMENT_TARGET": "14.0"}
     answer = subprocess.run(asked, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert answer.returncode == 0, answer.stderr
@@ -262,25 +234,11 @@ for name in workbench.cli.torchrun.CALLS._events:
 
 
 def test_a_device_takes_part_without_any_extra() -> None:
-    needed = {
-        *closure(applying(PROJECT["dependencies"]).values()),
-        canonicalize_name(PROJECT["name"]),
-    }
+    needed = {*closure(applying(PROJECT["dependencies"]).values()), canonicalize_name(PROJECT["name"])}
     modules = {name: {canonicalize_name(one) for one in owners} for name, owners in packages_distributions().items()}
     hidden = {name for name, owners in modules.items() if not owners & needed}
-    assert {
-        "datasets",
-        "ipyparallel",
-        "jupyterlab",
-        "pandas",
-        "plotly",
-    } <= hidden and "torch" not in hidden
-    subprocess.run(
-        [sys.executable, "-c", HIDING, " ".join(hidden)],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    assert {"datasets", "ipyparallel", "jupyterlab", "pandas", "plotly"} <= hidden and "torch" not in hidden
+    subprocess.run([sys.executable, "-c", HIDING, " ".join(hidden)], check=True, capture_output=True, text=True)
 
 
 def test_the_lock_has_digests_of_every_pin_and_no_other() -> None:
@@ -357,56 +315,22 @@ def test_a_wheel_without_the_studies_runs_the_quickstart(tmp_path: Path) -> None
             PROJECT["name"],
         ],
     ):
-        subprocess.run(
-            [sys.executable, "-m", *words],
-            cwd=ROOT,
-            check=True,
-            capture_output=True,
-            text=True,
-        )
+        subprocess.run([sys.executable, "-m", *words], cwd=ROOT, check=True, capture_output=True, text=True)
     assert not (installed / "workbench_studies").exists()
     # The checkout is on every interpreter's path, too, as it is installed in editable form.
     (installed / "sitecustomize.py").write_text(
         f"import sys\nsys.path[:] = [one for one in sys.path if one != {str(ROOT)!r}]\n"
     )
-    settings = {
-        "PYTHONPATH": str(installed),
-        "TMPDIR": str(temporary),
-        "WORKBENCH_TINY": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    words = [
-        sys.executable,
-        "-c",
-        CELLS,
-        str(ROOT / "notebooks/00_quickstart.ipynb"),
-        str(installed),
-    ]
+    settings = {"PYTHONPATH": str(installed), "TMPDIR": str(temporary), "WORKBENCH_TINY": "1", "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-c", CELLS, str(ROOT / "notebooks/00_quickstart.ipynb"), str(installed)]
     done = subprocess.run(words, cwd=tmp_path, env=os.environ | settings, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert list(temporary.rglob("index.html")), done.stdout[-2000:]
 
 
-def test_the_studies_wheel_has_its_commands_and_its_papers_and_nothing_of_the_workbench(
-    tmp_path: Path,
-) -> None:
-    words = [
-        sys.executable,
-        "-m",
-        "hatchling",
-        "build",
-        "-t",
-        "wheel",
-        "-d",
-        str(tmp_path),
-    ]
-    subprocess.run(
-        words,
-        cwd=ROOT / "workbench_studies",
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+def test_the_studies_wheel_has_its_commands_and_its_papers_and_nothing_of_the_workbench(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(words, cwd=ROOT / "workbench_studies", check=True, capture_output=True, text=True)
     [wheel] = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as opened:
         names = opened.namelist()

@@ -38,20 +38,11 @@ class Machine:
         self.home, self.notes = folder, folder / "notes"
         programs = folder / "bin"
         programs.mkdir()
-        for name, text in (
-            ("python3", PYTHON),
-            ("uv", UV),
-            ("uname", f"#!/bin/sh\necho {system}\n"),
-        ):
+        for name, text in (("python3", PYTHON), ("uv", UV), ("uname", f"#!/bin/sh\necho {system}\n")):
             (programs / name).write_text(text)
             (programs / name).chmod(0o755)
         (folder / "workbench_studies").mkdir()
-        for name in (
-            "Makefile",
-            "pyproject.toml",
-            "workbench_studies/pyproject.toml",
-            "constraints.txt",
-        ):
+        for name in ("Makefile", "pyproject.toml", "workbench_studies/pyproject.toml", "constraints.txt"):
             shutil.copy(ROOT / name, folder / name)
         path = f"{programs}{os.pathsep}{os.environ['PATH']}"
         self.environment = {
@@ -66,18 +57,10 @@ class Machine:
         make = ["make", "--no-print-directory", ".venv/.installed", *words]
         done = subprocess.run(make, cwd=self.home, env=self.environment, capture_output=True, text=True)
         assert done.returncode == code, done.stderr
-        return (
-            self.notes.read_text().splitlines() if self.notes.exists() else [],
-            done.stderr,
-        )
+        return self.notes.read_text().splitlines() if self.notes.exists() else [], done.stderr
 
 
-KINDS = {
-    "x86": "Linux x86_64",
-    "x86, own index": "Linux x86_64",
-    "aarch64": "Linux aarch64",
-    "macOS": "Darwin arm64",
-}
+KINDS = {"x86": "Linux x86_64", "x86, own index": "Linux x86_64", "aarch64": "Linux aarch64", "macOS": "Darwin arm64"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -122,8 +105,7 @@ def test_an_index_of_ones_own_is_asked_for_torch_too(where: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("system", "torch"),
-    [("Linux x86_64", "auto"), ("Linux aarch64", "cpu"), ("Darwin arm64", "cpu")],
+    ("system", "torch"), [("Linux x86_64", "auto"), ("Linux aarch64", "cpu"), ("Darwin arm64", "cpu")]
 )
 def test_a_build_that_is_asked_for(system: str, torch: str, tmp_path: Path) -> None:
     machine = Machine(tmp_path, system)
@@ -131,9 +113,7 @@ def test_a_build_that_is_asked_for(system: str, torch: str, tmp_path: Path) -> N
     assert machine.set_up(f"TORCH={torch}")[0][1] == f"uv --torch-backend={torch} {ALL}"
 
 
-def test_the_default_index_can_be_asked_for_and_nonsense_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_the_default_index_can_be_asked_for_and_nonsense_is_refused(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "Linux x86_64")
     assert "There is cpu, auto and default" in machine.set_up("TORCH=gpu", code=2)[1]
     assert machine.set_up("TORCH=default")[0] == AS_IT_IS
@@ -145,19 +125,12 @@ def test_what_fails_is_replaced_and_the_size_is_said_once(failing: str, tmp_path
     machine = Machine(tmp_path, "Linux x86_64")
     machine.environment["FAILING"] = failing
     commands, said = machine.set_up(code=2 if failing == "-e" else 0)
-    backend, plain, pip = (
-        f"uv --torch-backend=cpu {ALL}",
-        f"uv {ALL}",
-        f"pip --disable-pip-version-check --quiet {ALL}",
-    )
+    backend, plain, pip = f"uv --torch-backend=cpu {ALL}", f"uv {ALL}", f"pip --disable-pip-version-check --quiet {ALL}"
     assert (
         commands[1:]
         == {
             "--torch-backend=cpu": [backend, plain, f"uv {EXECUTORCH}"],
-            "--only-binary": [
-                pip,
-                f"pip --disable-pip-version-check --quiet {EXECUTORCH}",
-            ],
+            "--only-binary": [pip, f"pip --disable-pip-version-check --quiet {EXECUTORCH}"],
             "-e": [backend, plain, pip],
         }[failing]
     )

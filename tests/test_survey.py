@@ -52,37 +52,19 @@ def two_devices(bytes_per_s: float = 12.5e6) -> Cluster:
     return Cluster(name="two", devices=tuple(devices))
 
 
-def test_emulated_devices_have_their_share_of_this_machine_and_others_the_catalogues(
-    monkeypatch,
-) -> None:
+def test_emulated_devices_have_their_share_of_this_machine_and_others_the_catalogues(monkeypatch) -> None:
     monkeypatch.setattr(survey, "measure_host", lambda seconds: HOST)
     emulated, described = two_devices().devices
-    cluster = Cluster(
-        name="mixed",
-        devices=(
-            emulated,
-            replace(described, host_share=None, storage_bytes_per_s=90e6),
-        ),
-    )
+    cluster = Cluster(name="mixed", devices=(emulated, replace(described, host_share=None, storage_bytes_per_s=90e6)))
     host, (mine, other) = survey_devices(cluster)
     assert host is HOST
-    assert (
-        mine.emulated,
-        mine.flops_per_s,
-        mine.memory_bytes_per_s,
-        mine.storage_bytes_per_s,
-    ) == (
+    assert (mine.emulated, mine.flops_per_s, mine.memory_bytes_per_s, mine.storage_bytes_per_s) == (
         True,
         50e9,
         10e9,
         300e6,
     )
-    assert (
-        other.emulated,
-        other.flops_per_s,
-        other.memory_bytes_per_s,
-        other.storage_bytes_per_s,
-    ) == (
+    assert (other.emulated, other.flops_per_s, other.memory_bytes_per_s, other.storage_bytes_per_s) == (
         False,
         1e9,
         None,
@@ -93,14 +75,12 @@ def test_emulated_devices_have_their_share_of_this_machine_and_others_the_catalo
 def test_links_between_emulated_devices_are_measured() -> None:
     used, rows = survey_links(two_devices(), repeats=2)
     assert used in ("kernel", "paced")
-    assert [(row.source, row.destination) for row in rows] == [
-        ("left", "right"),
-        ("right", "left"),
-    ]
+    assert [(row.source, row.destination) for row in rows] == [("left", "right"), ("right", "left")]
     for row in rows:
         assert row.described == Link(bytes_per_s=12.5e6, latency_s=0.004)
-        # an emulated link is never too fast, but for the kernel's burst of 16 KB; a busy machine makes it slow
-        for sample in row.samples:
+        for sample in (
+            row.samples
+        ):  # an emulated link is never too fast, but for the kernel's burst of 16 KB; a busy machine makes it slow
             assert sample.round_trip_s >= 2 * 0.004 + max(0, sample.nbytes - 2 * 16384) / 12.5e6
         assert row.measured == fit_link(row.samples)
         assert max(sample.nbytes for sample in row.samples) <= 0.3 * 12.5e6
@@ -133,11 +113,7 @@ def measured(monkeypatch, tmp_path: Path) -> list[int]:
 
     def measure_layers(stack, config, *, dtype, max_length):
         calls.append(1)
-        grid = Grid(
-            batch_sizes=(1, 16),
-            sequence_lengths=(8, 64),
-            seconds=((1e-3, 2e-3), (4e-3, 8e-3)),
-        )
+        grid = Grid(batch_sizes=(1, 16), sequence_lengths=(8, 64), seconds=((1e-3, 2e-3), (4e-3, 8e-3)))
         times = {"F": grid, "SF": grid, "SB": grid, "LOAD": grid, "STEP": grid}
         sizes = {
             "frozen_bytes": 1000,
@@ -155,23 +131,12 @@ def measured(monkeypatch, tmp_path: Path) -> list[int]:
 @pytest.fixture(scope="module")
 def job(tmp_path_factory) -> Job:
     data = write_sentences(tmp_path_factory.mktemp("data") / "ratings")
-    return Job(
-        model="tiny-bert",
-        data=str(data),
-        train_samples=32,
-        validation_samples=8,
-        test_samples=8,
-    )
+    return Job(model="tiny-bert", data=str(data), train_samples=32, validation_samples=8, test_samples=8)
 
 
 def test_layers_beside_their_analytic_figures(measured: list[int], job: Job) -> None:
     found = survey_layers(job, two_devices(), batch_sizes=(1, 16), sequence_length=64, device="right")
-    assert (found.model, found.device, found.source, len(found.rows)) == (
-        "tiny-bert",
-        "right",
-        "scaled",
-        12,
-    )
+    assert (found.model, found.device, found.source, len(found.rows)) == ("tiny-bert", "right", "scaled", 12)
     row = found.rows[6]
     assert (row.layer, row.batch) == (0, 16)
     assert row.measured["forward_s"] == pytest.approx(2 * 2 * 8e-3)  # F and SF, on half a core
@@ -185,11 +150,7 @@ def test_layers_beside_their_analytic_figures(measured: list[int], job: Job) -> 
         (row.analytic["forward_flops"] + row.analytic["backward_flops"]) / (6 * 8e-3)
     )
     assert row.analytic["tap_bytes"] == 16 * 64 * hidden * 2 * 2  # b_0 and b_1, in bfloat16
-    assert [(first, last) for first, last, _ in alike(found)] == [
-        (0, 0),
-        (1, 4),
-        (5, 5),
-    ]
+    assert [(first, last) for first, last, _ in alike(found)] == [(0, 0), (1, 4), (5, 5)]
 
 
 def test_a_kept_profile_is_used_and_its_age_shown(measured: list[int], job: Job) -> None:
@@ -210,25 +171,14 @@ def test_the_key_knows_the_models_shape_the_adapter_and_the_cache(measured: list
     notes: list[str] = []
 
     def layers(changed) -> int:
-        pac_plus.host_layers(
-            changed,
-            lambda event: notes.append(event.message) if event.kind == "note" else None,
-        )
+        pac_plus.host_layers(changed, lambda event: notes.append(event.message) if event.kind == "note" else None)
         return len(measured)
 
     assert layers(prepared) == 1
     assert layers(replace(prepared, facts=replace(prepared.facts, feed_forward_size=65))) == 2
     assert layers(replace(prepared, adapter=replace(prepared.adapter, reduction=4))) == 3
     assert layers(replace(prepared, options=replace(prepared.options, cache_dtype="float32"))) == 4
-    assert (
-        layers(
-            replace(
-                prepared,
-                train=replace(prepared.train, ids=((5,) * 65, *prepared.train.ids[1:])),
-            )
-        )
-        == 5
-    )
+    assert layers(replace(prepared, train=replace(prepared.train, ids=((5,) * 65, *prepared.train.ids[1:])))) == 5
     assert layers(replace(prepared, adapter=replace(prepared.adapter, seed=7))) == 5
     fingerprint = {"torch": "0.0"}
     monkeypatch.setattr("workbench.profiler.cache.host_fingerprint", lambda: fingerprint)
@@ -305,13 +255,7 @@ def test_links_on_the_command_line(monkeypatch) -> None:
 
 
 def test_layers_on_the_command_line(monkeypatch) -> None:
-    names = (
-        "frozen_bytes",
-        "trainable_bytes",
-        "activation_bytes",
-        "tap_bytes",
-        "context_bytes",
-    )
+    names = ("frozen_bytes", "trainable_bytes", "activation_bytes", "tap_bytes", "context_bytes")
     asked = []
 
     def layers(job, cluster, **settings):
@@ -321,16 +265,8 @@ def test_layers_on_the_command_line(monkeypatch) -> None:
             LayerRow(
                 layer=layer,
                 batch=batch,
-                measured={
-                    "forward_s": 0.001 * batch,
-                    "backward_s": 0.002 * batch,
-                    **dict.fromkeys(names, 2000),
-                },
-                analytic={
-                    "forward_flops": 3e6,
-                    "backward_flops": 6e6,
-                    **dict.fromkeys(names, 3000),
-                },
+                measured={"forward_s": 0.001 * batch, "backward_s": 0.002 * batch, **dict.fromkeys(names, 2000)},
+                analytic={"forward_flops": 3e6, "backward_flops": 6e6, **dict.fromkeys(names, 3000)},
             )
             for batch in (1, 2)
             for layer in range(3)
@@ -347,17 +283,7 @@ def test_layers_on_the_command_line(monkeypatch) -> None:
 
     monkeypatch.setattr(printed, "survey_layers", layers)
     result = call(
-        "--layers",
-        "--model",
-        "tiny-bert",
-        "--batch",
-        "1",
-        "--batch",
-        "2",
-        "--length",
-        "8",
-        "--option",
-        "reduction=4",
+        "--layers", "--model", "tiny-bert", "--batch", "1", "--batch", "2", "--length", "8", "--option", "reduction=4"
     )
     assert asked[0][0].model == "tiny-bert" and asked[0][0].options == {"reduction": 4}
     assert asked[0][1]["batch_sizes"] == (1, 2) and asked[0][1]["sequence_length"] == 8

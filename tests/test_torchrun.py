@@ -24,12 +24,7 @@ import workbench
 from tests.waiting import LIMIT_S
 from workbench.cli.torchrun import main
 from workbench.core.cluster import Cluster, Device, Link
-from workbench.core.errors import (
-    CacheError,
-    ConfigError,
-    DeviceLostError,
-    RuntimeSetupError,
-)
+from workbench.core.errors import CacheError, ConfigError, DeviceLostError, RuntimeSetupError
 from workbench.core.schedule import Op
 from workbench.core.serial import to_json
 from workbench.core.timeline import Span
@@ -40,9 +35,7 @@ from workbench.runtime.messages import CallMessage, CallTable, decode, encode
 from workbench.runtime.torchrun import Line, TorchrunEngines
 
 
-def test_a_device_is_measured_with_the_threads_it_runs_with(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_device_is_measured_with_the_threads_it_runs_with(monkeypatch: pytest.MonkeyPatch) -> None:
     class Engines:
         rank = 1
 
@@ -74,10 +67,7 @@ class Pair:
 
     def __init__(self, wait_s: float = LIMIT_S) -> None:
         self.wait_s = wait_s
-        self.queues = [
-            queue.SimpleQueue[torch.Tensor](),
-            queue.SimpleQueue[torch.Tensor](),
-        ]
+        self.queues = [queue.SimpleQueue[torch.Tensor](), queue.SimpleQueue[torch.Tensor]()]
 
     def end(self, rank: int) -> SimpleNamespace:
         def send(tensors: list[torch.Tensor], peer: int, tag: int) -> SimpleNamespace:
@@ -144,24 +134,14 @@ def test_calls_answers_and_events(leader: TorchrunEngines) -> None:
 
 
 def test_the_cause_is_raised_and_the_next_call_works(leader: TorchrunEngines) -> None:
-    with pytest.raises(
-        CacheError,
-        match=r"On device .right.: The cache was asked for\. It is broken\. Mend it\.",
-    ):
+    with pytest.raises(CacheError, match=r"On device .right.: The cache was asked for\. It is broken\. Mend it\."):
         leader.run(fail, [None, None])
     assert leader.run(talk, [1, 1]) == [(1, "real"), (11, "real")]
 
 
-def test_tensors_arrays_and_paths_travel_also_large_ones(
-    leader: TorchrunEngines,
-) -> None:
+def test_tensors_arrays_and_paths_travel_also_large_ones(leader: TorchrunEngines) -> None:
     for array, path in leader.run(hold, [{"a": torch.ones(2000, 300, dtype=torch.bfloat16)}] * 2):
-        assert (array.dtype, array.shape, array.sum(), path) == (
-            np.float64,
-            (2000, 300),
-            600_000.0,
-            Path("here"),
-        )
+        assert (array.dtype, array.shape, array.sum(), path) == (np.float64, (2000, 300), 600_000.0, Path("here"))
 
 
 class Hostile:
@@ -176,13 +156,7 @@ class Hostile:
 
 def call_of(name: str) -> bytes:
     cluster = two_devices()
-    context = RankContext(
-        rank=1,
-        world_size=2,
-        device=cluster.devices[1],
-        cluster=cluster,
-        fidelity="real",
-    )
+    context = RankContext(rank=1, world_size=2, device=cluster.devices[1], cluster=cluster, fidelity="real")
     return encode(CallMessage(function=name, context=context, payload=encode(7)))
 
 
@@ -192,10 +166,7 @@ HOSTILE: list[Callable[[Path], bytes]] = [
     lambda mark: b"",
     lambda mark: b"\x91" * 100_000,  # arrays in arrays
 ]
-CALLED: list[Callable[[Path], bytes]] = [
-    lambda mark: call_of("os:system"),
-    lambda mark: call_of(f"{__name__}:Hostile"),
-]
+CALLED: list[Callable[[Path], bytes]] = [lambda mark: call_of("os:system"), lambda mark: call_of(f"{__name__}:Hostile")]
 
 
 @pytest.mark.parametrize("hostile", [*HOSTILE, *CALLED])
@@ -209,10 +180,7 @@ def test_what_is_no_call_is_refused_and_runs_nothing(
     while not (taken := [content for rank, kind, content in leader.inbox.take(0.1) if kind == "ended"]):
         assert time.monotonic() < deadline_s
     assert isinstance(taken[0].error, RuntimeSetupError)
-    assert re.search(
-        r"was expected\. What came is something else|not in the table",
-        str(taken[0].error),
-    )
+    assert re.search(r"was expected\. What came is something else|not in the table", str(taken[0].error))
     assert not mark.exists()
     assert leader.run(talk, [1, 1]) == [(1, "real"), (11, "real")]
 
@@ -244,17 +212,11 @@ def test_moments_of_another_clock_are_moved_to_rank_zeros() -> None:
     behind = SimpleNamespace(
         recv=other.recv,
         send=lambda tensors, peer, tag: other.send(
-            [tensors[0] - 1000 if tensors[0].is_floating_point() else tensors[0]],
-            peer,
-            tag,
+            [tensors[0] - 1000 if tensors[0].is_floating_point() else tensors[0]], peer, tag
         ),
     )
     with ThreadPoolExecutor(2) as pool:
-        leader, _ = pool.map(
-            lambda rank, end: TorchrunEngines(rank, 2, end, CALLS),
-            (0, 1),
-            (pair.end(0), behind),
-        )
+        leader, _ = pool.map(lambda rank, end: TorchrunEngines(rank, 2, end, CALLS), (0, 1), (pair.end(0), behind))
     assert leader._offsets_s == {1: pytest.approx(1000, abs=100)}
 
 
@@ -264,8 +226,7 @@ def test_a_rank_that_shows_no_sign_of_life_is_named() -> None:
     pair.wait_s = 0.2
     leader.lead(two_devices())
     with pytest.raises(
-        DeviceLostError,
-        match=r"'right' \(rank 1\) was in a run\. It is lost\. It showed no sign of life",
+        DeviceLostError, match=r"'right' \(rank 1\) was in a run\. It is lost\. It showed no sign of life"
     ):
         leader.run(talk, [1, 1])
     leader.end()
@@ -320,16 +281,7 @@ PICKLING_COLLECTIVES = {
     "gather_object",
     *(f"{name}_object_list" for name in ("broadcast", "scatter", "send", "recv")),
 }
-PICKLERS = {
-    "pickle",
-    "cPickle",
-    "_pickle",
-    "dill",
-    "cloudpickle",
-    "joblib",
-    "marshal",
-    "shelve",
-}
+PICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 
 
 def test_a_cluster_of_another_size_is_refused() -> None:
@@ -363,18 +315,9 @@ def test_a_folder_that_one_rank_does_not_see_is_refused(tmp_path: Path) -> None:
 def test_results_move_to_rank_zeros_clock() -> None:
     span = Span(1, Op("F", 0, 0), 2.0, 3.0)
     trace = StepTrace(epoch=0, step=0, samples=1, start_s=2.0, end_s=3.0, loss=0.5, spans=(span,))
-    result = RankResult(
-        rank=1,
-        steps=[trace],
-        phases_s={"first epoch": (1.0, 4.0)},
-        redistribution=[span],
-    )
+    result = RankResult(rank=1, steps=[trace], phases_s={"first epoch": (1.0, 4.0)}, redistribution=[span])
     moved = on_rank_zeros_clock(result, 10.0)
-    assert (
-        moved.steps[0].start_s,
-        moved.steps[0].end_s,
-        moved.steps[0].spans[0].start_s,
-    ) == (12.0, 13.0, 12.0)
+    assert (moved.steps[0].start_s, moved.steps[0].end_s, moved.steps[0].spans[0].start_s) == (12.0, 13.0, 12.0)
     assert moved.phases_s == {"first epoch": (11.0, 14.0)}
     assert moved.redistribution[0].end_s == 13.0
     assert result.steps[0].start_s == 2.0

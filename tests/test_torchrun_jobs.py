@@ -95,12 +95,7 @@ def torchrun(*words: str, folder: Path) -> subprocess.CompletedProcess:
         "TMPDIR": str(temporary),
     }
     return subprocess.run(
-        [*command, *words],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        cwd=folder,
+        [*command, *words], env=environment, capture_output=True, text=True, timeout=LIMIT_S, cwd=folder
     )
 
 
@@ -126,47 +121,19 @@ def test_jobs_under_torchrun_give_the_losses_of_one_process(tmp_path: Path) -> N
         "micro_batches": 2,
         "epochs": 2,
     }
-    job = Job(
-        model="tiny-bert",
-        learning_rate=5e-4,
-        max_length=24,
-        data=data,
-        options=options,
-        **sizes,
-    )
-    stages = (
-        Stage(start=0, stop=4, shares=(share(1, 4),)),
-        Stage(start=4, stop=6, shares=(share(0, 4),)),
-    )
+    job = Job(model="tiny-bert", learning_rate=5e-4, max_length=24, data=data, options=options, **sizes)
+    stages = (Stage(start=0, stop=4, shares=(share(1, 4),)), Stage(start=4, stop=6, shares=(share(0, 4),)))
     cached = Stage(start=0, stop=6, shares=(share(0, 5), share(1, 3)))
-    plan = Plan(
-        method="pac_plus",
-        stages=stages,
-        micro_batch_size=4,
-        num_micro_batches=2,
-        cached=cached,
-    )
+    plan = Plan(method="pac_plus", stages=stages, micro_batch_size=4, num_micro_batches=2, cached=cached)
     queries, queries_plan = p_rge_job(data=data), shared(3, 1)
     pipeline = Plan(
         method="confidant",
-        stages=(
-            Stage(start=0, stop=3, shares=(share(0, 8),)),
-            Stage(start=3, stop=6, shares=(share(1, 8),)),
-        ),
+        stages=(Stage(start=0, stop=3, shares=(share(0, 8),)), Stage(start=3, stop=6, shares=(share(1, 8),))),
         micro_batch_size=8,
         num_micro_batches=1,
     )
-    divided = replace(
-        job,
-        method="confidant",
-        options={"split": "heads_and_columns", "heads": "optimal"},
-    )
-    made = {
-        "job": job,
-        "plan": plan,
-        "queries_Job": queries.job,
-        "queries_Plan": queries_plan,
-    }
+    divided = replace(job, method="confidant", options={"split": "heads_and_columns", "heads": "optimal"})
+    made = {"job": job, "plan": plan, "queries_Job": queries.job, "queries_Plan": queries_plan}
     made |= {
         "whole_Job": replace(divided, options={"split": "none"}),
         "shared_Job": divided,
@@ -178,25 +145,14 @@ def test_jobs_under_torchrun_give_the_losses_of_one_process(tmp_path: Path) -> N
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
     (tmp_path / "two.toml").write_text(CLUSTER.replace("FIRST", str(min(cores))).replace("LAST", str(max(cores))))
     (tmp_path / "main.py").write_text(MAIN)
-    files = (
-        "--job=job.json",
-        "--plan=plan.json",
-        "--cluster=two.toml",
-        "--report=report.json",
-    )
+    files = ("--job=job.json", "--plan=plan.json", "--cluster=two.toml", "--report=report.json")
     done = torchrun("main.py", *files, "--workdir=shared", "--local-folder=local", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "epoch 2 done" in done.stderr  # live progress of both ranks came to rank 0
     assert "(real)" in done.stdout
 
     report = Report.read(tmp_path / "report.json")
-    assert (report.source, report.fidelity, report.plan, report.job, report.valid) == (
-        "real",
-        "",
-        plan,
-        job,
-        True,
-    )
+    assert (report.source, report.fidelity, report.plan, report.job, report.valid) == ("real", "", plan, job, True)
     assert {timeline.source for name, timeline in report.timelines.items() if name.endswith("measured")} == {"real"}
     assert all(step.measured_s and step.predicted_s for step in report.steps)
     assert not list((tmp_path / "local").glob("*/*"))  # the cache went with the run
@@ -212,10 +168,7 @@ def test_jobs_under_torchrun_give_the_losses_of_one_process(tmp_path: Path) -> N
     on_one, on_both = (Report.read(tmp_path / f"{name}_report.json") for name in ("whole", "shared"))
     assert [step.loss for step in on_both.steps] == pytest.approx([step.loss for step in on_one.steps], rel=1e-5)
     timeline = next(one for name, one in on_both.timelines.items() if name.endswith("measured"))
-    assert {span.op.stream for span in timeline.spans if span.op.kind == "ATTN"} == {
-        "compute",
-        "compute1",
-    }
+    assert {span.op.stream for span in timeline.spans if span.op.kind == "ATTN"} == {"compute", "compute1"}
 
     prepared = prepare(job)
     stack, split = load_stack(job.model), prepared.train
@@ -230,11 +183,7 @@ def test_jobs_under_torchrun_give_the_losses_of_one_process(tmp_path: Path) -> N
     expected = [
         loss
         for _, loss in train_reference(
-            stack,
-            initial_adapter(prepared, stack),
-            batches,
-            2,
-            learning_rate=job.learning_rate,
+            stack, initial_adapter(prepared, stack), batches, 2, learning_rate=job.learning_rate
         )
     ]
     losses = [step.loss for step in report.steps]

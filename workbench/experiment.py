@@ -23,27 +23,12 @@ from workbench.core.job import Fidelity, Job, Mode
 from workbench.core.methods import declaration_of, registered
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
-from workbench.core.report import (
-    ALL_WEIGHTS,
-    TRAINED_WEIGHTS,
-    Report,
-    SweepPoint,
-    dilation_note,
-)
+from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS, Report, SweepPoint, dilation_note
 from workbench.core.run_folder import require_temporary_space
 from workbench.core.serial import to_json, user_path
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.methods import load_method
-from workbench.methods.base import (
-    Event,
-    Method,
-    Outcome,
-    Planned,
-    Prediction,
-    as_published,
-    differences_note,
-    ignore,
-)
+from workbench.methods.base import Event, Method, Outcome, Planned, Prediction, as_published, differences_note, ignore
 from workbench.methods.common.folder import require_resumable
 from workbench.profiler.cache import host_fingerprint
 from workbench.runtime.engine_service import Engines
@@ -56,11 +41,7 @@ if TYPE_CHECKING:
 
 
 def plan(
-    job: Job,
-    cluster: Cluster,
-    mode: Mode = "simulate",
-    *,
-    progress: Callable[[Event], None] | None = None,
+    job: Job, cluster: Cluster, mode: Mode = "simulate", *, progress: Callable[[Event], None] | None = None
 ) -> Plan:
     """Return the method's plan for the job on the cluster.  Raises PlanError if nothing fits.
 
@@ -70,11 +51,7 @@ def plan(
     method, prepared, costs = _profiled(job, cluster, mode, progress or ignore)
     made = _planned(method, prepared, costs, cluster)
     note = differences_note(job)
-    notes = (
-        *made.notes,
-        *method.notes(Planned(prepared, costs, cluster, made)),
-        *([note] if note else []),
-    )
+    notes = (*made.notes, *method.notes(Planned(prepared, costs, cluster, made)), *([note] if note else []))
     return replace(made, notes=notes)
 
 
@@ -110,21 +87,12 @@ def profile(
 
 
 def _profiled(
-    job: Job,
-    cluster: Cluster,
-    mode: Mode,
-    notify: Callable[[Event], None],
-    *,
-    refresh: bool = False,
+    job: Job, cluster: Cluster, mode: Mode, notify: Callable[[Event], None], *, refresh: bool = False
 ) -> tuple[Method, Any, Profile]:
     method = load_method(job.method)
     prepared = _prepared(method, job, cluster, notify)
     is_emulated = mode == "execute" and not cluster.is_real
-    return (
-        method,
-        prepared,
-        method.profile(prepared, cluster, notify, emulated=is_emulated, refresh=refresh),
-    )
+    return method, prepared, method.profile(prepared, cluster, notify, emulated=is_emulated, refresh=refresh)
 
 
 def run(
@@ -153,16 +121,10 @@ def run(
     if not isinstance(job, Job) or not isinstance(cluster, Cluster):
         found = f"They are {type(job).__name__} and {type(cluster).__name__}."
         raise ConfigError(
-            "A run of a job on a cluster was asked for.",
-            found,
-            "Give Job(...) and load_cluster('laptop').",
+            "A run of a job on a cluster was asked for.", found, "Give Job(...) and load_cluster('laptop')."
         )
     if mode not in ("simulate", "execute"):
-        raise ConfigError(
-            f"The mode '{mode}' was asked for.",
-            "There are simulate and execute.",
-            "Choose one.",
-        )
+        raise ConfigError(f"The mode '{mode}' was asked for.", "There are simulate and execute.", "Choose one.")
     job = _settled(job)
     if mode == "execute" and engines is None and cluster.is_real:
         own = (workdir or cache_folder() / "runs" / run_name(job, cluster)).absolute()
@@ -179,15 +141,7 @@ def run(
                 "chosen_plan": chosen_plan,
                 "costs": costs,
             }
-            report = run(
-                job,
-                cluster,
-                mode,
-                progress=with_health,
-                workdir=own,
-                engines=real,
-                **settings,
-            )
+            report = run(job, cluster, mode, progress=with_health, workdir=own, engines=real, **settings)
             timelines = {
                 name: replace(kept, clock_bound_s=real.clock_bound_s) if kept.source == "real" else kept
                 for name, kept in report.timelines.items()
@@ -210,12 +164,7 @@ def run(
     with contextlib.nullcontext() if folder is None else own_folder(folder):
         method = load_method(job.method)
         prepared = _prepared(
-            method,
-            job,
-            cluster,
-            notify,
-            warms_up=mode == "execute" and engines is None,
-            engines=engines,
+            method, job, cluster, notify, warms_up=mode == "execute" and engines is None, engines=engines
         )
         costs = costs or method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
         notify(Event("phase", message=f"Planning for {cluster.size_words}", stage="plan"))
@@ -231,10 +180,7 @@ def run(
             sum(getattr(layer, kind) for layer in layers) for kind in ("trainable_bytes", "frozen_bytes")
         )
         if trained:
-            nbytes = prediction.bytes | {
-                TRAINED_WEIGHTS: trained,
-                ALL_WEIGHTS: trained + frozen,
-            }
+            nbytes = prediction.bytes | {TRAINED_WEIGHTS: trained, ALL_WEIGHTS: trained + frozen}
             prediction = replace(prediction, bytes=nbytes)
         notify(Event("predicted", predicted=prediction.steps))
         if folder is None:
@@ -246,40 +192,14 @@ def run(
         with full_disk_told(folder):
             calibration, dilation, running = None, 1.0, engines
             if running is None:
-                notify(
-                    Event(
-                        "phase",
-                        message=f"Starting {cluster.size_words}",
-                        stage="start devices",
-                    )
-                )
+                notify(Event("phase", message=f"Starting {cluster.size_words}", stage="start devices"))
                 running = emulated = default_pool().acquire(cluster, fidelity)
                 calibration = Calibration(method, planned, emulated)
                 dilation = calibration.dilate(
-                    max(
-                        (step.predicted_s or 0.0 for step in prediction.steps),
-                        default=0.0,
-                    ),
-                    notify,
+                    max((step.predicted_s or 0.0 for step in prediction.steps), default=0.0), notify
                 )
-            outcome = method.execute(
-                planned,
-                prediction,
-                running,
-                folder=folder,
-                resume=resume,
-                notify=notify,
-            )
-            report = _report(
-                job,
-                cluster,
-                decided,
-                prediction,
-                outcome,
-                _spent(began),
-                dilation,
-                notes=notes,
-            )
+            outcome = method.execute(planned, prediction, running, folder=folder, resume=resume, notify=notify)
+            report = _report(job, cluster, decided, prediction, outcome, _spent(began), dilation, notes=notes)
             if outcome.technique:
                 write_result(report, prepared, outcome.technique)
         if calibration is not None and not report.valid:
@@ -310,14 +230,7 @@ def sweep(
     if mode == "execute" and engines is None and cluster.is_real:
         with connected(job, cluster, folder, notify) as real:
             return sweep(
-                job,
-                cluster,
-                plans,
-                mode,
-                num_steps=num_steps,
-                progress=progress,
-                workdir=folder,
-                engines=real,
+                job, cluster, plans, mode, num_steps=num_steps, progress=progress, workdir=folder, engines=real
             )
     is_emulated = mode == "execute" and engines is None
     if is_emulated:
@@ -328,13 +241,7 @@ def sweep(
     def measured(engines: Engines | None, again: str = "") -> tuple[SweepPoint, ...]:
         found = []
         for number, (name, plan) in enumerate(plans.items(), 1):
-            notify(
-                Event(
-                    "phase",
-                    message=f"Plan {number} of {len(plans)}: {name}{again}",
-                    stage="sweep",
-                )
-            )
+            notify(Event("phase", message=f"Plan {number} of {len(plans)}: {name}{again}", stage="sweep"))
             notify(Event("count", message="plans", step=number - 1, num_steps=len(plans)))
             planned = Planned(prepared, costs, cluster, plan)
             found.append(method.sweep_point(planned, name, engines, num_steps=num_steps, folder=folder))
@@ -381,17 +288,13 @@ def require_possible(method: Method, job: Job, cluster: Cluster, engines: Engine
             "JAX computes."
         )
         raise ConfigError(
-            f"{job.method} on '{with_jax[0]}', which computes with JAX, was asked for.",
-            found,
-            "Leave framework out.",
+            f"{job.method} on '{with_jax[0]}', which computes with JAX, was asked for.", found, "Leave framework out."
         )
     method.require_known(job, cluster)
     if parse_faults(job.faults, cluster) and not declared.trains:
         asked = f"The faults '{job.faults}' in a run of {job.method} were asked for."
         raise ConfigError(
-            asked,
-            "It answers one request after the other and does not train.",
-            "Use `workbench serve --fault`.",
+            asked, "It answers one request after the other and does not train.", "Use `workbench serve --fault`."
         )
     if job.faults and engines is not None and not engines.loses_devices:
         raise ConfigError(
@@ -405,9 +308,7 @@ def require_possible(method: Method, job: Job, cluster: Cluster, engines: Engine
     if job.data is not None and job.task not in FROM_FILES and not (data := user_path(job.data, "The data")).is_dir():
         found = "It is a file." if data.exists() else "There is no such folder."
         raise MissingDataError(
-            f"The data in '{job.data}' was asked for.",
-            found,
-            "Name a folder that holds the task's files.",
+            f"The data in '{job.data}' was asked for.", found, "Name a folder that holds the task's files."
         )
 
 
@@ -442,19 +343,13 @@ def _prepared(
         if wanted is not None and wanted > len(split):
             found = f"The {name} split of '{job.task}' has {len(split)}."
             raise ConfigError(
-                f"A job with {name}_samples = {wanted} was asked for.",
-                found,
-                f"Lower {name}_samples, or leave it out.",
+                f"A job with {name}_samples = {wanted} was asked for.", found, f"Lower {name}_samples, or leave it out."
             )
     for fault in parse_faults(job.faults, cluster):
         num_steps = prepared.steps_on(cluster.world_size)
         if fault.start >= num_steps:
             asked = f"The fault '{fault.kind}' of '{cluster.devices[fault.rank].name}' {fault.when} was asked for."
-            raise ConfigError(
-                asked,
-                f"The run has {num_steps} steps.",
-                "Name an earlier step, or do more steps.",
-            )
+            raise ConfigError(asked, f"The run has {num_steps} steps.", "Name an earlier step, or do more steps.")
     return prepared
 
 
@@ -476,13 +371,7 @@ def connected(
 ) -> Iterator[SshEngines]:
     """Lend a cluster's real devices, which have the job's model then.  folder: of the run."""
     devices = over_ssh(cluster, folder, ["transformers.modeling_utils"])
-    notify(
-        Event(
-            "phase",
-            message=f"Starting {cluster.size_words} over SSH",
-            stage="start devices",
-        )
-    )
+    notify(Event("phase", message=f"Starting {cluster.size_words} over SSH", stage="start devices"))
     with devices as real:
         real.bring_model(job.model)
         yield real

@@ -19,21 +19,8 @@ from torch import Tensor
 from workbench.core.errors import ConfigError
 from workbench.core.names import FLOAT_TYPES
 from workbench.methods.p_rge.seeds import query_seed
-from workbench.methods.p_rge.zeroth_order import (
-    CausalModel,
-    Prge,
-    PromptLike,
-    ZerothOrderConfig,
-)
-from workbench.widgets.controls import (
-    BIG_FIRST,
-    FigureBox,
-    Html,
-    Message,
-    Panel,
-    button,
-    lab_controls,
-)
+from workbench.methods.p_rge.zeroth_order import CausalModel, Prge, PromptLike, ZerothOrderConfig
+from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Message, Panel, button, lab_controls
 from workbench_labs.plots.zeroth_order import GradientError, Point, Probe
 from workbench_labs.plots.zeroth_order import bowl as draw_bowl
 
@@ -84,12 +71,7 @@ def exact_gradient(model: CausalModel, batch: PromptLike) -> Tensor:
 
 
 def study_slopes(
-    model: CausalModel,
-    batch: PromptLike,
-    *,
-    queries: int,
-    epsilon: float,
-    exact: Tensor | None = None,
+    model: CausalModel, batch: PromptLike, *, queries: int, epsilon: float, exact: Tensor | None = None
 ) -> SlopeStudy:
     """Measure the slopes of a number of queries of a batch's loss and compare with the exact gradient; theta does not
     change.
@@ -127,12 +109,7 @@ def study_slopes(
 
 
 def epsilon_curve(
-    model: CausalModel,
-    batch: PromptLike,
-    epsilons: Sequence[float],
-    *,
-    queries: int,
-    exact: Tensor | None = None,
+    model: CausalModel, batch: PromptLike, epsilons: Sequence[float], *, queries: int, exact: Tensor | None = None
 ) -> list[SlopeStudy]:
     """Return the same queries with each epsilon: if it is too large, the loss is curved; too small, rounding hides the
     differences.
@@ -238,12 +215,7 @@ class Descent:
 
 
 def descents(
-    bowl: Bowl,
-    queries: Sequence[int],
-    *,
-    passes: int,
-    learning_rate: Callable[[int], float],
-    repeats: int,
+    bowl: Bowl, queries: Sequence[int], *, passes: int, learning_rate: Callable[[int], float], repeats: int
 ) -> dict[str, list[tuple[float, float]]]:
     """Return, for each number of queries, the loss over the number of forward passes: medians of `repeats` descents.
 
@@ -251,21 +223,11 @@ def descents(
     """
     found = {}
     for count in queries:
-        given: dict[str, Any] = {
-            "bowl": bowl,
-            "queries": count,
-            "epsilon": 0.01,
-            "learning_rate": learning_rate(count),
-        }
+        given: dict[str, Any] = {"bowl": bowl, "queries": count, "epsilon": 0.01, "learning_rate": learning_rate(count)}
         walks = [Descent(**given, seed=seed) for seed in range(repeats)]
         points = []
         for step in range(passes // (2 * count) + 1):
-            points.append(
-                (
-                    2.0 * count * step,
-                    median(bowl.height(*walk.path[-1]) for walk in walks),
-                )
-            )
+            points.append((2.0 * count * step, median(bowl.height(*walk.path[-1]) for walk in walks)))
             for walk in walks:
                 walk.step()
         found[f"q = {count}"] = points
@@ -284,17 +246,12 @@ class BowlLab(Panel):
     def __init__(self, bowl: Bowl, *, queries: int = 4, seed: int = 0) -> None:
         self.descent = Descent(bowl=bowl, queries=queries, seed=seed)
         start = self.descent
-        self._controls = (
-            self.queries,
-            self.epsilon,
-            self.learning_rate,
-            self.stretch,
-            self.ripple,
-            self.precision,
-        ) = lab_controls(
-            "bowl",
-            **{name: getattr(start, name) for name in ("queries", "epsilon", "learning_rate")},
-            **{name: getattr(bowl, name) for name in ("stretch", "ripple", "precision")},
+        self._controls = self.queries, self.epsilon, self.learning_rate, self.stretch, self.ripple, self.precision = (
+            lab_controls(
+                "bowl",
+                **{name: getattr(start, name) for name in ("queries", "epsilon", "learning_rate")},
+                **{name: getattr(bowl, name) for name in ("stretch", "ripple", "precision")},
+            )
         )
         self.message, self.headline, self.figure = Message(), Html(), FigureBox()
         self._buttons = [
@@ -305,29 +262,15 @@ class BowlLab(Panel):
                 lambda: self.walk(1),
                 "success",
             ),
-            button(
-                "Ten steps",
-                "Go ten steps",
-                "forward",
-                lambda: self.walk(MANY),
-                "success",
-            ),
-            button(
-                "Other noise",
-                "Draw other directions at this point",
-                "random",
-                self._other_noise,
-            ),
+            button("Ten steps", "Go ten steps", "forward", lambda: self.walk(MANY), "success"),
+            button("Other noise", "Draw other directions at this point", "random", self._other_noise),
             button("Start again", "Go back to the first point", "undo", self._start_again),
         ]
         self._passes = 0
         for control in self._controls:
             control.observe(lambda _: self._changed(), names="value")
         columns = [widgets.VBox(self._controls[:3]), widgets.VBox(self._controls[3:])]
-        rows = [
-            widgets.HBox(columns, layout=widgets.Layout(flex_flow="row wrap")),
-            widgets.HBox(self._buttons),
-        ]
+        rows = [widgets.HBox(columns, layout=widgets.Layout(flex_flow="row wrap")), widgets.HBox(self._buttons)]
         super().__init__([*rows, self.message, self.headline, self.figure])
         self._draw()
 
@@ -348,14 +291,9 @@ class BowlLab(Panel):
     def _changed(self) -> None:
         try:
             self.descent.bowl = Bowl(
-                stretch=self.stretch.value,
-                ripple=self.ripple.value,
-                precision=self.precision.value,
+                stretch=self.stretch.value, ripple=self.ripple.value, precision=self.precision.value
             )
-            self.descent.queries, self.descent.epsilon = (
-                self.queries.value,
-                self.epsilon.value,
-            )
+            self.descent.queries, self.descent.epsilon = self.queries.value, self.epsilon.value
             self.descent.learning_rate = self.learning_rate.value
             self._draw()
         except ConfigError as error:  # nobody would see the error of a callback

@@ -46,15 +46,7 @@ from workbench.plots.style import CYCLE, Unit, finish, time_unit
 from workbench.profiler.analytic import analytic_profile
 from workbench.profiler.descriptions import FP32_BYTES, describe
 from workbench.simulator.steps import SAMPLES, equal_blocks, mini_batches
-from workbench.widgets.controls import (
-    BIG_FIRST,
-    Explorer,
-    Html,
-    button,
-    described,
-    lab_controls,
-    slider,
-)
+from workbench.widgets.controls import BIG_FIRST, Explorer, Html, button, described, lab_controls, slider
 from workbench.widgets.tables import Table
 from workbench_labs.planning import as_described
 
@@ -69,14 +61,7 @@ def pipeline(costs: Equation3, partition: Partition, count: int, *, title: str =
     (simulated).
     """
     plan = asynchronous_plan(costs, partition, method="confidant", check_memory=False)
-    return mini_batches(
-        costs.profile,
-        costs.cluster,
-        plan,
-        tokens=costs.memory_length,
-        count=count,
-        title=title,
-    )
+    return mini_batches(costs.profile, costs.cluster, plan, tokens=costs.memory_length, count=count, title=title)
 
 
 class PartitionLab(Explorer):
@@ -102,50 +87,26 @@ class PartitionLab(Explorer):
             for order in permutations(range(bare.world_size))
         }
         self.order = described(
-            widgets.Dropdown,
-            "Order",
-            "Who comes first in the pipeline",
-            width="30em",
-            options=list(orders.items()),
+            widgets.Dropdown, "Order", "Who comes first in the pipeline", width="30em", options=list(orders.items())
         )
         cuts = enumerate(even_partition(self.costs, self.order.value).cuts[1:-1], start=1)
         told = "Place {} of the pipeline has the layers before this one"
         self.cuts = tuple(
-            slider(
-                f"Place {at} ends",
-                told.format(at),
-                cut,
-                1,
-                profile.num_layers,
-                width="24em",
-            )
-            for at, cut in cuts
+            slider(f"Place {at} ends", told.format(at), cut, 1, profile.num_layers, width="24em") for at, cut in cuts
         )
         presets: dict[str, tuple[str, Callable[[], Partition]]] = {
-            "Eq. 3": (
-                "The best cuts in this order that fit",
-                lambda: partition_in_order(self.costs, self.order.value),
-            ),
+            "Eq. 3": ("The best cuts in this order that fit", lambda: partition_in_order(self.costs, self.order.value)),
             "By speed": (
                 "FTPipeHD: memory is not looked at",
                 lambda: partition_in_order(self.costs, self.order.value, in_memory=False),
             ),
-            "Even": (
-                "PipeDream, as the paper uses it",
-                lambda: even_partition(self.costs, self.order.value),
-            ),
-            "Best order": (
-                "Eq. 3 over all orders of all sets of devices",
-                lambda: partition_in_any_order(self.costs),
-            ),
+            "Even": ("PipeDream, as the paper uses it", lambda: even_partition(self.costs, self.order.value)),
+            "Best order": ("Eq. 3 over all orders of all sets of devices", lambda: partition_in_any_order(self.costs)),
         }
         buttons = [button(name, told, "magic", partial(self._take, find)) for name, (told, find) in presets.items()]
         self.table = Html()
         super().__init__(
-            [
-                widgets.HBox([self.order, *buttons], layout=WRAPPED),
-                widgets.HBox(self.cuts, layout=WRAPPED),
-            ],
+            [widgets.HBox([self.order, *buttons], layout=WRAPPED), widgets.HBox(self.cuts, layout=WRAPPED)],
             [self.order, *self.cuts],
             lambda: self.partition,
             self._price,
@@ -157,10 +118,7 @@ class PartitionLab(Explorer):
     @property
     def partition(self) -> Partition:
         """Return the settings of the controls."""
-        order, cuts = (
-            self.order.value,
-            (0, *(end.value for end in self.cuts), self.costs.profile.num_layers),
-        )
+        order, cuts = self.order.value, (0, *(end.value for end in self.cuts), self.costs.profile.num_layers)
         for rank, (start, stop) in zip(order, pairwise(cuts), strict=True):
             if stop <= start:
                 asked = f"Layers [{start}, {stop}) on '{self.costs.cluster.devices[rank].name}' were asked for."
@@ -185,10 +143,7 @@ class PartitionLab(Explorer):
     def _price(self, made: Partition) -> None:
         costs, rows, parts, lacking = self.costs, [], {}, []
         for behind, rank, (start, stop) in zip(
-            reversed(range(len(made.order))),
-            made.order,
-            pairwise(made.cuts),
-            strict=True,
+            reversed(range(len(made.order))), made.order, pairwise(made.cuts), strict=True
         ):
             device, need = (
                 costs.cluster.devices[rank],
@@ -207,18 +162,11 @@ class PartitionLab(Explorer):
                 "batch": costs.batch_size,
                 "tokens": costs.memory_length,
             }
-            seconds, over = (
-                float(costs.seconds(rank)[start, stop]),
-                need.total_bytes - device.memory_bytes,
-            )
+            seconds, over = float(costs.seconds(rank)[start, stop]), need.total_bytes - device.memory_bytes
             lacking += [f"{device.name} lacks {readable(over)}"] * (over > 0)
             needed = [
                 readable(nbytes)
-                for nbytes in (
-                    need.total_bytes,
-                    printed_need(need, **sizes, **self._sizes),
-                    device.memory_bytes,
-                )
+                for nbytes in (need.total_bytes, printed_need(need, **sizes, **self._sizes), device.memory_bytes)
             ]
             rows.append(
                 (
@@ -240,8 +188,7 @@ class PartitionLab(Explorer):
         words = f"{made.pace_s:.3g} s a mini-batch in the long run ({against})"
         first = f"Out of memory: {', '.join(lacking)}" if lacking else words
         self.headline.value = BIG_FIRST.format(
-            first,
-            f"{f'if it did fit: {words}; ' * bool(lacking)}{long_s:.3g} s in the simulator",
+            first, f"{f'if it did fit: {words}; ' * bool(lacking)}{long_s:.3g} s in the simulator"
         )
         columns = (
             "device",
@@ -255,18 +202,9 @@ class PartitionLab(Explorer):
         )
         self.table.value = Table(columns, rows)._repr_html_()
         self.show(
-            lambda: gantt(
-                pipeline(
-                    costs,
-                    made,
-                    SHOWN,
-                    title=f"{SHOWN} mini-batches into an empty pipeline",
-                )
-            ),
+            lambda: gantt(pipeline(costs, made, SHOWN, title=f"{SHOWN} mini-batches into an empty pipeline")),
             lambda: needs(
-                parts,
-                costs.cluster,
-                title="What each device needs, stashed versions of its weights included",
+                parts, costs.cluster, title="What each device needs, stashed versions of its weights included"
             ),
         )
 
@@ -274,22 +212,14 @@ class PartitionLab(Explorer):
 def stashed(num_stages: int, count: int) -> Timeline:
     """Return mini-batches through equal stages: forward 1 s, backward 2 s, a transfer .2 s (simulated)."""
     profile, cluster = equal_blocks(num_stages, num_stages, backward=2.0, transfer_s=0.2)
-    layer = replace(
-        profile.layers[0][0],
-        output_bytes_per_token=FP32_BYTES,
-        gradient_bytes_per_token=FP32_BYTES,
-    )
+    layer = replace(profile.layers[0][0], output_bytes_per_token=FP32_BYTES, gradient_bytes_per_token=FP32_BYTES)
     profile = replace(profile, layers=((layer,) * num_stages,) * num_stages)
     cluster = replace(
-        cluster,
-        devices=tuple(replace(device, name=f"stage {at}") for at, device in enumerate(cluster.devices)),
+        cluster, devices=tuple(replace(device, name=f"stage {at}") for at, device in enumerate(cluster.devices))
     )
     costs = Equation3(Problem(profile, cluster, batch_size=SAMPLES, sequence_length=1))
     return pipeline(
-        costs,
-        even_partition(costs, range(num_stages)),
-        count,
-        title=f"{count} mini-batches, never drained",
+        costs, even_partition(costs, range(num_stages)), count, title=f"{count} mini-batches, never drained"
     )
 
 
@@ -325,21 +255,14 @@ def version_table(timeline: Timeline) -> Table:
     read = {
         (span.op.stage, span.op.microbatch): span.op.reads[-1].part for span in timeline.spans if span.op.kind == "F"
     }
-    stages, count = (
-        range(len(timeline.device_names)),
-        1 + max(batch for _, batch in read),
-    )
+    stages, count = range(len(timeline.device_names)), 1 + max(batch for _, batch in read)
     rows = [(f"{batch}", *(f"v{read[stage, batch]}" for stage in stages), f"v{batch + 1}") for batch in range(count)]
     columns = ("mini-batch", *timeline.device_names, "its update makes")
     return Table(columns, rows, title="Version with which a mini-batch goes forward, and back")
 
 
 def delayed_descent(
-    start: float,
-    gradient: Callable[[float], float],
-    learning_rate: float,
-    delay: int,
-    steps: int,
+    start: float, gradient: Callable[[float], float], learning_rate: float, delay: int, steps: int
 ) -> list[float]:
     """Return the weights w_0 to w_steps of w_{t+1} = w_t - learning_rate x gradient(w_{t-delay}); weights before w_0
     equal w_0.
@@ -357,12 +280,7 @@ class StaleLab(Explorer):
 
     def __init__(self, learning_rate: float = 0.3) -> None:
         [self.learning_rate] = lab_controls("stale", learning_rate=learning_rate)
-        super().__init__(
-            [self.learning_rate],
-            [self.learning_rate],
-            lambda: self.learning_rate.value,
-            self._descend,
-        )
+        super().__init__([self.learning_rate], [self.learning_rate], lambda: self.learning_rate.value, self._descend)
 
     def _descend(self, rate: float) -> None:
         paths = {delay: delayed_descent(1.0, lambda w: w, rate, delay, STALE_STEPS) for delay in range(4)}
@@ -375,13 +293,7 @@ class StaleLab(Explorer):
             for delay, path in paths.items()
         }
         self.show(
-            lambda: lines(
-                series,
-                title="Descents with stale gradients",
-                label="computed",
-                x_title="step",
-                y_title="w",
-            )
+            lambda: lines(series, title="Descents with stale gradients", label="computed", x_title="step", y_title="w")
         )
 
 
@@ -401,14 +313,7 @@ class HeadsLab(Explorer):
         self.profile, most = profile, profile.num_heads
         even = [end - first for first, end in proportional_ranges(most, (1,) * len(profile.seconds))]
         self.counts = tuple(
-            slider(
-                f"Processor {at}",
-                f"Heads on processor {at}",
-                count,
-                0,
-                most,
-                width="24em",
-            )
+            slider(f"Processor {at}", f"Heads on processor {at}", count, 0, most, width="24em")
             for at, count in enumerate(even, start=1)
         )
         told, options = (
@@ -425,10 +330,7 @@ class HeadsLab(Explorer):
 
     def _time(self, mine: tuple[int, ...], epsilon: float) -> None:
         profile, best = self.profile, best_allocation(self.profile)
-        unit, over = (
-            time_unit(max(row[-1] for row in profile.seconds)),
-            sum(mine) - profile.num_heads,
-        )
+        unit, over = time_unit(max(row[-1] for row in profile.seconds)), sum(mine) - profile.num_heads
         printed = allocate_as_printed(profile, epsilon_s=epsilon * profile.largest_step_s)
         found = {"yours": mine, "Algorithm 1": printed or (), "optimum": best}
         times = {name: unit.text(profile.time_s(counts)) if counts else "nothing" for name, counts in found.items()}
@@ -437,30 +339,17 @@ class HeadsLab(Explorer):
         if over:
             words = f"{abs(over)} head{'s' * (abs(over) > 1)} too {'many' if over > 0 else 'few'}"
         self.headline.value = BIG_FIRST.format(words, "; ".join(said) + " (computed from the profile)")
-        self.show(
-            lambda: _heads_figure(
-                profile,
-                {name: counts for name, counts in found.items() if counts},
-                unit,
-            )
-        )
+        self.show(lambda: _heads_figure(profile, {name: counts for name, counts in found.items() if counts}, unit))
 
 
 def _heads_figure(profile: HeadProfile, found: Mapping[str, Sequence[int]], unit: Unit) -> go.Figure:
-    figure, names = (
-        go.Figure(),
-        [f"processor {at + 1}" for at in range(len(profile.seconds))],
-    )
+    figure, names = go.Figure(), [f"processor {at + 1}" for at in range(len(profile.seconds))]
     for colour, (name, counts) in zip(CYCLE, found.items(), strict=False):
         times = [
             row[count - 1] * unit.factor if count else 0.0 for row, count in zip(profile.seconds, counts, strict=True)
         ]
         figure.add_bar(
-            x=names,
-            y=times,
-            name=name,
-            marker={"color": colour},
-            text=[f"{count} heads" for count in counts],
+            x=names, y=times, name=name, marker={"color": colour}, text=[f"{count} heads" for count in counts]
         )
     figure.update_yaxes(title=unit.name)
     title = "A layer's heads, computed at the same time"
@@ -476,14 +365,7 @@ def recovery_table(reports: Mapping[str, Report]) -> Table:
             of_simulation, of_run = (one.seconds, None) if report.mode == "simulate" else (one.predicted_s, one.seconds)
             whole = ("" if seconds is None else f"{seconds:.2f}" for seconds in (of_simulation, of_run))
             rows.append(
-                (
-                    name,
-                    one.what,
-                    *(f"{seconds:.2f}" for seconds in parts),
-                    f"{one.repeated}",
-                    *whole,
-                    report.mark,
-                )
+                (name, one.what, *(f"{seconds:.2f}" for seconds in parts), f"{one.repeated}", *whole, report.mark)
             )
         if not report.recoveries:
             rows.append((name, "nothing changed", *[""] * 8))
@@ -499,8 +381,4 @@ def recovery_table(reports: Mapping[str, Report]) -> Table:
         "measured",
         "",
     )
-    return Table(
-        columns,
-        rows,
-        title="Seconds from a change of the devices to the end of the next step",
-    )
+    return Table(columns, rows, title="Seconds from a change of the devices to the end of the next step")

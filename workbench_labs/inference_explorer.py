@@ -14,24 +14,12 @@ from markupsafe import Markup
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
-from workbench.core.inference import (
-    InferencePlan,
-    Paradigm,
-    StackShape,
-    proportional_parts,
-)
+from workbench.core.inference import InferencePlan, Paradigm, StackShape, proportional_parts
 from workbench.core.timeline import Timeline
 from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.plots import gantt, needs
 from workbench.plots.style import byte_unit, evenly_spaced, time_unit
-from workbench.widgets.controls import (
-    BIG_FIRST,
-    ON_COLOUR,
-    Explorer,
-    Html,
-    button,
-    slider,
-)
+from workbench.widgets.controls import BIG_FIRST, ON_COLOUR, Explorer, Html, button, slider
 from workbench.widgets.forms import ClusterForm
 from workbench_labs.inference_problem import (
     PLANNERS,
@@ -93,17 +81,9 @@ class InferenceExplorer(Explorer):
         names = [device.name for device in problem.cluster.devices]
         self.show(
             lambda: layer_cut(
-                made,
-                problem.profile.stacks[0],
-                names,
-                length=problem.sequence_length,
-                scheme=made.schemes[0],
+                made, problem.profile.stacks[0], names, length=problem.sequence_length, scheme=made.schemes[0]
             ),
-            lambda: needs(
-                inference_need_parts(problem, made),
-                problem.cluster,
-                title="What each device holds",
-            ),
+            lambda: needs(inference_need_parts(problem, made), problem.cluster, title="What each device holds"),
             lambda: gantt(SequencePrice(problem).timeline(made)),
         )
 
@@ -132,11 +112,7 @@ MOST = 100  # maximum of a weight slider
 
 
 def plan_of_weights(
-    weights: Sequence[int],
-    shape: StackShape,
-    *,
-    paradigm: Paradigm = "hybrid",
-    scheme: int = 1,
+    weights: Sequence[int], shape: StackShape, *, paradigm: Paradigm = "hybrid", scheme: int = 1
 ) -> InferencePlan:
     """Return the plan that divides heads, columns and tokens in proportion to the devices' weights; weight 0 leaves a
     device out.
@@ -146,11 +122,7 @@ def plan_of_weights(
     """
     ranks = tuple(rank for rank, weight in enumerate(weights) if weight > 0)
     if not ranks:
-        raise ConfigError(
-            "A cut of the layer was asked for.",
-            "No device takes part.",
-            "Move a slider above 0.",
-        )
+        raise ConfigError("A cut of the layer was asked for.", "No device takes part.", "Move a slider above 0.")
     kept = [float(weights[rank]) if paradigm == "hybrid" else 1.0 for rank in ranks]
     return InferencePlan(
         method="by hand",
@@ -170,30 +142,17 @@ class LayerCutter(Explorer):
     """
 
     def __init__(
-        self,
-        shape: StackShape,
-        cluster: Cluster,
-        *,
-        length: int,
-        weights: Sequence[int] | None = None,
+        self, shape: StackShape, cluster: Cluster, *, length: int, weights: Sequence[int] | None = None
     ) -> None:
         self.shape, self.cluster = shape, cluster
         fastest = max(device.flops_per_s for device in cluster.devices)
         first = weights or [max(1, round(MOST * device.flops_per_s / fastest)) for device in cluster.devices]
         self.way = widgets.ToggleButtons(
-            options=list(WAYS),
-            tooltips=[way.tooltip for way in WAYS.values()],
-            style={"button_width": "12em"},
+            options=list(WAYS), tooltips=[way.tooltip for way in WAYS.values()], style={"button_width": "12em"}
         )
         self.length = tokens_slider(length, len(cluster.devices), 512)
         self.weights = tuple(
-            slider(
-                device.name,
-                f"{device.name}: its part of the layer, relative to the others'",
-                weight,
-                0,
-                MOST,
-            )
+            slider(device.name, f"{device.name}: its part of the layer, relative to the others'", weight, 0, MOST)
             for device, weight in zip(cluster.devices, first, strict=True)
         )
         controls = [self.way, self.length, *self.weights]
@@ -209,10 +168,7 @@ class LayerCutter(Explorer):
         """Return the plan that the controls describe.  Raises ConfigError if no device takes part."""
         way = WAYS[self.way.value]
         return plan_of_weights(
-            [slider.value for slider in self.weights],
-            self.shape,
-            paradigm=way.paradigm,
-            scheme=way.scheme,
+            [slider.value for slider in self.weights], self.shape, paradigm=way.paradigm, scheme=way.scheme
         )
 
     def _cut(self, plan: InferencePlan, scheme: int, length: int) -> None:
@@ -241,11 +197,7 @@ class SchemeEditor(Explorer):
     """
 
     def __init__(
-        self,
-        problem: SequenceProblem,
-        *,
-        schemes: Sequence[int] | None = None,
-        planner: str = "Galaxy+",
+        self, problem: SequenceProblem, *, schemes: Sequence[int] | None = None, planner: str = "Galaxy+"
     ) -> None:
         self.problem = problem
         self.planned = PLANNERS[planner](problem)
@@ -265,40 +217,23 @@ class SchemeEditor(Explorer):
             for layer in range(layers)
         )
         self.overlap = widgets.Checkbox(
-            description="overlap",
-            tooltip="Tiles travel while others are multiplied",
-            indent=False,
+            description="overlap", tooltip="Tiles travel while others are multiplied", indent=False
         )
         self.both_ways = widgets.Checkbox(
-            description="both ways round the ring",
-            tooltip="Half of each tile goes the other way",
-            indent=False,
+            description="both ways round the ring", tooltip="Half of each tile goes the other way", indent=False
         )
-        self.take_plan = button(
-            "Planner's plan",
-            "Set everything as the planner has it",
-            "magic",
-            self._take_plan,
-        )
+        self.take_plan = button("Planner's plan", "Set everything as the planner has it", "magic", self._take_plan)
         self._arrange(with_schemes(problem, self.planned, schemes) if schemes is not None else self.planned)
-        grid = widgets.Box(
-            list(self.layers),
-            layout=widgets.Layout(flex_flow="row wrap", margin="0 0 0 9.6em"),
-        )
+        grid = widgets.Box(list(self.layers), layout=widgets.Layout(flex_flow="row wrap", margin="0 0 0 9.6em"))
         super().__init__(
-            [
-                self.count,
-                grid,
-                widgets.HBox([self.take_plan, self.overlap, self.both_ways]),
-            ],
+            [self.count, grid, widgets.HBox([self.take_plan, self.overlap, self.both_ways])],
             [self.overlap, self.both_ways],
             lambda: self.plan,
             self._price,
             tabs=("Memory", "Trade", "One layer", "When (Gantt chart)"),
         )
         self.count.observe(
-            lambda change: self._press([layer < change["new"] for layer in range(layers)]),
-            names="value",
+            lambda change: self._press([layer < change["new"] for layer in range(layers)]), names="value"
         )
         for switch in self.layers:
             switch.observe(lambda _: self._press([one.value for one in self.layers]), names="value")
@@ -341,22 +276,12 @@ class SchemeEditor(Explorer):
         names = [device.name for device in problem.cluster.devices]
         mine = TradePoint(plan.schemes.count(2), self._seconds(plan), fullness(problem, plan))
         self.show(
-            lambda: needs(
-                inference_need_parts(problem, plan),
-                problem.cluster,
-                title="What each device holds",
-            ),
+            lambda: needs(inference_need_parts(problem, plan), problem.cluster, title="What each device holds"),
             lambda: trade(
-                self._points(plan),
-                mine,
-                subtitle="the planner's partition; scheme 2 from the first layer on",
+                self._points(plan), mine, subtitle="the planner's partition; scheme 2 from the first layer on"
             ),
             lambda: layer_cut(
-                plan,
-                problem.profile.stacks[0],
-                names,
-                length=problem.sequence_length,
-                scheme=plan.schemes[0],
+                plan, problem.profile.stacks[0], names, length=problem.sequence_length, scheme=plan.schemes[0]
             ),
             lambda: gantt(timeline),
         )
@@ -373,10 +298,7 @@ class SchemeEditor(Explorer):
 
     def _headline(self, plan: InferencePlan, timeline: Timeline, *, fits: bool) -> str:
         first, second = plan.configuration
-        seconds, sent = (
-            self._seconds(plan),
-            sum(timeline.bytes_sent(rank) for rank in range(timeline.world_size)),
-        )
+        seconds, sent = self._seconds(plan), sum(timeline.bytes_sent(rank) for rank in range(timeline.world_size))
         theirs = (
             f"the planner's [{self.planned.configuration[0]}, {self.planned.configuration[1]}] takes "
             f"{_text(self._planned_s)}"

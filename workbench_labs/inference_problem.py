@@ -16,12 +16,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.costs import MESSAGE_S
 from workbench.core.device_faults import Fault
 from workbench.core.errors import ConfigError, PlanError
-from workbench.core.inference import (
-    InferencePlan,
-    InferenceProfile,
-    PieceCost,
-    StackCosts,
-)
+from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.spread import Spread
@@ -34,16 +29,8 @@ from workbench.methods.galaxy_plus.prepare import prepare
 from workbench.methods.galaxy_plus.prices import SequencePrice, tune
 from workbench.methods.galaxy_plus.profiles import HostQuestion
 from workbench.methods.galaxy_plus.serving.figures import serving
-from workbench.methods.galaxy_plus.serving.records import (
-    ReschedulingSettings,
-    ServingReport,
-    StreamSettings,
-)
-from workbench.methods.galaxy_plus.serving.serve import (
-    planner_of,
-    serve_emulated,
-    simulated_times,
-)
+from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingReport, StreamSettings
+from workbench.methods.galaxy_plus.serving.serve import planner_of, serve_emulated, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
 from workbench.planners import Problem
 from workbench.runtime.virtual_devices import VirtualWorld
@@ -114,22 +101,14 @@ def measured_problem(job: Job, cluster: Cluster) -> SequenceProblem:
     prepared = prepare(job)
     profile = load_method(job.method).profile(prepared, cluster, ignore, emulated=not cluster.is_real)
     return Problem(
-        inference_of(profile),
-        cluster,
-        sequence_length=prepared.typical_length,
-        decoder_length=prepared.decoder_length,
+        inference_of(profile), cluster, sequence_length=prepared.typical_length, decoder_length=prepared.decoder_length
     )
 
 
 def runnable(problem: SequenceProblem, made: InferencePlan) -> Plan:
     """Return a plan in the form that experiment.run and experiment.sweep take."""
     return as_plan(
-        replace(
-            made,
-            length=problem.sequence_length,
-            predicted_s=SequencePrice(problem)(made),
-        ),
-        problem.profile.stacks,
+        replace(made, length=problem.sequence_length, predicted_s=SequencePrice(problem)(made)), problem.profile.stacks
     )
 
 
@@ -148,11 +127,7 @@ def _galaxy_plus(problem: SequenceProblem) -> InferencePlan:
 def _oracle(problem: SequenceProblem) -> InferencePlan:
     found = galaxy_plus.oracle(problem)
     if found is None:
-        raise PlanError(
-            "The best plan by Eq. 5-9 was asked for.",
-            "There is none that fits.",
-            "Add memory or devices.",
-        )
+        raise PlanError("The best plan by Eq. 5-9 was asked for.", "There is none that fits.", "Add memory or devices.")
     return replace(found.plan, overlap=True)  # Eq. 5-9 ignore overlap; the others' plans have it
 
 
@@ -187,8 +162,7 @@ def overlap_cells(
         cluster = with_bandwidth(problem.cluster, megabit_per_s)
         free = _without_latency(with_bandwidth(problem.cluster, 1e12))
         idle = replace(
-            problem.profile,
-            costs=tuple(tuple(_nothing(one) for one in row) for row in problem.profile.costs),
+            problem.profile, costs=tuple(tuple(_nothing(one) for one in row) for row in problem.profile.costs)
         )
         found.append(
             OverlapCell(
@@ -217,8 +191,7 @@ def _nothing(costs: StackCosts) -> StackCosts:
 
 def _without_latency(cluster: Cluster) -> Cluster:
     return replace(
-        cluster,
-        devices=tuple(replace(one, link=replace(one.link, latency_s=0.0)) for one in cluster.devices),
+        cluster, devices=tuple(replace(one, link=replace(one.link, latency_s=0.0)) for one in cluster.devices)
     )
 
 
@@ -238,14 +211,7 @@ class StragglerLab(Explorer):
         self._num_requests, self._tick_s = num_requests, whole_s / 100
         names = [(device.name, rank) for rank, device in enumerate(problem.cluster.devices)]
         controls = lab_controls("straggler", {"device": names}, device=1)
-        (
-            self.device,
-            self.kind,
-            self.factor,
-            self.start,
-            self.duration,
-            self.reaction,
-        ) = controls
+        self.device, self.kind, self.factor, self.start, self.duration, self.reaction = controls
         self.reports: dict[str, ServingReport] = {}
         super().__init__(
             [widgets.HBox(controls[:3]), widgets.HBox(controls[3:])],
@@ -261,13 +227,7 @@ class StragglerLab(Explorer):
         start_s = self.start.value * self._tick_s
         end_s = start_s + self.duration.value * self._tick_s
         factor = self.factor.value if self.kind.value == "slow" else 1.0
-        return Fault(
-            kind=self.kind.value,
-            rank=self.device.value,
-            start=start_s,
-            end=end_s,
-            factor=factor,
-        )
+        return Fault(kind=self.kind.value, rank=self.device.value, start=start_s, end=end_s, factor=factor)
 
     @property
     def rescheduling(self) -> ReschedulingSettings:
@@ -298,10 +258,7 @@ class StragglerLab(Explorer):
             rescheduling=settings,
             faults=(fault,),
             world=VirtualWorld(
-                start_s=0.0,
-                restart_s=20 * self._typical_s,
-                join_s=self._typical_s,
-                probe_s=0.2 * self._typical_s,
+                start_s=0.0, restart_s=20 * self._typical_s, join_s=self._typical_s, probe_s=0.2 * self._typical_s
             ),
         )
 
@@ -314,8 +271,7 @@ class StragglerLab(Explorer):
         if "without" in self.reports:
             without = self.reports["without"]
             other = without.throughput_per_s(
-                fault.start + 0.5 * (fault.end - fault.start),
-                min(fault.end, without.end_s),
+                fault.start + 0.5 * (fault.end - fault.start), min(fault.end, without.end_s)
             )
             words += f", {other / before:.0%} without re-scheduling"
         lost = (
@@ -326,24 +282,13 @@ class StragglerLab(Explorer):
 
 
 def serve_here(
-    job: Job,
-    cluster: Cluster,
-    plan: InferencePlan,
-    *,
-    stream: StreamSettings,
-    **settings: Any,
+    job: Job, cluster: Cluster, plan: InferencePlan, *, stream: StreamSettings, **settings: Any
 ) -> ServingReport:
     """Serve a stream on emulated devices, starting with a plan, and return its report (see serve_emulated).
 
     job: gives the model, and the settings for which it was profiled.  settings: rescheduling, faults, fidelity.
     """
-    return serve_emulated(
-        HostQuestion.of(prepare(job)),
-        cluster,
-        stream=stream,
-        first_plan=plan,
-        **settings,
-    )
+    return serve_emulated(HostQuestion.of(prepare(job)), cluster, stream=stream, first_plan=plan, **settings)
 
 
 def settings_for(request_s: float, *, reaction: Any = "exclude") -> ReschedulingSettings:

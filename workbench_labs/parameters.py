@@ -57,11 +57,7 @@ class Parameters(Struct, frozen=True, kw_only=True):
     def job(self) -> Job:
         """Return the job that the lab runs, as far as its parameters describe it.  Raises ConfigError."""
         own = {field.name for field in fields(Job)} & set(self.__struct_fields__)
-        return Job(
-            method=self.method,
-            options=self.options,
-            **{name: getattr(self, name) for name in own},
-        )
+        return Job(method=self.method, options=self.options, **{name: getattr(self, name) for name in own})
 
     def check(self) -> None:
         """Raise ConfigError for an unknown name, and for values that do not go together."""
@@ -101,10 +97,7 @@ class Devices(Parameters, frozen=True, kw_only=True):
     model: str
     train_samples: Samples
     measure_s: Moments
-    message_bytes: Annotated[
-        list[Annotated[int, Meta(ge=1, le=100_000_000)]],
-        Meta(min_length=2, max_length=100),
-    ]
+    message_bytes: Annotated[list[Annotated[int, Meta(ge=1, le=100_000_000)]], Meta(min_length=2, max_length=100)]
     bandwidths: Annotated[list[Megabits], Meta(min_length=1, max_length=100)]
     slow_link: Annotated[float, Meta(ge=1, le=10_000)]
     my_cluster: Annotated[str, Meta(max_length=1 << 20)]
@@ -117,9 +110,7 @@ class Devices(Parameters, frozen=True, kw_only=True):
                 path.write_text(self.my_cluster, encoding="utf-8")
             except UnicodeEncodeError as error:
                 raise ConfigError(
-                    "A cluster was described in my_cluster.",
-                    f"It is no text: {error}.",
-                    "Write it again.",
+                    "A cluster was described in my_cluster.", f"It is no text: {error}.", "Write it again."
                 ) from error
             cluster = load_cluster(path)
         if cluster.world_size < 2:
@@ -136,9 +127,7 @@ class Devices(Parameters, frozen=True, kw_only=True):
         if len(set(self.message_bytes)) < 2:
             asked = f"message_bytes = {self.message_bytes} was asked for."
             raise ConfigError(
-                asked,
-                "Latency and bandwidth are fitted to messages of different sizes.",
-                "Give two sizes or more.",
+                asked, "Latency and bandwidth are fitted to messages of different sizes.", "Give two sizes or more."
             )
 
 
@@ -178,19 +167,11 @@ class HybridParallelism(Trained, frozen=True, kw_only=True):
         Trained.check(self)
         Job(batch_size=self.paper_batch_size, micro_batches=self.paper_micro_batches)
         require_few_orders(load_cluster(self.paper_cluster))
-        require_form(
-            self.model,
-            model_facts(self.model).num_layers,
-            self.cluster(),
-            self.my_layers,
-            self.my_groups,
-        )
+        require_form(self.model, model_facts(self.model).num_layers, self.cluster(), self.my_layers, self.my_groups)
         if self.sequence_length > self.max_length:
             asked = f"sequence_length = {self.sequence_length} and max_length = {self.max_length} were asked for."
             raise ConfigError(
-                asked,
-                "A typical sample is not longer than the longest.",
-                "Lower sequence_length, or raise max_length.",
+                asked, "A typical sample is not longer than the longest.", "Lower sequence_length, or raise max_length."
             )
 
 
@@ -220,26 +201,14 @@ class PRge(Trained, frozen=True, kw_only=True):
     @property
     def options(self) -> dict[str, Any]:
         """Return P-RGE's options, as the run over several devices has them."""
-        return {
-            "queries": self.spread_queries,
-            "steps": self.spread_steps,
-            "epsilon": self.epsilon,
-            "loss": self.loss,
-        }
+        return {"queries": self.spread_queries, "steps": self.spread_steps, "epsilon": self.epsilon, "loss": self.loss}
 
     @property
     def job(self) -> Job:
         """Return the job, without micro-batches (see Parameters)."""
         shared = {
             name: getattr(self, name)
-            for name in (
-                "model",
-                "task",
-                "seed",
-                "batch_size",
-                "learning_rate",
-                "train_samples",
-            )
+            for name in ("model", "task", "seed", "batch_size", "learning_rate", "train_samples")
         }
         return Job(
             method=self.method,
@@ -269,10 +238,7 @@ class GalaxyPlus(Parameters, frozen=True, kw_only=True):
     model: str
     tokens: Tokens
     requests: Annotated[int, Meta(ge=1, le=10_000)]
-    bandwidths: Annotated[
-        list[Annotated[float, Meta(ge=1, le=10_000)]],
-        Meta(min_length=1, max_length=100),
-    ]
+    bandwidths: Annotated[list[Annotated[float, Meta(ge=1, le=10_000)]], Meta(min_length=1, max_length=100)]
     rounds: Annotated[int, Meta(ge=1, le=10_000)]
     text_model: str
     new_tokens: int
@@ -285,11 +251,7 @@ class GalaxyPlus(Parameters, frozen=True, kw_only=True):
     def job(self) -> Job:
         """Return the job of the requests (see Parameters)."""
         return Job(
-            method=self.method,
-            model=self.model,
-            task="sst2",
-            test_samples=self.requests,
-            max_length=self.tokens,
+            method=self.method, model=self.model, task="sst2", test_samples=self.requests, max_length=self.tokens
         )
 
     def check(self) -> None:
@@ -327,10 +289,7 @@ class RingAda(Trained, frozen=True, kw_only=True):
     unfreezing: str
     unfreeze_every: int
     rule: str
-    part_counts: Annotated[
-        list[Annotated[int, Meta(ge=1, le=SAMPLES)]],
-        Meta(min_length=1, max_length=SAMPLES),
-    ]
+    part_counts: Annotated[list[Annotated[int, Meta(ge=1, le=SAMPLES)]], Meta(min_length=1, max_length=SAMPLES)]
     blocks: Annotated[list[Few], Meta(min_length=2, max_length=64)]
     depth: Annotated[int, Meta(ge=1)]
 
@@ -345,11 +304,7 @@ class RingAda(Trained, frozen=True, kw_only=True):
         Trained.check(self)
         if self.depth > sum(self.blocks):
             asked = f"depth = {self.depth} with blocks = {self.blocks} was asked for."
-            raise ConfigError(
-                asked,
-                f"The ring has {sum(self.blocks)} blocks, each with one adapter.",
-                "Lower depth.",
-            )
+            raise ConfigError(asked, f"The ring has {sum(self.blocks)} blocks, each with one adapter.", "Lower depth.")
 
 
 class Confidant(Trained, frozen=True, kw_only=True):
@@ -380,11 +335,7 @@ class Confidant(Trained, frozen=True, kw_only=True):
     @property
     def options(self) -> dict[str, Any]:
         """Return Confidant's options."""
-        return {
-            "technique": self.technique,
-            "window": self.window,
-            "devices": self.training_devices,
-        }
+        return {"technique": self.technique, "window": self.window, "devices": self.training_devices}
 
     @property
     def job(self) -> Job:
@@ -401,13 +352,7 @@ class Confidant(Trained, frozen=True, kw_only=True):
             "snapshot_every",
         )
         given = {name: getattr(self, name) for name in names}
-        return Job(
-            method=self.method,
-            options=self.options,
-            faults=self.faults,
-            snapshot_to="neighbour",
-            **given,
-        )
+        return Job(method=self.method, options=self.options, faults=self.faults, snapshot_to="neighbour", **given)
 
     def cluster(self) -> Cluster:
         """Return the cluster's first devices.  Raises ConfigError if it has fewer."""
@@ -422,11 +367,7 @@ class Confidant(Trained, frozen=True, kw_only=True):
         require_few_orders(load_cluster(self.paper_cluster))
         if self.training_devices > self.num_devices:
             asked = f"training_devices = {self.training_devices} of num_devices = {self.num_devices} was asked for."
-            raise ConfigError(
-                asked,
-                "So many are not there.",
-                "Lower training_devices, or raise num_devices.",
-            )
+            raise ConfigError(asked, "So many are not there.", "Lower training_devices, or raise num_devices.")
         for faults in (self.faults, f"leave:1@step{self.fault_step}"):
             parse_faults(faults, self.cluster())
 
@@ -457,9 +398,7 @@ def check_parameters(lab: str, values: Mapping[str, Any]) -> None:
             value, set | frozenset
         ):  # msgspec would take it for a list, and a cell would look for its last value
             raise ConfigError(
-                f"The parameter {name} = {shown(value)} was asked for.",
-                "A set has no order.",
-                "Write a list: [...].",
+                f"The parameter {name} = {shown(value)} was asked for.", "A set has no order.", "Write a list: [...]."
             )
     given = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in given.items()}
     from_builtins(given, kind, source="the lab's parameters").check()

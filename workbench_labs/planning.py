@@ -82,11 +82,7 @@ def on(problem: Problem[Any], cluster: Cluster) -> Problem[Any]:
 
 
 def by_hand(
-    problem: Problem[Profile],
-    layers: Sequence[int],
-    groups: Sequence[Sequence[int]],
-    *,
-    dispatch: Dispatch = "speed",
+    problem: Problem[Profile], layers: Sequence[int], groups: Sequence[Sequence[int]], *, dispatch: Dispatch = "speed"
 ) -> Plan:
     """Return the plan of layers[i] layers on the ranks groups[i], whether it fits or not.  Raises ConfigError for an
     invalid plan.
@@ -117,10 +113,7 @@ def refusals(problem: Problem[Profile], plan: Plan) -> tuple[PlanError, ...]:
     needs = needs_of(problem, plan)
     over = {rank: need.total_bytes - problem.cluster.devices[rank].memory_bytes for rank, need in needs.items()}
     errors = []
-    for rank in sorted(
-        (rank for rank, excess in over.items() if excess > 0),
-        key=lambda rank: -over[rank],
-    ):
+    for rank in sorted((rank for rank, excess in over.items() if excess > 0), key=lambda rank: -over[rank]):
         index = plan.stage_of(rank)
         assert index is not None
         errors.append(too_small(problem.cluster, rank, index, plan.stages[index], needs[rank]))
@@ -131,10 +124,7 @@ def with_bandwidth(cluster: Cluster, megabit_per_s: float) -> Cluster:
     """Return the cluster with every link at megabit_per_s; the same object if its links already are."""
     if not cluster.pairs and all(one.link.bytes_per_s == megabit_per_s * 125_000 for one in cluster.devices):
         return cluster
-    return replace(
-        cluster.with_bandwidth(megabit_per_s),
-        name=f"{cluster.name}-{megabit_per_s:g}-mbit",
-    )
+    return replace(cluster.with_bandwidth(megabit_per_s), name=f"{cluster.name}-{megabit_per_s:g}-mbit")
 
 
 def with_memory(cluster: Cluster, memory_bytes: int) -> Cluster:
@@ -145,10 +135,7 @@ def with_memory(cluster: Cluster, memory_bytes: int) -> Cluster:
 
 def as_described(cluster: Cluster) -> Cluster:
     """Return the cluster with devices that are only simulated, so that their speed comes from the catalogue."""
-    return replace(
-        cluster,
-        devices=tuple(replace(device, host_share=None) for device in cluster.devices),
-    )
+    return replace(cluster, devices=tuple(replace(device, host_share=None) for device in cluster.devices))
 
 
 def paper_problem(model: str, cluster: Cluster, *, batch_size: int = 16, micro_batches: int = 4) -> Problem[Profile]:
@@ -157,23 +144,14 @@ def paper_problem(model: str, cluster: Cluster, *, batch_size: int = 16, micro_b
     """
     described = as_described(cluster)
     profile = analytic_profile(model, described, sequence_lengths=(TOKENS,))
-    return Problem(
-        profile,
-        described,
-        batch_size=batch_size,
-        micro_batches=micro_batches,
-        sequence_length=TOKENS,
-    )
+    return Problem(profile, described, batch_size=batch_size, micro_batches=micro_batches, sequence_length=TOKENS)
 
 
 PLANNERS: dict[str, Callable[[Problem[Profile]], Plan]] = {
     "Algorithm 1": partial(plan, cached=False),
     "Algorithm 1, any order": partial(plan, cached=False, order="all", objective="bottleneck"),
     "simulated and refined": lambda problem: refine(
-        candidates(problem),
-        problem,
-        partial(step_s, problem),
-        max_prices=MAX_SIMULATIONS,
+        candidates(problem), problem, partial(step_s, problem), max_prices=MAX_SIMULATIONS
     ),
     "as if all were equal": partial(homogeneous, cached=False),
     "pipeline": pipeline_parallel,
@@ -213,9 +191,7 @@ def compare(problem: Problem[Profile], planners: Sequence[str] = tuple(PLANNERS)
 
 
 def compared(
-    problem: Any,
-    planners: Mapping[str, Callable[[Any], Any]],
-    seconds: Callable[[Any], float],
+    problem: Any, planners: Mapping[str, Callable[[Any], Any]], seconds: Callable[[Any], float]
 ) -> tuple[Comparison, ...]:
     """Return what some planners make of a problem.  seconds: of a plan."""
     found = []
@@ -239,9 +215,7 @@ def scaling(
     for count in counts:
         devices = tuple(replace(device, name=f"{device.model or device.name}-{number}") for number in range(count))
         cluster = Cluster(
-            name=f"{count} x {device.model or device.name}",
-            devices=devices,
-            description=f"{count} equal devices",
+            name=f"{count} x {device.model or device.name}", devices=devices, description=f"{count} equal devices"
         )
         problem = paper_problem(model, cluster)
         found[count] = compare(replace(problem, batch_size=count * problem.micro_batches), planners)
@@ -309,14 +283,7 @@ class QueryDivider(Explorer):
         queries, size = problem.queries, problem.cluster.world_size
         equal = [queries // size + (rank < queries % size) for rank in range(size)]
         self.sliders = tuple(
-            slider(
-                device.name,
-                f"{device.name}: queries of each step",
-                count,
-                0,
-                queries,
-                width="30em",
-            )
+            slider(device.name, f"{device.name}: queries of each step", count, 0, queries, width="30em")
             for device, count in zip(problem.cluster.devices, counts or equal, strict=True)
         )
         self.take_plan = button(
@@ -328,11 +295,7 @@ class QueryDivider(Explorer):
         )
         self.take_plan.disabled = self.planned is None
         super().__init__(
-            [*self.sliders, self.take_plan],
-            self.sliders,
-            lambda: self.counts,
-            self._divide,
-            refused="Not a step yet.",
+            [*self.sliders, self.take_plan], self.sliders, lambda: self.counts, self._divide, refused="Not a step yet."
         )
 
     @property
@@ -352,29 +315,16 @@ class QueryDivider(Explorer):
         names = [device.name for device in problem.cluster.devices]
         lacking = [name for name, taken in zip(names, seconds, strict=True) if math.isinf(taken)]
         if lacking:
-            return self.refuse(
-                "Out of memory.",
-                f"{', '.join(lacking)}: not enough memory for the model.",
-            )
+            return self.refuse("Out of memory.", f"{', '.join(lacking)}: not enough memory for the model.")
         whole_s = query_step_s(problem, counts)
         unit = time_unit(whole_s)
         waits = [max(seconds) - one for one in seconds]
         against = f" ({whole_s / self._planned_s - 1:+.1%} against the planner)"
         divided = f"queries {'-'.join(map(str, counts))} on {sum(map(bool, counts))} devices (simulated)"
         self.headline.value = BIG_FIRST.format(f"{unit.text(whole_s)} a step{against}", divided)
-        parts = {
-            "its queries": [one * unit.factor for one in seconds],
-            "idle": [one * unit.factor for one in waits],
-        }
+        parts = {"its queries": [one * unit.factor for one in seconds], "idle": [one * unit.factor for one in waits]}
         subtitle = f"{problem.profile.model}, q = {problem.queries}, E = {problem.batch_size}"
         title = "Until all losses are known"
         self.show(
-            lambda: stacked_bars(
-                names,
-                parts,
-                title=title,
-                label="simulated",
-                x_title=unit.name,
-                subtitle=subtitle,
-            )
+            lambda: stacked_bars(names, parts, title=title, label="simulated", x_title=unit.name, subtitle=subtitle)
         )

@@ -21,13 +21,7 @@ from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.evaluation import predict
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss
-from workbench.models.quantization import (
-    QuantizationConfig,
-    dequantize_blocks,
-    held_bytes,
-    quantize,
-    quantize_blocks,
-)
+from workbench.models.quantization import QuantizationConfig, dequantize_blocks, held_bytes, quantize, quantize_blocks
 from workbench.plots.breakdown import stacked_bars
 from workbench.profiler.layers import saved_by_autograd
 from workbench.runtime.activation_records import RecordLayout
@@ -77,11 +71,7 @@ def stored_backbones(
         error = float((last - exact).square().mean().sqrt() / exact.square().mean().sqrt())
         found.append(
             StoredBackbone(
-                storage=storage,
-                held_bytes=held_bytes(stack),
-                tap_error=error,
-                score=score,
-                forward_s=seconds,
+                storage=storage, held_bytes=held_bytes(stack), tap_error=error, score=score, forward_s=seconds
             )
         )
     return tuple(found)
@@ -110,10 +100,7 @@ def cache_errors(tap: torch.Tensor, *, dtypes: Sequence[str]) -> dict[str, tuple
         raw = torch.zeros(len(tap), layout.row_bytes, dtype=torch.uint8)
         layout.encode(tap, raw)
         off = layout.decode(raw).float() - tap
-        found[dtype] = (
-            layout.row_bytes,
-            float(off.square().mean().sqrt() / tap.square().mean().sqrt()),
-        )
+        found[dtype] = (layout.row_bytes, float(off.square().mean().sqrt() / tap.square().mean().sqrt()))
     return found
 
 
@@ -178,17 +165,10 @@ def measure_techniques(
 
 def cost_figure(costs: Sequence[TechniqueCost]) -> go.Figure:
     """Return the milliseconds of both passes for each technique."""
-    parts = {
-        "forward": [1e3 * one.forward_s for one in costs],
-        "backward": [1e3 * one.backward_s for one in costs],
-    }
+    parts = {"forward": [1e3 * one.forward_s for one in costs], "backward": [1e3 * one.backward_s for one in costs]}
     title = "A training step by technique"
     return stacked_bars(
-        [one.label for one in costs],
-        parts,
-        title=title,
-        label="measured in this process",
-        x_title="ms",
+        [one.label for one in costs], parts, title=title, label="measured in this process", x_title="ms"
     )
 
 
@@ -202,11 +182,7 @@ def _step(
 
         def through_all() -> Tensor:
             _, last = stage(batch.input_ids, batch.attention_mask)
-            return task_loss(
-                stage.logits(last, batch.attention_mask, batch.sample_ids, 0),
-                batch.labels,
-                config.kind,
-            )
+            return task_loss(stage.logits(last, batch.attention_mask, batch.sample_ids, 0), batch.labels, config.kind)
 
         return stage, through_all
     adapter = ParallelAdapter(config).train()
@@ -221,9 +197,7 @@ def _step(
 
     def beside() -> Tensor:
         return task_loss(
-            adapter.predict(kept or taps(), batch.attention_mask, batch.sample_ids),
-            batch.labels,
-            config.kind,
+            adapter.predict(kept or taps(), batch.attention_mask, batch.sample_ids), batch.labels, config.kind
         )
 
     return adapter, beside

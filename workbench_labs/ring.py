@@ -18,13 +18,7 @@ from workbench.core.timeline import Timeline
 from workbench.methods.ringada.options import Unfreezing
 from workbench.methods.ringada.planner import ring_stages
 from workbench.methods.ringada.prepare import Policy
-from workbench.methods.ringada.published import (
-    FEDERATED,
-    RING,
-    layer_times,
-    load_constants,
-    simulated_round,
-)
+from workbench.methods.ringada.published import FEDERATED, RING, layer_times, load_constants, simulated_round
 from workbench.methods.ringada.schedule import Iteration, terminator
 from workbench.models.loading import model_facts
 from workbench.plots import gantt, lines
@@ -44,12 +38,7 @@ def ring_plan(blocks: tuple[int, ...]) -> Plan:
 
 
 def ring_timeline(
-    blocks: tuple[int, ...],
-    depth: int,
-    *,
-    micro_batches: int = 1,
-    initiator: int = 0,
-    transfer_s: float = 0.0,
+    blocks: tuple[int, ...], depth: int, *, micro_batches: int = 1, initiator: int = 0, transfer_s: float = 0.0
 ) -> Timeline:
     """Return some mini-batches of one initiator, one after the other; a block's forward pass takes 1 s, and its
     backward pass too.
@@ -71,46 +60,23 @@ def ring_table(blocks: tuple[int, ...], depth: int, initiator: int = 0) -> Table
         frozen = range(stage.start, min(stage.stop, first))
         following = f"device {(number + 2)}" if number + 1 < len(blocks) else f"device {initiator + 1}, the initiator"
         back = "" if number < end else "nothing: here it ends" if number == end else f"gradient to device {number}"
-        roles = [
-            name
-            for name, is_it in (
-                ("initiator", number == initiator),
-                ("terminator", number == end),
-            )
-            if is_it
-        ]
+        roles = [name for name, is_it in (("initiator", number == initiator), ("terminator", number == end)) if is_it]
         rows.append((
             f"device {number + 1}", ", ".join(roles), f"{stage.start + 1}-{stage.stop}", f"{len(frozen)}",
             f"{stage.num_layers - len(frozen)}", f"activation to {following}", back,
         ))  # fmt: skip
-    columns = (
-        "device",
-        "role",
-        "blocks",
-        "frozen",
-        "trained",
-        "sends forward",
-        "sends back",
-    )
+    columns = ("device", "role", "blocks", "frozen", "trained", "sends forward", "sends back")
     return Table(columns, rows, title="What travels for a mini-batch; its labels never do")
 
 
 def policy_seconds(
-    unfreezing: Unfreezing,
-    num_layers: int,
-    steps: int,
-    seconds: Mapping[int, float],
-    every: int,
+    unfreezing: Unfreezing, num_layers: int, steps: int, seconds: Mapping[int, float], every: int
 ) -> list[tuple[float, float]]:
     """Return (mini-batches, time so far) of a fixed unfreezing schedule with 16 mini-batches a round.
 
     seconds: of a mini-batch, by the number of trained adapters.
     """
-    policy, passed, points = (
-        Policy(num_layers=num_layers, unfreezing=unfreezing, every=every),
-        0.0,
-        [(0.0, 0.0)],
-    )
+    policy, passed, points = Policy(num_layers=num_layers, unfreezing=unfreezing, every=every), 0.0, [(0.0, 0.0)]
     for step in range(steps):
         passed += seconds[num_layers - policy.first_unfrozen(step // 16, step)]
         if (step + 1) % (steps // 20) == 0:
@@ -126,19 +92,11 @@ class RingLab(Explorer):
     def __init__(self, blocks: tuple[int, ...] = (3, 3, 3, 3), depth: int = 3) -> None:
         self.blocks = blocks
         self.depth, self.micro_batches, self.initiator = controls = lab_controls("ring", depth=depth)
-        self.depth.max, self.initiator.max, self.table = (
-            sum(blocks),
-            len(blocks),
-            Html(),
-        )
+        self.depth.max, self.initiator.max, self.table = sum(blocks), len(blocks), Html()
         super().__init__(
             [widgets.HBox(controls)],
             controls,
-            lambda: (
-                self.depth.value,
-                self.micro_batches.value,
-                self.initiator.value - 1,
-            ),
+            lambda: (self.depth.value, self.micro_batches.value, self.initiator.value - 1),
             lambda asked: self._answer_to(*asked),
             below=[self.table],
         )
@@ -193,11 +151,7 @@ class Learned:
 
 def learn(training: Training, tried: Tried) -> Learned:
     """Train in this process, and simulate the time as that of twelve blocks on four equal devices."""
-    num_layers, constants, depths = (
-        model_facts(training.model).num_layers,
-        load_constants(),
-        list[int](),
-    )
+    num_layers, constants, depths = model_facts(training.model).num_layers, load_constants(), list[int]()
     policy, is_federated = (
         Policy(num_layers=num_layers, unfreezing=tried.unfreezing, every=tried.every),
         tried.scheme == FEDERATED,
@@ -214,21 +168,10 @@ def learn(training: Training, tried: Tried) -> Learned:
         depths.append(num_layers if is_federated else num_layers - lowest)
         return depths[-1]
 
-    curve = train_in_turn(
-        training,
-        0,
-        trained,
-        devices=DEVICES,
-        rule=tried.rule,
-        is_federated=is_federated,
-    )
+    curve = train_in_turn(training, 0, trained, devices=DEVICES, rule=tried.rule, is_federated=is_federated)
     seconds = layer_times(constants, tried.scheme, constants.micro_batches)[0]
     passed = list(accumulate(seconds[depth * constants.layers // num_layers] for depth in depths))
-    return Learned(
-        curve=curve,
-        times=tuple(passed[at - 1] for at in training.ends),
-        depths=tuple(depths),
-    )
+    return Learned(curve=curve, times=tuple(passed[at - 1] for at in training.ends), depths=tuple(depths))
 
 
 class LearningLab(Explorer):
@@ -239,38 +182,22 @@ class LearningLab(Explorer):
     """
 
     def __init__(self, training: Training, tried: Sequence[Tried]) -> None:
-        self.training, self.learned, self._first = (
-            training,
-            dict[Tried, Learned](),
-            tuple(tried),
-        )
+        self.training, self.learned, self._first = training, dict[Tried, Learned](), tuple(tried)
         last = tried[-1]
         names = [name for name in get_args(Unfreezing) if name != "gradient_norm"]
-        first = {
-            "unfreezing": last.unfreezing,
-            "every": last.every,
-            "rule": last.rule,
-            "scheme": last.scheme,
-        }
+        first = {"unfreezing": last.unfreezing, "every": last.every, "rule": last.rule, "scheme": last.scheme}
         controls = lab_controls("learning", {"unfreezing": names}, **first)
         self.unfreezing, self.every, self.rule, self.scheme = controls
         self.table = Html()
         tabs = ("Loss by time", "Loss by mini-batches", "Accuracy")
         super().__init__(
-            [widgets.HBox(controls)],
-            controls,
-            self._asked_for,
-            self._answer_to,
-            tabs=tabs,
-            below=[self.table],
+            [widgets.HBox(controls)], controls, self._asked_for, self._answer_to, tabs=tabs, below=[self.table]
         )
 
     def _asked_for(self) -> Tried:
         is_federated = self.scheme.value == FEDERATED  # trains all layers
         asked = Tried(
-            unfreezing="all" if is_federated else self.unfreezing.value,
-            rule=self.rule.value,
-            scheme=self.scheme.value,
+            unfreezing="all" if is_federated else self.unfreezing.value, rule=self.rule.value, scheme=self.scheme.value
         )
         return replace(asked, every=self.every.value) if asked.unfreezing in BY_NUMBER else asked
 
@@ -278,18 +205,13 @@ class LearningLab(Explorer):
         for one in (*self._first, asked):
             if one not in self.learned:
                 self.headline.value = BIG_FIRST.format(
-                    f"Training {one.name}",
-                    f"{self.training.steps} mini-batches, in this process",
+                    f"Training {one.name}", f"{self.training.steps} mini-batches, in this process"
                 )
                 self.learned[one] = learn(self.training, one)
-        own, metric = (
-            self.learned[asked].curve,
-            next(iter(self.learned[asked].curve.test)),
-        )
+        own, metric = self.learned[asked].curve, next(iter(self.learned[asked].curve.test))
         words = f"{self.learned[asked].times[-1]:.0f} layer times for {self.training.steps} mini-batches (simulated)"
         self.headline.value = BIG_FIRST.format(
-            f"{asked.name}: last loss {own.losses[-1]:.3f}, test {metric} {own.test[metric]:.1f} %",
-            words,
+            f"{asked.name}: last loss {own.losses[-1]:.3f}, test {metric} {own.test[metric]:.1f} %", words
         )
         rows = [
             (
@@ -301,17 +223,9 @@ class LearningLab(Explorer):
             )
             for one, found in self.learned.items()
         ]
-        columns = (
-            "setting",
-            "trained layers at the end",
-            "last loss",
-            f"test {metric}, %",
-            "layer times (simulated)",
-        )
+        columns = ("setting", "trained layers at the end", "last loss", f"test {metric}, %", "layer times (simulated)")
         self.table.value = Table(
-            columns,
-            rows,
-            title="Tried so far; one seed, so a point or two means little",
+            columns, rows, title="Tried so far; one seed, so a point or two means little"
         )._repr_html_()
         self.show(self.by_time, self.by_mini_batches, self.by_score)
 
@@ -324,27 +238,18 @@ class LearningLab(Explorer):
 
     def by_mini_batches(self) -> go.Figure:
         """Return the losses of all settings so far by mini-batches."""
-        return self._by_mini_batches(
-            "training loss",
-            {one: found.curve.losses for one, found in self.learned.items()},
-        )
+        return self._by_mini_batches("training loss", {one: found.curve.losses for one, found in self.learned.items()})
 
     def by_score(self) -> go.Figure:
         """Return the validation scores of all settings so far by mini-batches."""
         return self._by_mini_batches(
-            "validation accuracy, %",
-            {one: found.curve.scores for one, found in self.learned.items()},
+            "validation accuracy, %", {one: found.curve.scores for one, found in self.learned.items()}
         )
 
     def _by_mini_batches(self, what: str, values: Mapping[Tried, Sequence[float]]) -> go.Figure:
         series = {one.name: [*zip(map(float, self.training.ends), own, strict=True)] for one, own in values.items()}
         title = f"{what.partition(',')[0].capitalize()} by mini-batches"
         figure = lines(
-            series,
-            title=title,
-            label="executed",
-            x_title="mini-batches",
-            y_title=what,
-            subtitle=self.training.model,
+            series, title=title, label="executed", x_title="mini-batches", y_title=what, subtitle=self.training.model
         )
         return figure.update_yaxes(rangemode="normal")

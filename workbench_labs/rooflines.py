@@ -57,12 +57,7 @@ class HostRoofline:
 
 
 def measure_roofline(
-    model: CausalModel,
-    batch: PromptLike,
-    parts: Sequence[int],
-    *,
-    seconds: float = 1.0,
-    pass_budget_s: float = 20.0,
+    model: CausalModel, batch: PromptLike, parts: Sequence[int], *, seconds: float = 1.0, pass_budget_s: float = 20.0
 ) -> HostRoofline:
     """Return this machine's two rates and the time of passes with several parts of `batch`, all timed in turn on one
     thread.
@@ -92,9 +87,7 @@ def measure_roofline(
             return count
 
         timings = time_calls(
-            {count: (partial(bind, count), run) for count in counts},
-            repeats=5,
-            budget_s=pass_budget_s,
+            {count: (partial(bind, count), run) for count in counts}, repeats=5, budget_s=pass_budget_s
         )
     finally:
         model.trainables.bind(None)
@@ -185,20 +178,14 @@ class RooflineExplorer(Explorer):
     costs: the results shown.  machines: those of paper_machines() and more; the first is chosen.
     """
 
-    def __init__(
-        self,
-        machines: Mapping[str, Choice] | None = None,
-        *,
-        model: str = "TinyLlama-1.1B",
-    ) -> None:
+    def __init__(self, machines: Mapping[str, Choice] | None = None, *, model: str = "TinyLlama-1.1B") -> None:
         self._machines = dict(machines or paper_machines())
         controls = lab_controls("roofline", {"machine": tuple(self._machines)}, model=model)
         self.machine, self.model, self.queries, self.batch_size, self.tokens = controls
         self.table = Html()
         self.costs: tuple[ExecutionCost, ...] = ()
         row = widgets.HBox(
-            [widgets.VBox(controls[:2]), widgets.VBox(controls[2:])],
-            layout=widgets.Layout(flex_flow="row wrap"),
+            [widgets.VBox(controls[:2]), widgets.VBox(controls[2:])], layout=widgets.Layout(flex_flow="row wrap")
         )
         super().__init__(
             [row],
@@ -232,14 +219,7 @@ class RooflineExplorer(Explorer):
             )
             for one in self.costs
         ]
-        columns = (
-            "execution",
-            "passes",
-            "rows of each",
-            "one pass",
-            "a step",
-            "times as fast",
-        )
+        columns = ("execution", "passes", "rows of each", "one pass", "a step", "times as fast")
         self.table.value = Table(columns, rows)._repr_html_()
         self.show(
             lambda: roofline(

@@ -16,24 +16,9 @@ from workbench.core.profile import Profile
 from workbench.planners import Problem
 from workbench.plots import gantt, needs, placement
 from workbench.simulator.steps import simulated_step, step_s
-from workbench.widgets.controls import (
-    BIG_FIRST,
-    Explorer,
-    Html,
-    button,
-    described,
-    slider,
-)
+from workbench.widgets.controls import BIG_FIRST, Explorer, Html, button, described, slider
 from workbench.widgets.forms import ClusterForm
-from workbench_labs.planning import (
-    PLANNERS,
-    Comparison,
-    by_hand,
-    compare,
-    need_parts,
-    on,
-    refusals,
-)
+from workbench_labs.planning import PLANNERS, Comparison, by_hand, compare, need_parts, on, refusals
 
 
 class PlannerExplorer(Explorer):
@@ -48,11 +33,7 @@ class PlannerExplorer(Explorer):
         divisors = [number for number in range(1, problem.batch_size + 1) if problem.batch_size % number == 0]
         told = f"Into how many a mini-batch of {problem.batch_size} samples is cut"
         self.micro_batches = described(
-            widgets.SelectionSlider,
-            "Micro-batches",
-            told,
-            options=divisors,
-            value=problem.micro_batches,
+            widgets.SelectionSlider, "Micro-batches", told, options=divisors, value=problem.micro_batches
         )
         self.planner = described(widgets.Dropdown, "Planner", "Who makes the plan", options=list(PLANNERS))
         self.answer: Comparison | None = None
@@ -120,29 +101,14 @@ class SplitEditor(Explorer):
         self._paused = True
         devices = problem.cluster.devices
         most = min(len(devices), problem.profile.num_layers)
-        self.num_stages = slider(
-            "Stages",
-            "How many stages the layers are cut into",
-            1,
-            1,
-            most,
-            width="21em",
-        )
+        self.num_stages = slider("Stages", "How many stages the layers are cut into", 1, 1, most, width="21em")
         told = "How a group divides the samples of a micro-batch"
         self.dispatch = described(widgets.Dropdown, "Samples", told, width="21em", options=list(DISPATCH))
         self.ends = widgets.VBox()
         self.devices = tuple(widgets.ToggleButtons(style={"button_width": "5.5em"}) for _ in devices)
-        self.take_plan = button(
-            "Planner's plan",
-            "Set everything as the planner has it",
-            "magic",
-            self._take_plan,
-        )
+        self.take_plan = button("Planner's plan", "Set everything as the planner has it", "magic", self._take_plan)
         self.even = button(
-            "Even",
-            "Equal stages, devices in turn",
-            "align-justify",
-            lambda: self._restage(self.num_stages.value),
+            "Even", "Equal stages, devices in turn", "align-justify", lambda: self._restage(self.num_stages.value)
         )
         if layers is None or groups is None:
             self._arrange(*_shape(self.planned))
@@ -150,19 +116,11 @@ class SplitEditor(Explorer):
             by_hand(problem, layers, groups)  # refuses an invalid plan
             self._arrange(layers, groups)
         names = [
-            Html(
-                Markup("<b>{}</b>").format(device.name),
-                layout=widgets.Layout(width="9em"),
-            )
-            for device in devices
+            Html(Markup("<b>{}</b>").format(device.name), layout=widgets.Layout(width="9em")) for device in devices
         ]
         rows = [widgets.HBox([name, choice]) for name, choice in zip(names, self.devices, strict=True)]
         super().__init__(
-            [
-                widgets.HBox([self.num_stages, self.dispatch, self.take_plan, self.even]),
-                self.ends,
-                *rows,
-            ],
+            [widgets.HBox([self.num_stages, self.dispatch, self.take_plan, self.even]), self.ends, *rows],
             [self.dispatch, *self.devices],
             lambda: self.plan,
             self._price,
@@ -173,11 +131,7 @@ class SplitEditor(Explorer):
     @property
     def layers(self) -> list[int]:
         """Return the number of layers of each stage."""
-        ends = [
-            0,
-            *(end.value for end in self.ends.children),
-            self.problem.profile.num_layers,
-        ]
+        ends = [0, *(end.value for end in self.ends.children), self.problem.profile.num_layers]
         return [stop - start for start, stop in itertools.pairwise(ends)]
 
     @property
@@ -191,12 +145,7 @@ class SplitEditor(Explorer):
     @property
     def plan(self) -> Plan:
         """Return the plan that the controls describe.  Raises ConfigError if they describe none."""
-        return by_hand(
-            self.problem,
-            self.layers,
-            self.groups,
-            dispatch=DISPATCH[self.dispatch.value],  # type: ignore[arg-type]
-        )
+        return by_hand(self.problem, self.layers, self.groups, dispatch=DISPATCH[self.dispatch.value])  # type: ignore[arg-type]
 
     def _take_plan(self) -> None:
         with self.setting():
@@ -207,16 +156,10 @@ class SplitEditor(Explorer):
         """Cut evenly into `count` stages, with the devices in turn."""
         if self._paused:
             return
-        whole, world_size = (
-            self.problem.profile.num_layers,
-            self.problem.cluster.world_size,
-        )
+        whole, world_size = self.problem.profile.num_layers, self.problem.cluster.world_size
         layers = [end - first for first, end in proportional_ranges(whole, (1,) * count)]
         with self.setting():
-            self._arrange(
-                layers,
-                [range(first, end) for first, end in proportional_ranges(world_size, (1,) * count)],
-            )
+            self._arrange(layers, [range(first, end) for first, end in proportional_ranges(world_size, (1,) * count)])
 
     def _arrange(self, layers: Sequence[int], groups: Sequence[Sequence[int]]) -> None:
         """Set every control."""
@@ -232,10 +175,7 @@ class SplitEditor(Explorer):
             choice.value = next((stage for stage, group in enumerate(groups) if rank in group), -1)
 
     def _end(self, index: int, value: int) -> widgets.IntSlider:
-        described_as, told = (
-            f"Stage {index} ends",
-            f"Stage {index} has the layers before this one",
-        )
+        described_as, told = f"Stage {index} ends", f"Stage {index} has the layers before this one"
         most = self.problem.profile.num_layers - 1
         made = slider(described_as, told, value, 1, most, width="40em")
         made.observe(lambda change: self._moved(index, change["new"]), names="value")
@@ -271,10 +211,7 @@ class SplitEditor(Explorer):
             f"{self._planned_s * 1e3:.0f} ms"
         )
         if not fits:
-            words, rest = (
-                "Out of memory",
-                f"a step would take {step_s * 1e3:.0f} ms if it did fit; {theirs}",
-            )
+            words, rest = "Out of memory", f"a step would take {step_s * 1e3:.0f} ms if it did fit; {theirs}"
         else:
             words = f"{step_s * 1e3:.0f} ms a step ({step_s / self._planned_s - 1:+.1%} against the planner)"
             rest = f"yours: {made.where()}; {theirs} (simulated)"

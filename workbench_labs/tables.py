@@ -21,20 +21,13 @@ from workbench_labs.planning import Comparison
 def comparison_table(compared: Sequence[Comparison]) -> Table:
     """Return each planner's plan and throughput; if a plan does not fit, which device lacks how much memory."""
     rows = [
-        (
-            one.planner,
-            one.plan.partition(),
-            one.plan.grouping(),
-            f"{one.samples_per_s:.3g}",
-        )
+        (one.planner, one.plan.partition(), one.plan.grouping(), f"{one.samples_per_s:.3g}")
         if one.plan is not None
         else (one.planner, "out of memory", one.why.split(" (weights")[0], "")
         for one in compared
     ]
     return Table(
-        ("planner", "layers", "device groups", "samples/s"),
-        rows,
-        title="What each planner makes of it (simulated)",
+        ("planner", "layers", "device groups", "samples/s"), rows, title="What each planner makes of it (simulated)"
     )
 
 
@@ -51,16 +44,7 @@ def phases_table(plans: Sequence[Plan], simulated_s: Sequence[float]) -> Table:
         )
         for plan, seconds in zip(plans, simulated_s, strict=True)
     ]
-    columns = (
-        "stages",
-        "layers",
-        "device groups",
-        "beginning",
-        "execution",
-        "ending",
-        "sum (Eq. 7)",
-        "simulated",
-    )
+    columns = ("stages", "layers", "device groups", "beginning", "execution", "ending", "sum (Eq. 7)", "simulated")
     return Table(columns, rows, title="The best plan for each number of stages, in ms")
 
 
@@ -73,10 +57,7 @@ def orders_table(problem: Problem[Profile]) -> Table:
     devices = problem.cluster.devices
     steps: dict[tuple[int, ...], tuple[float, Plan]] = {}
     for plan in candidates(problem, order="all", objective="bottleneck"):
-        order, seconds = (
-            tuple(rank for stage in plan.stages for rank in stage.ranks),
-            step_s(problem, plan),
-        )
+        order, seconds = tuple(rank for stage in plan.stages for rank in stage.ranks), step_s(problem, plan)
         if order not in steps or seconds < steps[order][0]:
             steps[order] = seconds, plan
     try:
@@ -88,12 +69,7 @@ def orders_table(problem: Problem[Profile]) -> Table:
     except PlanError:
         listed = "nothing fits"
     rows = [
-        (
-            " - ".join(devices[rank].name for rank in order),
-            plan.partition(),
-            plan.grouping(),
-            f"{step_s * 1e3:.0f}",
-        )
+        (" - ".join(devices[rank].name for rank in order), plan.partition(), plan.grouping(), f"{step_s * 1e3:.0f}")
         for order, (step_s, plan) in sorted(steps.items(), key=lambda one: one[1][0])[:6]
     ]
     return Table(
@@ -105,11 +81,7 @@ def orders_table(problem: Problem[Profile]) -> Table:
 
 
 def grouping_table(
-    model: str,
-    found: Mapping[int, Sequence[Comparison]],
-    paper: Mapping[int, str],
-    *,
-    planner: str,
+    model: str, found: Mapping[int, Sequence[Comparison]], paper: Mapping[int, str], *, planner: str
 ) -> Table:
     """Return the planner's device groups for each number of devices, next to those that the paper prints (PAC+, Fig.
     17).
@@ -118,14 +90,7 @@ def grouping_table(
     for count, compared in found.items():
         [one] = [one for one in compared if one.planner == planner]
         ours = "out of memory" if one.plan is None else one.plan.grouping()
-        rows.append(
-            (
-                str(count),
-                ours,
-                paper.get(count, ""),
-                "same" if ours == paper.get(count) else "other",
-            )
-        )
+        rows.append((str(count), ours, paper.get(count, ""), "same" if ours == paper.get(count) else "other"))
     return Table(("devices", "ours", "paper", ""), rows, title=f"{model}: device groups")
 
 
@@ -171,15 +136,7 @@ def inference_table(compared: Sequence[Comparison], problem: SequenceProblem) ->
         )
     over = f"over {compared[0].planner}" if compared and compared[0].plan is not None else "over the first"
     return Table(
-        (
-            "planner",
-            "[scheme 1, scheme 2]",
-            "ring",
-            "heads",
-            "tokens",
-            "simulated",
-            over,
-        ),
+        ("planner", "[scheme 1, scheme 2]", "ring", "heads", "tokens", "simulated", over),
         rows,
         title=f"{problem.profile.model}, {problem.sequence_length} tokens on {problem.cluster.name}",
         note=" ".join(refused),

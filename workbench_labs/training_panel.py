@@ -21,25 +21,11 @@ from markupsafe import Markup
 from torch import Tensor
 
 from workbench.core.errors import ConfigError, RuntimeSetupError
-from workbench.methods.p_rge.inference_engine import (
-    EngineConfig,
-    EngineTrainer,
-    export_program,
-    require_executorch,
-)
+from workbench.methods.p_rge.inference_engine import EngineConfig, EngineTrainer, export_program, require_executorch
 from workbench.methods.p_rge.zeroth_order import CausalModel, Prge
 from workbench.tasks.tokenize import padded_length
 from workbench.trainings.queries import Curve, QueryTraining, Trial
-from workbench.widgets.controls import (
-    BIG_FIRST,
-    FigureBox,
-    Html,
-    Message,
-    Panel,
-    button,
-    lab_controls,
-    number,
-)
+from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Message, Panel, button, lab_controls, number
 from workbench.widgets.tables import Table
 from workbench_labs.plots.zeroth_order import learning
 
@@ -76,16 +62,10 @@ class EngineRun:
 
     def _table(self) -> Table:
         rows = [
-            (
-                "the program",
-                f"{self.file_bytes / 1e6:.1f} MB, exported in {self.export_s:.1f} s",
-            ),
+            ("the program", f"{self.file_bytes / 1e6:.1f} MB, exported in {self.export_s:.1f} s"),
             ("a step in the engine", f"{self.step_s * 1e3:.0f} ms"),
             ("the same step in PyTorch", f"{self.eager_step_s * 1e3:.0f} ms"),
-            (
-                f"losses of {len(self.losses)} steps",
-                f"differ by {self.difference:.1e} at most",
-            ),
+            (f"losses of {len(self.losses)} steps", f"differ by {self.difference:.1e} at most"),
             ("trained values", f"differ by {self.values:.1e} of the largest"),
             *((f"validation score, {name}", f"{score:.3f}") for name, score in self.scores),
         ]
@@ -123,12 +103,7 @@ def continue_in_engine(training: QueryTraining, folder: Path, *, steps: int) -> 
         return training.model.trainables.noise(seed).numpy()[:size]
 
     with _native_messages_dropped():
-        engine = EngineTrainer(
-            exported.path,
-            seed=settings.seed,
-            noise_of=noise_of,
-            threads=torch.get_num_threads(),
-        )
+        engine = EngineTrainer(exported.path, seed=settings.seed, noise_of=noise_of, threads=torch.get_num_threads())
     engine.step_number = training.curve.steps
     with _put_back(theta) as begun:
         made = _steps_beside(engine, training, steps)
@@ -151,10 +126,7 @@ def continue_in_engine(training: QueryTraining, folder: Path, *, steps: int) -> 
 
 def _steps_beside(engine: EngineTrainer, training: QueryTraining, steps: int) -> EngineRun:
     """Make the same steps in the engine and in PyTorch."""
-    settings, estimator = (
-        training.settings,
-        Prge(training.model, training.settings.zeroth_order),
-    )
+    settings, estimator = training.settings, Prge(training.model, training.settings.zeroth_order)
     losses, difference, seconds, eager_seconds = [], 0.0, [], []
     for at in range(training.curve.steps, training.curve.steps + steps):
         batch = training.batch(at)
@@ -168,10 +140,7 @@ def _steps_beside(engine: EngineTrainer, training: QueryTraining, steps: int) ->
         pairs = zip(ours.losses, result.losses.tolist(), strict=True)
         difference = max([difference, *(abs(one - other) / abs(other) for one, other in pairs)])
     return EngineRun(
-        losses=tuple(losses),
-        difference=difference,
-        step_s=median(seconds),
-        eager_step_s=median(eager_seconds),
+        losses=tuple(losses), difference=difference, step_s=median(seconds), eager_step_s=median(eager_seconds)
     )
 
 
@@ -222,19 +191,9 @@ class TrainingPanel(Panel):
         first = {name: getattr(settings, name) for name in FIELDS}
         self.controls = dict(zip(FIELDS, lab_controls("forward_passes", **first), strict=True))
         self.steps = number("Steps", steps, "Steps in all, those of the log included")
-        self.run_button = button(
-            "Learn",
-            "Train in this process, on one thread or more",
-            "play",
-            self.start,
-            "success",
-        )
+        self.run_button = button("Learn", "Train in this process, on one thread or more", "play", self.start, "success")
         self.stop_button = button(
-            "Pause",
-            "End after this step; Learn goes on from it",
-            "pause",
-            self._stop.set,
-            "warning",
+            "Pause", "End after this step; Learn goes on from it", "pause", self._stop.set, "warning"
         )
         self.stop_button.disabled = True
         self.message, self.headline, self.figure = Message(), Html(), FigureBox()
@@ -242,31 +201,20 @@ class TrainingPanel(Panel):
         self._thread: threading.Thread | None = None
         self._drawn_at = 0.0
         queries, samples, *others = self.controls.values()
-        rows = [
-            [queries, samples, self.steps],
-            others,
-            [self.run_button, self.stop_button],
-        ]
+        rows = [[queries, samples, self.steps], others, [self.run_button, self.stop_button]]
         super().__init__([*map(widgets.HBox, rows), self.message, self.headline, self.figure])
         self.figure.layout.display = "none"
 
     @property
     def settings(self) -> Trial:
         """Return the settings of the fields."""
-        return replace(
-            self._origin,
-            **{name: control.value for name, control in self.controls.items()},
-        )
+        return replace(self._origin, **{name: control.value for name, control in self.controls.items()})
 
     @property
     def log_path(self) -> Path:
         """Return the log file for the fields' settings.  Raises ConfigError if the panel keeps none."""
         if self._folder is None:
-            raise ConfigError(
-                "A log of steps was asked for.",
-                "The panel keeps none.",
-                "Give it a folder.",
-            )
+            raise ConfigError("A log of steps was asked for.", "The panel keeps none.", "Give it a folder.")
         return self.settings.steps_path(self._folder)
 
     def start(self) -> None:
@@ -274,21 +222,14 @@ class TrainingPanel(Panel):
         self.message.clear()
         try:
             if self._thread is not None and self._thread.is_alive():
-                raise RuntimeSetupError(
-                    "Training was asked for.",
-                    "It is going on.",
-                    "Wait, or press Pause.",
-                )
+                raise RuntimeSetupError("Training was asked for.", "It is going on.", "Wait, or press Pause.")
             settings, steps = self._described()
         except Exception as error:  # nobody would see the error of a callback
             self.message.show_exception(error)
             return
         self._stop.clear()
         self._thread = threading.Thread(
-            target=self._work,
-            args=(settings, steps),
-            name="workbench-training",
-            daemon=True,
+            target=self._work, args=(settings, steps), name="workbench-training", daemon=True
         )
         self._thread.start()
 
@@ -354,8 +295,7 @@ class TrainingPanel(Panel):
         known = f" ({curve.resumed} of them from the log)" if curve.resumed else ""
         passes = f"{curve.steps * 2 * q:,} forward passes of {each} samples, no backward pass"
         self.headline.value = BIG_FIRST.format(
-            f"{curve.steps} steps{known}{last}",
-            f"{passes}; {curve.step_s * 1e3:.0f} ms a step",
+            f"{curve.steps} steps{known}{last}", f"{passes}; {curve.step_s * 1e3:.0f} ms a step"
         )
 
 

@@ -36,10 +36,7 @@ SETTINGS = {
         "fetchNews": "false",
         "doNotDisturbMode": True,
     },
-    "@jupyterlab/notebook-extension/tracker": {
-        "windowingMode": "none",
-        "scrollPastEnd": False,
-    },
+    "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none", "scrollPastEnd": False},
 }
 
 
@@ -75,12 +72,7 @@ def jupyterlab(folder: Path, notebooks: list[Path]) -> Iterator[str]:
         "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
         **{
             name: str(folder / name.lower())
-            for name in (
-                "JUPYTER_CONFIG_DIR",
-                "JUPYTER_DATA_DIR",
-                "JUPYTER_RUNTIME_DIR",
-                "IPYTHONDIR",
-            )
+            for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
         },
     }
     command = [
@@ -100,17 +92,11 @@ def jupyterlab(folder: Path, notebooks: list[Path]) -> Iterator[str]:
     ]
     log = (folder / "jupyterlab.log").open("w")
     server = subprocess.Popen(
-        command,
-        env=environment,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        cwd=work,
-        start_new_session=True,
+        command, env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=work, start_new_session=True
     )
     try:
         wait_until(
-            lambda: _answers(f"http://127.0.0.1:{port}/api/status?token={token}", server),
-            "JupyterLab to answer",
+            lambda: _answers(f"http://127.0.0.1:{port}/api/status?token={token}", server), "JupyterLab to answer"
         )
         yield f"http://127.0.0.1:{port}/doc/tree/%s?token={token}&reset"
     finally:
@@ -189,17 +175,9 @@ class Notebook:
     """A notebook open in the browser."""
 
     def __init__(self, driver: webdriver.Chrome, address: str, name: str, screenshots: Path) -> None:
-        self.driver, self.address, self.name, self.screenshots = (
-            driver,
-            address % name,
-            name,
-            screenshots,
-        )
+        self.driver, self.address, self.name, self.screenshots = driver, address % name, name, screenshots
         if self.js("return Boolean(window.jupyterapp)"):  # loading JupyterLab again takes seconds
-            self.js(
-                "jupyterapp.commands.execute('docmanager:open', {path: arguments[0]})",
-                name,
-            )
+            self.js("jupyterapp.commands.execute('docmanager:open', {path: arguments[0]})", name)
         else:
             driver.get(self.address)
         self._wait_until_open()
@@ -240,8 +218,7 @@ class Notebook:
     def wait_idle(self) -> None:
         """Wait until the kernel has nothing to do."""
         wait_until(
-            lambda: self.js(f"return {_PANEL}.sessionContext.session.kernel.status === 'idle'"),
-            "the kernel to be idle",
+            lambda: self.js(f"return {_PANEL}.sessionContext.session.kernel.status === 'idle'"), "the kernel to be idle"
         )
 
     def cells(self) -> list[dict[str, Any]]:
@@ -263,10 +240,7 @@ class Notebook:
             ]
         # Asked in the page: to send all its text takes the driver seconds.
         shown = "return arguments[0].filter(words => document.body.innerText.includes(words))"
-        found += self.js(
-            shown,
-            ["Error displaying widget", "Error creating widget", "Loading widget"],
-        )
+        found += self.js(shown, ["Error displaying widget", "Error creating widget", "Loading widget"])
         return found
 
     def barriers(self) -> list[str]:
@@ -289,12 +263,7 @@ class Notebook:
     def text_of(self, css: str) -> str:
         """Return the text of all elements that match, read at one moment."""
         elements = "Array.from(document.querySelectorAll(arguments[0]))"
-        return str(
-            self.js(
-                f"return {elements}.map(one => one.innerText ?? one.textContent).join(' ')",
-                css,
-            )
-        )
+        return str(self.js(f"return {elements}.map(one => one.innerText ?? one.textContent).join(' ')", css))
 
     def press(self, label: str) -> None:
         """Press the button with this label by its key, as somebody without a mouse would."""
@@ -303,10 +272,7 @@ class Notebook:
             for one in self.driver.find_elements(By.CSS_SELECTOR, "button.jupyter-button")
             if one.text.strip() == label
         ]
-        self.js(
-            "arguments[0].scrollIntoView({block: 'center'}); arguments[0].focus()",
-            button,
-        )
+        self.js("arguments[0].scrollIntoView({block: 'center'}); arguments[0].focus()", button)
         button.send_keys(Keys.SPACE)
 
     def reopen(self) -> None:

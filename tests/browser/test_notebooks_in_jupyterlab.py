@@ -13,16 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from jupyterlab_browser import (
-    HEIGHT,
-    ROOT,
-    WIDTH,
-    Notebook,
-    browser,
-    jupyterlab,
-    missing,
-    wait_until,
-)
+from jupyterlab_browser import HEIGHT, ROOT, WIDTH, Notebook, browser, jupyterlab, missing, wait_until
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.webdriver import WebDriver
 from selenium.webdriver.common.by import By
@@ -53,23 +44,13 @@ def try_cluster_form(notebook: Notebook, device: str) -> None:
     before, after = ("200", "50") if device == "moss" else ("1000", "200")
     move_slider(notebook, f"{device}: link rate in Mbit/s", Keys.ARROW_LEFT, 2)
     bars = ".jupyter-widgets .js-plotly-plot .bartext"
-    wait_until(
-        lambda: after in notebook.text_of(bars).split(),
-        "the overview to follow the slider",
-    )
-    wait_until(
-        lambda: "-edited'" in notebook.text_of(".widget-html"),
-        "the form to say that it was edited",
-    )
+    wait_until(lambda: after in notebook.text_of(bars).split(), "the overview to follow the slider")
+    wait_until(lambda: "-edited'" in notebook.text_of(".widget-html"), "the form to say that it was edited")
     notebook.shoot("cluster-form-edited")
     notebook.press("Reset")
+    wait_until(lambda: "-edited'" not in notebook.text_of(".widget-html"), "the overview to be as before")
     wait_until(
-        lambda: "-edited'" not in notebook.text_of(".widget-html"),
-        "the overview to be as before",
-    )
-    wait_until(
-        lambda: after not in notebook.text_of(bars).split() and before in notebook.text_of(bars).split(),
-        "the old bars",
+        lambda: after not in notebook.text_of(bars).split() and before in notebook.text_of(bars).split(), "the old bars"
     )
 
 
@@ -77,30 +58,18 @@ def try_job_form(notebook: Notebook) -> None:
     field = notebook.named("input", "Samples of one optimizer step, over all devices")
     field.send_keys(Keys.CONTROL, "a")
     field.send_keys("30", Keys.ENTER)
-    wait_until(
-        lambda: "not a multiple" in notebook.text_of("[role=alert]"),
-        "the form to say what is wrong",
-    )
+    wait_until(lambda: "not a multiple" in notebook.text_of("[role=alert]"), "the form to say what is wrong")
     notebook.shoot("job-form-error")
     field.send_keys(Keys.CONTROL, "a")
     field.send_keys("32", Keys.ENTER)
-    wait_until(
-        lambda: "not a multiple" not in notebook.text_of("[role=alert]"),
-        "the form to be content",
-    )
+    wait_until(lambda: "not a multiple" not in notebook.text_of("[role=alert]"), "the form to be content")
 
 
 def try_run_panel(notebook: Notebook) -> None:
     notebook.press("Simulate")
-    wait_until(
-        lambda: "Finished in" in notebook.text_of(".widget-html [role=status]"),
-        "the simulation",
-    )
+    wait_until(lambda: "Finished in" in notebook.text_of(".widget-html [role=status]"), "the simulation")
     notebook.press("Run")
-    wait_until(
-        lambda: "doing" in notebook.text_of(".widget-html"),
-        "the devices to say what they are doing",
-    )
+    wait_until(lambda: "doing" in notebook.text_of(".widget-html"), "the devices to say what they are doing")
     notebook.shoot("run-panel-running")
     wait_until(lambda: "after epoch" in notebook.text_of(".widget-html"), "the run")
     notebook.shoot("run-panel-finished")
@@ -167,10 +136,7 @@ def try_while_a_cell_runs(notebook: Notebook) -> None:
     end.parent.mkdir(parents=True, exist_ok=True)
     notebook.begin_cell(f"import os, time\nwhile not os.path.exists({str(end)!r}):\n    time.sleep(0.1)")
     move_slider(notebook, "moss: link rate in Mbit/s", Keys.ARROW_LEFT, 2)
-    wait_until(
-        lambda: "50" in notebook.text_of(bars).split(),
-        "the overview to follow the slider during the cell",
-    )
+    wait_until(lambda: "50" in notebook.text_of(bars).split(), "the overview to follow the slider during the cell")
     assert notebook.last_cell_runs()
     end.touch()
     notebook.press("Reset")
@@ -207,16 +173,10 @@ def in_pac_plus(notebook: Notebook) -> None:
 
 def try_explorer(notebook: Notebook) -> None:
     headline = ".widget-html [role=status]"
-    wait_until(
-        lambda: "samples/s" in notebook.text_of(headline),
-        "the explorer to say its throughput",
-    )
+    wait_until(lambda: "samples/s" in notebook.text_of(headline), "the explorer to say its throughput")
     before = notebook.text_of(headline)
     move_slider(notebook, "tx2-h: speed in GFLOP/s", Keys.PAGE_DOWN, 6)
-    wait_until(
-        lambda: "against the beginning" in notebook.text_of(headline),
-        "the plan to follow the slider",
-    )
+    wait_until(lambda: "against the beginning" in notebook.text_of(headline), "the plan to follow the slider")
     assert notebook.text_of(headline) != before
     notebook.shoot("explorer-slower")
     move_slider(notebook, "nano-h: memory for the job, in MB", Keys.HOME)
@@ -225,15 +185,11 @@ def try_explorer(notebook: Notebook) -> None:
     move_slider(notebook, "tx2-l: memory for the job, in MB", Keys.HOME)
     wait_until(lambda: "No plan fits." in notebook.text_of(headline), "the planner to refuse")
     wait_until(
-        lambda: re.search("nano|tx2", notebook.text_of("[role=alert]")),
-        "the device that lacks memory to be named",
+        lambda: re.search("nano|tx2", notebook.text_of("[role=alert]")), "the device that lacks memory to be named"
     )
     notebook.shoot("explorer-refused")
     notebook.press("Reset")
-    wait_until(
-        lambda: "No plan fits." not in notebook.text_of(headline),
-        "the planner to plan again",
-    )
+    wait_until(lambda: "No plan fits." not in notebook.text_of(headline), "the planner to plan again")
 
 
 def try_split_editor(notebook: Notebook) -> None:
@@ -243,10 +199,7 @@ def try_split_editor(notebook: Notebook) -> None:
     wait_until(lambda: notebook.text_of(headline) != before, "the step to follow the split")
     notebook.shoot("editor-moved")
     notebook.press("Planner's plan")
-    wait_until(
-        lambda: "(+0.0% against the planner)" in notebook.text_of(headline),
-        "the planner's plan",
-    )
+    wait_until(lambda: "(+0.0% against the planner)" in notebook.text_of(headline), "the planner's plan")
 
 
 def in_hybrid_parallelism(notebook: Notebook) -> None:
@@ -256,32 +209,18 @@ def in_hybrid_parallelism(notebook: Notebook) -> None:
 
 def try_layer_cutter(notebook: Notebook) -> None:
     notebook.press("scheme 2")
-    wait_until(
-        lambda: "One layer, scheme 2" in notebook.text_of(".widget-html"),
-        "the layer to be cut the other way",
-    )
+    wait_until(lambda: "One layer, scheme 2" in notebook.text_of(".widget-html"), "the layer to be cut the other way")
     move_slider(notebook, "rpi-m-3: its part of the layer, relative to the others'", Keys.HOME)
-    wait_until(
-        lambda: "284 tokens on 3 devices" in notebook.text_of(".widget-html"),
-        "the last device to be left out",
-    )
+    wait_until(lambda: "284 tokens on 3 devices" in notebook.text_of(".widget-html"), "the last device to be left out")
     notebook.shoot("cutter-scheme-2")
 
 
 def try_scheme_editor(notebook: Notebook) -> None:
-    move_slider(
-        notebook,
-        "How many layers, from the first on, are in scheme 2",
-        Keys.ARROW_RIGHT,
-        2,
-    )
+    move_slider(notebook, "How many layers, from the first on, are in scheme 2", Keys.ARROW_RIGHT, 2)
     headline = ".widget-html [role=status]"
     wait_until(lambda: "yours: [4, 2]" in notebook.text_of(headline), "two layers in scheme 2")
     notebook.press("5")
-    wait_until(
-        lambda: "yours: [3, 3]" in notebook.text_of(headline),
-        "the last layer to follow its button",
-    )
+    wait_until(lambda: "yours: [3, 3]" in notebook.text_of(headline), "the last layer to follow its button")
     notebook.shoot("editor-schemes")
 
 
@@ -316,10 +255,7 @@ def try_bowl(notebook: Notebook) -> None:
     move_slider(notebook, "Random directions of a step; each takes two forward passes", Keys.END)
     wait_until(lambda: notebook.text_of(headline) != before, "the slope from more directions")
     notebook.press("Ten steps")
-    wait_until(
-        lambda: "after 10 steps, 1280 forward passes" in notebook.text_of(headline),
-        "the walk down the bowl",
-    )
+    wait_until(lambda: "after 10 steps, 1280 forward passes" in notebook.text_of(headline), "the walk down the bowl")
     wait_until(lambda: 11 in points_of(notebook, "path"), "the walk in the figure")
     notebook.shoot("bowl-walked")
 
@@ -329,10 +265,7 @@ def try_roofline(notebook: Notebook) -> None:
     assert said not in notebook.text_of(headline)
     move_slider(notebook, "Tokens of each sample, padding included", Keys.END)
     move_slider(notebook, "Samples of each query", Keys.END)
-    wait_until(
-        lambda: said in notebook.text_of(headline),
-        "long sentences to bound the machine by arithmetic",
-    )
+    wait_until(lambda: said in notebook.text_of(headline), "long sentences to bound the machine by arithmetic")
     notebook.shoot("roofline-bound")
 
 
@@ -344,29 +277,17 @@ def try_training(notebook: Notebook) -> None:
     field.send_keys(str(steps), Keys.ENTER)
     notebook.press("Learn")
     wait_until(lambda: f"{steps} steps" in notebook.text_of(headline), "the model to learn")
-    wait_until(
-        lambda: steps in points_of(notebook, "loss of a step"),
-        "the last step in the figure",
-    )
+    wait_until(lambda: steps in points_of(notebook, "loss of a step"), "the last step in the figure")
     notebook.shoot("training-learnt")
 
 
 def try_divider(notebook: Notebook) -> None:
     headline = ".widget-html [role=status]"
     move_slider(notebook, "alpha: queries of each step", Keys.END)
-    wait_until(
-        lambda: "Not a step yet" in notebook.text_of(headline),
-        "too many queries to be refused",
-    )
-    wait_until(
-        lambda: "4 queries" in notebook.text_of("[role=alert]"),
-        "the number of queries to be named",
-    )
+    wait_until(lambda: "Not a step yet" in notebook.text_of(headline), "too many queries to be refused")
+    wait_until(lambda: "4 queries" in notebook.text_of("[role=alert]"), "the number of queries to be named")
     notebook.press("Planner's division")
-    wait_until(
-        lambda: "(+0.0% against the planner)" in notebook.text_of(headline),
-        "the planner's division",
-    )
+    wait_until(lambda: "(+0.0% against the planner)" in notebook.text_of(headline), "the planner's division")
     notebook.shoot("divider-planned")
 
 
@@ -381,18 +302,12 @@ def in_confidant(notebook: Notebook) -> None:
     try_player(notebook)
     headline = ".widget-html [role=status]"
     notebook.press("Best order")
-    wait_until(
-        lambda: "Out of memory" not in notebook.text_of(headline),
-        "a partition that fits",
-    )
+    wait_until(lambda: "Out of memory" not in notebook.text_of(headline), "a partition that fits")
     notebook.shoot("partition-best-order")
     move_slider(notebook, "How far a step goes along its gradient", Keys.END)
     wait_until(lambda: "run away" in notebook.text_of(headline), "stale gradients to run away")
     move_slider(notebook, "Heads on processor 1", Keys.ARROW_RIGHT)
-    wait_until(
-        lambda: "1 head too many" in notebook.text_of(headline),
-        "the heads to be counted",
-    )
+    wait_until(lambda: "1 head too many" in notebook.text_of(headline), "the heads to be counted")
     notebook.shoot("heads-too-many")
 
 
@@ -401,13 +316,11 @@ def in_ringada(notebook: Notebook) -> None:
     headline = ".widget-html [role=status]"
     move_slider(notebook, "How many adapters are trained, from the top", Keys.END)
     wait_until(
-        lambda: "24 layer times a mini-batch, 1.00 times" in notebook.text_of(headline),
-        "all adapters to be trained",
+        lambda: "24 layer times a mini-batch, 1.00 times" in notebook.text_of(headline), "all adapters to be trained"
     )
     move_slider(notebook, "Into how many parts a mini-batch is cut", Keys.ARROW_RIGHT, 2)
     wait_until(
-        lambda: "24 layer times a mini-batch, 1.00 times" not in notebook.text_of(headline),
-        "micro-batches to help",
+        lambda: "24 layer times a mini-batch, 1.00 times" not in notebook.text_of(headline), "micro-batches to help"
     )
     notebook.shoot("ring-lab")
 

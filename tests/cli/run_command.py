@@ -24,11 +24,7 @@ class Command:
     PAC+."""
 
     def __init__(self, folder: Path, data: Path, cache: Path, job: Sequence[str] | None = None) -> None:
-        self.folder, self.work, self.report = (
-            folder,
-            folder / "work",
-            folder / "report.json",
-        )
+        self.folder, self.work, self.report = folder, folder / "work", folder / "report.json"
         self.temporary = folder / "t"  # a short name: paths of sockets in it must stay short
         self.temporary.mkdir()
         # Slow devices: an epoch takes long enough to be interrupted in, and costs the host nothing.

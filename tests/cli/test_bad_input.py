@@ -41,14 +41,7 @@ def refused(*words: str) -> dict[str, str]:
     assert (plain.exit_code, plain.stdout) == (2, "")
     told = plain.stderr.splitlines()[-1]
     assert told == " ".join(
-        part
-        for part in (
-            f"{error['error']}:",
-            error["asked"],
-            error["found"],
-            error["todo"],
-        )
-        if part
+        part for part in (f"{error['error']}:", error["asked"], error["found"], error["todo"]) if part
     )
     return error
 
@@ -56,11 +49,7 @@ def refused(*words: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("words", "found", "todo"),
     [
-        (
-            ("--method", "pac-plus"),
-            "Known methods: confidant, fine_tuning",
-            "'pac_plus'?",
-        ),
+        (("--method", "pac-plus"), "Known methods: confidant, fine_tuning", "'pac_plus'?"),
         (("--model", "tiny-bort"), "tiny-gpt2", "'tiny-bert'?"),
         (("--model", "all-MiniLM-L6"), "all-MiniLM-L6-v2", "'all-MiniLM-L6-v2'?"),
         (("--model", "quite unknown"), "no hub name", "a folder or a hub name"),
@@ -70,27 +59,15 @@ def refused(*words: str) -> dict[str, str]:
         (("--option", "reducton=4"), "backbone_dtype, reduction", "'reduction'?"),
         (("--option", "reduction=four"), "a whole number", "Change it"),
         (("--option", "order=best"), "one of given, all", "Change it"),
-        (
-            ("--option", "dropout=1.5", "--model", "tiny-bert"),
-            "at least 0 and below 1",
-            "Lower dropout",
-        ),
-        (
-            ("--option", "reduction=5", "--model", "tiny-bert"),
-            "32 is not a multiple of 5",
-            "divisor",
-        ),
+        (("--option", "dropout=1.5", "--model", "tiny-bert"), "at least 0 and below 1", "Lower dropout"),
+        (("--option", "reduction=5", "--model", "tiny-bert"), "32 is not a multiple of 5", "divisor"),
         (("--option", "reduction"), "not KEY=VALUE", "reduction=8"),
         (("--epochs", "0"), "at least 1", "Raise epochs"),
         (("--epochs", "many"), "'--epochs'", "--help"),
         (("--batch-size", "30"), "not a multiple of 4", "Change one"),
         (("--learning-rate", "nan"), "above 0", "Give learning_rate a number"),
         (("--train-samples", "0"), "at least 1", "Raise train_samples"),
-        (
-            ("--max-length", "2", "--model", "tiny-bert"),
-            "Special tokens",
-            "Raise max_length",
-        ),
+        (("--max-length", "2", "--model", "tiny-bert"), "Special tokens", "Raise max_length"),
         (("--mode", "emulate"), "'simulate', 'execute'", "--help"),
         (("--no-such-option",), "No such option", "--help"),
     ],
@@ -112,10 +89,7 @@ def test_what_cannot_be_meant(words: tuple[str, ...], found: str, todo: str, dat
             CLUSTER_FILE.replace("gflops = 30", "gflops = 30\nbandwidth_mbit_per_s = -5"),
             "line 4: Device 'alpha' asks for bandwidth",
         ),
-        (
-            CLUSTER_FILE.replace("host_share = 0.4", "host_share = 0"),
-            "Device 'beta' asks for host_share = 0",
-        ),
+        (CLUSTER_FILE.replace("host_share = 0.4", "host_share = 0"), "Device 'beta' asks for host_share = 0"),
         (CLUSTER_FILE.replace("memory_mb", "memmory_mb"), "Did you mean 'memory_mb'?"),
         (
             CLUSTER_FILE.replace("host_share = 0.5", 'host_share = 0.5\naddress = "pi.local"'),
@@ -143,15 +117,7 @@ def test_datasets_that_hold_nothing(tmp_path: Path) -> None:
     )
     assert (
         "no such folder"
-        in refused(
-            "run",
-            "--model",
-            "tiny-bert",
-            "--task",
-            "sst2",
-            "--data",
-            str(tmp_path / "none"),
-        )["found"]
+        in refused("run", "--model", "tiny-bert", "--task", "sst2", "--data", str(tmp_path / "none"))["found"]
     )
 
 
@@ -164,13 +130,10 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_run(
     assert "Not a directory" in refused("simulate", "--report", str(tmp_path / "file" / "report.json"))["found"]
 
 
-def test_a_disk_that_fills_up_during_the_run_costs_the_file_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_disk_that_fills_up_during_the_run_costs_the_file_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for mode, hint in (("execute", True), ("simulate", False)):
         monkeypatch.setattr(
-            "workbench.experiment.run",
-            lambda *_, mode=mode, **__: made_up_report.report(executed=mode == "execute"),
+            "workbench.experiment.run", lambda *_, mode=mode, **__: made_up_report.report(executed=mode == "execute")
         )
         told = CliRunner().invoke(app, ["run", "--mode", mode, "--report", "/dev/full"])
         assert told.exit_code == 2 and "Devices     fast" in told.stderr
@@ -211,10 +174,7 @@ def test_what_the_system_refuses_is_told_with_its_cause(
 
     monkeypatch.setattr("workbench.experiment.plan", fails)
     error = refused("plan")
-    assert (error["found"], error["todo"]) == (
-        f"{os.strerror(number)}: '/somewhere'.",
-        todo,
-    )
+    assert (error["found"], error["todo"]) == (f"{os.strerror(number)}: '/somewhere'.", todo)
 
 
 def test_unknown_commands() -> None:

@@ -64,10 +64,7 @@ def split(text: str) -> list[tuple[str, str]]:
 def cases() -> Iterator[Case]:
     for words, quote in split(bad_inputs.COMMANDS):
         yield Case(words=words, quote=quote)
-    for command, options in (
-        ("run", bad_inputs.NUMBERS | bad_inputs.TRAINING),
-        ("simulate", bad_inputs.NUMBERS),
-    ):
+    for command, options in (("run", bad_inputs.NUMBERS | bad_inputs.TRAINING), ("simulate", bad_inputs.NUMBERS)):
         for option, values in options.items():
             yield from (
                 Case(
@@ -84,13 +81,7 @@ def cases() -> Iterator[Case]:
         )
         for words, quote in split(text):
             yield Case(
-                words=" ".join(
-                    [
-                        job,
-                        *(f"--option {word}" for word in re.split(r" (?=\w+=)", words)),
-                    ]
-                ),
-                quote=quote,
+                words=" ".join([job, *(f"--option {word}" for word in re.split(r" (?=\w+=)", words))]), quote=quote
             )
     for words, quote in split(bad_inputs.STEP_FAULTS):
         job = "run --cluster {sound} --model tiny-bert --task sst2 --data {data} --train-samples 16"
@@ -111,12 +102,7 @@ def cases() -> Iterator[Case]:
             )
     for given, quote in split(bad_inputs.JOBS):
         files = (("job.json", given.format(**TEXTS)),)
-        yield Case(
-            words="--job {folder}/job.json",
-            quote=quote,
-            files=files,
-            app="workbench.cli.torchrun",
-        )
+        yield Case(words="--job {folder}/job.json", quote=quote, files=files, app="workbench.cli.torchrun")
     sound = json.loads(to_json(made_up_report.report()))
     for given, quote in split(bad_inputs.REPORTS):
         path, _, value = given.partition(" = ")
@@ -200,9 +186,7 @@ def held(folder: Path) -> set[tuple[str, int]]:
 
 
 @pytest.mark.parametrize(
-    "case",
-    CASES,
-    ids=[f"{number}: {case.words[:60]} {case.quote[:20]}" for number, case in enumerate(CASES)],
+    "case", CASES, ids=[f"{number}: {case.words[:60]} {case.quote[:20]}" for number, case in enumerate(CASES)]
 )
 def test_refused_in_one_sentence(case: Case, places: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(places["folder"])
@@ -223,10 +207,7 @@ def test_there_are_many() -> None:
     assert len(set(CASES)) == len(CASES) >= 300
 
 
-@pytest.mark.parametrize(
-    "holding",
-    ["./", "snapshots/", "fingerprint.txt/", "adapter/x", "steps", "notes.txt"],
-)
+@pytest.mark.parametrize("holding", ["./", "snapshots/", "fingerprint.txt/", "adapter/x", "steps", "notes.txt"])
 def test_folders_without_a_run_are_not_resumed(holding: str, tmp_path: Path) -> None:
     path = tmp_path / "run" / holding
     (path if holding.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
@@ -234,8 +215,7 @@ def test_folders_without_a_run_are_not_resumed(holding: str, tmp_path: Path) -> 
         path.write_text("x")
     before = held(tmp_path)
     assert "It holds no run" in refusal(
-        ["run", "--model", "tiny-bert", "--resume", "--workdir", str(tmp_path / "run")],
-        "workbench.cli.app",
+        ["run", "--model", "tiny-bert", "--resume", "--workdir", str(tmp_path / "run")], "workbench.cli.app"
     )
     assert held(tmp_path) == before
 
@@ -243,10 +223,7 @@ def test_folders_without_a_run_are_not_resumed(holding: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("kept", "found"),
     [
-        (
-            Job(epochs=7, options={"reduction": 4}),
-            "epochs = 7 instead of 3, option reduction = 4 instead of None",
-        ),
+        (Job(epochs=7, options={"reduction": 4}), "epochs = 7 instead of 3, option reduction = 4 instead of None"),
         (Job(data="there"), "data = there instead of None"),
         (Job(), "the plan, the model's weights or the dataset have changed"),
     ],
@@ -257,16 +234,9 @@ def test_resuming_another_job_names_what_differs(kept: Job, found: str, tmp_path
         holds_run(tmp_path, "mine", Job())
     assert holds_run(tmp_path, "another", kept)
     of_a_former_version = to_json(Job()).replace('"snapshot_every"', '"backup_every"')
-    for other in (
-        "another\n{",
-        "another\n",
-        "",
-        "\xff",
-        f"another\n{of_a_former_version}",
-    ):
+    for other in ("another\n{", "another\n", "", "\xff", f"another\n{of_a_former_version}"):
         (tmp_path / "fingerprint.txt").write_text(other)
         with pytest.raises(
-            CacheError,
-            match=r"Another version of the workbench made it, or its fingerprint\.txt was changed",
+            CacheError, match=r"Another version of the workbench made it, or its fingerprint\.txt was changed"
         ):
             holds_run(tmp_path, "mine", Job())

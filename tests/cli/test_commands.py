@@ -30,10 +30,7 @@ from workbench.core.report import Report
 from workbench.runtime import ssh_agent
 from workbench_studies.bench.command import BENCHES
 
-COMMANDS = (
-    *(command.__name__ for commands in GROUPS.values() for command in commands),
-    *STUDIES,
-)
+COMMANDS = (*(command.__name__ for commands in GROUPS.values() for command in commands), *STUDIES)
 
 
 def call(*words: str):
@@ -46,16 +43,7 @@ def experiment(monkeypatch):
     calls = []
     fake = types.ModuleType("workbench.experiment")
 
-    def run(
-        job,
-        described,
-        mode="execute",
-        *,
-        progress=None,
-        workdir=None,
-        resume=False,
-        fidelity="auto",
-    ):
+    def run(job, described, mode="execute", *, progress=None, workdir=None, resume=False, fidelity="auto"):
         calls.append((job, described, mode, workdir, resume, fidelity))
         if fake.raises is not None:
             raise fake.raises
@@ -119,13 +107,7 @@ def test_the_help_of_run_names_every_method_and_loads_no_torch() -> None:
         "except SystemExit: pass\n"
         "print([name for name in ('torch', 'transformers', 'numpy', 'scipy') if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=LIMIT_S,
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=LIMIT_S)
     assert done.stdout.splitlines()[-1] == "[]" and all(method in done.stdout for method in registered())
 
 
@@ -141,10 +123,7 @@ def test_names_stay_whole_in_narrow_tables(monkeypatch) -> None:
 
 def test_eval_samples_limit_both_splits(experiment) -> None:
     call("run", "--eval-samples", "8", "--test-samples", "9")
-    assert (
-        experiment.calls[0][0].validation_samples,
-        experiment.calls[0][0].test_samples,
-    ) == (8, 9)
+    assert (experiment.calls[0][0].validation_samples, experiment.calls[0][0].test_samples) == (8, 9)
 
 
 def test_importing_the_command_line_loads_nothing_heavy() -> None:
@@ -153,13 +132,7 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
         "print([name for name in ('torch', 'transformers', 'datasets', 'numpy', 'plotly', 'papermill') if name "
         "in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=LIMIT_S,
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=LIMIT_S)
     assert done.stdout.strip() == "[]"
 
 
@@ -180,25 +153,8 @@ def test_run_fills_in_the_job(experiment, tmp_path) -> None:
             "--micro-batches",
             "2",
         ),
-        *(
-            "--learning-rate",
-            "0.001",
-            "--train-samples",
-            "64",
-            "--data",
-            "folder",
-            "--fidelity",
-            "paced",
-            "--resume",
-        ),
-        *(
-            "--workdir",
-            str(tmp_path),
-            "--option",
-            "reduction=4",
-            "--option",
-            "init=pruned",
-        ),
+        *("--learning-rate", "0.001", "--train-samples", "64", "--data", "folder", "--fidelity", "paced", "--resume"),
+        *("--workdir", str(tmp_path), "--option", "reduction=4", "--option", "init=pruned"),
     )
     assert result.exit_code == 0, result.output
     [(job, _, mode, workdir, resume, fidelity)] = experiment.calls
@@ -273,10 +229,7 @@ def test_interrupt_says_how_to_go_on(experiment) -> None:
 
 def test_sigterm_ends_a_command_as_ctrl_c_does(monkeypatch, tmp_path) -> None:
     """So a bench that is terminated removes its folders."""
-    monkeypatch.setattr(
-        "workbench_studies.bench.recovery.run",
-        lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM),
-    )
+    monkeypatch.setattr("workbench_studies.bench.recovery.run", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["workbench", "bench", "recovery", "--only", "lora,kill"])
     before = signal.getsignal(signal.SIGTERM)
@@ -319,12 +272,7 @@ def test_devices_lists_and_shows_clusters() -> None:
     names = json.loads(call("devices", "--list", "--json").stdout)
     assert "laptop" in names
     shown = json.loads(call("devices", "--json").stdout)
-    assert [device["host_share"] for device in shown["devices"]] == [
-        0.5,
-        0.5,
-        0.27,
-        0.13,
-    ]
+    assert [device["host_share"] for device in shown["devices"]] == [0.5, 0.5, 0.27, 0.13]
     assert shown["devices"][0]["name"] in call("devices").stdout
 
 
@@ -344,12 +292,7 @@ def test_bench_dispatches_by_its_table(monkeypatch) -> None:
     monkeypatch.setitem(BENCHES, "fake", "fake_bench")
     assert json.loads(call("bench", "fake", "--json").stdout) == {"fake": {"ratio": 0.9}}
     assert "0.9" in call("bench", "fake").stdout
-    fake.bench = lambda say: {
-        "points": [
-            {"mbit_per_s": 125, "ratio": 0.87654321},
-            {"mbit_per_s": 250, "ratio": 0.9},
-        ]
-    }
+    fake.bench = lambda say: {"points": [{"mbit_per_s": 125, "ratio": 0.87654321}, {"mbit_per_s": 250, "ratio": 0.9}]}
     shown = call("bench", "fake").stdout
     assert "mbit per s" in shown and "0.8765" in shown
     assert "{" not in shown, "points are a table, not a dump"
@@ -368,8 +311,7 @@ def call_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
     def call(added: Sequence[Added], *words: str) -> Any:
         monkeypatch.setattr(
-            "workbench.cli.app.entry_points",
-            lambda group: [one for one in added if group == "workbench.commands"],
+            "workbench.cli.app.entry_points", lambda group: [one for one in added if group == "workbench.commands"]
         )
         other = typer.Typer(cls=Commands, pretty_exceptions_enable=False)
         other.callback()(lambda: None)
@@ -391,13 +333,7 @@ def test_another_distribution_adds_a_command(call_with) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        ("reproduce", "pac_plus", "--all"),
-        ("bench",),
-        ("bench", "--help"),
-        ("reproduce", "--json"),
-    ],
+    "words", [("reproduce", "pac_plus", "--all"), ("bench",), ("bench", "--help"), ("reproduce", "--json")]
 )
 def test_without_the_studies_their_commands_say_what_to_install(call_with, words: tuple[str, ...]) -> None:
     result = call_with([], *words)
@@ -405,17 +341,11 @@ def test_without_the_studies_their_commands_say_what_to_install(call_with, words
     assert ("--json" in words) == result.stdout.startswith("{")
 
 
-def test_a_command_that_cannot_be_loaded_takes_no_other_with_it_and_ours_keep_their_names(
-    call_with,
-) -> None:
+def test_a_command_that_cannot_be_loaded_takes_no_other_with_it_and_ours_keep_their_names(call_with) -> None:
     def broken() -> None:
         raise ModuleNotFoundError("No module named 'gone'")
 
-    added = [
-        Added("odd", broken),
-        Added("run", broken),
-        Added("bench", lambda: lambda: typer.echo("measured")),
-    ]
+    added = [Added("odd", broken), Added("run", broken), Added("bench", lambda: lambda: typer.echo("measured"))]
     assert call_with(added, "bench").stdout == "measured\n"
     result = call_with(added, "odd", "--anything")
     assert (
@@ -452,18 +382,8 @@ def test_doctor_reports_every_probe(monkeypatch) -> None:
     ("features", "torch", "state", "said"),
     [
         ("fp asimd evtstrm crc32 cpuid", "2.9.1", "ok", "ARMv8.0, no atomics"),
-        (
-            "fp asimd evtstrm crc32 cpuid",
-            "2.10.0+cpu",
-            "missing",
-            "torch 2.10.0+cpu crashes on this processor",
-        ),
-        (
-            "fp asimd evtstrm crc32 cpuid",
-            "2.6.0",
-            "missing",
-            "torch 2.6.0 crashes on this processor",
-        ),
+        ("fp asimd evtstrm crc32 cpuid", "2.10.0+cpu", "missing", "torch 2.10.0+cpu crashes on this processor"),
+        ("fp asimd evtstrm crc32 cpuid", "2.6.0", "missing", "torch 2.6.0 crashes on this processor"),
         ("fp asimd evtstrm aes crc32 atomics", "2.10.0", "ok", "ARMv8.1 or later"),
         ("", "2.10.0", "ok", "aarch64"),
     ],
@@ -483,11 +403,7 @@ def test_doctor_on_a_board_knows_which_torch_crashes(
 
 
 def test_doctor_fails_where_something_needed_is_missing(monkeypatch) -> None:
-    monkeypatch.setattr(
-        doctor,
-        "PROBES",
-        (lambda: [doctor.Check("packages", "missing", "torch", "Run: make setup")],),
-    )
+    monkeypatch.setattr(doctor, "PROBES", (lambda: [doctor.Check("packages", "missing", "torch", "Run: make setup")],))
     result = call("doctor")
     assert result.exit_code == 1
     assert "-> Run: make setup" in result.stdout
@@ -505,11 +421,7 @@ def test_each_probe_gives_a_finding_with_what_to_do(probe) -> None:
 def test_a_run_shows_the_notes_of_its_plan() -> None:
     noted = report()
     noted = replace(
-        noted,
-        plan=replace(
-            noted.plan,
-            notes=("On beta processors share each layer: heads 8 on cpu, 4 on gpu.",),
-        ),
+        noted, plan=replace(noted.plan, notes=("On beta processors share each layer: heads 8 on cpu, 4 on gpu.",))
     )
     assert "Notes       On beta processors share each layer: heads 8 on cpu, 4 on gpu." in summary(noted)
 
@@ -530,24 +442,10 @@ def test_summary_says_what_is_invalid() -> None:
     assert any("median deviation 5.0% over 3 plans" in line for line in lines)
 
 
-def test_a_terminal_that_is_not_utf_8_shows_characters_by_number(
-    tmp_path: Path,
-) -> None:
+def test_a_terminal_that_is_not_utf_8_shows_characters_by_number(tmp_path: Path) -> None:
     device = '[[device]]\nname = "a"\ngflops = 5\nmemory_mb = 100\n'
     (tmp_path / "mine.toml").write_text(f'description = "Zw\u00f6lf \U0001f600"\n{device}', encoding="utf-8")
-    words = [
-        sys.executable,
-        "-m",
-        "workbench",
-        "devices",
-        "--cluster",
-        str(tmp_path / "mine.toml"),
-    ]
-    done = subprocess.run(
-        words,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
-    )
+    words = [sys.executable, "-m", "workbench", "devices", "--cluster", str(tmp_path / "mine.toml")]
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0, done.stderr
     assert r"Zw\xf6lf \U0001f600" in done.stdout

@@ -83,22 +83,14 @@ def life(tmp_path_factory: pytest.TempPathFactory, data: Path, cache: Path) -> I
         command.wait_for_an_epoch(process)
         os.killpg(process.pid, signal.SIGINT)
         said, told = process.communicate(timeout=LIMIT_S)
-        interrupted = End(
-            said=said,
-            told=told,
-            returncode=process.returncode,
-            survivors=command.survivors(),
-        )
+        interrupted = End(said=said, told=told, returncode=process.returncode, survivors=command.survivors())
 
         process = command.start("--resume", before=without_network(loopback=True))
         lines = command.wait_for_an_epoch(process)
         family, ports = command.listening()
         said, told = process.communicate(timeout=LIMIT_S)
         finished = End(
-            said=said,
-            told="\n".join([*lines, told]),
-            returncode=process.returncode,
-            survivors=command.survivors(),
+            said=said, told="\n".join([*lines, told]), returncode=process.returncode, survivors=command.survivors()
         )
         assert process.returncode == 0, told
         yield Life(
@@ -133,9 +125,7 @@ def test_no_port_of_ours_can_be_busy(life: Life) -> None:
 def test_the_second_call_finishes(life: Life) -> None:
     assert re.search(RESUMED, life.finished.told)
     assert not re.search(
-        "warning|deprecat|failed",
-        life.finished.told + life.finished.said,
-        re.IGNORECASE,
+        "warning|deprecat|failed", life.finished.told + life.finished.said, re.IGNORECASE
     )  # of any library
     assert [epoch.epoch for epoch in life.report.epochs] == list(range(EPOCHS))
     assert f"Saved in    {life.work / 'adapter'}" in life.finished.said
@@ -181,9 +171,7 @@ def test_as_an_unprivileged_user(monkeypatch: pytest.MonkeyPatch) -> None:
         for place in (folder, command.temporary):
             place.chmod(0o777)
         if subprocess.run(
-            [*nobody, "env", sys.executable, "-c", "import torch"],
-            capture_output=True,
-            env=command.environment,
+            [*nobody, "env", sys.executable, "-c", "import torch"], capture_output=True, env=command.environment
         ).returncode:
             pytest.skip("this Python is closed to other users")
         process = command.start("--epochs", "2", before=nobody)

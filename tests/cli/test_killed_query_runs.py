@@ -58,10 +58,7 @@ def call(command: Command, *more: str) -> str:
 def test_a_run_that_is_killed_goes_on_from_its_log_and_makes_the_same_weights(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data, cache = (
-        write_data(tmp_path_factory.mktemp("data")),
-        tmp_path_factory.mktemp("cache"),
-    )
+    data, cache = write_data(tmp_path_factory.mktemp("data")), tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("WORKBENCH_CACHE", str(cache))
     whole, killed = (Command(tmp_path_factory.mktemp("c"), data, cache, (*JOB, *OPTIONS)) for _ in range(2))
     try:

@@ -79,9 +79,7 @@ def test_from_addresses_to_devices_that_are_ready_and_clean_again(
     [code] = (hosts.home("alpha") / ".workbench-kit").glob("code-*")
     assert (code / "workbench/runtime/pipe_engine.py").is_file()
     subprocess.run(
-        [sys.executable, "-P", "-c", "import workbench.tasks"],
-        env={"PYTHONPATH": str(code)},
-        check=True,
+        [sys.executable, "-P", "-c", "import workbench.tasks"], env={"PYTHONPATH": str(code)}, check=True
     )  # with its data
     assert "is ready already" in kit("setup") and "is ready already" in kit("upgrade")
 
@@ -117,17 +115,7 @@ def test_keys_and_jump_hosts_that_cannot_be_used_are_named(hosts: Hosts) -> None
     ) as config:  # both are reached by way of alpha, whose key this user does not know
         config.write("Host beyond\n  ProxyJump alpha\n")
     subprocess.run(
-        [
-            "ssh-keygen",
-            "-q",
-            "-t",
-            "ed25519",
-            "-N",
-            "secret",
-            "-f",
-            str(hosts.folder / "locked"),
-        ],
-        check=True,
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", str(hosts.folder / "locked")], check=True
     )
     (hosts.folder / "config").write_text(
         (hosts.folder / "config").read_text().replace(f"IdentityFile {hosts.folder}/user", "", 1)
@@ -159,11 +147,7 @@ def test_keys_and_jump_hosts_that_cannot_be_used_are_named(hosts: Hosts) -> None
     ],
 )
 def test_addresses_are_taken_as_people_write_them(
-    word: str,
-    address: str,
-    port: int | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    word: str, address: str, port: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     kit("init", word)
@@ -228,19 +212,11 @@ def test_a_kit_from_discovery_and_with_measured_figures(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(discovery, "discover", lambda: ())
     assert "None announces its SSH" in kit("init", "--discover", code=2)
-    found = (
-        Candidate("pi0", "10.0.0.4", 22, {}),
-        Candidate("pi1", "10.0.0.5", 2222, {}),
-    )
+    found = (Candidate("pi0", "10.0.0.4", 22, {}), Candidate("pi1", "10.0.0.5", 2222, {}))
     monkeypatch.setattr(discovery, "discover", lambda: found)
     kit("init", "--discover", "--user", "ann")
     first, second = load_cluster("kit.toml").devices
-    assert (first.address, first.port, second.address, second.port) == (
-        "ann@10.0.0.4",
-        None,
-        "ann@10.0.0.5",
-        2222,
-    )
+    assert (first.address, first.port, second.address, second.port) == ("ann@10.0.0.4", None, "ann@10.0.0.5", 2222)
 
     slow, fast = Link(bytes_per_s=1e7, latency_s=2e-3), Link(bytes_per_s=1.25e8)
     rates = [
@@ -261,10 +237,7 @@ def test_a_kit_from_discovery_and_with_measured_figures(tmp_path: Path, monkeypa
     assert re.search(r"10\.0\.0\.4 > 10\.0\.0\.5 +\S+ +80 ", kit("measure"))
     assert load_cluster("kit.toml").link(0, 1) == slow
     rows = (replace(rows[0], measured=fast), replace(rows[1], measured=slow))
-    for words in (
-        ["--measure"],
-        ["--links"],
-    ):  # the same measurement, kept in the same way
+    for words in (["--measure"], ["--links"]):  # the same measurement, kept in the same way
         done = CliRunner().invoke(app, ["devices", *words, "--cluster", "kit.toml", "--json"])
         assert done.exit_code == 0, done.output
     measured = load_cluster("kit.toml")
@@ -294,29 +267,13 @@ def test_a_kit_from_a_file_of_addresses_and_a_subnet(tmp_path: Path, monkeypatch
 
 def test_where_pip_finds_packages_uv_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
-    for name in (
-        "PIP_INDEX_URL",
-        "PIP_EXTRA_INDEX_URL",
-        "PIP_FIND_LINKS",
-        "PIP_TRUSTED_HOST",
-    ):
+    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_TRUSTED_HOST"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "pip.conf").write_text("[global]\nfind-links = /wheels\ntimeout = 9\n")
     assert index_options() == ["--find-links", "/wheels"]
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://one.example https://two.example")
-    extra = [
-        "--extra-index-url",
-        "https://one.example",
-        "--extra-index-url",
-        "https://two.example",
-    ]
-    assert index_options() == [
-        "--find-links",
-        "/wheels",
-        *extra,
-        "--index-strategy",
-        "unsafe-best-match",
-    ]
+    extra = ["--extra-index-url", "https://one.example", "--extra-index-url", "https://two.example"]
+    assert index_options() == ["--find-links", "/wheels", *extra, "--index-strategy", "unsafe-best-match"]
 
 
 def greeting(machine: str, python: str) -> Greeting:
@@ -324,20 +281,12 @@ def greeting(machine: str, python: str) -> Greeting:
 
 
 def test_libraries_are_installed_with_the_locks_digests_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wheel, said, brought = (
-        tmp_path / "torch-1.0+cpu-py3-none-any.whl",
-        list[str](),
-        list[str](),
-    )
+    wheel, said, brought = tmp_path / "torch-1.0+cpu-py3-none-any.whl", list[str](), list[str]()
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("torch/__init__.py", "")
+        archive.writestr("torch-1.0+cpu.dist-info/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 1.0+cpu\n")
         archive.writestr(
-            "torch-1.0+cpu.dist-info/METADATA",
-            "Metadata-Version: 2.1\nName: torch\nVersion: 1.0+cpu\n",
-        )
-        archive.writestr(
-            "torch-1.0+cpu.dist-info/WHEEL",
-            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            "torch-1.0+cpu.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
         archive.writestr("torch-1.0+cpu.dist-info/RECORD", "")
 
@@ -348,21 +297,14 @@ def test_libraries_are_installed_with_the_locks_digests_only(tmp_path: Path, mon
             return False
 
     monkeypatch.setattr(ssh_setup, "pinned", lambda packages, greeting: ("torch==1.0",))
-    monkeypatch.setattr(
-        ssh_setup,
-        "index_options",
-        lambda: ["--offline", "--no-index", "--find-links", str(tmp_path)],
-    )
+    monkeypatch.setattr(ssh_setup, "index_options", lambda: ["--offline", "--no-index", "--find-links", str(tmp_path)])
     monkeypatch.setattr(ssh_setup, "data_folder", lambda: tmp_path)
     monkeypatch.setattr(
         ssh_setup,
         "_bring_archive",
         lambda device, folder, files, **how: brought.extend([*(str(name) for _, name in files), how["trial"]]),
     )
-    for digest, is_taken in (
-        (hashlib.sha256(wheel.read_bytes()).hexdigest(), True),
-        (64 * "0", False),
-    ):
+    for digest, is_taken in ((hashlib.sha256(wheel.read_bytes()).hexdigest(), True), (64 * "0", False)):
         (tmp_path / "hashes.txt").write_text(
             f"other==2.0 \\\n    --hash=sha256:{64 * '1'}\ntorch==1.0 \\\n    --hash=sha256:{digest}\n"
         )
@@ -370,9 +312,7 @@ def test_libraries_are_installed_with_the_locks_digests_only(tmp_path: Path, mon
             ssh_setup.install(Device(), said.append)  # type: ignore[arg-type]
     assert brought.count("torch/__init__.py") == brought.count(ssh_setup.TRIAL) == 1
     other = ssh_setup.locked(
-        ["torch==1.0"],
-        lambda pin: f"torch==1.0+cpu \\\n    --hash=sha256:{64 * '2'}",
-        said.append,
+        ["torch==1.0"], lambda pin: f"torch==1.0+cpu \\\n    --hash=sha256:{64 * '2'}", said.append
     )
     assert (
         other == [f"torch==1.0+cpu --hash=sha256:{64 * '0'} --hash=sha256:{64 * '2'}"]
@@ -380,9 +320,7 @@ def test_libraries_are_installed_with_the_locks_digests_only(tmp_path: Path, mon
     )
 
 
-def test_a_device_gets_the_locks_versions_for_its_own_python_and_processor(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_device_gets_the_locks_versions_for_its_own_python_and_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     pins = {
         (machine, python): dict(pin.split("==") for pin in ssh_setup.pinned(("torch",), greeting(machine, python)))
         for machine in ("x86_64", "aarch64")
@@ -392,19 +330,12 @@ def test_a_device_gets_the_locks_versions_for_its_own_python_and_processor(
         "x86_64": "2.13.0",
         "aarch64": TORCH_FOR_ARMV8_0,
     }
-    assert {key for key, one in pins.items() if "setuptools" in one} >= {
-        ("x86_64", "3.13.5"),
-        ("aarch64", "3.13.5"),
-    }
+    assert {key for key, one in pins.items() if "setuptools" in one} >= {("x86_64", "3.13.5"), ("aarch64", "3.13.5")}
     assert all({"jinja2", "markupsafe", "numpy"} & set(one) == {"jinja2", "markupsafe"} for one in pins.values())
 
     installed = ssh_setup.distribution
     older = SimpleNamespace(version="1.9.9", requires=[])
-    monkeypatch.setattr(
-        ssh_setup,
-        "distribution",
-        lambda name: older if name == "sympy" else installed(name),
-    )
+    monkeypatch.setattr(ssh_setup, "distribution", lambda name: older if name == "sympy" else installed(name))
     with pytest.raises(RuntimeSetupError, match=r"lock does not know sympy==1\.9\.9\. .*make setup"):
         ssh_setup.pinned(("torch",), greeting("aarch64", "3.13.5"))
 
@@ -426,18 +357,9 @@ def test_what_crashes_on_a_device_does_not_count_as_installed(tmp_path: Path, mo
     module.write_text("answer = 42\n")
     with closing(Connection("alpha", ssh_login.agent_command(load_cluster("kit.toml").devices[0]))) as connection:
         connection.open()
-        for trial, holds in (
-            (crash, False),
-            ("import module; assert module.answer == 42", True),
-        ):
+        for trial, holds in ((crash, False), ("import module; assert module.answer == 42", True)):
             with nullcontext() if holds else pytest.raises(RuntimeSetupError, match="ends with SIGILL"):
-                ssh_setup._bring_archive(
-                    connection,
-                    "env-1",
-                    [(module, Path("module.py"))],
-                    python=True,
-                    trial=trial,
-                )
+                ssh_setup._bring_archive(connection, "env-1", [(module, Path("module.py"))], python=True, trial=trial)
             assert connection.ask("holds", folder="env-1") is holds
         assert sorted(path.name for path in Path(connection.greeting.kit).glob("env-1*")) == ["env-1"]
 
@@ -479,16 +401,8 @@ CHANGED_KEY = "@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @"
 LOGGED_IN = 'Authenticated to h ([10.0.0.4]:22) using "publickey".'
 # what the host does: a shell's line in place of ssh, or what its Python runs before the agent; problem; mend
 FAULTY = {
-    "no key": (
-        refusing("pi@h: Permission denied (publickey)."),
-        "It does not accept the key.",
-        "ssh-copy-id",
-    ),
-    "another host key": (
-        refusing(CHANGED_KEY),
-        "not the one that was trusted",
-        "--forget",
-    ),
+    "no key": (refusing("pi@h: Permission denied (publickey)."), "It does not accept the key.", "ssh-copy-id"),
+    "another host key": (refusing(CHANGED_KEY), "not the one that was trusted", "--forget"),
     "imitates ssh": (
         refusing(LOGGED_IN, 255, CHANGED_KEY),
         "ends it with status 255 before Python starts.",
@@ -519,11 +433,7 @@ FAULTY = {
         "at `$.memory_bytes`",
         "same version",
     ),
-    "no greeting": (
-        telling("said = [said]"),
-        "something else than a message of the agent",
-        "same version",
-    ),
+    "no greeting": (telling("said = [said]"), "something else than a message of the agent", "same version"),
     "other number": (telling("said['id'] += 100"), "was not asked for", "same version"),
     "nests": (
         telling("real = lambda said: '[' * 100_000"),
@@ -574,16 +484,8 @@ FAULTY = {
         "torch 2.10.0+cpu crashes on its processor (ARMv8.0, no atomics).",
         f"Run: {sys.executable} -m pip install torch=={TORCH_FOR_ARMV8_0} there.",
     ),
-    "a Raspberry Pi 4 with torch 2.9": (
-        processor("fp asimd evtstrm crc32 cpuid", "2.9.1"),
-        "",
-        "",
-    ),
-    "a Raspberry Pi 5 with torch 2.10": (
-        processor("fp asimd evtstrm aes crc32 atomics fphp", "2.10.0"),
-        "",
-        "",
-    ),
+    "a Raspberry Pi 4 with torch 2.9": (processor("fp asimd evtstrm crc32 cpuid", "2.9.1"), "", ""),
+    "a Raspberry Pi 5 with torch 2.10": (processor("fp asimd evtstrm aes crc32 atomics fphp", "2.10.0"), "", ""),
     "printing .bashrc": ("print('Welcome!\\n' * 100, flush=True)", "", ""),
 }
 
@@ -617,9 +519,7 @@ def test_each_fault_of_a_host_is_one_sentence_with_its_mend(host: str, checked: 
     assert bool(found["problem"]) == bool(problem)
 
 
-def test_a_check_ends_when_it_is_told_although_a_device_keeps_it_waiting(
-    tmp_path: Path,
-) -> None:
+def test_a_check_ends_when_it_is_told_although_a_device_keeps_it_waiting(tmp_path: Path) -> None:
     (tmp_path / "ssh").write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\nexec sleep 600\n")
     (tmp_path / "ssh").chmod(0o755)
     described = "".join(f'[[device]]\nname = "{name}"\naddress = "{name}"\n' for name in ("alpha", "beta", "gamma"))
@@ -629,21 +529,9 @@ def test_a_check_ends_when_it_is_told_although_a_device_keeps_it_waiting(
         "import sys\nfrom workbench.__main__ import main\nfrom workbench.runtime.ssh import Connection\n"
         "Connection.open.__defaults__ = ('', 1e6)\nmain()"
     )
-    command = [
-        sys.executable,
-        "-c",
-        patiently,
-        "kit",
-        "check",
-        "--file",
-        str(tmp_path / "kit.toml"),
-    ]
+    command = [sys.executable, "-c", patiently, "kit", "check", "--file", str(tmp_path / "kit.toml")]
     with subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as check:
         wait_for((tmp_path / "asked").exists, "a login")
         check.terminate()

@@ -20,10 +20,7 @@ def notebook(tmp_path, monkeypatch):
         path.parent.mkdir()
         cell = v4.new_code_cell(source, metadata={"tags": ["parameters"]})
         nbformat.write(
-            v4.new_notebook(
-                cells=[cell],
-                metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
-            ),
+            v4.new_notebook(cells=[cell], metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}}),
             path,
         )
         monkeypatch.setattr(quickstart, "ROOT", tmp_path)

@@ -49,13 +49,7 @@ def two_devices(memory_bytes: int = 600_000_000, *, share: float | None = 1.0) -
     return Cluster(
         name="two",
         devices=tuple(
-            Device(
-                name=name,
-                flops_per_s=3e10,
-                memory_bytes=memory_bytes,
-                link=link,
-                host_share=share,
-            )
+            Device(name=name, flops_per_s=3e10, memory_bytes=memory_bytes, link=link, host_share=share)
             for name in ("alpha", "beta")
         ),
     )
@@ -77,11 +71,7 @@ def tiny_job(data: Path, **changes: object) -> Job:
 def profile_briefly(patch: pytest.MonkeyPatch) -> None:
     """Measure this machine in a moment from now on: for tests that do not ask how precisely devices know their
     speed."""
-    patch.setattr(
-        pac_plus,
-        "measure_layers",
-        partial(measure_layers, batch_sizes=(1, 4), lengths=(), budget_s=0.1),
-    )
+    patch.setattr(pac_plus, "measure_layers", partial(measure_layers, batch_sizes=(1, 4), lengths=(), budget_s=0.1))
 
 
 def keep_profile(job: Job, cache: Path) -> None:

@@ -23,10 +23,7 @@ def test_a_file_is_replaced_whole_and_is_on_the_disk_before(tmp_path: Path, monk
     monkeypatch.setattr(os, "fsync", lambda descriptor: (done.append("fsync"), fsync(descriptor))[1])
     monkeypatch.setattr(os, "replace", lambda *paths: (done.append("replace"), replace(*paths))[1])
     write_text(path, "first ä")
-    assert (path.read_text(encoding="utf-8"), stat.S_IMODE(path.stat().st_mode)) == (
-        "first ä",
-        0o644,
-    )
+    assert (path.read_text(encoding="utf-8"), stat.S_IMODE(path.stat().st_mode)) == ("first ä", 0o644)
     assert done == ["fsync", "replace", "fsync"]
     path.chmod(0o600)
     write_text(path, "second")
@@ -49,12 +46,7 @@ def test_only_whole_file_puts_a_file_in_the_place_of_another() -> None:
     package = Path(workbench.__file__).parent
     moves = re.compile(r"\bos\.(replace|rename)\(|\bshutil\.move\(|\.rename\(")
     found = {str(path.relative_to(package)) for path in package.rglob("*.py") if moves.search(path.read_text())}
-    assert found == {
-        "core/files.py",
-        "runtime/activation_cache.py",
-        "assets/fetch.py",
-        "runtime/ssh_agent.py",
-    }
+    assert found == {"core/files.py", "runtime/activation_cache.py", "assets/fetch.py", "runtime/ssh_agent.py"}
 
 
 def test_links_stay_links(tmp_path: Path) -> None:
@@ -97,15 +89,11 @@ def _refused_places(folder: Path) -> dict[str, str]:
 def test_places_that_cannot_be_written_to(tmp_path: Path) -> None:
     for name, found in _refused_places(tmp_path).items():
         with pytest.raises(
-            WriteError,
-            match=f"Writing '{name}' was asked for.*({found}).*(Choose another|Name a file)",
+            WriteError, match=f"Writing '{name}' was asked for.*({found}).*(Choose another|Name a file)"
         ):
             require_writable(name)
     for name in (str(tmp_path / "file"), "/proc/figures"):
-        with pytest.raises(
-            WriteError,
-            match=f"Writing '{name}' was asked for.*(File exists|No such file)",
-        ):
+        with pytest.raises(WriteError, match=f"Writing '{name}' was asked for.*(File exists|No such file)"):
             make_folder(name)
 
 
@@ -115,9 +103,6 @@ def test_a_full_disk_leaves_the_old_file_and_the_device(tmp_path: Path) -> None:
         write_text(Path("/dev/full"), "report")
     assert Path("/dev/full").is_char_device()
     (tmp_path / "report").write_text("old")
-    with (
-        pytest.raises(WriteError, match="No space left"),
-        whole_file(tmp_path / "report"),
-    ):
+    with pytest.raises(WriteError, match="No space left"), whole_file(tmp_path / "report"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("report", "old")]

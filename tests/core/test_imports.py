@@ -118,10 +118,7 @@ for name, code in json.loads(sys.stdin.read()).items():
 def failures() -> dict[str, str]:
     """Return what each use said in a new interpreter, nothing if it worked."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", LOADED],
-        input=json.dumps(USES),
-        capture_output=True,
-        text=True,
+        [sys.executable, "-W", "ignore", "-c", LOADED], input=json.dumps(USES), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-3000:]
     said: dict[str, str] = {}

@@ -42,13 +42,7 @@ def test_declarations_load_nothing_heavy() -> None:
         "name in registered()]\n"
         "print([name for name in ('torch', 'transformers', 'numpy', 'scipy', 'ipywidgets') if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=LIMIT_S,
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=LIMIT_S)
     assert done.stdout.strip() == "[]"
 
 
@@ -100,15 +94,11 @@ def test_a_broken_package_is_named_and_harms_no_other_method(text: str, said: st
 def test_two_packages_cannot_take_one_name(install: Install) -> None:
     install("", "pac_plus = other_method:DECLARATION")
     with pytest.raises(
-        ConfigError,
-        match=r"'pac_plus' is both .* and other_method:DECLARATION of the package other.* rename",
+        ConfigError, match=r"'pac_plus' is both .* and other_method:DECLARATION of the package other.* rename"
     ):
         declaration_of("pac_plus")
 
 
 def test_an_unknown_method_gets_the_known_ones() -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"'pac_puls' was asked for. Known methods: confidant, .* mean 'pac_plus'",
-    ):
+    with pytest.raises(ConfigError, match=r"'pac_puls' was asked for. Known methods: confidant, .* mean 'pac_plus'"):
         load_method("pac_puls")

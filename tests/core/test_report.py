@@ -113,11 +113,7 @@ def test_energy_by_hand() -> None:
     made = report()
     fast, slow = made.cluster.devices
     fast = replace(fast, watts_busy=5.0, watts_idle=1.0, joules_per_byte=1e-6)
-    first = replace(
-        made,
-        cluster=replace(made.cluster, devices=(fast, slow)),
-        epochs=made.epochs[:1],
-    )
+    first = replace(made, cluster=replace(made.cluster, devices=(fast, slow)), epochs=made.epochs[:1])
     assert energy_j(first) == {"fast": pytest.approx(2.0 * (1 + (4 * 4 + 4) / 10))}
     assert ("Energy", "6 J (0.433 mAh at 3.85 V), modelled: fast 6 J") in summary_rows(first)
     assert energy_j(replace(first, epochs=made.epochs)) == {}, "nothing is known of a cached step"

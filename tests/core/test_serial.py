@@ -48,22 +48,12 @@ def test_what_is_no_text_file_is_refused_and_named(tmp_path, name, data, found):
 
 def test_a_byte_order_mark_is_left_out(tmp_path):
     assert read_toml(make(tmp_path, "toml", b"\xef\xbb\xbfa = 1")) == {"a": 1}
-    assert (
-        from_json(
-            read_text(make(tmp_path, "json", b'\xef\xbb\xbf{"epochs": 2}'), "the job"),
-            Job,
-        ).epochs
-        == 2
-    )
+    assert from_json(read_text(make(tmp_path, "json", b'\xef\xbb\xbf{"epochs": 2}'), "the job"), Job).epochs == 2
 
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [
-        ("a = " + DEEP, "nested too deep"),
-        ("a = 1" + 5000 * "0", "thousands of digits"),
-        ("a = [1\n", "malformed"),
-    ],
+    [("a = " + DEEP, "nested too deep"), ("a = 1" + 5000 * "0", "thousands of digits"), ("a = [1\n", "malformed")],
 )
 def test_toml_that_cannot_be_parsed(tmp_path, text, found):
     with pytest.raises(ConfigError, match=found):
@@ -82,11 +72,7 @@ DEVICE = '{"name": "a", "flops_per_s": 1e9, "memory_bytes": %s, "link": {"bytes_
         ('{"learning_rate": 1e400}', Job, "learning_rate: Number out of range"),
         ('{"options": ' + DEEP, Job, "options: Expected `object`"),
         ('{"options": {"a": ' + DEEP, Job, "nested too deep"),
-        (
-            '{"name": "c", "devices": [' + DEVICE % '"much"' + "]}",
-            Cluster,
-            "devices[0].memory_bytes = 'much'",
-        ),
+        ('{"name": "c", "devices": [' + DEVICE % '"much"' + "]}", Cluster, "devices[0].memory_bytes = 'much'"),
         ('{"epochs": 1', Job, "truncated"),
         (b'{"model": "\xe9\xe9"}', Job, "can't decode"),
         ("[]", Job, "Expected `object`, got `array`"),
@@ -115,11 +101,7 @@ def test_a_field_that_a_part_does_not_have_is_refused():
         "1e6}}]}"
     )
     assert from_json(known, Cluster).devices[0].name == "a"
-    for wrong, found in (
-        ("bytes_per_s", "byte_per_s"),
-        ("flops_per_s", "flops"),
-        ("devices", "device"),
-    ):
+    for wrong, found in (("bytes_per_s", "byte_per_s"), ("flops_per_s", "flops"), ("devices", "device")):
         with pytest.raises(ConfigError) as caught:
             from_json(known.replace(f'"{wrong}": ', f'"{found}": 1, "{wrong}": '), Cluster)
         assert caught.value.found == f"It has no field '{found}'." and wrong in caught.value.todo

@@ -19,14 +19,7 @@ from workbench.tasks import load_task
 from workbench.tasks.metrics import compute
 from workbench.tasks.tokenize import evaluation_batches, tokenize
 
-KEPT_AFTER_A_RUN = {
-    "adapter",
-    "snapshots",
-    "steps",
-    "initial.safetensors",
-    "fingerprint.txt",
-    "plan.json",
-}
+KEPT_AFTER_A_RUN = {"adapter", "snapshots", "steps", "initial.safetensors", "fingerprint.txt", "plan.json"}
 
 
 def run(
@@ -42,13 +35,7 @@ def run(
     kinds = {fault.split(":")[0].strip() for fault in job.faults.split(";")}
     cluster = two_devices(share=0.1 if kinds & {"kill", "freeze", "leave"} else 1.0)
     return experiment.run(
-        job,
-        cluster,
-        workdir=folder,
-        fidelity="paced",
-        resume=resume,
-        progress=progress,
-        chosen_plan=chosen_plan,
+        job, cluster, workdir=folder, fidelity="paced", resume=resume, progress=progress, chosen_plan=chosen_plan
     )
 
 

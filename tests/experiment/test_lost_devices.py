@@ -41,12 +41,7 @@ def alone(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Report:
     """A run on the first device alone; bfloat16 would make much of the last digits of activations that another batch
     computes."""
     job = replace(job, options=job.options | {"cache_dtype": "float32"})
-    return experiment.run(
-        job,
-        two_devices().part([0]),
-        workdir=tmp_path_factory.mktemp("alone"),
-        fidelity="paced",
-    )
+    return experiment.run(job, two_devices().part([0]), workdir=tmp_path_factory.mktemp("alone"), fidelity="paced")
 
 
 def told(report: Report) -> str:
@@ -87,11 +82,7 @@ HALVES = Plan(
 
 def fine_tuning(job: Job, technique: str = "lora", **changes: Any) -> Job:
     return replace(
-        job,
-        method="fine_tuning",
-        learning_rate=5e-4,
-        options=job.options | {"technique": technique},
-        **changes,
+        job, method="fine_tuning", learning_rate=5e-4, options=job.options | {"technique": technique}, **changes
     )
 
 
@@ -102,11 +93,7 @@ def unbroken(request: pytest.FixtureRequest, job: Job, tmp_path_factory: pytest.
 
 @pytest.mark.parametrize(
     ("unbroken", "fault"),
-    [
-        ("lora", "kill:beta@step3"),
-        ("lora", "freeze:alpha@step4"),
-        ("full", "kill:beta@step2-4"),
-    ],
+    [("lora", "kill:beta@step3"), ("lora", "freeze:alpha@step4"), ("full", "kill:beta@step2-4")],
     indirect=["unbroken"],
 )
 def test_fine_tuning_goes_on(fault: str, unbroken: Report, tmp_path: Path) -> None:
@@ -128,10 +115,7 @@ def test_fine_tuning_goes_on(fault: str, unbroken: Report, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("unbroken", ["lora"], indirect=True)
 def test_real_devices_over_ssh_go_on_likewise(
-    unbroken: Report,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
+    unbroken: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """Over OpenSSH and a network of its own where they are to be had, else over pipes; losses are the emulated run's,
     though one dies."""
@@ -146,16 +130,8 @@ def test_real_devices_over_ssh_go_on_likewise(
         monkeypatch.setenv("PATH", hosts.path)
         hosts.trust(real_cluster(names))
     for name in names:  # how fast they are was measured before: they are this machine
-        shutil.copytree(
-            cache_folder() / "profiles",
-            home(homes, name) / ".workbench-kit/cache/profiles",
-        )
-    job = replace(
-        unbroken.job,
-        faults="kill:beta@step3",
-        snapshot_every=2,
-        snapshot_to="neighbour",
-    )
+        shutil.copytree(cache_folder() / "profiles", home(homes, name) / ".workbench-kit/cache/profiles")
+    job = replace(unbroken.job, faults="kill:beta@step3", snapshot_every=2, snapshot_to="neighbour")
     report = experiment.run(job, real_cluster(names), workdir=tmp_path / "run", chosen_plan=HALVES)
     assert report.source == "real" and report.cluster.devices[0].address
     assert "beta is lost, in step" in told(report)
@@ -172,18 +148,11 @@ def steady(kind_s: float) -> Grid:
 def test_a_slow_device_gets_less_to_do(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within some steps; and its share back when it is fast again.  All layers cost the same, however busy the host was
     when measuring."""
-    measured, times = (
-        FineTuning.host_layers,
-        {"F": steady(2e-3), "B": steady(4e-3), "STEP": steady(1e-3)},
-    )
-    layers_of = lambda *args, **options: tuple(replace(layer, times=times) for layer in measured(*args, **options))  # noqa: E731
+    measured, times = FineTuning.host_layers, {"F": steady(2e-3), "B": steady(4e-3), "STEP": steady(1e-3)}
+    layers_of = lambda *args, **options: tuple(replace(layer, times=times) for layer in measured(*args, **options))  # noqa: E731  # noqa: E731
     monkeypatch.setattr(FineTuning, "host_layers", layers_of)
     job = fine_tuning(job, epochs=8)
-    report = run(
-        replace(job, faults="slow:beta:6@step3-9"),
-        tmp_path / "faulty",
-        chosen_plan=HALVES,
-    )
+    report = run(replace(job, faults="slow:beta:6@step3-9"), tmp_path / "faulty", chosen_plan=HALVES)
     slow, restored = report.recoveries
     assert (slow.what, restored.what) == ("slow beta", "restore beta")
     assert slow.noticed_steps <= 6 and slow.repeated <= 1
@@ -217,9 +186,7 @@ def test_faults_that_cannot_be(job: Job, tmp_path: Path) -> None:
         run(replace(job, faults="kill:beta@step99"), tmp_path)
     with pytest.raises(ConfigError, match="workbench serve --fault"):
         experiment.run(
-            Job(method="galaxy_plus", model="tiny-bert", faults="kill:beta@step9"),
-            two_devices(),
-            "simulate",
+            Job(method="galaxy_plus", model="tiny-bert", faults="kill:beta@step9"), two_devices(), "simulate"
         )
 
 
@@ -227,8 +194,7 @@ LORA = {"technique": "lora"}
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "step"),
-    [("fine_tuning", LORA, 3), ("fine_tuning", LORA, 4), ("pac_plus", {}, 3)],
+    ("method", "options", "step"), [("fine_tuning", LORA, 3), ("fine_tuning", LORA, 4), ("pac_plus", {}, 3)]
 )
 def test_devices_keep_each_others_state(method: str, options: dict, step: int, job: Job, tmp_path: Path) -> None:
     """Nothing within an epoch is in the folder; the steps since the last snapshot are done again, and the report says
@@ -257,10 +223,7 @@ def test_devices_keep_each_others_state(method: str, options: dict, step: int, j
     assert "beta is lost, in step" in told(report)
     [recovery] = report.recoveries
     assert recovery.repeated <= 2 and report.phases_s["snapshots"] > 0 and report.phases_s["snapshots, predicted"] > 0
-    expected = run(
-        replace(job, faults="", snapshot_every=0, snapshot_to="disk"),
-        tmp_path / "unbroken",
-    )
+    expected = run(replace(job, faults="", snapshot_every=0, snapshot_to="disk"), tmp_path / "unbroken")
     first = [
         (step.loss, other.loss) for step, other in zip(report.steps, expected.steps, strict=False) if not step.cached
     ]
@@ -269,15 +232,7 @@ def test_devices_keep_each_others_state(method: str, options: dict, step: int, j
 
 
 def test_a_loss_before_the_first_snapshot_begins_the_epoch_again(alone: Report, tmp_path: Path) -> None:
-    report = run(
-        replace(
-            alone.job,
-            faults="kill:beta@step2",
-            snapshot_every=100,
-            snapshot_to="neighbour",
-        ),
-        tmp_path,
-    )
+    report = run(replace(alone.job, faults="kill:beta@step2", snapshot_every=100, snapshot_to="neighbour"), tmp_path)
     [recovery] = report.recoveries
     assert recovery.repeated >= 2
     same_losses(report, alone)
@@ -289,9 +244,7 @@ def test_a_state_that_is_too_large_for_every_step_is_simulated(job: Job, monkeyp
     monkeypatch.setattr(FineTuningRankJob, "small_bytes", 0)
     reports = [
         experiment.run(
-            replace(fine_tuning(job, "full"), faults=f"{kind}:beta@step3"),
-            two_devices(share=None),
-            "simulate",
+            replace(fine_tuning(job, "full"), faults=f"{kind}:beta@step3"), two_devices(share=None), "simulate"
         )
         for kind in ("kill", "leave")
     ]

@@ -21,15 +21,7 @@ from typing import Any
 
 import psutil
 import pytest
-from ssh_hosts import (
-    WHY_NOT,
-    Hosts,
-    NetHosts,
-    best_hosts,
-    home,
-    over_pipes,
-    real_cluster,
-)
+from ssh_hosts import WHY_NOT, Hosts, NetHosts, best_hosts, home, over_pipes, real_cluster
 
 from tests.experiment.running import losses, run
 from workbench import experiment
@@ -63,12 +55,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "pac_plus": {"options": {"paradigm": "pipeline_parallel"}},
     "confidant": {},
     "ringada": {
-        "options": {
-            "local_iterations": 1,
-            "unfreeze_every": 3,
-            "bottleneck": 8,
-            "replan": False,
-        },
+        "options": {"local_iterations": 1, "unfreeze_every": 3, "bottleneck": 8, "replan": False},
         "train_samples": 56,
     },
     "p_rge": {"model": "tiny-llama-2"},
@@ -97,11 +84,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # as emulated devices have
         brief = {"batch_sizes": (1, 4), "lengths": (), "budget_s": 0.1}
-        patch.setattr(
-            fine_tuning,
-            "measure_layers",
-            partial(fine_tuning_measure.measure_layers, **brief),
-        )
+        patch.setattr(fine_tuning, "measure_layers", partial(fine_tuning_measure.measure_layers, **brief))
         patch.setattr(ringada, "measure_layers", partial(ringada_measure.measure_layers, **brief))
         patch.setattr(p_rge, "measure_layers", partial(p_rge_measure.measure_layers, budget_s=0.1))
         if WHY_NOT:
@@ -125,13 +108,7 @@ def run_there(job: Job, emulated: Report, place: Place, tolerance: float, **opti
         kept = home(place.folder, name) / ".workbench-kit/cache/profiles"
         shutil.copytree(cache_folder() / "profiles", kept, dirs_exist_ok=True)
     shutil.rmtree(place.real.folder, ignore_errors=True)
-    report = experiment.run(
-        job,
-        place.real.cluster,
-        workdir=place.real.folder,
-        engines=place.real,
-        **options,
-    )
+    report = experiment.run(job, place.real.cluster, workdir=place.real.folder, engines=place.real, **options)
     found, wanted = ([loss or 0.0 for *_, loss in losses(one)] for one in (report, emulated))
     assert found == pytest.approx(wanted, rel=tolerance)
     return report
@@ -192,10 +169,7 @@ def unbroken(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 def test_faults_do_what_they_do_in_emulation(unbroken: Report, place: Place) -> None:
     """One is slow and then freezes, after the other has left: both are called back, for nobody else can go on."""
-    job = replace(
-        unbroken.job,
-        faults="slow:alpha:20@step1-9; leave:beta@step2-19; freeze:alpha@step4-19",
-    )
+    job = replace(unbroken.job, faults="slow:alpha:20@step1-9; leave:beta@step2-19; freeze:alpha@step4-19")
     report = run_there(job, unbroken, place, 1e-4, chosen_plan=HALVES)
     said = " ".join(report.notes)
     for words in (
@@ -229,8 +203,7 @@ def test_a_device_without_memory_says_so(unbroken: Report, place: Place) -> None
     place.real.run(measure_rank_host, [0.01] * 2)  # there are engines
     engine().rlimit(psutil.RLIMIT_DATA, (1 << 20, 1 << 20))
     with pytest.raises(
-        MemoryBudgetError,
-        match=r"Device 'alpha' asked for .*more.* Its system refused. End other programs there.",
+        MemoryBudgetError, match=r"Device 'alpha' asked for .*more.* Its system refused. End other programs there."
     ):
         place.real.run(measure_rank_host, [0.05] * 2)
     engine().kill()
@@ -277,10 +250,7 @@ def test_a_device_comes_back_after_its_cable_and_its_sshd(unbroken: Report, plac
 
 def test_a_stream_is_answered_without_a_killed_device(place: Place) -> None:
     cluster = real_cluster(NAMES)
-    slow = replace(
-        cluster,
-        devices=tuple(replace(device, flops_per_s=SOAK_FLOPS_PER_S) for device in cluster.devices),
-    )
+    slow = replace(cluster, devices=tuple(replace(device, flops_per_s=SOAK_FLOPS_PER_S) for device in cluster.devices))
     host = analytic_profile(SOAK_MODEL, model_layout(SOAK_MODEL), slow)
     faults, events, after = FaultSchedule(), list[ServingEvent](), list[float]()
 
@@ -342,14 +312,7 @@ print(count, *found)
 
 def observed(hosts: NetHosts, needles: Sequence[bytes], act: Callable[[], Any]) -> list[int]:
     """Do something; return the bytes seen on the bridge meanwhile, and the packets with each needle."""
-    enter = [
-        "nsenter",
-        "-t",
-        str(hosts.process.pid),
-        "-U",
-        "-n",
-        "--preserve-credentials",
-    ]
+    enter = ["nsenter", "-t", str(hosts.process.pid), "-U", "-n", "--preserve-credentials"]
     words = [sys.executable, "-c", _OBSERVER, *(needle.hex() for needle in needles)]
     with subprocess.Popen([*enter, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watch:
         assert watch.stdout is not None and watch.stdout.readline() == "ready\n"
@@ -375,25 +338,14 @@ def test_an_observer_sees_no_token_of_a_run(job: Job, place: Place) -> None:
     """Nor a sentence; it would: at last they are sent over the bridge in packets of our own."""
     if not isinstance(place.hosts, NetHosts):
         pytest.skip(WHY_NOT or "this system allows no network namespaces")
-    hosts, job = (
-        place.hosts,
-        replace(job, method="fine_tuning", options={"technique": "lora"}, epochs=1),
-    )
+    hosts, job = place.hosts, replace(job, method="fine_tuning", options={"technique": "lora"}, epochs=1)
     text = load_task(job.task, data=job.data).train.texts[0]
     [ids] = load_tokenizer(job.model).encode([text], None, max_length=job.max_length)
     assert len(ids) >= 5
-    needles = [array(kind, ids).tobytes() for kind in "qi"] + [
-        str(list(ids))[1:-1].encode(),
-        text.encode(),
-    ]
+    needles = [array(kind, ids).tobytes() for kind in "qi"] + [str(list(ids))[1:-1].encode(), text.encode()]
     shutil.rmtree(place.real.folder, ignore_errors=True)
     run_it = partial(
-        experiment.run,
-        job,
-        place.real.cluster,
-        workdir=place.real.folder,
-        engines=place.real,
-        chosen_plan=HALVES,
+        experiment.run, job, place.real.cluster, workdir=place.real.folder, engines=place.real, chosen_plan=HALVES
     )
     count, *found = observed(hosts, needles, run_it)
     assert count > 10_000 and not any(found)
@@ -401,9 +353,7 @@ def test_an_observer_sees_no_token_of_a_run(job: Job, place: Place) -> None:
         "import socket, sys; socket.socket(type=socket.SOCK_DGRAM).sendto(bytes.fromhex(sys.argv[1]), ('10.77.0.1', 9))"
     )
     _, *found = observed(
-        hosts,
-        needles,
-        lambda: [hosts.inside(sys.executable, "-c", send, needle.hex()) for needle in needles],
+        hosts, needles, lambda: [hosts.inside(sys.executable, "-c", send, needle.hex()) for needle in needles]
     )
     assert all(found)
 
@@ -420,25 +370,8 @@ def test_a_sweep_takes_real_devices_and_no_mixture(tmp_path: Path) -> None:
     text = '[defaults]\nmodel = "rpi-4b-m"\n[[device]]\nname = "a"\naddress = "h"\n[[device]]\nname = "b"\n'
     (tmp_path / "half.toml").write_text(text)
     (tmp_path / "kit.toml").write_text(text + 'address = "i"\n')
-    assert (
-        len(
-            make_points(
-                {
-                    "model": ["tiny-bert"],
-                    "cluster": [str(tmp_path / "kit.toml")],
-                    "seed": [0, 1],
-                }
-            )
-        )
-        == 2
-    )
+    assert len(make_points({"model": ["tiny-bert"], "cluster": [str(tmp_path / "kit.toml")], "seed": [0, 1]})) == 2
     with pytest.raises(ConfigError, match="their links are as fast as they are"):
-        make_points(
-            {
-                "model": ["tiny-bert"],
-                "cluster": [str(tmp_path / "kit.toml")],
-                "bandwidth": [100],
-            }
-        )
+        make_points({"model": ["tiny-bert"], "cluster": [str(tmp_path / "kit.toml")], "bandwidth": [100]})
     with pytest.raises(ConfigError, match="b has no address"):
         make_points({"model": ["tiny-bert"], "cluster": [str(tmp_path / "half.toml")]})

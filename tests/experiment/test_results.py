@@ -41,12 +41,7 @@ FORMS = {
     "p_rge": ("peft", "lora_fa"),
     "ringada": ("edge-llm-workbench", "adapters"),
 }
-SETTINGS: dict[str, Any] = {
-    "epochs": 2,
-    "batch_size": 10,
-    "micro_batches": 2,
-    "learning_rate": 1e-2,
-}
+SETTINGS: dict[str, Any] = {"epochs": 2, "batch_size": 10, "micro_batches": 2, "learning_rate": 1e-2}
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # of peft and transformers
 
 
@@ -78,9 +73,7 @@ class Kept(NamedTuple):
     def of(cls, line: str) -> Kept:
         name, source, _, _, removed = (cell.strip() for cell in line.strip("| ").split("|"))
         pattern = re.sub(
-            r"(?<=-)[A-Z](?=[-.])",
-            r"\\d+",
-            re.escape(name.strip("`")).replace(r"\-", "-").replace(r"\.", "."),
+            r"(?<=-)[A-Z](?=[-.])", r"\\d+", re.escape(name.strip("`")).replace(r"\-", "-").replace(r"\.", ".")
         )
         methods = {TITLES[one] for one in source.split("; ") if one in TITLES}
         if source.startswith("all"):
@@ -94,12 +87,7 @@ class Kept(NamedTuple):
         )
 
 
-TITLES = {
-    "PAC+": "pac_plus",
-    "P-RGE": "p_rge",
-    "RingAda": "ringada",
-    "fine-tuning": "fine_tuning",
-}
+TITLES = {"PAC+": "pac_plus", "P-RGE": "p_rge", "RingAda": "ringada", "fine-tuning": "fine_tuning"}
 TABLE = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
 ROWS = [Kept.of(line) for line in TABLE.splitlines() if line.startswith("| `")]
 
@@ -108,11 +96,7 @@ class Trained:
     """Every method's run of one job, each once."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.data, base = (
-            folder,
-            write_csv(folder / "reviews.csv", 100, 0),
-            folder / "base",
-        )
+        self.folder, self.data, base = folder, write_csv(folder / "reviews.csv", 100, 0), folder / "base"
         load_model("tiny-gpt2-2").save_pretrained(base)
         save_tokenizer("tiny-gpt2-2", base)
         self.base, self._loaded = base, dict[str, LoadedResult]()
@@ -128,21 +112,13 @@ class Trained:
         options: dict[str, Any] = {"technique": form} if form in ("lora", "full", "adapters") else {}
         method = "fine_tuning" if options else form
         options |= {"local_iterations": 1} if form == "ringada" else {}  # several rounds in an epoch
-        return Job(
-            method=method,
-            columns="text=review,label=verdict",
-            options=options,
-            **settings,
-            **SETTINGS,
-        )
+        return Job(method=method, columns="text=review,label=verdict", options=options, **settings, **SETTINGS)
 
     def __getitem__(self, form: str) -> LoadedResult:
         if form not in self._loaded:
             seen = self.seen[form] = set[str]()
             report = run(
-                self.job(form),
-                self.folder / form,
-                progress=lambda event: seen.update(files_in(self.folder / form)),
+                self.job(form), self.folder / form, progress=lambda event: seen.update(files_in(self.folder / form))
             )
             assert (
                 sum(report.spent_s.values()) > 0
@@ -157,11 +133,7 @@ class Trained:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     with pytest.MonkeyPatch.context() as patch:
         brief = {"batch_sizes": (1, 4), "lengths": (), "budget_s": 0.1}
-        patch.setattr(
-            fine_tuning,
-            "measure_layers",
-            partial(fine_tuning_measure.measure_layers, **brief),
-        )
+        patch.setattr(fine_tuning, "measure_layers", partial(fine_tuning_measure.measure_layers, **brief))
         patch.setattr(ringada, "measure_layers", partial(ringada_measure.measure_layers, **brief))
         patch.setattr(p_rge, "measure_layers", partial(p_rge_measure.measure_layers, budget_s=0.1))
         return Trained(tmp_path_factory.mktemp("results"))
@@ -214,18 +186,12 @@ def test_from_a_csv_to_a_predicted_sentence(form: str, trained: Trained, tmp_pat
         for answer, (_, label) in zip(model.predict([text for text, _ in rows]), rows, strict=True)
     ]
     scored = call("evaluate", folder, "--data", str(other))
-    assert (scored["samples"], scored["metrics"]["accuracy"]) == (
-        40,
-        pytest.approx(sum(right) / 40),
-    )
+    assert (scored["samples"], scored["metrics"]["accuracy"]) == (40, pytest.approx(sum(right) / 40))
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_cards_code_loads_the_result_by_the_library_that_it_names(
-    form: str,
-    trained: Trained,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    form: str, trained: Trained, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, folder = trained[form], trained.folder / form / "adapter"
     card = (folder / "README.md").read_text()
@@ -257,29 +223,13 @@ def test_what_cannot_be_predicted_is_told(trained: Trained, tmp_path: Path) -> N
     for words, told in (
         (("predict", folder), "sentences 0, second texts 0, file ''"),
         (("predict", str(tmp_path), "a film"), "There is no result.json"),
+        (("predict", folder, "a film", "--pair", "a town"), "is text. Give 1 for each sample"),
+        (("predict", folder, "--file", data), "The data have the columns 'words', 'verdict'"),
         (
-            ("predict", folder, "a film", "--pair", "a town"),
-            "is text. Give 1 for each sample",
-        ),
-        (
-            ("predict", folder, "--file", data),
-            "The data have the columns 'words', 'verdict'",
-        ),
-        (
-            (
-                "evaluate",
-                folder,
-                "--data",
-                data,
-                "--columns",
-                "text=words,label=verdict",
-            ),
+            ("evaluate", folder, "--data", data, "--columns", "text=words,label=verdict"),
             "has 'awful'. The data hold 'awful'; the classes are 'bad', 'fine', 'good'",
         ),
-        (
-            ("evaluate", folder, "--calibration", "mean_prior"),
-            "A head answers here, no prompt",
-        ),
+        (("evaluate", folder, "--calibration", "mean_prior"), "A head answers here, no prompt"),
         (("evaluate", folder, "--task", "mrpc"), "It has those of its training"),
     ):
         assert told in refused(*words)

@@ -32,23 +32,14 @@ from workbench.models.techniques import TechniqueStage
 @pytest.fixture(scope="module", autouse=True)
 def _measured_briefly() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            method,
-            "measure_layers",
-            partial(measure_layers, batch_sizes=(1, 4), lengths=(), budget_s=0.1),
-        )
+        patch.setattr(method, "measure_layers", partial(measure_layers, batch_sizes=(1, 4), lengths=(), budget_s=0.1))
         yield
 
 
 @pytest.fixture(scope="module")
 def job(job: Job) -> Job:
     """Three epochs of two rounds of two mini-batches; a layer more every three."""
-    options = {
-        "local_iterations": 1,
-        "unfreeze_every": 3,
-        "bottleneck": 8,
-        "replan": False,
-    }
+    options = {"local_iterations": 1, "unfreeze_every": 3, "bottleneck": 8, "replan": False}
     return replace(job, method="ringada", options=options, train_samples=56)
 
 
@@ -61,19 +52,13 @@ def test_simulated(job: Job) -> None:
     report = experiment.run(job, two_devices(), "simulate")
     assert len(report.steps) == 6 and all(step.predicted_s for step in report.steps)
     model = TechniqueStage(load_stack(job.model).stage(0, 6), prepare(job).config)
-    counted = (
-        sum(one.numel() for one in model.trained().values()),
-        sum(one.numel() for one in model.parameters()),
-    )
+    counted = sum(one.numel() for one in model.trained().values()), sum(one.numel() for one in model.parameters())
     trained, weights = (
         report.bytes[TRAINED_WEIGHTS],
         report.bytes[ALL_WEIGHTS],
     )  # by the model's sizes, as if adapters had biases
     assert 4 * counted[0] < trained < 4.4 * counted[0] and weights == pytest.approx(4 * counted[1], rel=0.01)
-    assert (
-        "Weights",
-        f"{trained / weights:.1%} are trained at most: {trained // 4:,} numbers",
-    ) in summary_rows(report)
+    assert ("Weights", f"{trained / weights:.1%} are trained at most: {trained // 4:,} numbers") in summary_rows(report)
     assert (
         report.plan.num_layers == 6
         and experiment.plan(job, two_devices()).stages == report.plan.stages
@@ -82,17 +67,8 @@ def test_simulated(job: Job) -> None:
 
 
 def test_so_many_mini_batches_are_in_flight_as_pay_and_fit(job: Job) -> None:
-    prepared = prepare(
-        replace(
-            job,
-            epochs=1,
-            options=job.options | {"local_iterations": 4, "unfreeze_every": 1000},
-        )
-    )
-    cluster, profile = (
-        two_devices(),
-        method.RingAda().catalogue(prepared, two_devices()),
-    )
+    prepared = prepare(replace(job, epochs=1, options=job.options | {"local_iterations": 4, "unfreeze_every": 1000}))
+    cluster, profile = two_devices(), method.RingAda().catalogue(prepared, two_devices())
 
     def run_with(plan: Plan, memory_bytes: int = 10**9) -> RingRankJob:
         devices = tuple(replace(device, memory_bytes=memory_bytes) for device in cluster.devices)
@@ -102,20 +78,11 @@ def test_so_many_mini_batches_are_in_flight_as_pay_and_fit(job: Job) -> None:
         phase = run_with(plan).phases()[0]
         return max(Predictor(phase).timeline(step).peak_bytes(rank) for step in phase.steps(0) for rank in (0, 1))
 
-    ample, one = (
-        with_in_flight(run_with(moving((3, 3)))),
-        replace(moving((3, 3)), in_flight=1),
-    )
+    ample, one = with_in_flight(run_with(moving((3, 3)))), replace(moving((3, 3)), in_flight=1)
     assert ample.in_flight > 1 and peak_bytes(one) < peak_bytes(ample)
     assert with_in_flight(run_with(one, peak_bytes(ample) - 1)).in_flight < ample.in_flight
-    for local_iterations, in_flight in (
-        (4, 3),
-        (1, 2),
-    ):  # a round of two devices ends with an empty ring
-        chosen = replace(
-            job,
-            options=job.options | {"in_flight": 3, "local_iterations": local_iterations},
-        )
+    for local_iterations, in_flight in ((4, 3), (1, 2)):  # a round of two devices ends with an empty ring
+        chosen = replace(job, options=job.options | {"in_flight": 3, "local_iterations": local_iterations})
         assert experiment.run(chosen, cluster, "simulate").plan.in_flight == in_flight
 
 
@@ -175,13 +142,9 @@ def test_a_cache_of_frozen_layers_changes_no_loss_and_is_filled_again_after_a_re
         loss_of, rel=1e-5
     )
     without = run(
-        replace(job, faults="kill:alpha@step3", snapshot_every=1, snapshot_to="neighbour"),
-        tmp_path / "lost without",
+        replace(job, faults="kill:alpha@step3", snapshot_every=1, snapshot_to="neighbour"), tmp_path / "lost without"
     )
-    lost = run(
-        replace(cached, faults="kill:alpha@step3", snapshot_every=1, snapshot_to="neighbour"),
-        tmp_path / "lost",
-    )
+    lost = run(replace(cached, faults="kill:alpha@step3", snapshot_every=1, snapshot_to="neighbour"), tmp_path / "lost")
     assert "alpha is lost" in " ".join(lost.notes)
     assert [loss for *_, loss in losses(lost)] == pytest.approx([loss for *_, loss in losses(without)], rel=1e-5)
 
@@ -190,14 +153,7 @@ def test_parallel_adapters_survive_a_lost_device_and_are_saved(job: Job, tmp_pat
     """The lost one has the first block, begins each round and keeps the head."""
     options = job.options | {"technique": "parallel", "reduction": 4, "cache": True}
     report = run(
-        replace(
-            job,
-            options=options,
-            faults="kill:alpha@step3",
-            snapshot_every=1,
-            snapshot_to="neighbour",
-        ),
-        tmp_path,
+        replace(job, options=options, faults="kill:alpha@step3", snapshot_every=1, snapshot_to="neighbour"), tmp_path
     )
     assert "alpha is lost" in " ".join(report.notes) and len(losses(report)) == 6
     assert all(loss is not None and 0 < loss < 2 for *_, loss in losses(report))
@@ -215,13 +171,7 @@ def moving(first: tuple[int, ...], *others: tuple[int, tuple[int, ...]]) -> Plan
         )
 
     later = tuple((at, stages(counts)) for at, counts in others)
-    return Plan(
-        method="ringada",
-        stages=stages(first),
-        micro_batch_size=8,
-        num_micro_batches=2,
-        later=later,
-    )
+    return Plan(method="ringada", stages=stages(first), micro_batch_size=8, num_micro_batches=2, later=later)
 
 
 def test_layers_are_moved_between_rounds_with_their_state_and_their_caches(
@@ -230,12 +180,7 @@ def test_layers_are_moved_between_rounds_with_their_state_and_their_caches(
     """Before round 4 layers 3 and 4, which is still frozen, go to alpha; before round 5, an epoch's first, layer 2 goes
     to beta."""
     plan = moving((2, 4), (3, (4, 2)), (4, (2, 4)))
-    cached = replace(
-        job,
-        options=job.options | {"cache": True},
-        snapshot_every=2,
-        snapshot_to="neighbour",
-    )
+    cached = replace(job, options=job.options | {"cache": True}, snapshot_every=2, snapshot_to="neighbour")
     report = run(cached, tmp_path, chosen_plan=plan)
     assert [one[:2] for one in losses(report)] == [one[:2] for one in losses(whole)]
     assert [loss for *_, loss in losses(report)] == pytest.approx([loss for *_, loss in losses(whole)], rel=1e-5)
@@ -256,27 +201,15 @@ def test_a_run_whose_layers_were_moved_is_resumed(job: Job, whole: Report, tmp_p
 
 def test_federated_averaging_is_resumed_and_goes_on_without_a_lost_device(job: Job, tmp_path: Path) -> None:
     federated = replace(job, options=job.options | {"federated": True})
-    with pytest.raises(
-        ConfigError,
-        match=r"cache = True .*no effect with federated = True.*Leave it out",
-    ):
-        run(
-            replace(federated, options=federated.options | {"cache": True}),
-            tmp_path / "cached",
-        )
+    with pytest.raises(ConfigError, match=r"cache = True .*no effect with federated = True.*Leave it out"):
+        run(replace(federated, options=federated.options | {"cache": True}), tmp_path / "cached")
     whole = run(federated, tmp_path / "whole")
     assert whole.plan.stages[0].ranks == (0, 1) and whole.plan.stages[0].num_layers == 6
     with pytest.raises(KeyboardInterrupt):
         run(federated, tmp_path / "resumed", progress=at(1, interrupt))
     assert losses(run(federated, tmp_path / "resumed", resume=True)) == losses(whole)
     report = run(
-        replace(
-            federated,
-            faults="kill:alpha@step3",
-            snapshot_every=1,
-            snapshot_to="neighbour",
-        ),
-        tmp_path / "lost",
+        replace(federated, faults="kill:alpha@step3", snapshot_every=1, snapshot_to="neighbour"), tmp_path / "lost"
     )
     assert (
         "alpha is lost" in " ".join(report.notes)
@@ -289,33 +222,17 @@ def test_federated_averaging_is_resumed_and_goes_on_without_a_lost_device(job: J
 def test_a_policy_that_goes_by_the_run_is_resumed_and_survives_a_lost_device(
     unfreezing: str, job: Job, tmp_path: Path
 ) -> None:
-    adaptive = replace(
-        job,
-        options=job.options | {"unfreezing": unfreezing, "patience": 1, "threshold": 0.9},
-    )
+    adaptive = replace(job, options=job.options | {"unfreezing": unfreezing, "patience": 1, "threshold": 0.9})
     whole = run(adaptive, tmp_path / "whole")
     assert f"The policy '{unfreezing}' goes by what the run brings" in " ".join(whole.notes)
     simulated = experiment.run(adaptive, two_devices(), "simulate")
     assert "goes by what the run brings" in " ".join(simulated.notes)  # an assumption stays one
-    assert [step.lowest_trained for step in whole.steps] == [
-        5,
-        5,
-        4,
-        4,
-        3,
-        3,
-    ]  # known only afterwards
+    assert [step.lowest_trained for step in whole.steps] == [5, 5, 4, 4, 3, 3]  # known only afterwards
     with pytest.raises(KeyboardInterrupt):
         run(adaptive, tmp_path / "resumed", progress=at(1, interrupt))
     assert losses(run(adaptive, tmp_path / "resumed", resume=True)) == losses(whole)
     report = run(
-        replace(
-            adaptive,
-            faults="kill:alpha@step3",
-            snapshot_every=1,
-            snapshot_to="neighbour",
-        ),
-        tmp_path / "lost",
+        replace(adaptive, faults="kill:alpha@step3", snapshot_every=1, snapshot_to="neighbour"), tmp_path / "lost"
     )
     assert (
         "alpha is lost" in " ".join(report.notes)
@@ -343,11 +260,7 @@ def test_faults_are_simulated_whatever_rule_has_split_the_data(job: Job) -> None
     report = experiment.run(job, two_devices(), "simulate")
     assert all(
         words in " ".join(report.notes)
-        for words in (
-            "alpha is lost",
-            "layers 0-5 on beta",
-            "42 training samples of alpha",
-        )
+        for words in ("alpha is lost", "layers 0-5 on beta", "42 training samples of alpha")
     )
 
 
@@ -356,14 +269,8 @@ def test_faults_are_simulated_whatever_rule_has_split_the_data(job: Job) -> None
     [
         ({"options": {"unfreeze_every": 0}}, r"unfreeze_every"),
         ({"options": {"bottleneck": 0}}, r"bottleneck"),
-        (
-            {"options": {"depth": 7}},
-            r"The option depth = 7 of ringada was asked for. 'tiny-bert' has 6 layers",
-        ),
-        (
-            {"options": {"unfreezing": "sometimes"}},
-            r"one of steps, rounds, all, plateau, gradient_norm",
-        ),
+        ({"options": {"depth": 7}}, r"The option depth = 7 of ringada was asked for. 'tiny-bert' has 6 layers"),
+        ({"options": {"unfreezing": "sometimes"}}, r"one of steps, rounds, all, plateau, gradient_norm"),
         ({"options": {"data": "sizes:1,2,3"}}, r"takes 2 numbers here, not 3"),
         ({"train_samples": 1}, r"no data"),
         (
@@ -393,19 +300,10 @@ def test_what_cannot_be_is_refused(changes: dict, message: str, job: Job) -> Non
 def test_assignments_that_are_no_ring_are_refused(stages: list, message: str, job: Job) -> None:
     def given() -> Plan:
         cut = tuple(
-            Stage(
-                start=start,
-                stop=stop,
-                shares=tuple(Share(rank=rank, samples=2 // len(ranks)) for rank in ranks),
-            )
+            Stage(start=start, stop=stop, shares=tuple(Share(rank=rank, samples=2 // len(ranks)) for rank in ranks))
             for start, stop, ranks in stages
         )
-        return Plan(
-            method="ringada",
-            stages=cut,
-            micro_batch_size=2,
-            num_micro_batches=job.batch_size // 2,
-        )
+        return Plan(method="ringada", stages=cut, micro_batch_size=2, num_micro_batches=job.batch_size // 2)
 
     with pytest.raises(ConfigError, match=message):
         experiment.run(job, two_devices(), "simulate", chosen_plan=given())

@@ -66,10 +66,7 @@ def test_a_sweep_is_interrupted_goes_on_and_is_compared(
     assert 0 < len(before) < len(began) + 1
     monkeypatch.setattr(experiment, "run", run)
     # Threads stand in for processes, each of which would import torch again.
-    monkeypatch.setattr(
-        "workbench.runs.sweeps.ProcessPoolExecutor",
-        lambda *_, **__: ThreadPoolExecutor(1),
-    )
+    monkeypatch.setattr("workbench.runs.sweeps.ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
 
     whole = call(*words, "--at-once", 2)
     assert whole.exit_code == 1, whole.output
@@ -86,11 +83,7 @@ def test_a_sweep_is_interrupted_goes_on_and_is_compared(
     assert len(frame) == 12 and set(frame["bandwidth"]) == set(BANDWIDTHS) and set(frame["label"]) == {"simulated"}
     for row in frame.to_dict("records"):
         report = Report.read(row["file"])
-        assert (row["method"], row["seed"], row["epochs"]) == (
-            report.job.method,
-            report.job.seed,
-            2,
-        )
+        assert (row["method"], row["seed"], row["epochs"]) == (report.job.method, report.job.seed, 2)
         rate = sum(step.samples for step in report.steps) / sum(step.predicted_s or math.nan for step in report.steps)
         assert row["samples_per_s"] == pytest.approx(rate)
         assert math.isnan(row["cached_step_s"]) == (row["method"] != "pac_plus")
@@ -100,22 +93,8 @@ def test_a_sweep_is_interrupted_goes_on_and_is_compared(
     assert slow >= fast
     assert list(frame.columns).index("option.reduction") < list(frame.columns).index("valid")
     compared = sides(frame)
-    assert [side.results["step_s"].num_runs for side in compared] == [
-        1,
-        1,
-        1,
-        1,
-        1,
-        1,
-        2,
-        2,
-        2,
-    ]
-    assert compared[7].settings == {
-        "method": "pac_plus",
-        "bandwidth": 10.0,
-        "option.reduction": 4.0,
-    }
+    assert [side.results["step_s"].num_runs for side in compared] == [1, 1, 1, 1, 1, 1, 2, 2, 2]
+    assert compared[7].settings == {"method": "pac_plus", "bandwidth": 10.0, "option.reduction": 4.0}
     assert compared[7].name == "pac_plus, bandwidth 10, option.reduction 4"
     values = frame[(frame["method"] == "pac_plus") & (frame["bandwidth"] == 10)]["step_s"]
     assert compared[7].results["step_s"][:2] == pytest.approx(
@@ -128,23 +107,14 @@ def test_a_sweep_is_interrupted_goes_on_and_is_compared(
     shown = call("compare", folder, "--out", page)
     assert shown.exit_code == 0 and "12 runs (simulated)" in shown.stdout
     text = page.read_text()
-    for said in (
-        "Time of a step",
-        "bytes sent in a step",
-        "largest memory of a device",
-        "Mbit",
-        ">galaxy_plus</td>",
-    ):
+    for said in ("Time of a step", "bytes sent in a step", "largest memory of a device", "Mbit", ">galaxy_plus</td>"):
         assert said.lower() in text.lower()
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (
-            ("--bandwidth", "1,fast"),
-            "The bandwidth 'fast' was asked for. It is no number.",
-        ),
+        (("--bandwidth", "1,fast"), "The bandwidth 'fast' was asked for. It is no number."),
         (("--bandwidth", "1,,2"), "One of them is empty."),
         (("--epochs", "1,many"), "The value 'many' of epochs was asked for."),
         (("--micro-batches", "2,3"), "16 is not a multiple of 3"),
@@ -153,20 +123,13 @@ def test_a_sweep_is_interrupted_goes_on_and_is_compared(
         (("--option", "reducton=4"), "Did you mean 'reduction'?"),
         (("--cluster", "laptob"), "Did you mean 'laptop'?"),
         (("--repeats", "2"), "All would be the same."),
-        (
-            ("--cluster-profile", "nope"),
-            "Engines of the profile 'nope' were asked for. The profiles are slurm.",
-        ),
+        (("--cluster-profile", "nope"), "Engines of the profile 'nope' were asked for. The profiles are slurm."),
         (("--cluster-profile", "slrm"), "Did you mean 'slurm'?"),
         (("--cluster-profile", "../../x"), "Make it: ipython profile create"),
     ],
 )
 def test_what_cannot_be_meant_is_said_before_anything_runs(
-    more: tuple[str, ...],
-    said: str,
-    words: list[object],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    more: tuple[str, ...], said: str, words: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(experiment, "run", lambda *_, **__: pytest.fail("a point ran"))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
@@ -208,10 +171,7 @@ def test_no_controller_and_no_engine_outlives_a_sweep_on_a_profile(
             sweep.wait(LIMIT_S)
         finally:
             sweep.kill()
-    wait_for(
-        lambda: not any(map(is_there, started)),
-        "the end of the controller and its engine",
-    )
+    wait_for(lambda: not any(map(is_there, started)), "the end of the controller and its engine")
 
 
 def is_there(process: psutil.Process) -> bool:
@@ -230,10 +190,7 @@ def is_there(process: psutil.Process) -> bool:
         ("seed = []", "The setting 'seed' was to be varied. It has no values."),
         ("seed = [-1]", "Expected `int` >= 0"),
         ("faults = ['kill:zeta@step2']", "The devices of 'laptop' are"),
-        (
-            "data = ['absent']\ntask = 'sst2'",
-            "The data in 'absent' was asked for. There is no such folder.",
-        ),
+        ("data = ['absent']\ntask = 'sst2'", "The data in 'absent' was asked for. There is no such folder."),
     ],
 )
 def test_a_grid_that_cannot_be_run_is_refused_before_anything_runs(
@@ -247,17 +204,7 @@ def test_a_grid_that_cannot_be_run_is_refused_before_anything_runs(
 
 
 def test_executed_points_are_not_run_at_once(tmp_path: Path) -> None:
-    result = call(
-        "sweep",
-        "--model",
-        "tiny-bert",
-        "--seed",
-        "0,1",
-        "--at-once",
-        2,
-        "--out",
-        tmp_path / "out",
-    )
+    result = call("sweep", "--model", "tiny-bert", "--seed", "0,1", "--at-once", 2, "--out", tmp_path / "out")
     assert result.exit_code == 2 and "spoil each other's times" in result.stderr
     (tmp_path / "not.json").write_text("{}")
     assert "not.json" in call("compare", tmp_path).stderr and call("compare", tmp_path / "out").exit_code == 2
@@ -271,11 +218,7 @@ def test_a_notebook_runs_with_the_parameters_of_each_point(tmp_path: Path) -> No
     )
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     book.cells[0].metadata["tags"] = ["parameters"]
-    book.metadata["kernelspec"] = {
-        "name": "python3",
-        "display_name": "Python 3",
-        "language": "python",
-    }
+    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     nbformat.write(book, tmp_path / "book.ipynb")
     words = ("sweep", "--notebook", tmp_path / "book.ipynb", "--out", tmp_path / "out")
     assert "Its parameters are seed, output." in call(*words, "--epochs", 2).stderr
@@ -285,9 +228,7 @@ def test_a_notebook_runs_with_the_parameters_of_each_point(tmp_path: Path) -> No
     assert len(reports_frame(tmp_path / "out")) == 1
 
 
-def test_a_comparison_sets_origins_apart_and_names_what_is_better(
-    tmp_path: Path,
-) -> None:
+def test_a_comparison_sets_origins_apart_and_names_what_is_better(tmp_path: Path) -> None:
     measured, simulated = made_up_report.report(), made_up_report.report(executed=False)
     for name, made in (("a", measured), ("b", simulated)):
         made.write(tmp_path / f"{name}-0.json")
@@ -296,21 +237,11 @@ def test_a_comparison_sets_origins_apart_and_names_what_is_better(
     assert shown.exit_code == 0 and str(tmp_path / "page.html") in shown.stdout.replace("\n", "")
     page = (tmp_path / "page.html").read_text()
     assert "The settings that differ: method." in page
-    assert re.findall(r"<label for='tab\d'>([^<]+)</label>", page) == [
-        "emulated, kernel links (2)",
-        "simulated (2)",
-    ]
+    assert re.findall(r"<label for='tab\d'>([^<]+)</label>", page) == ["emulated, kernel links (2)", "simulated (2)"]
     assert page.count("Download the table as CSV") == 2 and "method%2Cruns%2C" in page
     directions = {
         name: better(name)
-        for name in (
-            "samples_per_s",
-            "step_s",
-            "accuracy",
-            "latency p95 s",
-            "requests per s",
-            "loss",
-        )
+        for name in ("samples_per_s", "step_s", "accuracy", "latency p95 s", "requests per s", "loss")
     }
     higher = {name for name, words in directions.items() if words == "higher is better"}
     assert higher == {"samples_per_s", "accuracy", "requests per s"}
@@ -319,10 +250,8 @@ def test_a_comparison_sets_origins_apart_and_names_what_is_better(
 def test_a_result_of_one_side_alone_is_left_to_the_table(tmp_path: Path) -> None:
     made = made_up_report.report()
     made.write(tmp_path / "a.json")
-    replace(
-        made,
-        job=replace(made.job, seed=0, method="fine_tuning"),
-        metrics={"accuracy": 0.7, "f1": 0.6},
-    ).write(tmp_path / "b.json")
+    replace(made, job=replace(made.job, seed=0, method="fine_tuning"), metrics={"accuracy": 0.7, "f1": 0.6}).write(
+        tmp_path / "b.json"
+    )
     titles = [figure.layout.title.text for figure in figures(sides(reports_frame(tmp_path)))]
     assert any("Accuracy" in title for title in titles) and not any("F1" in title for title in titles)

@@ -15,11 +15,7 @@ from workbench.tasks import load_task
 from workbench.widgets import SchedulePlayer, passages_folder
 from workbench_labs import exercises
 from workbench_labs.exercises.dividing import break_even
-from workbench_labs.inference_explorer import (
-    InferenceExplorer,
-    LayerCutter,
-    SchemeEditor,
-)
+from workbench_labs.inference_explorer import InferenceExplorer, LayerCutter, SchemeEditor
 from workbench_labs.inference_problem import (
     PLANNERS,
     SequenceProblem,
@@ -63,9 +59,7 @@ def test_prices_of_few_layers_are_those_of_all(problem: SequenceProblem, algorit
         with_schemes(problem, algorithm_1, [1, 2])
 
 
-def test_a_slower_device_scales_its_operations_and_no_others(
-    problem: SequenceProblem,
-) -> None:
+def test_a_slower_device_scales_its_operations_and_no_others(problem: SequenceProblem) -> None:
     slow = on(problem, problem.cluster.slowed(1, 2.0)).profile.costs
     was = problem.profile.costs
     assert (
@@ -75,9 +69,7 @@ def test_a_slower_device_scales_its_operations_and_no_others(
         on(problem, load_cluster("laptop"))
 
 
-def test_planners_stand_beside_each_other_and_who_does_not_fit_says_why(
-    problem: SequenceProblem,
-) -> None:
+def test_planners_stand_beside_each_other_and_who_does_not_fit_says_why(problem: SequenceProblem) -> None:
     found = compare_inference(problem, ("Galaxy+", "Algorithm 1", "Megatron-LM"))
     assert found[0].seconds <= found[1].seconds < found[2].seconds
     table = str(inference_table(found, problem))
@@ -108,9 +100,7 @@ def test_cutting_a_layer_follows_the_sliders(problem: SequenceProblem) -> None:
     assert "No device takes part" in cutter.message.value
 
 
-def test_schemes_are_chosen_by_slider_and_layer_by_layer(
-    tight: SequenceProblem,
-) -> None:
+def test_schemes_are_chosen_by_slider_and_layer_by_layer(tight: SequenceProblem) -> None:
     editor = SchemeEditor(tight, schemes=[1] * 6, planner="Algorithm 1")
     assert editor.plan.configuration == (6, 0) and "a sequence" in editor.headline.value and editor.message.value == ""
     editor.count.value = 2
@@ -173,9 +163,7 @@ def test_the_explorer_follows_its_sliders(problem: SequenceProblem) -> None:
     assert "No plan fits" in explorer.headline.value and "role='alert'" in explorer.message.value
 
 
-def test_a_straggler_is_left_out_and_a_killed_device_costs_no_request(
-    problem: SequenceProblem,
-) -> None:
+def test_a_straggler_is_left_out_and_a_killed_device_costs_no_request(problem: SequenceProblem) -> None:
     lab = StragglerLab(problem, num_requests=120)
     with_it, without = lab.reports["with re-scheduling"], lab.reports["without"]
     assert with_it.events_of("excluded", rank=1) and not without.events_of("excluded")
@@ -211,36 +199,12 @@ def test_exercises_tell_right_from_wrong(
             moved,
             moved / 2,
         ),
-        (
-            lambda answer: exercises.check_ring_time(answer, transfer_s=0.003, overlapped=True, **ring),
-            0.020,
-            0.029,
-        ),
-        (
-            lambda answer: exercises.check_ring_time(answer, transfer_s=0.008, overlapped=True, **ring),
-            0.029,
-            0.020,
-        ),
-        (
-            lambda answer: exercises.check_ring_time(answer, transfer_s=0.003, overlapped=False, **ring),
-            0.029,
-            0.020,
-        ),
-        (
-            lambda answer: exercises.check_most_scheme_2(answer, tight, partly),
-            most,
-            most + 1,
-        ),
-        (
-            lambda answer: exercises.check_most_scheme_2(answer, tight, partly),
-            most,
-            most - 1,
-        ),
-        (
-            lambda answer: exercises.check_faster_inference(answer, problem, slower),
-            algorithm_1,
-            slower,
-        ),
+        (lambda answer: exercises.check_ring_time(answer, transfer_s=0.003, overlapped=True, **ring), 0.020, 0.029),
+        (lambda answer: exercises.check_ring_time(answer, transfer_s=0.008, overlapped=True, **ring), 0.029, 0.020),
+        (lambda answer: exercises.check_ring_time(answer, transfer_s=0.003, overlapped=False, **ring), 0.029, 0.020),
+        (lambda answer: exercises.check_most_scheme_2(answer, tight, partly), most, most + 1),
+        (lambda answer: exercises.check_most_scheme_2(answer, tight, partly), most, most - 1),
+        (lambda answer: exercises.check_faster_inference(answer, problem, slower), algorithm_1, slower),
         (
             lambda answer: exercises.check_faster_inference(answer, problem, algorithm_1),
             PLANNERS["Galaxy+"](problem),
@@ -248,11 +212,7 @@ def test_exercises_tell_right_from_wrong(
         ),
     )
     for check, right, wrong in cases:
-        assert [check(answer).passed for answer in (None, right, wrong)] == [
-            None,
-            True,
-            False,
-        ]  # type: ignore[arg-type]
+        assert [check(answer).passed for answer in (None, right, wrong)] == [None, True, False]  # type: ignore[arg-type]
 
 
 def test_break_even_is_where_waiting_costs_what_leaving_out_does(

@@ -79,25 +79,12 @@ ODD: dict[str, dict[str, list[Any]]] = {
     "00_quickstart": {"sweep_steps": [0, -1, 1.5, "6", None, 10**9]},
     "01_devices": {
         "measure_s": [0, -1, NAN, 1e9, "1", None],
-        "message_bytes": [
-            [],
-            [1],
-            [5, 5],
-            [0, 10],
-            [1.5, 10],
-            10,
-            None,
-            ["1", "2"],
-            [1, 10**15],
-        ],
+        "message_bytes": [[], [1], [5, 5], [0, 10], [1.5, 10], 10, None, ["1", "2"], [1, 10**15]],
         "bandwidths": [[], 50, [0], [-5], [NAN], ["50"], [1e300], None, [[5]]],
         "slow_link": [0, -20, NAN, "20", None, 1e300, [20]],
         "my_cluster": ["", "name = 'x'", ONE_DEVICE, "not TOML", None, 5, "\ud800"],
     },
-    "02_pac_plus": {
-        "reduction": [0, -8, "many", 1.5, NAN, 10**9, None],
-        "target_score": [-1, 101, NAN, "72", None],
-    },
+    "02_pac_plus": {"reduction": [0, -8, "many", 1.5, NAN, 10**9, None], "target_score": [-1, 101, NAN, "72", None]},
     "03_hybrid_parallelism": {
         "paper_cluster": ["pac-env-z", None],
         "paper_model": ["BERT-Base", "T6", None],
@@ -107,16 +94,7 @@ ODD: dict[str, dict[str, list[Any]]] = {
         "sequence_length": [0, -1, 65, "32", 10**9],
         "max_length": [0, -1, 31, NAN],
         "my_layers": [[], [0, 6], [-1, 7], "33", [1.5, 1.5], None, [3], [3, 3, 3]],
-        "my_groups": [
-            [],
-            [0, 1],
-            [[0], []],
-            [["0"], [1]],
-            None,
-            [[0], [99]],
-            [[0], [0]],
-            [[0], [-1]],
-        ],
+        "my_groups": [[], [0, 1], [[0], []], [["0"], [1]], None, [[0], [99]], [[0], [0]], [[0], [-1]]],
         "sweep_steps": [0, -1, 10**9],
     },
     "04_p_rge": {
@@ -156,15 +134,7 @@ ODD: dict[str, dict[str, list[Any]]] = {
         "local_iterations": [0, -1, NAN, "1"],
         "unfreezing": ["sometimes", 3, None],
         "unfreeze_every": [0, -1, 1.5],
-        "rule": [
-            "dirichlet",
-            "dirichlet:0",
-            "dirichlet:nan",
-            "sizes:1",
-            "random",
-            None,
-            "",
-        ],
+        "rule": ["dirichlet", "dirichlet:0", "dirichlet:nan", "sizes:1", "random", None, ""],
         "part_counts": [[], [0], [33], [-1], 4, ["4"], [10**9], None],
         "blocks": [[], [0, 3], [-1, 4], [3], 14, None, [1.5, 2], [10**9, 1]],
         "depth": [0, 99, -1, 15, 1.5, "3", None],
@@ -213,12 +183,7 @@ def test_every_parameter_has_odd_values(lab: str) -> None:
     ("lab", "name", "value", "phrases"),
     [
         ("04_p_rge", "parts", [0], ["parts[0] = 0", ">= 1"]),
-        (
-            "05_galaxy_plus",
-            "straggler",
-            9,
-            ["straggler = 9", "has 2 devices", "from 0 to 1"],
-        ),
+        ("05_galaxy_plus", "straggler", 9, ["straggler = 9", "has 2 devices", "from 0 to 1"]),
         ("06_ringada", "depth", 99, ["depth = 99", "14 blocks"]),
         ("07_confidant", "learning_rate", NAN, ["learning_rate = nan", "0.05"]),
         ("02_pac_plus", "reduction", "many", ["reduction", "many", "int"]),
@@ -238,7 +203,4 @@ def test_values_of_other_libraries_and_a_missing_one(tmp_path: Path) -> None:
         with pytest.raises(WorkbenchError, match="parts"):
             check_parameters("04_p_rge", values | {"parts": odd})
     with pytest.raises(WorkbenchError, match="parts"):
-        check_parameters(
-            "04_p_rge",
-            {name: value for name, value in values.items() if name != "parts"},
-        )
+        check_parameters("04_p_rge", {name: value for name, value in values.items() if name != "parts"})

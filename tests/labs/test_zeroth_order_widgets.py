@@ -24,27 +24,10 @@ from workbench.tasks.prompts import PromptBatch
 from workbench.trainings.queries import QueryTraining, Trial
 from workbench_labs import exercises, training_panel
 from workbench_labs.bowl import epsilon_curve, exact_gradient, plane_error, study_slopes
-from workbench_labs.planning import (
-    QueryDivider,
-    query_counts,
-    query_seconds,
-    query_step_s,
-    with_memory,
-)
+from workbench_labs.planning import QueryDivider, query_counts, query_seconds, query_step_s, with_memory
 from workbench_labs.plots.zeroth_order import Pass
-from workbench_labs.rooflines import (
-    RooflineExplorer,
-    execution_costs,
-    measure_roofline,
-    one_by_one,
-    paper_machines,
-)
-from workbench_labs.training_panel import (
-    TrainingPanel,
-    continue_in_engine,
-    figure_of,
-    frozen_and_trained,
-)
+from workbench_labs.rooflines import RooflineExplorer, execution_costs, measure_roofline, one_by_one, paper_machines
+from workbench_labs.training_panel import TrainingPanel, continue_in_engine, figure_of, frozen_and_trained
 
 SETTINGS = Trial(
     model="tiny-llama",
@@ -70,11 +53,7 @@ def problem() -> Problem:
 
     def layers(slower: float) -> tuple[LayerProfile, ...]:
         grids = {
-            kind: Grid(
-                batch_sizes=(1, 2),
-                sequence_lengths=(1, 2),
-                seconds=((at, at), (2 * at, 2 * at)),
-            )
+            kind: Grid(batch_sizes=(1, 2), sequence_lengths=(1, 2), seconds=((at, at), (2 * at, 2 * at)))
             for kind, at in (("F", 0.5e-3 * slower), ("STEP", 1e-6 * slower))
         }
         one = LayerProfile(
@@ -88,10 +67,7 @@ def problem() -> Problem:
         return (one, one)
 
     profile = Profile(
-        model="made up",
-        method="p_rge",
-        source="measured",
-        layers=tuple(layers(slower) for slower in (1, 2, 4, 8)),
+        model="made up", method="p_rge", source="measured", layers=tuple(layers(slower) for slower in (1, 2, 4, 8))
     )
     return Problem(profile, load_cluster("laptop"), queries=8, sequence_length=1)
 
@@ -133,10 +109,7 @@ def test_passes_are_counted_and_timed_by_parts(training: QueryTraining) -> None:
     tokens, layers = batch.input_ids.shape[1], training.model.backbone.layers
     matrices = sum(p.numel() for p in layers.parameters() if p.dim() == 2 and not p.requires_grad)
     assert one.flops > 2 * matrices * tokens and one.seconds > 0
-    assert one_by_one(host.passes)["one after the other"][1] == (
-        2,
-        pytest.approx(2e3 * one.seconds),
-    )
+    assert one_by_one(host.passes)["one after the other"][1] == (2, pytest.approx(2e3 * one.seconds))
     assert host.machine(len(layers)).flops_per_s == host.flops_per_s
     training.model.part_losses(batch)  # nothing stays bound
 
@@ -151,27 +124,17 @@ def test_the_roofline_explorer_follows_its_controls() -> None:
     ]
     gain = explorer.costs[0].step_s / explorer.costs[-1].step_s
     assert gain > 4 and f"{gain:.2f} times as fast" in explorer.headline.value
-    explorer.tokens.value, explorer.batch_size.value, explorer.model.value = (
-        256,
-        16,
-        "Llama2-7B",
-    )
+    explorer.tokens.value, explorer.batch_size.value, explorer.model.value = 256, 16, "Llama2-7B"
     explorer.wait()
     assert explorer.costs[0].step_s / explorer.costs[-1].step_s < 1.1 and "little to gain" in explorer.headline.value
     assert "Llama2-7B" in explorer.figure.heading.value and "sequential" in explorer.table.value
     jetson = execution_costs(
-        "TinyLlama-1.1B",
-        paper_machines()["Jetson Orin Nano, NF4 (Table 4)"],
-        queries=1,
-        batch_size=1,
-        tokens=64,
+        "TinyLlama-1.1B", paper_machines()["Jetson Orin Nano, NF4 (Table 4)"], queries=1, batch_size=1, tokens=64
     )
     assert jetson[0].step_s / jetson[2].step_s == pytest.approx(1.62, rel=0.25)  # Table 4's speed-up
 
 
-def test_training_is_watched_paused_and_gone_on_with_from_its_log(
-    tmp_path: Path,
-) -> None:
+def test_training_is_watched_paused_and_gone_on_with_from_its_log(tmp_path: Path) -> None:
     whole = QueryTraining(SETTINGS)
     whole.score_untrained()
     curve = whole.run(4)
@@ -215,10 +178,7 @@ class _StandIn:
         self.inner, self.step_number = QueryTraining(SETTINGS), 0
         size = self.inner.model.trainables.num_values
         assert (
-            torch.equal(
-                torch.from_numpy(noise_of(7, size)),
-                self.inner.model.trainables.noise(7),
-            )
+            torch.equal(torch.from_numpy(noise_of(7, size)), self.inner.model.trainables.noise(7))
             and Path(path).is_file()
         )
 
@@ -226,12 +186,7 @@ class _StandIn:
         result = self.inner.step()
         self.step_number += 1
         losses = tuple(loss * (1 + self.wrong) for loss in result.losses.tolist())
-        return EngineStep(
-            step=self.step_number - 1,
-            losses=losses,
-            gradients=result.log.gradients,
-            log=result.log,
-        )
+        return EngineStep(step=self.step_number - 1, losses=losses, gradients=result.log.gradients, log=result.log)
 
     def theta(self) -> Any:
         return self.inner.model.trainables.flat.detach().numpy()
@@ -239,10 +194,7 @@ class _StandIn:
 
 @pytest.mark.parametrize("wrong", [0.0, 0.01])
 def test_the_engine_goes_on_beside_pytorch(
-    wrong: float,
-    training: QueryTraining,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    wrong: float, training: QueryTraining, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def export(model: CausalModel, path: Path, config: EngineConfig, *, name: str) -> SimpleNamespace:
         assert (
@@ -334,21 +286,9 @@ def test_exercises_tell_right_from_wrong(problem: Problem) -> None:
     log = StepLog(step=0, seeds=(1, 2), gradients=(0.5, 0.25), learning_rate=1e-3)
     passes = [Pass(parts, parts * 1e9, 1e9, seconds) for parts, seconds in ((1, 1.0), (4, 1.5), (8, 6.0))]
     cases = (
-        (
-            lambda answer: exercises.check_projected_gradient(answer, plus=0.731, minus=0.694, epsilon=0.01),
-            1.85,
-            3.7,
-        ),
-        (
-            lambda answer: exercises.check_forward_passes(answer, queries=4, steps=300),
-            2400,
-            1200,
-        ),
-        (
-            lambda answer: exercises.check_queries_for_error(answer, dimension=4608),
-            4609,
-            1,
-        ),
+        (lambda answer: exercises.check_projected_gradient(answer, plus=0.731, minus=0.694, epsilon=0.01), 1.85, 3.7),
+        (lambda answer: exercises.check_forward_passes(answer, queries=4, steps=300), 2400, 1200),
+        (lambda answer: exercises.check_queries_for_error(answer, dimension=4608), 4609, 1),
         (lambda answer: exercises.check_knee(answer, passes), 4, 8),
         (lambda answer: exercises.check_travelling(answer, log), 16, 8),
         (
@@ -356,30 +296,15 @@ def test_exercises_tell_right_from_wrong(problem: Problem) -> None:
             query_counts(problem, plan_queries(problem)),
             (2, 2, 2, 2),
         ),
-        (
-            lambda answer: exercises.check_division(answer, problem),
-            query_counts(problem, plan_queries(problem)),
-            (8,),
-        ),
+        (lambda answer: exercises.check_division(answer, problem), query_counts(problem, plan_queries(problem)), (8,)),
     )
     for check, right, wrong in cases:
-        assert [check(answer).passed for answer in (None, right, wrong)] == [
-            None,
-            True,
-            False,
-        ], check(right)
+        assert [check(answer).passed for answer in (None, right, wrong)] == [None, True, False], check(right)
         assert len(check(wrong).message) > 20
 
 
-def test_the_epsilon_of_a_study_is_judged_by_its_slopes(
-    training: QueryTraining,
-) -> None:
+def test_the_epsilon_of_a_study_is_judged_by_its_slopes(training: QueryTraining) -> None:
     studies = epsilon_curve(training.model, training.batch(0), (1e-3, 1.0), queries=2)
     check = exercises.check_epsilon
-    assert [check(answer, studies).passed for answer in (None, 1e-3, 1.0, 0.5)] == [
-        None,
-        True,
-        False,
-        False,
-    ]
+    assert [check(answer, studies).passed for answer in (None, 1e-3, 1.0, 0.5)] == [None, True, False, False]
     assert "0.5 is none of" in check(0.5, studies).message

@@ -20,15 +20,7 @@ from workbench.tasks.tokenize import IGNORED, TokenizedSplit, Window, collate
 
 LEARNING_RATE = 5e-4
 FLOAT32 = QuantizationConfig(storage="float32")
-CACHED = Stage(
-    start=0,
-    stop=6,
-    shares=(
-        Share(rank=0, samples=3),
-        Share(rank=1, samples=3),
-        Share(rank=3, samples=2),
-    ),
-)
+CACHED = Stage(start=0, stop=6, shares=(Share(rank=0, samples=3), Share(rank=1, samples=3), Share(rank=3, samples=2)))
 
 
 def stage(start: int, stop: int, **samples: int) -> Stage:
@@ -45,17 +37,8 @@ PLANS = {
     "[6] on [4]": (stage(0, 6, r0=1, r1=1, r2=1, r3=1),),
     "[3, 3] on [1-1]": (stage(0, 3, r1=4), stage(3, 6, r0=4)),
     "[3, 3] on [2-2]": (stage(0, 3, r0=3, r1=1), stage(3, 6, r2=2, r3=2)),
-    "[2, 2, 2] on [2-1-1]": (
-        stage(0, 2, r0=1, r1=3),
-        stage(2, 4, r2=4),
-        stage(4, 6, r3=4),
-    ),
-    "[2, 2, 1, 1] on [1-1-1-1]": (
-        stage(0, 2, r0=4),
-        stage(2, 4, r1=4),
-        stage(4, 5, r2=4),
-        stage(5, 6, r3=4),
-    ),
+    "[2, 2, 2] on [2-1-1]": (stage(0, 2, r0=1, r1=3), stage(2, 4, r2=4), stage(4, 6, r3=4)),
+    "[2, 2, 1, 1] on [1-1-1-1]": (stage(0, 2, r0=4), stage(2, 4, r1=4), stage(4, 5, r2=4), stage(5, 6, r3=4)),
 }
 
 
@@ -149,20 +132,10 @@ def make_rank_job(
     if start_epoch == 0:
         save_initial(initial_adapter(stack, split, kind), folder, "test")
     return PacPlusRankJob(
-        job=Job(
-            model=model,
-            epochs=epochs,
-            batch_size=batch_size,
-            micro_batches=2,
-            learning_rate=LEARNING_RATE,
-        ),
+        job=Job(model=model, epochs=epochs, batch_size=batch_size, micro_batches=2, learning_rate=LEARNING_RATE),
         cluster=cluster,
         plan=Plan(
-            method="pac_plus",
-            stages=stages,
-            micro_batch_size=batch_size // 2,
-            num_micro_batches=2,
-            cached=CACHED,
+            method="pac_plus", stages=stages, micro_batch_size=batch_size // 2, num_micro_batches=2, cached=CACHED
         ),
         profile=free_profile(stack.num_layers, cluster.world_size),
         is_paced=False,
@@ -178,22 +151,9 @@ def make_rank_job(
 
 def free_profile(num_layers: int, world_size: int) -> Profile:
     """Return a profile in which nothing takes time or memory."""
-    sizes = dict.fromkeys(
-        (
-            "frozen_bytes",
-            "trainable_bytes",
-            "output_bytes_per_token",
-            "context_bytes_per_token",
-        ),
-        0,
-    )
+    sizes = dict.fromkeys(("frozen_bytes", "trainable_bytes", "output_bytes_per_token", "context_bytes_per_token"), 0)
     layers = tuple(LayerProfile(name=f"layer {index}", times={}, **sizes) for index in range(num_layers))
-    return Profile(
-        model="made up",
-        method="made up",
-        source="analytic",
-        layers=(layers,) * world_size,
-    )
+    return Profile(model="made up", method="made up", source="analytic", layers=(layers,) * world_size)
 
 
 def losses_of(results: list[RankResult]) -> dict[tuple[int, int], float]:

@@ -9,15 +9,7 @@ import torch
 
 from workbench.core.costs import Spec
 from workbench.core.program import Program
-from workbench.core.schedule import (
-    BROADCAST,
-    COLLECTIVES,
-    RECV,
-    SEND,
-    Op,
-    Schedule,
-    Value,
-)
+from workbench.core.schedule import BROADCAST, COLLECTIVES, RECV, SEND, Op, Schedule, Value
 from workbench.runtime.executor import Handler
 
 
@@ -54,19 +46,13 @@ def run_schedule(
                     found = Spec(tuple(arrived.shape), str(arrived.dtype).removeprefix("torch."))
                     assert spec is None or spec(op.writes[0]) == found, op.writes[0]
                 elif op.kind in COLLECTIVES:
-                    here = waiting.setdefault(
-                        Op(op.kind, op.stage, op.microbatch, op.part, ranks=op.ranks),
-                        {},
-                    )
+                    here = waiting.setdefault(Op(op.kind, op.stage, op.microbatch, op.part, ranks=op.ranks), {})
                     if rank not in here:
                         given = tables[rank][op.kind](op, tuple(own[value] for value in op.reads))[0]
                         here[rank] = torch.zeros_like(given) if op.kind == BROADCAST and not op.reads else given
                         if len(here) == len(op.ranks):
                             total = torch.stack(torch.broadcast_tensors(*here.values())).sum(dim=0)
-                            for (
-                                member,
-                                tensor,
-                            ) in here.items():  # in place: gradients are summed where they are kept
+                            for member, tensor in here.items():  # in place: gradients are summed where they are kept
                                 here[member] = tensor.copy_(total) if tensor.shape == total.shape else total.clone()
                     if len(here) < len(op.ranks):
                         break

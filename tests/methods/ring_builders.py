@@ -35,19 +35,10 @@ def ring_plan(*blocks: tuple[int, int], micro_batches: int = 2) -> Plan:
     """Return the ring of (rank, number of layers), in its order."""
     stages, at = [], 0
     for rank, count in blocks:
-        stages.append(
-            Stage(
-                start=at,
-                stop=at + count,
-                shares=(Share(rank=rank, samples=8 // micro_batches),),
-            )
-        )
+        stages.append(Stage(start=at, stop=at + count, shares=(Share(rank=rank, samples=8 // micro_batches),)))
         at += count
     return Plan(
-        method="ringada",
-        stages=tuple(stages),
-        micro_batch_size=8 // micro_batches,
-        num_micro_batches=micro_batches,
+        method="ringada", stages=tuple(stages), micro_batch_size=8 // micro_batches, num_micro_batches=micro_batches
     )
 
 
@@ -69,28 +60,16 @@ def ring_job(
 ) -> RingRankJob:
     """Return a run whose adapters are unfrozen one after the other, by a policy."""
     stack, facts = load_stack(model), model_facts(model)
-    sizes: dict[str, Any] = {
-        "hidden_size": stack.hidden_size,
-        "num_layers": stack.num_layers,
-        "kind": kind,
-    }
+    sizes: dict[str, Any] = {"hidden_size": stack.hidden_size, "num_layers": stack.num_layers, "kind": kind}
     if stack.family.reads_images:
         split, sizes = (
-            tokenize(
-                load_task("digits").train.take(range(samples)),
-                load_tokenizer(model),
-                max_length=1,
-            ),
+            tokenize(load_task("digits").train.take(range(samples)), load_tokenizer(model), max_length=1),
             sizes | {"num_outputs": 10},
         )
     else:
         split = split_for(stack, samples, kind)
     job = Job(
-        model=model,
-        epochs=epochs,
-        batch_size=8,
-        micro_batches=plan.num_micro_batches,
-        learning_rate=LEARNING_RATE,
+        model=model, epochs=epochs, batch_size=8, micro_batches=plan.num_micro_batches, learning_rate=LEARNING_RATE
     )
     return RingRankJob(
         job=job,
@@ -99,21 +78,10 @@ def ring_job(
         profile=free_profile(stack.num_layers, cluster.world_size),
         is_paced=False,
         split=split,
-        config=TechniqueConfig(
-            technique="parallel" if parallel else "serial",
-            bottleneck=8,
-            reduction=4,
-            **sizes,
-        ),
+        config=TechniqueConfig(technique="parallel" if parallel else "serial", bottleneck=8, reduction=4, **sizes),
         facts=facts,
         options=RingAdaOptions(local_iterations=local_iterations, cache=cache, federated=federated),
-        policy=Policy(
-            num_layers=stack.num_layers,
-            every=every,
-            unfreezing=unfreezing,
-            patience=1,
-            threshold=0.05,
-        ),
+        policy=Policy(num_layers=stack.num_layers, every=every, unfreezing=unfreezing, patience=1, threshold=0.05),
         owned={
             device.name: tuple(range(rank, samples, cluster.world_size)) for rank, device in enumerate(cluster.devices)
         },
@@ -126,18 +94,9 @@ def train_plainly(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor
     """Return each mini-batch's loss and the final weights of one process that does one mini-batch after the other."""
     trained, logits_of = _whole(job)
     groups = [
-        {
-            "params": [one],
-            "weight_decay": job.job.weight_decay if one.ndim >= 2 else 0.0,
-        }
-        for one in trained.values()
+        {"params": [one], "weight_decay": job.job.weight_decay if one.ndim >= 2 else 0.0} for one in trained.values()
     ]
-    optimizer, policy, losses, step = (
-        torch.optim.AdamW(groups, lr=1.0),
-        job.policy,
-        [],
-        0,
-    )
+    optimizer, policy, losses, step = torch.optim.AdamW(groups, lr=1.0), job.policy, [], 0
     brought: list[float] = []
     for epoch in range(job.job.epochs):
         for planned in job.planned_epoch(epoch):
@@ -156,12 +115,7 @@ def train_plainly(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor
                 ]
                 squared.append(sum(float(gradient.square().sum()) for gradient in of_adapters))
                 for group in optimizer.param_groups:
-                    group["lr"] = learning_rate_at(
-                        step,
-                        job.num_steps,
-                        job.job.learning_rate,
-                        job.job.warmup_fraction,
-                    )
+                    group["lr"] = learning_rate_at(step, job.num_steps, job.job.learning_rate, job.job.warmup_fraction)
                 optimizer.step()
                 optimizer.zero_grad()
                 losses.append(loss.item())
@@ -178,18 +132,10 @@ def begun(planned: Round) -> list[tuple[int, Iteration]]:
     """Return a round's mini-batches, each with its first micro-batch."""
     assert isinstance(planned.shape, RoundShape)
     iterations = planned.shape.iterations
-    return list(
-        zip(
-            accumulate((one.num_micro_batches for one in iterations), initial=0),
-            iterations,
-            strict=False,
-        )
-    )
+    return list(zip(accumulate((one.num_micro_batches for one in iterations), initial=0), iterations, strict=False))
 
 
-def _whole(
-    job: RingRankJob,
-) -> tuple[dict[str, torch.nn.Parameter], Callable[[Batch, int], torch.Tensor]]:
+def _whole(job: RingRankJob) -> tuple[dict[str, torch.nn.Parameter], Callable[[Batch, int], torch.Tensor]]:
     """Return the trained parameters of a whole model by name, and a function that computes the logits of a batch in an
     epoch."""
     stack = load_stack(job.job.model)
@@ -203,11 +149,7 @@ def _whole(
         with torch.no_grad():
             taps = backbone(batch.input_ids, batch.attention_mask)[1]
         return side.head(
-            side(None, taps, batch.attention_mask),
-            taps[-1],
-            batch.attention_mask,
-            batch.sample_ids,
-            epoch,
+            side(None, taps, batch.attention_mask), taps[-1], batch.attention_mask, batch.sample_ids, epoch
         )
 
     return model.trained(), beside
@@ -228,24 +170,17 @@ def train_federated(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tens
     for model in copies:
         decays = [(one, job.job.weight_decay if one.ndim >= 2 else 0.0) for one in model.trained().values()]
         optimizers.append(
-            torch.optim.AdamW(
-                [{"params": [one], "weight_decay": decay} for one, decay in decays],
-                lr=1.0,
-            )
+            torch.optim.AdamW([{"params": [one], "weight_decay": decay} for one, decay in decays], lr=1.0)
         )
     for number in range(job.num_rounds):
         epoch, planned = number // job.rounds_per_epoch, job.round(number)
         for at, (start, one) in enumerate(begun(planned)):
             model, optimizer = copies[one.initiator], optimizers[one.initiator]
             batch = collate(
-                job.split,
-                [row for part in planned.samples[start : start + one.num_micro_batches] for row in part],
+                job.split, [row for part in planned.samples[start : start + one.num_micro_batches] for row in part]
             )
             logits = model.logits(
-                model(batch.input_ids, batch.attention_mask)[1],
-                batch.attention_mask,
-                batch.sample_ids,
-                epoch,
+                model(batch.input_ids, batch.attention_mask)[1], batch.attention_mask, batch.sample_ids, epoch
             )
             loss = task_loss(logits, batch.labels, job.config.kind)
             loss.backward()
@@ -268,9 +203,7 @@ def train_federated(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tens
     return losses, {name: one.detach() for name, one in copies[0].trained().items()}
 
 
-def train_on_ring(
-    job: RingRankJob,
-) -> tuple[list[float], dict[str, torch.Tensor], list[dict[Value, Any]]]:
+def train_on_ring(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor], list[dict[Value, Any]]]:
     """Return the same of the ring's programs, every rank's operations in this process, and every value that was held at
     the end.
 
@@ -294,10 +227,7 @@ def train_on_ring(
             planned = job.round(number)
             programs = [phase.phase.program(phase.shape(planned)) for phase in phases]
             [program] = {program.digest: program for program in programs}.values()
-            held = run_program(
-                program,
-                {rank: phase.handlers(epoch, planned) for rank, phase in enumerate(phases)},
-            )
+            held = run_program(program, {rank: phase.handlers(epoch, planned) for rank, phase in enumerate(phases)})
             found = {
                 value.microbatch: float(loss) for own in held for value, loss in own.items() if value.name == "loss"
             }
@@ -315,10 +245,7 @@ def train_on_ring(
 def _phase(job: RingRankJob, rank: int) -> RingPhase:
     context = SimpleNamespace(own_folder=lambda folder: folder / f"rank-{rank}")
     session: Any = SimpleNamespace(
-        rank=rank,
-        rank_job=job,
-        progress=SimpleNamespace(phase=lambda name: None),
-        context=context,
+        rank=rank, rank_job=job, progress=SimpleNamespace(phase=lambda name: None), context=context
     )
     phase = RingPhase(session, job.phases()[0], RankResult(rank=rank))
     phase.load(0)
@@ -328,8 +255,4 @@ def _phase(job: RingRankJob, rank: int) -> RingPhase:
 def unequal_links(cluster: Cluster) -> Cluster:
     """Return the cluster with one fast pair, so that the initiators' order is not the ring's."""
     names = [device.name for device in cluster.devices]
-    return Cluster(
-        name="unequal",
-        devices=cluster.devices,
-        pairs={f"{names[0]}>{names[-1]}": Link(bytes_per_s=1e10)},
-    )
+    return Cluster(name="unequal", devices=cluster.devices, pairs={f"{names[0]}>{names[-1]}": Link(bytes_per_s=1e10)})

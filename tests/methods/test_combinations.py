@@ -109,23 +109,11 @@ def backbone(model: str, storage: str) -> LayerStack:
 
 
 def job(model: str) -> Job:
-    return Job(
-        model=model,
-        epochs=1,
-        batch_size=BATCH,
-        micro_batches=2,
-        learning_rate=LEARNING_RATE,
-    )
+    return Job(model=model, epochs=1, batch_size=BATCH, micro_batches=2, learning_rate=LEARNING_RATE)
 
 
 def plan_of(stages: Sequence[Stage], *, cached: Stage | None = None) -> Plan:
-    return Plan(
-        method="test",
-        stages=tuple(stages),
-        micro_batch_size=BATCH // 2,
-        num_micro_batches=2,
-        cached=cached,
-    )
+    return Plan(method="test", stages=tuple(stages), micro_batch_size=BATCH // 2, num_micro_batches=2, cached=cached)
 
 
 def train(module: torch.nn.Module, losses: Sequence[Any]) -> Reference:
@@ -172,38 +160,24 @@ def compare(
         for name, tensor in found.items():
             limits = {"rtol": of_gradient, "atol": 2 * of_gradient * scale}
             torch.testing.assert_close(
-                tensor,
-                reference.gradients[name].float(),
-                msg=partial("{}: {}\n{}".format, what, name),
-                **limits,
+                tensor, reference.gradients[name].float(), msg=partial("{}: {}\n{}".format, what, name), **limits
             )
 
 
 def technique_config(stack: LayerStack, technique: str, kind: Kind = "classification") -> TechniqueConfig:
     """Narrow adapters keep the tiny models' gradients from vanishing in the many."""
-    sizes = {
-        "hidden_size": stack.hidden_size,
-        "num_layers": stack.num_layers,
-        "bottleneck": 8,
-    }
+    sizes = {"hidden_size": stack.hidden_size, "num_layers": stack.num_layers, "bottleneck": 8}
     return TechniqueConfig(technique=technique, kind=kind, **sizes)  # type: ignore[arg-type]
 
 
 @cache
 def fine_tuned_plainly(model: str, technique: str, storage: str, kind: Kind) -> Reference:
     stack = backbone(model, storage)
-    whole = TechniqueStage(
-        copy.deepcopy(stack.stage(0, stack.num_layers)),
-        technique_config(stack, technique, kind),
-    )
+    whole = TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), technique_config(stack, technique, kind))
 
     def loss(batch: Batch) -> torch.Tensor:
         _, last_hidden = whole(batch.input_ids, batch.attention_mask)
-        return task_loss(
-            whole.logits(last_hidden, batch.attention_mask, batch.sample_ids, 0),
-            batch.labels,
-            kind,
-        )
+        return task_loss(whole.logits(last_hidden, batch.attention_mask, batch.sample_ids, 0), batch.labels, kind)
 
     planned = fine_tuning_job(model, technique, storage, "one device", kind)
     return train(whole, [lambda batch=batch: loss(batch) for batch in batches(planned)])
@@ -234,50 +208,27 @@ def batches(rank_job: Any) -> list[Batch]:
 
 
 def check_fine_tuning(
-    model: str,
-    technique: str,
-    storage: str,
-    name: str,
-    what: str,
-    kind: Kind = "classification",
+    model: str, technique: str, storage: str, name: str, what: str, kind: Kind = "classification"
 ) -> None:
     rank_job = fine_tuning_job(model, technique, storage, name, kind)
     (phase,), steps = rank_job.phases(), rank_job.planned_epoch(0)
     tables: list[dict[int, StepHandlers]] = [{} for _ in steps]
     for own in rank_job.plan.stages:
         for rank in own.ranks:
-            part = TechniqueStage(
-                copy.deepcopy(backbone(model, storage).stage(own.start, own.stop)),
-                rank_job.config,
-            )
-            compute, optimizer = (
-                StageCompute(part),
-                make_optimizer(rank_job, part, len(steps)),
-            )
+            part = TechniqueStage(copy.deepcopy(backbone(model, storage).stage(own.start, own.stop)), rank_job.config)
+            compute, optimizer = StageCompute(part), make_optimizer(rank_job, part, len(steps))
             for table, step in zip(tables, steps, strict=True):
                 share = share_of(rank, rank_job.plan, step, rank_job.split)
                 table[rank] = BackpropagationHandlers(
-                    shared=rank_job.shared,
-                    compute=compute,
-                    optimizer=optimizer,
-                    epoch=0,
-                    **share,
+                    shared=rank_job.shared, compute=compute, optimizer=optimizer, epoch=0, **share
                 )
     compare(
-        fine_tuned_plainly(model, technique, storage, kind),
-        [phase.program(step.shape) for step in steps],
-        tables,
-        what,
+        fine_tuned_plainly(model, technique, storage, kind), [phase.program(step.shape) for step in steps], tables, what
     )
 
 
 def pac_plus_job(
-    model: str,
-    storage: str,
-    name: str,
-    folder: Path,
-    cached: str = "float32",
-    kind: Kind = "classification",
+    model: str, storage: str, name: str, folder: Path, cached: str = "float32", kind: Kind = "classification"
 ) -> PacPlusRankJob:
     stages, order = SCHEDULES[name]
     stack = backbone(model, storage)
@@ -320,12 +271,7 @@ def side_loss(adapter: ParallelAdapter, taps: Sequence[torch.Tensor], batch: Bat
 
 
 def check_parallel_adapters(
-    model: str,
-    storage: str,
-    name: str,
-    folder: Path,
-    what: str,
-    kind: Kind = "classification",
+    model: str, storage: str, name: str, folder: Path, what: str, kind: Kind = "classification"
 ) -> None:
     rank_job = pac_plus_job(model, storage, name, folder, kind=kind)
     steps = rank_job.planned_epoch(0)
@@ -369,11 +315,7 @@ def test_answers_and_tags_equal_one_process(technique: str, kind: Kind, tmp_path
 @pytest.mark.parametrize("technique", ("lora", "adapters", "serial", PARALLEL))
 def test_generated_text_equals_one_process(technique: str, tmp_path: Path) -> None:
     """The head is the backbone's own, which the last stage alone has and nobody trains."""
-    for name, model in (
-        ("1F1B", "tiny-llama"),
-        ("hybrid by GPipe", "tiny-gpt2"),
-        ("data parallel", "tiny-opt"),
-    ):
+    for name, model in (("1F1B", "tiny-llama"), ("hybrid by GPipe", "tiny-gpt2"), ("data parallel", "tiny-opt")):
         what = f"{technique}, {name}, text_generation, {model}"
         if technique == PARALLEL:
             check_parallel_adapters(model, "float32", name, tmp_path, what, "text_generation")
@@ -386,21 +328,16 @@ def test_generated_text_equals_one_process(technique: str, tmp_path: Path) -> No
 def test_every_precision_of_backbone_and_cache_equals_one_process(storage: str, cached: str, tmp_path: Path) -> None:
     """Cached epochs: one process reads the same records, so that the cache's own rounding makes no difference."""
     model = "tiny-bert"
-    stack, rank_job = (
-        backbone(model, storage),
-        pac_plus_job(model, storage, "hybrid", tmp_path, cached),
-    )
+    stack, rank_job = backbone(model, storage), pac_plus_job(model, storage, "hybrid", tmp_path, cached)
     split = rank_job.split
     records = ActivationCache.create(
-        tmp_path / "cache",
-        rank_job.manifest(0, tuple(range(SAMPLES)), whole_taps(rank_job.adapter)),
+        tmp_path / "cache", rank_job.manifest(0, tuple(range(SAMPLES)), whole_taps(rank_job.adapter))
     )
     for sample in range(SAMPLES):
         batch = collate(split, [sample])
         with torch.no_grad():
             records.write_batch(
-                [sample],
-                [tap.to(cache_dtype(cached)) for tap in stack(batch.input_ids, batch.attention_mask)[1]],
+                [sample], [tap.to(cache_dtype(cached)) for tap in stack(batch.input_ids, batch.attention_mask)[1]]
             )
     steps = rank_job.phases()[1].steps(1)
     adapter = initial_adapter(stack, split).double()
@@ -440,19 +377,11 @@ def test_every_precision_of_backbone_and_cache_equals_one_process(storage: str, 
 
 REFUSED = [
     *(
-        (
-            "fine_tuning",
-            {"technique": "full", "backbone_dtype": storage},
-            "stay as they are",
-        )
+        ("fine_tuning", {"technique": "full", "backbone_dtype": storage}, "stay as they are")
         for storage in PRECISIONS[1:]
     ),
     *(
-        (
-            method,
-            {"schedule": "gpipe", "paradigm": paradigm},
-            "needs paradigm = hybrid or pipeline_parallel",
-        )
+        (method, {"schedule": "gpipe", "paradigm": paradigm}, "needs paradigm = hybrid or pipeline_parallel")
         for method, paradigm in product(("fine_tuning", "pac_plus"), ("standalone", "data_parallel"))
     ),
     (

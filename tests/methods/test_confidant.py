@@ -40,9 +40,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
         patch.setenv("WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
         patch.setattr(
-            fine_tuning,
-            "measure_layers",
-            partial(measure_layers, batch_sizes=(1, 4), lengths=(), budget_s=0.1),
+            fine_tuning, "measure_layers", partial(measure_layers, batch_sizes=(1, 4), lengths=(), budget_s=0.1)
         )
         patch.setattr(confidant, "measure_parts", parts_in_proportion)
         options = {"drain_every": 2}
@@ -113,13 +111,7 @@ def test_windows_may_be_shorter_than_the_pipeline(job: Job) -> None:
 def with_processors(cluster: Cluster, *gflops: float) -> Cluster:
     """Return the cluster whose first device has such processors."""
     processors = tuple(Processor(name=f"p{number}", flops_per_s=1e9 * one) for number, one in enumerate(gflops))
-    return replace(
-        cluster,
-        devices=(
-            replace(cluster.devices[0], processors=processors),
-            *cluster.devices[1:],
-        ),
-    )
+    return replace(cluster, devices=(replace(cluster.devices[0], processors=processors), *cluster.devices[1:]))
 
 
 def test_two_processors_of_a_device_share_each_layer(job: Job, whole: Report, tmp_path: Path) -> None:
@@ -131,10 +123,7 @@ def test_two_processors_of_a_device_share_each_layer(job: Job, whole: Report, tm
     assert losses(report) == pytest.approx(losses(whole), rel=1e-5)
     predicted, measured = (
         {(span.rank, span.op.label, span.op.stream) for span in timeline.spans if not span.op.is_communication}
-        for timeline in (
-            report.timelines["first epoch, predicted"],
-            report.timelines["first epoch, measured"],
-        )
+        for timeline in (report.timelines["first epoch, predicted"], report.timelines["first epoch, measured"])
     )
     assert predicted == measured
     on_second = {label for rank, label, stream in measured if stream == "compute1"}
@@ -167,11 +156,7 @@ def test_processors_that_cannot_share_are_refused(job: Job) -> None:
         experiment.run(job, with_processors(two_devices(), *range(1, 6)), "simulate")
     with pytest.raises(ConfigError, match="int8"):
         options = {"technique": "lora", "backbone_dtype": "int8"}
-        experiment.run(
-            replace(job, options=options),
-            with_processors(two_devices(), 1, 2),
-            "simulate",
-        )
+        experiment.run(replace(job, options=options), with_processors(two_devices(), 1, 2), "simulate")
 
 
 def test_a_device_is_killed_and_the_other_does_the_window_again(job: Job, whole: Report, tmp_path: Path) -> None:
@@ -195,10 +180,7 @@ def test_a_device_is_killed_and_the_other_does_the_window_again(job: Job, whole:
 def devices(count: int, **settings: object) -> Cluster:
     [device] = two_devices().devices[:1]
     names = ("alpha", "beta", "gamma", "delta")[:count]
-    return Cluster(
-        name="some",
-        devices=tuple(replace(device, name=name, **settings) for name in names),
-    )  # type: ignore[arg-type]
+    return Cluster(name="some", devices=tuple(replace(device, name=name, **settings) for name in names))  # type: ignore[arg-type]
 
 
 def test_an_idle_device_takes_the_place_of_one_that_leaves_on_notice(job: Job, whole: Report, tmp_path: Path) -> None:
@@ -214,19 +196,8 @@ def test_an_idle_device_takes_the_place_of_one_that_leaves_on_notice(job: Job, w
         if event.faults is not None:
             event.faults.add(Fault(kind="leave", rank=1, start=0.0))
 
-    job = replace(
-        job,
-        options=job.options | {"devices": 2},
-        snapshot_every=3,
-        snapshot_to="neighbour",
-    )
-    report = experiment.run(
-        job,
-        devices(3, host_share=0.05),
-        workdir=tmp_path,
-        fidelity="paced",
-        progress=leave,
-    )
+    job = replace(job, options=job.options | {"devices": 2}, snapshot_every=3, snapshot_to="neighbour")
+    report = experiment.run(job, devices(3, host_share=0.05), workdir=tmp_path, fidelity="paced", progress=leave)
     assert "gamma takes the place of beta (predicted: it loads" in " ".join(report.notes)
     assert [recovery.repeated for recovery in report.recoveries if recovery.what == "leave beta"] in ([0], [])
     assert losses(report) == pytest.approx(losses(whole), rel=1e-6)
@@ -242,18 +213,11 @@ def test_adapters_of_ringada_and_pac_plus_survive_a_loss(technique: str, job: Jo
             event.faults.add(Fault(kind="kill", rank=1, start=2, unit="step"))
 
     job = replace(
-        job,
-        options=job.options | {"technique": technique, "devices": 2},
-        snapshot_every=1,
-        snapshot_to="neighbour",
+        job, options=job.options | {"technique": technique, "devices": 2}, snapshot_every=1, snapshot_to="neighbour"
     )
     whole = run(replace(job, snapshot_every=0, snapshot_to="disk"), tmp_path / "whole")
     report = experiment.run(
-        job,
-        devices(3, host_share=0.05),
-        workdir=tmp_path / "lost",
-        fidelity="paced",
-        progress=kill,
+        job, devices(3, host_share=0.05), workdir=tmp_path / "lost", fidelity="paced", progress=kill
     )
     assert "beta is lost" in " ".join(report.notes)
     assert losses(report) == pytest.approx(losses(whole), rel=1e-5)
@@ -261,21 +225,13 @@ def test_adapters_of_ringada_and_pac_plus_survive_a_loss(technique: str, job: Jo
 
 @pytest.mark.parametrize(
     ("idle", "chosen"),
-    [
-        ({"battery": 0.5}, "delta"),
-        ({"host_share": 0.2}, "delta"),
-        ({}, "gamma"),
-        ({"memory_bytes": 300_000}, "delta"),
-    ],
+    [({"battery": 0.5}, "delta"), ({"host_share": 0.2}, "delta"), ({}, "gamma"), ({"memory_bytes": 300_000}, "delta")],
 )
 def test_the_most_compatible_idle_device_is_taken(idle: dict[str, float], chosen: str, job: Job) -> None:
     """Of equal ones the first; one with less charge, one that is slower and one whose memory does not suffice are not
     (simulated)."""
     four = devices(4)
-    four = replace(
-        four,
-        devices=(*four.devices[:2], replace(four.devices[2], **idle), four.devices[3]),
-    )  # type: ignore[arg-type]
+    four = replace(four, devices=(*four.devices[:2], replace(four.devices[2], **idle), four.devices[3]))  # type: ignore[arg-type]
     job = replace(job, options=job.options | {"devices": 2}, faults="leave:beta@step1")
     assert f"{chosen} takes the place of beta" in " ".join(experiment.run(job, four, "simulate").notes)
 
@@ -291,12 +247,7 @@ def test_a_battery_that_runs_down_is_a_notice(job: Job) -> None:
 
 
 @pytest.mark.parametrize(
-    "technique",
-    [
-        {"technique": "serial"},
-        {"technique": "parallel"},
-        {"technique": "lora", "backbone_dtype": "int8"},
-    ],
+    "technique", [{"technique": "serial"}, {"technique": "parallel"}, {"technique": "lora", "backbone_dtype": "int8"}]
 )
 def test_slow_leaves_dies_and_comes_back_in_one_run(technique: dict[str, str], job: Job) -> None:
     """Passive and proactive fault tolerance: one device is slow, one leaves on notice, one dies and returns.
@@ -305,14 +256,7 @@ def test_slow_leaves_dies_and_comes_back_in_one_run(technique: dict[str, str], j
     """
     faults = "slow:alpha:2@step2-40; leave:beta@step10; kill:gamma@step20; return:gamma@step25"
     options = {"drain_every": 1, "devices": 3}
-    job = replace(
-        job,
-        options=options | technique,
-        epochs=20,
-        faults=faults,
-        snapshot_every=1,
-        snapshot_to="neighbour",
-    )
+    job = replace(job, options=options | technique, epochs=20, faults=faults, snapshot_every=1, snapshot_to="neighbour")
     report = experiment.run(
         job, devices(4, host_share=0.01), "simulate"
     )  # steps take so long that gamma is back before the end
@@ -322,10 +266,7 @@ def test_slow_leaves_dies_and_comes_back_in_one_run(technique: dict[str, str], j
     assert found["leave beta"].repeated == 0 and found["kill gamma"].repeated <= 1 and len(report.steps) == 80
     assert all(step.predicted_s for step in report.steps)
     paces = re.findall("Pace changed[^.]*: ([a-z]+ [0-9.]+) times", said)
-    assert paces == [
-        "alpha 2.0",
-        "alpha 1.0",
-    ]  # once when it becomes slow, once when it is itself again
+    assert paces == ["alpha 2.0", "alpha 1.0"]  # once when it becomes slow, once when it is itself again
 
 
 @pytest.mark.parametrize(("options", "rate"), [({}, FULL_RATE), ({"technique": "lora"}, ADAPTER_RATE)])
@@ -338,10 +279,7 @@ def test_the_learning_rate_follows_the_technique(options: dict[str, str], rate: 
 
 def test_methods_with_full_fine_tuning_by_default_have_its_learning_rate() -> None:
     assert [name for name in registered() if Job(method=name).peak_learning_rate == FULL_RATE] == ["confidant"]
-    assert (
-        Job(method="fine_tuning", options={"technique": "full"}).peak_learning_rate,
-        Job().peak_learning_rate,
-    ) == (
+    assert (Job(method="fine_tuning", options={"technique": "full"}).peak_learning_rate, Job().peak_learning_rate) == (
         5e-5,
         2e-3,
     )
@@ -362,10 +300,7 @@ def test_another_partition_is_taken_if_it_pays(job: Job) -> None:
         for faults, cluster in (
             ("", two),
             (job.faults, two),
-            (
-                job.faults,
-                devices(2, host_share=None, model="some", storage_bytes_per_s=1e3),
-            ),
+            (job.faults, devices(2, host_share=None, model="some", storage_bytes_per_s=1e3)),
         )
     )
     assert "Another partition is taken: it saves" in " ".join(taken.notes)
@@ -377,13 +312,7 @@ def test_another_partition_is_taken_if_it_pays(job: Job) -> None:
 def test_a_plan_that_no_longer_fits_is_changed_at_any_price(job: Job) -> None:
     """Another program takes memory of a device, which has fewer layers then; later the layers stay, as moving is
     expensive (simulated)."""
-    three = devices(
-        3,
-        host_share=None,
-        model="some",
-        storage_bytes_per_s=1e3,
-        memory_bytes=9_000_000,
-    )
+    three = devices(3, host_share=None, model="some", storage_bytes_per_s=1e3, memory_bytes=9_000_000)
     job = replace(job, options={"drain_every": 1}, epochs=10)
     taken, too_much = (
         experiment.run(replace(job, faults=f"memory:beta:{one}"), three, "simulate")
@@ -392,8 +321,7 @@ def test_a_plan_that_no_longer_fits_is_changed_at_any_price(job: Job) -> None:
     said = " ".join(taken.notes)
     assert taken.plan.partition() == "[1, 2, 3]"
     assert re.search(
-        "taken at any price, because .* Device 'beta' has 6.0 MB; .* layer 0 on alpha .* layers 2-5 on gamma",
-        said,
+        "taken at any price, because .* Device 'beta' has 6.0 MB; .* layer 0 on alpha .* layers 2-5 on gamma", said
     )
     assert re.search("beta has 100% of its memory.* Another partition is not taken", said)
     assert [one.what for one in taken.recoveries] == ["memory beta"] and taken.recoveries[0].repeated == 0
@@ -414,8 +342,7 @@ def test_a_link_that_becomes_slow_is_left_out(job: Job) -> None:
     assert f"Pace changed, over the profile's seconds: {first}>{second} 40.0 times" in said
     assert "Another partition is taken: it saves" in said
     assert re.search(
-        f"on {first} .*on {third} .*on {second} ",
-        next(note for note in broken.notes if note.startswith("From step")),
+        f"on {first} .*on {third} .*on {second} ", next(note for note in broken.notes if note.startswith("From step"))
     )
 
 
@@ -424,13 +351,7 @@ def test_two_neighbours_that_are_lost_cost_the_epoch(killed: str, repeated: int,
     """A device's state is kept by the next one of the ring; if both are gone, the epoch begins again (simulated)."""
     faults = "; ".join(f"kill:{name}@step3" for name in killed.split())
     report = experiment.run(
-        replace(
-            job,
-            options={"drain_every": 1},
-            faults=faults,
-            snapshot_every=2,
-            snapshot_to="neighbour",
-        ),
+        replace(job, options={"drain_every": 1}, faults=faults, snapshot_every=2, snapshot_to="neighbour"),
         devices(4),
         "simulate",
     )
@@ -453,9 +374,7 @@ def test_interrupted_and_resumed(job: Job, whole: Report, tmp_path: Path) -> Non
 def test_other_versions_are_planned_and_simulated(versions: str, job: Job) -> None:
     """Of two stages both keep a version besides the newest."""
     report = experiment.run(
-        replace(job, options={"versions": versions, "rate_by_delay": True}),
-        two_devices(),
-        "simulate",
+        replace(job, options={"versions": versions, "rate_by_delay": True}), two_devices(), "simulate"
     )
     assert report.plan is not None
     assert all(
@@ -509,21 +428,10 @@ def test_devices_wait_for_each_other_only_between_epochs_that_drain(continues: s
 
 def test_an_epoch_that_overlaps_the_one_before_counts_from_its_end() -> None:
     """The last stage begins the second window at 7 s, while the first stage still computes the first one."""
-    times = {
-        0: [(0.0, 9.0), (1.0, 6.5)],
-        1: [(9.5, 17.0), (7.0, 15.0)],
-        2: [(20.0, 30.0), (21.0, 28.0)],
-    }
+    times = {0: [(0.0, 9.0), (1.0, 6.5)], 1: [(9.5, 17.0), (7.0, 15.0)], 2: [(20.0, 30.0), (21.0, 28.0)]}
     ranks = [
-        RankResult(
-            rank=rank,
-            steps=[StepTrace(epoch, 0, 1, *of_ranks[rank], 0.5) for epoch, of_ranks in times.items()],
-        )
+        RankResult(rank=rank, steps=[StepTrace(epoch, 0, 1, *of_ranks[rank], 0.5) for epoch, of_ranks in times.items()])
         for rank in (0, 1)
     ]
     predicted = [StepRecord(epoch=epoch, step=0, samples=1, cached=False) for epoch in times]
-    assert [step.measured_s for step in measured_steps(ranks, predicted)] == [
-        9.0,
-        8.0,
-        10.0,
-    ]
+    assert [step.measured_s for step in measured_steps(ranks, predicted)] == [9.0, 8.0, 10.0]

@@ -9,23 +9,13 @@ import pytest
 import torch
 from stopped_run import stop_in_the_second_epoch, train_rank
 
-from tests.methods.builders import (
-    LEARNING_RATE,
-    PLANS,
-    free_profile,
-    losses_of,
-    made_up_split,
-)
+from tests.methods.builders import LEARNING_RATE, PLANS, free_profile, losses_of, made_up_split
 from tests.methods.conftest import four_devices, needs_jax
 from workbench.core import Job, Plan, Stage
 from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.methods.training.interrupted import begin, take_up
 from workbench.models.loading import load_stack, model_facts
-from workbench.models.optimization import (
-    learning_rate_at,
-    make_optimizer,
-    set_learning_rate,
-)
+from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import task_loss
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
@@ -33,19 +23,13 @@ from workbench.runtime.engines import EngineCluster
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import Batch, collate
 
-SAMPLES, EPOCHS = (
-    22,
-    2,
-)  # not a multiple of the mini-batch: the last one is smaller and cannot be cut as planned
+SAMPLES, EPOCHS = 22, 2  # not a multiple of the mini-batch: the last one is smaller and cannot be cut as planned
 
 
 def config_for(stack: LayerStack, technique: str) -> TechniqueConfig:
     """Return the settings; narrow adapters keep the tiny models' gradients from vanishing in the many."""
     return TechniqueConfig(
-        technique=technique,
-        hidden_size=stack.hidden_size,
-        num_layers=stack.num_layers,
-        bottleneck=8,
+        technique=technique, hidden_size=stack.hidden_size, num_layers=stack.num_layers, bottleneck=8
     )
 
 
@@ -56,9 +40,7 @@ def whole_model(stack: LayerStack, config: TechniqueConfig) -> TechniqueStage:
 def mean_loss(model: TechniqueStage, batch: Batch, epoch: int = 0) -> torch.Tensor:
     _, last_hidden = model(batch.input_ids, batch.attention_mask)
     return task_loss(
-        model.logits(last_hidden, batch.attention_mask, batch.sample_ids, epoch),
-        batch.labels,
-        model.config.kind,
+        model.logits(last_hidden, batch.attention_mask, batch.sample_ids, epoch), batch.labels, model.config.kind
     )
 
 
@@ -77,10 +59,7 @@ def train_plainly(
         for number, batch in enumerate(batches):
             loss = mean_loss(model, collate(split, batch), epoch)
             loss.backward()
-            set_learning_rate(
-                optimizer,
-                learning_rate_at(step, EPOCHS * len(batches), LEARNING_RATE, 0.06),
-            )
+            set_learning_rate(optimizer, learning_rate_at(step, EPOCHS * len(batches), LEARNING_RATE, 0.06))
             optimizer.step()
             optimizer.zero_grad()
             losses[epoch, number] = loss.item()
@@ -90,13 +69,7 @@ def train_plainly(
 
 def rank_job(model: str, technique: str, plan: str, folder: Path) -> FineTuningRankJob:
     return FineTuningRankJob(
-        job=Job(
-            model=model,
-            epochs=EPOCHS,
-            batch_size=8,
-            micro_batches=2,
-            learning_rate=LEARNING_RATE,
-        ),
+        job=Job(model=model, epochs=EPOCHS, batch_size=8, micro_batches=2, learning_rate=LEARNING_RATE),
         cluster=four_devices(),
         plan=plan_of(PLANS[plan]),
         profile=free_profile(6, 4),
@@ -118,12 +91,7 @@ def rank_job(model: str, technique: str, plan: str, folder: Path) -> FineTuningR
     ],
 )
 def test_devices_train_as_one_process(
-    model: str,
-    technique: str,
-    plan: str,
-    engines: EngineCluster,
-    tmp_path: Path,
-    jax: Sequence[int] = (),
+    model: str, technique: str, plan: str, engines: EngineCluster, tmp_path: Path, jax: Sequence[int] = ()
 ) -> None:
     """Two epochs on four devices: every loss and every weight.  jax: ranks that compute with JAX."""
     stack = load_stack(model)
@@ -164,10 +132,7 @@ def test_a_stopped_run_goes_on_with_the_next_step(engines: EngineCluster, tmp_pa
     engines.run(stop_in_the_second_epoch, [stopped] * 4)
     former = take_up(stopped)
     assert (former.epochs, former.step) == (1, 2)
-    results = engines.run(
-        train_rank,
-        [replace(stopped, start_epoch=1, start_step=2, state=former.state)] * 4,
-    )
+    results = engines.run(train_rank, [replace(stopped, start_epoch=1, start_step=2, state=former.state)] * 4)
     assert losses_of([*former.results, *results]) == pytest.approx(expected, rel=1e-6)
     weights = whole.trained(1)
     for name, tensor in stopped.trained(1).items():
@@ -175,20 +140,12 @@ def test_a_stopped_run_goes_on_with_the_next_step(engines: EngineCluster, tmp_pa
 
 
 def test_what_stops_before_its_last_snapshot_does_its_last_step_again(engines: EngineCluster, tmp_path: Path) -> None:
-    stopped = replace(
-        rank_job("tiny-bert", "lora", "[3, 3] on [2-2]", tmp_path),
-        split=made_up_split(16),
-    )
+    stopped = replace(rank_job("tiny-bert", "lora", "[3, 3] on [2-2]", tmp_path), split=made_up_split(16))
     begin(stopped)
     engines.run(stop_in_the_second_epoch, [stopped] * 4)
     assert not list((tmp_path / "snapshots").glob("*-epoch-2-*"))
     former = take_up(stopped)
     assert (former.epochs, former.step) == (1, 1)
     results = engines.run(train_rank, [replace(stopped, **former.begins)] * 4)
-    assert sorted(losses_of([*former.results, *results])) == [
-        (0, 0),
-        (0, 1),
-        (1, 0),
-        (1, 1),
-    ]
+    assert sorted(losses_of([*former.results, *results])) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert stopped.trained(EPOCHS - 1)

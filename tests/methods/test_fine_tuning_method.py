@@ -18,11 +18,7 @@ from workbench.core.errors import ConfigError, PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Grid, LayerProfile
 from workbench.methods.fine_tuning import method as fine_tuning
-from workbench.methods.fine_tuning.handlers import (
-    Programs,
-    SharedParameter,
-    shared_parameters,
-)
+from workbench.methods.fine_tuning.handlers import Programs, SharedParameter, shared_parameters
 from workbench.methods.fine_tuning.measure import measure_layers
 from workbench.methods.ringada.measure import measure_layers as measure_ring_layers
 from workbench.methods.training.handlers import planned_epoch
@@ -47,14 +43,7 @@ def steady_layers(stack: LayerStack, config: TechniqueConfig, *, max_length: int
     def seconds(value: float) -> Grid:
         return Grid(batch_sizes=(1,), sequence_lengths=(1,), seconds=((value,),))
 
-    layers = measure_layers(
-        stack,
-        config,
-        max_length=max_length,
-        batch_sizes=(1,),
-        lengths=(),
-        budget_s=0.01,
-    )
+    layers = measure_layers(stack, config, max_length=max_length, batch_sizes=(1,), lengths=(), budget_s=0.01)
     assert all(sum(layer.seconds(kind, 1, max_length) for layer in layers) > 0 for kind in ("F", "B", "STEP"))
     return tuple(
         replace(layer, times={"F": seconds(4e-3), "B": seconds(8e-3), "STEP": seconds(1e-3)}) for layer in layers
@@ -88,9 +77,7 @@ def test_the_last_layer_holds_the_words_head(technique: str) -> None:
 
 
 @pytest.mark.parametrize("measure", [measure_layers, measure_ring_layers])
-def test_a_model_of_pictures_is_measured_at_its_only_length(
-    measure: Callable[..., tuple[LayerProfile, ...]],
-) -> None:
+def test_a_model_of_pictures_is_measured_at_its_only_length(measure: Callable[..., tuple[LayerProfile, ...]]) -> None:
     stack = load_stack("tiny-vit-2")
     config = TechniqueConfig(technique="serial", hidden_size=stack.hidden_size, num_layers=2, bottleneck=4)
     layers = measure(stack, config, max_length=17, batch_sizes=(1,), budget_s=0.01)
@@ -104,14 +91,8 @@ def job_for(data: Path, *, epochs: int = 2, **options: object) -> Job:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (
-            {"technique": "prompt"},
-            ("technique = 'prompt'", "one of full, lora, adapters"),
-        ),
-        (
-            {"paradigm": "tensor_parallel"},
-            ("paradigm = 'tensor_parallel'", "one of hybrid, standalone"),
-        ),
+        ({"technique": "prompt"}, ("technique = 'prompt'", "one of full, lora, adapters")),
+        ({"paradigm": "tensor_parallel"}, ("paradigm = 'tensor_parallel'", "one of hybrid, standalone")),
         ({"rank": 8}, ("The option 'rank' of fine_tuning", "lora_rank")),
         ({"lora_rank": "many"}, ("lora_rank = 'many'", "a whole number")),
         ({"lora_rank": 0}, ("lora_rank = 0", "at least 1")),
@@ -129,47 +110,18 @@ def test_wrong_options_are_named(data: Path, options: dict, words: tuple[str, ..
 @pytest.mark.parametrize(
     ("method", "model", "options", "words"),
     [
-        (
-            "fine_tuning",
-            "tiny-gpt2",
-            {},
-            "the family gpt2.*built for bert and distilbert",
-        ),
-        (
-            "confidant",
-            "tiny-bert",
-            {"technique": "serial"},
-            "technique = 'serial'.*built for full and lora",
-        ),
-        (
-            "fine_tuning",
-            "tiny-bert",
-            {"lora_dropout": 0.1},
-            "lora_dropout = 0.1.*lora_dropout = 0",
-        ),
-        (
-            "fine_tuning",
-            "tiny-bert",
-            {"backbone_dtype": "int8"},
-            "backbone_dtype = 'int8'.*float32",
-        ),
-        (
-            "pac_plus",
-            "tiny-bert",
-            {},
-            "pac_plus on 'beta'.*Only confidant and fine_tuning",
-        ),
+        ("fine_tuning", "tiny-gpt2", {}, "the family gpt2.*built for bert and distilbert"),
+        ("confidant", "tiny-bert", {"technique": "serial"}, "technique = 'serial'.*built for full and lora"),
+        ("fine_tuning", "tiny-bert", {"lora_dropout": 0.1}, "lora_dropout = 0.1.*lora_dropout = 0"),
+        ("fine_tuning", "tiny-bert", {"backbone_dtype": "int8"}, "backbone_dtype = 'int8'.*float32"),
+        ("pac_plus", "tiny-bert", {}, "pac_plus on 'beta'.*Only confidant and fine_tuning"),
     ],
 )
 def test_what_jax_does_not_compute_is_refused(data: Path, method: str, model: str, options: dict, words: str) -> None:
     alpha, beta = (cluster := two_devices()).devices
     cluster = replace(cluster, devices=(alpha, replace(beta, framework="jax")))
     with pytest.raises(ConfigError, match=words):
-        experiment.run(
-            tiny_job(data, method=method, model=model, options=options),
-            cluster,
-            "simulate",
-        )
+        experiment.run(tiny_job(data, method=method, model=model, options=options), cluster, "simulate")
 
 
 def test_lora_without_peft(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,15 +133,9 @@ def test_lora_without_peft(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("technique", ["lora", "adapters"])
 def test_a_family_without_named_projections(technique: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stack = load_stack("tiny-bert")
-    monkeypatch.setattr(
-        "workbench.models.lora.layer_paths",
-        lambda part, layer: {"up": "intermediate.dense"},
-    )
+    monkeypatch.setattr("workbench.models.lora.layer_paths", lambda part, layer: {"up": "intermediate.dense"})
     with pytest.raises(ConfigError, match=r"BertLayer.*names no projection in the role of.*families.py"):
-        TechniqueStage(
-            stack.stage(0, 2),
-            TechniqueConfig(technique=technique, hidden_size=32, num_layers=6),
-        )
+        TechniqueStage(stack.stage(0, 2), TechniqueConfig(technique=technique, hidden_size=32, num_layers=6))
 
 
 def test_other_targets_are_refused() -> None:
@@ -232,19 +178,13 @@ def test_what_does_not_fit_is_named_with_device_and_bytes(data: Path) -> None:
     assert need["lora"].weights_bytes + need["lora"].gradient_bytes + need["lora"].optimizer_bytes < 6 * parameters
     assert full.total_bytes > need["lora"].total_bytes
     between = two_devices(need["lora"].total_bytes)
-    with pytest.raises(
-        PlanError,
-        match=r"Device '(alpha|beta)' has [\d.]+ MB; stage 0 \(layers 0-5\) needs [\d.]+ MB",
-    ):
+    with pytest.raises(PlanError, match=r"Device '(alpha|beta)' has [\d.]+ MB; stage 0 \(layers 0-5\) needs [\d.]+ MB"):
         experiment.run(jobs["full"], between, "simulate")
     assert experiment.run(jobs["lora"], between, "simulate").steps
     just_enough = two_devices(full.total_bytes)
     assert experiment.plan(jobs["full"], just_enough).stages
     with pytest.raises(PlanError, match="gradients and optimizer"):  # backups are kept in memory too
-        experiment.plan(
-            replace(jobs["full"], snapshot_every=5, snapshot_to="neighbour"),
-            just_enough,
-        )
+        experiment.plan(replace(jobs["full"], snapshot_every=5, snapshot_to="neighbour"), just_enough)
 
 
 @pytest.mark.parametrize("technique", ["full", "lora", "adapters"])
@@ -255,15 +195,7 @@ def test_paper_scale_from_the_catalogue(technique: str) -> None:
     lengths = (128,) * 16
     if technique == "full":
         with pytest.raises(PlanError, match=r"Device 'nano.*needs [\d.]+ GB"):
-            PARADIGMS["data_parallel"](
-                Problem(
-                    profile,
-                    cluster,
-                    batch_size=16,
-                    micro_batches=4,
-                    sequence_length=128,
-                )
-            )
+            PARADIGMS["data_parallel"](Problem(profile, cluster, batch_size=16, micro_batches=4, sequence_length=128))
     for planner in (PARADIGMS["pipeline_parallel"], asteroid):
         plan = planner(Problem(profile, cluster, batch_size=16, micro_batches=4, sequence_length=128))
         shared = (SharedParameter("words", (0, len(plan.stages) - 1), 32128 * 768),) if technique == "full" else ()
@@ -277,11 +209,7 @@ def test_which_stages_share_parameters() -> None:
     stages = tuple(Stage(start=at, stop=at + 1, shares=(Share(rank=at, samples=1),)) for at in range(6))
     plan = Plan(method="test", stages=stages, micro_batch_size=1, num_micro_batches=1)
     found = {one.name: one.stages for one in shared_parameters(facts, "full", plan)}
-    assert found == {
-        "words": (0, 3),
-        "position bias": (0, 1, 2),
-        "decoder position bias": (3, 4, 5),
-    }
+    assert found == {"words": (0, 3), "position bias": (0, 1, 2), "decoder position bias": (3, 4, 5)}
     stack = load_stack("tiny-t5")
     for one in shared_parameters(facts, "full", plan):
         for number in one.stages:
@@ -296,14 +224,7 @@ def test_what_a_run_trained_predicts_the_same(data: Path, tmp_path: Path) -> Non
     job = job_for(data, technique="lora", paradigm="pipeline_parallel")
 
     def run(folder: str, *, resume: bool = False, **options: object) -> Report:
-        return experiment.run(
-            job,
-            two_devices(),
-            workdir=tmp_path / folder,
-            fidelity="paced",
-            resume=resume,
-            **options,
-        )
+        return experiment.run(job, two_devices(), workdir=tmp_path / folder, fidelity="paced", resume=resume, **options)
 
     whole = run("whole")
     assert set(whole.timelines) == {"first epoch, predicted", "first epoch, measured"}
@@ -356,17 +277,11 @@ def test_a_sweep_measures_what_it_simulates(data: Path, monkeypatch: pytest.Monk
     pipeline = next(plan for plan in plans.values() if len(plan.stages) > 1)
     wrong = replace(pipeline, stages=pipeline.stages[:1])
     monkeypatch.setattr(
-        default_pool(),
-        "acquire",
-        lambda *_: pytest.fail("a plan is executed before all are known to be possible"),
+        default_pool(), "acquire", lambda *_: pytest.fail("a plan is executed before all are known to be possible")
     )
     with pytest.raises(ConfigError, match="layers"):
         experiment.sweep(
-            jobs[PAIR[0]],
-            two_devices(),
-            {"good": plans[PAIR[0]], "wrong": wrong},
-            num_steps=3,
-            fidelity="paced",
+            jobs[PAIR[0]], two_devices(), {"good": plans[PAIR[0]], "wrong": wrong}, num_steps=3, fidelity="paced"
         )
 
 

@@ -31,11 +31,7 @@ FOUR = Plan(
     num_micro_batches=2,
     cached=stage(0, 6, r0=2, r1=2, r2=2, r3=2),
 )
-THREE = replace(
-    FOUR,
-    stages=(stage(0, 3, r2=2, r0=2), stage(3, 6, r1=4)),
-    cached=stage(0, 6, r0=3, r1=3, r2=2),
-)
+THREE = replace(FOUR, stages=(stage(0, 3, r2=2, r0=2), stage(3, 6, r1=4)), cached=stage(0, 6, r0=3, r1=3, r2=2))
 
 
 def three_devices() -> Cluster:
@@ -52,12 +48,7 @@ def three(engines: EngineCluster) -> Iterator[EngineCluster]:
 
 def on_three(job: RankJob, plan: Plan) -> Any:
     cut = tuple(job.profile.layers[rank] for rank in range(3))
-    return replace(
-        job,
-        cluster=three_devices(),
-        plan=plan,
-        profile=replace(job.profile, layers=cut),
-    )
+    return replace(job, cluster=three_devices(), plan=plan, profile=replace(job.profile, layers=cut))
 
 
 def go_on(job: Any, engines: EngineCluster) -> tuple[list[RankResult], tuple[int, int], dict]:
@@ -86,13 +77,7 @@ def pac_plus_whole(
 
 def pac_plus_job(folder: Path, plan: Plan = FOUR) -> Any:
     job = make_rank_job(
-        load_stack("tiny-bert"),
-        "tiny-bert",
-        plan.stages,
-        four_devices(),
-        folder,
-        samples=SAMPLES,
-        epochs=EPOCHS,
+        load_stack("tiny-bert"), "tiny-bert", plan.stages, four_devices(), folder, samples=SAMPLES, epochs=EPOCHS
     )
     return replace(job, plan=plan)
 
@@ -164,11 +149,7 @@ def test_an_unchanged_plan_keeps_the_steps_of_a_cached_epoch(engines: EngineClus
 
 @pytest.mark.parametrize(("model", "technique"), [("tiny-bert", "lora"), ("tiny-t5", "full")])
 def test_fine_tuning_goes_on(
-    model: str,
-    technique: str,
-    engines: EngineCluster,
-    three: EngineCluster,
-    tmp_path: Path,
+    model: str, technique: str, engines: EngineCluster, three: EngineCluster, tmp_path: Path
 ) -> None:
     """After two of three steps of the second epoch, and again after one more, on four devices again: losses and
     weights."""

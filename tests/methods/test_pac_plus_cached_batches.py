@@ -20,12 +20,7 @@ STEPS = [([0, 2], 8), ([1, 5], 2), ([4, 3], 5), ([2], 6)]
 @pytest.fixture
 def cache(tmp_path: Path) -> ActivationCache:
     manifest = CacheManifest(
-        fingerprint="x",
-        samples=tuple(range(6)),
-        lengths=LENGTHS,
-        num_taps=3,
-        width=8,
-        dtype="float32",
+        fingerprint="x", samples=tuple(range(6)), lengths=LENGTHS, num_taps=3, width=8, dtype="float32"
     )
     cache = ActivationCache.create(tmp_path, manifest)
     for sample, length in enumerate(LENGTHS):
@@ -46,10 +41,7 @@ def test_each_step_gets_its_own_taps(depth: int, packs: bool, cache: ActivationC
 
 
 def test_a_step_that_was_not_announced_is_a_mistake(cache: ActivationCache) -> None:
-    with (
-        CachedBatches(cache, STEPS) as batches,
-        pytest.raises(AssertionError, match="order"),
-    ):
+    with CachedBatches(cache, STEPS) as batches, pytest.raises(AssertionError, match="order"):
         batches.batch([1, 5], 2)
 
 

@@ -12,14 +12,7 @@ import torch
 from plain_training import reference_loss, train_reference
 from stopped_run import train_rank
 
-from tests.methods.builders import (
-    CACHED,
-    LEARNING_RATE,
-    PLANS,
-    initial_adapter,
-    losses_of,
-    make_rank_job,
-)
+from tests.methods.builders import CACHED, LEARNING_RATE, PLANS, initial_adapter, losses_of, make_rank_job
 from tests.methods.conftest import four_devices
 from workbench.core.errors import DamagedError
 from workbench.methods.common.session import RankResult
@@ -93,16 +86,7 @@ def test_losses_and_weights_equal_one_process(
     Encoder-decoders are cut inside either stack and between them, with label and text targets.
     """
     stack = load_stack(model)
-    job = make_rank_job(
-        stack,
-        model,
-        PLANS[name],
-        four_devices(),
-        tmp_path,
-        samples=SAMPLES,
-        epochs=EPOCHS,
-        kind=kind,
-    )
+    job = make_rank_job(stack, model, PLANS[name], four_devices(), tmp_path, samples=SAMPLES, epochs=EPOCHS, kind=kind)
     losses = losses_of(engines.run(train_rank, [job] * 4))
     reference, weights = train_in_one_process(stack, job.split, kind)
     # AdamW divides by gradients' own size, which carries float noise of tiny gradients into later steps.
@@ -127,14 +111,7 @@ def test_a_backbone_computed_with_in_bfloat16_gives_what_it_gives_in_one_process
     quantization = QuantizationConfig(storage="bfloat16", compute="bfloat16")
     stack = quantize(load_stack(model), quantization)
     job = make_rank_job(
-        stack,
-        model,
-        PLANS[HYBRID],
-        four_devices(),
-        tmp_path,
-        samples=SAMPLES,
-        epochs=EPOCHS,
-        quantization=quantization,
+        stack, model, PLANS[HYBRID], four_devices(), tmp_path, samples=SAMPLES, epochs=EPOCHS, quantization=quantization
     )
     losses = losses_of(engines.run(train_rank, [job] * 4))
     # bfloat16 rounds the sums of smaller products in another order.
@@ -155,12 +132,7 @@ def gradients_equal(moments: Mapping[str, torch.Tensor], stack: LayerStack, spli
     scale = max(gradient.abs().max().item() for gradient in gradients.values())
     for name, gradient in gradients.items():
         assert gradient.abs().max() > 0, f"{name} got no gradient"
-        torch.testing.assert_close(
-            moments[f"exp_avg/{name}"].double() * 10,
-            gradient,
-            rtol=1e-5,
-            atol=5e-6 * scale,
-        )
+        torch.testing.assert_close(moments[f"exp_avg/{name}"].double() * 10, gradient, rtol=1e-5, atol=5e-6 * scale)
 
 
 def test_gradients_on_devices_equal_one_process(engines: EngineCluster, tmp_path: Path) -> None:
@@ -177,13 +149,7 @@ def test_the_cache_holds_what_the_backbone_gives(engines: EngineCluster, tmp_pat
     model = "tiny-bert"
     stack = load_stack(model)
     job = make_rank_job(
-        stack,
-        model,
-        PLANS["[2, 2, 2] on [2-1-1]"],
-        four_devices(),
-        tmp_path,
-        samples=SAMPLES,
-        epochs=2,
+        stack, model, PLANS["[2, 2, 2] on [2-1-1]"], four_devices(), tmp_path, samples=SAMPLES, epochs=2
     )
     engines.run(train_rank, [job] * 4)
     seen = set()
@@ -195,12 +161,7 @@ def test_the_cache_holds_what_the_backbone_gives(engines: EngineCluster, tmp_pat
             with torch.no_grad():
                 _, taps = stack(batch.input_ids, batch.attention_mask)
             expected_taps = torch.stack([tap[0, : job.split.lengths[sample]] for tap in taps])
-            torch.testing.assert_close(
-                torch.stack(cache.batch([sample], None)),
-                expected_taps,
-                rtol=1e-5,
-                atol=1e-5,
-            )
+            torch.testing.assert_close(torch.stack(cache.batch([sample], None)), expected_taps, rtol=1e-5, atol=1e-5)
             seen.add(sample)
     assert seen == set(range(SAMPLES))
 
@@ -214,15 +175,7 @@ def whole(
 ) -> tuple[Path, dict[tuple[int, int], float]]:
     """The folder of an uninterrupted run of three epochs, and its losses."""
     folder = tmp_path_factory.mktemp("whole")
-    job = make_rank_job(
-        load_stack("tiny-bert"),
-        "tiny-bert",
-        WHOLE,
-        four_devices(),
-        folder,
-        samples=SAMPLES,
-        epochs=3,
-    )
+    job = make_rank_job(load_stack("tiny-bert"), "tiny-bert", WHOLE, four_devices(), folder, samples=SAMPLES, epochs=3)
     return folder, losses_of(engines.run(train_rank, [job] * 4))
 
 
@@ -240,14 +193,7 @@ def without_its_end(whole: Path, folder: Path) -> Path:
 def resume(folder: Path, engines: EngineCluster) -> tuple[list[RankResult], dict[tuple[int, int], float]]:
     """Return what ranks did of the rest, and all losses."""
     job = make_rank_job(
-        load_stack("tiny-bert"),
-        "tiny-bert",
-        WHOLE,
-        four_devices(),
-        folder,
-        samples=SAMPLES,
-        epochs=3,
-        start_epoch=2,
+        load_stack("tiny-bert"), "tiny-bert", WHOLE, four_devices(), folder, samples=SAMPLES, epochs=3, start_epoch=2
     )
     former = take_up(job)
     assert (former.epochs, former.step) == (2, 0)
@@ -293,30 +239,15 @@ def exchange(one: Path, other: Path) -> None:
     other.write_bytes(content)
 
 
-WEIGHTS, LOGS = (
-    "snapshots/weights-epoch-{}-step-0-layers-0-6.safetensors",
-    "steps/epoch-{}-from-0-rank-{}.jsonl",
-)
+WEIGHTS, LOGS = "snapshots/weights-epoch-{}-step-0-layers-0-6.safetensors", "steps/epoch-{}-from-0-rank-{}.jsonl"
 
 
 @pytest.mark.parametrize(
     ("damage", "at", "said"),
     [
-        (
-            lambda folder: flip(folder / WEIGHTS.format(2)),
-            (1, 0),
-            "were changed after they were written",
-        ),
-        (
-            lambda folder: os.truncate(folder / WEIGHTS.format(3), 900),
-            (2, 0),
-            "cut or changed",
-        ),
-        (
-            lambda folder: (folder / WEIGHTS.format(2)).unlink(),
-            (1, 0),
-            "Epochs 2 to 3 are done again",
-        ),
+        (lambda folder: flip(folder / WEIGHTS.format(2)), (1, 0), "were changed after they were written"),
+        (lambda folder: os.truncate(folder / WEIGHTS.format(3), 900), (2, 0), "cut or changed"),
+        (lambda folder: (folder / WEIGHTS.format(2)).unlink(), (1, 0), "Epochs 2 to 3 are done again"),
         (
             lambda folder: exchange(*(folder / WEIGHTS.format(epoch) for epoch in (2, 3))),
             (1, 0),
@@ -324,17 +255,12 @@ WEIGHTS, LOGS = (
         ),
         (
             lambda folder: edit(
-                folder / LOGS.format(1, 0),
-                lambda lines: [line.replace(b"[1,1,", b"[1,7,") for line in lines],
+                folder / LOGS.format(1, 0), lambda lines: [line.replace(b"[1,1,", b"[1,7,") for line in lines]
             ),
             (1, 0),
             "line 3",
         ),
-        (
-            lambda folder: edit(folder / LOGS.format(1, 1), lambda lines: lines[1:]),
-            (1, 0),
-            "Line 1 was changed",
-        ),
+        (lambda folder: edit(folder / LOGS.format(1, 1), lambda lines: lines[1:]), (1, 0), "Line 1 was changed"),
         (
             lambda folder: edit(folder / LOGS.format(2, 1), lambda lines: [*lines[:2], *lines[3:]]),
             (2, 0),
@@ -351,11 +277,7 @@ WEIGHTS, LOGS = (
             (1, 0),
             "belongs to epoch-1-from-0-rank-1.jsonl",
         ),
-        (
-            lambda folder: flip(folder / "plan.json"),
-            (3, 0),
-            "'plan.json' was to be read",
-        ),
+        (lambda folder: flip(folder / "plan.json"), (3, 0), "'plan.json' was to be read"),
     ],
     ids=[
         "changed weights",
@@ -381,15 +303,7 @@ def test_what_was_damaged_is_told_and_never_used(
     """The run goes on from the newest intact snapshot up to which all is intact, with the losses until then."""
     folder = tmp_path / "run"
     shutil.copytree(whole[0], folder)
-    job = make_rank_job(
-        load_stack("tiny-bert"),
-        "tiny-bert",
-        WHOLE,
-        four_devices(),
-        folder,
-        samples=SAMPLES,
-        epochs=3,
-    )
+    job = make_rank_job(load_stack("tiny-bert"), "tiny-bert", WHOLE, four_devices(), folder, samples=SAMPLES, epochs=3)
     begin(job)
     assert (take_up(job).epochs, take_up(job).damage) == (3, ())
     damage(folder)
@@ -398,27 +312,14 @@ def test_what_was_damaged_is_told_and_never_used(
     assert said in " ".join(former.damage) and bool(former.damage) == bool(said)
     assert losses_of(former.results) == {step: loss for step, loss in whole[1].items() if step < at}
     again = take_up(job)  # what was damaged is gone, and nothing is told twice
-    assert ((again.epochs, again.step), again.damage, again.results) == (
-        at,
-        (),
-        former.results,
-    )
+    assert ((again.epochs, again.step), again.damage, again.results) == (at, (), former.results)
 
 
 def test_an_initial_state_that_was_changed_is_not_used(tmp_path: Path, whole: tuple[Path, object]) -> None:
     shutil.copytree(whole[0], tmp_path / "run")
     job = make_rank_job(
-        load_stack("tiny-bert"),
-        "tiny-bert",
-        WHOLE,
-        four_devices(),
-        tmp_path / "run",
-        samples=SAMPLES,
-        epochs=3,
+        load_stack("tiny-bert"), "tiny-bert", WHOLE, four_devices(), tmp_path / "run", samples=SAMPLES, epochs=3
     )
     flip(tmp_path / "run" / "initial.safetensors")
-    with pytest.raises(
-        DamagedError,
-        match=r"'initial.safetensors' was to be read\. The values of .* were changed",
-    ):
+    with pytest.raises(DamagedError, match=r"'initial.safetensors' was to be read\. The values of .* were changed"):
         make_adapter(job, 0, job.adapter.num_layers)

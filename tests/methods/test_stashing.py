@@ -63,20 +63,11 @@ def asynchronous_job(
     for rank, layers in blocks:
         stages.append(Stage(start=at, stop=at + layers, shares=(Share(rank=rank, samples=BATCH),)))
         at += layers
-    sizes = {
-        "hidden_size": stack.hidden_size,
-        "num_layers": stack.num_layers,
-        "bottleneck": 8,
-    }
+    sizes = {"hidden_size": stack.hidden_size, "num_layers": stack.num_layers, "bottleneck": 8}
     return FineTuningRankJob(
         job=Job(model=model, epochs=EPOCHS, batch_size=BATCH, learning_rate=LEARNING_RATE),
         cluster=four_devices(),
-        plan=Plan(
-            method="test",
-            stages=tuple(stages),
-            micro_batch_size=BATCH,
-            num_micro_batches=1,
-        ),
+        plan=Plan(method="test", stages=tuple(stages), micro_batch_size=BATCH, num_micro_batches=1),
         profile=free_profile(6, 4),
         is_paced=False,
         config=TechniqueConfig(technique=technique, **sizes),  # type: ignore[arg-type]
@@ -141,10 +132,7 @@ def with_delays(job: FineTuningRankJob, rule: str = "adamw") -> tuple[list[float
             loss.backward()
             for name, one in weights.items():
                 one.data.copy_(history[-1][name])
-            set_learning_rate(
-                optimizer,
-                learning_rate_at(len(losses), num_batches, job.job.learning_rate, 0.06),
-            )
+            set_learning_rate(optimizer, learning_rate_at(len(losses), num_batches, job.job.learning_rate, 0.06))
             optimizer.step()
             optimizer.zero_grad()
             history.append({name: one.detach().clone() for name, one in weights.items()})
@@ -153,152 +141,26 @@ def with_delays(job: FineTuningRankJob, rule: str = "adamw") -> tuple[list[float
 
 
 @pytest.mark.parametrize(
-    (
-        "model",
-        "technique",
-        "blocks",
-        "drain_every",
-        "rule",
-        "divisions",
-        "window",
-        "versions",
-    ),
+    ("model", "technique", "blocks", "drain_every", "rule", "divisions", "window", "versions"),
     [
-        (
-            "tiny-bert",
-            "full",
-            ((0, 2), (1, 2), (2, 1), (3, 1)),
-            0,
-            "adamw",
-            {1: HEADS},
-            5,
-            "stashing",
-        ),
+        ("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "adamw", {1: HEADS}, 5, "stashing"),
         ("tiny-gpt2", "lora", ((2, 3), (0, 1), (1, 2)), 0, "sgd", {}, 3, "stashing"),
-        (
-            "tiny-llama",
-            "full",
-            ((1, 1), (0, 5)),
-            0,
-            "adamw",
-            {0: BOTH, 1: BOTH},
-            2,
-            "stashing",
-        ),
+        ("tiny-llama", "full", ((1, 1), (0, 5)), 0, "adamw", {0: BOTH, 1: BOTH}, 2, "stashing"),
         ("tiny-bert", "serial", ((0, 1), (1, 5)), 0, "sgd", {}, 7, "stashing"),
-        (
-            "tiny-bert",
-            "full",
-            ((0, 2), (1, 2), (2, 1), (3, 1)),
-            0,
-            "sgd",
-            {1: HEADS},
-            4,
-            "vertical_sync",
-        ),
-        (
-            "tiny-gpt2",
-            "lora",
-            ((2, 3), (0, 1), (1, 2)),
-            3,
-            "adamw",
-            {},
-            0,
-            "vertical_sync",
-        ),
+        ("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "sgd", {1: HEADS}, 4, "vertical_sync"),
+        ("tiny-gpt2", "lora", ((2, 3), (0, 1), (1, 2)), 3, "adamw", {}, 0, "vertical_sync"),
         ("tiny-bert", "full", ((0, 3), (1, 3)), 0, "sgd", {}, 3, "two"),
         ("tiny-gpt2", "lora", ((2, 3), (0, 3)), 0, "adamw", {0: HEADS}, 2, "two"),
-        (
-            "tiny-bert",
-            "full",
-            ((0, 2), (1, 2), (2, 1), (3, 1)),
-            0,
-            "adamw",
-            {1: HEADS},
-            0,
-            "stashing",
-        ),
+        ("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "adamw", {1: HEADS}, 0, "stashing"),
         ("tiny-bert", "lora", ((0, 1), (1, 5)), 0, "adamw", {}, 0, "stashing"),
-        (
-            "tiny-gpt2",
-            "serial",
-            ((2, 3), (0, 1), (1, 2)),
-            0,
-            "adamw",
-            {0: HEADS, 2: HEADS},
-            0,
-            "stashing",
-        ),
-        (
-            "tiny-llama",
-            "full",
-            ((1, 1), (0, 4), (3, 1)),
-            3,
-            "adamw",
-            {0: BOTH, 1: BOTH, 3: BOTH},
-            0,
-            "stashing",
-        ),
-        (
-            "tiny-t5",
-            "serial",
-            ((0, 2), (1, 2), (2, 1), (3, 1)),
-            0,
-            "adamw",
-            {},
-            0,
-            "stashing",
-        ),
-        (
-            "tiny-bert",
-            "full",
-            ((0, 2), (1, 2), (2, 1), (3, 1)),
-            0,
-            "sgd",
-            {},
-            0,
-            "stashing",
-        ),
-        (
-            "tiny-gpt2",
-            "parallel",
-            ((2, 3), (0, 1), (1, 2)),
-            0,
-            "sgd",
-            {},
-            3,
-            "stashing",
-        ),
-        (
-            "tiny-t5",
-            "parallel",
-            ((0, 2), (1, 2), (2, 1), (3, 1)),
-            0,
-            "sgd",
-            {},
-            0,
-            "stashing",
-        ),
-        (
-            "tiny-bart",
-            "lora",
-            ((0, 1), (1, 1), (2, 2), (3, 2)),
-            5,
-            "sgd",
-            {},
-            0,
-            "stashing",
-        ),
-        (
-            "tiny-gpt2",
-            "full",
-            ((1, 1), (0, 5)),
-            0,
-            "sgd",
-            {0: HEADS, 1: HEADS},
-            0,
-            "stashing",
-        ),
+        ("tiny-gpt2", "serial", ((2, 3), (0, 1), (1, 2)), 0, "adamw", {0: HEADS, 2: HEADS}, 0, "stashing"),
+        ("tiny-llama", "full", ((1, 1), (0, 4), (3, 1)), 3, "adamw", {0: BOTH, 1: BOTH, 3: BOTH}, 0, "stashing"),
+        ("tiny-t5", "serial", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "adamw", {}, 0, "stashing"),
+        ("tiny-bert", "full", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "sgd", {}, 0, "stashing"),
+        ("tiny-gpt2", "parallel", ((2, 3), (0, 1), (1, 2)), 0, "sgd", {}, 3, "stashing"),
+        ("tiny-t5", "parallel", ((0, 2), (1, 2), (2, 1), (3, 1)), 0, "sgd", {}, 0, "stashing"),
+        ("tiny-bart", "lora", ((0, 1), (1, 1), (2, 2), (3, 2)), 5, "sgd", {}, 0, "stashing"),
+        ("tiny-gpt2", "full", ((1, 1), (0, 5)), 0, "sgd", {0: HEADS, 1: HEADS}, 0, "stashing"),
     ],
 )
 def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
@@ -319,8 +181,7 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
     With a window the pipeline never drains, also not between the epochs.
     """
     job = replace(
-        asynchronous_job(model, technique, blocks, tmp_path, drain_every, window, versions),
-        divisions=divisions,
+        asynchronous_job(model, technique, blocks, tmp_path, drain_every, window, versions), divisions=divisions
     )
     if rule == "sgd":
         job = replace(job, job=replace(job.job, learning_rate=0.1))
@@ -331,10 +192,7 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
         part = TechniqueStage(copy.deepcopy(load_stack(model).stage(own.start, own.stop)), job.config)
         inner = make_optimizer(job, part, num_batches)
         inner = inner if rule == "adamw" else by_sgd(inner)
-        optimizers[own.ranks[0]] = (
-            part,
-            WindowOptimizer(inner, num_batches, drain_every or window),
-        )
+        optimizers[own.ranks[0]] = part, WindowOptimizer(inner, num_batches, drain_every or window)
         trained |= part.trained()
     computes = {
         rank: JaxStageCompute(part, activation="gelu", heads=4) if rank in jax else StageCompute(part)
@@ -347,11 +205,7 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
             for rank, (_, optimizer) in optimizers.items():
                 share = share_of(rank, job.plan, all_parts(planned), job.split) | {"total": planned.shape.samples}
                 each = divided_or_whole(
-                    divisions.get(rank),
-                    compute=computes[rank],
-                    optimizer=optimizer.inner,
-                    epoch=epoch,
-                    **share,
+                    divisions.get(rank), compute=computes[rank], optimizer=optimizer.inner, epoch=epoch, **share
                 )
                 kept = 0 if versions == "stashing" else delay_of(versions, 0, len(blocks))
                 begins = planned.shape.continues is None
@@ -386,16 +240,7 @@ def test_a_stage_by_jax_stashes_alike(tmp_path: Path) -> None:
     """LoRA in the first stage, whose embedding is torch's, and in one whose versions change while mini-batches are in
     flight."""
     test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
-        "tiny-distilbert",
-        "lora",
-        ((0, 2), (1, 2), (2, 2)),
-        0,
-        "adamw",
-        {},
-        0,
-        "stashing",
-        tmp_path,
-        jax=(0, 1),
+        "tiny-distilbert", "lora", ((0, 2), (1, 2), (2, 2)), 0, "adamw", {}, 0, "stashing", tmp_path, jax=(0, 1)
     )
 
 
@@ -405,47 +250,18 @@ def test_a_stage_holds_a_version_for_each_mini_batch_in_flight(tmp_path: Path) -
     (phase,), held = job.phases(), {}
     planned, tables, most = phase.steps(0)[0], {}, dict.fromkeys(range(4), 0)
     for rank, own in enumerate(job.plan.stages):
-        part = TechniqueStage(
-            copy.deepcopy(load_stack("tiny-bert").stage(own.start, own.stop)),
-            job.config,
-        )
+        part = TechniqueStage(copy.deepcopy(load_stack("tiny-bert").stage(own.start, own.stop)), job.config)
         share = share_of(rank, job.plan, planned, job.split)
         optimizer = make_optimizer(job, part, 8)
         each = BackpropagationHandlers(shared=(), compute=StageCompute(part), optimizer=optimizer, epoch=0, **share)
-        inner, in_flight = (
-            StashingHandlers(each=each).table(),
-            held.setdefault(rank, {}),
-        )
+        inner, in_flight = StashingHandlers(each=each).table(), held.setdefault(rank, {})
 
-        def forward(
-            op,
-            reads,
-            *,
-            rank=rank,
-            inner=inner,
-            optimizer=optimizer,
-            in_flight=in_flight,
-        ):
-            in_flight[op.microbatch] = (
-                optimizer.parameters.data_ptr(),
-                optimizer.parameters.clone(),
-            )
-            most[rank] = max(
-                most[rank],
-                len({at for at, _ in in_flight.values()} | {optimizer.parameters.data_ptr()}),
-            )
+        def forward(op, reads, *, rank=rank, inner=inner, optimizer=optimizer, in_flight=in_flight):
+            in_flight[op.microbatch] = optimizer.parameters.data_ptr(), optimizer.parameters.clone()
+            most[rank] = max(most[rank], len({at for at, _ in in_flight.values()} | {optimizer.parameters.data_ptr()}))
             return inner["F"](op, reads)
 
-        def backward(
-            op,
-            reads,
-            *,
-            rank=rank,
-            inner=inner,
-            optimizer=optimizer,
-            in_flight=in_flight,
-            part=part,
-        ):
+        def backward(op, reads, *, rank=rank, inner=inner, optimizer=optimizer, in_flight=in_flight, part=part):
             _, version = in_flight.pop(op.microbatch)
             result = inner["B"](op, reads)
             name, (at, shape) = next(iter(optimizer._slots.items()))
@@ -453,10 +269,7 @@ def test_a_stage_holds_a_version_for_each_mini_batch_in_flight(tmp_path: Path) -
             assert torch.equal(used, version[at : at + shape.numel()].view(shape)), (
                 "the version used forward is the one used backward"
             )
-            most[rank] = max(
-                most[rank],
-                len({at for at, _ in in_flight.values()} | {optimizer.parameters.data_ptr()}),
-            )
+            most[rank] = max(most[rank], len({at for at, _ in in_flight.values()} | {optimizer.parameters.data_ptr()}))
             return result
 
         tables[rank] = inner | {"F": forward, "B": backward}
@@ -484,10 +297,7 @@ def test_devices_stash_as_one_process_and_go_on_after_a_window(engines: EngineCl
     engines.run(stop_in_the_second_epoch, [stopped] * 4)
     former = take_up(stopped)
     assert (former.epochs, former.step) == (1, 2)
-    results = engines.run(
-        train_rank,
-        [replace(stopped, start_epoch=1, start_step=2, state=former.state)] * 4,
-    )
+    results = engines.run(train_rank, [replace(stopped, start_epoch=1, start_step=2, state=former.state)] * 4)
     assert losses_of([*former.results, *results]) == pytest.approx(losses, rel=1e-6)
     for name, tensor in stopped.trained(EPOCHS - 1).items():
         torch.testing.assert_close(tensor, job.trained(EPOCHS - 1)[name], rtol=1e-6, atol=1e-7)
@@ -507,9 +317,7 @@ def test_devices_never_drain(engines: EngineCluster, tmp_path: Path) -> None:
         torch.testing.assert_close(trained[name], tensor, rtol=1e-5, atol=1e-5)
 
 
-def test_a_window_that_does_not_follow_the_last_one_begins_with_an_empty_pipeline(
-    tmp_path: Path,
-) -> None:
+def test_a_window_that_does_not_follow_the_last_one_begins_with_an_empty_pipeline(tmp_path: Path) -> None:
     """Such as those of a sweep, which are done twice, and the first after a pause."""
     job = asynchronous_job("tiny-bert", "serial", ((0, 2), (1, 2), (2, 1), (3, 1)), tmp_path, 0, 4)
     (first, second), phase = job.planned_windows(0), object.__new__(TechniquePhase)

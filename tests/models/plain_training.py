@@ -8,11 +8,7 @@ import torch
 from torch import Tensor
 
 from workbench.models.evaluation import BatchLike, attach_head
-from workbench.models.optimization import (
-    learning_rate_at,
-    make_optimizer,
-    set_learning_rate,
-)
+from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.stack import LayerStack
 
@@ -43,8 +39,7 @@ def train_reference(
             loss.backward()
             step = epoch * steps_per_epoch + index
             set_learning_rate(
-                optimizer,
-                learning_rate_at(step, num_epochs * steps_per_epoch, learning_rate, warmup_fraction),
+                optimizer, learning_rate_at(step, num_epochs * steps_per_epoch, learning_rate, warmup_fraction)
             )
             optimizer.step()
             optimizer.zero_grad()

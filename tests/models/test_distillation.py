@@ -5,13 +5,7 @@ import pytest
 import torch
 
 from workbench.core.errors import ConfigError
-from workbench.models.distillation import (
-    _Student,
-    distill,
-    distillation_fingerprint,
-    distilled,
-    load_distilled,
-)
+from workbench.models.distillation import _Student, distill, distillation_fingerprint, distilled, load_distilled
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage
 
@@ -68,10 +62,7 @@ def test_a_stage_takes_its_part_and_keeps_its_own_head(taught):
     whole, stage = ParallelAdapter(config), ParallelAdapterStage(config, 1, 2)
     head = whole.last.output.weight.clone()
     load_distilled(whole, state)
-    load_distilled(
-        stage,
-        {name: tensor for name, tensor in state.items() if name.startswith(("layers.1.", "last."))},
-    )
+    load_distilled(stage, {name: tensor for name, tensor in state.items() if name.startswith(("layers.1.", "last."))})
     assert torch.equal(whole.last.output.weight, head) and torch.equal(stage.last.output.weight, head)
     assert torch.equal(stage.layers["1"].expand.weight, whole.layers["1"].expand.weight)
     with pytest.raises(ConfigError, match="not \\[16, 32\\]"):

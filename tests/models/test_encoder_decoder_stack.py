@@ -6,12 +6,7 @@ import torch
 
 from workbench.core.errors import ConfigError
 from workbench.models import loading
-from workbench.models.loading import (
-    load_language_model_head,
-    load_stack,
-    load_stage,
-    model_facts,
-)
+from workbench.models.loading import load_language_model_head, load_stack, load_stage, model_facts
 from workbench.models.stack import LayerStack
 
 from .helpers import TARGET_LENGTH, batch_for, check_embeddings
@@ -96,24 +91,12 @@ def test_a_later_target_token_changes_nothing_before_it(stack):
 def test_a_stage_holds_what_it_needs_and_names_what_others_hold_too(family, stack):
     stages = [stack.stage(*bounds) for bounds in ((0, 2), (2, 4), (4, 6))]
     assert [stage.embedding is not None for stage in stages] == [True, False, False]
-    assert [stage.decoder_embedding is not None for stage in stages] == [
-        False,
-        True,
-        False,
-    ]
+    assert [stage.decoder_embedding is not None for stage in stages] == [False, True, False]
     shared = [set(stage.shared_parameters()) for stage in stages]
     if family == "t5":
-        assert [stage.encoder_final is not None for stage in stages] == [
-            False,
-            True,
-            False,
-        ]
+        assert [stage.encoder_final is not None for stage in stages] == [False, True, False]
         both = {"position bias", "decoder position bias"}
-        assert shared == [
-            {"words", "position bias"},
-            {"words", *both},
-            {"decoder position bias"},
-        ]
+        assert shared == [{"words", "position bias"}, {"words", *both}, {"decoder position bias"}]
     else:
         assert shared == [{"words"}, {"words"}, set()]
     assert stages[0].shared_parameters()["words"] is stages[1].shared_parameters()["words"]
@@ -124,11 +107,7 @@ def test_gradients_through_stages_equal_the_whole_models(family, stack):
     added up."""
     batch, model = batch_for(stack, (9, 4)), reference(f"tiny-{family}")
     model.requires_grad_(True)
-    output = model(
-        input_ids=batch.input_ids,
-        attention_mask=batch.attention_mask,
-        decoder_input_ids=batch.decoder_ids,
-    )
+    output = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, decoder_input_ids=batch.decoder_ids)
     output.last_hidden_state.square().sum().backward()
     wanted = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad(set_to_none=True)
@@ -191,14 +170,9 @@ def test_stacks_of_other_lengths(tmp_path):
     batch = batch_for(stack)
     with torch.no_grad():
         expected = model(
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask,
-            decoder_input_ids=batch.decoder_ids,
+            input_ids=batch.input_ids, attention_mask=batch.attention_mask, decoder_input_ids=batch.decoder_ids
         )
-    close(
-        load_cut(tmp_path)(batch.input_ids, batch.attention_mask, batch.decoder_ids),
-        expected.last_hidden_state,
-    )
+    close(load_cut(tmp_path)(batch.input_ids, batch.attention_mask, batch.decoder_ids), expected.last_hidden_state)
     assert model_facts(str(tmp_path)).num_encoder_layers == stack.num_encoder_layers == model.config.encoder_layers
 
 
@@ -224,15 +198,10 @@ def test_gated_t5_with_an_own_head_and_narrow_attention(tmp_path, monkeypatch):
     batch = batch_for(stack)
     with torch.no_grad():
         expected = model(
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask,
-            decoder_input_ids=batch.decoder_ids,
+            input_ids=batch.input_ids, attention_mask=batch.attention_mask, decoder_input_ids=batch.decoder_ids
         ).logits
     close(head(call(batch.input_ids, batch.attention_mask, batch.decoder_ids)), expected)
-    close(
-        stack.language_model_head(stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)[0]),
-        expected,
-    )
+    close(stack.language_model_head(stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)[0]), expected)
     check_embeddings(facts, stack)
 
 
@@ -247,9 +216,7 @@ def test_the_language_model_head(tmp_path, name):
     states, _ = stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)
     with torch.no_grad():
         expected = model(
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask,
-            decoder_input_ids=batch.decoder_ids,
+            input_ids=batch.input_ids, attention_mask=batch.attention_mask, decoder_input_ids=batch.decoder_ids
         ).logits
     for head in (
         stack.language_model_head,
@@ -258,10 +225,7 @@ def test_the_language_model_head(tmp_path, name):
     ):
         close(head(states), expected)
     tiny = load_language_model_head(name)
-    assert not tiny.weight.requires_grad and tiny.weight.shape == (
-        model.config.vocab_size,
-        32,
-    )
+    assert not tiny.weight.requires_grad and tiny.weight.shape == (model.config.vocab_size, 32)
     assert (tiny.scale == 32**-0.5) == (name == "tiny-t5")
     assert load_language_model_head(str(tmp_path), torch.bfloat16)(states.bfloat16()).dtype == torch.bfloat16
 
@@ -269,11 +233,7 @@ def test_the_language_model_head(tmp_path, name):
 def test_opt_350m_projects_its_words_and_normalises_behind(tmp_path):
     model = saved(tmp_path, "tiny-opt", do_layer_norm_before=False, word_embed_proj_dim=16)
     stack = load_stack(str(tmp_path))
-    assert stack.final is None and set(stack.embedding) == {
-        "words",
-        "positions",
-        "project_in",
-    }
+    assert stack.final is None and set(stack.embedding) == {"words", "positions", "project_in"}
     batch = batch_for(stack)
     with torch.no_grad():
         expected = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state

@@ -16,14 +16,7 @@ RAGGED = (5, 1, 8, 3)
 
 
 def config(*, is_causal: bool = False, **changes: object) -> ParallelAdapterConfig:
-    return ParallelAdapterConfig(
-        hidden_size=48,
-        num_layers=4,
-        reduction=2,
-        num_heads=3,
-        is_causal=is_causal,
-        **changes,
-    )
+    return ParallelAdapterConfig(hidden_size=48, num_layers=4, reduction=2, num_heads=3, is_causal=is_causal, **changes)
 
 
 def stage(start: int, stop: int, **changes: bool) -> ParallelAdapterStage:
@@ -47,11 +40,7 @@ def inputs(adapter: ParallelAdapterStage, lengths: tuple[int, ...]) -> tuple[Ten
     mask = (torch.arange(longest) < torch.tensor(lengths)[:, None]).long()
     count = adapter.stop - adapter.start + (adapter.start == 0)
     taps = [torch.randn(len(lengths), longest, 48, generator=drawn) for _ in range(count)]
-    return (
-        mask,
-        taps,
-        None if adapter.start == 0 else torch.randn(len(lengths), longest, 24, generator=drawn),
-    )
+    return mask, taps, None if adapter.start == 0 else torch.randn(len(lengths), longest, 24, generator=drawn)
 
 
 def gradients(adapter: ParallelAdapterStage) -> dict[str, Tensor]:
@@ -66,11 +55,7 @@ def close(mine: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float =
     for name, gradient in theirs.items():
         assert gradient.abs().max() > 0, f"{name} got no gradient"
         torch.testing.assert_close(
-            mine[name],
-            gradient,
-            rtol=tolerance,
-            atol=tolerance * scale,
-            msg=lambda text, name=name: f"{name}: {text}",
+            mine[name], gradient, rtol=tolerance, atol=tolerance * scale, msg=lambda text, name=name: f"{name}: {text}"
         )
 
 
@@ -94,9 +79,7 @@ def test_every_stage_equals_autograd(start: int, stop: int, lengths: tuple[int, 
     packing = fast.packing(mask)
     for _ in range(2):
         output, context = fast.forward(
-            None if side is None else packing.pack(side.detach()),
-            [packing.pack(tap) for tap in taps],
-            packing,
+            None if side is None else packing.pack(side.detach()), [packing.pack(tap) for tap in taps], packing
         )
         returned = fast.backward(context, packing.pack(gradient))
     torch.testing.assert_close(output, packing.pack(expected), rtol=1e-5, atol=1e-5)
@@ -113,10 +96,7 @@ def test_every_stage_equals_autograd(start: int, stop: int, lengths: tuple[int, 
         assert side.grad is not None and returned is not None
         scale = side.grad.abs().max().item()
         torch.testing.assert_close(
-            2 * packing.unpack(returned),
-            side.grad * mask[:, :, None],
-            rtol=1e-5,
-            atol=1e-5 * scale,
+            2 * packing.unpack(returned), side.grad * mask[:, :, None], rtol=1e-5, atol=1e-5 * scale
         )
 
 
@@ -124,11 +104,7 @@ def test_loss_and_head_equal_autograd() -> None:
     adapter = ParallelAdapterStage(config(), 0, 4).train()
     mask, taps, _ = inputs(adapter, RAGGED)
     labels, ids = torch.tensor([0, 1, 1, 0]), torch.tensor([7, 3, 9, 4])
-    expected = task_loss(
-        adapter.head(adapter(None, taps, mask), taps[-1], mask, ids, 2),
-        labels,
-        "classification",
-    )
+    expected = task_loss(adapter.head(adapter(None, taps, mask), taps[-1], mask, ids, 2), labels, "classification")
     expected.backward()
     autograd = gradients(adapter)
     adapter.zero_grad()

@@ -19,13 +19,7 @@ from tests.models.sharding.builders import Case, hybrid, model_of, run_plan
 from workbench.core.errors import WorkbenchError
 from workbench.methods.p_rge.zeroth_order import TrainableConfig, load_causal_model
 from workbench.models.families import FAMILIES
-from workbench.models.loading import (
-    load_stack,
-    load_stage,
-    load_tokenizer,
-    model_config,
-    model_facts,
-)
+from workbench.models.loading import load_stack, load_stage, load_tokenizer, model_config, model_facts
 from workbench.models.sharding import ModelShard, model_layout, open_weights, shard_spec
 from workbench.models.tokenizer import tiny_tokenizer
 
@@ -106,11 +100,7 @@ def sharded(name: str, ids: Tensor, mask: Tensor, targets: Tensor | None, what: 
     found = []
     for number, length in enumerate(mask.sum(1).tolist()):  # single-shot inference knows no padding
         one = run_plan(
-            plan,
-            shards,
-            ids[None, number, :length],
-            None if targets is None else targets[None, number],
-            what=what,
+            plan, shards, ids[None, number, :length], None if targets is None else targets[None, number], what=what
         )
         found.append(one if targets is not None else torch.nn.functional.pad(one, (0, 0, 0, ids.shape[1] - length)))
     return torch.cat(found)
@@ -164,24 +154,12 @@ def batch_for(family: str) -> tuple[Tensor, Tensor, Tensor | None]:
 
 ODD: dict[str, tuple[str, dict[str, Any], Spoil | None]] = {
     **{f"{family} as it is": (family, {}, None) for family in FAMILIES},
-    "bert: gelu_new, wide": (
-        "bert",
-        {"hidden_act": "gelu_new", "intermediate_size": 200},
-        None,
-    ),
+    "bert: gelu_new, wide": ("bert", {"hidden_act": "gelu_new", "intermediate_size": 200}, None),
     "bert: one token type": ("bert", {"type_vocab_size": 1}, None),
     "gpt2: untied": ("gpt2", {"tie_word_embeddings": False}, None),
-    "gpt2: tied, a head of its own in the file": (
-        "gpt2",
-        {},
-        another("lm_head.weight", "wte.weight"),
-    ),
+    "gpt2: tied, a head of its own in the file": ("gpt2", {}, another("lm_head.weight", "wte.weight")),
     "gpt2: not scaled": ("gpt2", {"scale_attn_weights": False}, None),
-    "gpt2: scaled by layer": (
-        "gpt2",
-        {"scale_attn_by_inverse_layer_idx": True, "activation_function": "relu"},
-        None,
-    ),
+    "gpt2: scaled by layer": ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "activation_function": "relu"}, None),
     "llama: tied": ("llama", {"tie_word_embeddings": True}, None),
     "llama: untied": ("llama", {"tie_word_embeddings": False}, None),
     "llama: tied, a head of its own in the file": (
@@ -206,20 +184,11 @@ ODD: dict[str, tuple[str, dict[str, Any], Spoil | None]] = {
     ),
     "llama: one group, biases, wide heads": (
         "llama",
-        {
-            "num_key_value_heads": 1,
-            "attention_bias": True,
-            "mlp_bias": True,
-            "head_dim": 12,
-        },
+        {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True, "head_dim": 12},
         None,
     ),
     "opt: untied": ("opt", {"tie_word_embeddings": False}, None),
-    "opt: norms behind, narrow words": (
-        "opt",
-        {"do_layer_norm_before": False, "word_embed_proj_dim": 16},
-        None,
-    ),
+    "opt: norms behind, narrow words": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}, None),
     "opt: without biases and norm weights": (
         "opt",
         {"enable_bias": False, "layer_norm_elementwise_affine": False},
@@ -227,16 +196,8 @@ ODD: dict[str, tuple[str, dict[str, Any], Spoil | None]] = {
     ),
     "vit: without biases": ("vit", {"qkv_bias": False, "hidden_act": "gelu_new"}, None),
     "t5: untied": ("t5", {"tie_word_embeddings": False}, None),
-    "t5: gated, other head size": (
-        "t5",
-        {"feed_forward_proj": "gated-gelu", "d_kv": 16},
-        None,
-    ),
-    "t5: gated, untied": (
-        "t5",
-        {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
-        None,
-    ),
+    "t5: gated, other head size": ("t5", {"feed_forward_proj": "gated-gelu", "d_kv": 16}, None),
+    "t5: gated, untied": ("t5", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, None),
     "t5: tied, encoder words of their own in the file": (
         "t5",
         {},
@@ -245,18 +206,10 @@ ODD: dict[str, tuple[str, dict[str, Any], Spoil | None]] = {
     "bart: untied": ("bart", {"tie_word_embeddings": False}, None),
     "bart: other stacks": (
         "bart",
-        {
-            "decoder_attention_heads": 8,
-            "decoder_ffn_dim": 96,
-            "activation_function": "quick_gelu",
-        },
+        {"decoder_attention_heads": 8, "decoder_ffn_dim": 96, "activation_function": "quick_gelu"},
         None,
     ),
-    "bart: scaled": (
-        "bart",
-        {"scale_embedding": True, "activation_function": "relu"},
-        None,
-    ),
+    "bart: scaled": ("bart", {"scale_embedding": True, "activation_function": "relu"}, None),
 }
 
 
@@ -290,10 +243,7 @@ def test_pairs_with_one_token_type(tmp_path: Path) -> None:
     expected, _ = reference(folder, ids, mask, None)
     second = torch.cat([ids[:, :4], ~ids[:, 4:]], dim=1)
     torch.testing.assert_close(
-        whole(str(folder), second, mask, None)[mask.bool()],
-        expected[mask.bool()],
-        rtol=1e-5,
-        atol=1e-6,
+        whole(str(folder), second, mask, None)[mask.bool()], expected[mask.bool()], rtol=1e-5, atol=1e-6
     )
 
 
@@ -341,11 +291,7 @@ def test_missing_weights_are_named_on_every_path(family: str, tmp_path: Path) ->
     if FAMILIES[family].is_causal:
         ways["head"] = missing("lm_head")
     for number, (way, spoil) in enumerate(ways.items()):
-        folder = write(
-            tmp_path / str(number),
-            family,
-            **({"tie_word_embeddings": False} if way == "head" else {}),
-        )
+        folder = write(tmp_path / str(number), family, **({"tie_word_embeddings": False} if way == "head" else {}))
         spoil(folder)
         paths = {"forward-only": forward_only} if way == "head" else PATHS
         for path in paths.values():
@@ -406,14 +352,8 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
     "weights cut": (lambda folder: os.truncate(folder / WEIGHTS, 5000), "truncated"),
     "weights empty": (content(WEIGHTS, b""), "truncated"),
     "weights of 7 bytes": (content(WEIGHTS, b"1234567"), "truncated"),
-    "header of 2^60 bytes": (
-        content(WEIGHTS, struct.pack("<Q", 1 << 60) + b"{}"),
-        "truncated",
-    ),
-    "header that is a list": (
-        header(b"[12]"),
-        "malformed: Expected `object`, got `array`",
-    ),
+    "header of 2^60 bytes": (content(WEIGHTS, struct.pack("<Q", 1 << 60) + b"{}"), "truncated"),
+    "header that is a list": (header(b"[12]"), "malformed: Expected `object`, got `array`"),
     "header without offsets": (header(b'{"a":{"b":1}}'), "malformed: .*dtype"),
     "header with the bytes of another shape": (
         header(b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,4]}}'),
@@ -421,24 +361,12 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
     ),
     "noise": (content(WEIGHTS, bytes(range(200, 256)) * 40), "do not load"),
     "pickle": (unpickles, r"in pytorch_model\.bin alone, a pickle.*save_pretrained"),
-    "no weights": (
-        lambda folder: (folder / WEIGHTS).unlink(),
-        "no file named model.safetensors",
-    ),
+    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "no file named model.safetensors"),
     "index malformed": (content(INDEX, b"{"), "index.json' is malformed"),
     "index that is a list": (content(INDEX, b"[]"), "malformed: Expected `object`"),
-    "index of a missing file": (
-        content(INDEX, b'{"weight_map": {"a": "x.safetensors"}}'),
-        "x.safetensors",
-    ),
-    "index that leads outside": (
-        content(INDEX, b'{"weight_map": {"a": "../x.safetensors"}}'),
-        "not in the folder",
-    ),
-    "hidden_size 128": (
-        settings(hidden_size=128),
-        r"\(32,\), by its configuration \(128,\)",
-    ),
+    "index of a missing file": (content(INDEX, b'{"weight_map": {"a": "x.safetensors"}}'), "x.safetensors"),
+    "index that leads outside": (content(INDEX, b'{"weight_map": {"a": "../x.safetensors"}}'), "not in the folder"),
+    "hidden_size 128": (settings(hidden_size=128), r"\(32,\), by its configuration \(128,\)"),
     "hidden_size -384": (settings(hidden_size=-384), "hidden_size = -384"),
     "hidden_size '32'": (settings(hidden_size="32"), "hidden_size"),
     "heads 0": (settings(num_attention_heads=0), "num_attention_heads = 0"),
@@ -448,17 +376,11 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
     "layers 5": (settings(num_hidden_layers=5), "4 layers"),
     "layers 3": (settings(num_hidden_layers=3), "4 layers"),
     "layers 0": (settings(num_hidden_layers=0), "num_hidden_layers = 0"),
-    "layers 10^9": (
-        settings(num_hidden_layers=10**9),
-        "num_hidden_layers = 1000000000",
-    ),
+    "layers 10^9": (settings(num_hidden_layers=10**9), "num_hidden_layers = 1000000000"),
     "padding behind the vocabulary": (settings(pad_token_id=10**9), "[Pp]adding_idx"),
     "vocabulary -1": (settings(vocab_size=-1), "vocab_size = -1"),
     "vocabulary 7": (settings(vocab_size=7), r"\(7, 32\)"),
-    "positions 10^12": (
-        settings(max_position_embeddings=10**12),
-        "max_position_embeddings",
-    ),
+    "positions 10^12": (settings(max_position_embeddings=10**12), "max_position_embeddings"),
     "labels 10^9": (settings(num_labels=10**9), "num_labels = 1000000000"),
     "already quantized": (
         settings(quantization_config={"quant_method": "bitsandbytes"}),
@@ -487,20 +409,11 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
     "configuration cut": (content("config.json", b'{"model_'), "config.json"),
     "configuration that is a list": (content("config.json", b"[]"), "model_type"),
     "configuration of bytes": (content("config.json", b"\xff\xfe\x00"), "config.json"),
-    "no configuration": (
-        lambda folder: (folder / "config.json").unlink(),
-        "no config.json",
-    ),
-    "tokenizer cut": (
-        lambda folder: os.truncate(folder / "tokenizer.json", 100),
-        "tokenizer.json",
-    ),
+    "no configuration": (lambda folder: (folder / "config.json").unlink(), "no config.json"),
+    "tokenizer cut": (lambda folder: os.truncate(folder / "tokenizer.json", 100), "tokenizer.json"),
     "tokenizer empty": (content("tokenizer.json", b""), "tokenizer.json"),
     "tokenizer of bytes": (content("tokenizer.json", b"\xff\xfe"), "tokenizer.json"),
-    "no tokenizer": (
-        lambda folder: (folder / "tokenizer.json").unlink(),
-        "no tokenizer.json",
-    ),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer.json"),
 }
 
 
@@ -517,10 +430,7 @@ def test_spoiled_folders_are_refused_in_one_sentence(way: str, good: Path, tmp_p
     def as_a_run(name: str, *batch: Any) -> Any:
         return load_tokenizer(name) and model_facts(name) and whole(name, *batch)
 
-    for path in (
-        as_a_run,
-        *(() if "tokenizer" in way else PATHS.values()),
-    ):  # a stage needs no tokenizer
+    for path in (as_a_run, *(() if "tokenizer" in way else PATHS.values())):  # a stage needs no tokenizer
         with pytest.raises(WorkbenchError, match=words) as caught:
             path(str(folder), *batch_for("bert"))
         assert "\n" not in str(caught.value) and "Traceback" not in str(caught.value)

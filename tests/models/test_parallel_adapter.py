@@ -9,11 +9,7 @@ from workbench.models.evaluation import calibrate, set_statistics
 from workbench.models.families import FAMILIES
 from workbench.models.loading import load_stack
 from workbench.models.optimization import make_optimizer
-from workbench.models.parallel_adapter import (
-    ParallelAdapter,
-    ParallelAdapterStage,
-    task_loss,
-)
+from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage, task_loss
 from workbench.models.side_layers import TapProjection
 
 from .helpers import batch_for, small_config
@@ -96,10 +92,7 @@ def test_padding_changes_nothing(stack):
         piece = batch.rows(row, row + 1)
         _, alone = stack(piece.input_ids[:, :length], mask, piece.decoder_ids)
         torch.testing.assert_close(
-            adapter.predict(alone, mask, batch.sample_ids[:1]),
-            together[row : row + 1],
-            rtol=1e-4,
-            atol=1e-6,
+            adapter.predict(alone, mask, batch.sample_ids[:1]), together[row : row + 1], rtol=1e-4, atol=1e-6
         )
 
 
@@ -168,27 +161,14 @@ def test_regression_loss_and_output():
 def test_a_regression_learns_standardised_labels_and_answers_in_their_own_units():
     """Its loss and gradients are those of labels of mean 0 and deviation 1."""
     torch.manual_seed(0)  # float32 rounds some gradients of other draws by more than the tolerance
-    shape = {
-        "hidden_size": 32,
-        "num_layers": 1,
-        "kind": "regression",
-        "num_outputs": 1,
-        "dropout": 0.0,
-    }
+    shape = {"hidden_size": 32, "num_layers": 1, "kind": "regression", "num_outputs": 1, "dropout": 0.0}
     plain = ParallelAdapter(ParallelAdapterConfig(**shape)).train()
     scaled = ParallelAdapter(ParallelAdapterConfig(**shape, label_mean=3.0, label_std=0.5)).train()
     scaled.load_state_dict(plain.state_dict())
-    taps, mask, labels = (
-        [torch.randn(3, 2, 32), torch.randn(3, 2, 32)],
-        torch.ones(3, 2),
-        torch.tensor([3.5, 2.0, 3.1]),
-    )
+    taps, mask, labels = [torch.randn(3, 2, 32), torch.randn(3, 2, 32)], torch.ones(3, 2), torch.tensor([3.5, 2.0, 3.1])
     ours, theirs = (adapter.predict(taps, mask, torch.arange(3)) for adapter in (scaled, plain))
     close(ours, 0.5 * theirs + 3.0)
-    losses = (
-        task_loss(ours, labels, "regression", label_std=0.5),
-        task_loss(theirs, (labels - 3.0) / 0.5, "regression"),
-    )
+    losses = task_loss(ours, labels, "regression", label_std=0.5), task_loss(theirs, (labels - 3.0) / 0.5, "regression")
     close(*losses)
     for loss in losses:
         loss.backward()

@@ -8,21 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from workbench.methods.p_rge.zeroth_order import (
-    Prge,
-    TrainableConfig,
-    ZerothOrderConfig,
-    load_causal_model,
-)
+from workbench.methods.p_rge.zeroth_order import Prge, TrainableConfig, ZerothOrderConfig, load_causal_model
 from workbench.methods.pac_plus.fast_side import multiplies_bfloat16
 from workbench.models import products
-from workbench.models.products import (
-    ForwardLinear,
-    filled_length,
-    is_even,
-    linear,
-    use_fastest,
-)
+from workbench.models.products import ForwardLinear, filled_length, is_even, linear, use_fastest
 
 from .zeroth_order.prompts import prompts
 
@@ -76,18 +65,7 @@ def test_only_amds_processors_with_avx512_prefer_it(found, expected, monkeypatch
 
 
 def test_few_numbers_of_rows_are_even():
-    assert [rows for rows in range(30, 70) if is_even(rows)] == [
-        30,
-        32,
-        36,
-        40,
-        44,
-        48,
-        52,
-        56,
-        60,
-        64,
-    ]
+    assert [rows for rows in range(30, 70) if is_even(rows)] == [30, 32, 36, 40, 44, 48, 52, 56, 60, 64]
     assert all(is_even(rows) for rows in range(1, 17))
     for power in range(4, 14):
         assert sum(is_even(rows) for rows in range(1 << power, 2 << power)) == 8
@@ -172,13 +150,7 @@ def test_rows_are_filled_up_where_that_is_little(by_onednn):
 
     assert filled(1, 17) == 17  # with autograd
     with torch.inference_mode():
-        assert [filled(1, length) for length in (16, 17, 33, 100, 129)] == [
-            16,
-            18,
-            36,
-            104,
-            144,
-        ]
+        assert [filled(1, length) for length in (16, 17, 33, 100, 129)] == [16, 18, 36, 104, 144]
         assert [filled(8, length) for length in (17, 64)] == [18, 64]
         assert filled(3, 37) == 40
         assert filled(17, 20) == 20  # never even

@@ -12,25 +12,13 @@ from workbench.models.lora import SerialAdapter
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 
-FAMILIES = (
-    "tiny-bert",
-    "tiny-distilbert",
-    "tiny-gpt2",
-    "tiny-llama",
-    "tiny-opt",
-    "tiny-vit",
-    "tiny-t5",
-    "tiny-bart",
-)
+FAMILIES = ("tiny-bert", "tiny-distilbert", "tiny-gpt2", "tiny-llama", "tiny-opt", "tiny-vit", "tiny-t5", "tiny-bart")
 
 
 def build(stack: LayerStack) -> TechniqueStage:
     """Return a whole model with adapters that do something."""
     config = TechniqueConfig(
-        technique="serial",
-        hidden_size=stack.hidden_size,
-        num_layers=stack.num_layers,
-        bottleneck=8,
+        technique="serial", hidden_size=stack.hidden_size, num_layers=stack.num_layers, bottleneck=8
     )
     model = TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), config)
     with torch.no_grad():

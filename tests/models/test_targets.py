@@ -8,19 +8,9 @@ import torch
 
 from workbench.core.errors import ConfigError
 from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.evaluation import (
-    ActivationMemory,
-    calibrate,
-    predict,
-    set_statistics,
-    word_scores,
-)
+from workbench.models.evaluation import ActivationMemory, calibrate, predict, set_statistics, word_scores
 from workbench.models.loading import load_stack, load_tokenizer
-from workbench.models.parallel_adapter import (
-    ParallelAdapter,
-    ParallelAdapterStage,
-    task_loss,
-)
+from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage, task_loss
 from workbench.tasks import load_task
 from workbench.tasks.task import Split, Task, as_text_to_text
 from workbench.tasks.tokenize import collate, evaluation_batches, tokenize
@@ -62,11 +52,7 @@ def words_batch(stack):
     return replace(batch, labels=labels)
 
 
-@pytest.mark.parametrize(
-    "bounds",
-    [((0, 3), (3, 6)), ((0, 2), (2, 4), (4, 6)), ((0, 4), (4, 5), (5, 6))],
-    ids=str,
-)
+@pytest.mark.parametrize("bounds", [((0, 3), (3, 6)), ((0, 2), (2, 4), (4, 6)), ((0, 4), (4, 5), (5, 6))], ids=str)
 def test_sequences_have_the_same_gradients_however_cut(stack, bounds):
     batch, config = words_batch(stack), small_config(stack, kind="sequence_to_sequence")
     whole = ParallelAdapter(config).train()
@@ -87,15 +73,9 @@ def test_the_loss_of_a_sequence_counts_each_samples_own_tokens():
     logits = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([[1, 2, -100], [0, 4, 3]])
     each = -logits.log_softmax(dim=2)
-    first, second = (
-        (each[0, 0, 1] + each[0, 1, 2]) / 2,
-        (each[1, 0, 0] + each[1, 1, 4] + each[1, 2, 3]) / 3,
-    )
+    first, second = (each[0, 0, 1] + each[0, 1, 2]) / 2, (each[1, 0, 0] + each[1, 1, 4] + each[1, 2, 3]) / 3
     torch.testing.assert_close(task_loss(logits, labels, "sequence_to_sequence"), (first + second) / 2)
-    torch.testing.assert_close(
-        task_loss(logits, labels, "sequence_to_sequence", reduction="sum"),
-        first + second,
-    )
+    torch.testing.assert_close(task_loss(logits, labels, "sequence_to_sequence", reduction="sum"), first + second)
     torch.testing.assert_close(word_scores(logits, labels[0])[1], -(each[1, 0, 1] + each[1, 1, 2]))
 
 
@@ -117,10 +97,7 @@ def test_the_side_decoder_is_causal_and_reads_the_side_encoder(stack):
 
 
 def test_a_class_is_read_off_the_decoders_first_state(stack):
-    batch, adapter = (
-        batch_for(stack),
-        ParallelAdapter(small_config(stack, dropout=0.0)).eval(),
-    )
+    batch, adapter = batch_for(stack), ParallelAdapter(small_config(stack, dropout=0.0)).eval()
     _, taps = stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)
     side = adapter(None, taps, batch.attention_mask)[:, batch.attention_mask.shape[1]]
     expected = adapter.last.output(adapter.last.up(adapter.last.norm(side)) + taps[-1][:, 0])
@@ -131,9 +108,7 @@ def two_words(count=48):
     """Texts whose last letter decides the class."""
     texts = tuple(f"{'xy'[index % 3 == 0]} {chr(97 + index % 20)} {'xy'[index % 3 == 0]}" for index in range(count))
     split = Split(
-        texts=texts,
-        labels=tuple(int(index % 3 == 0) for index in range(count)),
-        sample_ids=tuple(range(count)),
+        texts=texts, labels=tuple(int(index % 3 == 0) for index in range(count)), sample_ids=tuple(range(count))
     )
     task = Task(
         name="sentiment",
@@ -151,11 +126,7 @@ def test_sequence_to_sequence_learns_to_write_the_label_word(stack):
     task, name = two_words(), f"tiny-{stack.family_name}"
     split = tokenize(task.train, load_tokenizer(name), max_length=32, words=task.words)
     config = small_config(
-        stack,
-        kind="sequence_to_sequence",
-        target_length=split.target_length,
-        dropout=0.0,
-        reduction=2,
+        stack, kind="sequence_to_sequence", target_length=split.target_length, dropout=0.0, reduction=2
     )
     adapter, batches = ParallelAdapter(config), list(evaluation_batches(split, 12))
     set_statistics(adapter, calibrate(stack, batches))
@@ -176,10 +147,7 @@ def test_sequence_to_sequence_learns_to_write_the_label_word(stack):
 
 
 def test_an_adapter_learns_digits():
-    task, stack = (
-        load_task("digits", train_samples=256, validation_samples=10, test_samples=10),
-        load_stack("tiny-vit"),
-    )
+    task, stack = load_task("digits", train_samples=256, validation_samples=10, test_samples=10), load_stack("tiny-vit")
     split = tokenize(task.train, load_tokenizer("tiny-vit"), max_length=64)
     adapter = ParallelAdapter(small_config(stack, reduction=2, num_outputs=10))
     batches = [collate(split, list(range(at, at + 32)), length=17) for at in range(0, 256, 32)]
@@ -205,10 +173,7 @@ def test_impossible_options(changes, message):
 
 
 def test_a_sequence_needs_the_backbones_head(stack):
-    batch, adapter = (
-        batch_for(stack),
-        ParallelAdapter(small_config(stack, kind="sequence_to_sequence")),
-    )
+    batch, adapter = batch_for(stack), ParallelAdapter(small_config(stack, kind="sequence_to_sequence"))
     _, taps = stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)
     with pytest.raises(ConfigError, match="attach"):
         adapter.predict(taps, batch.attention_mask, batch.sample_ids)

@@ -21,20 +21,10 @@ from workbench.models.evaluation import answer_scores
 from workbench.models.loading import load_model, load_stack, model_config
 from workbench.models.lora import require_peft
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss
-from workbench.models.saving import (
-    TrainedDescription,
-    load_trained,
-    save_tokenizer,
-    save_trained,
-    set_trained,
-)
+from workbench.models.saving import TrainedDescription, load_trained, save_tokenizer, save_trained, set_trained
 from workbench.models.side_layers import TOKEN_KINDS
 from workbench.models.stack import LayerStack
-from workbench.models.techniques import (
-    TechniqueConfig,
-    TechniqueStage,
-    _TrainedEmbedding,
-)
+from workbench.models.techniques import TechniqueConfig, TechniqueStage, _TrainedEmbedding
 
 FAMILIES = ("bert", "distilbert", "gpt2", "llama", "opt", "vit", "t5", "bart")
 TECHNIQUES = ("full", "lora", "adapters")
@@ -76,12 +66,7 @@ def test_stages_are_parts_of_the_whole(family: str, technique: str) -> None:
         hidden, last = part(hidden, mask)
     samples = torch.arange(4)
     logits = parts[-1].logits(last, mask, samples, 3)
-    torch.testing.assert_close(
-        logits,
-        whole.logits(whole(ids, mask)[1], mask, samples, 3),
-        rtol=1e-5,
-        atol=1e-6,
-    )
+    torch.testing.assert_close(logits, whole.logits(whole(ids, mask)[1], mask, samples, 3), rtol=1e-5, atol=1e-6)
     logits.square().sum().backward()
     assert not [name for name, parameter in parts[-1].trained().items() if parameter.grad is None]
 
@@ -94,10 +79,7 @@ def test_lora_and_adapters_begin_at_the_backbone(family: str) -> None:
     with torch.no_grad():
         expected = stack(ids, mask)[0]
         for technique, tolerance in (("lora", 1e-6), ("adapters", 1e-2)):
-            model = TechniqueStage(
-                copy.deepcopy(stack.stage(0, stack.num_layers)),
-                config_for(stack, technique),
-            )
+            model = TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), config_for(stack, technique))
             torch.testing.assert_close(model(ids, mask)[1], expected, rtol=tolerance, atol=tolerance)
             for name, parameter in model.trained().items():
                 if name.startswith("adapters.") or ".lora_B." in name:
@@ -148,12 +130,7 @@ def test_a_result_loads_again_and_by_peft_or_transformers_alone(family: str, tec
     load_model(f"tiny-{family}-2").save_pretrained(base)
     save_tokenizer(f"tiny-{family}-2", base)
     stack = load_stack(str(base))
-    regression = {
-        "kind": "regression",
-        "num_outputs": 1,
-        "label_mean": 3.0,
-        "label_std": 2.0,
-    }
+    regression = {"kind": "regression", "num_outputs": 1, "label_mean": 3.0, "label_std": 2.0}
     config = config_for(stack, technique, **(regression if family == "gpt2" else {"num_outputs": 3}))
     (ids, mask), samples = inputs_of(stack), torch.arange(4)
     if not stack.family.reads_images:
@@ -175,10 +152,7 @@ def test_a_result_loads_again_and_by_peft_or_transformers_alone(family: str, tec
     with torch.no_grad():
         expected = model.logits(model(ids, mask)[1], mask, samples, 0)
         torch.testing.assert_close(
-            loaded.logits(loaded(ids, mask)[1], mask, samples, 0),
-            expected,
-            rtol=1e-5,
-            atol=1e-5,
+            loaded.logits(loaded(ids, mask)[1], mask, samples, 0), expected, rtol=1e-5, atol=1e-5
         )
     is_ours = technique == "adapters" or family in ("opt", "t5", "vit")
     assert (folder / "trained.safetensors").is_file() == is_ours
@@ -196,10 +170,7 @@ def test_a_result_loads_again_and_by_peft_or_transformers_alone(family: str, tec
     with torch.no_grad():
         logits = alone(input_ids=ids, attention_mask=mask).logits
     torch.testing.assert_close(
-        (logits * mask[..., None]).sum(1) / mask[..., None].sum(1),
-        expected,
-        rtol=1e-5,
-        atol=1e-5,
+        (logits * mask[..., None]).sum(1) / mask[..., None].sum(1), expected, rtol=1e-5, atol=1e-5
     )
 
 
@@ -208,13 +179,7 @@ def test_a_result_loads_again_and_by_peft_or_transformers_alone(family: str, tec
 @pytest.mark.parametrize("kind", TOKEN_KINDS)
 @pytest.mark.parametrize(
     ("family", "technique"),
-    [
-        ("bert", "full"),
-        ("distilbert", "lora"),
-        ("gpt2", "full"),
-        ("llama", "lora"),
-        ("opt", "lora"),
-    ],
+    [("bert", "full"), ("distilbert", "lora"), ("gpt2", "full"), ("llama", "lora"), ("opt", "lora")],
 )
 def test_answers_and_tags_load_again_and_by_peft_or_transformers_alone(
     family: str, technique: str, kind: str, tmp_path: Path
@@ -233,20 +198,16 @@ def test_answers_and_tags_load_again_and_by_peft_or_transformers_alone(
     with torch.no_grad():
         expected = model.logits(model(ids, mask)[1], mask, samples, 0)
         torch.testing.assert_close(
-            loaded.logits(loaded(ids, mask)[1], mask, samples, 0),
-            expected,
-            rtol=1e-5,
-            atol=1e-5,
+            loaded.logits(loaded(ids, mask)[1], mask, samples, 0), expected, rtol=1e-5, atol=1e-5
         )
     assert expected.shape == (4, 8, 2) and (kind != "question_answering" or (expected[0, 5:] < -1e30).all())
     if (folder / "trained.safetensors").is_file():
         assert family == "opt" and kind == "token_classification", "transformers has no such class"
         return
     makers = require_peft() if technique == "lora" else transformers
-    maker = {
-        "question_answering": "ModelForQuestionAnswering",
-        "token_classification": "ModelForTokenClassification",
-    }[kind]
+    maker = {"question_answering": "ModelForQuestionAnswering", "token_classification": "ModelForTokenClassification"}[
+        kind
+    ]
     alone = getattr(makers, ("AutoPeft" if technique == "lora" else "Auto") + maker).from_pretrained(folder).eval()
     with torch.no_grad():
         found = alone(input_ids=ids, attention_mask=mask)
@@ -268,10 +229,7 @@ def test_text_generation_has_transformers_own_loss_and_loads_again(family: str, 
     base.save_pretrained(tmp_path / "base")
     save_tokenizer(f"tiny-{family}-2", tmp_path / "base")
     stack = load_stack(str(tmp_path / "base"), with_head=True)
-    chosen, folder = (
-        config_for(stack, technique, kind="text_generation"),
-        tmp_path / "result",
-    )
+    chosen, folder = config_for(stack, technique, kind="text_generation"), tmp_path / "result"
     (ids, mask), samples = inputs_of(stack), torch.arange(4)
     mask[0, 5:] = 0
     labels = torch.where((torch.arange(8) >= 2) & (mask == 1), ids, -100)  # two tokens of a prompt, then its answer
@@ -288,12 +246,7 @@ def test_text_generation_has_transformers_own_loss_and_loads_again(family: str, 
     save_trained(folder, model, TrainedDescription(config=chosen, model=str(tmp_path / "base")))
     loaded, _ = load_trained(folder)
     with torch.no_grad():
-        torch.testing.assert_close(
-            loaded.logits(loaded(ids, mask)[1], mask, samples, 0),
-            logits,
-            rtol=1e-5,
-            atol=1e-5,
-        )
+        torch.testing.assert_close(loaded.logits(loaded(ids, mask)[1], mask, samples, 0), logits, rtol=1e-5, atol=1e-5)
         if technique != "lora":
             return
         alone = require_peft().AutoPeftModelForCausalLM.from_pretrained(folder).eval()
@@ -320,10 +273,7 @@ def test_a_damaged_result_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(WorkbenchError, match=r"fine-tuned model .* No such file"):
         load_trained(tmp_path)
     tensors = load_file(weights)
-    save_file(
-        {name: tensor for name, tensor in tensors.items() if "classifier" not in name},
-        weights,
-    )
+    save_file({name: tensor for name, tensor in tensors.items() if "classifier" not in name}, weights)
     with pytest.raises(WorkbenchError, match=r"'head.output.weight' was asked for. It is missing"):
         load_trained(folder)
     weights.write_bytes(whole[:-100])

@@ -27,13 +27,7 @@ def grid(per_sample_s: float, fixed_s: float = 0.0) -> Grid:
     )
 
 
-def layer(
-    forward_s: float = 1.0,
-    backward_s: float = 1.0,
-    *,
-    fixed_s: float = 0.0,
-    **sizes: int,
-) -> LayerProfile:
+def layer(forward_s: float = 1.0, backward_s: float = 1.0, *, fixed_s: float = 0.0, **sizes: int) -> LayerProfile:
     """Return a layer; sizes not given are small."""
     given = {
         "frozen_bytes": 1000,
@@ -49,40 +43,22 @@ def layer(
         times={
             "F": grid(forward_s, fixed_s),
             "SB": grid(backward_s, fixed_s),
-            "STEP": Grid(
-                batch_sizes=(1,),
-                sequence_lengths=(SEQUENCE_LENGTH,),
-                seconds=((0.01,),),
-            ),
+            "STEP": Grid(batch_sizes=(1,), sequence_lengths=(SEQUENCE_LENGTH,), seconds=((0.01,),)),
         },
         **given,
     )
 
 
-def device(
-    name: str,
-    *,
-    memory_bytes: int = 10**9,
-    bytes_per_s: float = 1e9,
-    latency_s: float = 0.0,
-) -> Device:
+def device(name: str, *, memory_bytes: int = 10**9, bytes_per_s: float = 1e9, latency_s: float = 0.0) -> Device:
     """Return a device; its speed is in the profile."""
     return Device(
-        name=name,
-        flops_per_s=1e9,
-        memory_bytes=memory_bytes,
-        link=Link(bytes_per_s=bytes_per_s, latency_s=latency_s),
+        name=name, flops_per_s=1e9, memory_bytes=memory_bytes, link=Link(bytes_per_s=bytes_per_s, latency_s=latency_s)
     )
 
 
 def profile_of(rows: list[list[LayerProfile]]) -> Profile:
     """Return a measured profile."""
-    return Profile(
-        model="toy",
-        method="pac_plus",
-        source="measured",
-        layers=tuple(tuple(row) for row in rows),
-    )
+    return Profile(model="toy", method="pac_plus", source="measured", layers=tuple(tuple(row) for row in rows))
 
 
 def equal(num_layers: int, world_size: int, **sizes: int) -> tuple[Profile, Cluster]:
@@ -148,9 +124,7 @@ def rough(seed: int, *, num_layers: int, world_size: int, tight: bool) -> tuple[
     def measured() -> Grid:
         seconds = [draw.uniform(0.5, 3) if falling else 0.5 * batch + draw.random() / 4 for batch in (1, 2, 3, 4)]
         return Grid(
-            batch_sizes=(1, 2, 3, 4),
-            sequence_lengths=(SEQUENCE_LENGTH,),
-            seconds=tuple((one,) for one in seconds),
+            batch_sizes=(1, 2, 3, 4), sequence_lengths=(SEQUENCE_LENGTH,), seconds=tuple((one,) for one in seconds)
         )
 
     rows = [
@@ -184,10 +158,5 @@ def simulated_s(profile: Profile, cluster: Cluster, plan: Plan) -> float:
     schedule = insert_transfers(hybrid_1f1b(plan, sizes, world_size=cluster.world_size))
     costs = plan_costs(profile, cluster, plan, sizes=sizes, lengths=(SEQUENCE_LENGTH,) * len(sizes))
     return simulate(
-        Program(
-            schedule=schedule,
-            costs=costs,
-            devices=tuple(one.name for one in cluster.devices),
-        ),
-        memory=False,
+        Program(schedule=schedule, costs=costs, devices=tuple(one.name for one in cluster.devices)), memory=False
     ).makespan_s

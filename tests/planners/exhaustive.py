@@ -20,15 +20,7 @@ def parts(total: int, count: int) -> list[tuple[int, ...]]:
 
 
 def exhaustive(
-    profile,
-    cluster,
-    *,
-    batch_size,
-    micro_batches,
-    sequence_length,
-    num_stages=None,
-    orders=False,
-    objective="paper",
+    profile, cluster, *, batch_size, micro_batches, sequence_length, num_stages=None, orders=False, objective="paper"
 ):
     """Return (seconds, stages) of the best plan, None if none fits, samples divided so that a stage's slowest rank is
     fastest (Eq. 4).
@@ -36,24 +28,12 @@ def exhaustive(
     objective: "paper" (Eq. 7), "bottleneck" (pricing.Price) or "balance" (Eq. 3).  num_stages: only plans of so many
     stages.
     """
-    size, count, num_layers = (
-        batch_size // micro_batches,
-        cluster.world_size,
-        profile.num_layers,
-    )
+    size, count, num_layers = batch_size // micro_batches, cluster.world_size, profile.num_layers
 
     def seconds(rank, samples, start, stop, live):
         if samples == 0:
             return 0.0
-        need = rank_need(
-            profile,
-            rank,
-            start,
-            stop,
-            samples=samples,
-            sequence_length=sequence_length,
-            in_flight=live,
-        )
+        need = rank_need(profile, rank, start, stop, samples=samples, sequence_length=sequence_length, in_flight=live)
         layers = profile.layers[rank][start:stop]
         times = [
             layer.forward_s(samples, sequence_length) + layer.backward_s(samples, sequence_length) for layer in layers
@@ -76,17 +56,9 @@ def exhaustive(
                     own, samples = divided(start, start + length, group, in_flight(index, s, micro_batches))
                     shares = tuple(Share(rank=rank, samples=n) for rank, n in zip(group, samples, strict=True) if n)
                     stages.append(Stage(start=start, stop=start + length, shares=shares))
-                    slowest, start, first = (
-                        max(slowest, own),
-                        start + length,
-                        first + width,
-                    )
+                    slowest, start, first = max(slowest, own), start + length, first + width
                 if math.isfinite(slowest):
                     cost = closed_form(profile, cluster, stages, micro_batches)
-                    value = {
-                        "paper": cost.total_s,
-                        "bottleneck": cost.bottleneck_s,
-                        "balance": slowest,
-                    }[objective]
+                    value = {"paper": cost.total_s, "bottleneck": cost.bottleneck_s, "balance": slowest}[objective]
                     found.append((value, tuple(stages)))
     return min(found, key=lambda pair: pair[0], default=None)

@@ -6,13 +6,7 @@ import random
 from typing import Any
 
 from workbench.core.cluster import Cluster, Device, Link
-from workbench.core.inference import (
-    InferencePlan,
-    InferenceProfile,
-    PieceCost,
-    StackCosts,
-    StackShape,
-)
+from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape
 from workbench.methods.galaxy_plus.planners import check, needs
 from workbench.methods.galaxy_plus.planners.memory import InferenceNeed
 from workbench.planners import Problem
@@ -20,13 +14,7 @@ from workbench_studies.papers.galaxy_plus.testbed import as_printed
 
 
 def costs(
-    speed: float,
-    *,
-    hidden: int,
-    unit_width: int,
-    per_op_s: float = 0.0,
-    conn: float = 1.0,
-    cross: bool = False,
+    speed: float, *, hidden: int, unit_width: int, per_op_s: float = 0.0, conn: float = 1.0, cross: bool = False
 ) -> StackCosts:
     """Return the costs of one layer on a device of `speed` FLOP/s."""
 
@@ -55,12 +43,7 @@ def costs(
 
 
 def shape(
-    num_layers: int,
-    num_units: int,
-    *,
-    unit_width: int = 64,
-    columns: int | None = None,
-    cross: bool = False,
+    num_layers: int, num_units: int, *, unit_width: int = 64, columns: int | None = None, cross: bool = False
 ) -> StackShape:
     """Return a stack in fp32: four square matrices, and a feed-forward network four times as wide unless given."""
     hidden = num_units * unit_width
@@ -78,13 +61,7 @@ def shape(
     )
 
 
-def device(
-    name: str,
-    *,
-    memory_bytes: int = 10**12,
-    mbit_per_s: float = 500.0,
-    latency_s: float = 2e-4,
-) -> Device:
+def device(name: str, *, memory_bytes: int = 10**12, mbit_per_s: float = 500.0, latency_s: float = 2e-4) -> Device:
     """Return a device; its speed is in the profile."""
     return Device(
         name=name,
@@ -126,19 +103,10 @@ def instance(
         )
         for rank, speed in enumerate(speeds)
     )
-    profile = InferenceProfile(
-        model="toy",
-        source="analytic",
-        stacks=stacks,
-        costs=rows,
-        first_bytes=first_bytes,
-    )
+    profile = InferenceProfile(model="toy", source="analytic", stacks=stacks, costs=rows, first_bytes=first_bytes)
     devices = tuple(
         device(
-            f"d{rank}",
-            memory_bytes=each(memory_bytes, rank),
-            mbit_per_s=each(mbit_per_s, rank),
-            latency_s=latency_s,
+            f"d{rank}", memory_bytes=each(memory_bytes, rank), mbit_per_s=each(mbit_per_s, rank), latency_s=latency_s
         )
         for rank in range(len(speeds))
     )
@@ -169,8 +137,7 @@ def unequal(
             for j in range(count):
                 if i != j and draw.random() < 0.4:
                     pairs[f"d{i}>d{j}"] = Link(
-                        bytes_per_s=125e3 * draw.choice((60, 125, 500, 1000)),
-                        latency_s=draw.uniform(0, 1e-3),
+                        bytes_per_s=125e3 * draw.choice((60, 125, 500, 1000)), latency_s=draw.uniform(0, 1e-3)
                     )
     profile, cluster = instance(
         speeds,
@@ -186,12 +153,7 @@ def unequal(
 
 
 def sequence(
-    profile: InferenceProfile,
-    cluster: Cluster,
-    *,
-    length: int,
-    is_printed: bool = False,
-    **given: Any,
+    profile: InferenceProfile, cluster: Cluster, *, length: int, is_printed: bool = False, **given: Any
 ) -> Problem[InferenceProfile]:
     """Return the problem of a sequence.  is_printed: memory counts as in Eq. 8-9."""
     profile, cluster = as_printed(profile, cluster) if is_printed else (profile, cluster)

@@ -29,18 +29,11 @@ MARGIN = 1.15
 
 
 def random_cluster(
-    seed: int,
-    *,
-    world_size: int | None = None,
-    num_layers: int | None = None,
-    max_layers: int = 10,
+    seed: int, *, world_size: int | None = None, num_layers: int | None = None, max_layers: int = 10
 ) -> tuple[Profile, Cluster, dict[str, int]]:
     """Return layers, devices of speeds up to 100 times apart, of tight memory in half of the seeds, and a job."""
     draw = random.Random(seed)
-    world_size, num_layers = (
-        world_size or draw.randint(2, 5),
-        num_layers or draw.randint(4, max_layers),
-    )
+    world_size, num_layers = world_size or draw.randint(2, 5), num_layers or draw.randint(4, max_layers)
     speeds = [10 ** draw.uniform(-2, 0) for _ in range(world_size)]
     alike = draw.random() < 0.5  # transformer layers, with embeddings in front
     sizes = [
@@ -55,19 +48,13 @@ def random_cluster(
     ]
     times = [(draw.uniform(0.5, 2), draw.uniform(0.2, 3), draw.uniform(0, 1)) for _ in sizes]
     if alike:
-        sizes, times = (
-            [sizes[0], *[sizes[1]] * (num_layers - 1)],
-            [times[0], *[times[1]] * (num_layers - 1)],
-        )
+        sizes, times = [sizes[0], *[sizes[1]] * (num_layers - 1)], [times[0], *[times[1]] * (num_layers - 1)]
     rows = [
         [layer(f / v, b / v, fixed_s=c / v, **size) for (f, b, c), size in zip(times, sizes, strict=True)]
         for v in speeds
     ]
     whole = sum(size["frozen_bytes"] + 4 * size["trainable_bytes"] for size in sizes)
-    tight, links = (
-        seed % 2 == 0,
-        [draw.choice((50.0, 200.0, 1e4)) for _ in range(world_size)],
-    )
+    tight, links = seed % 2 == 0, [draw.choice((50.0, 200.0, 1e4)) for _ in range(world_size)]
     devices = tuple(
         device(
             f"d{rank}",
@@ -94,10 +81,7 @@ def brute_force(
 
     orders: the groups in any order, instead of contiguous in the given one.  Samples are divided by Eq. 4.
     """
-    size, micro_batches = (
-        job["batch_size"] // job["micro_batches"],
-        job["micro_batches"],
-    )
+    size, micro_batches = job["batch_size"] // job["micro_batches"], job["micro_batches"]
     count, num_layers = cluster.world_size, profile.num_layers
     most = min(count, num_layers)
     times = StageTimes(Problem(profile, cluster, **job))
@@ -130,8 +114,7 @@ def brute_force(
 
     found = {stages for s in range(1, most + 1) for stages in extend(0, tuple(range(count)), s)}
     return sorted(
-        ((closed_form(stages, micro_batches).bottleneck_s, stages) for stages in found),
-        key=lambda pair: pair[0],
+        ((closed_form(stages, micro_batches).bottleneck_s, stages) for stages in found), key=lambda pair: pair[0]
     )
 
 
@@ -191,13 +174,7 @@ def _planner_s(order: Literal["all"] | None, clusters: int = 12) -> list[float]:
         profile, cluster, job = random_cluster(seed, world_size=8, num_layers=48)
         began = time.process_time()
         with contextlib.suppress(PlanError):
-            planned(
-                profile,
-                cluster,
-                job,
-                lambda plan: simulated_s(profile, cluster, plan),  # noqa: B023
-                order,
-            )
+            planned(profile, cluster, job, lambda plan: simulated_s(profile, cluster, plan), order)  # noqa: B023
             seconds.append(time.process_time() - began)
     return seconds
 

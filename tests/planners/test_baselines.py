@@ -8,27 +8,10 @@ import pytest
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.virtual_workers import VirtualWorkers
-from workbench.planners import (
-    PARADIGMS,
-    Problem,
-    asteroid,
-    candidates,
-    homogeneous,
-    memory,
-    plan,
-)
+from workbench.planners import PARADIGMS, Problem, asteroid, candidates, homogeneous, memory, plan
 from workbench_studies.papers.pac_plus.hetpipe import hetpipe
 
-from .builders import (
-    SEQUENCE_LENGTH,
-    closed_form,
-    device,
-    env_b,
-    equal,
-    rough,
-    simulated_s,
-    unequal,
-)
+from .builders import SEQUENCE_LENGTH, closed_form, device, env_b, equal, rough, simulated_s, unequal
 
 JOB = {"batch_size": 16, "micro_batches": 4, "sequence_length": SEQUENCE_LENGTH}
 PLANNERS = PARADIGMS | {
@@ -68,10 +51,7 @@ def test_every_planner_names_device_and_bytes_if_nothing_fits(name):
 def test_every_planner_holds_the_longest_sequence(name):
     """Nothing but the memory that a long sequence needs is short here."""
     profile, cluster = equal(6, 3, context_bytes_per_token=1000)
-    tight = replace(
-        cluster,
-        devices=tuple(replace(one, memory_bytes=33_000) for one in cluster.devices),
-    )
+    tight = replace(cluster, devices=tuple(replace(one, memory_bytes=33_000) for one in cluster.devices))
     job = {"batch_size": 4, "micro_batches": 4, "sequence_length": 1}
     PLANNERS[name](Problem(profile, tight, **job))
     with pytest.raises(PlanError):
@@ -81,18 +61,9 @@ def test_every_planner_holds_the_longest_sequence(name):
 def test_paradigms_have_the_forms_that_they_are_named_for():
     profile, cluster = env_b()
     made = {name: planner(Problem(profile, cluster, **JOB)) for name, planner in PARADIGMS.items()}
-    assert (made["standalone"].grouping(), made["standalone"].stages[0].ranks) == (
-        "[1]",
-        (2,),
-    )
-    assert (
-        made["data_parallel"].grouping(),
-        made["data_parallel"].num_micro_batches,
-    ) == ("[4]", 1)
-    assert (
-        made["pipeline_parallel"].grouping(),
-        made["pipeline_parallel"].num_micro_batches,
-    ) == ("[1-1-1-1]", 4)
+    assert (made["standalone"].grouping(), made["standalone"].stages[0].ranks) == ("[1]", (2,))
+    assert (made["data_parallel"].grouping(), made["data_parallel"].num_micro_batches) == ("[4]", 1)
+    assert (made["pipeline_parallel"].grouping(), made["pipeline_parallel"].num_micro_batches) == ("[1-1-1-1]", 4)
     assert made["hybrid"].stages == plan(Problem(profile, cluster, **JOB)).stages
 
 
@@ -159,55 +130,17 @@ def test_the_mean_device_is_between_the_others():
 
 def test_asteroid_cuts_finer_only_where_that_helps():
     profile, cluster = equal(6, 2, context_bytes_per_token=1000)
-    roomy = asteroid(
-        Problem(
-            profile,
-            cluster,
-            batch_size=8,
-            micro_batches=2,
-            sequence_length=SEQUENCE_LENGTH,
-        )
-    )
+    roomy = asteroid(Problem(profile, cluster, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH))
     assert roomy.method == "asteroid"
-    tight = replace(
-        cluster,
-        devices=tuple(device(f"d{rank}", memory_bytes=40_000) for rank in range(2)),
-    )
+    tight = replace(cluster, devices=tuple(device(f"d{rank}", memory_bytes=40_000) for rank in range(2)))
     with pytest.raises(PlanError):
-        candidates(
-            Problem(
-                profile,
-                tight,
-                batch_size=8,
-                micro_batches=2,
-                sequence_length=SEQUENCE_LENGTH,
-            )
-        )
-    made = asteroid(
-        Problem(
-            profile,
-            tight,
-            batch_size=8,
-            micro_batches=2,
-            sequence_length=SEQUENCE_LENGTH,
-        )
-    )
+        candidates(Problem(profile, tight, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH))
+    made = asteroid(Problem(profile, tight, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH))
     assert made.num_micro_batches > 2
     assert made.mini_batch_size == 8
     with pytest.raises(PlanError, match="Device 'd"):
-        small = replace(
-            cluster,
-            devices=tuple(device(f"d{rank}", memory_bytes=9000) for rank in range(2)),
-        )
-        asteroid(
-            Problem(
-                profile,
-                small,
-                batch_size=8,
-                micro_batches=2,
-                sequence_length=SEQUENCE_LENGTH,
-            )
-        )
+        small = replace(cluster, devices=tuple(device(f"d{rank}", memory_bytes=9000) for rank in range(2)))
+        asteroid(Problem(profile, small, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH))
 
 
 def test_asteroid_is_at_least_as_good_by_its_price_as_one_order_and_one_size():

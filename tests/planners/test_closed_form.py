@@ -32,10 +32,7 @@ def replay(forward_s, backward_s, send_s, return_s, num_micro_batches):
             while at[stage] < len(lists[stage]):
                 kind, m = lists[stage][at[stage]]
                 if kind == "F":
-                    needed, wait = (
-                        ("F", stage - 1, m),
-                        send_s[stage - 1] if stage else 0.0,
-                    )
+                    needed, wait = ("F", stage - 1, m), send_s[stage - 1] if stage else 0.0
                 else:
                     needed, wait = (("B", stage + 1, m), return_s[stage]) if stage < last else (("F", stage, m), 0.0)
                 if stage == 0 and kind == "F":
@@ -143,12 +140,7 @@ def test_equations_5_to_7_are_the_simulation_where_nothing_waits(seed):
         Stage(start=start, stop=stop, shares=(Share(rank=rank, samples=3),))
         for rank, (start, stop) in enumerate(itertools.pairwise(cuts))
     )
-    plan = Plan(
-        method="test",
-        stages=stages,
-        micro_batch_size=3,
-        num_micro_batches=micro_batches,
-    )
+    plan = Plan(method="test", stages=stages, micro_batch_size=3, num_micro_batches=micro_batches)
     phases = closed_form.ClosedForm(problem)(stages, micro_batches)
     assert step_s(problem, plan) == pytest.approx(phases.total_s, rel=1e-12)
     assert phases.bottleneck_s == pytest.approx(phases.total_s, rel=1e-12)

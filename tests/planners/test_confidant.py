@@ -36,11 +36,7 @@ from workbench.simulator import simulate
 from .builders import SEQUENCE_LENGTH, device, layer, profile_of, unequal
 
 BATCH = 3
-SIZES = {
-    "batch_size": BATCH,
-    "sequence_length": SEQUENCE_LENGTH,
-    "memory_length": SEQUENCE_LENGTH,
-}
+SIZES = {"batch_size": BATCH, "sequence_length": SEQUENCE_LENGTH, "memory_length": SEQUENCE_LENGTH}
 
 
 def instance(seed: int, num_layers: int, world_size: int) -> tuple[Profile, Cluster]:
@@ -65,11 +61,7 @@ def cuts_of(num_layers: int, count: int) -> Iterator[tuple[int, ...]]:
 
 
 def by_hand(
-    profile: Profile,
-    cluster: Cluster,
-    order: Sequence[int],
-    cuts: Sequence[int],
-    versions: VersionRule = "stashing",
+    profile: Profile, cluster: Cluster, order: Sequence[int], cuts: Sequence[int], versions: VersionRule = "stashing"
 ) -> float:
     """Return the slowest stage's or link's seconds, infinite where memory does not suffice."""
     worst = 0.0
@@ -77,19 +69,8 @@ def by_hand(
         behind = len(order) - place - 1
         start, stop = cuts[place], cuts[place + 1]
         own = profile.layers[rank][start:stop]
-        sizes = {
-            "samples": BATCH,
-            "sequence_length": SEQUENCE_LENGTH,
-            "in_flight": behind + 1,
-        }
-        need = rank_need(
-            profile,
-            rank,
-            start,
-            stop,
-            copies=delay_of(versions, behind, len(order)),
-            **sizes,
-        )
+        sizes = {"samples": BATCH, "sequence_length": SEQUENCE_LENGTH, "in_flight": behind + 1}
+        need = rank_need(profile, rank, start, stop, copies=delay_of(versions, behind, len(order)), **sizes)
         if need.total_bytes > cluster.devices[rank].memory_bytes:
             return float("inf")
         step = [
@@ -119,9 +100,7 @@ def test_the_recursion_finds_the_best_of_all_partitions_in_an_order(seed: int) -
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_search_finds_the_best_of_all_orders_of_all_sets_of_devices(
-    seed: int,
-) -> None:
+def test_the_search_finds_the_best_of_all_orders_of_all_sets_of_devices(seed: int) -> None:
     profile, cluster = instance(seed, 6, 4)
     orders = [order for count in range(1, 5) for order in itertools.permutations(range(4), count)]
     best = min(by_hand(profile, cluster, order, cuts) for order in orders for cuts in cuts_of(6, len(order)))
@@ -143,19 +122,11 @@ def planned_pace(costs: Equation3, *, searches: bool) -> float:
     except PlanError:
         return float("inf")
     order = [stage.ranks[0] for stage in plan.stages]
-    return by_hand(
-        costs.profile,
-        costs.cluster,
-        order,
-        [0, *(stage.stop for stage in plan.stages)],
-        costs.versions,
-    )
+    return by_hand(costs.profile, costs.cluster, order, [0, *(stage.stop for stage in plan.stages)], costs.versions)
 
 
 @pytest.mark.parametrize("versions", get_args(VersionRule))
-def test_every_plan_is_the_best_that_the_docs_promise_on_random_clusters(
-    versions: VersionRule,
-) -> None:
+def test_every_plan_is_the_best_that_the_docs_promise_on_random_clusters(versions: VersionRule) -> None:
     """Feasibility and pace against every order, set of devices and partition: 100 clusters of 2 to 4 devices for each
     rule."""
     refused = idle = 0
@@ -166,15 +137,9 @@ def test_every_plan_is_the_best_that_the_docs_promise_on_random_clusters(
         costs = Equation3(Problem(profile, cluster, **SIZES), versions=versions)
         counts = range(1, min(world, layers) + 1)
         in_order = list(
-            all_pipelines(
-                layers,
-                (order for n in counts for order in itertools.combinations(range(world), n)),
-            )
+            all_pipelines(layers, (order for n in counts for order in itertools.combinations(range(world), n)))
         )
-        any_order = all_pipelines(
-            layers,
-            (order for n in counts for order in itertools.permutations(range(world), n)),
-        )
+        any_order = all_pipelines(layers, (order for n in counts for order in itertools.permutations(range(world), n)))
         over_all = min(
             (by_hand(profile, cluster, *one, versions) for one in in_order if len(one[0]) == world),
             default=float("inf"),
@@ -183,23 +148,16 @@ def test_every_plan_is_the_best_that_the_docs_promise_on_random_clusters(
         best = min(by_hand(profile, cluster, *one, versions) for one in any_order)
         assert planned_pace(costs, searches=True) == pytest.approx(best), seed
         assert planned_pace(costs, searches=False) == pytest.approx(over_all if over_all < float("inf") else some), seed
-        refused, idle = (
-            refused + (best == float("inf")),
-            idle + (some < over_all == float("inf")),
-        )
+        refused, idle = refused + (best == float("inf")), idle + (some < over_all == float("inf"))
     assert refused >= 5 and idle >= 20  # both cases are among these clusters
 
 
 @pytest.mark.parametrize("searches", [False, True])
-def test_a_model_that_only_the_first_device_holds_is_planned_there(
-    searches: bool,
-) -> None:
+def test_a_model_that_only_the_first_device_holds_is_planned_there(searches: bool) -> None:
     profile = with_one_backward(profile_of([[layer()] * 4] * 2))
     devices = device("alpha", memory_bytes=10**6), device("beta", memory_bytes=100)
     plan = plan_asynchronous(
-        Equation3(Problem(profile, Cluster(name="two", devices=devices), **SIZES)),
-        searches=searches,
-        method="test",
+        Equation3(Problem(profile, Cluster(name="two", devices=devices), **SIZES)), searches=searches, method="test"
     )
     assert [stage.ranks for stage in plan.stages] == [(0,)]
 
@@ -214,10 +172,9 @@ def test_of_more_devices_than_layers_the_useful_ones_are_chosen(searches: bool) 
     devices = tuple(device(f"d{rank}", memory_bytes=nbytes) for rank, nbytes in enumerate(memory))
     costs = Equation3(Problem(profile, Cluster(name="many", devices=devices), **SIZES))
     plan = plan_asynchronous(costs, searches=searches, method="test")
-    slowest = sorted(
-        (speed for speed, nbytes in zip(speeds, memory, strict=True) if nbytes > 100),
-        reverse=True,
-    )[layers - 1]
+    slowest = sorted((speed for speed, nbytes in zip(speeds, memory, strict=True) if nbytes > 100), reverse=True)[
+        layers - 1
+    ]
     assert [stage.num_layers for stage in plan.stages] == [1] * layers
     assert min(speeds[stage.ranks[0]] for stage in plan.stages) == slowest
 
@@ -244,9 +201,7 @@ def test_the_pace_is_near_the_simulator_s() -> None:
         order = tuple(range(3))
         plans = [
             asynchronous_plan(
-                costs,
-                Partition(pace_s=pace_of(costs, order, cuts), order=order, cuts=cuts),
-                method="test",
+                costs, Partition(pace_s=pace_of(costs, order, cuts), order=order, cuts=cuts), method="test"
             )
             for cuts in cuts_of(7, 3)
         ]
@@ -278,13 +233,7 @@ def test_devices_are_idle_if_each_costs_more_versions_than_the_first_can_keep() 
     ample = Equation3(Problem(profile, Cluster(name="three", devices=devices), **SIZES))
     small = replace(
         ample.cluster,
-        devices=(
-            replace(
-                devices[0],
-                memory_bytes=ample.need(0, 2, 0, 1, num_stages=3).total_bytes - 1,
-            ),
-            *devices[1:],
-        ),
+        devices=(replace(devices[0], memory_bytes=ample.need(0, 2, 0, 1, num_stages=3).total_bytes - 1), *devices[1:]),
     )
     assert [stage.ranks for stage in plan_asynchronous(ample, searches=False, method="test").stages] == [
         (0,),
@@ -302,10 +251,7 @@ def test_devices_are_idle_if_each_costs_more_versions_than_the_first_can_keep() 
 def test_baselines_cut_evenly_or_by_speed_and_may_not_fit() -> None:
     profile, cluster = instance(0, 9, 4)
     costs = Equation3(Problem(profile, cluster, **SIZES))
-    even, by_speed = (
-        even_partition(costs, (2, 0, 1, 3)),
-        partition_in_order(costs, (2, 0, 1, 3), in_memory=False),
-    )
+    even, by_speed = even_partition(costs, (2, 0, 1, 3)), partition_in_order(costs, (2, 0, 1, 3), in_memory=False)
     assert even.cuts == (0, 3, 5, 7, 9)
     assert by_speed.pace_s <= even.pace_s and by_speed.pace_s == pytest.approx(
         pace_of(costs, (2, 0, 1, 3), by_speed.cuts)
@@ -319,13 +265,7 @@ def test_the_printed_memory_counts_stashed_versions_and_activations_in_flight() 
     need = costs.need(0, 1, 0, 2, num_stages=2)
     trainable = sum(one.trainable_bytes for one in profile.layers[0][:2])
     frozen = sum(one.frozen_bytes for one in profile.layers[0][:2])
-    shape = {
-        "heads": 12,
-        "batch": 8,
-        "tokens": 128,
-        "hidden": 768,
-        "feed_forward": 3072,
-    }
+    shape = {"heads": 12, "batch": 8, "tokens": 128, "hidden": 768, "feed_forward": 3072}
     one = 128 * 8 * 768 * (18 + 8 * 4 + 5 * 12 * 128 / 768)
     found = printed_need(need, num_layers=2, behind=1, **shape)
     assert found == frozen + trainable + trainable + trainable + 2 * 2 * one

@@ -23,15 +23,7 @@ from workbench.methods.confidant.heads import (
     without_surplus,
 )
 
-NO_BYTES = dict.fromkeys(
-    (
-        "frozen_bytes",
-        "trainable_bytes",
-        "output_bytes_per_token",
-        "context_bytes_per_token",
-    ),
-    0,
-)
+NO_BYTES = dict.fromkeys(("frozen_bytes", "trainable_bytes", "output_bytes_per_token", "context_bytes_per_token"), 0)
 
 
 @lru_cache
@@ -73,24 +65,9 @@ def test_the_time_of_groups_lies_between_one_and_all() -> None:
     def grid(seconds: float) -> Grid:
         return Grid(batch_sizes=(1,), sequence_lengths=(8,), seconds=((seconds,),))
 
-    times = {
-        "F": 10.0,
-        "B": 20.0,
-        "HF": 4.0,
-        "HF1": 1.0,
-        "HB": 8.0,
-        "HB1": 2.0,
-        "CF": 5.0,
-        "CB": 10.0,
-    }
+    times = {"F": 10.0, "B": 20.0, "HF": 4.0, "HF1": 1.0, "HB": 8.0, "HB1": 2.0, "CF": 5.0, "CB": 10.0}
     layer = LayerProfile(name="layer", times={kind: grid(one) for kind, one in times.items()}, **NO_BYTES)
-    assert [part_s(layer, "HF", count, 4, 1, 8) for count in range(5)] == [
-        0.0,
-        1.0,
-        2.0,
-        3.0,
-        4.0,
-    ]
+    assert [part_s(layer, "HF", count, 4, 1, 8) for count in range(5)] == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert part_s(layer, "CF", 2, 4, 1, 8) == 2.5  # in proportion, without a time of one alone
     [device] = made_up_devices(2.0, 1.0)
     found = divide(layer, device, heads=4, columns=0, samples=1, length=8, by="optimal")
@@ -112,29 +89,11 @@ def test_a_processor_with_times_of_its_own_is_not_scaled() -> None:
     def grid(seconds: float) -> Grid:
         return Grid(batch_sizes=(1,), sequence_lengths=(8,), seconds=((seconds,),))
 
-    times = {
-        "F": grid(10.0),
-        "B": grid(10.0),
-        "HF": grid(4.0),
-        "HB": grid(4.0),
-        "HF@1": grid(12.0),
-        "HB@1": grid(12.0),
-    }
+    times = {"F": grid(10.0), "B": grid(10.0), "HF": grid(4.0), "HB": grid(4.0), "HF@1": grid(12.0), "HB@1": grid(12.0)}
     layer = LayerProfile(name="layer", times=times, **NO_BYTES)
-    processors = (
-        Processor(name="cuda:0", flops_per_s=1e13),
-        Processor(name="cores 0-3", flops_per_s=1e9),
-    )
+    processors = (Processor(name="cuda:0", flops_per_s=1e13), Processor(name="cores 0-3", flops_per_s=1e9))
     [device] = made_up_devices(1.0)
-    found = divide(
-        layer,
-        replace(device, processors=processors),
-        heads=4,
-        columns=0,
-        samples=1,
-        length=8,
-        by="optimal",
-    )
+    found = divide(layer, replace(device, processors=processors), heads=4, columns=0, samples=1, length=8, by="optimal")
     assert found is not None and (found.names, found.heads, found.slower) == (
         ("cores 0-3", "cuda:0"),
         (3, 1),
@@ -145,15 +104,7 @@ def test_a_processor_with_times_of_its_own_is_not_scaled() -> None:
 
 def made_up_devices(*gflops: float) -> tuple[Device, ...]:
     processors = tuple(Processor(name=f"p{number}", flops_per_s=1e9 * one) for number, one in enumerate(gflops))
-    return (
-        Device(
-            name="d",
-            flops_per_s=1e9,
-            memory_bytes=10**9,
-            link=Link(bytes_per_s=1e8),
-            processors=processors,
-        ),
-    )
+    return (Device(name="d", flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=1e8), processors=processors),)
 
 
 def test_algorithm_1_by_hand() -> None:
@@ -179,10 +130,7 @@ def test_with_an_epsilon_of_0_no_middle_value_is_a_time() -> None:
         (((1.0, 2.0), (1.0,)), "has 2, 1 numbers of heads"),
         (((1.0, 2.0), (1.0, 0.0)), "2 heads on processor 1 take 0.0 s"),
         (((1.0, float("nan")),), "2 heads on processor 0 take nan s"),
-        (
-            ((1.0, 3.0, 2.0),),
-            "On processor 0 3 heads take 2 s, less than the 3 s of 2.*more repetitions",
-        ),
+        (((1.0, 3.0, 2.0),), "On processor 0 3 heads take 2 s, less than the 3 s of 2.*more repetitions"),
     ],
 )
 def test_a_profile_that_cannot_be_is_refused(seconds: tuple[tuple[float, ...], ...], says: str) -> None:

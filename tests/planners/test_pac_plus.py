@@ -7,16 +7,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
 from workbench.planners import Problem, candidates, fixed_plan, memory, plan
 
-from .builders import (
-    SEQUENCE_LENGTH,
-    closed_form,
-    device,
-    equal,
-    layer,
-    profile_of,
-    rough,
-    unequal,
-)
+from .builders import SEQUENCE_LENGTH, closed_form, device, equal, layer, profile_of, rough, unequal
 from .exhaustive import exhaustive
 
 
@@ -28,11 +19,7 @@ def instance(seed, make=unequal):
     return (
         profile,
         cluster,
-        {
-            "batch_size": size * micro_batches,
-            "micro_batches": micro_batches,
-            "sequence_length": SEQUENCE_LENGTH,
-        },
+        {"batch_size": size * micro_batches, "micro_batches": micro_batches, "sequence_length": SEQUENCE_LENGTH},
     )
 
 
@@ -64,10 +51,7 @@ def test_algorithm_1_finds_the_optimum_of_eq_3_for_every_number_of_stages(first,
             optimum = exhaustive(profile, cluster, **job, num_stages=s, objective="balance")
             assert (optimum is None) == (s not in found), (seed, s)
             if optimum is not None:
-                assert bottleneck_s(profile, found[s]) == pytest.approx(optimum[0]), (
-                    seed,
-                    s,
-                )
+                assert bottleneck_s(profile, found[s]) == pytest.approx(optimum[0]), (seed, s)
 
 
 def test_eq_7_chooses_among_the_balanced_plans_and_its_gap_to_all_plans_is_known():
@@ -82,9 +66,7 @@ def test_eq_7_chooses_among_the_balanced_plans_and_its_gap_to_all_plans_is_known
         for objective, found in gaps.items():
             try:
                 best = candidates(
-                    Problem(profile, cluster, **job),
-                    objective=objective,
-                    order=range(cluster.world_size),
+                    Problem(profile, cluster, **job), objective=objective, order=range(cluster.world_size)
                 )[0]
             except PlanError:
                 continue
@@ -113,13 +95,9 @@ def test_more_memory_is_never_slower():
     for seed in range(0, 120, 2):
         profile, cluster, job = instance(seed, rough if seed % 4 else unequal)
         roomier = replace(
-            cluster,
-            devices=tuple(replace(one, memory_bytes=one.memory_bytes * 5 // 4) for one in cluster.devices),
+            cluster, devices=tuple(replace(one, memory_bytes=one.memory_bytes * 5 // 4) for one in cluster.devices)
         )
-        tight, roomy = (
-            bottlenecks(profile, cluster, job),
-            bottlenecks(profile, roomier, job),
-        )
+        tight, roomy = bottlenecks(profile, cluster, job), bottlenecks(profile, roomier, job)
         assert tight.keys() <= roomy.keys()
         for s, seconds in tight.items():
             assert roomy[s] <= seconds * (1 + 1e-9)
@@ -135,10 +113,7 @@ def test_one_device_more_is_never_slower_for_as_many_stages():
         if cluster.world_size < 2:
             continue
         ranks = tuple(range(cluster.world_size))
-        fewer, all_of_them = (
-            bottlenecks(profile, cluster, job, ranks[:-1]),
-            bottlenecks(profile, cluster, job, ranks),
-        )
+        fewer, all_of_them = bottlenecks(profile, cluster, job, ranks[:-1]), bottlenecks(profile, cluster, job, ranks)
         assert fewer.keys() <= all_of_them.keys()
         for s, seconds in fewer.items():
             assert all_of_them[s] <= seconds * (1 + 1e-9)
@@ -154,10 +129,7 @@ def test_boundaries_inside_a_decoder_carry_its_tokens_too():
         replace(one, output_bytes_per_sample=400 if number >= 2 else 0) for number, one in enumerate(profile.layers[0])
     )
     profile = replace(profile, layers=(heavy, heavy))
-    cluster = replace(
-        cluster,
-        devices=tuple(device(f"d{rank}", bytes_per_s=100.0) for rank in range(2)),
-    )
+    cluster = replace(cluster, devices=tuple(device(f"d{rank}", bytes_per_s=100.0) for rank in range(2)))
     job = {"batch_size": 4, "micro_batches": 4, "sequence_length": SEQUENCE_LENGTH}
     (cut,) = (made for made in candidates(Problem(profile, cluster, **job)) if len(made.stages) == 2)
     assert cut.partition() == "[3, 3]"
@@ -207,20 +179,14 @@ def test_in_flight_contexts_decide_what_fits():
     profile, cluster = equal(6, 2, context_bytes_per_token=1000)
     job = {"batch_size": 4, "micro_batches": 4, "sequence_length": SEQUENCE_LENGTH}
     assert candidates(Problem(profile, cluster, **job), max_group=1)[0].partition() == "[3, 3]"
-    tight = replace(
-        cluster,
-        devices=tuple(replace(one, memory_bytes=22_500) for one in cluster.devices),
-    )
+    tight = replace(cluster, devices=tuple(replace(one, memory_bytes=22_500) for one in cluster.devices))
     found = candidates(Problem(profile, tight, **job))
     assert [made.partition() for made in found] == ["[2, 4]"]
 
 
 def test_the_longest_sequence_must_fit_though_a_typical_one_is_timed():
     profile, cluster = equal(6, 2, context_bytes_per_token=1000)
-    tight = replace(
-        cluster,
-        devices=tuple(replace(one, memory_bytes=22_500) for one in cluster.devices),
-    )
+    tight = replace(cluster, devices=tuple(replace(one, memory_bytes=22_500) for one in cluster.devices))
     job = {"batch_size": 4, "micro_batches": 4, "sequence_length": 1}
     typical = candidates(Problem(profile, tight, **job), max_group=1)[0]
     longest = candidates(Problem(profile, tight, **job, memory_length=SEQUENCE_LENGTH), max_group=1)[0]
@@ -234,29 +200,14 @@ def test_the_longest_sequence_must_fit_though_a_typical_one_is_timed():
 
 def test_equal_devices_and_ample_memory_share_the_data():
     profile, cluster = equal(4, 4)
-    made = plan(
-        Problem(
-            profile,
-            cluster,
-            batch_size=8,
-            micro_batches=1,
-            sequence_length=SEQUENCE_LENGTH,
-        )
-    )
+    made = plan(Problem(profile, cluster, batch_size=8, micro_batches=1, sequence_length=SEQUENCE_LENGTH))
     assert made.grouping() == "[4]"
     assert [share.samples for share in made.stages[0].shares] == [2, 2, 2, 2]
     assert made.cached is not None
     assert made.cached.ranks == (0, 1, 2, 3)
     assert (
         plan(
-            Problem(
-                profile,
-                cluster,
-                batch_size=8,
-                micro_batches=1,
-                sequence_length=SEQUENCE_LENGTH,
-            ),
-            cached=False,
+            Problem(profile, cluster, batch_size=8, micro_batches=1, sequence_length=SEQUENCE_LENGTH), cached=False
         ).cached
         is None
     )
@@ -264,19 +215,8 @@ def test_equal_devices_and_ample_memory_share_the_data():
 
 def test_a_model_too_large_for_one_device_is_cut():
     profile, cluster = equal(4, 4)
-    tight = replace(
-        cluster,
-        devices=tuple(replace(one, memory_bytes=3500) for one in cluster.devices),
-    )
-    made = plan(
-        Problem(
-            profile,
-            tight,
-            batch_size=4,
-            micro_batches=1,
-            sequence_length=SEQUENCE_LENGTH,
-        )
-    )
+    tight = replace(cluster, devices=tuple(replace(one, memory_bytes=3500) for one in cluster.devices))
+    made = plan(Problem(profile, tight, batch_size=4, micro_batches=1, sequence_length=SEQUENCE_LENGTH))
     assert made.grouping() == "[2-2]"
     assert made.partition() == "[2, 2]"
 
@@ -300,15 +240,9 @@ def test_a_slow_device_that_does_not_help_is_left_idle():
 
 def test_the_order_of_the_devices_matters_and_every_order_can_be_tried():
     # The first layer is heavy and no device holds all three: the fast one should come first.
-    rows = [
-        [layer(8.0, 8.0), layer(), layer()],
-        [layer(1.0, 1.0), layer(0.125, 0.125), layer(0.125, 0.125)],
-    ]
+    rows = [[layer(8.0, 8.0), layer(), layer()], [layer(1.0, 1.0), layer(0.125, 0.125), layer(0.125, 0.125)]]
     profile = profile_of(rows)
-    cluster = Cluster(
-        name="c",
-        devices=(device("slow", memory_bytes=4000), device("fast", memory_bytes=4000)),
-    )
+    cluster = Cluster(name="c", devices=(device("slow", memory_bytes=4000), device("fast", memory_bytes=4000)))
     job = {"batch_size": 4, "micro_batches": 4, "sequence_length": SEQUENCE_LENGTH}
     given = candidates(Problem(profile, cluster, **job), objective="bottleneck")[0]
     swapped = candidates(Problem(profile, cluster, **job), objective="bottleneck", order=(1, 0))[0]
@@ -323,16 +257,7 @@ def test_the_order_of_the_devices_matters_and_every_order_can_be_tried():
 
 def test_an_order_may_name_some_of_the_devices():
     profile, cluster = equal(4, 4)
-    made = plan(
-        Problem(
-            profile,
-            cluster,
-            batch_size=4,
-            micro_batches=1,
-            sequence_length=SEQUENCE_LENGTH,
-        ),
-        order=(3, 1),
-    )
+    made = plan(Problem(profile, cluster, batch_size=4, micro_batches=1, sequence_length=SEQUENCE_LENGTH), order=(3, 1))
     assert set(made.stages[0].ranks) == {1, 3}
     assert made.cached is not None
     assert made.cached.ranks == (1, 3)
@@ -340,54 +265,22 @@ def test_an_order_may_name_some_of_the_devices():
 
 def test_nothing_fits_is_refused_with_device_stage_and_bytes():
     profile, cluster = equal(4, 2)
-    tight = replace(
-        cluster,
-        devices=(device("big", memory_bytes=3500), device("rpi-s", memory_bytes=1000)),
-    )
+    tight = replace(cluster, devices=(device("big", memory_bytes=3500), device("rpi-s", memory_bytes=1000)))
     with pytest.raises(
-        PlanError,
-        match=r"Device '(big|rpi-s)' has .* kB; stage \d \(layers? .*\) needs .* kB .*Add a device",
+        PlanError, match=r"Device '(big|rpi-s)' has .* kB; stage \d \(layers? .*\) needs .* kB .*Add a device"
     ):
-        plan(
-            Problem(
-                profile,
-                tight,
-                batch_size=4,
-                micro_batches=4,
-                sequence_length=SEQUENCE_LENGTH,
-            )
-        )
+        plan(Problem(profile, tight, batch_size=4, micro_batches=4, sequence_length=SEQUENCE_LENGTH))
 
 
 def test_the_refusal_shows_the_plan_that_comes_nearest():
     profile, cluster = equal(4, 2)
-    tight = replace(
-        cluster,
-        devices=tuple(replace(one, memory_bytes=2500) for one in cluster.devices),
-    )
+    tight = replace(cluster, devices=tuple(replace(one, memory_bytes=2500) for one in cluster.devices))
     with pytest.raises(PlanError) as caught:
-        plan(
-            Problem(
-                profile,
-                tight,
-                batch_size=2,
-                micro_batches=1,
-                sequence_length=SEQUENCE_LENGTH,
-            )
-        )
+        plan(Problem(profile, tight, batch_size=2, micro_batches=1, sequence_length=SEQUENCE_LENGTH))
     assert "No plan comes nearer ([2, 2] on [1-1])" in str(caught.value)
     assert "\n" not in str(caught.value)
     with pytest.raises(PlanError, match="No plan in this order of the devices comes nearer"):
-        plan(
-            Problem(
-                profile,
-                tight,
-                batch_size=2,
-                micro_batches=1,
-                sequence_length=SEQUENCE_LENGTH,
-            ),
-            order=(1, 0),
-        )
+        plan(Problem(profile, tight, batch_size=2, micro_batches=1, sequence_length=SEQUENCE_LENGTH), order=(1, 0))
 
 
 def test_where_nothing_fits_in_the_given_order_another_one_is_planned_and_named():
@@ -396,8 +289,7 @@ def test_where_nothing_fits_in_the_given_order_another_one_is_planned_and_named(
     layers = [*[layer()] * 7, layer(frozen_bytes=9000)]
     profile = profile_of([[one.scaled(1 + rank / 10) for one in layers] for rank in range(8)])
     cluster = Cluster(
-        name="c",
-        devices=tuple(device(f"d{rank}", memory_bytes=10_500 if rank == 0 else 2500) for rank in range(8)),
+        name="c", devices=tuple(device(f"d{rank}", memory_bytes=10_500 if rank == 0 else 2500) for rank in range(8))
     )
     job = {"batch_size": 2, "micro_batches": 1, "sequence_length": SEQUENCE_LENGTH}
     with pytest.raises(PlanError, match="in this order"):
@@ -426,39 +318,21 @@ def test_what_cannot_be_meant_is_refused(changes, expected):
     job = {"batch_size": 4, "micro_batches": 2, "sequence_length": SEQUENCE_LENGTH}
     sizes = {name: changes.get(name, size) for name, size in job.items()}
     with pytest.raises(ConfigError, match=expected):
-        plan(
-            Problem(profile, cluster, **sizes),
-            **{name: value for name, value in changes.items() if name not in job},
-        )
+        plan(Problem(profile, cluster, **sizes), **{name: value for name, value in changes.items() if name not in job})
 
 
 def test_a_profile_of_another_cluster_is_refused():
     profile, _ = equal(4, 2)
     _, cluster = equal(4, 3)
     with pytest.raises(ConfigError, match="has 2 devices"):
-        plan(
-            Problem(
-                profile,
-                cluster,
-                batch_size=4,
-                micro_batches=2,
-                sequence_length=SEQUENCE_LENGTH,
-            )
-        )
+        plan(Problem(profile, cluster, batch_size=4, micro_batches=2, sequence_length=SEQUENCE_LENGTH))
 
 
 def test_groups_too_small_for_the_devices_are_refused():
     profile, cluster = equal(2, 5)
     with pytest.raises(ConfigError, match="5 devices need more than the 2 layers"):
         candidates(
-            Problem(
-                profile,
-                cluster,
-                batch_size=4,
-                micro_batches=1,
-                sequence_length=SEQUENCE_LENGTH,
-            ),
-            max_group=2,
+            Problem(profile, cluster, batch_size=4, micro_batches=1, sequence_length=SEQUENCE_LENGTH), max_group=2
         )
 
 

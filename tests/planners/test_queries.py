@@ -14,12 +14,7 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Grid, LayerProfile, Profile
-from workbench.methods.p_rge.queries import (
-    _share_s,
-    chain_s,
-    chosen_passings,
-    plan_queries,
-)
+from workbench.methods.p_rge.queries import _share_s, chain_s, chosen_passings, plan_queries
 from workbench.methods.p_rge.query_costs import Passing, RankCosts, passings, whole
 from workbench.methods.p_rge.rank_job import QueryShape, QueryStep
 from workbench.planners import Problem
@@ -36,15 +31,9 @@ def layer(fixed_s: float, row_s: float, noise_s: float, frozen_bytes: int) -> La
         name="layer",
         times={
             "F": Grid(
-                batch_sizes=(1, 2),
-                sequence_lengths=(LENGTH,),
-                seconds=((fixed_s + row_s,), (fixed_s + 2 * row_s,)),
+                batch_sizes=(1, 2), sequence_lengths=(LENGTH,), seconds=((fixed_s + row_s,), (fixed_s + 2 * row_s,))
             ),
-            "STEP": Grid(
-                batch_sizes=(1, 2),
-                sequence_lengths=(1,),
-                seconds=((noise_s,), (2 * noise_s,)),
-            ),
+            "STEP": Grid(batch_sizes=(1, 2), sequence_lengths=(1,), seconds=((noise_s,), (2 * noise_s,))),
         },
         frozen_bytes=frozen_bytes,
         trainable_bytes=100,
@@ -55,11 +44,7 @@ def layer(fixed_s: float, row_s: float, noise_s: float, frozen_bytes: int) -> La
 
 
 def world(
-    seed: int,
-    *,
-    devices: int,
-    layers: int = 3,
-    memory: tuple[int, int] = (10**6, 10**6),
+    seed: int, *, devices: int, layers: int = 3, memory: tuple[int, int] = (10**6, 10**6)
 ) -> tuple[Profile, Cluster]:
     """Return devices of unequal speed, links and memory."""
     chance = random.Random(seed)
@@ -93,14 +78,7 @@ def world(
 
 
 def step_of(profile: Profile, cluster: Cluster, queries: int, execution: str = "auto") -> Problem[Profile]:
-    return Problem(
-        profile,
-        cluster,
-        queries=queries,
-        batch_size=2,
-        sequence_length=LENGTH,
-        execution=execution,
-    )
+    return Problem(profile, cluster, queries=queries, batch_size=2, sequence_length=LENGTH, execution=execution)
 
 
 def step_s(problem: Problem[Profile], plan: Plan) -> float:
@@ -123,10 +101,7 @@ def test_no_division_of_the_queries_is_faster(seed: int) -> None:
         if sum(counts) == queries:
             shares = tuple(Share(rank=rank, queries=count) for rank, count in enumerate(counts) if count)
             plan = Plan(
-                method="p_rge",
-                stages=(Stage(start=0, stop=3, shares=shares),),
-                micro_batch_size=2,
-                num_micro_batches=1,
+                method="p_rge", stages=(Stage(start=0, stop=3, shares=shares),), micro_batch_size=2, num_micro_batches=1
             )
             best = min(best, step_s(asked, plan))
     try:
@@ -156,18 +131,8 @@ def test_no_chain_is_faster(seed: int) -> None:
                     Stage(start=start, stop=stop, shares=(Share(rank=rank, queries=3),))
                     for (start, stop), rank in zip(ends, order, strict=True)
                 )
-                plan = Plan(
-                    method="p_rge",
-                    stages=stages,
-                    micro_batch_size=2,
-                    num_micro_batches=1,
-                )
-                best = min(
-                    [
-                        best,
-                        *(chain_s(asked, plan, passing) for passing in passings(asked, 3, cut=True)),
-                    ]
-                )
+                plan = Plan(method="p_rge", stages=stages, micro_batch_size=2, num_micro_batches=1)
+                best = min([best, *(chain_s(asked, plan, passing) for passing in passings(asked, 3, cut=True))])
     if math.isinf(best):
         with pytest.raises(PlanError, match=r"has .* need"):
             plan_queries(asked)
@@ -183,10 +148,7 @@ def simulated_s(asked: Problem[Profile], plan: Plan) -> float:
     """Return the simulated seconds of the program that the devices would run."""
     step = QueryStep.build(plan, chosen_passings(asked, plan), asked.cluster.world_size)
     shape = QueryShape.of(asked.batch_size, asked.batch_size, LENGTH)
-    return simulate(
-        step.program(asked.profile, asked.cluster, shape, Crossing(hidden_size=2)),
-        memory=False,
-    ).makespan_s
+    return simulate(step.program(asked.profile, asked.cluster, shape, Crossing(hidden_size=2)), memory=False).makespan_s
 
 
 @pytest.mark.parametrize(
@@ -226,11 +188,7 @@ def test_faster_devices_get_more_queries() -> None:
     plan = plan_queries(step_of(profile, cluster, 10))
     assert [share.queries for share in plan.stages[0].shares] == [4, 4, 2]
     far = replace(
-        cluster,
-        devices=(
-            *cluster.devices[:2],
-            replace(cluster.devices[2], link=Link(bytes_per_s=1e9, latency_s=5.0)),
-        ),
+        cluster, devices=(*cluster.devices[:2], replace(cluster.devices[2], link=Link(bytes_per_s=1e9, latency_s=5.0)))
     )
     assert plan_queries(step_of(profile, far, 10)).stages[0].ranks == (0, 1)
 
@@ -238,19 +196,9 @@ def test_faster_devices_get_more_queries() -> None:
 def test_memory_forces_smaller_passes() -> None:
     """A device that has no room for all parts at once computes them in several passes; a batched pass is chosen where
     it is faster."""
-    profile = Profile(
-        model="toy",
-        method="p_rge",
-        source="measured",
-        layers=((layer(0.1, 0.01, 0.0, 100),),),
-    )
+    profile = Profile(model="toy", method="p_rge", source="measured", layers=((layer(0.1, 0.01, 0.0, 100),),))
     asked = step_of(profile, _one(10**9), 4)
-    ways = [
-        Passing(4, "both"),
-        Passing(2, "both"),
-        Passing(1, "both"),
-        Passing(1, "sequential"),
-    ]
+    ways = [Passing(4, "both"), Passing(2, "both"), Passing(1, "both"), Passing(1, "sequential")]
     costs = RankCosts(problem=asked, rank=0, start=0, stop=1)
     needs = {way: costs.need_bytes(way.parts) for way in ways}
     assert list(needs.values()) == sorted(needs.values(), reverse=True)
@@ -268,12 +216,7 @@ def test_memory_forces_smaller_passes() -> None:
 
 
 def _one(memory_bytes: int) -> Cluster:
-    device = Device(
-        name="d0",
-        flops_per_s=1e9,
-        memory_bytes=memory_bytes,
-        link=Link(bytes_per_s=1e9),
-    )
+    device = Device(name="d0", flops_per_s=1e9, memory_bytes=memory_bytes, link=Link(bytes_per_s=1e9))
     return Cluster(name="one", devices=(device,))
 
 

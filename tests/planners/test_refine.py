@@ -6,14 +6,7 @@ import pytest
 
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
-from workbench.planners import (
-    Problem,
-    candidates,
-    closed_form,
-    fixed_plan,
-    memory,
-    refine,
-)
+from workbench.planners import Problem, candidates, closed_form, fixed_plan, memory, refine
 from workbench.planners import hybrid as pac_plus
 
 from .builders import SEQUENCE_LENGTH, env_b, equal, rough, simulated_s, unequal
@@ -26,12 +19,7 @@ def test_it_is_never_worse_and_fits_and_often_better():
     gains = []
     for seed in range(30):
         make = rough if seed % 3 == 0 else unequal
-        profile, cluster = make(
-            seed,
-            num_layers=10,
-            world_size=random.Random(seed).randint(3, 5),
-            tight=seed % 2 == 0,
-        )
+        profile, cluster = make(seed, num_layers=10, world_size=random.Random(seed).randint(3, 5), tight=seed % 2 == 0)
         try:
             start = candidates(Problem(profile, cluster, **JOB))[0]
         except PlanError:
@@ -58,9 +46,7 @@ def test_it_is_never_worse_and_fits_and_often_better():
 
 
 @pytest.mark.parametrize("order", [None, "all"])
-def test_random_clusters_are_planned_as_by_brute_force_and_none_is_refused_wrongly(
-    order,
-):
+def test_random_clusters_are_planned_as_by_brute_force_and_none_is_refused_wrongly(order):
     """60 clusters of speeds up to 100 times apart, half of them of tight memory; 1,000 of them: see
     random_clusters.py."""
     results = [compare(seed, order, max_layers=6) for seed in range(60)]
@@ -112,11 +98,7 @@ def test_it_finds_its_way_from_a_poor_plan():
         return simulated_s(profile, cluster, plan)
 
     poor = poor_plan(profile, cluster)
-    good = refine(
-        [candidates(Problem(profile, cluster, **JOB))[0]],
-        Problem(profile, cluster, **JOB),
-        judge,
-    )
+    good = refine([candidates(Problem(profile, cluster, **JOB))[0]], Problem(profile, cluster, **JOB), judge)
     found = refine([poor], Problem(profile, cluster, **JOB), judge)
     assert judge(found) < 0.3 * judge(poor)
     assert judge(found) < 1.25 * judge(good)
@@ -126,24 +108,9 @@ def test_it_finds_its_way_from_a_poor_plan():
 
 def test_an_optimum_is_returned_as_it_is():
     profile, cluster = equal(4, 2)
-    start = candidates(
-        Problem(
-            profile,
-            cluster,
-            batch_size=8,
-            micro_batches=1,
-            sequence_length=SEQUENCE_LENGTH,
-        )
-    )[0]
+    start = candidates(Problem(profile, cluster, batch_size=8, micro_batches=1, sequence_length=SEQUENCE_LENGTH))[0]
     assert start.grouping() == "[2]"
-    assert (
-        refine(
-            [start],
-            Problem(profile, cluster, **JOB),
-            lambda plan: simulated_s(profile, cluster, plan),
-        )
-        is start
-    )
+    assert refine([start], Problem(profile, cluster, **JOB), lambda plan: simulated_s(profile, cluster, plan)) is start
 
 
 def test_the_judge_decides_and_the_budget_of_questions_is_kept():
@@ -151,18 +118,11 @@ def test_the_judge_decides_and_the_budget_of_questions_is_kept():
     start = candidates(Problem(profile, cluster, **JOB))[0]
     assert refine([start], Problem(profile, cluster, **JOB), lambda plan: 1.0, max_prices=10) is start
     # A judge that wants many layers in front gets them, as far as the closed form does not rule it out.
-    front = refine(
-        [start],
-        Problem(profile, cluster, **JOB),
-        lambda plan: 100.0 - plan.stages[0].num_layers,
-    )
+    front = refine([start], Problem(profile, cluster, **JOB), lambda plan: 100.0 - plan.stages[0].num_layers)
     assert front.stages[0].num_layers > start.stages[0].num_layers
     asked = []
     refine(
-        [start],
-        Problem(profile, cluster, **JOB),
-        lambda plan: asked.append(plan) or float(len(asked)),
-        max_prices=7,
+        [start], Problem(profile, cluster, **JOB), lambda plan: asked.append(plan) or float(len(asked)), max_prices=7
     )
     assert len(asked) == 7
 
@@ -179,18 +139,9 @@ def test_cached_shares_stay():
     profile, cluster = env_b()
     cached = Stage(start=0, stop=12, shares=(Share(rank=2, samples=16),))
     poor = poor_plan(profile, cluster)
-    start = Plan(
-        method="test",
-        stages=poor.stages,
-        micro_batch_size=4,
-        num_micro_batches=4,
-        cached=cached,
-    )
+    start = Plan(method="test", stages=poor.stages, micro_batch_size=4, num_micro_batches=4, cached=cached)
     found = refine(
-        [start],
-        Problem(profile, cluster, **JOB),
-        lambda plan: simulated_s(profile, cluster, plan),
-        max_prices=20,
+        [start], Problem(profile, cluster, **JOB), lambda plan: simulated_s(profile, cluster, plan), max_prices=20
     )
     assert found.stages != start.stages
     assert found.cached == cached
@@ -200,9 +151,5 @@ def test_cached_shares_stay():
 def test_one_layer_leaves_only_samples_to_move(world_size):
     profile, cluster = unequal(4, num_layers=1, world_size=world_size, tight=False)
     start = candidates(Problem(profile, cluster, **JOB))[0]
-    found = refine(
-        [start],
-        Problem(profile, cluster, **JOB),
-        lambda plan: simulated_s(profile, cluster, plan),
-    )
+    found = refine([start], Problem(profile, cluster, **JOB), lambda plan: simulated_s(profile, cluster, plan))
     assert found.grouping() in ("[1]", "[2]", "[3]")

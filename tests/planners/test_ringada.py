@@ -29,11 +29,7 @@ FREE = Link(bytes_per_s=1e12)
 
 def layer(seconds: float, times_of_a_layer: dict[str, float], frozen_bytes: int = 1000) -> LayerProfile:
     grids = {
-        kind: Grid(
-            batch_sizes=(1, 32),
-            sequence_lengths=(8,),
-            seconds=((share * seconds / 32,), (share * seconds,)),
-        )
+        kind: Grid(batch_sizes=(1, 32), sequence_lengths=(8,), seconds=((share * seconds / 32,), (share * seconds,)))
         for kind, share in times_of_a_layer.items()
     }
     return LayerProfile(
@@ -78,14 +74,7 @@ def problem(
     depths = dict.fromkeys(range(1, min(num_layers, -(-num_steps // 40) + 1)), 40)
     depths |= {num_layers: num_steps - 40 * (num_layers - 1)} if num_steps > 40 * (num_layers - 1) else {}
     return RingEstimate(
-        Problem(
-            profile,
-            cluster,
-            batch_size=32,
-            micro_batches=micro_batches,
-            sequence_length=8,
-        ),
-        depths=depths,
+        Problem(profile, cluster, batch_size=32, micro_batches=micro_batches, sequence_length=8), depths=depths
     )
 
 
@@ -116,13 +105,7 @@ def drawn(seed: int) -> RingEstimate:
         [10**9, int(whole * 1.5 / world)] if seed % 2 else [int(share * whole / world) for share in (0.2, 0.8, 1.2, 2)]
     )
     memory = [chance.choice(tight) for _ in range(world)] if seed % 3 == 0 else None
-    return problem(
-        speeds,
-        num_layers,
-        micro_batches=chance.choice((1, 2, 4, 8)),
-        links=links,
-        memory=memory,
-    )
+    return problem(speeds, num_layers, micro_batches=chance.choice((1, 2, 4, 8)), links=links, memory=memory)
 
 
 @pytest.mark.parametrize("block", range(10))
@@ -166,20 +149,11 @@ def cut(pricer: RingEstimate, depths: list[int], steps: list[int], *, cached_fro
             {depths[number]: steps[number] for number in numbers if (number < cached_from) != is_cached}
             for is_cached in (False, True)
         ]
-        asked = Problem(
-            pricer.profile,
-            pricer.cluster,
-            batch_size=32,
-            micro_batches=4,
-            sequence_length=8,
-        )
+        asked = Problem(pricer.profile, pricer.cluster, batch_size=32, micro_batches=4, sequence_length=8)
         priced = RingEstimate(asked, depths=trained[0], cached=trained[1])
         return Segment(sum(steps[:start]), sum(steps[start:stop]), priced)
 
-    return [
-        *(of(number, number + 1) for number in range(len(steps))),
-        of(0, len(steps)),
-    ]
+    return [*(of(number, number + 1) for number in range(len(steps))), of(0, len(steps))]
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -193,10 +167,7 @@ def test_plans_that_follow_the_unfreezing_are_within_2_percent_of_the_best_and_n
         [chance.uniform(0.3, 1) for _ in range(3)],
         [Link(bytes_per_s=chance.choice((1e5, 1e6))) for _ in range(3)],
     )
-    steps, depths = (
-        [chance.randrange(5, 40) for _ in range(3)],
-        sorted(chance.sample(range(1, 7), 3)),
-    )
+    steps, depths = [chance.randrange(5, 40) for _ in range(3)], sorted(chance.sample(range(1, 7), 3))
     pricer = problem(speeds, 6, links=links)
     *segments, whole = cut(pricer, depths, steps, cached_from=chance.randrange(3))
     once = plan_ring(whole.pricer)
@@ -215,10 +186,7 @@ def test_plans_that_follow_the_unfreezing_are_within_2_percent_of_the_best_and_n
     cuts = [(0, *inner, 6) for inner in itertools.combinations(range(1, 6), 2)]
     rings = [(order, each) for order in itertools.permutations(range(3)) for each in cuts]
     stages = [ring_stages(order, each, 8) for order, each in rings]
-    orders, all_cuts = (
-        np.array([order for order, _ in rings]),
-        np.array([each for _, each in rings]),
-    )
+    orders, all_cuts = np.array([order for order, _ in rings]), np.array([each for _, each in rings])
     rounds_s = [segment.num_steps * segment.pricer(orders, all_cuts) for segment in segments]
     moves_s = np.array([[0.0 if a == b else moved_s(a, b, 0) for b in stages] for a in stages])
     every_s = rounds_s[0][:, None, None] + moves_s[:, :, None] + rounds_s[1][:, None] + moves_s + rounds_s[2]
@@ -250,10 +218,7 @@ def test_a_device_without_room_for_a_block_stays_out() -> None:
 
 
 def test_too_little_memory_is_refused() -> None:
-    with pytest.raises(
-        PlanError,
-        match=r"No assignment of 4 blocks to any of them fits .* 'd0' has 500 bytes",
-    ):
+    with pytest.raises(PlanError, match=r"No assignment of 4 blocks to any of them fits .* 'd0' has 500 bytes"):
         plan_ring(problem([1.0] * 2, 4, memory=[500, 500]))
 
 

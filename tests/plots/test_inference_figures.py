@@ -12,22 +12,8 @@ from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.spread import Spread
 from workbench.methods.galaxy_plus.serving.figures import serving
 from workbench.plots import style
-from workbench_labs.plots.layer_cut import (
-    Arrow,
-    Matrix,
-    held_bytes,
-    layer_cut,
-    layer_parts,
-    sent_bytes,
-)
-from workbench_labs.plots.overlapping import (
-    OverlapCell,
-    TradePoint,
-    latencies,
-    overlap,
-    speedups,
-    trade,
-)
+from workbench_labs.plots.layer_cut import Arrow, Matrix, held_bytes, layer_cut, layer_parts, sent_bytes
+from workbench_labs.plots.overlapping import OverlapCell, TradePoint, latencies, overlap, speedups, trade
 from workbench_labs.plots.request_latencies import request_latencies
 
 NAMES = ("alpha", "beta", "gamma")
@@ -68,11 +54,7 @@ def test_scheme_1_divides_the_weights_and_scheme_2_copies_the_feed_forward_netwo
     assert sum(one["feed-forward"] for one in first) == SHAPE.feed_forward_bytes
     assert [one["feed-forward"] for one in second] == [SHAPE.feed_forward_bytes] * 3
     idle = replace(PLAN, shares=(3.0, 3.0, 0.0))
-    assert [one["feed-forward"] for one in held_bytes(idle, SHAPE, scheme=2)] == [
-        960,
-        960,
-        160,
-    ]
+    assert [one["feed-forward"] for one in held_bytes(idle, SHAPE, scheme=2)] == [960, 960, 160]
     assert [one["attention"] for one in held_bytes(SEQUENCE, SHAPE)] == [SHAPE.attention_bytes] * 3
 
 
@@ -111,11 +93,7 @@ def test_the_drawing_has_the_papers_synchronisations(
     drawn = [box for one in figure.data if one.orientation != "h" for box in one.hovertext]
     strips = sum(sum(count > 0 for count in part.counts) for part in parts if isinstance(part, Matrix))
     assert len(drawn) == strips and "(computed)" in figure.layout.title.text
-    assert list(figure.layout.yaxis2.ticktext) == [
-        "gamma ",
-        "alpha ",
-        "beta ",
-    ]  # by position of the ring
+    assert list(figure.layout.yaxis2.ticktext) == ["gamma ", "alpha ", "beta "]  # by position of the ring
 
 
 def test_strips_are_as_wide_as_their_share_and_nobodys_is_left_out() -> None:
@@ -127,10 +105,7 @@ def test_strips_are_as_wide_as_their_share_and_nobodys_is_left_out() -> None:
         for said, width in zip(one.hovertext, one.width, strict=True)
     }
     heads = {said: width for said, width in boxes.items() if "W<sub>QKV</sub>" in said}
-    assert set(heads) == {
-        "gamma: W<sub>QKV</sub>, 5 of 6 heads",
-        "alpha: W<sub>QKV</sub>, 1 of 6 heads",
-    }
+    assert set(heads) == {"gamma: W<sub>QKV</sub>, 5 of 6 heads", "alpha: W<sub>QKV</sub>, 1 of 6 heads"}
     assert heads["gamma: W<sub>QKV</sub>, 5 of 6 heads"] == pytest.approx(
         5 * heads["alpha: W<sub>QKV</sub>, 1 of 6 heads"]
     )
@@ -140,21 +115,12 @@ def test_a_decoder_layer_has_a_third_block_and_whole_layers_are_refused() -> Non
     crossed = replace(SHAPE, has_cross_attention=True, cross_unit_bytes=50)
     assert len([part for part in layer_parts(PLAN, crossed, length=60) if isinstance(part, Arrow)]) == 6
     with pytest.raises(ConfigError, match="leaves layers whole"):
-        layer_cut(
-            replace(PLAN, paradigm="pipeline", layers=(1, 1, 0)),
-            SHAPE,
-            NAMES,
-            length=60,
-        )
+        layer_cut(replace(PLAN, paradigm="pipeline", layers=(1, 1, 0)), SHAPE, NAMES, length=60)
 
 
 def test_spread_is_median_and_quartiles() -> None:
     assert Spread.of([4.0, 1.0, 2.0, 3.0, 5.0]) == (3.0, 2.0, 4.0)
-    assert Spread.of([1.0, 2.0]) == (1.5, 1.25, 1.75) and Spread.of([7.0]) == (
-        7.0,
-        7.0,
-        7.0,
-    )
+    assert Spread.of([1.0, 2.0]) == (1.5, 1.25, 1.75) and Spread.of([7.0]) == (7.0, 7.0, 7.0)
     with pytest.raises(ConfigError):
         Spread.of([])
 
@@ -162,10 +128,7 @@ def test_spread_is_median_and_quartiles() -> None:
 def test_latencies_show_medians_quartiles_and_predictions() -> None:
     found = {"Galaxy+": {500.0: Spread(0.1, 0.09, 0.12), 125.0: Spread(0.2, 0.2, 0.2)}}
     figure = latencies(
-        found,
-        title="t",
-        label="emulated",
-        predicted={"Galaxy+": {125.0: 0.19}, "EdgeShard": {125.0: 0.5}},
+        found, title="t", label="emulated", predicted={"Galaxy+": {125.0: 0.19}, "EdgeShard": {125.0: 0.5}}
     )
     ours = trace(figure, "Galaxy+")
     assert (list(ours.x), list(ours.y)) == ([125.0, 500.0], [200.0, 100.0])
@@ -187,11 +150,7 @@ def test_speedups_stand_beside_each_other_over_the_line_of_one() -> None:
     }
     figure = speedups(found, title="t", label="emulated")
     left, right = trace(figure, "Megatron-LM"), trace(figure, "EdgeShard")
-    assert list(left.y) == [2.5, 1.3] and (
-        list(left.x),
-        list(right.x),
-        figure.layout.barmode,
-    ) == (
+    assert list(left.y) == [2.5, 1.3] and (list(left.x), list(right.x), figure.layout.barmode) == (
         ["125", "500"],
         ["500"],
         "group",
@@ -227,10 +186,7 @@ def test_trade_shows_what_does_not_fit_hollow() -> None:
 
 def test_a_served_stream_shows_throughput_processors_faults_and_events() -> None:
     figure = serving({"with": report(), "without": report(rescheduled=False)})
-    with_it, without = (
-        trace(figure, "answers per second, with"),
-        trace(figure, "answers per second, without"),
-    )
+    with_it, without = trace(figure, "answers per second, with"), trace(figure, "answers per second, without")
     at = {round(x): y for x, y in zip(with_it.x, with_it.y, strict=True)}
     assert at[2] == pytest.approx(10, rel=0.02) and at[7] == pytest.approx(1 / 0.15, rel=0.02)
     assert min(without.y) == pytest.approx(2.5, rel=0.02)
@@ -243,20 +199,14 @@ def test_a_served_stream_shows_throughput_processors_faults_and_events() -> None
 
 def test_crowded_faults_are_named_where_there_is_room() -> None:
     [fault] = report().faults
-    many = replace(
-        report(),
-        faults=tuple(replace(fault, start=0.2 * n, end=0.2 * n + 0.1) for n in range(50)),
-    )
+    many = replace(report(), faults=tuple(replace(fault, start=0.2 * n, end=0.2 * n + 0.1) for n in range(50)))
     figure = serving(many)
     assert len(figure.layout.shapes) == 50 * 3 and 1 <= texts(figure).count("times slower") < 12
 
 
 def test_latency_of_requests_by_plan_and_busy_hosts_note() -> None:
     figure = request_latencies(report(valid=False))
-    assert [one.name for one in figure.data] == [
-        "plan 0: alpha, beta, gamma",
-        "plan 1: alpha, gamma",
-    ]
+    assert [one.name for one in figure.data] == ["plan 0: alpha, beta, gamma", "plan 1: alpha, gamma"]
     assert "x" in figure.data[0].marker.symbol and "median 100 ms" in figure.layout.title.subtitle.text
     assert (
         "Host too busy: 30%" in figure.layout.title.subtitle.text

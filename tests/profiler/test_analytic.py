@@ -98,18 +98,9 @@ def test_what_an_encoder_decoder_carries_across_its_boundaries():
     costs = layer_costs(model, "parallel_adapters", batch=2, sequence_length=32)
     wide, narrow = 4 * 768, 4 * 96
     encoder, decoder = costs[3], costs[15]
-    assert (encoder.output_bytes_per_token, encoder.output_bytes_per_sample) == (
-        wide + narrow,
-        0,
-    )
-    assert (decoder.output_bytes_per_token, decoder.output_bytes_per_sample) == (
-        wide + narrow,
-        5 * (wide + narrow),
-    )
-    assert (decoder.gradient_bytes_per_token, decoder.gradient_bytes_per_sample) == (
-        narrow,
-        5 * narrow,
-    )
+    assert (encoder.output_bytes_per_token, encoder.output_bytes_per_sample) == (wide + narrow, 0)
+    assert (decoder.output_bytes_per_token, decoder.output_bytes_per_sample) == (wide + narrow, 5 * (wide + narrow))
+    assert (decoder.gradient_bytes_per_token, decoder.gradient_bytes_per_sample) == (narrow, 5 * narrow)
     assert (encoder.tap_bytes_per_token, encoder.tap_bytes_per_sample) == (wide, 0)
     assert (decoder.tap_bytes_per_token, decoder.tap_bytes_per_sample) == (0, 5 * wide)
     assert costs[12].tap_bytes_per_sample == 2 * 5 * wide, "the decoder's embedding is a tap, too"
@@ -121,21 +112,12 @@ def test_the_techniques_sizes_are_what_they_say():
     def trainable(technique, **sizes):
         return sum(
             cost.trainable_params
-            for cost in layer_costs(
-                model,
-                technique,
-                batch=1,
-                sequence_length=8,
-                sizes=TechniqueSizes(**sizes),
-            )
+            for cost in layer_costs(model, technique, batch=1, sequence_length=8, sizes=TechniqueSizes(**sizes))
         )
 
     norms = (2 * 24 + 3 * 24) * 1024
     assert trainable("adapters", adapter_norms=True) - trainable("adapters") == norms
-    one, two = (
-        trainable("adapters", bottleneck=128, adapters_per_layer=1),
-        trainable("adapters"),
-    )
+    one, two = trainable("adapters", bottleneck=128, adapters_per_layer=1), trainable("adapters")
     assert one == pytest.approx(two, rel=0.01)
     assert trainable("lora", lora_rank=16) == pytest.approx(trainable("lora") / 2, rel=0.001)
 
@@ -151,21 +133,10 @@ def test_fig_17_groups_of_jetson_nanos(model, groupings):
     nano = load_cluster("pac-env-a").devices[0]
     found = []
     for count in (2, 4, 6, 8):
-        cluster = Cluster(
-            name="nanos",
-            devices=tuple(replace(nano, name=f"nano-{rank}") for rank in range(count)),
-        )
+        cluster = Cluster(name="nanos", devices=tuple(replace(nano, name=f"nano-{rank}") for rank in range(count)))
         profile = analytic_profile(model, cluster, batch_sizes=(1, 2, 4, 8))
         found.append(
-            candidates(
-                Problem(
-                    profile,
-                    cluster,
-                    batch_size=count,
-                    micro_batches=1,
-                    sequence_length=128,
-                )
-            )[0].grouping()
+            candidates(Problem(profile, cluster, batch_size=count, micro_batches=1, sequence_length=128))[0].grouping()
         )
     assert found == groupings
 
@@ -187,11 +158,7 @@ def test_table_5_which_baselines_run_out_of_memory():
 def test_a_profile_follows_each_devices_speed():
     cluster = load_cluster("laptop")
     profile = analytic_profile("all-MiniLM-L6-v2", cluster, sequence_lengths=(32, 64))
-    assert (profile.num_layers, profile.world_size, profile.source) == (
-        6,
-        4,
-        "analytic",
-    )
+    assert (profile.num_layers, profile.world_size, profile.source) == (6, 4, "analytic")
     fast, slow = profile.layers[0][2], profile.layers[3][2]
     assert slow.seconds("F", 4, 64) / fast.seconds("F", 4, 64) == pytest.approx(0.5 / 0.13)
     assert fast.seconds("F", 8, 64) == pytest.approx(2 * fast.seconds("F", 4, 64))

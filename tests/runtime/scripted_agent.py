@@ -12,12 +12,7 @@ from typing import Any
 from workbench.runtime.frames import ENGINE, HEADER, JSON
 from workbench.runtime.ssh_agent import MAGIC
 
-HEALTH = {
-    "temperature_c": 48.3,
-    "throttled": "",
-    "free_memory_bytes": 3 * 10**9,
-    "rss_bytes": 10**8,
-}
+HEALTH = {"temperature_c": 48.3, "throttled": "", "free_memory_bytes": 3 * 10**9, "rss_bytes": 10**8}
 FACTS = HEALTH | {
     "cores": 4,
     "memory_bytes": 4 * 10**9,
@@ -68,10 +63,7 @@ class ScriptedAgent:
     pid = 0
 
     def __init__(
-        self,
-        sends: Callable[[dict[str, Any], bytes], bytes | None] = lambda asked, answer: None,
-        *,
-        ends: bool = True,
+        self, sends: Callable[[dict[str, Any], bytes], bytes | None] = lambda asked, answer: None, *, ends: bool = True
     ) -> None:
         self._sends, self._ends = sends, ends
         self._out, self._in, self._ended = bytearray(MAGIC), bytearray(), False
@@ -101,22 +93,11 @@ class ScriptedAgent:
 
     def _answer(self, asked: dict[str, Any]) -> None:
         if asked["op"] == "ping":
-            answer = json_frame(
-                {
-                    "kind": "echo",
-                    "id": asked["id"],
-                    "clock_s": 7.5,
-                    "cpu_s": 1.0,
-                    "health": HEALTH,
-                }
-            )
+            answer = json_frame({"kind": "echo", "id": asked["id"], "clock_s": 7.5, "cpu_s": 1.0, "health": HEALTH})
         else:
             answer = json_frame({"kind": "answer", "id": asked["id"], "found": FOUND.get(asked["op"])})
         changed = self._sends(asked, answer)
-        self.send(
-            answer if changed is None else changed,
-            ends=self._ends and changed is not None,
-        )
+        self.send(answer if changed is None else changed, ends=self._ends and changed is not None)
 
     def read(self, count: int) -> bytes:
         with self._changed:

@@ -26,22 +26,10 @@ SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/l
 WHY_NOT = "" if SSHD and shutil.which("ssh") else "OpenSSH's server is not installed (apt install openssh-server)"
 
 
-def real_cluster(
-    names: tuple[str, ...] = ("alpha", "beta"),
-    python: str = sys.executable,
-    **fields: object,
-) -> Cluster:
+def real_cluster(names: tuple[str, ...] = ("alpha", "beta"), python: str = sys.executable, **fields: object) -> Cluster:
     link = Link(bytes_per_s=125e6, latency_s=1e-4)
     devices = tuple(
-        Device(
-            name=name,
-            flops_per_s=3e10,
-            memory_bytes=2 * 10**9,
-            link=link,
-            address=name,
-            python=python,
-            **fields,
-        )  # type: ignore[arg-type]
+        Device(name=name, flops_per_s=3e10, memory_bytes=2 * 10**9, link=link, address=name, python=python, **fields)  # type: ignore[arg-type]
         for name in names
     )
     return Cluster(name="kit", devices=devices)
@@ -125,19 +113,7 @@ class Hosts:
                 path.rmdir()
 
     def _keygen(self, name: str) -> None:
-        subprocess.run(
-            [
-                "ssh-keygen",
-                "-q",
-                "-t",
-                "ed25519",
-                "-N",
-                "",
-                "-f",
-                str(self.folder / name),
-            ],
-            check=True,
-        )
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / name)], check=True)
 
     def _write_config(self, name: str) -> None:
         lines = [
@@ -198,9 +174,7 @@ class NetHosts(Hosts):
         (folder / "config").write_text("".join(settings))
         flags = ["-Urnm", "--pid", "--fork", "--kill-child", "--mount-proc"]
         self.process = subprocess.Popen(
-            ["unshare", *flags, "sh", str(folder / "outer.sh"), *names],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
+            ["unshare", *flags, "sh", str(folder / "outer.sh"), *names], stdin=subprocess.PIPE, start_new_session=True
         )
         enter = f"nsenter -t {self.process.pid} -U -n --preserve-credentials"
         (folder / "bin" / "ssh").write_text(f'#!/bin/sh\nexec {enter} {shutil.which("ssh")} -F {folder}/config "$@"\n')
@@ -215,16 +189,7 @@ class NetHosts(Hosts):
     def inside(self, *command: str) -> None:
         """Run a command where the hosts' bridge is."""
         subprocess.run(
-            [
-                "nsenter",
-                "-t",
-                str(self.process.pid),
-                "-U",
-                "-n",
-                "--preserve-credentials",
-                *command,
-            ],
-            check=True,
+            ["nsenter", "-t", str(self.process.pid), "-U", "-n", "--preserve-credentials", *command], check=True
         )
 
     def set_link(self, number: int, state: str) -> None:
@@ -294,15 +259,9 @@ def main(number: int, mbit_per_s: int, *command: str) -> int:
                 JOB, load_cluster("laptop-equal"), "execute"
             )  # the servers are this machine, which is measured once
             for name in names:
-                shutil.copytree(
-                    cache_folder() / "profiles",
-                    hosts.home(name) / ".workbench-kit/cache/profiles",
-                )
+                shutil.copytree(cache_folder() / "profiles", hosts.home(name) / ".workbench-kit/cache/profiles")
             hosts.trust(load_cluster(folder / "kit.toml"))
-            return subprocess.run(
-                command or [sys.executable, "-m", "workbench", "bench", "kit"],
-                cwd=folder,
-            ).returncode
+            return subprocess.run(command or [sys.executable, "-m", "workbench", "bench", "kit"], cwd=folder).returncode
         finally:
             hosts.close()
 

@@ -11,20 +11,11 @@ import torch
 
 from workbench.core.errors import CacheError, ConfigError
 from workbench.core.sealed import read_sealed, write_sealed
-from workbench.runtime.activation_cache import (
-    ActivationCache,
-    CacheManifest,
-    cache_dtype,
-)
+from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
 from workbench.runtime.activation_records import STORAGE_TYPES, RecordLayout
 
 MANIFEST = CacheManifest(
-    fingerprint="mine",
-    samples=(7, 3, 5),
-    lengths=(4, 2, 6),
-    num_taps=3,
-    width=8,
-    dtype="bfloat16",
+    fingerprint="mine", samples=(7, 3, 5), lengths=(4, 2, 6), num_taps=3, width=8, dtype="bfloat16"
 )
 DECODER = replace(MANIFEST, num_target_taps=2, target_length=3)
 
@@ -106,10 +97,7 @@ def test_packed_tokens_are_the_padded_ones_without_padding(dtype: str, buffered:
     padded = cache.batch([3, 5, 7], 6)
     for index, (mine, theirs) in enumerate(zip(packed, padded, strict=True)):
         lengths = (2, 6, 4) if index < DECODER.num_taps else (3, 3, 3)
-        assert torch.equal(
-            mine,
-            torch.cat([row[:length] for row, length in zip(theirs, lengths, strict=True)]),
-        )
+        assert torch.equal(mine, torch.cat([row[:length] for row, length in zip(theirs, lengths, strict=True)]))
 
 
 def test_int8_takes_little_more_than_a_quarter() -> None:
@@ -162,22 +150,13 @@ def _replace_in(path: Path, old: bytes, new: bytes) -> None:
         (lambda folder: (folder / "manifest.json").unlink(), "missing or unfinished"),
         (lambda folder: (folder / "taps.bin").unlink(), "missing or unfinished"),
         (lambda folder: (folder / "manifest.json").write_text("{"), "was cut"),
-        (
-            lambda folder: _replace_in(folder / "manifest.json", b"7,3,5", b"3,7,5"),
-            "was changed after it was written",
-        ),
+        (lambda folder: _replace_in(folder / "manifest.json", b"7,3,5", b"3,7,5"), "was changed after it was written"),
         (lambda folder: _edit(folder, dtype="float16"), "does not read"),
         (lambda folder: _edit(folder, samples=(7, 3)), "bytes instead of"),
         (lambda folder: _edit(folder, checksums=(1, 2)), "do not match"),
-        (
-            lambda folder: os.truncate(folder / "taps.bin", 10),
-            "10 bytes instead of 576",
-        ),
+        (lambda folder: os.truncate(folder / "taps.bin", 10), "10 bytes instead of 576"),
         (lambda folder: (folder / "taps.bin").write_bytes(bytes(576)), "checksum"),
-        (
-            lambda folder: _edit(folder, samples=(3, 7, 5), lengths=(2, 4, 6)),
-            "checksum",
-        ),
+        (lambda folder: _edit(folder, samples=(3, 7, 5), lengths=(2, 4, 6)), "checksum"),
         (lambda folder: _edit(folder, fingerprint="another"), "another backbone"),
     ],
 )
@@ -234,9 +213,7 @@ def test_an_interrupted_tape_goes_on(tmp_path: Path) -> None:
     }  # finished, but the epoch's last step was not
 
 
-def test_a_damaged_record_of_an_interrupted_tape_is_written_again(
-    tmp_path: Path,
-) -> None:
+def test_a_damaged_record_of_an_interrupted_tape_is_written_again(tmp_path: Path) -> None:
     cache = ActivationCache.create(tmp_path, MANIFEST)
     cache.write_batch([7, 5], taps(6, 2))
     cache.raw(5)[3, 1] ^= 1

@@ -7,31 +7,11 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
-from virtual_runs import (
-    DEVICES,
-    WORK_S,
-    Checked,
-    Job,
-    Trainer,
-    Work,
-    coordinate,
-    faults,
-    members,
-    prepared,
-)
+from virtual_runs import DEVICES, WORK_S, Checked, Job, Trainer, Work, coordinate, faults, members, prepared
 
 from workbench.core.device_faults import Fault, FaultKind, random_faults
 from workbench.core.errors import DeviceLostError
-from workbench.runtime.commands import (
-    Abort,
-    Ended,
-    Pause,
-    Pong,
-    Prepare,
-    Slow,
-    Stop,
-    Train,
-)
+from workbench.runtime.commands import Abort, Ended, Pause, Pong, Prepare, Slow, Stop, Train
 from workbench.runtime.virtual_devices import VirtualDevices, VirtualWorld
 
 KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
@@ -45,9 +25,7 @@ def test_without_faults_it_is_one_generation() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "kill:d1@step12"])
-def test_a_run_that_has_converged_ends_on_all_devices_before_its_last_step(
-    text: str,
-) -> None:
+def test_a_run_that_has_converged_ends_on_all_devices_before_its_last_step(text: str) -> None:
     told = coordinate(Trainer(50, converges_at=20), *faults(text))
     assert 20 <= max(told.policy.history) + 1 <= 22 and told.policy.step == 50  # a step may be under way
     assert any(isinstance(message, Pause) for _, _, message in told.devices.commands)
@@ -80,21 +58,13 @@ def test_a_starved_device_is_not_taken_for_a_frozen_one() -> None:
 
     def starved(until_s: float, cpu_share: float, *late: tuple[float, float]) -> list[tuple[int, ...]]:
         told = prepared(Trainer(300))
-        told.devices.starved, told.devices.cpu_share, told.devices.late = (
-            {2: (2.0, until_s)},
-            cpu_share,
-            [*late],
-        )
+        told.devices.starved, told.devices.cpu_share, told.devices.late = {2: (2.0, until_s)}, cpu_share, [*late]
         told.coordinator.run()
         return members(told)
 
     whole = [(0, 1, 2, 3)]
     assert starved(9.0, 0.3) == whole and starved(9.0, 0.0)[1] == (0, 1, 3)
-    assert starved(50.0, 0.3)[1] == (
-        0,
-        1,
-        3,
-    )  # it computes, but something else is wrong with it
+    assert starved(50.0, 0.3)[1] == (0, 1, 3)  # it computes, but something else is wrong with it
     assert starved(5.0, 0.0, (2.6, 3.4), (3.5, 4.5)) == whole and starved(5.0, 0.0)[1] == (0, 1, 3)
 
 
@@ -139,9 +109,7 @@ def test_a_device_leaves_on_notice_by_itself(device: dict[str, Any], fault: str,
     described = (DEVICES[0], replace(DEVICES[1], **device), *DEVICES[2:])
     told = prepared(Trainer(60, idle=(3,)), *faults(fault), described=described)
     told.devices.health[1] = lambda now_s: Pong(
-        charge=max(0.0, 1 - 0.4 * now_s),
-        is_throttled=now_s > 2.5,
-        meter_j=100 + 5 * now_s,
+        charge=max(0.0, 1 - 0.4 * now_s), is_throttled=now_s > 2.5, meter_j=100 + 5 * now_s
     )
     told.coordinator.run()
     assert (
@@ -156,11 +124,7 @@ def test_a_device_leaves_on_notice_by_itself(device: dict[str, Any], fault: str,
 
 def test_memory_that_other_programs_take_of_a_real_device_is_noticed() -> None:
     """The device says how much the run may use; small changes, and more than is described, are none."""
-    described = (
-        DEVICES[0],
-        replace(DEVICES[1], address="pi@d1", memory_bytes=1000),
-        *DEVICES[2:],
-    )
+    described = (DEVICES[0], replace(DEVICES[1], address="pi@d1", memory_bytes=1000), *DEVICES[2:])
     told = prepared(Trainer(60), described=described, adapts=True)
     told.devices.health[1] = lambda now_s: Pong(memory_bytes=2000 if now_s < 3 else 480 + int(now_s))
     told.coordinator.run()
@@ -189,11 +153,7 @@ def test_two_losses_at_once_and_a_loss_while_the_others_form_a_group() -> None:
     )  # of the run
     during = Fault(kind="kill", rank=2, start=formed_s)
     told = coordinate(Trainer(60), *faults("kill:d1@step12"), during)
-    assert members(told) == [
-        (0, 1, 2, 3),
-        (0, 2, 3),
-        (0, 3),
-    ] and told.policy.losses == [(12, 10), (10, 10)]
+    assert members(told) == [(0, 1, 2, 3), (0, 2, 3), (0, 3)] and told.policy.losses == [(12, 10), (10, 10)]
     assert told.policy.history == [*range(12), *range(10, 60)]
 
 
@@ -221,11 +181,7 @@ def test_members_of_a_generation_that_the_policy_wants_make_ready_while_they_wor
     begun: list[tuple[Fault, bool]] = []
     slow = Fault(kind="slow", rank=1, start=1.0, factor=2.0)
     told = coordinate(
-        policy,
-        slow,
-        turn=turn,
-        injected=lambda *fault: begun.append(fault),
-        clock=lambda: float(policy.step >= 30),
+        policy, slow, turn=turn, injected=lambda *fault: begun.append(fault), clock=lambda: float(policy.step >= 30)
     )
     assert members(told) == [(0, 1, 2, 3), (0, 1, 3)]
     prepared = [(seconds, rank) for seconds, rank, message in told.devices.commands if isinstance(message, Prepare)]
@@ -266,25 +222,16 @@ def test_nobody_waits_for_a_device_that_was_too_late_for_a_pause() -> None:
 def test_devices_that_are_needed_are_waited_for_and_their_absence_is_told() -> None:
     told = coordinate(Trainer(60, at_least=4), *faults("kill:d1@step12-13"))
     assert members(told) == [(0, 1, 2, 3)] * 2
-    with pytest.raises(
-        DeviceLostError,
-        match=r"Step 11 was to be done without d1.*3 devices are too few.*--resume",
-    ):
+    with pytest.raises(DeviceLostError, match=r"Step 11 was to be done without d1.*3 devices are too few.*--resume"):
         coordinate(Trainer(60, at_least=4), *faults("kill:d1@step12"))
     with pytest.raises(
-        DeviceLostError,
-        match=r"No device is left: d0 \(its process ended\).*d3 \(no sign of life for \d s\)",
+        DeviceLostError, match=r"No device is left: d0 \(its process ended\).*d3 \(no sign of life for \d s\)"
     ):
-        coordinate(
-            Trainer(60),
-            *faults("kill:d0@step5;kill:d1@step5;kill:d2@step5;freeze:d3@step5"),
-        )
+        coordinate(Trainer(60), *faults("kill:d0@step5;kill:d1@step5;kill:d2@step5;freeze:d3@step5"))
 
 
 @pytest.mark.parametrize("start", range(0, 600, 100))
-def test_whatever_happens_every_step_is_done_and_nobody_is_told_anything_who_has_gone(
-    start: int,
-) -> None:
+def test_whatever_happens_every_step_is_done_and_nobody_is_told_anything_who_has_gone(start: int) -> None:
     """Random faults of all kinds, by steps and by seconds, some of which never end; messages take random times."""
     for seed in range(start, start + 100):
         happens = [*random_faults(4, 60, every=6.0, seed=seed, unit="step", kinds=KINDS)]
@@ -332,21 +279,13 @@ class Timed(Work):
         return 0.5, ((1, "begun"),)
 
     def reports(
-        self,
-        job: Job,
-        place: int,
-        step: int,
-        before: float,
-        after: float,
-        factors: object,
+        self, job: Job, place: int, step: int, before: float, after: float, factors: object
     ) -> tuple[tuple[float, float], ...]:
         return ((before, after),) if place == 0 else ()
 
 
 @pytest.mark.parametrize("pauses", [False, True])
-def test_virtual_steps_begin_when_they_are_due_and_report_as_they_go(
-    pauses: bool,
-) -> None:
+def test_virtual_steps_begin_when_they_are_due_and_report_as_they_go(pauses: bool) -> None:
     """A device that slows down in the middle of a step takes longer for the rest of it; one that waits for a step
     pauses at once."""
     world = VirtualWorld(start_s=0.0, join_s=0.0, message_s=0.0, report_s=0.15)

@@ -56,10 +56,7 @@ _RUN = (
 def start_parent(fidelity: str, then: str, folder: Path) -> tuple[subprocess.Popen[str], dict]:
     program = _PARENT.format(folder=str(folder), fidelity=fidelity) + then
     process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=child_environment(),
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=child_environment()
     )
     assert process.stdout is not None
     about = json.loads(process.stdout.readline())
@@ -210,18 +207,8 @@ def test_in_a_notebook(engine_jobs_folder: Path, make_cluster: Callable, tmp_pat
     assert printed[3] == "[2, 4]\n"
     assert printed[4] == "interrupted\n"
     assert printed[5] == "[[3.0], [3.0]]\n"
-    assert printed[8].split() == [
-        "device-0:",
-        "device-0",
-        "True",
-        "device-1:",
-        "device-1",
-        "True",
-    ]
-    assert printed[9].splitlines() == [
-        "device-0: ZeroDivisionError in line 1: division by zero.",
-        "device-1: 1.0",
-    ]
+    assert printed[8].split() == ["device-0:", "device-0", "True", "device-1:", "device-1", "True"]
+    assert printed[9].splitlines() == ["device-0: ZeroDivisionError in line 1: division by zero.", "device-1: 1.0"]
     assert leaves_no_traces(json.loads(printed[0]))
 
 
@@ -234,10 +221,7 @@ def test_a_scratch_folder_goes_with_its_process(ending: str) -> None:
         f"    print(folder, flush=True)\n    {ending}\n"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=child_environment(),
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=child_environment()
     ) as process:
         assert process.stdout is not None
         folder = process.stdout.readline().strip()
@@ -277,13 +261,10 @@ def test_temporary_files_go_when_their_process_is_killed(work: str, tmp_path_fac
     )  # torch leaves an empty folder of its own
 
 
-def test_a_full_disk_of_temporary_files_is_told_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_full_disk_of_temporary_files_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=40_000))
     for made in (make_run_folder, lambda: require_emulated(load_cluster("laptop"))):
         with pytest.raises(
-            WriteError,
-            match=r"The disk is full: 40 kB are free, 1000 kB are needed\. Free some space, or set TMPDIR",
+            WriteError, match=r"The disk is full: 40 kB are free, 1000 kB are needed\. Free some space, or set TMPDIR"
         ):
             made()

@@ -45,12 +45,7 @@ def template() -> ProcessId:
 
 
 def who(context, payload) -> tuple[int, int, str | None, str]:
-    return (
-        os.getpid(),
-        os.getppid(),
-        os.environ.get("WORKBENCH_TEST_MARK"),
-        " ".join(psutil.Process().cmdline()),
-    )
+    return os.getpid(), os.getppid(), os.environ.get("WORKBENCH_TEST_MARK"), " ".join(psutil.Process().cmdline())
 
 
 def test_engines_are_children_of_one_template_that_outlives_them() -> None:
@@ -64,9 +59,7 @@ def test_engines_are_children_of_one_template_that_outlives_them() -> None:
         assert {parent for _, parent, _, _ in engines.run(who, [None] * 2)} == {first.pid}
 
 
-def test_another_environment_makes_another_template(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_another_environment_makes_another_template(monkeypatch: pytest.MonkeyPatch) -> None:
     warm_up()
     first = template()
     monkeypatch.setenv("WORKBENCH_TEST_MARK", "set")
@@ -105,9 +98,7 @@ def test_warming_up_imports_what_models_need(monkeypatch: pytest.MonkeyPatch) ->
         assert engines.run(has_transformers, [None] * 2) == [True, True]
 
 
-def test_engines_have_peft_if_this_process_has_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_engines_have_peft_if_this_process_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each engine would spend seconds of processor time on it, and so would a device that comes back. One thread: it is
     safe to fork."""
     require_peft()

@@ -14,17 +14,7 @@ from gloo_pairs import on_executors, program
 
 from workbench.core.activities import activities
 from workbench.core.costs import Spec
-from workbench.core.schedule import (
-    BROADCAST,
-    COLLECTIVES,
-    RECV,
-    RING,
-    SEND,
-    TRANSFERS,
-    Op,
-    Schedule,
-    Value,
-)
+from workbench.core.schedule import BROADCAST, COLLECTIVES, RECV, RING, SEND, TRANSFERS, Op, Schedule, Value
 from workbench.core.timeline import Span
 from workbench.runtime.executor import Executor
 from workbench.simulator import simulate
@@ -39,11 +29,7 @@ def number(name: object) -> float:
 
 def computed(op: Op, reads: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
     """Return a tensor for each write that depends on the operation, on what it reads and on the order of that."""
-    total = torch.full(
-        (SIZE,),
-        number((op.kind, op.stage, op.microbatch, op.part)),
-        dtype=torch.float64,
-    )
+    total = torch.full((SIZE,), number((op.kind, op.stage, op.microbatch, op.part)), dtype=torch.float64)
     for place, content in enumerate(reads):
         total = total + content / (place + 2)
     return tuple(total * (1 + number(value)) for value in op.writes)
@@ -115,13 +101,9 @@ def test_the_executed_order_is_the_simulated_order(path: Path) -> None:
     for rank, ops in enumerate(schedule.ops):
         for stream in {op.stream for op in ops if op.kind not in TRANSFERS} - {RING}:
             listed = [op for op in ops if op.stream == stream]
-            for source in (
-                spans[rank],
-                [span for span in simulated.spans if span.rank == rank],
-            ):
+            for source in (spans[rank], [span for span in simulated.spans if span.rank == rank]):
                 own = sorted(
-                    (span for span in source if span.op.stream == stream),
-                    key=lambda span: (span.start_s, span.end_s),
+                    (span for span in source if span.op.stream == stream), key=lambda span: (span.start_s, span.end_s)
                 )
                 assert [span.op.label for span in own if span.op.stream == stream] == [op.label for op in listed], (
                     rank,

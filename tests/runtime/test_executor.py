@@ -34,24 +34,14 @@ def pipeline() -> Schedule:
     stages = tuple(
         Stage(start=index, stop=index + 1, shares=(Share(rank=index, samples=SAMPLES),)) for index in range(2)
     )
-    plan = Plan(
-        method="test",
-        stages=stages,
-        micro_batch_size=SAMPLES,
-        num_micro_batches=MICRO_BATCHES,
-    )
+    plan = Plan(method="test", stages=stages, micro_batch_size=SAMPLES, num_micro_batches=MICRO_BATCHES)
     return insert_transfers(one_f_one_b(plan, (SAMPLES,) * MICRO_BATCHES))
 
 
 def group_of_two() -> Schedule:
     """One stage on both ranks, gradients summed."""
     stage = Stage(start=0, stop=1, shares=(Share(rank=0, samples=1), Share(rank=1, samples=1)))
-    plan = Plan(
-        method="test",
-        stages=(stage,),
-        micro_batch_size=SAMPLES,
-        num_micro_batches=MICRO_BATCHES,
-    )
+    plan = Plan(method="test", stages=(stage,), micro_batch_size=SAMPLES, num_micro_batches=MICRO_BATCHES)
     return insert_transfers(one_f_one_b(plan, (SAMPLES,) * MICRO_BATCHES))
 
 
@@ -101,14 +91,7 @@ def test_with_time_dilation_what_is_reported_is_in_the_devices_own_seconds() -> 
     values = [Value("act", stage=number) for number in range(5)]
     ops = tuple(Op("F", stage=number, reads=(values[number],), writes=(values[number + 1],)) for number in range(4))
     schedule = Schedule(ops=(ops,), inputs=((values[0],),), outputs=((values[4],),))
-    context = RankContext(
-        rank=0,
-        world_size=1,
-        device=DEVICE,
-        cluster=LONE,
-        fidelity="paced",
-        dilation=4.0,
-    )
+    context = RankContext(rank=0, world_size=1, device=DEVICE, cluster=LONE, fidelity="paced", dilation=4.0)
     before_s, here_s = context.now_s(), time.monotonic()
 
     def work(rank: int, transport: Transport) -> Execution:
@@ -127,10 +110,7 @@ def test_with_time_dilation_what_is_reported_is_in_the_devices_own_seconds() -> 
 
 
 def run(
-    schedule: Schedule,
-    weights: list[torch.Tensor],
-    inputs: list[torch.Tensor],
-    factor: float = 1.0,
+    schedule: Schedule, weights: list[torch.Tensor], inputs: list[torch.Tensor], factor: float = 1.0
 ) -> list[tuple[Execution, Layer]]:
     cluster = cluster_of_two(bytes_per_s=4 * SAMPLES * WIDTH / 0.002)  # 2 ms a message
 
@@ -141,10 +121,7 @@ def run(
         return executor.run(made, layer.table(), dict.fromkeys(schedule.inputs[rank])), layer
 
     return on_executors(
-        2,
-        work,
-        factor=factor,
-        links=lambda rank: RankLinks(cluster=cluster, rank=rank, fidelity="paced"),
+        2, work, factor=factor, links=lambda rank: RankLinks(cluster=cluster, rank=rank, fidelity="paced")
     )
 
 
@@ -185,8 +162,7 @@ def test_the_order_is_the_schedules_and_the_simulators(make) -> None:
     parts = [samples, samples] if make is pipeline else [samples[:, :1], samples[:, 1:]]
     done = run(schedule, [weights[0], weights[1] if make is pipeline else weights[0]], parts)
     costs = TableCosts(
-        seconds_by_kind={"F": FORWARD_S, "B": BACKWARD_S, SEND: 0.002},
-        bytes_by_name={"act": 24, "grad": 24},
+        seconds_by_kind={"F": FORWARD_S, "B": BACKWARD_S, SEND: 0.002}, bytes_by_name={"act": 24, "grad": 24}
     )
     simulated = simulate(Program(schedule=schedule, costs=costs, devices=("a", "b")))
 

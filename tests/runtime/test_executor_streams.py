@@ -16,17 +16,7 @@ from tests.waiting import LIMIT_S
 from workbench.core.costs import Spec
 from workbench.core.errors import ScheduleError
 from workbench.core.program import Program, unrolled
-from workbench.core.schedule import (
-    ALLGATHER,
-    ALLREDUCE,
-    NONE,
-    REDUCESCATTER,
-    Op,
-    Schedule,
-    Value,
-    recv,
-    send,
-)
+from workbench.core.schedule import ALLGATHER, ALLREDUCE, NONE, REDUCESCATTER, Op, Schedule, Value, recv, send
 from workbench.core.timeline import Span
 from workbench.profiler.processors import Place
 from workbench.runtime.executor import Execution, Executor
@@ -74,10 +64,7 @@ def test_two_streams_of_a_device_compute_at_the_same_time() -> None:
         return ones(made, reads)
 
     made = program(schedule, small, ATTN=0.05, MLP=0.01)
-    inputs = {
-        Value("hidden", 0, 0): torch.ones(WIDTH),
-        Value("ghidden", 1, 0): torch.ones(WIDTH),
-    }
+    inputs = {Value("hidden", 0, 0): torch.ones(WIDTH), Value("ghidden", 1, 0): torch.ones(WIDTH)}
     handlers = {"ATTN": attend, "MLP": ones, "MLPB": ones, "ATTNB": ones}
     done = only(on_executors(1, lambda executor: executor.run(made, handlers, inputs)))
     first, second = (span for span in done.spans if span.op.kind == "ATTN")
@@ -92,12 +79,7 @@ def test_a_collective_overlaps_with_compute() -> None:
     computing = threading.Event()
     schedule = Schedule(
         ops=(
-            (
-                op("PART", (), (part,)),
-                reduce,
-                op("LONG", (), (other,)),
-                op("END", (total, other), (end,)),
-            ),
+            (op("PART", (), (part,)), reduce, op("LONG", (), (other,)), op("END", (total, other), (end,))),
             (op("WAIT", (), (part,)), reduce),
         ),
         outputs=((end,), (total,)),
@@ -111,12 +93,7 @@ def test_a_collective_overlaps_with_compute() -> None:
         assert computing.wait(LIMIT_S), "rank 0 did not compute while it waited for the sum"
         return ones(made, reads)
 
-    handlers = {
-        "PART": ones,
-        "LONG": long,
-        "WAIT": wait,
-        "END": lambda made, reads: (reads[0] + reads[1],),
-    }
+    handlers = {"PART": ones, "LONG": long, "WAIT": wait, "END": lambda made, reads: (reads[0] + reads[1],)}
     handlers[ALLREDUCE] = lambda made, reads: reads
     first, second = on_executors(2, lambda executor: executor.run(program(schedule, small), handlers, {}))
     assert first.outputs[end].tolist() == [3.0] * WIDTH and second.outputs[total].tolist() == [2.0] * WIDTH
@@ -132,26 +109,8 @@ def test_all_gather_and_reduce_scatter_of_unequal_parts(rows: tuple[int, ...], o
     schedule = Schedule(
         ops=tuple(
             (
-                Op(
-                    ALLGATHER,
-                    0,
-                    NONE,
-                    NONE,
-                    (tokens[rank],),
-                    (gathered,),
-                    ranks,
-                    "collective",
-                ),
-                Op(
-                    REDUCESCATTER,
-                    0,
-                    NONE,
-                    NONE,
-                    (gathered,),
-                    (blocks[rank],),
-                    ranks,
-                    "collective",
-                ),
+                Op(ALLGATHER, 0, NONE, NONE, (tokens[rank],), (gathered,), ranks, "collective"),
+                Op(REDUCESCATTER, 0, NONE, NONE, (gathered,), (blocks[rank],), ranks, "collective"),
             )
             for rank in range(size)
         ),
@@ -164,17 +123,10 @@ def test_all_gather_and_reduce_scatter_of_unequal_parts(rows: tuple[int, ...], o
         return Spec((rows[value.stage] if value.name != "whole" else sum(rows), WIDTH))
 
     parts = [torch.randn(count, WIDTH) for count in rows]
-    handlers = {
-        ALLGATHER: lambda made, reads: reads,
-        REDUCESCATTER: lambda made, reads: (reads[0].clone(),),
-    }
+    handlers = {ALLGATHER: lambda made, reads: reads, REDUCESCATTER: lambda made, reads: (reads[0].clone(),)}
 
     def work(executor: Executor) -> Execution:
-        return executor.run(
-            program(schedule, spec),
-            handlers,
-            {tokens[executor.rank]: parts[executor.rank]},
-        )
+        return executor.run(program(schedule, spec), handlers, {tokens[executor.rank]: parts[executor.rank]})
 
     whole = torch.cat([parts[rank] for rank in ranks])
     sums = dict(zip(ranks, (size * whole).split([rows[rank] for rank in ranks]), strict=True))
@@ -192,12 +144,7 @@ def test_all_gather_and_reduce_scatter_of_unequal_parts(rows: tuple[int, ...], o
 def chain() -> Schedule:
     """A step of two ranks: rank 0 makes a value for rank 1, both keep a state from step to step, and rank 1 begins with
     the one before."""
-    ready, former, old, new = (
-        value("ready"),
-        value("former"),
-        value("state", 0),
-        value("state", 1),
-    )
+    ready, former, old, new = value("ready"), value("former"), value("state", 0), value("state", 1)
     first = (op("MAKE", (old,), (new, ready)), send(ready, 0, 1))
     second = (op("USE", (former, old), (new,)), recv(ready, 0, 1))
     return Schedule(
@@ -260,20 +207,14 @@ def test_the_unrolled_program_is_simulated_without_a_pause() -> None:
 def test_a_failing_operation_is_marked_in_the_grid(stream: str) -> None:
     first, second = value("first"), value("second")
     schedule = Schedule(
-        ops=((op("GOOD", (), (first,)), op("BAD", (first,), (second,), stream, 7)),),
-        outputs=((second,),),
+        ops=((op("GOOD", (), (first,)), op("BAD", (first,), (second,), stream, 7)),), outputs=((second,),)
     )
 
     def bad(made: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         raise ValueError("it was odd")
 
     def work(executor: Executor) -> None:
-        executor.run(
-            program(schedule, small),
-            {"GOOD": ones, "BAD": bad},
-            {},
-            name="epoch 1, step 3",
-        )
+        executor.run(program(schedule, small), {"GOOD": ones, "BAD": bad}, {}, name="epoch 1, step 3")
 
     with pytest.raises(ValueError, match="odd") as caught:
         on_executors(1, work)
@@ -321,9 +262,7 @@ def test_a_stream_on_an_accelerator_gives_the_same_values(kind: str) -> None:
     def work(executor: Executor) -> tuple[Execution, list[Span]]:
         executor.place(places)
         done = executor.run(
-            program(schedule, lambda value: Spec((2, WIDTH))),
-            {"FIRST": first, "SECOND": second},
-            {source: rows},
+            program(schedule, lambda value: Spec((2, WIDTH))), {"FIRST": first, "SECOND": second}, {source: rows}
         )
         return done, done.spans
 
@@ -357,10 +296,7 @@ def test_streams_run_on_the_cores_of_their_processors() -> None:
 def test_what_a_step_held_is_freed_at_once() -> None:
     """By reference counts alone: a device's memory is too small to wait for the garbage collector."""
     made, end = value("made"), value("end")
-    schedule = Schedule(
-        ops=((op("MAKE", (), (made,)), op("END", (made,), (end,), "compute1")),),
-        outputs=((end,),),
-    )
+    schedule = Schedule(ops=((op("MAKE", (), (made,)), op("END", (made,), (end,), "compute1")),), outputs=((end,),))
 
     class Handlers:
         def make(self, made: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -371,11 +307,7 @@ def test_what_a_step_held_is_freed_at_once() -> None:
         for _ in range(3):
             handlers = Handlers()
             held.append(weakref.ref(handlers))
-            executor.run(
-                program(schedule, small),
-                {"MAKE": handlers.make, "END": lambda made, reads: reads},
-                {},
-            )
+            executor.run(program(schedule, small), {"MAKE": handlers.make, "END": lambda made, reads: reads}, {})
             del handlers
         return [one() for one in held]
 

@@ -23,14 +23,7 @@ from workbench.core.methods import Parts
 from workbench.runtime import commands as c
 from workbench.runtime import ssh
 from workbench.runtime.engine_service import EngineService
-from workbench.runtime.frames import (
-    HEADER,
-    LENGTH,
-    MOST_FRAME_BYTES,
-    Asked,
-    FilePart,
-    Message,
-)
+from workbench.runtime.frames import HEADER, LENGTH, MOST_FRAME_BYTES, Asked, FilePart, Message
 from workbench.runtime.jobs import Outcome
 from workbench.runtime.messages import AnswerMessage, CallTable, encode, encode_told
 from workbench.runtime.own_calls import Own
@@ -41,22 +34,7 @@ from workbench.runtime.ssh_login import Failure
 JOB = "workbench.core.job:Job"
 CALL = "workbench.methods.fine_tuning.method:FineTuning.serve_rank"
 HOSTILE: tuple[Any, ...] = (
-    *(
-        None,
-        True,
-        False,
-        0,
-        -1,
-        2**31,
-        2**53 + 1,
-        2**63,
-        2**64 - 1,
-        0.5,
-        -1e308,
-        1e308,
-        float("nan"),
-        float("inf"),
-    ),
+    *(None, True, False, 0, -1, 2**31, 2**53 + 1, 2**63, 2**64 - 1, 0.5, -1e308, 1e308, float("nan"), float("inf")),
     *(
         "",
         "x",
@@ -90,10 +68,7 @@ def changed_value(value: Any, draw: random.Random) -> Any:
     """Return a value with one place changed: replaced, removed, doubled or renamed."""
     if isinstance(value, dict | list | tuple) and value and draw.random() < 0.85:
         keys = list(value) if isinstance(value, dict) else list(range(len(value)))
-        key, made = (
-            draw.choice(keys),
-            dict(value) if isinstance(value, dict) else list(value),
-        )
+        key, made = draw.choice(keys), dict(value) if isinstance(value, dict) else list(value)
         what = draw.random()
         if what < 0.7:
             made[key] = changed_value(value[key], draw)
@@ -134,17 +109,7 @@ def changed_json(answer: bytes, draw: random.Random) -> bytes:
     if what < 0.95:
         return changed_bytes(answer, draw)
     return json_frame(
-        draw.choice(
-            [
-                b"null",
-                b"3",
-                b"[1]",
-                b"",
-                b'"x"',
-                NESTED,
-                b'{"kind":"answer","id":1,"found":' + NESTED + b"}",
-            ]
-        )
+        draw.choice([b"null", b"3", b"[1]", b"", b'"x"', NESTED, b'{"kind":"answer","id":1,"found":' + NESTED + b"}"])
     )
 
 
@@ -195,39 +160,13 @@ ENGINE_MESSAGES: dict[str, list[tuple[str, int, Any]]] = {
         ("store", 5, Asked("fetch", ("brought/x/model.safetensors",))),
         ("event", 1, c.Ready()),
         ("event", 1, c.Pong(0.5, False, 3.0, 10**9)),
-        (
-            "event",
-            1,
-            c.StepDone(4, 0.5, None, (c.Transfer("alpha>beta", "x", 1.0, 0.1),)),
-        ),
+        ("event", 1, c.StepDone(4, 0.5, None, (c.Transfer("alpha>beta", "x", 1.0, 0.1),))),
         ("event", 1, {"epoch": 1, "step": 2}),
     ],
     "files": [
-        (
-            "file",
-            0,
-            FilePart("steps/epoch-0-from-0-rank-0.jsonl", 0, b'{"step": 1}\n', True),
-        ),
-        (
-            "file",
-            0,
-            FilePart(
-                "snapshots/weights-epoch-1-step-0-layers-0-3.safetensors",
-                0,
-                bytes(500),
-                False,
-            ),
-        ),
-        (
-            "file",
-            0,
-            FilePart(
-                "snapshots/weights-epoch-1-step-0-layers-0-3.safetensors",
-                500,
-                bytes(500),
-                True,
-            ),
-        ),
+        ("file", 0, FilePart("steps/epoch-0-from-0-rank-0.jsonl", 0, b'{"step": 1}\n', True)),
+        ("file", 0, FilePart("snapshots/weights-epoch-1-step-0-layers-0-3.safetensors", 0, bytes(500), False)),
+        ("file", 0, FilePart("snapshots/weights-epoch-1-step-0-layers-0-3.safetensors", 500, bytes(500), True)),
     ],
     "end": [
         ("event", 1, c.Ended(1, "finished", None)),
@@ -280,10 +219,7 @@ def test_of_a_thousand_changed_messages_of_an_engine_none_harms_another_device(
 ) -> None:
     draw, lost = random.Random(stage), 0
     engines = SshEngines(
-        real_cluster(),
-        tmp_path / "run",
-        CallTable({CALL: Parts(JOB, JOB)}),
-        command_of=lambda device: ["ssh"],
+        real_cluster(), tmp_path / "run", CallTable({CALL: Parts(JOB, JOB)}), command_of=lambda device: ["ssh"]
     )
     engines.inbox.most_bytes = 10_000
     alpha, beta = engines.seats
@@ -305,16 +241,10 @@ def test_of_a_thousand_changed_messages_of_an_engine_none_harms_another_device(
         for kind, number, content in draw.sample(ENGINE_MESSAGES[stage], k=2):
             agent.send(engine_bytes(kind, number, content, draw))
         if draw.random() < 0.2:
-            ended = {
-                "kind": "ended",
-                "pid": 4711,
-                "code": 1,
-                "log": "MemoryError\n\x1b[2J",
-            }
+            ended = {"kind": "ended", "pid": 4711, "code": 1, "log": "MemoryError\n\x1b[2J"}
             agent.send(
                 frame(
-                    draw.choice(b"JDE\0"),
-                    json.dumps(changed_value(ended, draw), default=repr).encode(errors="replace"),
+                    draw.choice(b"JDE\0"), json.dumps(changed_value(ended, draw), default=repr).encode(errors="replace")
                 )
             )
         agent.send(b"", ends=True)
@@ -343,57 +273,27 @@ def test_of_a_thousand_changed_messages_of_an_engine_none_harms_another_device(
     [
         (HEADER.pack(2**32 - 1, ord("J")), "it has 4,294,967,295 bytes"),
         (HEADER.pack(3, ord("D")) + b"abc", "its kind is 68"),
-        (
-            json_frame({"kind": "answer", "id": 10**6, "found": None}),
-            "number 1000000 was not asked for",
-        ),
-        (
-            json_frame(
-                {
-                    "kind": "echo",
-                    "id": 10**6,
-                    "clock_s": 1.0,
-                    "cpu_s": 1.0,
-                    "health": None,
-                }
-            ),
-            "was not asked for",
-        ),
+        (json_frame({"kind": "answer", "id": 10**6, "found": None}), "number 1000000 was not asked for"),
+        (json_frame({"kind": "echo", "id": 10**6, "clock_s": 1.0, "cpu_s": 1.0, "health": None}), "was not asked for"),
         (json_frame({"kind": "lost"}), "Invalid value 'lost'"),
         (engine_frame(LENGTH.pack(2**32 - 1)), "at most 10,000 are allowed"),
         (engine_frame(Message("hello", 0, b"").framed()), "'hello' with 0 bytes"),
-        (
-            engine_frame(Message("ready", 0, bytes(101)).framed()),
-            "'ready' with 101 bytes",
-        ),
-        (
-            engine_frame(Message("event", 1, b"x").framed()),
-            "an event of device 'alpha'",
-        ),
+        (engine_frame(Message("ready", 0, bytes(101)).framed()), "'ready' with 101 bytes"),
+        (engine_frame(Message("event", 1, b"x").framed()), "an event of device 'alpha'"),
         (
             engine_frame(Message("event", 1, told({"phase": "x", "step": "\x1b[2J"})).framed()),
             "Expected `int`, got `str` - at `$.step`",
         ),
-        (
-            engine_frame(Message("event", 1, told(c.StepDone(-1, 0.5))).framed()),
-            "Expected `int` >= 0",
-        ),
+        (engine_frame(Message("event", 1, told(c.StepDone(-1, 0.5))).framed()), "Expected `int` >= 0"),
         (
             engine_frame(Message("store", 1, encode(Asked("fetch", ("x",)))).framed()) * 2,
             "weights are asked for while others",
         ),
-        (
-            engine_frame(Message("event", 1, told(Own(b"pickled"))).framed()),
-            "an event of device 'alpha'",
-        ),
+        (engine_frame(Message("event", 1, told(Own(b"pickled"))).framed()), "an event of device 'alpha'"),
     ],
 )
 def test_what_loses_a_device_is_one_sentence(
-    sent: bytes,
-    why: str,
-    scripted: list[ScriptedAgent],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    sent: bytes, why: str, scripted: list[ScriptedAgent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits = threading.Event()
     monkeypatch.setattr(SshEngines, "bring_weights", lambda self, link, places: waits.wait(LIMIT_S))
@@ -412,9 +312,7 @@ def test_what_loses_a_device_is_one_sentence(
     assert (rank, kind) == (0, "died") and why in said and said.count("\n") == 0
 
 
-def test_a_device_that_is_not_read_for_long_cannot_fill_the_memory(
-    tmp_path: Path,
-) -> None:
+def test_a_device_that_is_not_read_for_long_cannot_fill_the_memory(tmp_path: Path) -> None:
     engines = SshEngines(real_cluster(), tmp_path, CallTable({CALL: Parts(JOB, JOB)}))
     engines.inbox.most_bytes = 1000
     [seat, _] = engines.seats
@@ -432,9 +330,7 @@ def test_a_device_that_is_not_read_for_long_cannot_fill_the_memory(
     seat._take_message(event)
 
 
-def test_a_mute_device_is_given_up_by_whoever_waits(
-    scripted: list[ScriptedAgent],
-) -> None:
+def test_a_mute_device_is_given_up_by_whoever_waits(scripted: list[ScriptedAgent]) -> None:
     asked = threading.Event()
 
     def mute(operation: dict[str, Any], answer: bytes) -> bytes | None:

@@ -33,13 +33,7 @@ from workbench.runtime import commands as c
 from workbench.runtime import kept_files, ssh, ssh_agent
 from workbench.runtime.engine_service import EngineService
 from workbench.runtime.frames import FROM_ENGINE, Asked, FilePart, Message, Messages
-from workbench.runtime.messages import (
-    AnswerMessage,
-    CallTable,
-    decode_told,
-    encode,
-    encode_told,
-)
+from workbench.runtime.messages import AnswerMessage, CallTable, decode_told, encode, encode_told
 from workbench.runtime.pipe_engine import ChannelStore, require_wireguard
 from workbench.runtime.relays import Relays
 from workbench.runtime.seats import KeyStore
@@ -57,9 +51,7 @@ class Agent:
         self.told: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         [device] = real_cluster(("alpha",)).devices
         self.connection = Connection(
-            "alpha",
-            over_pipes(folder)(device),
-            lambda kind, content: self.told.put((kind, content)),
+            "alpha", over_pipes(folder)(device), lambda kind, content: self.told.put((kind, content))
         )
 
     def wait_for(self, kind: str) -> Any:
@@ -80,10 +72,7 @@ def start_sleeper(agent: Agent, folder: Path) -> int:
     """Start an engine that does nothing; return its process number."""
     (folder / "sleeper.py").write_text("import time\ntime.sleep(600)\n")
     return agent.connection.ask(
-        "start",
-        python=sys.executable,
-        module="sleeper",
-        environment={"PYTHONPATH": str(folder)},
+        "start", python=sys.executable, module="sleeper", environment={"PYTHONPATH": str(folder)}
     )
 
 
@@ -108,13 +97,7 @@ def test_clock_files_and_refusals(agent: Agent, tmp_path: Path) -> None:
     with pytest.raises(RuntimeSetupError, match="is no program"):
         connection.ask("start", python="/nowhere/python", module="sleeper", environment={})
     with pytest.raises(RuntimeSetupError, match="another digest"):
-        bad = connection.post(
-            "begin_file",
-            [ssh._frame(ssh.DATA, b"abc")],
-            path="run/x",
-            size=3,
-            sha256="0" * 64,
-        )
+        bad = connection.post("begin_file", [ssh._frame(ssh.DATA, b"abc")], path="run/x", size=3, sha256="0" * 64)
         bad.result(LIMIT_S)
     assert connection.ask("facts").cores >= 1
 
@@ -158,11 +141,7 @@ def test_a_device_that_is_sent_files_is_not_silent(agent: Agent, tmp_path: Path)
     last = c.Pong(charge=0.5)
     seat._take_message(Message("event", seat.number, encode_told(last)))
     sent = agent.connection.post(
-        "begin_file",
-        frames(),
-        path="run/x",
-        size=3,
-        sha256=hashlib.sha256(b"abc").hexdigest(),
+        "begin_file", frames(), path="run/x", size=3, sha256=hashlib.sha256(b"abc").hexdigest()
     )
     assert [one.content for one in service.news(0)] == [last]
     assert service.command(0, c.Ping()) and [one.content for one in service.news(0)] == [last]
@@ -205,9 +184,7 @@ queue.SimpleQueue().get()
 """
 
 
-def test_nothing_stays_on_a_device_when_the_laptops_process_is_killed(
-    tmp_path: Path,
-) -> None:
+def test_nothing_stays_on_a_device_when_the_laptops_process_is_killed(tmp_path: Path) -> None:
     (tmp_path / "sleeper.py").write_text("import subprocess\nsubprocess.run(['sleep', '600'])\n")
     with subprocess.Popen(
         [sys.executable, "-c", LAPTOP, str(tmp_path)],
@@ -219,14 +196,8 @@ def test_nothing_stays_on_a_device_when_the_laptops_process_is_killed(
         wait_for(engine.children, "its own process")
         started = [engine, engine.parent(), *engine.children()]
         laptop.kill()
-    wait_for(
-        lambda: not any(process is not None and process.is_running() for process in started),
-        "its end",
-    )
-    wait_for(
-        lambda: not list((home(tmp_path, "alpha") / ".workbench-kit/runs").iterdir()),
-        "its end",
-    )
+    wait_for(lambda: not any(process is not None and process.is_running() for process in started), "its end")
+    wait_for(lambda: not list((home(tmp_path, "alpha") / ".workbench-kit/runs").iterdir()), "its end")
 
 
 def test_a_killed_agent_takes_its_engine_along_and_its_folder_is_swept(agent: Agent, tmp_path: Path) -> None:
@@ -321,11 +292,7 @@ def test_what_ssh_says_becomes_one_sentence_and_a_mend(login: Login, found: str,
 
 def test_messages_cross_a_stream_in_any_pieces() -> None:
     sent = [Message("event", 1, b"x" * 1000), Message("answer", 2, b"")]
-    data, found, messages = (
-        b"".join(one.framed() for one in sent),
-        [],
-        Messages(FROM_ENGINE, 2000),
-    )
+    data, found, messages = b"".join(one.framed() for one in sent), [], Messages(FROM_ENGINE, 2000)
     for at in range(0, len(data), 7):
         found += list(messages.of(data[at : at + 7]))
     assert found == sent
@@ -397,10 +364,7 @@ def test_the_store_over_a_channel_forms_a_gloo_group() -> None:
     assert not ChannelStore(partial(ask, 0)).check(["nothing"])
 
 
-LOG, SNAPSHOT = (
-    "steps/epoch-0-from-0-rank-1.jsonl",
-    "snapshots/weights-epoch-1-step-0-layers-0-3.safetensors",
-)
+LOG, SNAPSHOT = "steps/epoch-0-from-0-rank-1.jsonl", "snapshots/weights-epoch-1-step-0-layers-0-3.safetensors"
 
 
 @pytest.fixture
@@ -440,23 +404,11 @@ def test_a_devices_files_come_into_the_runs_folder(seat: SshSeat, tmp_path: Path
     [
         *(
             [FilePart(path, 0, b"", True)]
-            for path in (
-                "../outside",
-                "steps/../../outside",
-                "/etc/passwd",
-                "fingerprint.txt",
-                "steps/a/b",
-            )
+            for path in ("../outside", "steps/../../outside", "/etc/passwd", "fingerprint.txt", "steps/a/b")
         ),
         *(
             [FilePart(path, 0, b"", True)]
-            for path in (
-                "steps/.x",
-                "steps/a\n",
-                "steps/\\",
-                "steps/" + "a" * 300,
-                "steps/",
-            )
+            for path in ("steps/.x", "steps/a\n", "steps/\\", "steps/" + "a" * 300, "steps/")
         ),
         [FilePart(LOG, 7, b"x", True)],  # of a log that is not there
         [FilePart(LOG, 0, b"x", True), FilePart(LOG, 2**40, b"x", True)],
@@ -465,10 +417,7 @@ def test_a_devices_files_come_into_the_runs_folder(seat: SshSeat, tmp_path: Path
         [FilePart(LOG, 0, bytes(1001), True)],
         [FilePart(SNAPSHOT, 1, b"x", False)],
         [FilePart(SNAPSHOT, 0, b"x", False), FilePart(SNAPSHOT, 2, b"x", True)],
-        [
-            FilePart(SNAPSHOT, 0, bytes(600), False),
-            FilePart(SNAPSHOT, 600, bytes(600), False),
-        ],
+        [FilePart(SNAPSHOT, 0, bytes(600), False), FilePart(SNAPSHOT, 600, bytes(600), False)],
         [FilePart(f"snapshots/{number}", 0, b"", False) for number in range(5)],
     ],
 )
@@ -494,10 +443,7 @@ def test_a_device_keeps_so_many_files_and_no_more(
 def test_a_devices_files_take_so_many_bytes_and_no_more(seat: SshSeat, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_files, "MOST_TIMES", 2)
     with pytest.raises(MessageError, match="above 2,000 bytes"):
-        keep(
-            seat,
-            *(FilePart(f"snapshots/{number}", 0, bytes(900), True) for number in range(1, 4)),
-        )
+        keep(seat, *(FilePart(f"snapshots/{number}", 0, bytes(900), True) for number in range(1, 4)))
 
 
 def test_a_full_disk_of_the_laptop_ends_the_run(seat: SshSeat, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -513,10 +459,7 @@ def test_a_full_disk_of_the_laptop_ends_the_run(seat: SshSeat, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        (
-            [(1, Asked("set", ("a",), b"1")), (0, Asked("set", ("a",), b"2"))],
-            "'a' of another device",
-        ),
+        ([(1, Asked("set", ("a",), b"1")), (0, Asked("set", ("a",), b"2"))], "'a' of another device"),
         ([(0, Asked("set", ()))], "set with 0 keys"),
         ([(0, Asked("get", ("a", "b")))], "get with 2 keys"),
         ([(0, Asked("get", ("a",)))] * 1001, "more than 1,000 at once"),
@@ -551,9 +494,7 @@ def test_the_exposing_device_is_to_blame_for_a_relay_that_it_refuses() -> None:
     assert blamed == [1]
 
 
-def test_a_device_tells_of_its_health_and_refuses_a_network_that_is_not_wireguard(
-    agent: Agent,
-) -> None:
+def test_a_device_tells_of_its_health_and_refuses_a_network_that_is_not_wireguard(agent: Agent) -> None:
     agent.connection.open()
     agent.connection.ask("ping", health=True)
     health = agent.connection.health
@@ -585,17 +526,9 @@ SHA256 = "0" * 64
         ("has", {"path": "kit/x", "size": 1.5, "sha256": SHA256}, "size"),
         ("has", {"path": "kit/x\n", "size": 1, "sha256": SHA256}, "path"),
         ("begin_file", {"path": "kit/x", "size": 1, "sha256": "../x"}, "sha256"),
-        (
-            "begin_file",
-            {"path": "kit/x", "size": 1, "sha256": SHA256, "mode": 1},
-            "mode",
-        ),
+        ("begin_file", {"path": "kit/x", "size": 1, "sha256": SHA256, "mode": 1}, "mode"),
         ("start", {"python": "/bin/sh", "module": "-c", "environment": {}}, "module"),
-        (
-            "start",
-            {"python": "/bin/sh", "module": "x", "environment": {"PATH": 1}},
-            "environment",
-        ),
+        ("start", {"python": "/bin/sh", "module": "x", "environment": {"PATH": 1}}, "environment"),
         ("signal_engine", {"name": "TERM"}, "name"),
         ("holds", {"folder": "../.."}, "folder"),
         ("unpack", {"archive": "kit/x", "folder": "*-0", "python": False}, "folder"),
@@ -611,14 +544,7 @@ def test_the_agent_takes_no_field_that_does_not_fit(operation: str, fields: dict
 
 @pytest.mark.parametrize(
     "sent",
-    [
-        b"\xff\xff\xff\xffJ",
-        b"\0\0\0\1X?",
-        b"\0\0\0\2J[]",
-        b"\0\0\0\1J{",
-        b"\0\0\0\3Dabc",
-        b'\0\0\0\x0bJ{"id":null}',
-    ],
+    [b"\xff\xff\xff\xffJ", b"\0\0\0\1X?", b"\0\0\0\2J[]", b"\0\0\0\1J{", b"\0\0\0\3Dabc", b'\0\0\0\x0bJ{"id":null}'],
     ids=repr,
 )
 def test_an_agent_ends_at_bytes_that_no_laptop_sends(sent: bytes, agent: Agent) -> None:

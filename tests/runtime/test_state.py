@@ -31,15 +31,7 @@ from workbench.runtime.state import carry_out, load_state, spec_of
 from workbench.runtime.transport import empty
 from workbench.schedules.moves import moves
 
-DTYPES = (
-    torch.float32,
-    torch.bfloat16,
-    torch.float16,
-    torch.float64,
-    torch.int64,
-    torch.uint8,
-    torch.bool,
-)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool)
 
 
 class Interpreter:
@@ -48,13 +40,7 @@ class Interpreter:
     def __init__(self) -> None:
         self._links: dict[tuple[int, int], queue.Queue] = defaultdict(queue.Queue)
 
-    def run(
-        self,
-        rank: int,
-        program: Program,
-        handlers: dict[str, Any],
-        inputs: dict[Value, Any],
-    ) -> Execution:
+    def run(self, rank: int, program: Program, handlers: dict[str, Any], inputs: dict[Value, Any]) -> Execution:
         held = dict(inputs)
         for op in program.schedule.ops[rank]:
             if op.kind == SEND:
@@ -101,8 +87,7 @@ class Case:
         self.whole = {name: self._tensor(rng, generator) for name in self.layers}
         before = random_plan(rng, list(range(self.size)), num_layers)
         self.homes = with_neighbours(
-            homes_of(before, self.layers),
-            [rank for stage in before.stages for rank in stage.ranks],
+            homes_of(before, self.layers), [rank for stage in before.stages for rank in stage.ranks]
         )
         self.left = sorted(rng.sample(range(self.size), rng.randint(1, self.size)))
         self.after = random_plan(rng, self.left, num_layers)
@@ -161,11 +146,7 @@ def random_plan(rng: random.Random, ranks: list[int], num_layers: int) -> Plan:
     for rank in ranks[num_stages:used]:
         rng.choice(groups).append(rank)
     stages = tuple(
-        Stage(
-            start=cuts[i],
-            stop=cuts[i + 1],
-            shares=tuple(Share(rank=rank, samples=1) for rank in group),
-        )
+        Stage(start=cuts[i], stop=cuts[i + 1], shares=tuple(Share(rank=rank, samples=1) for rank in group))
         for i, group in enumerate(groups)
     )
     return Plan(method="test", stages=stages, micro_batch_size=1, num_micro_batches=1)
@@ -217,21 +198,14 @@ def test_snapshots_survive_a_device_that_is_lost_while_they_travel() -> None:
             weight += 100
             into = {name: empty(spec_of(weight)) for name, ranks in doubled.items() if rank in ranks}
             carry_out(
-                moves(doubled, homes, dict.fromkeys(layers, spec_of(weight)), cluster),
-                rank,
-                executor.run,
-                own,
-                into,
+                moves(doubled, homes, dict.fromkeys(layers, spec_of(weight)), cluster), rank, executor.run, own, into
             )
             kept.keep(Position(0, step), into)
         return kept
 
     kept = on_executors(3, work)
     second, third = Position(0, 2), Position(0, 3)
-    assert {at: set(names) for at, names in kept[1].names().items()} == {
-        second: {"a", "b"},
-        third: {"a", "b"},
-    }
+    assert {at: set(names) for at, names in kept[1].names().items()} == {second: {"a", "b"}, third: {"a", "b"}}
     kept[1].forget_after(second)  # the third never arrived there, and rank 0 is gone
     left = {rank: kept[rank].names() for rank in (1, 2)}
     held = {at: held_by({rank: names.get(at, ()) for rank, names in left.items()}) for at in (second, third)}
@@ -255,13 +229,6 @@ def test_files_are_read_by_name(tmp_path: Path) -> None:
         for name, tensor in found.items():
             same_bits(tensor, whole[name])
     with pytest.raises(StateError, match=r"layer\.9 missing.*without --resume"):
-        load_state(
-            paths,
-            "run",
-            {
-                "layer.0": torch.zeros_like(whole["layer.0"]),
-                "layer.9": torch.zeros(4, 3),
-            },
-        )
+        load_state(paths, "run", {"layer.0": torch.zeros_like(whole["layer.0"]), "layer.9": torch.zeros(4, 3)})
     with pytest.raises(StateError, match=r"layer\.1 missing"):  # of another shape
         load_state(paths, "run", {"layer.1": torch.zeros(3, 4)})

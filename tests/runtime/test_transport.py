@@ -31,20 +31,12 @@ def value(name: str, part: int = NONE) -> Value:
     return Value(name, 0, NONE, part)
 
 
-def compute(
-    kind: str,
-    reads: tuple[Value, ...],
-    writes: tuple[Value, ...],
-    stream: str = "compute",
-) -> Op:
+def compute(kind: str, reads: tuple[Value, ...], writes: tuple[Value, ...], stream: str = "compute") -> Op:
     return Op(kind, 0, NONE, NONE, reads, writes, (), stream)
 
 
 def run(
-    schedule: Schedule,
-    handlers: dict[str, Callable[..., tuple[Any, ...]]],
-    size: int = SIZE,
-    **settings: Any,
+    schedule: Schedule, handlers: dict[str, Callable[..., tuple[Any, ...]]], size: int = SIZE, **settings: Any
 ) -> list[Execution]:
     check(schedule)
 
@@ -58,13 +50,7 @@ def run(
 def ring_of_three() -> Schedule:
     """Rank 0's tile goes on by rank 1 to rank 2; a sum comes back over rank 1, which adds its own term on the ring's
     stream."""
-    tile, total, more, own, last = (
-        value("tile"),
-        value("sum", 0),
-        value("sum", 1),
-        value("own"),
-        value("last"),
-    )
+    tile, total, more, own, last = value("tile"), value("sum", 0), value("sum", 1), value("own"), value("last")
     return Schedule(
         ops=(
             (send(tile, 0, 1), recv(more, 1, 0), compute("LAST", (more,), (last,))),
@@ -123,12 +109,7 @@ def swap(count: int) -> Schedule:
         made = compute("MAKE", (), tuple(mine))
         sums = compute("SUM", tuple(reversed(theirs)), (value("total"),))
         ops.append(
-            (
-                made,
-                *(send(one, rank, 1 - rank) for one in mine),
-                *(recv(one, 1 - rank, rank) for one in theirs),
-                sums,
-            )
+            (made, *(send(one, rank, 1 - rank) for one in mine), *(recv(one, 1 - rank, rank) for one in theirs), sums)
         )
     return Schedule(ops=tuple(ops), outputs=((value("total"),),) * 2)
 
@@ -155,17 +136,8 @@ def test_a_channel_keeps_its_order() -> None:
     early, late, end = value("early"), value("late"), value("end")
     schedule = Schedule(
         ops=(
-            (
-                compute("EARLY", (), (early,)),
-                compute("LATE", (early,), (late,)),
-                send(late, 0, 1),
-                send(early, 0, 1),
-            ),
-            (
-                recv(late, 0, 1),
-                recv(early, 0, 1),
-                compute("END", (early, late), (end,)),
-            ),
+            (compute("EARLY", (), (early,)), compute("LATE", (early,), (late,)), send(late, 0, 1), send(early, 0, 1)),
+            (recv(late, 0, 1), recv(early, 0, 1), compute("END", (early, late), (end,))),
         ),
         outputs=((), (end,)),
     )
@@ -176,10 +148,7 @@ def test_a_channel_keeps_its_order() -> None:
     }
     first, second = run(schedule, handlers)
     assert second.outputs[end][0].item() == -1
-    assert [span.op.reads[0] for span in first.spans if span.op.kind == "SEND"] == [
-        late,
-        early,
-    ]
+    assert [span.op.reads[0] for span in first.spans if span.op.kind == "SEND"] == [late, early]
 
 
 LINK_S = 0.014
@@ -193,10 +162,7 @@ def emulated(fidelity: Any, count: int) -> Callable[[int], RankLinks]:
 
 
 def transfers(done: list[Execution], kind: str, rank: int) -> list[Span]:
-    return sorted(
-        (span for span in done[rank].spans if span.op.kind == kind),
-        key=lambda span: span.start_s,
-    )
+    return sorted((span for span in done[rank].spans if span.op.kind == kind), key=lambda span: span.start_s)
 
 
 def one_after_the_other(spans: list[Span]) -> bool:
@@ -204,16 +170,11 @@ def one_after_the_other(spans: list[Span]) -> bool:
 
 
 @pytest.mark.parametrize("fidelity", ["kernel", "paced"])
-def test_a_message_over_an_emulated_link_takes_its_latency_and_its_bytes(
-    fidelity: str,
-) -> None:
+def test_a_message_over_an_emulated_link_takes_its_latency_and_its_bytes(fidelity: str) -> None:
     """Both ends agree on when a message begins, because it carries that time; the next one begins when it has ended."""
     done = run(swap(3), makers(SIZE), links=emulated(fidelity, 2))
     for rank in range(2):
-        sent, received = (
-            transfers(done, "SEND", rank),
-            transfers(done, "RECV", 1 - rank),
-        )
+        sent, received = transfers(done, "SEND", rank), transfers(done, "RECV", 1 - rank)
         assert len(sent) == 3 and one_after_the_other(sent)
         assert [span.start_s for span in received] == [span.start_s for span in sent]
         assert all(span.end_s - span.start_s >= LINK_S for span in (*sent, *received))
@@ -246,8 +207,7 @@ def test_a_message_that_carries_its_time_keeps_its_content(dtype: str, shape: tu
 
 
 @pytest.mark.parametrize(
-    ("kind", "rounds"),
-    [("ALLREDUCE", 4), ("ALLGATHER", 2), ("REDUCESCATTER", 2), ("BROADCAST", 2)],
+    ("kind", "rounds"), [("ALLREDUCE", 4), ("ALLGATHER", 2), ("REDUCESCATTER", 2), ("BROADCAST", 2)]
 )
 def test_collectives_over_kernel_links_take_their_latency(kind: str, rounds: int) -> None:
     """The kernel emulates their bytes.  rounds: of messages among three devices."""
@@ -264,11 +224,7 @@ def test_collectives_over_kernel_links_take_their_latency(kind: str, rounds: int
 def test_a_slow_link_delays_what_is_sent_over_it() -> None:
     """An injected fault, whether the kernel shapes the links or not; the receiver's end tells how long a message
     took."""
-    links = RankLinks(
-        cluster=cluster_of_two(bytes_per_s=4 * SIZE / 0.02, latency_s=0.0),
-        rank=0,
-        fidelity="real",
-    )
+    links = RankLinks(cluster=cluster_of_two(bytes_per_s=4 * SIZE / 0.02, latency_s=0.0), rank=0, fidelity="real")
 
     def work(executor: Executor) -> Execution:
         if executor.rank == 0:
@@ -307,11 +263,7 @@ def test_a_silent_peer_is_an_error(passes: bool) -> None:
 
 
 def test_paced_times_are_the_links() -> None:
-    links = RankLinks(
-        cluster=cluster_of_two(bytes_per_s=1e6, latency_s=0.001),
-        rank=0,
-        fidelity="paced",
-    )
+    links = RankLinks(cluster=cluster_of_two(bytes_per_s=1e6, latency_s=0.001), rank=0, fidelity="paced")
     assert links.transfer_s(0, 1, 500_000) == links.added_s(0, 1, 500_000) == pytest.approx(0.502)
     assert links.collective_s("ALLREDUCE", (0, 1), 500_000) == pytest.approx(2 * (0.002 + 0.25))
     assert links.collective_s("ALLGATHER", (0, 1), 500_000) == pytest.approx(0.002 + 0.25)

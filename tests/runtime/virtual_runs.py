@@ -11,15 +11,7 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.device_faults import Fault, FaultSchedule, parse_faults
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
-from workbench.runtime.commands import (
-    Ended,
-    Generation,
-    Parts,
-    Ping,
-    Pong,
-    StepDone,
-    Train,
-)
+from workbench.runtime.commands import Ended, Generation, Parts, Ping, Pong, StepDone, Train
 from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import Fleet
 from workbench.runtime.virtual_devices import VirtualDevices, VirtualWork, VirtualWorld
@@ -100,11 +92,7 @@ class Trainer:
             ]
             members = tuple(sorted((*members, *prepares)))
         if len(members) < self.at_least:
-            raise PlanError(
-                "A plan was asked for.",
-                f"{len(members)} devices are too few.",
-                "Add one.",
-            )
+            raise PlanError("A plan was asked for.", f"{len(members)} devices are too few.", "Add one.")
         speeds = [1 / factors.get(rank, 1.0) for rank in members]
         job = Job(tuple(speed / sum(speeds) for speed in speeds), self.step, self.total)
         shares = tuple(Share(rank=place, samples=1) for place in range(len(members)))
@@ -115,13 +103,7 @@ class Trainer:
             num_micro_batches=1,
         )
         return Generation(
-            number,
-            members,
-            plan,
-            job,
-            Predicted(job, tuple(1 / speed for speed in speeds)),
-            job.timeout_s,
-            prepares,
+            number, members, plan, job, Predicted(job, tuple(1 / speed for speed in speeds)), job.timeout_s, prepares
         )
 
     def part(self, generation: Generation, place: int) -> Job:
@@ -157,12 +139,7 @@ class Trainer:
             self.losses.append((self.step, min(last, self.step)))
             self.step = min(last, self.step)
 
-    def differs(
-        self,
-        generation: Generation,
-        ready: tuple[int, ...],
-        factors: Mapping[int, float],
-    ) -> bool:
+    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
         return generation.members != self.only
 
 
@@ -185,18 +162,8 @@ def prepared(
 ) -> Told:
     devices = Checked(world_size, Work(), VirtualWorld(seed=seed))
     said: list[str] = []
-    fleet = Fleet(
-        devices,
-        [f"d{rank}" for rank in range(world_size)],
-        FaultSchedule(faults),
-        described=described,
-    )
-    return Told(
-        policy,
-        devices,
-        Coordinator(fleet=fleet, policy=policy, say=said.append, adapts=adapts, **more),
-        said,
-    )
+    fleet = Fleet(devices, [f"d{rank}" for rank in range(world_size)], FaultSchedule(faults), described=described)
+    return Told(policy, devices, Coordinator(fleet=fleet, policy=policy, say=said.append, adapts=adapts, **more), said)
 
 
 def coordinate(policy: Trainer, *faults: Fault, **settings: Any) -> Told:
@@ -250,8 +217,7 @@ class Checked(VirtualDevices):
 
     def _tell(self, rank: int, event: Any) -> None:
         super()._tell(
-            rank,
-            self.health[rank](self.now_s()) if isinstance(event, Pong) and rank in self.health else event,
+            rank, self.health[rank](self.now_s()) if isinstance(event, Pong) and rank in self.health else event
         )
 
     def check(self, policy: Trainer) -> None:

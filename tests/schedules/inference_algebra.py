@@ -7,15 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from workbench.core.inference import StackShape
-from workbench.core.schedule import (
-    ALLREDUCE,
-    BROADCAST,
-    RECV,
-    SEND,
-    Op,
-    Schedule,
-    Value,
-)
+from workbench.core.schedule import ALLREDUCE, BROADCAST, RECV, SEND, Op, Schedule, Value
 from workbench.methods.galaxy_plus.schedules import InferenceLayout
 
 PRIME = 2_147_483_647
@@ -23,26 +15,12 @@ Numbers = tuple[int, ...]
 
 
 def shape(
-    num_layers: int = 2,
-    num_units: int = 4,
-    columns: int = 8,
-    *,
-    has_cross_attention: bool = False,
-    **given: Any,
+    num_layers: int = 2, num_units: int = 4, columns: int = 8, *, has_cross_attention: bool = False, **given: Any
 ) -> StackShape:
     """Return a small stack."""
-    sizes = {
-        "hidden_size": 16,
-        "unit_bytes": 1000,
-        "column_bytes": 100,
-        "hidden_bytes": 64,
-    } | given
+    sizes = {"hidden_size": 16, "unit_bytes": 1000, "column_bytes": 100, "hidden_bytes": 64} | given
     return StackShape(
-        num_layers=num_layers,
-        num_units=num_units,
-        columns=columns,
-        has_cross_attention=has_cross_attention,
-        **sizes,
+        num_layers=num_layers, num_units=num_units, columns=columns, has_cross_attention=has_cross_attention, **sizes
     )
 
 
@@ -58,12 +36,7 @@ def whole(stacks: Sequence[StackShape], ids: Sequence[Numbers]) -> Numbers:
                 shares = range(shape.columns if kind == "feed_forward" else shape.num_units)
                 keys = memory if kind == "cross" else hidden
                 hidden = tuple(
-                    _connected(
-                        number,
-                        sum(_term(kind, number, share, h, keys) for share in shares),
-                        h,
-                    )
-                    for h in hidden
+                    _connected(number, sum(_term(kind, number, share, h, keys) for share in shares), h) for h in hidden
                 )
                 number += 1
         memory = hidden
@@ -105,13 +78,7 @@ def run(
                         break
                     present[rank][op.writes[0]] = ready
                 else:
-                    results = _compute(
-                        layout,
-                        rank,
-                        op,
-                        [present[rank][value] for value in op.reads],
-                        cache,
-                    )
+                    results = _compute(layout, rank, op, [present[rank][value] for value in op.reads], cache)
                     assert len(results) == len(op.writes), op
                     present[rank].update(zip(op.writes, results, strict=True))
                 places[rank] += 1
@@ -122,11 +89,7 @@ def run(
 
 
 def _collective(
-    schedule: Schedule,
-    places: list[int],
-    present: list[dict[Value, Any]],
-    op: Op,
-    parts: dict,
+    schedule: Schedule, places: list[int], present: list[dict[Value, Any]], op: Op, parts: dict
 ) -> Numbers | None:
     """Return the sum (or the root's value) once every member has come to the operation."""
     for rank in op.ranks:
@@ -136,8 +99,7 @@ def _collective(
         if places[rank] < at or any(value not in present[rank] for value in schedule.ops[rank][at].reads):
             return None
         parts.setdefault(
-            (rank, op._replace(reads=())),
-            [present[rank][value] for value in schedule.ops[rank][at].reads],
+            (rank, op._replace(reads=())), [present[rank][value] for value in schedule.ops[rank][at].reads]
         )
     contents = [content for rank in op.ranks for content in parts[rank, op._replace(reads=())]]
     return contents[0] if op.kind == BROADCAST else _added(contents)

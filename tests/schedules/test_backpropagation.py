@@ -50,15 +50,7 @@ def test_every_copy_gets_the_other_stages_gradients() -> None:
     assert crossing(schedule, 4, SEND) == [] and crossing(schedule, 4, RECV) == [(0, 4)]
     assert "1SHARE.0" not in labels(schedule, 2)
     free = timed(schedule, F=1.0, B=2.0).makespan_s
-    assert (
-        timed(
-            schedule,
-            F=1.0,
-            B=2.0,
-            SEND=lambda rank, op: 0.5 * (op.reads[0].name == "shared"),
-        ).makespan_s
-        > free
-    )
+    assert timed(schedule, F=1.0, B=2.0, SEND=lambda rank, op: 0.5 * (op.reads[0].name == "shared")).makespan_s > free
 
 
 @settings(max_examples=60, deadline=None)
@@ -66,11 +58,7 @@ def test_every_copy_gets_the_other_stages_gradients() -> None:
 def test_any_plan_with_any_shared_parameters_can_run(data: st.DataObject) -> None:
     """The dry run finds no deadlock, whoever shares what."""
     groups = data.draw(
-        st.lists(
-            st.lists(st.integers(0, 3), min_size=1, max_size=3).filter(any),
-            min_size=1,
-            max_size=4,
-        )
+        st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3).filter(any), min_size=1, max_size=4)
     )
     stages = st.lists(st.sampled_from(range(len(groups))), min_size=2, unique=True).map(sorted)
     shared = data.draw(st.lists(stages, max_size=3)) if len(groups) > 1 else []

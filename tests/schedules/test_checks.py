@@ -69,16 +69,8 @@ FAULTS = {
         "Write it with one value read, from this rank to another (two different ranks below 1).",
         ">SEND<",
     ),
-    "receive on the wrong rank": (
-        "rank 0\nRECV 0>1 () -> (x) @recv\nrank 1\n",
-        "It is malformed.",
-        ">RECV<",
-    ),
-    "transfer of two values": (
-        "rank 0\nin x y\nSEND 0>1 (x y) -> () @send\nrank 1\n",
-        "It is malformed.",
-        ">SEND<",
-    ),
+    "receive on the wrong rank": ("rank 0\nRECV 0>1 () -> (x) @recv\nrank 1\n", "It is malformed.", ">RECV<"),
+    "transfer of two values": ("rank 0\nin x y\nSEND 0>1 (x y) -> () @send\nrank 1\n", "It is malformed.", ">SEND<"),
     "missing member": (
         """
         rank 0
@@ -129,11 +121,7 @@ FAULTS = {
         "The output x was asked for on rank 0. x is never written, on no rank.",
         ">0F0<",
     ),
-    "an output of an empty rank": (
-        "rank 0\nout x\n",
-        "The output x was asked for on rank 0.",
-        "rank 0",
-    ),
+    "an output of an empty rank": ("rank 0\nout x\n", "The output x was asked for on rank 0.", "rank 0"),
     "written twice": (
         "rank 0\n0F0 () -> (x)\n0F1 () -> (x)\n",
         "Rank 0 was asked to run 0F1 (operation 1). x is written twice on rank 0: 0F0 has it already. Write it once.",
@@ -296,10 +284,7 @@ def test_check_and_simulator_agree_on_damaged_schedules(data: st.DataObject) -> 
         row = rows[data.draw(st.integers(0, len(rows) - 1))]
         if not row:
             continue
-        i, j = (
-            data.draw(st.integers(0, len(row) - 1)),
-            data.draw(st.integers(0, len(row) - 1)),
-        )
+        i, j = data.draw(st.integers(0, len(row) - 1)), data.draw(st.integers(0, len(row) - 1))
         if data.draw(st.booleans()):
             row[i], row[j] = row[j], row[i]
         else:

@@ -14,13 +14,7 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.program import Program
 from workbench.core.schedule import Op, Value
-from workbench.schedules import (
-    hetpipe,
-    hybrid_1f1b,
-    insert_transfers,
-    one_f_one_b,
-    plan_costs,
-)
+from workbench.schedules import hetpipe, hybrid_1f1b, insert_transfers, one_f_one_b, plan_costs
 from workbench.schedules.pipeline import backpropagation
 from workbench.simulator import simulate
 from workbench_studies.papers.pac_plus.hetpipe import virtual_worker_costs
@@ -32,11 +26,7 @@ def layer(number: int, *, side: bool) -> LayerProfile:
     """Return a layer of 0.1 s a sample and a fixed 1 s (backward twice that); its bytes tell which layer it is."""
 
     def grid(factor: float) -> Grid:
-        return Grid(
-            batch_sizes=(1, 2),
-            sequence_lengths=(LENGTH,),
-            seconds=((1.1 * factor,), (1.2 * factor,)),
-        )
+        return Grid(batch_sizes=(1, 2), sequence_lengths=(LENGTH,), seconds=((1.1 * factor,), (1.2 * factor,)))
 
     step = Grid(batch_sizes=(1,), sequence_lengths=(1,), seconds=((0.5,),))
     return LayerProfile(
@@ -58,12 +48,7 @@ def layer(number: int, *, side: bool) -> LayerProfile:
 def made(plan: Plan, world_size: int, *, side: bool) -> tuple[Profile, Cluster]:
     layers = tuple(layer(number, side=side) for number in range(plan.num_layers))
     devices = tuple(
-        Device(
-            name=f"d{rank}",
-            flops_per_s=1e9,
-            memory_bytes=10**9,
-            link=Link(bytes_per_s=1000.0, latency_s=0.25),
-        )
+        Device(name=f"d{rank}", flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=1000.0, latency_s=0.25))
         for rank in range(world_size)
     )
     return Profile(model="toy", method="test", source="analytic", layers=(layers,) * world_size), Cluster(
@@ -89,11 +74,7 @@ def test_operations_of_a_group() -> None:
         2 * (0.5 + 11 / 1000)
     )
     assert costs.spec(Value("gsum", 0, -1, 1)).nbytes == 10 + 11
-    assert [costs.resident_bytes(rank) for rank in range(3)] == [
-        2000 + 4 * 21,
-        2000 + 4 * 21,
-        3000 + 4 * 39,
-    ]
+    assert [costs.resident_bytes(rank) for rank in range(3)] == [2000 + 4 * 21, 2000 + 4 * 21, 3000 + 4 * 39]
 
 
 def test_a_rank_that_the_plan_leaves_idle_costs_nothing() -> None:
@@ -106,10 +87,7 @@ def test_messages_are_what_the_layer_in_front_of_the_boundary_hands_on() -> None
     """Layer 1 ends stage 0; its output holds the side network's, whose gradient comes back."""
     plan = plan_of((3, 1), (4,), layers=(2, 3))
     costs = costs_of(plan, 3, (4, 4))
-    output, gradient = (
-        [3 * (LENGTH * 101 + 7), LENGTH * 101 + 7],
-        [3 * (LENGTH * 21 + 5), LENGTH * 21 + 5],
-    )
+    output, gradient = [3 * (LENGTH * 101 + 7), LENGTH * 101 + 7], [3 * (LENGTH * 21 + 5), LENGTH * 21 + 5]
     for piece in (0, 1):
         assert costs.spec(Value("act", 0, 0, piece)).nbytes == output[piece] - gradient[piece]
         assert (
@@ -162,11 +140,7 @@ def test_virtual_workers_keep_versions_and_move_shards() -> None:
     costs = virtual_worker_costs(profile, cluster, workers, sequence_length=LENGTH)
     # Stages: 0 (layers 0-2), 1 (3), 2 (0-1), 3 (2-3).  Shards: 0-1, 2, 3.
     assert costs.spec(Value("weight", 0, -1, 1)).nbytes == 10 + 11 + 12
-    assert [costs.spec(Value("push", shard, 0, 0)).nbytes for shard in range(3)] == [
-        21,
-        12,
-        13,
-    ]
+    assert [costs.spec(Value("push", shard, 0, 0)).nbytes for shard in range(3)] == [21, 12, 13]
     assert costs.spec(Value("act", 2, 1)).nbytes == 2 * (LENGTH * 101 + 7)
     assert costs.spec(Value("grad", 3, 1)).nbytes == 2 * (LENGTH * 21 + 5)
     assert costs.spec(Value("ctx", 3, 1)).nbytes == 2 * 2 * (LENGTH * 30 + 3)
@@ -177,13 +151,7 @@ def test_virtual_workers_keep_versions_and_move_shards() -> None:
     assert costs.seconds(3, Op("MERGE", 1, 0)) == pytest.approx(0.5)
     assert costs.seconds(0, Op("PUSH", 0, 0)) == 0
     schedule = insert_transfers(hetpipe(workers, 3, world_size=5))
-    timeline = simulate(
-        Program(
-            schedule=schedule,
-            costs=costs,
-            devices=tuple(f"d{rank}" for rank in range(5)),
-        )
-    )
+    timeline = simulate(Program(schedule=schedule, costs=costs, devices=tuple(f"d{rank}" for rank in range(5))))
     sent = sum(
         span.nbytes for span in timeline.spans if span.op.kind == "SEND" and span.op.reads[0].name in ("push", "global")
     )
@@ -194,18 +162,9 @@ def test_virtual_workers_keep_versions_and_move_shards() -> None:
     ("op", "seconds"),
     [
         (Op("SEND", reads=(Value("big"),), ranks=(0, 2)), 0.5 + 3.0 + 0.125),
-        (
-            Op("ALLREDUCE", writes=(Value("big"),), ranks=(0, 1, 2)),
-            4 * (0.5 + 1.0 + 0.125),
-        ),
-        (
-            Op("ALLGATHER", writes=(Value("big"),), ranks=(0, 1, 2)),
-            2 * (0.5 + 1.0 + 0.125),
-        ),
-        (
-            Op("BROADCAST", writes=(Value("big"),), ranks=(0, 1, 2)),
-            2 * (0.5 + 3.0 + 0.125),
-        ),
+        (Op("ALLREDUCE", writes=(Value("big"),), ranks=(0, 1, 2)), 4 * (0.5 + 1.0 + 0.125)),
+        (Op("ALLGATHER", writes=(Value("big"),), ranks=(0, 1, 2)), 2 * (0.5 + 1.0 + 0.125)),
+        (Op("BROADCAST", writes=(Value("big"),), ranks=(0, 1, 2)), 2 * (0.5 + 3.0 + 0.125)),
         (Op("RECV", writes=(Value("big"),), ranks=(0, 2)), 0.0),
         (Op("F"), 7.0),
     ],
@@ -213,12 +172,7 @@ def test_virtual_workers_keep_versions_and_move_shards() -> None:
 def test_what_the_table_leaves_out_takes_the_time_of_the_links(op: Op, seconds: float) -> None:
     """3,000 bytes at 1,000 a second; each message has a latency of 0.5 s and an overhead of 0.125 s."""
     _, cluster = made(plan_of((1,)), 3, side=False)
-    costs = TableCosts(
-        seconds_by_kind={"F": 7.0},
-        bytes_by_name={"big": 3000},
-        cluster=cluster,
-        message_s=0.125,
-    )
+    costs = TableCosts(seconds_by_kind={"F": 7.0}, bytes_by_name={"big": 3000}, cluster=cluster, message_s=0.125)
     assert costs.seconds(0, op) == pytest.approx(seconds)
     alone = replace(costs, cluster=None)
     assert alone.seconds(0, op) == (7.0 if op.kind == "F" else 0.0)
@@ -228,10 +182,7 @@ def test_what_the_table_leaves_out_takes_the_time_of_the_links(op: Op, seconds: 
 def test_faster_links_shorten_the_step() -> None:
     plan = plan_of((2,), (2,), layers=(2, 2))
     profile, cluster = made(plan, 2, side=True)
-    quick = replace(
-        cluster,
-        devices=tuple(replace(one, link=Link(bytes_per_s=1e9)) for one in cluster.devices),
-    )
+    quick = replace(cluster, devices=tuple(replace(one, link=Link(bytes_per_s=1e9)) for one in cluster.devices))
     schedule = insert_transfers(hybrid_1f1b(plan, (2, 2)))
     spans = [
         simulate(

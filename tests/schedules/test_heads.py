@@ -23,13 +23,7 @@ def test_attention_lasts_as_long_as_the_slower_stream(num_layers: int) -> None:
     schedule = check(split_heads(heads, num_layers=num_layers))
     forward = max(8 * 0.25, 4 * 0.375) + 1.0
     backward = 2 * max(8 * 0.25, 4 * 0.375) + 2.0
-    timeline = timed(
-        schedule,
-        ATTN=attention,
-        MLP=1.0,
-        MLPB=2.0,
-        ATTNB=lambda rank, op: 2 * attention(rank, op),
-    )
+    timeline = timed(schedule, ATTN=attention, MLP=1.0, MLPB=2.0, ATTNB=lambda rank, op: 2 * attention(rank, op))
     assert timeline.makespan_s == num_layers * (forward + backward)
     # Two streams at once are not more than one busy device.
     assert timeline.bubble_fraction == 0.0
@@ -43,20 +37,11 @@ def test_one_processor_takes_the_sum() -> None:
 
 
 def test_contexts_live_until_their_backward() -> None:
-    assert peaks(
-        split_heads((1, 1), num_layers=4),
-        "hctx",
-        ATTN=1.0,
-        MLP=1.0,
-        MLPB=1.0,
-        ATTNB=1.0,
-    ) == (8,)
+    assert peaks(split_heads((1, 1), num_layers=4), "hctx", ATTN=1.0, MLP=1.0, MLPB=1.0, ATTNB=1.0) == (8,)
 
 
 @pytest.mark.parametrize("columns", [(), (1, 1)])
-def test_a_stage_is_computed_layer_by_layer_on_both_processors(
-    columns: tuple[int, ...],
-) -> None:
+def test_a_stage_is_computed_layer_by_layer_on_both_processors(columns: tuple[int, ...]) -> None:
     """Asynchronous 1F1B of two stages, the second one divided: complete, and at half of what is divided it is as much
     faster."""
     plan = Plan(
@@ -68,10 +53,7 @@ def test_a_stage_is_computed_layer_by_layer_on_both_processors(
     division = Division(heads=(1, 1), columns=columns, slower=(1.0, 1.0), names=("cpu", "gpu"))
     whole = asynchronous_1f1b(plan, 12)
     schedule = check(insert_transfers(divide_layers(whole, plan, {1: division})))
-    assert {op.stream for op in schedule.ops[1] if not op.is_communication} == {
-        "compute",
-        "compute1",
-    }
+    assert {op.stream for op in schedule.ops[1] if not op.is_communication} == {"compute", "compute1"}
     assert {op.stage for op in schedule.ops[1] if op.kind == "ATTN"} == {2, 3}
     assert schedule.outputs == whole.outputs
     # A layer forward: 3 of attention, 3 of columns, 2 of the rest; 2 of the rest go to JOIN if there is one.

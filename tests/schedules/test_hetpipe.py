@@ -82,9 +82,7 @@ def pieces(num_layers: int, cuts: set[int]) -> list[int]:
 
 shapes = st.integers(2, 5).flatmap(
     lambda layers: st.lists(
-        st.sets(st.integers(1, layers - 1)).map(lambda cuts: pieces(layers, cuts)),
-        min_size=1,
-        max_size=3,
+        st.sets(st.integers(1, layers - 1)).map(lambda cuts: pieces(layers, cuts)), min_size=1, max_size=3
     )
 )
 
@@ -132,13 +130,7 @@ def test_one_virtual_worker_is_an_asynchronous_pipeline_of_so_many_in_flight() -
     """Contexts and weight versions: min(stages behind and this one, N_m)."""
     for in_flight in (1, 2, 3, 5):
         schedule = insert_transfers(hetpipe(workers_of((1, 1, 1), in_flight=in_flight), 4))
-        assert {op.kind for ops in schedule.ops for op in ops} == {
-            "F",
-            "B",
-            "STEP",
-            SEND,
-            RECV,
-        }
+        assert {op.kind for ops in schedule.ops for op in ops} == {"F", "B", "STEP", SEND, RECV}
         expected = tuple(min(3 - stage, in_flight) for stage in range(3))
         assert peaks(schedule, "ctx", F=1.0, B=2.0) == expected
         assert peaks(schedule, "weight", F=1.0, B=2.0) == expected
@@ -151,11 +143,7 @@ def test_shards_lie_between_all_cuts_and_are_served_in_turn() -> None:
         (2, 3, (0, 3), 3),
         (3, 4, (1, 3), 1),
     ]
-    assert (workers.grouping(), workers.wave_samples, workers.ranks) == (
-        "[2+2]",
-        8,
-        (0, 1, 2, 3),
-    )
+    assert (workers.grouping(), workers.wave_samples, workers.ranks) == ("[2+2]", 8, (0, 1, 2, 3))
 
 
 def test_every_layer_is_pushed_and_pulled_once_a_wave() -> None:
@@ -173,14 +161,8 @@ def test_every_layer_is_pushed_and_pulled_once_a_wave() -> None:
     [
         ({"in_flight": 0}, "0 mini-batches"),
         ({"pipelines": ()}, "0 virtual workers"),
-        (
-            {"pipelines": workers_of((1, 1)).pipelines * 2},
-            "Rank 0 has more than one stage",
-        ),
-        (
-            {"pipelines": (*workers_of((1, 1)).pipelines, *workers_of((3,)).pipelines)},
-            r"\[2, 3\] layers",
-        ),
+        ({"pipelines": workers_of((1, 1)).pipelines * 2}, "Rank 0 has more than one stage"),
+        ({"pipelines": (*workers_of((1, 1)).pipelines, *workers_of((3,)).pipelines)}, r"\[2, 3\] layers"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(change, expected) -> None:

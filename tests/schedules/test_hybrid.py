@@ -37,13 +37,7 @@ def test_a_group_of_unequal_devices() -> None:
     # (m + p - 1)(f + b), then the first stage's all-reduce and step.
     assert timeline.makespan_s == 5 * 3.0 + 0.25 + 0.5
     # A straggler in the group sets the pace of the whole pipeline.
-    slow = timed(
-        schedule,
-        F=lambda rank, op: 2.0 if rank == 1 else 1.0,
-        SB=2.0,
-        ALLREDUCE=0.25,
-        STEP=0.5,
-    )
+    slow = timed(schedule, F=lambda rank, op: 2.0 if rank == 1 else 1.0, SB=2.0, ALLREDUCE=0.25, STEP=0.5)
     assert slow.makespan_s > timeline.makespan_s
 
 
@@ -69,9 +63,7 @@ def test_idle_devices_have_empty_rows() -> None:
 
 
 groups = st.lists(
-    st.lists(st.integers(0, 4), min_size=1, max_size=3).filter(lambda shares: sum(shares) > 0),
-    min_size=1,
-    max_size=4,
+    st.lists(st.integers(0, 4), min_size=1, max_size=3).filter(lambda shares: sum(shares) > 0), min_size=1, max_size=4
 )
 
 

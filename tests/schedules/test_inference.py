@@ -13,11 +13,7 @@ from schedule_plans import timed
 from workbench.core.errors import ScheduleError
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.schedule import SEND, Op, Schedule
-from workbench.methods.galaxy_plus.schedules import (
-    InferenceLayout,
-    decode_schedule,
-    inference_schedule,
-)
+from workbench.methods.galaxy_plus.schedules import InferenceLayout, decode_schedule, inference_schedule
 from workbench.schedules import check
 
 ENCODER_DECODER = (shape(2, 6, 12), shape(1, 3, 7, has_cross_attention=True))
@@ -74,10 +70,7 @@ def test_decoding_continues_from_the_cache(paradigm: str) -> None:
             plan = random_plan(chance, paradigm, stacks)
             ids = [chance.randrange(1000) for _ in range(4)]
             memory = tuple(chance.randrange(1000) for _ in range(3))
-            caches: dict[str, dict] = {
-                "split": {"memory": memory},
-                "one": {"memory": memory},
-            }
+            caches: dict[str, dict] = {"split": {"memory": memory}, "one": {"memory": memory}}
             for past, token in enumerate(ids):
                 layout = InferenceLayout.decode(plan, stacks, past=past, memory_length=3)
                 step = check(decode_schedule(layout))
@@ -123,11 +116,7 @@ def feed_forward_block(plan: InferencePlan, *, up: float, down: float, send: flo
 
         return seconds
 
-    costs = {
-        "UP": seconds_of(up, True),
-        "DOWN": seconds_of(down, True),
-        "SEND": seconds_of(send, False),
-    }
+    costs = {"UP": seconds_of(up, True), "DOWN": seconds_of(down, True), "SEND": seconds_of(send, False)}
     return timed(check(inference_schedule(layout)), **costs).makespan_s
 
 
@@ -139,21 +128,9 @@ def test_closed_forms_of_the_ring(count: int) -> None:
     rounds = count - 1
     assert feed_forward_block(overlapped, up=1.0, down=0.0, send=0.0) == count
     for plan, up, down, send, expected in (
-        (
-            overlapped,
-            1.0,
-            1.0,
-            0.5,
-            2 * count,
-        ),  # hidden: two sends under the two products of a tile
+        (overlapped, 1.0, 1.0, 0.5, 2 * count),  # hidden: two sends under the two products of a tile
         (overlapped, 1.0, 1.0, 0.125, 2 * count),
-        (
-            overlapped,
-            0.0,
-            0.0,
-            1.0,
-            2 * rounds,
-        ),  # nothing to hide behind: both rings in turn on each link
+        (overlapped, 0.0, 0.0, 1.0, 2 * rounds),  # nothing to hide behind: both rings in turn on each link
         (waiting, 1.0, 1.0, 0.5, 2 * (rounds * 0.5 + count)),
         (waiting, 1.0, 0.0, 0.8, rounds * 0.8 + count + rounds * 0.8),
     ):

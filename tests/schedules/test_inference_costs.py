@@ -21,17 +21,8 @@ from workbench.core.inference import (
 from workbench.core.program import Program
 from workbench.core.schedule import Value
 from workbench.methods.galaxy_plus.planners import needs
-from workbench.methods.galaxy_plus.prices import (
-    SequencePrice,
-    choose_tiles,
-    smallest_tile,
-    tune,
-)
-from workbench.methods.galaxy_plus.schedules import (
-    InferenceLayout,
-    inference_costs,
-    inference_schedule,
-)
+from workbench.methods.galaxy_plus.prices import SequencePrice, choose_tiles, smallest_tile, tune
+from workbench.methods.galaxy_plus.schedules import InferenceLayout, inference_costs, inference_schedule
 from workbench.planners import Problem
 from workbench.simulator import simulate
 
@@ -107,11 +98,7 @@ def hybrid(speeds: tuple[float, ...], stack: StackShape, schemes: tuple[int, ...
 
 def prices(speeds: tuple[float, ...], mbit_per_s: float, stack: StackShape, length: int = 284) -> SequencePrice:
     """Return the prices of plans on a cluster."""
-    problem = Problem(
-        profile_of(speeds, stack),
-        cluster_of(speeds, mbit_per_s),
-        sequence_length=length,
-    )
+    problem = Problem(profile_of(speeds, stack), cluster_of(speeds, mbit_per_s), sequence_length=length)
     return SequencePrice(problem, message_s=MESSAGE_S)
 
 
@@ -183,13 +170,7 @@ def test_few_layers_price_many() -> None:
         priced = prices(speeds, chance.choice((125, 1000)), stack)
         error = abs(priced(plan) / priced.timeline(plan).makespan_s - 1)
         assert error < (0.05 if plan.both_ways else 1e-9), (seed, plan)
-    tensor = InferencePlan(
-        method="test",
-        paradigm="tensor",
-        ranks=(0, 1),
-        units=(6, 6),
-        columns=(1536, 1536),
-    )
+    tensor = InferencePlan(method="test", paradigm="tensor", ranks=(0, 1), units=(6, 6), columns=(1536, 1536))
     alone = InferencePlan(method="test", paradigm="pipeline", ranks=(0,), layers=(12,))
     spread = InferencePlan(method="test", paradigm="sequence", ranks=(0, 1), shares=(1.0, 1.0))
     priced = prices((8.8, 8.8), 500, transformer(12))
@@ -221,13 +202,7 @@ def _layer_s(priced: SequencePrice, plan: InferencePlan, kinds: str) -> float:
         costs = replace(costs, cluster=None)
     elif kinds == "communication":
         costs = replace(costs, seconds_by_kind={})
-    timeline = simulate(
-        Program(
-            schedule=inference_schedule(layout),
-            costs=costs,
-            devices=("a", "b", "c", "d"),
-        )
-    )
+    timeline = simulate(Program(schedule=inference_schedule(layout), costs=costs, devices=("a", "b", "c", "d")))
     ends = [
         max(span.end_s for span in timeline.spans if span.op.kind == "CONN" and span.op.stage == 2 * layer + 1)
         for layer in range(4)

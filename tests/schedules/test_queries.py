@@ -23,10 +23,7 @@ def stage(start: int, stop: int, **queries: int) -> Stage:
 
 def one_by_one(**queries: int) -> Schedule:
     """Return a step in which every part is a group."""
-    return query_step(
-        (stage(0, 1, **queries),),
-        [(part,) for part in range(2 * sum(queries.values()))],
-    )
+    return query_step((stage(0, 1, **queries),), [(part,) for part in range(2 * sum(queries.values()))])
 
 
 @pytest.mark.parametrize("num_queries", [1, 4])
@@ -62,10 +59,7 @@ def test_parts_that_share_a_pass() -> None:
     groups = (*query_groups(0, 3, 2), *query_groups(3, 2, 2))
     assert groups == ((0, 1, 2, 3), (4, 5), (6, 7, 8, 9))
     schedule = check(insert_transfers(query_step((whole,), groups)))
-    assert [[op.label for op in ops if op.kind == "F"] for ops in schedule.ops] == [
-        ["F0.0", "F0.4"],
-        ["F0.6"],
-    ]
+    assert [[op.label for op in ops if op.kind == "F"] for ops in schedule.ops] == [["F0.0", "F0.4"], ["F0.6"]]
     assert sum(op.kind == SEND for ops in schedule.ops for op in ops) == 3
 
 
@@ -77,12 +71,7 @@ def test_chain_of_stages() -> None:
     timeline = timed(schedule, F=1.0, STEP=0.5)
     assert timeline.makespan_s == 3 + (4 - 1) * 1.0 + 0.5  # filled once, never emptied for a backward pass
     sent = [(op.ranks, op.reads[0].name) for ops in schedule.ops for op in ops if op.kind == SEND]
-    assert set(sent) == {
-        ((2, 0), "act"),
-        ((0, 1), "act"),
-        ((1, 0), "loss"),
-        ((1, 2), "loss"),
-    }
+    assert set(sent) == {((2, 0), "act"), ((0, 1), "act"), ((1, 0), "loss"), ((1, 2), "loss")}
 
 
 @pytest.mark.parametrize(

@@ -13,18 +13,8 @@ from workbench.core.errors import ScheduleError
 from workbench.core.program import Program
 from workbench.core.schedule import Op, Schedule, Value
 from workbench.core.timeline import Timeline
-from workbench.methods.ringada.planner import (
-    RingEstimate,
-    Segment,
-    plan_ring,
-    plan_segments,
-)
-from workbench.methods.ringada.schedule import (
-    Iteration,
-    layers_of,
-    ring_round,
-    terminator,
-)
+from workbench.methods.ringada.planner import RingEstimate, Segment, plan_ring, plan_segments
+from workbench.methods.ringada.schedule import Iteration, layers_of, ring_round, terminator
 from workbench.planners import Problem
 from workbench.simulator import simulate
 from workbench.simulator.steps import SAMPLES, equal_blocks
@@ -41,11 +31,7 @@ def ring(*layers: int) -> Plan:
 
 
 def simulated(
-    plan: Plan,
-    iterations: Sequence[Iteration],
-    *,
-    in_flight: int = 8,
-    cached: Sequence[int] = (),
+    plan: Plan, iterations: Sequence[Iteration], *, in_flight: int = 8, cached: Sequence[int] = ()
 ) -> tuple[Schedule, Timeline]:
     """Return a round whose mini-batches take one second for each layer and direction; everything else is free."""
     of_micro_batch = [one for one in iterations for _ in range(one.num_micro_batches)]
@@ -74,14 +60,7 @@ def op_of(schedule: Schedule, kind: str, microbatch: int, stage: int = -1) -> tu
 def test_figure_2() -> None:
     """4 : 5 : 2 : 3 blocks, depth 3: forward u1 -> u2 -> u3 -> u4 -> u1, backward u1 -> u4; then u2 begins."""
     plan = ring(4, 5, 2, 3)
-    assert [terminator(plan, 14 - depth) for depth in (1, 3, 4, 5, 6, 14)] == [
-        3,
-        3,
-        2,
-        2,
-        1,
-        0,
-    ]
+    assert [terminator(plan, 14 - depth) for depth in (1, 3, 4, 5, 6, 14)] == [3, 3, 2, 2, 1, 0]
     schedule, _ = simulated(plan, [Iteration(0, 11, 1), Iteration(1, 11, 1)])
     crossing = [
         (op.ranks, op.reads[0].name) for ops in schedule.ops for op in ops if op.kind == "SEND" and op.microbatch == 0
@@ -115,12 +94,7 @@ def test_cached_micro_batches_begin_at_the_terminator() -> None:
     sent = {
         (op.ranks, op.reads[0].name) for ops in schedule.ops for op in ops if op.kind == "SEND" and op.microbatch == 2
     }
-    assert sent == {
-        ((2, 3), "act"),
-        ((3, 1), "act"),
-        ((1, 3), "grad"),
-        ((3, 2), "grad"),
-    }
+    assert sent == {((2, 3), "act"), ((3, 1), "act"), ((1, 3), "grad"), ((3, 2), "grad")}
 
 
 def test_a_mini_batch_is_let_in_when_another_has_left() -> None:
@@ -146,8 +120,7 @@ all 165."""
 
 
 @pytest.mark.parametrize(
-    ("micro_batches", "average", "all_unfrozen"),
-    [(1, 16.9, 24.3), (2, 10.5, 14.3), (4, 7.8, 10.0), (8, 6.7, 8.25)],
+    ("micro_batches", "average", "all_unfrozen"), [(1, 16.9, 24.3), (2, 10.5, 14.3), (4, 7.8, 10.0), (8, 6.7, 8.25)]
 )
 def test_what_the_rule_costs(micro_batches: int, average: float, all_unfrozen: float) -> None:
     """Layer times of a mini-batch over a layer every 40 of 700 steps, and with all adapters unfrozen (PipeAdapter
@@ -166,12 +139,7 @@ def test_what_the_rule_costs(micro_batches: int, average: float, all_unfrozen: f
 
 @pytest.mark.parametrize(
     ("micro_batches", "cached", "once", "following"),
-    [
-        (1, True, 16.46, 16.46),
-        (4, True, 7.71, 7.21),
-        (8, True, 6.65, 5.86),
-        (8, False, 6.82, 6.57),
-    ],
+    [(1, True, 16.46, 16.46), (4, True, 7.71, 7.21), (8, True, 6.65, 5.86), (8, False, 6.82, 6.57)],
 )
 def test_what_plans_that_follow_the_unfreezing_save(
     micro_batches: int, cached: bool, once: float, following: float
@@ -188,13 +156,7 @@ def test_what_plans_that_follow_the_unfreezing_save(
 
     def priced(depths: dict[int, int]) -> RingEstimate:
         counts = {"depths": {}, "cached": depths} if cached else {"depths": depths}
-        problem = Problem(
-            profile,
-            cluster,
-            batch_size=SAMPLES,
-            micro_batches=micro_batches,
-            sequence_length=1,
-        )
+        problem = Problem(profile, cluster, batch_size=SAMPLES, micro_batches=micro_batches, sequence_length=1)
         return RingEstimate(problem, **counts)  # type: ignore[arg-type]
 
     plan = plan_ring(priced(depths))

@@ -29,15 +29,7 @@ CASES = [(of_torch.ScheduleGPipe, p, 1, m) for p, m in ((1, 3), (2, 2), (3, 5), 
 CASES += [
     (kind, p, v, m)
     for kind in MULTI
-    for p, v, m in (
-        (2, 2, 4),
-        (2, 2, 8),
-        (4, 2, 8),
-        (4, 2, 16),
-        (2, 3, 4),
-        (4, 3, 8),
-        (4, 1, 8),
-    )
+    for p, v, m in ((2, 2, 4), (2, 2, 8), (4, 2, 8), (4, 2, 16), (2, 3, 4), (4, 3, 8), (4, 1, 8))
     if v == 2 or kind in MULTI[:3]
 ]
 
@@ -141,10 +133,7 @@ def test_known_closed_forms(p: int, m: int) -> None:
 def test_a_v_placement_sends_nothing_at_its_turn() -> None:
     """Stages 1 and 2 of a V on two ranks are on rank 1; interleaved, every boundary is crossed."""
     boundaries = []
-    for kind in (
-        of_torch.ScheduleZBVZeroBubble,
-        of_torch.ScheduleInterleavedZeroBubble,
-    ):
+    for kind in (of_torch.ScheduleZBVZeroBubble, of_torch.ScheduleInterleavedZeroBubble):
         ops = (op for ops in read_torch_csv(torch_csv(kind, 2, 2, 4)).ops for op in ops)
         boundaries.append({op.stage for op in ops if op.kind == SEND and op.reads[0].name == "act"})
     assert boundaries == [{0, 2}, {0, 1, 2}]
@@ -154,8 +143,7 @@ def test_a_v_placement_sends_nothing_at_its_turn() -> None:
 def test_a_program_of_it_is_read_back(kind: type, p: int, v: int, m: int) -> None:
     schedule = read_torch_csv(torch_csv(kind, p, v, m))
     costs = TableCosts(
-        seconds_by_kind={**SECONDS, "SEND": 0.1},
-        bytes_by_name={"act": 3, "grad": 2, "ctx": 7, "wctx": 5},
+        seconds_by_kind={**SECONDS, "SEND": 0.1}, bytes_by_name={"act": 3, "grad": 2, "ctx": 7, "wctx": 5}
     )
     program = Program(schedule=schedule, costs=costs, devices=tuple(f"d{rank}" for rank in range(p)))
     read = Program.from_text(program.to_text())
@@ -176,16 +164,10 @@ def test_forwards_alone_keep_no_context() -> None:
         ("0F0,(0F1;0Q0)OVERLAP_F_B", "'0Q0' was read in row 1, column 2"),
         ("0F0,F1", "'F1' was read in row 1, column 2"),
         ("0F0,0F9999999999", "row 1, column 2"),
-        (
-            "0F0,,0F0",
-            "'0F0' was read in row 1, column 3. It is also in row 1, column 1.",
-        ),
+        ("0F0,,0F0", "'0F0' was read in row 1, column 3. It is also in row 1, column 1."),
         ("0F0,1F0\n0F1", "'0F1' was read in row 2, column 1. Stage 0 is in row 1 too."),
         ("1F0", "'1F0' was read in row 1, column 1. 0F0 is in no row."),
-        (
-            "0F0,,0B0\n1F0",
-            "'0B0' was read in row 1, column 3. 1B0 or 1I0 is in no row.",
-        ),
+        ("0F0,,0B0\n1F0", "'0B0' was read in row 1, column 3. 1B0 or 1I0 is in no row."),
         ("0F0,0F1,0B0", "'0F1' was read in row 1, column 2. 0B1 or 0I1 is in no row."),
         ("0F0,0B0,0B1", "'0B1' was read in row 1, column 3. 0F1 is in no row."),
         ("0F0,0I0", "'0I0' was read in row 1, column 2. 0W0 is in no row."),
@@ -201,11 +183,7 @@ def test_bad_rows_name_row_and_column(text: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("0B0,0F0", "cycle within one rank"),
-        ("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0", "deadlocks"),
-    ],
+    ("text", "said"), [("0B0,0F0", "cycle within one rank"), ("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0", "deadlocks")]
 )
 def test_an_order_that_cannot_run_is_named_by_the_check(text: str, said: str) -> None:
     with pytest.raises(ScheduleError, match=said):

@@ -14,23 +14,14 @@ SINGLE = (of_torch.ScheduleGPipe, of_torch.Schedule1F1B)
 
 
 def torch_csv(
-    kind: type,
-    num_ranks: int,
-    stages_per_rank: int,
-    num_micro_batches: int,
-    *,
-    lowered: bool = False,
+    kind: type, num_ranks: int, stages_per_rank: int, num_micro_batches: int, *, lowered: bool = False
 ) -> str:
     """Return the rows that torch's class makes, one operation a cell, bubbles empty.  lowered: with torch's
     transfers."""
     count = num_ranks * stages_per_rank
     stages: list[Any] = [
         SimpleNamespace(
-            group_size=num_ranks,
-            group_rank=0,
-            num_stages=count,
-            stage_index=place * num_ranks,
-            submod=nn.Identity(),
+            group_size=num_ranks, group_rank=0, num_stages=count, stage_index=place * num_ranks, submod=nn.Identity()
         )
         for place in range(stages_per_rank)
     ]

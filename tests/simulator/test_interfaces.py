@@ -33,10 +33,7 @@ def test_first_ready_first_served(rounds: list[list[tuple[int, int]]], data: st.
         for place in sorted(waiting):
             transfer = place[-1]
             busy = {("out", ends[other][0]) for other in running} | {("in", ends[other][1]) for other in running}
-            if ("out", ends[transfer][0]) not in busy and (
-                "in",
-                ends[transfer][1],
-            ) not in busy:
+            if ("out", ends[transfer][0]) not in busy and ("in", ends[transfer][1]) not in busy:
                 waiting.remove(place)
                 running.append(transfer)
                 expected.append(transfer)

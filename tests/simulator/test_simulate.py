@@ -21,11 +21,7 @@ def run(text: str, nbytes: dict[str, int] | None = None, **seconds: float) -> Ti
     schedule = Schedule.from_text(text)
     costs = TableCosts(seconds_by_kind=seconds, bytes_by_name=nbytes or {})
     return simulate(
-        Program(
-            schedule=schedule,
-            costs=costs,
-            devices=tuple(f"d{rank}" for rank in range(schedule.world_size)),
-        )
+        Program(schedule=schedule, costs=costs, devices=tuple(f"d{rank}" for rank in range(schedule.world_size)))
     )
 
 
@@ -49,12 +45,7 @@ def test_streams_of_a_rank_run_at_once() -> None:
         B=2.0,
         C=1.0,
     )
-    assert [when(timeline, label, 0) for label in ("0A0", "0B0", "0B1", "0C0")] == [
-        (0, 5),
-        (0, 2),
-        (2, 4),
-        (5, 6),
-    ]
+    assert [when(timeline, label, 0) for label in ("0A0", "0B0", "0B1", "0C0")] == [(0, 5), (0, 2), (2, 4), (5, 6)]
 
 
 FAN_IN = """
@@ -183,10 +174,7 @@ def test_a_channel_keeps_its_order() -> None:
         F=5.0,
         SEND=1.0,
     )
-    assert (when(timeline, "SEND", 0), when(timeline, "SEND.1", 0)) == (
-        (5.0, 6.0),
-        (6.0, 7.0),
-    )
+    assert (when(timeline, "SEND", 0), when(timeline, "SEND.1", 0)) == ((5.0, 6.0), (6.0, 7.0))
 
 
 def test_a_received_value_can_be_sent_on() -> None:
@@ -242,11 +230,7 @@ def test_a_collective_is_priced_by_its_first_member() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "reads", "writes", "sent"),
-    [
-        ("ALLREDUCE", 90, 90, 120),
-        ("ALLGATHER", 30, 90, 60),
-        ("REDUCESCATTER", 90, 30, 60),
-    ],
+    [("ALLREDUCE", 90, 90, 120), ("ALLGATHER", 30, 90, 60), ("REDUCESCATTER", 90, 30, 60)],
 )
 def test_bytes_of_ring_collectives(kind: str, reads: int, writes: int, sent: int) -> None:
     """Per rank of n = 3: 2 (n - 1) / n, (n - 1) / n and (n - 1) / n of the whole tensor."""
@@ -266,21 +250,11 @@ def test_the_timeline_says_what_it_is() -> None:
     """Simulated, with names, title and budgets."""
     schedule = Schedule.from_text("rank 0\n0F () -> ()\n")
     timeline = simulate(
-        Program(
-            schedule=schedule,
-            costs=TableCosts(seconds_by_kind={}),
-            devices=("pi",),
-            budget_bytes=(5,),
-        ),
+        Program(schedule=schedule, costs=TableCosts(seconds_by_kind={}), devices=("pi",), budget_bytes=(5,)),
         title="One",
         memory=False,
     )
-    assert (
-        timeline.label,
-        timeline.title,
-        timeline.device_names,
-        timeline.budget_bytes,
-    ) == (
+    assert (timeline.label, timeline.title, timeline.device_names, timeline.budget_bytes) == (
         "simulated",
         "One",
         ("pi",),
@@ -292,13 +266,7 @@ def test_the_timeline_says_what_it_is() -> None:
 def test_what_cannot_be_simulated() -> None:
     """The wrong number of devices; a cost that is none."""
     with pytest.raises(ScheduleError, match="2 devices"):
-        simulate(
-            Program(
-                schedule=Schedule(ops=((),)),
-                costs=TableCosts(seconds_by_kind={}),
-                devices=("a", "b"),
-            )
-        )
+        simulate(Program(schedule=Schedule(ops=((),)), costs=TableCosts(seconds_by_kind={}), devices=("a", "b")))
     for seconds in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ScheduleError, match="Rank 0 was asked to run 0F"):
             run("rank 0\n0F () -> ()\n", F=seconds)
@@ -338,10 +306,7 @@ def reference(schedule: Schedule, seconds: dict[str, int]) -> dict[tuple[int, in
             end
             for (rank, index), (_, until) in begun.items()
             if until > now and schedule.ops[rank][index].kind == SEND
-            for end in (
-                ("out", schedule.ops[rank][index].ranks[0]),
-                ("in", schedule.ops[rank][index].ranks[1]),
-            )
+            for end in (("out", schedule.ops[rank][index].ranks[0]), ("in", schedule.ops[rank][index].ranks[1]))
         }
         for _, (rank, index) in sorted(waiting):
             op = schedule.ops[rank][index]
@@ -376,10 +341,7 @@ def test_contention_as_in_the_reference(data: st.DataObject) -> None:
         kind, name = f"P{'ABCDEFGHIJ'[number]}", f"v{number}"
         seconds[kind] = 1 + data.draw(st.integers(0, 3)) * unit + 2**number % unit
         seconds[SEND + name] = (1 + data.draw(st.integers(0, 5))) * unit + number
-        ops[source] += [
-            Op(kind, 0, NONE, NONE, (), (Value(name),)),
-            send(Value(name), source, destination),
-        ]
+        ops[source] += [Op(kind, 0, NONE, NONE, (), (Value(name),)), send(Value(name), source, destination)]
         ops[destination].append(recv(Value(name), source, destination))
     schedule = Schedule(ops=tuple(map(tuple, ops)))
 

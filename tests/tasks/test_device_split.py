@@ -50,12 +50,7 @@ def test_every_sample_is_on_one_device_and_the_seed_decides(count, devices, seed
 
 
 def test_iid_is_even_and_sizes_are_in_proportion():
-    assert sorted(map(len, split_samples(samples(103), 4, "iid", 0))) == [
-        25,
-        26,
-        26,
-        26,
-    ]
+    assert sorted(map(len, split_samples(samples(103), 4, "iid", 0))) == [25, 26, 26, 26]
     shares = split_samples(samples(800), 4, "sizes:4,2,1,1", 0)
     assert [len(own) for own in shares] == [400, 200, 100, 100]
     assert all(0.35 < sum(index % 2 for index in own) / len(own) < 0.65 for own in shares)
@@ -95,73 +90,34 @@ def test_each_sample_is_on_the_device_that_its_row_names():
     split = replace(samples(5), sources=("b", "a", "b", "a", "a"))
     assert split_samples(split, 2, "device", 0, ("a", "b")) == ((1, 3, 4), (0, 2))
     with pytest.raises(
-        ConfigError,
-        match=r"devices a, c by 'device' was asked for. A sample belongs to 'b'. Name one of these devices",
+        ConfigError, match=r"devices a, c by 'device' was asked for. A sample belongs to 'b'. Name one of these devices"
     ):
         split_samples(split, 2, "device", 0, ("a", "c"))
-    with pytest.raises(
-        ConfigError,
-        match=r"Device 2 would have no data. Give it samples, or leave it out",
-    ):
+    with pytest.raises(ConfigError, match=r"Device 2 would have no data. Give it samples, or leave it out"):
         split_samples(split, 3, "device", 0, ("a", "b", "c"))
 
 
 def test_numbers_are_no_classes_so_dirichlet_takes_the_sources():
-    split = Split(
-        texts=("",) * 40,
-        labels=(0.5,) * 40,
-        sample_ids=tuple(range(40)),
-        sources=("a", "b") * 20,
-    )
+    split = Split(texts=("",) * 40, labels=(0.5,) * 40, sample_ids=tuple(range(40)), sources=("a", "b") * 20)
     assert sum(map(len, split_samples(split, 2, "dirichlet:5", 0))) == 40
 
 
 @pytest.mark.parametrize(
     ("split", "devices", "rule", "said"),
     [
-        (
-            samples(10),
-            2,
-            "random",
-            "Known are iid, dirichlet:CONCENTRATION, source, device and sizes:A,B",
-        ),
-        (
-            samples(10),
-            2,
-            "dirichlet",
-            "'dirichlet' takes 1 numbers here, not 0. Give a concentration",
-        ),
+        (samples(10), 2, "random", "Known are iid, dirichlet:CONCENTRATION, source, device and sizes:A,B"),
+        (samples(10), 2, "dirichlet", "'dirichlet' takes 1 numbers here, not 0. Give a concentration"),
         (samples(10), 2, "dirichlet:0", "0 must be above 0. Raise the concentration"),
         (samples(10), 2, "dirichlet:-1", "-1 must be above 0"),
         (samples(10), 2, "dirichlet:nan", "nan must be above 0"),
         (samples(10), 2, "dirichlet:much", "'much' are no numbers"),
-        (
-            samples(10),
-            3,
-            "dirichlet:0.001",
-            "would have no data. Raise the concentration, change the seed",
-        ),
+        (samples(10), 3, "dirichlet:0.001", "would have no data. Raise the concentration, change the seed"),
         (samples(10), 3, "sizes:1,2", "'sizes' takes 3 numbers here, not 2"),
-        (
-            samples(10),
-            2,
-            "sizes:1,1e-9",
-            "Device 1 would have no data. Raise that device's number",
-        ),
+        (samples(10), 2, "sizes:1,1e-9", "Device 1 would have no data. Raise that device's number"),
         (samples(10), 11, "iid", "would have no data. Use fewer devices"),
         (samples(10), 0, "iid", "There must be a device"),
-        (
-            samples(10),
-            2,
-            "source",
-            "does not say where a sample comes from. Name a column",
-        ),
-        (
-            samples(10, sources=2),
-            3,
-            "source",
-            "Device 2 would have no data. Use at most as many devices",
-        ),
+        (samples(10), 2, "source", "does not say where a sample comes from. Name a column"),
+        (samples(10, sources=2), 3, "source", "Device 2 would have no data. Use at most as many devices"),
     ],
 )
 def test_what_cannot_be_split_is_said(split, devices, rule, said):

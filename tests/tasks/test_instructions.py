@@ -17,12 +17,7 @@ from workbench.tasks.metrics import quality, score
 from workbench.tasks.tokenize import IGNORED, collate, tokenize
 
 ROWS = [
-    {
-        "instruction": f"Say {n}.",
-        "input": "" if n % 2 else "As a word.",
-        "output": f"number {n}",
-    }
-    for n in range(20)
+    {"instruction": f"Say {n}.", "input": "" if n % 2 else "As a word.", "output": f"number {n}"} for n in range(20)
 ]
 
 
@@ -33,11 +28,7 @@ def write(path: Path, rows: list[dict]) -> Path:
 
 def test_the_embedded_instructions_are_made_of_the_rated_sentences() -> None:
     task, rated = load_task("instructions"), load_task("sentiment-rating")
-    assert [len(split) for split in (task.train, task.validation, task.test)] == [
-        2000,
-        200,
-        400,
-    ]
+    assert [len(split) for split in (task.train, task.validation, task.test)] == [2000, 200, 400]
     assert task.kind == "text_generation" and not {*task.train.texts} & {*task.test.texts}
     likes = "Does the writer like it? Answer yes or no."
     for text, answer in zip(task.test.texts, task.test.answers, strict=True):
@@ -49,20 +40,13 @@ def test_the_embedded_instructions_are_made_of_the_rated_sentences() -> None:
             own = {rating > 0 for one, rating in zip(rated.test.texts, rated.test.labels, strict=True) if one == given}
             assert (answer == "Yes") in own
         else:  # answers stand in the sentence
-            assert answer.lower() in " ".join(given.split()).lower(), (
-                instruction,
-                given,
-            )
+            assert answer.lower() in " ".join(given.split()).lower(), (instruction, given)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_alpacas_files_are_read_with_or_without_an_input(tmp_path: Path) -> None:
     task = load_task("instruction_tuning", data=write(tmp_path / "a.json", ROWS))
-    assert [len(split) for split in (task.train, task.validation, task.test)] == [
-        14,
-        2,
-        4,
-    ]
+    assert [len(split) for split in (task.train, task.validation, task.test)] == [14, 2, 4]
     whole = task.train + task.validation + task.test
     found = dict(zip(whole.texts, whole.answers, strict=True))
     assert found == {alpaca_prompt(row["instruction"], row["input"]): row["output"] for row in ROWS}
@@ -71,8 +55,7 @@ def test_alpacas_files_are_read_with_or_without_an_input(tmp_path: Path) -> None
         and sum("further context" in text for text in found) == 10
     )
     renamed = write(
-        tmp_path / "b.json",
-        [{"ask": row["instruction"], "input": row["input"], "say": row["output"]} for row in ROWS],
+        tmp_path / "b.json", [{"ask": row["instruction"], "input": row["input"], "say": row["output"]} for row in ROWS]
     )
     assert load_task("instruction_tuning", data=renamed, columns="instruction=ask,output=say").train == task.train
 
@@ -91,25 +74,13 @@ def test_alpacas_files_are_read_with_or_without_an_input(tmp_path: Path) -> None
             "",
             "The column 'output' was to be read. Row 21 of train is empty.",
         ),
-        (
-            ROWS[0],
-            "output=answer",
-            "The data have the columns 'instruction', 'input', 'output'. Name them",
-        ),
-        (
-            ROWS[0],
-            "text=input",
-            "The data have the columns 'instruction', 'input', 'output'. Name them",
-        ),
+        (ROWS[0], "output=answer", "The data have the columns 'instruction', 'input', 'output'. Name them"),
+        (ROWS[0], "text=input", "The data have the columns 'instruction', 'input', 'output'. Name them"),
     ],
 )
 def test_unusable_rows_and_columns_are_named(row: dict, columns: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
-        load_task(
-            "instruction_tuning",
-            data=write(tmp_path / "a.json", [*ROWS, row]),
-            columns=columns,
-        )
+        load_task("instruction_tuning", data=write(tmp_path / "a.json", [*ROWS, row]), columns=columns)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -131,30 +102,18 @@ def test_a_token_of_the_answer_is_the_target_of_the_token_before_it(model: str, 
     longest = max(rows.lengths)
     cut = tokenize(task.train, encoder, max_length=longest - 1)
     assert cut.left_out == rows.lengths.count(longest) and max(cut.lengths) == longest - 1
-    with pytest.raises(
-        ConfigError,
-        match=rf"None begins there: with its answer, a text has \d+ to {longest} tokens",
-    ):
+    with pytest.raises(ConfigError, match=rf"None begins there: with its answer, a text has \d+ to {longest} tokens"):
         tokenize(task.train, encoder, max_length=8)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_score_is_the_mean_over_samples_whose_answer_begins_and_less_loss_is_better(
-    tmp_path: Path,
-) -> None:
+def test_the_score_is_the_mean_over_samples_whose_answer_begins_and_less_loss_is_better(tmp_path: Path) -> None:
     task = load_task("instruction_tuning", data=write(tmp_path / "a.json", ROWS))
     labels = torch.tensor([[IGNORED, 3], [IGNORED, 2], [IGNORED, IGNORED], [1, 1]])
     predicted = Predictions(
-        [torch.tensor([[1.0, 1.0], [2.0, 0.0], [0.0, 0.0], [6.0, 0.5]])],
-        [labels],
-        [torch.arange(4)],
+        [torch.tensor([[1.0, 1.0], [2.0, 0.0], [0.0, 0.0], [6.0, 0.5]])], [labels], [torch.arange(4)]
     )
-    found = score(
-        task,
-        task.test,
-        tokenize(task.test, load_tokenizer("tiny-gpt2"), max_length=400),
-        predicted,
-    )
+    found = score(task, task.test, tokenize(task.test, load_tokenizer("tiny-gpt2"), max_length=400), predicted)
     assert found == {"loss": pytest.approx(3.0), "token_accuracy": pytest.approx(0.5)}
     assert quality(task, {"loss": 1.0}) > quality(task, {"loss": 2.0})
 
@@ -174,7 +133,6 @@ def test_a_list_is_no_text(tmp_path: Path, role: str) -> None:
     ]
     (tmp_path / "a.json").write_text(json.dumps(rows))
     with pytest.raises(
-        ConfigError,
-        match=rf"The column '{role}' was to be read. Row 3 of train has \['a'\], which is no text",
+        ConfigError, match=rf"The column '{role}' was to be read. Row 3 of train has \['a'\], which is no text"
     ):
         load_task("instruction_tuning", data=tmp_path / "a.json")

@@ -46,10 +46,7 @@ def test_equal_to_the_reference_libraries(name, seed):
 def test_edge_cases():
     assert compute(["f1", "accuracy"], [0, 0], [0, 0]) == {"f1": 0.0, "accuracy": 1.0}
     assert compute(["f1"], [0, 0], [1, 1]) == {"f1": 0.0}
-    assert compute(["pearson", "spearman"], [1.0, 1.0], [1.0, 2.0]) == {
-        "pearson": 0.0,
-        "spearman": 0.0,
-    }
+    assert compute(["pearson", "spearman"], [1.0, 1.0], [1.0, 2.0]) == {"pearson": 0.0, "spearman": 0.0}
     assert compute(["pearson"], [5.0], [2.0]) == {"pearson": 0.0}
 
 
@@ -76,10 +73,7 @@ def test_any_other_metric_is_loaded_by_evaluate(tmp_path):
         "import sys; from workbench.tasks.metrics import compute; print(compute(['accuracy', sys.argv[1]], [1, 0, 1, "
         "1], [1, 0, 0, 1]))"
     )
-    environment = os.environ | {
-        "HF_HOME": str(tmp_path / "home"),
-        "HF_HUB_OFFLINE": "1",
-    }
+    environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
     words = [sys.executable, "-c", code, str(tmp_path / "agreement")]
     done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
@@ -92,14 +86,8 @@ def test_any_other_metric_is_loaded_by_evaluate(tmp_path):
         (lambda: compute(["bleu"], [1], [1]), "accuracy, f1"),
         (lambda: compute(["f1"], [1], [1, 0]), "1 predictions"),
         (lambda: compute(["f1"], [], []), "0 references"),
-        (
-            lambda: compute(["pearson"], [1.0, math.nan], [1, 0]),
-            "Some predictions are no numbers",
-        ),
-        (
-            lambda: compute(["f1"], [1, -math.inf], [1, 0]),
-            "Some predictions are no numbers",
-        ),
+        (lambda: compute(["pearson"], [1.0, math.nan], [1, 0]), "Some predictions are no numbers"),
+        (lambda: compute(["f1"], [1, -math.inf], [1, 0]), "Some predictions are no numbers"),
         (lambda: compute([__file__], [1], [1]), "does not compute"),
     ],
 )

@@ -41,11 +41,7 @@ def test_every_format_gives_the_same_task(tmp_path: Path) -> None:
         and first.num_outputs == 3
         and first.metrics == ("accuracy", "macro_f1")
     )
-    assert [len(split) for split in (first.train, first.validation, first.test)] == [
-        72,
-        10,
-        20,
-    ]
+    assert [len(split) for split in (first.train, first.validation, first.test)] == [72, 10, 20]
     taken = sorted(
         (sample_id, text, first.class_names[int(label)])
         for split in (first.train, first.validation, first.test)
@@ -67,11 +63,7 @@ def test_a_folder_of_splits_pairs_and_numbers(tmp_path: Path) -> None:
     for name in ("train.csv", "dev.csv", "test.csv"):
         write(tmp_path / name, rows if name == "train.csv" else rows[:5])
     task = load_task("regression", data=tmp_path, columns="label=how much")
-    assert [len(split) for split in (task.train, task.validation, task.test)] == [
-        20,
-        5,
-        5,
-    ]
+    assert [len(split) for split in (task.train, task.validation, task.test)] == [20, 5, 5]
     assert task.train.pairs == ("h",) * 20 and task.train.labels[3] == 0.75 and task.metrics == ("pearson", "spearman")
     with pytest.raises(ConfigError, match=r"numbers such as 0\.25\. Choose --task regression"):
         load_task("classification", data=tmp_path, columns="label=how much")
@@ -102,20 +94,10 @@ def test_a_folder_may_have_a_file_for_each_device(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_whole_numbers_and_words_that_look_missing_are_classes(tmp_path: Path) -> None:
-    stars = write(
-        tmp_path / "stars.csv",
-        [{"text": f"t {number}", "label": number % 5 + 1} for number in range(20)],
-    )
-    assert load_task("classification", data=stars).class_names == (
-        "1",
-        "2",
-        "3",
-        "4",
-        "5",
-    )
+    stars = write(tmp_path / "stars.csv", [{"text": f"t {number}", "label": number % 5 + 1} for number in range(20)])
+    assert load_task("classification", data=stars).class_names == ("1", "2", "3", "4", "5")
     named = write(
-        tmp_path / "named.csv",
-        [{"text": f"t {number}", "label": ("None", "NA")[number % 2]} for number in range(20)],
+        tmp_path / "named.csv", [{"text": f"t {number}", "label": ("None", "NA")[number % 2]} for number in range(20)]
     )
     assert load_task("classification", data=named).class_names == ("NA", "None")
 
@@ -133,48 +115,12 @@ def test_as_a_prompt(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "text", "columns", "message"),
     [
-        (
-            "classification",
-            "a.csv",
-            "a,b\n1,2\n",
-            "",
-            r"have the columns 'a', 'b'. Wanted is one of text, sentence",
-        ),
-        (
-            "classification",
-            "a.csv",
-            "text,what\nx,1\n",
-            "",
-            r"'text', 'what'. Wanted is one of label",
-        ),
-        (
-            "classification",
-            "a.csv",
-            "text,label\nx,a\n",
-            "text=foo",
-            "'text=foo' names no role or no column",
-        ),
-        (
-            "classification",
-            "a.csv",
-            "text,label\nx,1\ny,\nz,1\n",
-            "",
-            "Row 2 of train has no label",
-        ),
-        (
-            "classification",
-            "a.csv",
-            "text,label\nx,1\n,2\n",
-            "",
-            "Row 2 of train is empty",
-        ),
-        (
-            "classification",
-            "a.csv",
-            "text,label\nx,1\ny,1\n",
-            "",
-            "All 2 rows have the same label: 1",
-        ),
+        ("classification", "a.csv", "a,b\n1,2\n", "", r"have the columns 'a', 'b'. Wanted is one of text, sentence"),
+        ("classification", "a.csv", "text,what\nx,1\n", "", r"'text', 'what'. Wanted is one of label"),
+        ("classification", "a.csv", "text,label\nx,a\n", "text=foo", "'text=foo' names no role or no column"),
+        ("classification", "a.csv", "text,label\nx,1\ny,\nz,1\n", "", "Row 2 of train has no label"),
+        ("classification", "a.csv", "text,label\nx,1\n,2\n", "", "Row 2 of train is empty"),
+        ("classification", "a.csv", "text,label\nx,1\ny,1\n", "", "All 2 rows have the same label: 1"),
         (
             "classification",
             "a.csv",
@@ -185,35 +131,11 @@ def test_as_a_prompt(tmp_path: Path) -> None:
         ("classification", "a.csv", "text,label\nx,a\ny,b\n", "", "2 rows are too few"),
         ("classification", "a.csv", "text,label\n", "", "0 rows"),
         ("classification", "a.csv", "", "", "It is empty"),
-        (
-            "regression",
-            "a.csv",
-            "text,score\nx,1.5\ny,nan\n",
-            "",
-            "Row 2 of train has 'nan', which is no number",
-        ),
-        (
-            "regression",
-            "a.csv",
-            "text,score\nx,1.5\ny,high\n",
-            "",
-            "Row 2 of train has 'high', which is no number",
-        ),
+        ("regression", "a.csv", "text,score\nx,1.5\ny,nan\n", "", "Row 2 of train has 'nan', which is no number"),
+        ("regression", "a.csv", "text,score\nx,1.5\ny,high\n", "", "Row 2 of train has 'high', which is no number"),
         ("classification", "a.parquet", "no parquet", "", "does not read as parquet"),
-        (
-            "classification",
-            "a.jsonl",
-            '{"text": "a", "label": 1\n',
-            "",
-            "does not read as json",
-        ),
-        (
-            "classification",
-            "a.docx",
-            "hello",
-            "",
-            "Read are CSV, TSV, JSON, JSONL and Parquet files",
-        ),
+        ("classification", "a.jsonl", '{"text": "a", "label": 1\n', "", "does not read as json"),
+        ("classification", "a.docx", "hello", "", "Read are CSV, TSV, JSON, JSONL and Parquet files"),
     ],
 )
 def test_what_cannot_be_learnt(tmp_path: Path, kind: str, name: str, text: str, columns: str, message: str) -> None:
@@ -233,8 +155,5 @@ def test_data_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     monkeypatch.setattr("workbench.tasks.published.hub_is_reachable", lambda: False)
-    with pytest.raises(
-        MissingDataError,
-        match=r"'me/imaginary' is not in the local cache, .* cannot be reached",
-    ):
+    with pytest.raises(MissingDataError, match=r"'me/imaginary' is not in the local cache, .* cannot be reached"):
         load_task("classification", data="me/imaginary")

@@ -25,13 +25,7 @@ PEOPLE = ("Rollo", "Anna Comnena", "Emma", "Robert Guiscard")
 LONG = "the hall was long and the night was cold " * 12
 
 
-def squad(
-    folder: Path,
-    name: str = "train-v2.0.json",
-    *,
-    impossible: bool = True,
-    contexts: int = 20,
-) -> Path:
+def squad(folder: Path, name: str = "train-v2.0.json", *, impossible: bool = True, contexts: int = 20) -> Path:
     """A file of SQuAD's form: the answer stands behind more and more words, and some questions have none."""
     paragraphs = []
     for number in range(contexts):
@@ -41,13 +35,7 @@ def squad(
             {"text": who, "answer_start": context.index(who)},
             {"text": f"{who} came", "answer_start": context.index(who)},
         ]
-        qas = [
-            {
-                "id": f"a{number}",
-                "question": f"Who came to town {number}?",
-                "answers": answers,
-            }
-        ]
+        qas = [{"id": f"a{number}", "question": f"Who came to town {number}?", "answers": answers}]
         if impossible and number % 2:
             qas.append(
                 {
@@ -65,9 +53,7 @@ def squad(
     return path
 
 
-def test_files_and_folders_give_questions_and_contexts_are_not_shared_between_splits(
-    tmp_path: Path,
-) -> None:
+def test_files_and_folders_give_questions_and_contexts_are_not_shared_between_splits(tmp_path: Path) -> None:
     task = load_task("question_answering", data=squad(tmp_path))
     splits = (task.train, task.validation, task.test)
     assert sum(map(len, splits)) == 30 and task.kind == "question_answering" and set(task.train.labels) == {0, 1}
@@ -82,11 +68,7 @@ def test_files_and_folders_give_questions_and_contexts_are_not_shared_between_sp
     squad(tmp_path, "dev-v2.0.json", contexts=4)
     whole = load_task("question_answering", data=tmp_path)
     assert len(whole.test) == 6 and len(whole.train) + len(whole.validation) == 30
-    one = load_task(
-        "question_answering",
-        data=squad(tmp_path, "alone.json", impossible=False),
-        train_samples=5,
-    )
+    one = load_task("question_answering", data=squad(tmp_path, "alone.json", impossible=False), train_samples=5)
     assert len(one.train) == 5 and set(one.train.labels) == {1}
 
 
@@ -95,20 +77,13 @@ def test_a_table_with_squads_columns_is_read(tmp_path: Path) -> None:
     import datasets
 
     rows = [
-        {
-            "question": "Who?",
-            "context": f"Emma {n}",
-            "answers": {"text": ["Emma"], "answer_start": [0]},
-        }
+        {"question": "Who?", "context": f"Emma {n}", "answers": {"text": ["Emma"], "answer_start": [0]}}
         for n in range(12)
     ]
     datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "saved"))
     assert load_task("question_answering", data=tmp_path / "saved").train.spans[0] == (Span(0, "Emma"),)
     (tmp_path / "a.csv").write_text("text,label\nx,1\n")
-    with pytest.raises(
-        ConfigError,
-        match=r"columns 'text', 'label'\. Wanted are question, context and answers",
-    ):
+    with pytest.raises(ConfigError, match=r"columns 'text', 'label'\. Wanted are question, context and answers"):
         load_task("question_answering", data=tmp_path / "a.csv")
 
 
@@ -116,8 +91,7 @@ def test_what_cannot_be_learnt_is_said(tmp_path: Path) -> None:
     path = squad(tmp_path, contexts=3)
     path.write_text(path.read_text().replace('"answer_start": 5', '"answer_start": 6'))
     with pytest.raises(
-        ConfigError,
-        match=r"The context of 'Who came to town 0\?' does not have 'Rollo' at character 6\. Mend",
+        ConfigError, match=r"The context of 'Who came to town 0\?' does not have 'Rollo' at character 6\. Mend"
     ):
         load_task("question_answering", data=path)
     path.write_text('{"data": [{"paragraphs": [{"context": "x"}]}]}')
@@ -147,10 +121,7 @@ def test_every_answer_is_in_a_window_and_all_of_the_context_is_read(model: str, 
         read[window.sample] = window.offsets[-1][1]
         first, last = window.targets
         if first:
-            spans = (
-                window.offsets[first - window.first][0],
-                window.offsets[last - window.first][1],
-            )
+            spans = window.offsets[first - window.first][0], window.offsets[last - window.first][1]
             assert split.pairs[window.sample][slice(*spans)].strip() == split.spans[window.sample][0].text
             found.add(window.sample)
     assert read == [len(pair) for pair in split.pairs]
@@ -185,9 +156,7 @@ def certain(split: Split, rows, choose) -> Predictions:
     return Predictions([logits], [torch.zeros(len(ids), 2)], [ids])
 
 
-def test_the_best_window_answers_and_only_tasks_with_unanswerable_questions_may_say_nothing(
-    tmp_path: Path,
-) -> None:
+def test_the_best_window_answers_and_only_tasks_with_unanswerable_questions_may_say_nothing(tmp_path: Path) -> None:
     task = load_task("question_answering", data=squad(tmp_path))
     rows = tokenize(task.test, load_tokenizer("all-MiniLM-L6-v2"), max_length=32)
     right = certain(task.test, rows, lambda window: window.targets)
@@ -197,12 +166,9 @@ def test_the_best_window_answers_and_only_tasks_with_unanswerable_questions_may_
     answerable = load_task("question_answering", data=squad(tmp_path, impossible=False))
     rows = tokenize(answerable.test, load_tokenizer("all-MiniLM-L6-v2"), max_length=32)
     assert (
-        score(
-            answerable,
-            answerable.test,
-            rows,
-            certain(answerable.test, rows, lambda window: window.targets),
-        )["exact_match"]
+        score(answerable, answerable.test, rows, certain(answerable.test, rows, lambda window: window.targets))[
+            "exact_match"
+        ]
         == 1.0
     )
 
@@ -226,20 +192,7 @@ def official_f1(accepted: str, found: str) -> float:
 
 
 def test_scores_are_the_official_scripts() -> None:
-    words = [
-        "the",
-        "a",
-        "An",
-        "Rollo,",
-        "10th",
-        "century.",
-        "Normans'",
-        "(of)",
-        "x",
-        "-",
-        "!",
-        "",
-    ]
+    words = ["the", "a", "An", "Rollo,", "10th", "century.", "Normans'", "(of)", "x", "-", "!", ""]
     chance = random.Random(0)
     for _ in range(2000):
         found, one, other = (" ".join(chance.choices(words, k=chance.randint(0, 4))) for _ in range(3))
@@ -268,10 +221,7 @@ def test_embedded_questions_are_about_their_contexts_and_need_no_data() -> None:
     [
         ({"text": ["lamp"], "answer_start": [2]}, (Span(2, "lamp"),)),
         ({"text": "lamp", "answer_start": 2}, (Span(2, "lamp"),)),
-        (
-            [{"text": "lamp", "answer_start": 2}, {"text": "a", "answer_start": 0}],
-            (Span(2, "lamp"), Span(0, "a")),
-        ),
+        ([{"text": "lamp", "answer_start": 2}, {"text": "a", "answer_start": 0}], (Span(2, "lamp"), Span(0, "a"))),
         ("{'text': ['lamp'], 'answer_start': [2]}", (Span(2, "lamp"),)),
         ('{"text": ["lamp"], "answer_start": [2]}', (Span(2, "lamp"),)),
         ("lamp", (Span(2, "lamp"),)),
@@ -298,14 +248,7 @@ def test_forms_of_answers_in_a_table(tmp_path: Path, answers: Any, found: tuple[
     ],
 )
 def test_answers_that_cannot_be_read_are_told_by_row(tmp_path: Path, answers: Any) -> None:
-    rows = [
-        {
-            "question": "q?",
-            "context": f"a lamp {n} pp",
-            "answers": None if n else answers,
-        }
-        for n in range(10)
-    ]
+    rows = [{"question": "q?", "context": f"a lamp {n} pp", "answers": None if n else answers} for n in range(10)]
     (tmp_path / "a.json").write_text(json.dumps(rows))
     with pytest.raises(ConfigError, match=r"Row 1 of train has .*, no list of texts with the places"):
         load_task("question_answering", data=tmp_path / "a.json")

@@ -17,10 +17,7 @@ from workbench.tasks.metrics import entity_f1, score
 from workbench.tasks.tokenize import collate, tokenize
 
 ROWS = [
-    {
-        "tokens": ["Emma", "left", "Rouen", f"in {n}."[:2], str(900 + n)],
-        "tags": ["B-PER", "O", "B-LOC", "O", "O"],
-    }
+    {"tokens": ["Emma", "left", "Rouen", f"in {n}."[:2], str(900 + n)], "tags": ["B-PER", "O", "B-LOC", "O", "O"]}
     for n in range(20)
 ]
 
@@ -31,16 +28,10 @@ def write(path: Path, rows: list[dict]) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_tags_become_classes_with_a_target_at_each_words_first_token(
-    tmp_path: Path,
-) -> None:
+def test_tags_become_classes_with_a_target_at_each_words_first_token(tmp_path: Path) -> None:
     task = load_task("token_classification", data=write(tmp_path / "a.jsonl", ROWS))
     assert task.class_names == ("O", "B-LOC", "B-PER") and task.num_outputs == 3
-    assert [len(split) for split in (task.train, task.validation, task.test)] == [
-        14,
-        2,
-        4,
-    ]
+    assert [len(split) for split in (task.train, task.validation, task.test)] == [14, 2, 4]
     for model in ("tiny-bert", "all-MiniLM-L6-v2", "tiny-gpt2"):
         rows = tokenize(task.train, load_tokenizer(model), max_length=64)
         assert all([label for label in window.targets if label >= 0] == [2, 0, 1, 0, 0] for window in rows.windows)
@@ -62,10 +53,7 @@ def test_words_that_are_cut_count_as_outside(tmp_path: Path) -> None:
             for token, label in enumerate(window.targets):
                 logits[at, token, max(label, 0)] = 5.0
         found = score(
-            task,
-            task.test,
-            rows,
-            Predictions([logits], [torch.zeros(len(rows), 2)], [torch.tensor(rows.sample_ids)]),
+            task, task.test, rows, Predictions([logits], [torch.zeros(len(rows), 2)], [torch.tensor(rows.sample_ids)])
         )
         assert (
             found == {"entity_f1": pytest.approx(f1), "accuracy": pytest.approx(accuracy)} and rows.left_out == left_out
@@ -76,11 +64,7 @@ def test_words_that_are_cut_count_as_outside(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "columns", "said"),
     [
-        (
-            {"tokens": ["a", "b"], "tags": ["O"]},
-            "",
-            "Row 21 of train has 2 words and 1 tags",
-        ),
+        ({"tokens": ["a", "b"], "tags": ["O"]}, "", "Row 21 of train has 2 words and 1 tags"),
         ({"tokens": [], "tags": []}, "", "Row 21 of train has 0 words and 0 tags"),
         (ROWS[0], "tags=ner", r"The data have the columns 'tokens', 'tags'. Name them"),
         (ROWS[0], "text=tokens", "Name them, such as --columns tokens=words"),
@@ -88,11 +72,7 @@ def test_words_that_are_cut_count_as_outside(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_learnt_is_said(row: dict, columns: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
-        load_task(
-            "token_classification",
-            data=write(tmp_path / "a.jsonl", [*ROWS, row]),
-            columns=columns,
-        )
+        load_task("token_classification", data=write(tmp_path / "a.jsonl", [*ROWS, row]), columns=columns)
 
 
 def conlleval(names: list[str]) -> set[tuple[str, int, int]]:
@@ -113,10 +93,7 @@ def test_f1_over_entities() -> None:
     assert entity_f1([["B-PER", "I-PER", "O"]], [["B-PER", "I-PER", "O"]]) == 1.0
     assert entity_f1([["B-PER", "O", "B-LOC"]], [["B-PER", "I-PER", "B-LOC"]]) == 0.5
     assert entity_f1([["O", "O"]], [["O", "O"]]) == 0.0
-    chance, names = (
-        random.Random(0),
-        ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "E-LOC", "S-PER"],
-    )
+    chance, names = random.Random(0), ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "E-LOC", "S-PER"]
     for _ in range(500):
         real = chance.choices(names, k=8)
         guess = [chance.choice([name, chance.choice(names)]) for name in real]
@@ -132,24 +109,13 @@ def test_files_of_conll_s_format_are_the_same_data_as_a_table(tmp_path: Path) ->
         lines = [
             "-DOCSTART- -X- -X- O",
             "",
-            *(
-                line
-                for row in ROWS
-                for line in (
-                    *map(" NN I-NP ".join, zip(*row.values(), strict=True)),
-                    "",
-                )
-            ),
+            *(line for row in ROWS for line in (*map(" NN I-NP ".join, zip(*row.values(), strict=True)), "")),
         ]
         (folder / f"{name}.txt").write_text("\n".join(lines), encoding="utf-8")
     (folder / "README.txt").write_text("One word is on each line.\nnothing", encoding="utf-8")
     task = load_task("token_classification", data=folder)
     table = load_task("token_classification", data=write(tmp_path / "a.jsonl", ROWS))
-    assert (len(task.train), len(task.test), task.class_names) == (
-        20,
-        20,
-        table.class_names,
-    )
+    assert (len(task.train), len(task.test), task.class_names) == (20, 20, table.class_names)
     rows = set(zip(table.train.texts, table.train.spans or (), strict=True))
     assert rows < set(zip(task.train.texts, task.train.spans or (), strict=True))
     (folder / "train.txt").write_text("Emma B-PER\nleft\n", encoding="utf-8")
@@ -168,10 +134,7 @@ def perfect(task: Any, encoder: Any) -> dict[str, float]:
         for token, label in enumerate(window.targets):
             logits[at, token, max(label, 0)] = 5.0
     return score(
-        task,
-        task.test,
-        rows,
-        Predictions([logits], [torch.zeros(len(rows), 2)], [torch.tensor(rows.sample_ids)]),
+        task, task.test, rows, Predictions([logits], [torch.zeros(len(rows), 2)], [torch.tensor(rows.sample_ids)])
     )
 
 
@@ -224,10 +187,8 @@ def test_tags_as_numbers_and_words_that_are_not_learnt(
 @pytest.mark.parametrize("tag", [None, "", ["O"]])
 def test_a_word_without_a_tag_is_told(tmp_path: Path, tag: Any) -> None:
     with pytest.raises(
-        ConfigError,
-        match=r"Word 2 of row 21 of train is 'b' and its tag .* Give every word a tag; -100 is",
+        ConfigError, match=r"Word 2 of row 21 of train is 'b' and its tag .* Give every word a tag; -100 is"
     ):
         load_task(
-            "token_classification",
-            data=write(tmp_path / "a.json", [*ROWS, {"tokens": ["a", "b"], "tags": ["O", tag]}]),
+            "token_classification", data=write(tmp_path / "a.json", [*ROWS, {"tokens": ["a", "b"], "tags": ["O", tag]}])
         )

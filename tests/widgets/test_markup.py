@@ -37,10 +37,7 @@ labs = SimpleNamespace(
 )
 JOB = Job(model=NAME, task=NAME)
 LAPTOP = renamed(load_cluster("laptop"), "laptop", "alpha", "beta", "gamma", "delta")
-REPORT = replace(
-    renamed(report(valid=False), "fast", "slow", "pair", "a step", "accuracy", "[6]"),
-    notes=(NAME,),
-)
+REPORT = replace(renamed(report(valid=False), "fast", "slow", "pair", "a step", "accuracy", "[6]"), notes=(NAME,))
 TIMELINE = REPORT.timelines["first epoch, predicted"]
 
 
@@ -70,35 +67,19 @@ def _planning() -> Any:
 def _inference() -> Any:
     cluster = load_cluster("galaxy-env-b")
     return labs.described_problem(
-        "DistilBERT",
-        renamed(cluster, cluster.name, *(one.name for one in cluster.devices)),
-        length=60,
+        "DistilBERT", renamed(cluster, cluster.name, *(one.name for one in cluster.devices)), length=60
     )
 
 
 def _queries() -> Any:
     grids = {
-        kind: Grid(
-            batch_sizes=(1, 2),
-            sequence_lengths=(1, 2),
-            seconds=((1.0, 1.0), (2.0, 2.0)),
-        )
+        kind: Grid(batch_sizes=(1, 2), sequence_lengths=(1, 2), seconds=((1.0, 1.0), (2.0, 2.0)))
         for kind in ("F", "STEP")
     }
     layer = LayerProfile(
-        name=NAME,
-        times=grids,
-        frozen_bytes=9,
-        trainable_bytes=9,
-        output_bytes_per_token=9,
-        context_bytes_per_token=0,
+        name=NAME, times=grids, frozen_bytes=9, trainable_bytes=9, output_bytes_per_token=9, context_bytes_per_token=0
     )
-    profile = Profile(
-        model=NAME,
-        method="p_rge",
-        source="measured",
-        layers=((layer,),) * LAPTOP.world_size,
-    )
+    profile = Profile(model=NAME, method="p_rge", source="measured", layers=((layer,),) * LAPTOP.world_size)
     return Problem(profile, LAPTOP, queries=8, sequence_length=1)
 
 

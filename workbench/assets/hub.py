@@ -24,11 +24,7 @@ def hub_is_reachable(wait_s: float = _WAIT_S) -> bool:
     parts = urlsplit(proxy or hub_endpoint())
     try:
         socket.create_connection(
-            (
-                parts.hostname or "",
-                parts.port or (80 if parts.scheme == "http" else 443),
-            ),
-            wait_s,
+            (parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443)), wait_s
         ).close()
     except OSError:
         return False

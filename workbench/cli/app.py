@@ -126,12 +126,7 @@ def plan(job: Job, cluster: ClusterName = CLUSTER, as_json: Json = False) -> Non
 
 
 @takes_job(*SIMULATED_FIELDS)
-def simulate(
-    job: Job,
-    cluster: ClusterName = CLUSTER,
-    report: ReportFile = None,
-    as_json: Json = False,
-) -> None:
+def simulate(job: Job, cluster: ClusterName = CLUSTER, report: ReportFile = None, as_json: Json = False) -> None:
     """Run a job in virtual time: what would it take on these devices?"""
     _run(job, cluster, "simulate", report, as_json)
 
@@ -143,34 +138,15 @@ def run(
     mode: Annotated[Mode, typer.Option(help="Replay in virtual time, or run with real tensors.")] = "execute",
     fidelity: Annotated[Fidelity, typer.Option(help="How links are emulated.")] = "auto",
     workdir: WorkFolder = None,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Go on with an interrupted run of the same job."),
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of the same job.")] = False,
     report: ReportFile = None,
     as_json: Json = False,
 ) -> None:
     """Fine-tune a model on a cluster, simulated or executed, and write the Report."""
-    _run(
-        job,
-        cluster,
-        mode,
-        report,
-        as_json,
-        workdir=workdir,
-        resume=resume,
-        fidelity=fidelity,
-    )
+    _run(job, cluster, mode, report, as_json, workdir=workdir, resume=resume, fidelity=fidelity)
 
 
-def _run(
-    job: Job,
-    cluster: str,
-    mode: Mode,
-    path: Path | None,
-    as_json: bool,
-    **settings: Any,
-) -> None:
+def _run(job: Job, cluster: str, mode: Mode, path: Path | None, as_json: bool, **settings: Any) -> None:
     require_writable(path)
     described = load_cluster(cluster)
     from workbench.experiment import run as run_job
@@ -199,9 +175,7 @@ def _run(
         if unwritten is not None:
             kept = report.mode == "execute" and report.plan.inference is None
             raise WriteError(
-                unwritten.asked,
-                unwritten.found,
-                f"{unwritten.todo}{' Repeat with --resume.' * kept}",
+                unwritten.asked, unwritten.found, f"{unwritten.todo}{' Repeat with --resume.' * kept}"
             ) from unwritten
         if path is not None:
             print_text(f"Report      {path}")
@@ -242,13 +216,7 @@ def _print_version(wanted: bool) -> None:
 def first_steps(
     context: typer.Context,
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=_print_version,
-            is_eager=True,
-            help="Print the version.",
-        ),
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Learn, try out and compare how language models are fine-tuned and served on small devices."""
@@ -259,8 +227,7 @@ def first_steps(
 for group, commands in GROUPS.items():
     for command in commands:
         app.command(
-            rich_help_panel=group,
-            cls=JobCommand if command in (devices, plan, simulate, run, sweep) else Command,
+            rich_help_panel=group, cls=JobCommand if command in (devices, plan, simulate, run, sweep) else Command
         )(command)
 
 COMMANDS = "workbench.commands"
@@ -285,14 +252,8 @@ def add_commands(app: typer.Typer) -> None:
     named = {one.name: one for one in entry_points(group=COMMANDS)}
     taken = {command.__name__ for commands in GROUPS.values() for command in commands}
     anything = {"allow_extra_args": True, "ignore_unknown_options": True}
-    for name in sorted(
-        {*STUDIES, *named} - taken,
-        key=lambda name: (name not in STUDIES, name != STUDIES[0], name),
-    ):
-        asked, todo = (
-            f"The command `workbench {name}` was called.",
-            "Install it again, or remove it.",
-        )
+    for name in sorted({*STUDIES, *named} - taken, key=lambda name: (name not in STUDIES, name != STUDIES[0], name)):
+        asked, todo = f"The command `workbench {name}` was called.", "Install it again, or remove it."
         if name not in named:
             found = "It belongs to the studies, which are not installed."
             unusable = _unusable(asked, found, "Install them: pip install edge-llm-workbench-studies.")
@@ -302,9 +263,7 @@ def add_commands(app: typer.Typer) -> None:
                 continue
             except Exception as error:  # somebody else's code must not take our commands with it
                 unusable = _unusable(
-                    asked,
-                    f"It is '{named[name].value}', which fails: {type(error).__name__}: {error}.",
-                    todo,
+                    asked, f"It is '{named[name].value}', which fails: {type(error).__name__}: {error}.", todo
                 )
         app.command(name, hidden=True, add_help_option=False, context_settings=anything)(unusable)
 

@@ -21,15 +21,7 @@ TORCH_FOR_ARMV8_0 = "2.9.1"
 _CRASHING_ON_ARMV8_0 = ("2.0.0", "2.4.0", "2.6.0", "2.10.0")
 """Releases of torch known to end with an illegal instruction on processors without atomics, such as a Raspberry Pi
 4's."""
-PACKAGES = (
-    "torch",
-    "transformers",
-    "datasets",
-    "evaluate",
-    "plotly",
-    "papermill",
-    "jupyterlab",
-)
+PACKAGES = ("torch", "transformers", "datasets", "evaluate", "plotly", "papermill", "jupyterlab")
 
 
 class Check(NamedTuple):
@@ -84,27 +76,13 @@ def _guarded(probe: Callable[[], list[Check]]) -> list[Check]:
         ]
     except Exception as error:  # the doctor's duty is to go on and say what failed
         name = probe.__name__.strip("_")
-        return [
-            Check(
-                name,
-                "degraded",
-                f"the check failed: {type(error).__name__}: {error}",
-                "Report this.",
-            )
-        ]
+        return [Check(name, "degraded", f"the check failed: {type(error).__name__}: {error}", "Report this.")]
 
 
 def _python() -> list[Check]:
     found = f"Python {platform.python_version()} on {platform.system()} {platform.release()}, {platform.machine()}"
     old = sys.version_info < (3, 11)
-    return [
-        Check(
-            "python",
-            "missing" if old else "ok",
-            found,
-            "Install Python 3.11 or newer." if old else "",
-        )
-    ]
+    return [Check("python", "missing" if old else "ok", found, "Install Python 3.11 or newer." if old else "")]
 
 
 def _packages() -> list[Check]:
@@ -135,35 +113,15 @@ def _processor() -> list[Check]:
     atomics, torch = has_atomics(), version("torch")
     if crashes_on_armv8_0(torch, platform.machine(), atomics):
         todo = f"Run: {sys.executable} -m pip install torch=={TORCH_FOR_ARMV8_0}"
-        return [
-            Check(
-                "processor",
-                "missing",
-                f"torch {torch} crashes on this processor (ARMv8.0, no atomics)",
-                todo,
-            )
-        ]
+        return [Check("processor", "missing", f"torch {torch} crashes on this processor (ARMv8.0, no atomics)", todo)]
     kind = {True: "ARMv8.1 or later", False: "ARMv8.0, no atomics", None: "aarch64"}[atomics]
     return [Check("processor", "ok", f"{kind}; torch {torch} is not known to crash on it")]
 
 
 def _privileges() -> list[Check]:
     if not hasattr(os, "geteuid"):
-        return [
-            Check(
-                "privileges",
-                "degraded",
-                "no POSIX user",
-                "Use Linux, macOS or WSL for emulated devices.",
-            )
-        ]
-    return [
-        Check(
-            "privileges",
-            "ok",
-            "root" if os.geteuid() == 0 else f"unprivileged user {os.geteuid()}",
-        )
-    ]
+        return [Check("privileges", "degraded", "no POSIX user", "Use Linux, macOS or WSL for emulated devices.")]
+    return [Check("privileges", "ok", "root" if os.geteuid() == 0 else f"unprivileged user {os.geteuid()}")]
 
 
 def _links() -> list[Check]:
@@ -171,14 +129,7 @@ def _links() -> list[Check]:
 
     support = probe()
     state: Literal["ok", "degraded"] = "ok" if support.fidelity == "kernel" else "degraded"
-    found = [
-        Check(
-            "emulated links",
-            state,
-            f"{support.fidelity}: {support.reason}",
-            support.remedy,
-        )
-    ]
+    found = [Check("emulated links", state, f"{support.fidelity}: {support.reason}", support.remedy)]
     if not support.private:
         told = (
             "other users of this machine can connect to the devices at 127.0.0.1 while a run lasts, and gloo asks "
@@ -203,10 +154,7 @@ def _memory() -> list[Check]:
     if memory.available < ENOUGH_MEMORY_BYTES:
         return [
             Check(
-                "memory",
-                "degraded",
-                found,
-                "Close programs: four emulated devices and the notebook need about 4 GB.",
+                "memory", "degraded", found, "Close programs: four emulated devices and the notebook need about 4 GB."
             )
         ]
     return [Check("memory", "ok", found)]
@@ -228,10 +176,7 @@ def _cores() -> list[Check]:
     if load > BUSY_LOAD_PER_CORE * cores:
         return [
             Check(
-                "cores",
-                "degraded",
-                found,
-                "Wait until the machine is quiet: runs on a busy host are marked invalid.",
+                "cores", "degraded", found, "Wait until the machine is quiet: runs on a busy host are marked invalid."
             )
         ]
     return [Check("cores", "ok", found)]
@@ -259,14 +204,7 @@ def _assets() -> list[Check]:
         except MissingDataError:
             absent.append(name)
     if absent:
-        return [
-            Check(
-                "weights and data",
-                "missing",
-                f"not fetched: {', '.join(absent)}",
-                "Run: workbench fetch",
-            )
-        ]
+        return [Check("weights and data", "missing", f"not fetched: {', '.join(absent)}", "Run: workbench fetch")]
     return [Check("weights and data", "ok", ", ".join(present))]
 
 
@@ -278,23 +216,9 @@ def _disk() -> list[Check]:
     free = shutil.disk_usage(existing).free
     found = f"{free / 1e9:.1f} GB free for {folder}"
     if not os.access(existing, os.W_OK):
-        return [
-            Check(
-                "disk",
-                "missing",
-                f"{existing} is not writable",
-                "Set WORKBENCH_CACHE to a folder of yours.",
-            )
-        ]
+        return [Check("disk", "missing", f"{existing} is not writable", "Set WORKBENCH_CACHE to a folder of yours.")]
     if free < ENOUGH_DISK_BYTES:
-        return [
-            Check(
-                "disk",
-                "degraded",
-                found,
-                "Free some space, or set WORKBENCH_CACHE to another disk.",
-            )
-        ]
+        return [Check("disk", "degraded", found, "Free some space, or set WORKBENCH_CACHE to another disk.")]
     return [Check("disk", "ok", found)]
 
 
@@ -309,26 +233,7 @@ def _hub() -> list[Check]:
     if outcome == [True]:
         return [Check("hub", "ok", f"{hub_endpoint()} answers")]
     todo = "The embedded model and data work without it; others need a local folder (--model FOLDER, --data FOLDER)."
-    return [
-        Check(
-            "hub",
-            "degraded",
-            f"{hub_endpoint()} does not answer within {HUB_TIMEOUT_S:g} s",
-            todo,
-        )
-    ]
+    return [Check("hub", "degraded", f"{hub_endpoint()} does not answer within {HUB_TIMEOUT_S:g} s", todo)]
 
 
-PROBES = (
-    _python,
-    _packages,
-    _processor,
-    _privileges,
-    _links,
-    _memory,
-    _cores,
-    _chromium,
-    _assets,
-    _disk,
-    _hub,
-)
+PROBES = (_python, _packages, _processor, _privileges, _links, _memory, _cores, _chromium, _assets, _disk, _hub)

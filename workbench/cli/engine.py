@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from workbench.cli.job import (
-    DEFAULTS,
-    Columns,
-    Data,
-    MaxLength,
-    Model,
-    Samples,
-    Seed,
-    TaskName,
-)
+from workbench.cli.job import DEFAULTS, Columns, Data, MaxLength, Model, Samples, Seed, TaskName
 from workbench.cli.output import Json, print_json, print_text, say
 from workbench.core.errors import ConfigError
 from workbench.core.files import require_writable, whole_file
@@ -47,14 +38,8 @@ def export(
     rank: Annotated[int, typer.Option(help="Of LoRA-FA.")] = 16,
     alpha: Annotated[float, typer.Option(help="Of LoRA-FA.")] = 32.0,
     backend: Annotated[str, typer.Option(help="Kernels: xnnpack or portable.")] = "xnnpack",
-    noise: Annotated[
-        str,
-        typer.Option(help="input: from the host's seeds; drawn: by the program itself."),
-    ] = "input",
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help="Write a task's training prompts, tokenized, here too."),
-    ] = None,
+    noise: Annotated[str, typer.Option(help="input: from the host's seeds; drawn: by the program itself.")] = "input",
+    prompts: Annotated[Path | None, typer.Option(help="Write a task's training prompts, tokenized, here too.")] = None,
     task: TaskName = DEFAULTS.task,
     train_samples: Samples = 1000,
     data: Data = None,
@@ -63,11 +48,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Export a model with LoRA-FA to an ExecuTorch program with the methods train_step, read_state and write_state."""
-    from workbench.methods.p_rge.inference_engine import (
-        EngineConfig,
-        export_program,
-        require_executorch,
-    )
+    from workbench.methods.p_rge.inference_engine import EngineConfig, export_program, require_executorch
 
     require_executorch()
     require_writable(out, prompts)
@@ -92,15 +73,7 @@ def export(
         )
     if prompts is not None or loss == "label_words":
         say(f"Tokenizing the prompts of {task}")
-        encoded = _tokenized(
-            model,
-            task,
-            data,
-            columns,
-            train_samples,
-            config.sequence_length,
-            config.num_targets,
-        )
+        encoded = _tokenized(model, task, data, columns, train_samples, config.sequence_length, config.num_targets)
         if loss == "label_words":
             config = replace(config, choices=encoded.among_label_words().choices)
         if prompts is not None:
@@ -127,19 +100,12 @@ def export(
 def train(
     program: Annotated[Path, typer.Argument(help="A .pte that `workbench export` wrote.")],
     prompts: Annotated[Path, typer.Argument(help="Its prompts, from `workbench export --prompts`.")],
-    steps: Annotated[
-        int,
-        typer.Option(min=1, help="Training steps, those of a resumed log included."),
-    ] = 100,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps, those of a resumed log included.")] = 100,
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = ADAPTER_RATE,
     seed: Seed = DEFAULTS.seed,
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, help="Of XNNPACK.", show_default="its own choice"),
-    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Of XNNPACK.", show_default="its own choice")] = None,
     log: Annotated[
-        Path | None,
-        typer.Option(help="Keep seeds and scalars of every step here; go on with those already there."),
+        Path | None, typer.Option(help="Keep seeds and scalars of every step here; go on with those already there.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the trained B here (safetensors).")] = None,
     as_json: Json = False,
@@ -176,14 +142,7 @@ def train(
         print_text(f"Steps       {trainer.step_number}, all of them made before")
 
 
-def _train(
-    trainer: Any,
-    rows: Any,
-    steps: int,
-    learning_rate: float,
-    seed: int,
-    path: Path | None,
-) -> list[float]:
+def _train(trainer: Any, rows: Any, steps: int, learning_rate: float, seed: int, path: Path | None) -> list[float]:
     from workbench.methods.p_rge.zeroth_order import LogFile
     from workbench.tasks.prompts import step_indices
 
@@ -200,10 +159,7 @@ def _train(
         say(f"Going on behind step {trainer.step_number}")
     while trainer.step_number < steps:
         number = trainer.step_number
-        made = trainer.step(
-            rows.rows(step_indices(len(rows), trainer.config.batch_size, seed, number)),
-            learning_rate,
-        )
+        made = trainer.step(rows.rows(step_indices(len(rows), trainer.config.batch_size, seed, number)), learning_rate)
         losses.append(made.loss)
         if log is not None:
             if made.log is None:
@@ -222,13 +178,7 @@ def _train(
 
 
 def _tokenized(
-    model: str,
-    task: str,
-    data: str | None,
-    columns: str,
-    samples: int | None,
-    length: int,
-    targets: int,
+    model: str, task: str, data: str | None, columns: str, samples: int | None, length: int, targets: int
 ) -> EncodedPrompts:
     from workbench.methods.common.result import model_encoder
     from workbench.tasks import load_task

@@ -26,8 +26,7 @@ from workbench.methods.base import published_settings
 DEFAULTS = Job()
 
 ClusterName = Annotated[
-    str,
-    typer.Option("--cluster", help="Cluster by name or .toml file (`workbench devices --list`)."),
+    str, typer.Option("--cluster", help="Cluster by name or .toml file (`workbench devices --list`).")
 ]
 Model = Annotated[
     str,
@@ -39,16 +38,9 @@ Model = Annotated[
 TaskName = Annotated[str, typer.Option("--task", help="Task, such as sentiment or mrpc.")]
 Seed = Annotated[int, typer.Option(help="Of splits, order and initial weights.")]
 MaxLength = Annotated[int, typer.Option(help="Word pieces at which a sample is cut.")]
-Samples = Annotated[
-    int | None,
-    typer.Option(help="Use so many samples of this split.", show_default="all"),
-]
+Samples = Annotated[int | None, typer.Option(help="Use so many samples of this split.", show_default="all")]
 EvalSamples = Annotated[
-    int | None,
-    typer.Option(
-        help="Use so many samples of the validation and of the test split.",
-        show_default="all",
-    ),
+    int | None, typer.Option(help="Use so many samples of the validation and of the test split.", show_default="all")
 ]
 Data = Annotated[
     str | None,
@@ -59,32 +51,21 @@ Data = Annotated[
 ]
 Columns = Annotated[
     str,
-    typer.Option(
-        metavar="ROLE=NAME",
-        help="Of your own data, where not found: text=review,pair=reply,label=stars.",
-    ),
+    typer.Option(metavar="ROLE=NAME", help="Of your own data, where not found: text=review,pair=reply,label=stars."),
 ]
 WorkFolder = Annotated[
     Path | None,
     typer.Option(
-        "--workdir",
-        help="Keep cache, snapshots and the adapter here.",
-        show_default="one under the cache folder",
+        "--workdir", help="Keep cache, snapshots and the adapter here.", show_default="one under the cache folder"
     ),
 ]
 ReportFile = Annotated[Path | None, typer.Option("--report", help="Write the Report (JSON) here.")]
 
 CLUSTER = DEFAULT_CLUSTER
 _TASK = typer.Option(
-    "--task",
-    help="As sentiment, mrpc; of own --data classification, regression.",
-    show_default="sentiment",
+    "--task", help="As sentiment, mrpc; of own --data classification, regression.", show_default="sentiment"
 )
-_OPTION = typer.Option(
-    "--option",
-    metavar="KEY=VALUE",
-    help="A setting of the method (see below); may be repeated.",
-)
+_OPTION = typer.Option("--option", metavar="KEY=VALUE", help="A setting of the method (see below); may be repeated.")
 _FAULTS = (
     "Kill, freeze, slow a device, take its memory, let it leave or return: kill:beta@step40, slow:beta:4@step20-60; "
     "may be repeated."
@@ -96,10 +77,7 @@ _EVERY = (
 )
 _TO = "Where snapshots are kept: disk, the run's folder; neighbour, in memory, each device's also on the next one."
 OPTIONS: dict[str, Any] = {
-    "method": Annotated[
-        str,
-        typer.Option(help="How to train, or to answer: the methods are named below."),
-    ],
+    "method": Annotated[str, typer.Option(help="How to train, or to answer: the methods are named below.")],
     "model": Model,
     "task": Annotated[str | None, _TASK],
     "epochs": Annotated[int, typer.Option(help="Passes over the training data.")],
@@ -108,10 +86,7 @@ OPTIONS: dict[str, Any] = {
     "micro_batches": Annotated[int, typer.Option(help="How many a mini-batch is cut into.")],
     "learning_rate": Annotated[
         float | None,
-        typer.Option(
-            help="Peak learning rate.",
-            show_default=f"{ADAPTER_RATE}; full fine-tuning: {FULL_RATE}",
-        ),
+        typer.Option(help="Peak learning rate.", show_default=f"{ADAPTER_RATE}; full fine-tuning: {FULL_RATE}"),
     ],
     "max_length": MaxLength,
     **dict.fromkeys(("train_samples", "validation_samples", "test_samples"), Samples),
@@ -160,10 +135,7 @@ def takes_job(*fields: str) -> Callable[[Callable[..., None]], Callable[..., Non
             read["task"] = task_of(read["task"], read["data"])
             read["options"] = parse_options(read["options"])
             if "test_samples" in fields and (samples := given.pop("eval_samples")) is not None:
-                read = {
-                    **read,
-                    **{name: read[name] or samples for name in ("validation_samples", "test_samples")},
-                }
+                read = {**read, **{name: read[name] or samples for name in ("validation_samples", "test_samples")}}
             if "faults" in read:
                 read["faults"] = "; ".join(read["faults"] or ())
             command(Job(**read), **given)
@@ -194,12 +166,7 @@ def with_options(
     made = functools.wraps(command)(filled)
     made.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=defaults[name],
-                annotation=kinds[name],
-            )
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kinds[name])
             for name in kinds
         ]
     )
@@ -218,11 +185,7 @@ def parse_options(given: list[str] | None) -> dict[str, Any]:
     for word in given or ():
         key, value = key_and_value(word, "reduction=8")
         if key in found:
-            raise ConfigError(
-                f"The option '{word}' was given.",
-                f"{key}={found[key]} was given, too.",
-                "Name it once.",
-            )
+            raise ConfigError(f"The option '{word}' was given.", f"{key}={found[key]} was given, too.", "Name it once.")
         found[key] = parsed(value)
     return found
 
@@ -232,9 +195,7 @@ def key_and_value(word: str, example: str) -> tuple[str, str]:
     key, equals, value = word.partition("=")
     if not equals or not key:
         raise ConfigError(
-            f"The option '{word}' was given.",
-            "It is not KEY=VALUE.",
-            f"Write, for example, --option {example}.",
+            f"The option '{word}' was given.", "It is not KEY=VALUE.", f"Write, for example, --option {example}."
         )
     return key, value
 
@@ -273,13 +234,7 @@ HELP_GROUPS = {
     ),
     "Where": ("cluster", "mode", "fidelity"),
     "Output": ("report", "out", "as_json", "help"),
-    "Faults and recovery": (
-        "faults",
-        "snapshot_every",
-        "snapshot_to",
-        "resume",
-        "workdir",
-    ),
+    "Faults and recovery": ("faults", "snapshot_every", "snapshot_to", "resume", "workdir"),
 }
 """The groups of a job's options in the help; all others say how the work is done."""
 ORDER = ("Options", "What", "Where", "How", "Faults and recovery", "Output")
@@ -315,15 +270,7 @@ class JobCommand(Command):
         super().format_help(ctx, formatter)
         width = shutil.get_terminal_size().columns - 1
         for line in method_help(ctx.meta["method"], ctx.info_name or "run"):
-            print_text(
-                textwrap.fill(
-                    line,
-                    width,
-                    initial_indent=" ",
-                    subsequent_indent="   ",
-                    break_on_hyphens=False,
-                )
-            )
+            print_text(textwrap.fill(line, width, initial_indent=" ", subsequent_indent="   ", break_on_hyphens=False))
 
 
 def method_help(method: str, command: str) -> list[str]:
@@ -342,10 +289,7 @@ def method_help(method: str, command: str) -> list[str]:
         + (f" (paper: {published[name].value})" if name in published else "")
         for name, default in declared.defaults.items()
     )
-    lines = [
-        f"Options of {method}, with their defaults (--option KEY=VALUE):",
-        ", ".join(words),
-    ]
+    lines = [f"Options of {method}, with their defaults (--option KEY=VALUE):", ", ".join(words)]
     # A docstring's entries begin with names; its further lines continue them.
     explained = re.sub(r"\n(?![a-z_]+(, [a-z_]+)*: )", " ", inspect.getdoc(declared.options) or "")
     return [*lines, *explained.splitlines()[1:], "", more]

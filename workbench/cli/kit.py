@@ -17,14 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import msgspec
 import typer
 
-from workbench.cli.output import (
-    USER_ERROR,
-    Json,
-    print_json,
-    print_table,
-    print_text,
-    say,
-)
+from workbench.cli.output import USER_ERROR, Json, print_json, print_table, print_text, say
 from workbench.core.catalogue import device_models, load_cluster
 from workbench.core.cluster import Cluster, Device, split_address
 from workbench.core.errors import ConfigError, WorkbenchError, did_you_mean
@@ -37,12 +30,7 @@ if TYPE_CHECKING:
 Action = Literal["init", "check", "setup", "upgrade", "measure", "clean"]
 KIT_FILE = Path("kit.toml")
 ANSWER_S = 20.0
-LEAST_MEMORY_BYTES, LEAST_DISK_BYTES, MOST_CELSIUS, MOST_CLOCK_S = (
-    600e6,
-    2e9,
-    80.0,
-    60.0,
-)
+LEAST_MEMORY_BYTES, LEAST_DISK_BYTES, MOST_CELSIUS, MOST_CLOCK_S = 600e6, 2e9, 80.0, 60.0
 
 
 class Found(NamedTuple):
@@ -71,28 +59,18 @@ def kit(
         ),
     ] = None,
     file: Annotated[
-        Path,
-        typer.Option("--file", help="The kit's file, a cluster that `run --cluster` takes."),
+        Path, typer.Option("--file", help="The kit's file, a cluster that `run --cluster` takes.")
     ] = KIT_FILE,
     discover: Annotated[
-        bool,
-        typer.Option("--discover", help="Of init: take all devices that announce their SSH here."),
+        bool, typer.Option("--discover", help="Of init: take all devices that announce their SSH here.")
     ] = False,
     user: Annotated[str, typer.Option(help="Of init --discover: the user to log in as.")] = "pi",
     model: Annotated[str, typer.Option(help="Of init: the devices' model in the catalogue.")] = "rpi-4b-m",
     trust: Annotated[
-        bool,
-        typer.Option(
-            "--trust",
-            help="Of check: accept host keys that are not known yet, and show them.",
-        ),
+        bool, typer.Option("--trust", help="Of check: accept host keys that are not known yet, and show them.")
     ] = False,
     forget: Annotated[
-        bool,
-        typer.Option(
-            "--forget",
-            help="Of check: forget the devices' host keys, as after a new installation.",
-        ),
+        bool, typer.Option("--forget", help="Of check: forget the devices' host keys, as after a new installation.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -110,9 +88,7 @@ def kit(
     without = [device.name for device in cluster.devices if not device.address]
     if without:
         raise ConfigError(
-            f"The kit '{file}' was asked for.",
-            f"{', '.join(without)} has no address.",
-            'Write address = "user@host".',
+            f"The kit '{file}' was asked for.", f"{', '.join(without)} has no address.", 'Write address = "user@host".'
         )
     if action == "measure":
         from workbench.cli.measure import measure_devices, measure_links
@@ -187,9 +163,7 @@ def _init(found: list[tuple[str, int]], file: Path, model: str) -> None:
     addresses = [address for address, _ in found]
     if not addresses:
         raise ConfigError(
-            "A kit was to be described.",
-            "No address is given.",
-            "Give one for each device: pi@10.0.0.4 pi@10.0.0.5.",
+            "A kit was to be described.", "No address is given.", "Give one for each device: pi@10.0.0.4 pi@10.0.0.5."
         )
     if model not in device_models():
         raise ConfigError(
@@ -210,9 +184,7 @@ def _init(found: list[tuple[str, int]], file: Path, model: str) -> None:
         name = host if host.replace(".", "").isdigit() else host.partition(".")[0]
         if (address, port) in found[: len(names)]:
             raise ConfigError(
-                f"A kit with '{shown(address)}' was asked for.",
-                "It is named twice.",
-                "Name each device once.",
+                f"A kit with '{shown(address)}' was asked for.", "It is named twice.", "Name each device once."
             )
         names.append(name if name not in names else host)
     tables = "".join(
@@ -274,10 +246,7 @@ def _check(device: Device, connection: Connection) -> Found:
     before_s = time.time()
     facts = msgspec.to_builtins(connection.ask("facts", ANSWER_S, python=device.python))
     facts["clock_off_s"] = facts["time_s"] - (before_s + time.time()) / 2
-    facts |= {
-        "clock_bound_s": connection.clock_bound_s,
-        **msgspec.to_builtins(connection.greeting),
-    }
+    facts |= {"clock_bound_s": connection.clock_bound_s, **msgspec.to_builtins(connection.greeting)}
     facts["expected"] = environment_name(connection.greeting, pinned((PROJECT,), connection.greeting))
     return Found(device.name, device.address or "", *_judged(device, facts), facts)
 
@@ -323,11 +292,7 @@ def _judged(device: Device, facts: dict[str, Any]) -> tuple[str, str]:
             f"Run: {install_torch}.",
         ),
         (not is_ready, "It has no libraries yet.", "Run: workbench kit setup."),
-        (
-            not device.python and facts["environment"] != facts["expected"],
-            OTHER_VERSIONS,
-            "Run: workbench kit setup.",
-        ),
+        (not device.python and facts["environment"] != facts["expected"], OTHER_VERSIONS, "Run: workbench kit setup."),
     ):
         if is_wrong:
             return problem, todo
@@ -344,11 +309,7 @@ def _setup(device: Device, connection: Connection) -> Found:
     bring_code(connection)
     say(f"{device.name}: {'ready' if did else 'is ready already'}")
     facts = msgspec.to_builtins(connection.ask("facts", ANSWER_S, python=device.python))
-    return Found(
-        device.name,
-        device.address or "",
-        facts=facts | msgspec.to_builtins(connection.greeting),
-    )
+    return Found(device.name, device.address or "", facts=facts | msgspec.to_builtins(connection.greeting))
 
 
 def _clean(device: Device, connection: Connection) -> Found:
@@ -375,30 +336,12 @@ def _show(cluster: Cluster, found: list[Found]) -> None:
                 facts["cores"],
                 f"{facts['free_memory_bytes'] / 1e6:.0f} of {facts['memory_bytes'] / 1e6:.0f}",
                 f"{facts['free_disk_bytes'] / 1e9:.1f}",
-                " ".join(
-                    word
-                    for word in (
-                        "" if heat is None else f"{heat:.0f}",
-                        facts["throttled"],
-                    )
-                    if word
-                ),
+                " ".join(word for word in ("" if heat is None else f"{heat:.0f}", facts["throttled"]) if word),
                 "" if clock is None else f"{1000 * clock:+.1f} ± {1000 * facts['clock_bound_s']:.1f}",
                 device.python or facts["environment"] or "nothing",
             )
         )
-    columns = (
-        "device",
-        "address",
-        "state",
-        "Python",
-        "cores",
-        "free MB",
-        "disk GB",
-        "°C",
-        "clock ms",
-        "libraries",
-    )
+    columns = ("device", "address", "state", "Python", "cores", "free MB", "disk GB", "°C", "clock ms", "libraries")
     print_table(f"Kit {cluster.name}", columns, rows, right=(4, 5, 6, 7, 8))
     for one in found:
         if one.problem:

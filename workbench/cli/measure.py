@@ -14,14 +14,7 @@ from workbench.core.job import Fidelity, Job
 from workbench.core.serial import read_toml, write_text
 from workbench.methods.base import Event
 from workbench.profiler.host import ProcessorRate
-from workbench.runs.survey import (
-    LayerSurvey,
-    alike,
-    as_builtins,
-    survey_devices,
-    survey_layers,
-    survey_links,
-)
+from workbench.runs.survey import LayerSurvey, alike, as_builtins, survey_devices, survey_layers, survey_links
 
 KILO, MEGA, GIGA = 1e3, 1e6, 1e9
 
@@ -45,21 +38,13 @@ def measure_devices(cluster: Cluster, file: Path, *, as_json: bool) -> dict[str,
             | _described(device.processors)
             for device in devices
         }
-        _keep(
-            file,
-            lambda tables: tables | {"device": [table | rates[table["name"]] for table in tables["device"]]},
-        )
+        _keep(file, lambda tables: tables | {"device": [table | rates[table["name"]] for table in tables["device"]]})
     found = {"host": host, "devices": devices}
     if as_json:
         return found
 
     def row(
-        name: str,
-        flops: float,
-        memory: float | None,
-        storage: float,
-        budget: int | None,
-        source: str,
+        name: str, flops: float, memory: float | None, storage: float, budget: int | None, source: str
     ) -> tuple[str, ...]:
         moved = "-" if memory is None else f"{memory / GIGA:.1f}"
         return (
@@ -80,26 +65,12 @@ def measure_devices(cluster: Cluster, file: Path, *, as_json: bool) -> dict[str,
         )
         source = "measured" if host.storage_is_cold else "measured, disk warm"
         rows.append(
-            row(
-                "this machine",
-                host.gemm_flops_per_s,
-                host.memory_bytes_per_s,
-                host.storage_bytes_per_s,
-                None,
-                source,
-            )
+            row("this machine", host.gemm_flops_per_s, host.memory_bytes_per_s, host.storage_bytes_per_s, None, source)
         )
     for one in devices:
         source = "emulated" if one.emulated else "catalogue" if one.memory_bytes_per_s is None else "measured"
         rows.append(
-            row(
-                one.name,
-                one.flops_per_s,
-                one.memory_bytes_per_s,
-                one.storage_bytes_per_s,
-                one.memory_bytes,
-                source,
-            )
+            row(one.name, one.flops_per_s, one.memory_bytes_per_s, one.storage_bytes_per_s, one.memory_bytes, source)
         )
     columns = ("device", "GFLOP/s", "memory GB/s", "disk MB/s", "budget MB", "source")
     print_table(title, columns, rows, right=(1, 2, 3, 4))
@@ -163,13 +134,7 @@ def measure_links(cluster: Cluster, file: Path, fidelity: Fidelity = "auto", *, 
         )
         for link in links
     ]
-    columns = (
-        "link",
-        "Mbit/s described",
-        "Mbit/s measured",
-        "ms described",
-        "ms measured",
-    )
+    columns = ("link", "Mbit/s described", "Mbit/s measured", "ms described", "ms measured")
     print_table(f"Links of {cluster.name} ({label})", columns, rows, right=(1, 2, 3, 4))
     return found
 
@@ -214,13 +179,7 @@ def measure_layers(
             say(event.message)
 
     survey = survey_layers(
-        job,
-        cluster,
-        device=device,
-        batch_sizes=batch_sizes,
-        sequence_length=length,
-        refresh=refresh,
-        progress=tell,
+        job, cluster, device=device, batch_sizes=batch_sizes, sequence_length=length, refresh=refresh, progress=tell
     )
     if as_json:
         print_json(survey)
@@ -232,11 +191,7 @@ def _print_layers(survey: LayerSurvey) -> None:
     runs = alike(survey)
     batches = [row.batch for row in runs[0][2]]
     where = f"{survey.model} on {survey.device} ({survey.source}), {survey.sequence_length} tokens a sample"
-    columns = [
-        "layer",
-        *(f"forward {batch}" for batch in batches),
-        *(f"backward {batch}" for batch in batches),
-    ]
+    columns = ["layer", *(f"forward {batch}" for batch in batches), *(f"backward {batch}" for batch in batches)]
     columns += [f"GFLOP {batches[-1]}", "GFLOP/s"]
     table = [
         [
@@ -248,12 +203,7 @@ def _print_layers(survey: LayerSurvey) -> None:
         ]
         for first, last, rows in runs
     ]
-    print_table(
-        f"{where}; milliseconds by batch size",
-        columns,
-        table,
-        right=range(1, len(columns)),
-    )
+    print_table(f"{where}; milliseconds by batch size", columns, table, right=range(1, len(columns)))
     kinds = {
         "frozen": "frozen",
         "trainable": "trained",
@@ -264,18 +214,9 @@ def _print_layers(survey: LayerSurvey) -> None:
     sizes = []
     for first, last, rows in runs:
         both = [
-            (
-                rows[-1].measured[f"{kind}_bytes"] / KILO,
-                rows[-1].analytic[f"{kind}_bytes"] / KILO,
-            )
-            for kind in kinds
+            (rows[-1].measured[f"{kind}_bytes"] / KILO, rows[-1].analytic[f"{kind}_bytes"] / KILO) for kind in kinds
         ]
-        sizes.append(
-            [
-                _layers(first, last),
-                *(f"{measured:,.0f} | {analytic:,.0f}" for measured, analytic in both),
-            ]
-        )
+        sizes.append([_layers(first, last), *(f"{measured:,.0f} | {analytic:,.0f}" for measured, analytic in both)])
     title = f"kB for a batch of {batches[-1]}, as profiled | as computed from the model's sizes"
     print_table(title, ("layer", *kinds.values()), sizes, right=range(1, len(kinds) + 1))
     for note in survey.notes:

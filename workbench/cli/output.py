@@ -44,15 +44,7 @@ LONG_TEXT = 30
 
 
 _UsageError: Any = typer.BadParameter.__base__  # click's, which newer versions of typer bring along
-_SYSTEM_REFUSES = (
-    *FULL_DISK,
-    *LIMITS,
-    errno.EACCES,
-    errno.EISDIR,
-    errno.ENOTDIR,
-    errno.EPERM,
-    errno.EROFS,
-)
+_SYSTEM_REFUSES = (*FULL_DISK, *LIMITS, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.EPERM, errno.EROFS)
 
 
 def _remember_json(context: typer.Context, wanted: bool) -> bool:
@@ -62,17 +54,9 @@ def _remember_json(context: typer.Context, wanted: bool) -> bool:
 
 Json = Annotated[
     bool,
-    typer.Option(
-        "--json",
-        help="Print the result (or the error) as JSON.",
-        callback=_remember_json,
-        is_eager=True,
-    ),
+    typer.Option("--json", help="Print the result (or the error) as JSON.", callback=_remember_json, is_eager=True),
 ]
-Png = Annotated[
-    Literal["auto", "yes", "no"],
-    typer.Option(help="PNG files too; auto: where a Chromium is found."),
-]
+Png = Annotated[Literal["auto", "yes", "no"], typer.Option(help="PNG files too; auto: where a Chromium is found.")]
 
 
 class Commands(TyperGroup):
@@ -115,33 +99,18 @@ def _in_our_words(error: Any, words: Sequence[str]) -> WorkbenchError:
         if error.errno not in _SYSTEM_REFUSES:
             raise error
         named = f": '{error.filename}'" if error.filename else ""
-        return WorkbenchError(
-            "A file was to be read or written.",
-            f"{error.strerror}{named}.",
-            advice(error.errno),
-        )
+        return WorkbenchError("A file was to be read or written.", f"{error.strerror}{named}.", advice(error.errno))
     package = (error.name or "").partition(".")[0]
     if package in ("", "workbench", "workbench_labs", "workbench_studies"):
         raise error
     found = f"It needs the package '{package}', which is not installed."
-    return ConfigError(
-        "The command was called.",
-        found,
-        "Install everything: pip install 'edge-llm-workbench[all]'.",
-    )
+    return ConfigError("The command was called.", found, "Install everything: pip install 'edge-llm-workbench[all]'.")
 
 
 def report_error(error: WorkbenchError, *, as_json: bool) -> None:
     """Print a user error: one line on stderr, or its three parts as JSON on stdout."""
     if as_json:
-        print_json(
-            {
-                "error": type(error).__name__,
-                "asked": error.asked,
-                "found": error.found,
-                "todo": error.todo,
-            }
-        )
+        print_json({"error": type(error).__name__, "asked": error.asked, "found": error.found, "todo": error.todo})
     else:
         # Some messages carry a grid; the first line says it all, so it comes first and whole.
         say(f"{type(error).__name__}: {error}")
@@ -203,11 +172,7 @@ def print_json(value: Any) -> None:
 
 
 def print_table(
-    title: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    *,
-    right: Sequence[int] = (),
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[int] = ()
 ) -> None:
     """Print a table on stdout.  right: the indices of columns that are set flush right.
 
@@ -220,17 +185,11 @@ def print_table(
     from rich.table import Table
 
     print_text(title)
-    columns, cells = (
-        list(map(plain, columns)),
-        [[plain(str(cell)) for cell in row] for row in rows],
-    )
+    columns, cells = list(map(plain, columns)), [[plain(str(cell)) for cell in row] for row in rows]
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     least = 0
     for index, column in enumerate(columns):
-        longest = max(
-            (len(line) for row in [columns, *cells] for line in row[index].splitlines()),
-            default=0,
-        )
+        longest = max((len(line) for row in [columns, *cells] for line in row[index].splitlines()), default=0)
         wraps = index not in right and longest > LONG_TEXT
         table.add_column(
             column,
@@ -253,17 +212,7 @@ def show_cluster(cluster: Cluster) -> None:
     """Print a cluster's devices."""
     print_table(
         f"{cluster.name}: {cluster.description or cluster.size_words}",
-        (
-            "rank",
-            "device",
-            "model",
-            "GFLOP/s",
-            "of a core",
-            "MB",
-            "Mbit/s",
-            "ms",
-            "watts",
-        ),
+        ("rank", "device", "model", "GFLOP/s", "of a core", "MB", "Mbit/s", "ms", "watts"),
         (
             (
                 rank,
@@ -286,11 +235,7 @@ def show_plan(plan: Plan, cluster: Cluster) -> None:
     """Print where each layer and each sample goes (or heads, columns, tokens), and what the planner expects of it."""
     chosen = plan.inference
     words = f"{plan.method}: {plan.where()}, {plan.cut}" if chosen is None else f"{chosen.method}: {plan_words(chosen)}"
-    print_table(
-        f"Plan of {words}",
-        *plan_rows(plan, cluster),
-        right=() if chosen is None else (0, 3, 4, 5),
-    )
+    print_table(f"Plan of {words}", *plan_rows(plan, cluster), right=() if chosen is None else (0, 3, 4, 5))
     if chosen is not None and chosen.predicted_s:
         print_text(
             f"Predicted latency of a sequence of {chosen.length} tokens (planner, simulated): "
@@ -359,19 +304,12 @@ class RunProgress:
             from rich.console import Console
             from rich.live import Live
 
-            self._live = Live(
-                get_renderable=self.draw,
-                console=Console(stderr=True),
-                refresh_per_second=4,
-            )
+            self._live = Live(get_renderable=self.draw, console=Console(stderr=True), refresh_per_second=4)
             self._live.start()
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.state.finish(kind)
         if self._live is not None:

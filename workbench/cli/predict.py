@@ -23,12 +23,10 @@ def predict(
     result: ResultFolder,
     texts: Annotated[list[str] | None, typer.Argument(help="The sentences.")] = None,
     pair: Annotated[
-        list[str] | None,
-        typer.Option(help="Second text of each sentence, for tasks on pairs; may be repeated."),
+        list[str] | None, typer.Option(help="Second text of each sentence, for tasks on pairs; may be repeated.")
     ] = None,
     file: Annotated[
-        Path | None,
-        typer.Option(help="A text of one sentence a line, a CSV, JSONL or Parquet file, or SQuAD's JSON."),
+        Path | None, typer.Option(help="A text of one sentence a line, a CSV, JSONL or Parquet file, or SQuAD's JSON.")
     ] = None,
     columns: Columns = "",
     as_json: Json = False,
@@ -60,34 +58,23 @@ def predict(
     shown = [one.answer if isinstance(one.answer, str) else f"{one.answer:.4g}" for one in answers]
     sure = [f"{max(one.probabilities.values()):.2f}" if one.probabilities else "" for one in answers]
     table = zip(shown, sure, (" | ".join(row) for row in rows), strict=True)
-    print_table(
-        f"{model.about.job.task} by {result}",
-        ("answer", "probability", "text"),
-        table,
-        right=(1,),
-    )
+    print_table(f"{model.about.job.task} by {result}", ("answer", "probability", "text"), table, right=(1,))
 
 
 def evaluate(
     model: Annotated[
-        str,
-        typer.Argument(help="A run's folder, a file of trained values, or a model's name (prompts, zero-shot)."),
+        str, typer.Argument(help="A run's folder, a file of trained values, or a model's name (prompts, zero-shot).")
     ],
     data: Data = None,
     columns: Columns = "",
     split: Annotated[
-        Literal["validation", "test"],
-        typer.Option(help="Samples that are answered, where the data have splits."),
+        Literal["validation", "test"], typer.Option(help="Samples that are answered, where the data have splits.")
     ] = "test",
     samples: Samples = None,
     calibration: Annotated[Calibration, typer.Option(help="Prior of a prompt's label words to take out.")] = "none",
-    task: Annotated[
-        str | None,
-        typer.Option(help="Of a zero-shot model.", show_default=DEFAULTS.task),
-    ] = None,
+    task: Annotated[str | None, typer.Option(help="Of a zero-shot model.", show_default=DEFAULTS.task)] = None,
     max_length: Annotated[
-        int | None,
-        typer.Option(min=1, help="Word pieces of a zero-shot model's prompt.", show_default="256"),
+        int | None, typer.Option(min=1, help="Word pieces of a zero-shot model's prompt.", show_default="256")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -97,30 +84,13 @@ def evaluate(
     from workbench.methods.common.result import find_result, load_result
 
     if samples is not None and samples < 1:
-        raise ConfigError(
-            f"An evaluation of {samples} samples was asked for.",
-            "That is none.",
-            "Raise --samples.",
-        )
+        raise ConfigError(f"An evaluation of {samples} samples was asked for.", "That is none.", "Raise --samples.")
     if find_result(model) is None:
-        made = _prompted(
-            model,
-            task or DEFAULTS.task,
-            data,
-            columns,
-            split,
-            samples,
-            calibration,
-            max_length or 256,
-        )
+        made = _prompted(model, task or DEFAULTS.task, data, columns, split, samples, calibration, max_length or 256)
     else:
         if task is not None or max_length is not None:
             asked = f"An evaluation of '{model}' with another task or max_length was asked for."
-            raise ConfigError(
-                asked,
-                "It has those of its training.",
-                "Leave --task and --max-length out.",
-            )
+            raise ConfigError(asked, "It has those of its training.", "Leave --task and --max-length out.")
         made = load_result(model).evaluate(data, columns or None, split=split, samples=samples, calibration=calibration)
     if as_json:
         print_json({"model": model, **made._asdict()})
@@ -144,12 +114,7 @@ def _prompted(
 ) -> Any:
     """Return the score of a model as it is, or of a file of trained values, on a task's prompts."""
     from workbench.methods.common.result import Evaluation, model_encoder
-    from workbench.methods.p_rge.zeroth_order import (
-        TrainableConfig,
-        find_trained,
-        load_causal_model,
-        load_trained,
-    )
+    from workbench.methods.p_rge.zeroth_order import TrainableConfig, find_trained, load_causal_model, load_trained
     from workbench.tasks import load_task
     from workbench.tasks.prompts import evaluate as score
 
@@ -168,13 +133,7 @@ def _prompted(
         f"{name}{', zero-shot' if trained is None else f' with the values of {model}'}: {len(chosen)} prompts of {task}"
     )
     encoder = model_encoder(found.template, name, max_length)
-    made = score(
-        loaded.logits_at,
-        chosen,
-        encoder,
-        calibration=calibration,
-        unlabelled=unlabelled,
-    )
+    made = score(loaded.logits_at, chosen, encoder, calibration=calibration, unlabelled=unlabelled)
     return Evaluation({made.metric: made.value}, len(chosen), f"the {split} split of {task}")
 
 

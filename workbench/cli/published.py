@@ -16,11 +16,7 @@ from workbench.methods.ringada.schedule import Iteration, ring_round
 from workbench.schedules.hetpipe import asynchronous_1f1b, hetpipe
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pipeline import cached_step, gpipe, hybrid_1f1b, one_f_one_b
-from workbench.schedules.tensor import (
-    ring_allgather_gemm,
-    ring_gemm_reducescatter,
-    split_heads,
-)
+from workbench.schedules.tensor import ring_allgather_gemm, ring_gemm_reducescatter, split_heads
 
 Sizes = Mapping[str, int]
 
@@ -55,31 +51,16 @@ def build_published(name: str, given: Sizes) -> Schedule:
     Raises ScheduleError for an unknown name or size, and for a size out of range.
     """
     if name not in PUBLISHED:
-        asked, found = (
-            f"The schedule '{name}' was asked for.",
-            f"There are {', '.join(PUBLISHED)}.",
-        )
-        raise ScheduleError(
-            asked,
-            found,
-            did_you_mean(name, PUBLISHED, "Choose one of them, or name a file."),
-        )
+        asked, found = f"The schedule '{name}' was asked for.", f"There are {', '.join(PUBLISHED)}."
+        raise ScheduleError(asked, found, did_you_mean(name, PUBLISHED, "Choose one of them, or name a file."))
     published = PUBLISHED[name]
     for key, value in given.items():
         asked = f"The schedule '{name}' with {key} = {value!r} was asked for."
         if key not in published.sizes:
-            raise ScheduleError(
-                asked,
-                f"It has {', '.join(published.sizes)}.",
-                did_you_mean(key, published.sizes),
-            )
+            raise ScheduleError(asked, f"It has {', '.join(published.sizes)}.", did_you_mean(key, published.sizes))
         least = 0 if key in MAY_BE_0 else 1
         if type(value) is not int or not least <= value <= MOST:
-            raise ScheduleError(
-                asked,
-                f"{key} is a whole number from {least} to {MOST}.",
-                "Give it such a number.",
-            )
+            raise ScheduleError(asked, f"{key} is a whole number from {least} to {MOST}.", "Give it such a number.")
     sizes = {**published.sizes, **given}
     cells = sizes.get("ranks", 1) * sizes.get("micro_batches", 1)
     if cells > MOST_CELLS:
@@ -95,10 +76,7 @@ def _pipeline(num_stages: int, *, first_rank: int = 0, group: int = 1, micro_bat
             start=number,
             stop=number + 1,
             shares=tuple(
-                Share(
-                    rank=first_rank + number * group + place,
-                    samples=micro_batch_size // group,
-                )
+                Share(rank=first_rank + number * group + place, samples=micro_batch_size // group)
                 for place in range(group)
             ),
         )
@@ -111,19 +89,13 @@ def _groups(ranks: int, into: str, size: int) -> int:
     """Return the number of equal groups of `size` ranks."""
     if ranks % size:
         asked = f"{ranks} ranks in groups of {size} were asked for."
-        raise ScheduleError(
-            asked,
-            f"{ranks % size} are left over.",
-            f"Choose ranks as a multiple of {into}.",
-        )
+        raise ScheduleError(asked, f"{ranks % size} are left over.", f"Choose ranks as a multiple of {into}.")
     return ranks // size
 
 
 def _hybrid(ranks: int = 4, micro_batches: int = 8, ranks_per_stage: int = 1) -> Schedule:
     plan = _pipeline(
-        _groups(ranks, "ranks_per_stage", ranks_per_stage),
-        group=ranks_per_stage,
-        micro_batch_size=ranks_per_stage,
+        _groups(ranks, "ranks_per_stage", ranks_per_stage), group=ranks_per_stage, micro_batch_size=ranks_per_stage
     )
     return hybrid_1f1b(plan, (ranks_per_stage,) * micro_batches)
 
@@ -134,12 +106,7 @@ def _hetpipe(ranks: int = 4, ranks_per_worker: int = 2, in_flight: int = 2, wave
     return hetpipe(VirtualWorkers(pipelines=pipelines, in_flight=in_flight), waves)
 
 
-def _ring(
-    ranks: int = 4,
-    micro_batches: int = 4,
-    unfrozen_layers: int = 2,
-    initiators: int = 1,
-) -> Schedule:
+def _ring(ranks: int = 4, micro_batches: int = 4, unfrozen_layers: int = 2, initiators: int = 1) -> Schedule:
     if initiators > ranks:
         raise ScheduleError(
             f"{initiators} initiators were asked for.",
@@ -148,18 +115,11 @@ def _ring(
         )
     if unfrozen_layers > ranks:
         asked = f"An unfreezing depth of {unfrozen_layers} was asked for."
-        raise ScheduleError(
-            asked,
-            f"The ring has {ranks} layers, one a rank.",
-            "Unfreeze 1 to all of them.",
-        )
+        raise ScheduleError(asked, f"The ring has {ranks} layers, one a rank.", "Unfreeze 1 to all of them.")
     turns = [rank for rank in range(initiators) for _ in range(micro_batches)]
     mini_batches = [Iteration(rank, ranks - unfrozen_layers, 1) for rank in turns]
     return ring_round(
-        _pipeline(ranks),
-        mini_batches,
-        lambda rank, op: SECONDS.get(op.kind, 0.0),
-        in_flight=len(mini_batches),
+        _pipeline(ranks), mini_batches, lambda rank, op: SECONDS.get(op.kind, 0.0), in_flight=len(mini_batches)
     )
 
 
@@ -173,10 +133,7 @@ def _query_chain(ranks: int = 4, queries: int = 8, queries_per_group: int = 1) -
 def _queries(ranks: int = 4, queries: int = 8) -> Schedule:
     counts = proportional_parts(queries, (1,) * ranks)
     shares = tuple(Share(rank=rank, queries=count) for rank, count in enumerate(counts) if count)
-    return query_step(
-        (Stage(start=0, stop=1, shares=shares),),
-        [(part,) for part in range(2 * queries)],
-    )
+    return query_step((Stage(start=0, stop=1, shares=shares),), [(part,) for part in range(2 * queries)])
 
 
 def _cached(ranks: int = 4) -> Schedule:
@@ -186,21 +143,14 @@ def _cached(ranks: int = 4) -> Schedule:
 
 PUBLISHED: Mapping[str, Published] = {
     "gpipe": Published(
-        "GPipe (Huang et al., 2019)",
-        lambda ranks=4, micro_batches=8: gpipe(_pipeline(ranks), (1,) * micro_batches),
+        "GPipe (Huang et al., 2019)", lambda ranks=4, micro_batches=8: gpipe(_pipeline(ranks), (1,) * micro_batches)
     ),
     "1f1b": Published(
         "PipeDream-flush (Narayanan et al., 2021)",
         lambda ranks=4, micro_batches=8: one_f_one_b(_pipeline(ranks), (1,) * micro_batches),
     ),
-    "hybrid_1f1b": Published(
-        "PAC+, first epoch: 1F1B of device groups, with a side network (section V-A)",
-        _hybrid,
-    ),
-    "cached_step": Published(
-        "PAC+, later epochs: data parallel from the activation cache (section V-B)",
-        _cached,
-    ),
+    "hybrid_1f1b": Published("PAC+, first epoch: 1F1B of device groups, with a side network (section V-A)", _hybrid),
+    "cached_step": Published("PAC+, later epochs: data parallel from the activation cache (section V-B)", _cached),
     "asynchronous_1f1b": Published(
         "Confidant, PipeDream: 1F1B with weight stashing, without a flush (section 2.3)",
         lambda ranks=4, micro_batches=8: asynchronous_1f1b(_pipeline(ranks), micro_batches),
@@ -211,16 +161,10 @@ PUBLISHED: Mapping[str, Published] = {
             proportional_parts(heads, (1,) * processors), num_layers=layers
         ),
     ),
-    "ring": Published(
-        "RingAda: adapters on a ring, the upper layers unfrozen (sections III and IV)",
-        _ring,
-    ),
+    "ring": Published("RingAda: adapters on a ring, the upper layers unfrozen (sections III and IV)", _ring),
     "hetpipe": Published("HetPipe: virtual workers and a parameter server (Park et al., 2020)", _hetpipe),
     "query_step": Published("P-RGE: a step's queries divided among the devices (Algorithm 1)", _queries),
-    "query_chain": Published(
-        "P-RGE: a step's queries one after the other through a chain of stages",
-        _query_chain,
-    ),
+    "query_chain": Published("P-RGE: a step's queries one after the other through a chain of stages", _query_chain),
     "ring_allgather_gemm": Published(
         "Galaxy+: AllGather in tiles, overlapped with GEMM1 (Fig. 9)",
         lambda ranks=4, overlapped=1: ring_allgather_gemm(ranks, overlapped=bool(overlapped)),

@@ -9,14 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from workbench.cli.job import CLUSTER, ClusterName, parse_options
-from workbench.cli.output import (
-    INTERRUPTED,
-    Json,
-    print_json,
-    print_table,
-    print_text,
-    say,
-)
+from workbench.cli.output import INTERRUPTED, Json, print_json, print_table, print_text, say
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import parse_faults
@@ -41,8 +34,7 @@ _SETTINGS = ", ".join(
 
 def serve(
     model: Annotated[
-        str,
-        typer.Option(help="Model: an embedded name, a folder, a hub name; to simulate also such as GPT2-Large."),
+        str, typer.Option(help="Model: an embedded name, a folder, a hub name; to simulate also such as GPT2-Large.")
     ] = "all-MiniLM-L6-v2",
     cluster: ClusterName = CLUSTER,
     requests: Annotated[int, typer.Option(help="How many.")] = 200,
@@ -52,16 +44,14 @@ def serve(
     fault: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KIND:DEVICE[:FACTOR]@FROM[-TO]",
-            help="slow, kill or freeze a device, such as slow:beta:4@10-30s.",
+            metavar="KIND:DEVICE[:FACTOR]@FROM[-TO]", help="slow, kill or freeze a device, such as slow:beta:4@10-30s."
         ),
     ] = None,
     reaction: Annotated[Reaction, typer.Option(help="To a straggler.")] = "exclude",
     option: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE",
-            help=f"How stragglers are found and taken back; may be repeated: {_SETTINGS}.",
+            metavar="KEY=VALUE", help=f"How stragglers are found and taken back; may be repeated: {_SETTINGS}."
         ),
     ] = None,
     mode: Annotated[Mode, typer.Option(help="In virtual time, or with real tensors.")] = "execute",
@@ -80,11 +70,7 @@ def serve(
             mode,
             fidelity,
             stream=StreamSettings(num_requests=requests, rate_per_s=rate, seed=seed, length=length),
-            rescheduling=read_options(
-                "serve",
-                ReschedulingSettings,
-                {"reaction": reaction, **parse_options(option)},
-            ),
+            rescheduling=read_options("serve", ReschedulingSettings, {"reaction": reaction, **parse_options(option)}),
             faults=parse_faults(";".join(fault or ()), described, "s"),
         )
         _finish(served, report, out, as_json=as_json)
@@ -92,42 +78,24 @@ def serve(
         from workbench.experiment import environment
 
         say("Interrupted.")
-        _finish(
-            replace(interrupted.report, environment=environment()),
-            report,
-            out,
-            as_json=as_json,
-        )
+        _finish(replace(interrupted.report, environment=environment()), report, out, as_json=as_json)
         raise typer.Exit(INTERRUPTED) from None
 
 
 def _serve(
-    model: str,
-    cluster: Cluster,
-    mode: Mode,
-    fidelity: Any,
-    *,
-    stream: StreamSettings,
-    **settings: Any,
+    model: str, cluster: Cluster, mode: Mode, fidelity: Any, *, stream: StreamSettings, **settings: Any
 ) -> ServingReport:
     from workbench.experiment import environment
     from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
 
     _require_length(model, stream.length)
     if mode == "simulate":
-        from workbench.methods.galaxy_plus.serving.serve import (
-            planner_of,
-            simulated_times,
-        )
+        from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
 
         profile, lengths = _profile(model, cluster, stream.length)
-        planner, times = (
-            planner_of(profile, cluster, lengths),
-            simulated_times(profile, cluster, lengths),
-        )
+        planner, times = planner_of(profile, cluster, lengths), simulated_times(profile, cluster, lengths)
         return replace(
-            simulate_serving(profile, cluster, planner, times, stream=stream, **settings),
-            environment=environment(),
+            simulate_serving(profile, cluster, planner, times, stream=stream, **settings), environment=environment()
         )
     from workbench.experiment import over_ssh, require_emulated
     from workbench.methods.galaxy_plus.profiles import HostQuestion, of_devices
@@ -135,10 +103,7 @@ def _serve(
     from workbench.methods.galaxy_plus.serving.serve import serve_emulated
 
     asked = HostQuestion(model=model, longest=stream.length)
-    settings |= {
-        "stream": stream,
-        "on_event": lambda event: say(event_line(event, cluster)),
-    }
+    settings |= {"stream": stream, "on_event": lambda event: say(event_line(event, cluster))}
     if cluster.is_real:
         from workbench.methods.galaxy_plus.method import measure_rank
 
@@ -149,13 +114,7 @@ def _serve(
             report = serve_stream(model, cluster, real, host, **settings)
     else:
         require_emulated(cluster)
-        report = serve_emulated(
-            asked,
-            cluster,
-            fidelity=fidelity,
-            notify=lambda event: say(event.message),
-            **settings,
-        )
+        report = serve_emulated(asked, cluster, fidelity=fidelity, notify=lambda event: say(event.message), **settings)
     return replace(report, environment=environment())
 
 
@@ -166,9 +125,7 @@ def _require_length(model: str, length: int) -> None:
     most = MODELS[model].positions if model in MODELS else model_layout(model).max_length
     if most and length > most:
         raise ConfigError(
-            f"Requests of {length} tokens were asked for.",
-            f"'{model}' knows {most} positions.",
-            "Lower --length.",
+            f"Requests of {length} tokens were asked for.", f"'{model}' knows {most} positions.", "Lower --length."
         )
 
 
@@ -220,17 +177,10 @@ def _finish(report: ServingReport, path: Path | None, out: Path | None, *, as_js
         return
     marks = {name: report.mark for name in summary if name.startswith(("answers per", "latency", "queueing"))}
     rows = (
-        (
-            name,
-            f"{value:.4g}{marks.get(name, '')}" if isinstance(value, float) else value,
-        )
+        (name, f"{value:.4g}{marks.get(name, '')}" if isinstance(value, float) else value)
         for name, value in summary.items()
     )
-    print_table(
-        f"Serving {report.model} on {report.cluster.name} ({report.label})",
-        ("", ""),
-        rows,
-    )
+    print_table(f"Serving {report.model} on {report.cluster.name} ({report.label})", ("", ""), rows)
     for note in report.notes:
         print_text(note)
     for file in files:

@@ -11,23 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workbench.cli.job import (
-    ALL_FIELDS,
-    OPTIONS,
-    key_and_value,
-    parsed,
-    task_of,
-    with_options,
-)
-from workbench.cli.output import (
-    INTERRUPTED,
-    Json,
-    RunProgress,
-    print_json,
-    print_table,
-    print_text,
-    say,
-)
+from workbench.cli.job import ALL_FIELDS, OPTIONS, key_and_value, parsed, task_of, with_options
+from workbench.cli.output import INTERRUPTED, Json, RunProgress, print_json, print_table, print_text, say
 from workbench.core.errors import ConfigError
 from workbench.core.files import make_folder, require_writable
 from workbench.core.job import Fidelity
@@ -64,8 +49,7 @@ def _takes_lists(command: Callable[..., None]) -> Callable[..., None]:
             else Annotated[str | None, typer.Option(*switches, help=help_text)]
         )
     kinds["eval_samples"] = Annotated[
-        str | None,
-        typer.Option(help="Samples of the validation and of the test split. Several: A,B,C."),
+        str | None, typer.Option(help="Samples of the validation and of the test split. Several: A,B,C.")
     ]
     kinds["cluster"] = Annotated[str | None, typer.Option(help="Cluster by name or .toml file. Several: A,B,C.")]
     kinds["bandwidth"] = Annotated[str | None, typer.Option(help="Mbit/s of every link. Several: A,B,C.")]
@@ -77,24 +61,17 @@ def sweep(
     grid: Path | None,
     given: dict[str, list[Any]],
     repeats: Annotated[
-        int | None,
-        typer.Option(min=1, max=1000, help="Run every point so many times.", show_default="1"),
+        int | None, typer.Option(min=1, max=1000, help="Run every point so many times.", show_default="1")
     ] = None,
     simulate: Annotated[bool, typer.Option("--simulate", help="Run the points in virtual time.")] = False,
     fidelity: Fidelity = "auto",
     at_once: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=1000,
-            help="So many simulated points at a time, or engines of a cluster.",
-        ),
+        int, typer.Option(min=1, max=1000, help="So many simulated points at a time, or engines of a cluster.")
     ] = 1,
     cluster_profile: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME",
-            help="Run the points on engines that this profile of ipyparallel starts (Slurm, PBS, ...).",
+            metavar="NAME", help="Run the points on engines that this profile of ipyparallel starts (Slurm, PBS, ...)."
         ),
     ] = None,
     notebook: Annotated[
@@ -102,8 +79,7 @@ def sweep(
         typer.Option(help="Run this notebook with each point's parameters, such as notebooks/00_quickstart.ipynb."),
     ] = None,
     out: Annotated[
-        Path,
-        typer.Option(help="Folder for a report of each point and points.csv; done points are not run again."),
+        Path, typer.Option(help="Folder for a report of each point and points.csv; done points are not run again.")
     ] = Path("sweep"),
     as_json: Json = False,
 ) -> None:
@@ -127,11 +103,7 @@ def sweep(
     times = repeats or settings.repeats
     if notebook is None:
         points = make_points(
-            values,
-            by_method,
-            mode="simulate" if simulate else "execute",
-            fidelity=fidelity,
-            repeats=times,
+            values, by_method, mode="simulate" if simulate else "execute", fidelity=fidelity, repeats=times
         )
     elif simulate or by_method or cluster_profile is not None:
         found = "A notebook runs on this machine and simulates or executes as its cells say."
@@ -142,13 +114,7 @@ def sweep(
         )
     else:
         points = make_notebook_points(notebook, values, repeats=times)
-    running = run_points(
-        points,
-        out,
-        at_once=at_once,
-        cluster_profile=cluster_profile,
-        progress=_progress,
-    )
+    running = run_points(points, out, at_once=at_once, cluster_profile=cluster_profile, progress=_progress)
     require_writable(make_folder(out) / "points.csv")
     say(f"{len(points)} point{'s' * (len(points) > 1)}, {'simulated' if simulate else 'executed'}, in {out}")
     began = time.monotonic()
@@ -168,16 +134,9 @@ def sweep(
     failed = [done for done in ended if done.error is not None]
     succeeded = [done for done in ended if done.error is None]
     if as_json:
-        told = {
-            "table": str(written),
-            "done": [out / f"{done.point.name}.json" for done in succeeded],
-        }
+        told = {"table": str(written), "done": [out / f"{done.point.name}.json" for done in succeeded]}
         told["failed"] = [
-            {
-                "point": done.point.settings,
-                "error": type(done.error).__name__,
-                "message": str(done.error),
-            }
+            {"point": done.point.settings, "error": type(done.error).__name__, "message": str(done.error)}
             for done in failed
         ]
         print_json(json.loads(json.dumps(told, default=str)))
@@ -191,14 +150,8 @@ def sweep(
 
 
 def compare(
-    reports: Annotated[
-        list[Path],
-        typer.Argument(help="Reports, or folders of them, such as a sweep's."),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Write a page with the table and figures (HTML) here."),
-    ] = None,
+    reports: Annotated[list[Path], typer.Argument(help="Reports, or folders of them, such as a sweep's.")],
+    out: Annotated[Path | None, typer.Option(help="Write a page with the table and figures (HTML) here.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare reports: a row for runs with the same settings, with mean and standard deviation over seeds and
@@ -246,11 +199,7 @@ def _listed(named: Mapping[str, Any]) -> dict[str, list[Any]]:
             found[name] = ["; ".join(value)] if name == "faults" else [value] if name in WHOLE else _values(value)
             if "" in found[name] and name not in WHOLE:
                 asked = f"The values '{value}' of {name} were given."
-                raise ConfigError(
-                    asked,
-                    "One of them is empty.",
-                    "Write values with a comma between two.",
-                )
+                raise ConfigError(asked, "One of them is empty.", "Write values with a comma between two.")
     return found
 
 
@@ -266,7 +215,7 @@ def _progress(point: Point) -> Iterator[Callable[[Event], None]]:
         yield lambda event: None
         return
     if point.mode == "simulate":  # a moment each, unless this machine is still to be measured
-        yield (lambda event: say(event.message) if event.kind == "phase" and "Profiling" in event.message else None)
+        yield lambda event: say(event.message) if event.kind == "phase" and "Profiling" in event.message else None
         return
     say(f"{point.words}:")
     with RunProgress(point.job, point.cluster) as progress:

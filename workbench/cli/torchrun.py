@@ -18,16 +18,7 @@ import typer
 
 from workbench.assets.fetch import cache_folder
 from workbench.cli.job import ALL_FIELDS, CLUSTER, ClusterName, ReportFile, takes_job
-from workbench.cli.output import (
-    USER_ERROR,
-    Commands,
-    Json,
-    RunProgress,
-    print_json,
-    print_text,
-    report_error,
-    summary,
-)
+from workbench.cli.output import USER_ERROR, Commands, Json, RunProgress, print_json, print_text, report_error, summary
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, WorkbenchError
@@ -42,30 +33,18 @@ from workbench.runtime.torchrun import TorchrunEngines, remove_own_files, sees_f
 app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
 
 JobFile = Annotated[
-    Path | None,
-    typer.Option("--job", help="The whole job as JSON; the flags of the job are then not read."),
+    Path | None, typer.Option("--job", help="The whole job as JSON; the flags of the job are then not read.")
 ]
 PlanFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--plan",
-        help="Run this plan (JSON of `workbench plan --json`), not the planner's.",
-    ),
+    Path | None, typer.Option("--plan", help="Run this plan (JSON of `workbench plan --json`), not the planner's.")
 ]
 SharedFolder = Annotated[
     Path | None,
-    typer.Option(
-        "--workdir",
-        help="Folder that every machine sees: snapshots, the adapter.",
-        show_default="chosen",
-    ),
+    typer.Option("--workdir", help="Folder that every machine sees: snapshots, the adapter.", show_default="chosen"),
 ]
 LocalFolder = Annotated[
     Path | None,
-    typer.Option(
-        "--local-folder",
-        help="Folder on each machine's own disk, for its part of the activation cache.",
-    ),
+    typer.Option("--local-folder", help="Folder on each machine's own disk, for its part of the activation cache."),
 ]
 
 
@@ -79,10 +58,7 @@ def command(
     plan_file: PlanFile = None,
     workdir: SharedFolder = None,
     local_folder: LocalFolder = None,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Go on with an interrupted run of the same job."),
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of the same job.")] = False,
     report: ReportFile = None,
     as_json: Json = False,
 ) -> None:
@@ -93,15 +69,7 @@ def command(
         job = from_json(read_text(job_file, "the job"), Job, source=f"'{job_file}'")
     plan = None if plan_file is None else from_json(read_text(plan_file, "the plan"), Plan, source=f"'{plan_file}'")
     described = load_cluster(cluster)
-    made = lead(
-        context.obj,
-        job,
-        described,
-        plan=plan,
-        workdir=workdir,
-        local_folder=local_folder,
-        resume=resume,
-    )
+    made = lead(context.obj, job, described, plan=plan, workdir=workdir, local_folder=local_folder, resume=resume)
     if report is not None:
         made.write(report)
     if as_json:

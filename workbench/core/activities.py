@@ -16,15 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from workbench.core.errors import ScheduleError
-from workbench.core.schedule import (
-    COLLECTIVES,
-    RECV,
-    SEND,
-    TRANSFERS,
-    Schedule,
-    Value,
-    paused_collector,
-)
+from workbench.core.schedule import COLLECTIVES, RECV, SEND, TRANSFERS, Schedule, Value, paused_collector
 
 Place = tuple[int, int]  # (rank, index in that rank's list)
 
@@ -146,12 +138,7 @@ def _graph(members: list[tuple[Place, ...]], sources: list[int], targets: list[i
     for source, target in zip(sources, targets, strict=True):
         ordered[places[source]] = target
         places[source] += 1
-    return Activities(
-        members=tuple(members),
-        num_waits=tuple(num_waits),
-        targets=ordered,
-        firsts=firsts,
-    )
+    return Activities(members=tuple(members), num_waits=tuple(num_waits), targets=ordered, firsts=firsts)
 
 
 def require_progress(schedule: Schedule, graph: Activities) -> None:
@@ -168,12 +155,7 @@ def require_progress(schedule: Schedule, graph: Activities) -> None:
                 ready.append(successor)
                 num_done += 1
     if num_done < len(waits):
-        raise stuck(
-            schedule,
-            graph.members,
-            graph.successors,
-            {a for a, count in enumerate(waits) if count > 0},
-        )
+        raise stuck(schedule, graph.members, graph.successors, {a for a, count in enumerate(waits) if count > 0})
 
 
 def _is_well_formed(schedule: Schedule, rank: int, index: int) -> bool:
@@ -230,13 +212,7 @@ def malformed_transfer(schedule: Schedule, rank: int, index: int) -> ScheduleErr
 def malformed_collective(schedule: Schedule, rank: int, index: int) -> ScheduleError:
     """A collective that its rank does not belong to, or that names a rank twice."""
     ranks = schedule.ops[rank][index].ranks
-    return _fault(
-        schedule,
-        rank,
-        index,
-        f"Its members are {ranks}.",
-        f"Name rank {rank} and every other member once.",
-    )
+    return _fault(schedule, rank, index, f"Its members are {ranks}.", f"Name rank {rank} and every other member once.")
 
 
 def written_twice(schedule: Schedule, rank: int, index: int, value: Value) -> ScheduleError:
@@ -245,11 +221,7 @@ def written_twice(schedule: Schedule, rank: int, index: int, value: Value) -> Sc
     if earlier is None:
         earlier = schedule.ops[rank][index].label if schedule.ops[rank][index].writes.count(value) > 1 else "an input"
     return _fault(
-        schedule,
-        rank,
-        index,
-        f"{value} is written twice on rank {rank}: {earlier} has it already.",
-        "Write it once.",
+        schedule, rank, index, f"{value} is written twice on rank {rank}: {earlier} has it already.", "Write it once."
     )
 
 
@@ -286,10 +258,7 @@ def mismatched_channel(
     source, destination = channel
     out = [schedule.ops[rank][index].reads[0] for rank, index in sent]
     into = [schedule.ops[rank][index].writes[0] for rank, index in received]
-    surplus_sends, surplus_receives = (
-        Counter(out) - Counter(into),
-        Counter(into) - Counter(out),
-    )
+    surplus_sends, surplus_receives = Counter(out) - Counter(into), Counter(into) - Counter(out)
     for value, place in zip(out, sent, strict=True):
         if value in surplus_sends:
             found = f"The send of {value} is unmatched: rank {destination} has no RECV of it from rank {source}."
@@ -325,10 +294,7 @@ def stuck(
         seen[at] = len(seen)
         at = before[at]
     circle = [activity for activity, order in seen.items() if order >= seen[at]]
-    first = min(
-        range(len(circle)),
-        key=lambda i: (len(members[circle[i]]) == 2, members[circle[i]][0]),
-    )
+    first = min(range(len(circle)), key=lambda i: (len(members[circle[i]]) == 2, members[circle[i]][0]))
     circle = circle[first:] + circle[:first]
     edges = [_edge(schedule, members[a], members[b]) for a, b in zip(circle, circle[1:] + circle[:1], strict=True)]
     if len(edges) > _MOST_EDGES:
@@ -387,14 +353,8 @@ def _missing(schedule: Schedule, rank: int, value: Value) -> tuple[str, str]:
             origin = (
                 f"rank {other}'s {writer.label} writes it" if writer is not None else f"it is an input of rank {other}"
             )
-            return (
-                f"{value} is never written on rank {rank}, but {origin}.",
-                "Send it; insert_transfers does that.",
-            )
-    return (
-        f"{value} is never written, on no rank.",
-        "Write it, or name it among the inputs.",
-    )
+            return f"{value} is never written on rank {rank}, but {origin}.", "Send it; insert_transfers does that."
+    return f"{value} is never written, on no rank.", "Write it, or name it among the inputs."
 
 
 def _fault(schedule: Schedule, rank: int, index: int, found: str, todo: str) -> ScheduleError:
@@ -405,7 +365,5 @@ def _fault(schedule: Schedule, rank: int, index: int, found: str, todo: str) -> 
     elif op.ranks:
         words = f"{op.label} {'+'.join(map(str, op.ranks))}"
     return ScheduleError(
-        f"Rank {rank} was asked to run {words} (operation {index}).",
-        found,
-        f"{todo}\n{schedule.grid((rank, index))}",
+        f"Rank {rank} was asked to run {words} (operation {index}).", found, f"{todo}\n{schedule.grid((rank, index))}"
     )

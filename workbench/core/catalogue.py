@@ -70,10 +70,7 @@ def data_folder() -> Path:
 def kit_file() -> Path | None:
     """Return the file of the cluster named KIT; None if there is none."""
     here = Path.cwd()
-    return next(
-        (file for folder in (here, *here.parents) if (file := folder / f"{KIT}.toml").is_file()),
-        None,
-    )
+    return next((file for folder in (here, *here.parents) if (file := folder / f"{KIT}.toml").is_file()), None)
 
 
 def cluster_names() -> tuple[str, ...]:
@@ -99,11 +96,7 @@ def cluster_file(name_or_path: str | Path) -> Path:
     """Return the file of a cluster that is named, or whose file is.  Raises ConfigError for an unknown name."""
     if not isinstance(name_or_path, str | Path):
         todo = "Give a name, such as 'laptop', or a .toml file."
-        raise ConfigError(
-            f"The cluster {shown(name_or_path)} was asked for.",
-            "It is neither text nor a path.",
-            todo,
-        )
+        raise ConfigError(f"The cluster {shown(name_or_path)} was asked for.", "It is neither text nor a path.", todo)
     path = Path(name_or_path)
     if path.suffix == ".toml" or path.name != str(name_or_path):
         return path
@@ -111,11 +104,7 @@ def cluster_file(name_or_path: str | Path) -> Path:
         raise ConfigError(
             f"The cluster '{shown(name_or_path)}' was asked for.",
             f"Known: {', '.join(cluster_names())}.",
-            did_you_mean(
-                str(name_or_path),
-                cluster_names(),
-                "Choose one of them, or name a .toml file.",
-            ),
+            did_you_mean(str(name_or_path), cluster_names(), "Choose one of them, or name a .toml file."),
         )
     return (name_or_path == KIT and kit_file()) or data_folder() / "clusters" / f"{name_or_path}.toml"
 
@@ -135,9 +124,7 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
     described = source.tables(tables.get("device", []), "[[device]]")
     if not described:
         raise source.error(
-            f"The cluster '{name}' was asked for.",
-            "It has no devices.",
-            "Describe at least one [[device]].",
+            f"The cluster '{name}' was asked for.", "It has no devices.", "Describe at least one [[device]]."
         )
     devices = tuple(_device({**defaults, **device}, source, number) for number, device in enumerate(described, start=1))
     try:
@@ -159,11 +146,7 @@ class _Source:
         self.path = path
 
     def error(self, asked: str, found: str, todo: str, *, line_of: str = "") -> ConfigError:
-        return ConfigError(
-            f"In '{shown(str(self.path), 200)}'{self._line(line_of)}: {asked}",
-            found,
-            todo,
-        )
+        return ConfigError(f"In '{shown(str(self.path), 200)}'{self._line(line_of)}: {asked}", found, todo)
 
     def wrap(self, error: ConfigError) -> ConfigError:
         """Return the error with the file's name added, unless the error has it already."""
@@ -188,11 +171,7 @@ class _Source:
         """
         value = table.get(key, default)
         if value is None:
-            raise self.error(
-                f"{owner} was described.",
-                f"It has no {key}.",
-                f"Set {key}, or name a model that has it.",
-            )
+            raise self.error(f"{owner} was described.", f"It has no {key}.", f"Set {key}, or name a model that has it.")
         kind, name, unit = _NUMBERS[key]
         try:
             require_range(value, range_of(kind, name), owner, key, unit=unit)
@@ -212,29 +191,18 @@ class _Source:
         value = table.get(key, False)
         if not isinstance(value, bool):
             asked = f"{owner} asks for {key} = {shown(repr(value))}."
-            raise self.error(
-                asked,
-                "It must be true or false.",
-                "Write it without quotes.",
-                line_of=key,
-            )
+            raise self.error(asked, "It must be true or false.", "Write it without quotes.", line_of=key)
         return value
 
     def table(self, value: object, where: str) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise self.error(
-                f"{where} was read.",
-                "It is not a table.",
-                f"Write {where} on a line of its own.",
-            )
+            raise self.error(f"{where} was read.", "It is not a table.", f"Write {where} on a line of its own.")
         return value
 
     def tables(self, value: object, where: str) -> list[dict[str, Any]]:
         if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
             raise self.error(
-                f"{where} was read.",
-                "It is not a list of tables.",
-                f"Write {where} with double brackets.",
+                f"{where} was read.", "It is not a list of tables.", f"Write {where} with double brackets."
             )
         return value
 
@@ -245,8 +213,7 @@ class _Source:
             return ""
         pattern = re.compile(rf"\s*\[{{0,2}}{re.escape(key)}\s*(?:\]|=\s*([^#\s]*))")
         for number, line in enumerate(
-            read_text(self.path, "the cluster", most_bytes=LARGEST_TOML).splitlines(),
-            start=1,
+            read_text(self.path, "the cluster", most_bytes=LARGEST_TOML).splitlines(), start=1
         ):
             found = pattern.match(line)
             if found and (not value or _same(found[1] or "", value)):
@@ -280,16 +247,9 @@ def _device(table: Mapping[str, Any], source: _Source, number: int = 1) -> Devic
     whole = {**entry, **table}
     described = source.tables(whole.get("processor", []), "[[device.processor]]")
     for one in described:
-        source.require_known(
-            one,
-            ("name", "gflops"),
-            f"[[device.processor]] of {owner[:1].lower()}{owner[1:]}",
-        )
+        source.require_known(one, ("name", "gflops"), f"[[device.processor]] of {owner[:1].lower()}{owner[1:]}")
     processors = tuple(
-        Processor(
-            name=source.text(one, "name", owner),
-            flops_per_s=source.number(one, "gflops", owner, None),
-        )
+        Processor(name=source.text(one, "name", owner), flops_per_s=source.number(one, "gflops", owner, None))
         for one in described
     )
     required = ("gflops", "memory_mb")
@@ -311,13 +271,7 @@ def _device(table: Mapping[str, Any], source: _Source, number: int = 1) -> Devic
     fields["leave_if_throttled"] = source.flag(whole, "leave_if_throttled", owner)
     try:
         fields["memory_bytes"] = round(fields["memory_bytes"])
-        return Device(
-            **fields,
-            name=name,
-            link=_link(whole, source, owner),
-            port=port,
-            processors=processors,
-        )
+        return Device(**fields, name=name, link=_link(whole, source, owner), port=port, processors=processors)
     except ConfigError as error:
         raise source.wrap(error) from error
 
@@ -334,10 +288,7 @@ def _pairs(tables: list[dict[str, Any]], devices: tuple[Device, ...], source: _S
     for number, table in enumerate(tables, start=1):
         owner = f"Link {number}"
         source.require_known(table, _LINK_KEYS, owner)
-        sender, receiver = (
-            source.text(table, "from", owner),
-            source.text(table, "to", owner),
-        )
+        sender, receiver = source.text(table, "from", owner), source.text(table, "to", owner)
         both_ways = source.flag(table, "both_ways", owner)
         source.number(table, "bandwidth_mbit_per_s", owner, None)
         for pair in (f"{sender}>{receiver}", f"{receiver}>{sender}")[: 1 + both_ways]:

@@ -43,11 +43,7 @@ def split_address(text: str) -> tuple[str, int | None]:
     found = _ADDRESS.fullmatch(text)
     if found is None or not 0 < int(found["port"] or 22) < 65_536:
         todo = "Write user@host, where host is a name, a number, or a Host of ~/.ssh/config."
-        raise ConfigError(
-            f"The address '{shown(text)}' was given.",
-            "It is no address of a device.",
-            todo,
-        )
+        raise ConfigError(f"The address '{shown(text)}' was given.", "It is no address of a device.", todo)
     host = found["host"] or found["boxed"] or found["bare"]
     return f"{found['user'] or ''}{host}", int(found["port"]) if found["port"] else None
 
@@ -131,20 +127,14 @@ class Device:
         names = [processor.name for processor in self.processors]
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
             asked = f"Device '{shown(self.name)}' names a processor '{shown(twice[0])}'."
-            raise ConfigError(
-                asked,
-                f"There are {names.count(twice[0])} of that name.",
-                "Name each once.",
-            )
+            raise ConfigError(asked, f"There are {names.count(twice[0])} of that name.", "Name each once.")
         if self.address is None:
             return
         address, port = split_address(self.address)
         if address != self.address:
             todo = f'Write address = "{address}"' + (f" and port = {port}." if port else ".")
             raise ConfigError(
-                f"Device '{self.name}' has the address '{shown(self.address)}'.",
-                "ssh takes the parts apart.",
-                todo,
+                f"Device '{self.name}' has the address '{shown(self.address)}'.", "ssh takes the parts apart.", todo
             )
 
     def processors_in_order(self, *, cores_first: bool) -> list[Processor]:
@@ -152,11 +142,7 @@ class Device:
         accelerators.
         """
         return sorted(
-            self.processors,
-            key=lambda one: (
-                cores_first and not one.name.startswith("cores "),
-                -one.flops_per_s,
-            ),
+            self.processors, key=lambda one: (cores_first and not one.name.startswith("cores "), -one.flops_per_s)
         )
 
     def charge(self, after_s: float) -> float:
@@ -184,9 +170,7 @@ class Cluster:
         require_ranges(self, "A cluster")
         if not self.devices:
             raise ConfigError(
-                f"Cluster '{self.name}' was asked for.",
-                "It has no devices.",
-                "Describe at least one [[device]].",
+                f"Cluster '{self.name}' was asked for.", "It has no devices.", "Describe at least one [[device]]."
             )
         names = [device.name for device in self.devices]
         for name in names:
@@ -198,16 +182,11 @@ class Cluster:
                 )
         places: dict[tuple[str, int], str] = {}
         for device in self.devices:
-            place = (
-                (device.address or device.name).rpartition("@")[2],
-                device.port or 22,
-            )
+            place = (device.address or device.name).rpartition("@")[2], device.port or 22
             if device.address and (other := places.setdefault(place, device.name)) != device.name:
                 asked = f"Cluster '{self.name}' names the address '{shown(device.address)}'."
                 raise ConfigError(
-                    asked,
-                    f"'{other}' and '{device.name}' have it.",
-                    "Give every device an address of its own.",
+                    asked, f"'{other}' and '{device.name}' have it.", "Give every device an address of its own."
                 )
         for pair in self.pairs:
             unknown = [name for name in pair.split(">") if name not in names]
@@ -248,11 +227,7 @@ class Cluster:
         devices = tuple(self.devices[rank] for rank in ranks)
         if factors:
             devices = tuple(
-                replace(
-                    one,
-                    memory_bytes=max(1, int(one.memory_bytes * factors.get(one.name, 1))),
-                )
-                for one in devices
+                replace(one, memory_bytes=max(1, int(one.memory_bytes * factors.get(one.name, 1)))) for one in devices
             )
         names = {device.name for device in devices}
         return replace(
@@ -264,8 +239,7 @@ class Cluster:
     def emulated(self, host_share: float) -> Cluster:
         """Return the cluster with emulated devices of the same links, each with this share of a core."""
         return replace(
-            self,
-            devices=tuple(replace(device, address=None, host_share=host_share) for device in self.devices),
+            self, devices=tuple(replace(device, address=None, host_share=host_share) for device in self.devices)
         )
 
     def with_slower_links(self, factor: float) -> Cluster:
@@ -276,18 +250,12 @@ class Cluster:
         """Return the cluster with some links slower, by 'sender>receiver'; other keys, and devices that are not here,
         are ignored.
         """
-        ranks, pairs = (
-            {device.name: rank for rank, device in enumerate(self.devices)},
-            dict(self.pairs),
-        )
+        ranks, pairs = {device.name: rank for rank, device in enumerate(self.devices)}, dict(self.pairs)
         for pair, factor in factors.items():
             ends = [ranks.get(name) for name in str(pair).split(">")]
             if len(ends) == 2 and None not in ends:
                 link = self.link(*ends)  # type: ignore[arg-type]  # neither is None
-                pairs[pair] = Link(
-                    bytes_per_s=link.bytes_per_s / factor,
-                    latency_s=link.latency_s * factor,
-                )
+                pairs[pair] = Link(bytes_per_s=link.bytes_per_s / factor, latency_s=link.latency_s * factor)
         return replace(self, pairs=pairs) if pairs != self.pairs else self
 
     def with_bandwidth(self, megabit_per_s: float) -> Cluster:
@@ -333,6 +301,5 @@ class Cluster:
 @functools.lru_cache(maxsize=4096)  # planners ask for the same few paths thousands of times
 def _path(sender: Link, receiver: Link) -> Link:
     return Link(
-        bytes_per_s=min(sender.bytes_per_s, receiver.bytes_per_s),
-        latency_s=sender.latency_s + receiver.latency_s,
+        bytes_per_s=min(sender.bytes_per_s, receiver.bytes_per_s), latency_s=sender.latency_s + receiver.latency_s
     )

@@ -8,16 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from workbench.core.cluster import Cluster
-from workbench.core.schedule import (
-    ALLGATHER,
-    ALLREDUCE,
-    BROADCAST,
-    COLLECTIVES,
-    REDUCESCATTER,
-    SEND,
-    Op,
-    Value,
-)
+from workbench.core.schedule import ALLGATHER, ALLREDUCE, BROADCAST, COLLECTIVES, REDUCESCATTER, SEND, Op, Value
 
 ITEM_BYTES = {
     "bytes": 1,

@@ -13,14 +13,7 @@ from msgspec import Meta
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, did_you_mean
-from workbench.core.ranges import (
-    Count,
-    Seconds,
-    Slowness,
-    range_of,
-    require_range,
-    require_ranges,
-)
+from workbench.core.ranges import Count, Seconds, Slowness, range_of, require_range, require_ranges
 from workbench.core.serial import shown
 
 FaultKind = Literal["slow", "memory", "kill", "freeze", "leave"]
@@ -64,9 +57,7 @@ class Fault:
         if has_factor != (self.factor > 1):
             found = "That changes nothing." if has_factor else f"Only {' and '.join(WITH_FACTOR)} have a factor."
             raise ConfigError(
-                asked,
-                found,
-                "Give a factor above 1, such as 4." if has_factor else "Leave the factor out.",
+                asked, found, "Give a factor above 1, such as 4." if has_factor else "Leave the factor out."
             )
 
     @property
@@ -111,11 +102,7 @@ def _add(faults: list[Fault], word: str, cluster: Cluster, unit: Unit) -> None:
     device, colon, factor = rest.partition(":")
     kinds = [kind for kind in (*get_args(FaultKind), RETURN) if unit == "step" or kind not in ("memory", "leave")]
     if not at or not device or (colon and not factor):
-        raise ConfigError(
-            asked,
-            "It is not KIND:DEVICE[:FACTOR]@FROM[-TO].",
-            f"Write, for example, {EXAMPLES[unit]}.",
-        )
+        raise ConfigError(asked, "It is not KIND:DEVICE[:FACTOR]@FROM[-TO].", f"Write, for example, {EXAMPLES[unit]}.")
     if kind not in kinds:
         raise ConfigError(asked, f"Kinds are {', '.join(kinds)}.", did_you_mean(kind, kinds))
     names = [one.name for one in cluster.devices]
@@ -134,18 +121,12 @@ def _add(faults: list[Fault], word: str, cluster: Cluster, unit: Unit) -> None:
     start, stop, own_unit = _times(asked, when, unit)
     if own_unit != unit:
         counts = "steps" if unit == "step" else "seconds"
-        raise ConfigError(
-            asked,
-            f"Here faults are counted in {counts}.",
-            f"Write, for example, {EXAMPLES[unit]}.",
-        )
+        raise ConfigError(asked, f"Here faults are counted in {counts}.", f"Write, for example, {EXAMPLES[unit]}.")
     try:
         slowness = _number(factor) if factor else (4.0 if kind in WITH_FACTOR else 1.0)
     except ValueError:
         raise ConfigError(
-            asked,
-            f"The factor '{shown(factor)}' is no number.",
-            "Write, for example, slow:beta:4@20.",
+            asked, f"The factor '{shown(factor)}' is no number.", "Write, for example, slow:beta:4@20."
         ) from None
     if factor and kind not in WITH_FACTOR:
         found = f"Only {' and '.join(WITH_FACTOR)} have a factor."
@@ -158,12 +139,7 @@ def _add(faults: list[Fault], word: str, cluster: Cluster, unit: Unit) -> None:
     if own_unit == "step":
         for name, value in (("step", start), ("last step", stop)):
             if value is not None:
-                require_range(
-                    int(value) if value == value // 1 else value,
-                    Count,
-                    f"The fault '{shown(word)}'",
-                    name,
-                )
+                require_range(int(value) if value == value // 1 else value, Count, f"The fault '{shown(word)}'", name)
     if kind == RETURN:
         before = [
             i for i, one in enumerate(faults) if one.rank == rank and one.end is None and one.kind not in WITH_FACTOR
@@ -176,17 +152,7 @@ def _add(faults: list[Fault], word: str, cluster: Cluster, unit: Unit) -> None:
     require_range(slowness, range_of(Fault, "factor"), f"The fault '{shown(word)}'", "factor")
     try:
         to = receivers[0] if receivers else None
-        faults.append(
-            Fault(
-                kind=kind,  # type: ignore[arg-type]
-                rank=rank,
-                start=start,
-                end=stop,
-                factor=slowness,
-                unit=unit,
-                to=to,
-            )
-        )
+        faults.append(Fault(kind=kind, rank=rank, start=start, end=stop, factor=slowness, unit=unit, to=to))  # type: ignore[arg-type]
     except ConfigError as error:
         raise ConfigError(f"{asked} {error.asked}", error.found, error.todo) from None
 
@@ -199,9 +165,7 @@ def _times(asked: str, when: str, unit: Unit) -> tuple[float, float | None, Unit
         return _number(start), _number(end) if dash else None, own
     except ValueError:
         raise ConfigError(
-            asked,
-            f"'{shown(when)}' names no step and no seconds.",
-            f"Write, for example, {EXAMPLES[unit]}.",
+            asked, f"'{shown(when)}' names no step and no seconds.", f"Write, for example, {EXAMPLES[unit]}."
         ) from None
 
 
@@ -301,10 +265,7 @@ def random_faults(
     the devices are
     down, and never all.
     """
-    draws, weights = (
-        random.Random(seed),
-        {"slow": 5, "memory": 1, "kill": 4, "freeze": 1, "leave": 2},
-    )
+    draws, weights = random.Random(seed), {"slow": 5, "memory": 1, "kill": 4, "freeze": 1, "leave": 2}
     faults: list[Fault] = []
     free = [0.0] * world_size
     now = 0.0
@@ -322,16 +283,7 @@ def random_faults(
             continue
         free[rank] = now + lasts + every
         factor = draws.uniform(2.0, 8.0) if kind in WITH_FACTOR else 1.0
-        faults.append(
-            Fault(
-                kind=kind,
-                rank=rank,
-                start=now,
-                end=now + lasts,
-                factor=factor,
-                unit=unit,
-            )
-        )
+        faults.append(Fault(kind=kind, rank=rank, start=now, end=now + lasts, factor=factor, unit=unit))
 
 
 def never_begun(faults: Sequence[Fault], cluster: Cluster, end_s: float) -> tuple[str, ...]:

@@ -23,14 +23,7 @@ def measured_at(processor: int, layer: LayerProfile, kind: str) -> str:
 
 
 def part_s(
-    layer: LayerProfile,
-    kind: str,
-    groups: int,
-    of: int,
-    samples: int,
-    length: int,
-    *,
-    processor: int = 0,
+    layer: LayerProfile, kind: str, groups: int, of: int, samples: int, length: int, *, processor: int = 0
 ) -> float:
     """Return the seconds of `groups` out of `of` groups on the device's profile: linear between one group and all,
     never decreasing.
@@ -74,24 +67,12 @@ class Division:
         return self.heads if kind == "ATTN" else self.columns
 
     def part_s(
-        self,
-        layer: LayerProfile,
-        kind: str,
-        direction: Direction,
-        processor: int,
-        samples: int,
-        length: int,
+        self, layer: LayerProfile, kind: str, direction: Direction, processor: int, samples: int, length: int
     ) -> float:
         """Return the seconds of a processor's part of an operation of PARTS."""
         groups = self.groups(kind)
         own_s = part_s(
-            layer,
-            PARTS[kind] + direction,
-            groups[processor],
-            sum(groups),
-            samples,
-            length,
-            processor=processor,
+            layer, PARTS[kind] + direction, groups[processor], sum(groups), samples, length, processor=processor
         )
         return self.slower[processor] * own_s
 

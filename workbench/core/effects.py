@@ -97,21 +97,14 @@ def idle_settings(at: Situation) -> Iterator[Idle]:
     changed = {
         name: getattr(at.job, name) for name, default in _defaults(type(at.job)) if getattr(at.job, name) != default
     }
-    for what, owner, values in (
-        ("option", at.options, given),
-        ("setting", at.job, changed),
-    ):
+    for what, owner, values in (("option", at.options, given), ("setting", at.job, changed)):
         effects = effects_of(type(owner))  # type: ignore[arg-type]  # mypy: a type is hashable
         for name, value in values.items():
             for effect in effects.get(name, ()):
                 if not effect.holds(at):
                     others = " and ".join(f"{other} = {getattr(at.options, other)}" for other in effect.reads)
                     yield Idle(
-                        what,
-                        name,
-                        value,
-                        effect,
-                        f"{f'with {others}' if others else 'here'}: it needs {effect.needed}",
+                        what, name, value, effect, f"{f'with {others}' if others else 'here'}: it needs {effect.needed}"
                     )
                     break
 
@@ -123,11 +116,7 @@ def refuse_idle(at: Situation) -> None:
     for idle in idle_settings(at):
         if idle.effect.is_refused and (idle.name, idle.value) not in _defaults(type(at.options)):
             asked = f"The {idle.what} {idle.name} = {shown(idle.value)} of {at.job.method} was asked for."
-            raise ConfigError(
-                asked,
-                f"It has no effect {idle.reason}.",
-                "Leave it out, or change the others.",
-            )
+            raise ConfigError(asked, f"It has no effect {idle.reason}.", "Leave it out, or change the others.")
 
 
 def _defaults(settings: Any) -> tuple[tuple[str, Any], ...]:

@@ -90,11 +90,7 @@ def require_numbers(scores: Any, what: str) -> Any:
     """
     if not bool((scores < math.inf).all()):
         found = "The model's output holds values that are no numbers."
-        raise DivergedError(
-            f"{what} were asked for.",
-            found,
-            "Lower the learning rate, or check its weights.",
-        )
+        raise DivergedError(f"{what} were asked for.", found, "Lower the learning rate, or check its weights.")
     return scores
 
 
@@ -109,7 +105,5 @@ def check_choice(what: str, value: object, known: Iterable[str]) -> None:
     names = list(known)
     if value not in names:
         raise ConfigError(
-            f"The {what} '{value}' was asked for.",
-            f"Known are {', '.join(names)}.",
-            did_you_mean(str(value), names),
+            f"The {what} '{value}' was asked for.", f"Known are {', '.join(names)}.", did_you_mean(str(value), names)
         )

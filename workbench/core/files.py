@@ -49,11 +49,7 @@ def whole_file(path: Path | str) -> Iterator[Path]:
             target.parent.mkdir(parents=True, exist_ok=True)
         folder = target.parent if through is None else Path(tempfile.gettempdir())
         part = folder / f"{target.name[:64]}.{secrets.token_hex(4)}.part"
-        descriptor = os.open(
-            part,
-            os.O_CREAT | os.O_EXCL | os.O_WRONLY,
-            0o666 if through is None else 0o600,
-        )
+        descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if through is None else 0o600)
         mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
         os.close(descriptor)
         try:
@@ -134,9 +130,7 @@ def _told(path: Path) -> Iterator[None]:
         named = str(error.filename or path)
         where = "" if named == str(path) or named.endswith(".part") else f": '{named}'"
         raise WriteError(
-            f"Writing '{path}' was asked for.",
-            f"{error.strerror or error}{where}.",
-            advice(error.errno),
+            f"Writing '{path}' was asked for.", f"{error.strerror or error}{where}.", advice(error.errno)
         ) from error
 
 
@@ -158,16 +152,8 @@ def _target(path: Path) -> tuple[Path, Path | int | None]:
     if kind == stat.S_IFDIR:
         raise WriteError(asked, "It is a folder.", "Name a file in it.")
     if kind not in (stat.S_IFREG, stat.S_IFCHR):
-        names = {
-            stat.S_IFIFO: "a pipe",
-            stat.S_IFSOCK: "a socket",
-            stat.S_IFBLK: "a disk",
-        }
-        raise WriteError(
-            asked,
-            f"It is {names.get(kind, 'something else')}, not a file.",
-            "Name a file.",
-        )
+        names = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFBLK: "a disk"}
+        raise WriteError(asked, f"It is {names.get(kind, 'something else')}, not a file.", "Name a file.")
     if not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     return (Path(os.path.realpath(path)), None) if kind == stat.S_IFREG else (path, path)

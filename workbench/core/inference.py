@@ -66,11 +66,7 @@ class StackShape:
         """
         if self.head_size < 1:
             asked = f"The FLOPs of a stack of {self.num_layers} layers were asked for."
-            raise ConfigError(
-                asked,
-                f"Its heads are {self.head_size} wide.",
-                "Give head_size, at least 1.",
-            )
+            raise ConfigError(asked, f"Its heads are {self.head_size} wide.", "Give head_size, at least 1.")
         return self.heads_per_unit * self.head_size
 
     def unit_width(self, kind: str) -> int:
@@ -107,11 +103,7 @@ class StackShape:
         flops = 0.0
         for kind in self.kinds:
             units = self.columns if kind in ("UP", "DOWN") else self.num_units
-            count = {
-                "ATT": tokens * tokens,
-                "CATT": tokens * memory_tokens,
-                "CKV": memory_tokens,
-            }.get(kind, tokens)
+            count = {"ATT": tokens * tokens, "CATT": tokens * memory_tokens, "CKV": memory_tokens}.get(kind, tokens)
             flops += self.unit_flops(kind) * units * count
         return flops
 
@@ -133,10 +125,7 @@ class PieceCost:
         """Return the seconds, never below 0."""
         if tokens <= 0 or units <= 0:
             return 0.0
-        return max(
-            0.0,
-            self.fixed_s + tokens * self.token_s + units * self.unit_s + tokens * units * self.token_unit_s,
-        )
+        return max(0.0, self.fixed_s + tokens * self.token_s + units * self.unit_s + tokens * units * self.token_unit_s)
 
     def scaled(self, factor: float) -> PieceCost:
         """Return the cost on a device that is `factor` times slower."""
@@ -275,9 +264,7 @@ class InferencePlan:
             given = getattr(self, name)
             if given and not (len(given) == len(self.ranks) and min(given) >= 0 and 0 < sum(given) < math.inf):
                 raise ConfigError(
-                    asked,
-                    f"Its {name} are {given}.",
-                    "Give one number of at least 0 for each device, not all 0.",
+                    asked, f"Its {name} are {given}.", "Give one number of at least 0 for each device, not all 0."
                 )
         if not {1, 2}.issuperset(self.schemes):
             raise ConfigError(asked, f"Its schemes are {self.schemes}.", "Give each layer 1 or 2.")
@@ -309,10 +296,7 @@ class InferencePlan:
         A position without tokens has only its own columns of a scheme-2 layer, unless full_everywhere.
         """
         first, everywhere = 0, range(self.num_positions)
-        is_pipeline, is_cut = (
-            self.paradigm == "pipeline",
-            self.paradigm in ("hybrid", "tensor"),
-        )
+        is_pipeline, is_cut = self.paradigm == "pipeline", self.paradigm in ("hybrid", "tensor")
         kinds = (
             [position for position, count in enumerate(self.layers) for _ in range(count)]
             if is_pipeline
@@ -323,10 +307,7 @@ class InferencePlan:
             units, columns = (
                 self.cut(shape)
                 if is_cut
-                else (
-                    (shape.num_units,) * len(everywhere),
-                    (shape.columns,) * len(everywhere),
-                )
+                else ((shape.num_units,) * len(everywhere), (shape.columns,) * len(everywhere))
             )
             for kind, run in groupby(kinds[first:last] if kinds else (1,) * shape.num_layers):
                 count = len(list(run))
@@ -369,8 +350,7 @@ def proportional_parts(total: int, weights: Sequence[float]) -> tuple[int, ...]:
     exact = [total * weight / whole for weight in weights]
     parts = [math.floor(part + 1e-9) for part in exact]
     by_remainder = sorted(
-        (index for index in range(len(weights)) if weights[index] > 0),
-        key=lambda i: (round(parts[i] - exact[i], 9), i),
+        (index for index in range(len(weights)) if weights[index] > 0), key=lambda i: (round(parts[i] - exact[i], 9), i)
     )
     for index in by_remainder[: total - sum(parts)]:
         parts[index] += 1

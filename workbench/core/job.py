@@ -23,10 +23,7 @@ ADAPTER_RATE, FULL_RATE = 2e-3, 5e-5
 """Default peak learning rates.  For adapters: within what Houlsby et al. (2019, 3.2) tried, 3e-5 to 3e-3.  For full
 fine-tuning: the highest that BERT's authors tried (Devlin et al., 2019, A.3)."""
 _TRAINS = Effect(lambda at: declaration_of(at.job.method).trains, "a method that trains")
-_BACKPROPAGATES = Effect(
-    lambda at: declaration_of(at.job.method).backpropagates,
-    "a method that backpropagates",
-)
+_BACKPROPAGATES = Effect(lambda at: declaration_of(at.job.method).backpropagates, "a method that backpropagates")
 _BY_EPOCHS = Effect(lambda at: getattr(at.options, "steps", None) is None, "steps left out")
 _CUT = Effect(
     lambda at: at.plan is None or at.plan.num_micro_batches > 1 or at.job.micro_batches == 1,

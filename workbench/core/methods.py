@@ -68,13 +68,7 @@ JOB_FIELDS = {
         values={
             name: name
             for name in (
-                *(
-                    "all-MiniLM-L6-v2",
-                    "SmolLM2-135M",
-                    "tiny-bert",
-                    "tiny-gpt2",
-                    "tiny-llama",
-                ),
+                *("all-MiniLM-L6-v2", "SmolLM2-135M", "tiny-bert", "tiny-gpt2", "tiny-llama"),
                 *("tiny-opt", "tiny-t5", "tiny-bart", "tiny-vit"),
             )
         },
@@ -83,10 +77,7 @@ JOB_FIELDS = {
     "train_samples": FormField(label="Train samples", tooltip="How many training samples; 0 takes all"),
     "epochs": FormField(label="Epochs", tooltip="Passes over the training samples"),
     "batch_size": FormField(label="Batch size", tooltip="Samples of one optimizer step, over all devices"),
-    "micro_batches": FormField(
-        label="Micro-batches",
-        tooltip="Into how many a mini-batch is cut for the pipeline",
-    ),
+    "micro_batches": FormField(label="Micro-batches", tooltip="Into how many a mini-batch is cut for the pipeline"),
     "seed": FormField(label="Seed", tooltip="Of order, initial weights and dropout"),
 }
 """The form of a method that declares no other, before its own options.  Method and task list what there is."""
@@ -145,8 +136,7 @@ def registered() -> dict[str, EntryPoint]:
     """
     points: dict[str, EntryPoint] = {}
     for point in sorted(
-        entry_points(group=GROUP),
-        key=lambda point: (not point.value.startswith("workbench."), point.name),
+        entry_points(group=GROUP), key=lambda point: (not point.value.startswith("workbench."), point.name)
     ):
         other = points.setdefault(point.name, point)
         if other.value != point.value:
@@ -170,10 +160,7 @@ def declaration_of(method: str) -> Declaration:
     """
     points = registered()
     if method not in points:
-        asked, known = (
-            f"The method '{method}' was asked for.",
-            f"Known methods: {', '.join(points)}.",
-        )
+        asked, known = f"The method '{method}' was asked for.", f"Known methods: {', '.join(points)}."
         raise ConfigError(asked, known, did_you_mean(method, points))
     return _loaded(points[method])
 
@@ -198,11 +185,7 @@ def _loaded(point: EntryPoint) -> Declaration:
         raise ConfigError(asked, found, "Mend that package, or uninstall it.") from error
     if not isinstance(declaration, Declaration):
         found = f"{point.value}{_of(point)} is a {type(declaration).__name__}."
-        raise ConfigError(
-            asked,
-            found,
-            "Name a workbench.core.methods.Declaration in its entry point.",
-        )
+        raise ConfigError(asked, found, "Name a workbench.core.methods.Declaration in its entry point.")
     return declaration
 
 

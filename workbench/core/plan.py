@@ -46,15 +46,11 @@ class Stage:
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.stop:
             raise ConfigError(
-                f"A stage of layers [{self.start}, {self.stop}) was asked for.",
-                "It is empty.",
-                "Give it a layer.",
+                f"A stage of layers [{self.start}, {self.stop}) was asked for.", "It is empty.", "Give it a layer."
             )
         if not self.shares:
             raise ConfigError(
-                f"The stage of layers [{self.start}, {self.stop}) was asked for.",
-                "No device holds it.",
-                "Add a share.",
+                f"The stage of layers [{self.start}, {self.stop}) was asked for.", "No device holds it.", "Add a share."
             )
 
     @property
@@ -107,11 +103,7 @@ class Plan:
     def __post_init__(self) -> None:
         require_ranges(self, "A plan")
         if not self.stages:
-            raise ConfigError(
-                "A plan without stages was asked for.",
-                "No device has a layer.",
-                "Add a stage.",
-            )
+            raise ConfigError("A plan without stages was asked for.", "No device has a layer.", "Add a stage.")
         for _, stages in self.assignments:
             at = 0
             for stage in stages:
@@ -128,11 +120,7 @@ class Plan:
         begins = [first for first, _ in self.assignments]
         if any(second <= first for first, second in pairwise(begins)):
             asked = f"Other stages from the steps {', '.join(map(str, begins[1:]))} on were asked for."
-            raise ConfigError(
-                asked,
-                "Each must follow the one before; the first step is 0.",
-                "Put them in order.",
-            )
+            raise ConfigError(asked, "Each must follow the one before; the first step is 0.", "Put them in order.")
 
     @property
     def assignments(self) -> tuple[tuple[int, tuple[Stage, ...]], ...]:
@@ -141,11 +129,7 @@ class Plan:
 
     def at(self, step: int) -> Plan:
         """Return the plan that applies at one step of the run."""
-        return replace(
-            self,
-            stages=[stages for first, stages in self.assignments if first <= step][-1],
-            later=(),
-        )
+        return replace(self, stages=[stages for first, stages in self.assignments if first <= step][-1], later=())
 
     @property
     def cut(self) -> str:
@@ -202,17 +186,11 @@ class Plan:
         """Return the plan on other devices.  ranks: the new rank of each device that has a share."""
 
         def on(stage: Stage) -> Stage:
-            return replace(
-                stage,
-                shares=tuple(replace(share, rank=ranks[share.rank]) for share in stage.shares),
-            )
+            return replace(stage, shares=tuple(replace(share, rank=ranks[share.rank]) for share in stage.shares))
 
         later = tuple((step, tuple(map(on, stages))) for step, stages in self.later)
         return replace(
-            self,
-            stages=tuple(map(on, self.stages)),
-            cached=on(self.cached) if self.cached else None,
-            later=later,
+            self, stages=tuple(map(on, self.stages)), cached=on(self.cached) if self.cached else None, later=later
         )
 
     def grouping(self) -> str:
@@ -246,12 +224,7 @@ class Plan:
             )
 
         parts = [f"{stage.layers_in_words} on {shares(stage)}" for stage in self.stages]
-        return "; ".join(
-            [
-                *parts,
-                *([f"cached epochs on {shares(self.cached)}"] if self.cached else []),
-            ]
-        )
+        return "; ".join([*parts, *([f"cached epochs on {shares(self.cached)}"] if self.cached else [])])
 
     def partition(self) -> str:
         """Return the number of layers of each stage: [3, 3]."""

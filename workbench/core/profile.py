@@ -36,11 +36,7 @@ class Grid:
             )
         for axis in (self.batch_sizes, self.sequence_lengths):
             if not axis or list(axis) != sorted(set(axis)) or axis[0] <= 0:
-                raise ConfigError(
-                    "A cost grid needs ascending positive axes.",
-                    f"Found {axis}.",
-                    "Sort them.",
-                )
+                raise ConfigError("A cost grid needs ascending positive axes.", f"Found {axis}.", "Sort them.")
 
     def __call__(self, batch: int, sequence_length: int) -> float:
         """Return the seconds of a batch: 0 for an empty one, extrapolated linearly outside the grid, never below 0."""
@@ -54,10 +50,7 @@ class Grid:
 
     def scaled(self, factor: float) -> Grid:
         """Return the grid of a device that is `factor` times slower."""
-        return replace(
-            self,
-            seconds=tuple(tuple(factor * cell for cell in row) for row in self.seconds),
-        )
+        return replace(self, seconds=tuple(tuple(factor * cell for cell in row) for row in self.seconds))
 
     def plus(self, other: Grid) -> Grid:
         """Return the grid of both operations in sequence.  other: with the same axes."""
@@ -183,14 +176,7 @@ class Profile:
         """Return the number of devices."""
         return len(self.layers)
 
-    def train_s(
-        self,
-        rank: int,
-        batch: int,
-        sequence_length: int,
-        start: int = 0,
-        stop: int | None = None,
-    ) -> float:
+    def train_s(self, rank: int, batch: int, sequence_length: int, start: int = 0, stop: int | None = None) -> float:
         """Return t_f + t_b of layers [start, stop) on a device, by default of all, in seconds."""
         layers = self.layers[rank][start:stop]
         return sum(

@@ -13,14 +13,7 @@ from dataclasses import dataclass, field, replace
 from workbench.core.cluster import Cluster
 from workbench.core.costs import ITEM_BYTES, TOKEN, Costs, Spec, WrittenCosts
 from workbench.core.errors import ScheduleError
-from workbench.core.schedule import (
-    COLLECTIVES,
-    RECV,
-    Op,
-    Schedule,
-    Value,
-    value_from_text,
-)
+from workbench.core.schedule import COLLECTIVES, RECV, Op, Schedule, Value, value_from_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +79,7 @@ class Program:
         """
         lines = []
         for rank, name in enumerate(self.devices):
-            device: dict[str, object] = {
-                "name": name,
-                "resident_bytes": self.costs.resident_bytes(rank),
-            }
+            device: dict[str, object] = {"name": name, "resident_bytes": self.costs.resident_bytes(rank)}
             if self.budget_bytes:
                 device["budget_bytes"] = self.budget_bytes[rank]
             lines.append(f"device {json.dumps(device)}")
@@ -134,17 +124,9 @@ class Program:
                     rank += word == "rank"
                     if line and word not in ("rank", "in", "out", "carry"):
                         listed.append((rank, float(amount) if separator else None))
-            except (
-                ValueError,
-                KeyError,
-                TypeError,
-                ArithmeticError,
-                RecursionError,
-            ) as error:
+            except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
                 raise ScheduleError(
-                    f"Line {number} of the program was read: '{line}'.",
-                    f"It is malformed: {error}.",
-                    _SEE,
+                    f"Line {number} of the program was read: '{line}'.", f"It is malformed: {error}.", _SEE
                 ) from error
             schedule_lines.append(kept)
         schedule = Schedule.from_text("\n".join(schedule_lines))
@@ -169,10 +151,7 @@ def require_same(text: str, other: str, *, ranks: Sequence[int] = (0, 1)) -> Non
     if text == other:
         return
     mine, theirs = text.splitlines(), other.splitlines()
-    at = next(
-        (i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b),
-        min(len(mine), len(theirs)),
-    )
+    at = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), min(len(mine), len(theirs)))
     sides = [lines[at] if at < len(lines) else "nothing" for lines in (mine, theirs)]
     begins = [i for i, line in enumerate(mine[:at]) if line.startswith("rank ")]
     words = {side.partition(" ")[0] for side in sides}
@@ -222,11 +201,7 @@ def _spec(text: str) -> Spec:
 def unrolled(program: Program, num_steps: int) -> Program:
     """Repeat a program for `num_steps` steps (see chained).  Raises ScheduleError for fewer than one step."""
     if num_steps < 1:
-        raise ScheduleError(
-            f"{num_steps} steps of a program were asked for.",
-            "That is none.",
-            "Ask for 1 or more.",
-        )
+        raise ScheduleError(f"{num_steps} steps of a program were asked for.", "That is none.", "Ask for 1 or more.")
     return chained([program] * num_steps)
 
 
@@ -247,11 +222,7 @@ def chained(programs: Sequence[Program]) -> Program:
             schedule = program.schedule
 
             def name(
-                value: Value,
-                *,
-                step: int = step,
-                arrived: dict[Value, Value] = arrived,
-                costs: Costs = program.costs,
+                value: Value, *, step: int = step, arrived: dict[Value, Value] = arrived, costs: Costs = program.costs
             ) -> Value:
                 renamed = arrived.get(value)
                 if renamed is None:
@@ -269,14 +240,8 @@ def chained(programs: Sequence[Program]) -> Program:
             handed_on = {output for output, _ in schedule.carried[rank]} if step < len(programs) - 1 else ()
             outputs[rank] += [name(value) for value in schedule.outputs[rank] if value not in handed_on]
             arrived = {given_as: name(output) for output, given_as in schedule.carried[rank]}
-    whole = Schedule(
-        ops=tuple(map(tuple, ops)),
-        inputs=tuple(map(tuple, inputs)),
-        outputs=tuple(map(tuple, outputs)),
-    )
+    whole = Schedule(ops=tuple(map(tuple, ops)), inputs=tuple(map(tuple, inputs)), outputs=tuple(map(tuple, outputs)))
     costs = WrittenCosts(
-        seconds_of=seconds,
-        specs=specs,
-        resident=tuple(map(programs[0].costs.resident_bytes, range(world))),
+        seconds_of=seconds, specs=specs, resident=tuple(map(programs[0].costs.resident_bytes, range(world)))
     )
     return replace(programs[0], schedule=whole, costs=costs)

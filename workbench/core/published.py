@@ -47,9 +47,7 @@ def values_of(path: Path) -> tuple[PaperValue, ...]:
         raise MissingDataError(asked, f"{error}.", "Reinstall.") from error
     if columns[-len(FIXED) :] != FIXED or any(None in row or None in row.values() for row in rows):
         raise MissingDataError(
-            asked,
-            f"'{path}' is not of the form LABELS..., {', '.join(FIXED)}.",
-            "Mend or reinstall it.",
+            asked, f"'{path}' is not of the form LABELS..., {', '.join(FIXED)}.", "Mend or reinstall it."
         )
     return tuple(
         PaperValue(

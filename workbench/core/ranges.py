@@ -70,25 +70,16 @@ def require_range(value: Any, kind: Any, owner: str, name: str, *, unit: float =
     base, meta = kind.__origin__, kind.__metadata__[0]
     if base is str:
         if not isinstance(value, str) or len(value) > meta.max_length:
-            raise ConfigError(
-                asked,
-                f"It must be text of at most {meta.max_length:,} characters.",
-                "Shorten it.",
-            )
+            raise ConfigError(asked, f"It must be text of at most {meta.max_length:,} characters.", "Shorten it.")
         if not value.isprintable():
             raise ConfigError(asked, "It holds a control character.", "Leave that character out.")
         return
     is_whole = base is int and unit == 1
     if isinstance(value, bool) or not isinstance(value, Integral if is_whole else Real):
         raise ConfigError(
-            asked,
-            f"It must be a {'whole ' if is_whole else ''}number.",
-            "Write a number, without quotes.",
+            asked, f"It must be a {'whole ' if is_whole else ''}number.", "Write a number, without quotes."
         )
-    least, most = (
-        meta.gt if meta.ge is None else meta.ge,
-        meta.lt if meta.le is None else meta.le,
-    )
+    least, most = meta.gt if meta.ge is None else meta.ge, meta.lt if meta.le is None else meta.le
     if unit != 1:
         least, most = least / unit, most / unit
     is_above = value > least if meta.ge is None else value >= least

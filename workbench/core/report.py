@@ -160,9 +160,7 @@ class Report(Kept):
         report = from_json(read_text(path, "the report"), cls, source=f"'{path}'")
         if fault := next(report.faults(), None):
             raise ConfigError(
-                f"Asked to read the report '{shown(str(path))}'.",
-                f"{fault}.",
-                "Take a copy of it, or run again.",
+                f"Asked to read the report '{shown(str(path))}'.", f"{fault}.", "Take a copy of it, or run again."
             )
         return report
 

@@ -58,10 +58,7 @@ class ProcessId(NamedTuple):
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the process has ended.  Returns False at the time-out."""
-        end_s, pause_s = (
-            time.monotonic() + (math.inf if timeout_s is None else timeout_s),
-            1e-3,
-        )
+        end_s, pause_s = time.monotonic() + (math.inf if timeout_s is None else timeout_s), 1e-3
         while self.alive:
             if (left_s := end_s - time.monotonic()) <= 0:
                 return False
@@ -131,13 +128,7 @@ class Owner:
         with contextlib.suppress(OSError):
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
             namespace = os.readlink("/proc/self/ns/pid")
-        return cls(
-            pid=identity.pid,
-            started=identity.started,
-            boot=boot,
-            pid_namespace=namespace,
-            host=_host(),
-        )
+        return cls(pid=identity.pid, started=identity.started, boot=boot, pid_namespace=namespace, host=_host())
 
     @property
     def process(self) -> ProcessId:

@@ -108,11 +108,7 @@ class Op(NamedTuple):
         words = [self.label]
         if self.ranks:
             words.append((">" if self.kind in (SEND, RECV) else "+").join(map(str, self.ranks)))
-        words += [
-            "(" + " ".join(map(str, self.reads)) + ")",
-            "->",
-            "(" + " ".join(map(str, self.writes)) + ")",
-        ]
+        words += ["(" + " ".join(map(str, self.reads)) + ")", "->", "(" + " ".join(map(str, self.writes)) + ")"]
         if self.stream != "compute":
             words.append(f"@{self.stream}")
         return " ".join(words)
@@ -125,30 +121,12 @@ class Op(NamedTuple):
 
 def send(value: Value, source: int, destination: int) -> Op:
     """Return the SEND of a transfer."""
-    return Op(
-        SEND,
-        value.stage,
-        value.microbatch,
-        value.part,
-        (value,),
-        (),
-        (source, destination),
-        "send",
-    )
+    return Op(SEND, value.stage, value.microbatch, value.part, (value,), (), (source, destination), "send")
 
 
 def recv(value: Value, source: int, destination: int) -> Op:
     """Return the RECV of a transfer."""
-    return Op(
-        RECV,
-        value.stage,
-        value.microbatch,
-        value.part,
-        (),
-        (value,),
-        (source, destination),
-        "recv",
-    )
+    return Op(RECV, value.stage, value.microbatch, value.part, (), (value,), (source, destination), "recv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,10 +177,7 @@ class Schedule:
     def header(self, rank: int) -> list[str]:
         """Return the lines of text before a rank's operations."""
         inputs = self.inputs[rank]
-        return [
-            f"rank {rank}",
-            *(["in " + " ".join(map(str, inputs))] if inputs else []),
-        ]
+        return [f"rank {rank}", *(["in " + " ".join(map(str, inputs))] if inputs else [])]
 
     def footer(self, rank: int) -> list[str]:
         """Return the lines of text after a rank's operations."""
@@ -243,20 +218,9 @@ class Schedule:
                 carried[-1] = tuple((_value(output, number), _value(given_as, number)) for output, _, given_as in pairs)
             else:
                 ops[-1].append(_op(line, number))
-        return cls(
-            ops=tuple(map(tuple, ops)),
-            inputs=tuple(inputs),
-            outputs=tuple(outputs),
-            carried=tuple(carried),
-        )
+        return cls(ops=tuple(map(tuple, ops)), inputs=tuple(inputs), outputs=tuple(outputs), carried=tuple(carried))
 
-    def grid(
-        self,
-        mark: tuple[int, int] | None = None,
-        *,
-        window: int = 8,
-        kinds: frozenset[str] | None = None,
-    ) -> str:
+    def grid(self, mark: tuple[int, int] | None = None, *, window: int = 8, kinds: frozenset[str] | None = None) -> str:
         """Return a table of labels, one row per rank, with `mark` (rank, index) in >brackets<.
 
         With a mark, the rows show at most `window` operations and ranks on each side of it.
@@ -286,17 +250,12 @@ class Schedule:
 
 
 _LABEL = re.compile(r"^(\d{1,9})?([A-Z_]+)(\d{1,9})?(?:\.(\d{1,9}))?$", re.ASCII)
-_LINE = re.compile(
-    r"^(\S+)(?: (\d{1,9}(?:[>+]\d{1,9})*))? \(([^)]*)\) -> \(([^)]*)\)(?: @(\S+))?$",
-    re.ASCII,
-)
+_LINE = re.compile(r"^(\S+)(?: (\d{1,9}(?:[>+]\d{1,9})*))? \(([^)]*)\) -> \(([^)]*)\)(?: @(\S+))?$", re.ASCII)
 
 
 def _unreadable(number: int, line: str, why: str) -> ScheduleError:
     return ScheduleError(
-        f"Line {number} of the schedule was read: '{line}'.",
-        f"It is malformed: {why}.",
-        "See Schedule.to_text.",
+        f"Line {number} of the schedule was read: '{line}'.", f"It is malformed: {why}.", "See Schedule.to_text."
     )
 
 
@@ -321,11 +280,7 @@ def _op(line: str, number: int) -> Op:
     whole = _LINE.match(line)
     label = _LABEL.match(whole.group(1)) if whole else None
     if whole is None or label is None:
-        raise _unreadable(
-            number,
-            line,
-            "an operation is written LABEL [ranks] (reads) -> (writes) [@stream]",
-        )
+        raise _unreadable(number, line, "an operation is written LABEL [ranks] (reads) -> (writes) [@stream]")
     ranks = tuple(int(rank) for rank in re.split(r"[>+]", whole.group(2))) if whole.group(2) else ()
     return Op(
         label.group(2),

@@ -110,13 +110,7 @@ def lines_of(data: bytes) -> Lines:
         contents.append(bytes(content))
         nbytes, seal = nbytes + len(line) + 1, expected
     owner = msgspec.json.decode(contents[0]) if contents else None
-    return Lines(
-        owner=owner,
-        contents=tuple(contents[1:]),
-        nbytes=nbytes,
-        seal=seal,
-        damage=damage,
-    )
+    return Lines(owner=owner, contents=tuple(contents[1:]), nbytes=nbytes, seal=seal, damage=damage)
 
 
 def require_owner(path: Path, found: Any, owner: Any) -> None:

@@ -46,9 +46,7 @@ def from_json(text: str | bytes, kind: type[T], *, source: str = "JSON text") ->
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _malformed(kind, source, error, lambda: msgspec.json.decode(text)) from error
     _require_known_fields(
-        _type_info(cast(Any, kind)),
-        msgspec.Raw(text.encode() if isinstance(text, str) else text),
-        source,
+        _type_info(cast(Any, kind)), msgspec.Raw(text.encode() if isinstance(text, str) else text), source
     )
     return value
 
@@ -100,10 +98,7 @@ def read_text(path: Path | str, what: str, *, most_bytes: int = LARGEST_TEXT) ->
     except FileNotFoundError:
         found = "It is a link to a file that does not exist." if Path(path).is_symlink() else "There is no such file."
         raise ConfigError(asked, found, "Check the path.") from None
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # ValueError: a path that contains a zero byte
+    except (OSError, ValueError) as error:  # ValueError: a path that contains a zero byte
         raise ConfigError(asked, f"{getattr(error, 'strerror', error)}.", "Check the path.") from error
     if kind != stat.S_IFREG:
         raise ConfigError(asked, f"It is {_KINDS.get(kind, 'something else')}.", "Name a file.")
@@ -115,9 +110,7 @@ def read_text(path: Path | str, what: str, *, most_bytes: int = LARGEST_TEXT) ->
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(
-            asked,
-            f"It is not UTF-8 text: byte {error.start} is {data[error.start]:#04x}.",
-            "Save it as UTF-8.",
+            asked, f"It is not UTF-8 text: byte {error.start} is {data[error.start]:#04x}.", "Save it as UTF-8."
         ) from error
 
 
@@ -165,10 +158,7 @@ def plain(text: str, *, as_json: bool = False) -> str:
 
     as_json: escape them as JSON does (\u001b), so that JSON stays the same value.
     """
-    return _CONTROL.sub(
-        lambda found: f"\\u{ord(found[0]):04x}" if as_json else repr(found[0])[1:-1],
-        text,
-    )
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}" if as_json else repr(found[0])[1:-1], text)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -212,9 +202,7 @@ def _require_known_fields(kind: inspect.Type, data: msgspec.Raw, source: str) ->
                 if name not in known:
                     asked = f"Asked to read {source} as a {kind.cls.__name__}."
                     raise ConfigError(
-                        asked,
-                        f"It has no field '{shown(name)}'.",
-                        did_you_mean(name, known, "Leave that field out."),
+                        asked, f"It has no field '{shown(name)}'.", did_you_mean(name, known, "Leave that field out.")
                     )
                 _require_known_fields(known[name], part, source)
         case inspect.DictType():
@@ -224,11 +212,7 @@ def _require_known_fields(kind: inspect.Type, data: msgspec.Raw, source: str) ->
             for part in msgspec.json.decode(data, type=list[msgspec.Raw]):
                 _require_known_fields(kind.item_type, part, source)
         case inspect.TupleType():
-            for item_type, part in zip(
-                kind.item_types,
-                msgspec.json.decode(data, type=list[msgspec.Raw]),
-                strict=True,
-            ):
+            for item_type, part in zip(kind.item_types, msgspec.json.decode(data, type=list[msgspec.Raw]), strict=True):
                 _require_known_fields(item_type, part, source)
 
 
@@ -264,11 +248,7 @@ def _malformed(kind: type, source: str, error: Exception, whole: Callable[[], An
     if place[2].endswith("schema_version"):
         found = f"Another version of the workbench wrote it: schema_version{_found(whole, place[2])}."
         return ConfigError(asked, found, "Read it with that version, or make it again.")
-    return ConfigError(
-        asked,
-        f"{place[2].lstrip('.')}{_found(whole, place[2])}: {place[1]}.",
-        "Mend that field.",
-    )
+    return ConfigError(asked, f"{place[2].lstrip('.')}{_found(whole, place[2])}: {place[1]}.", "Mend that field.")
 
 
 def _found(whole: Callable[[], Any], path: str) -> str:

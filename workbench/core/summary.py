@@ -8,13 +8,7 @@ from statistics import mean, median
 from workbench.core.cluster import Cluster, Device
 from workbench.core.inference import InferencePlan
 from workbench.core.plan import Plan, Stage
-from workbench.core.report import (
-    ALL_WEIGHTS,
-    TRAINED_WEIGHTS,
-    Report,
-    StepRecord,
-    metrics_text,
-)
+from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS, Report, StepRecord, metrics_text
 from workbench.core.schedule import SEND
 from workbench.core.timeline import Timeline
 
@@ -33,10 +27,7 @@ def summary_rows(report: Report) -> list[tuple[str, str]]:
     chosen = report.plan.inference
     rows = _training_rows(report) if chosen is None else _inference_rows(report, chosen)
     if joules := energy_j(report):
-        total, each = (
-            sum(joules.values()),
-            ", ".join(f"{name} {_three_figures(own)} J" for name, own in joules.items()),
-        )
+        total, each = sum(joules.values()), ", ".join(f"{name} {_three_figures(own)} J" for name, own in joules.items())
         rows.append(
             (
                 "Energy",
@@ -136,21 +127,9 @@ def plan_rows(plan: Plan, cluster: Cluster) -> tuple[tuple[str, ...], list[tuple
             cells: tuple[object, ...] = ("-",) * 4
             if (at := plan.stage_of(rank)) is not None:
                 own = next(share for share in plan.stages[at].shares if share.rank == rank)
-                cells = (
-                    f"{plan.stages[at].start}-{plan.stages[at].stop - 1}",
-                    own.heads,
-                    own.columns,
-                    own.tokens,
-                )
+                cells = (f"{plan.stages[at].start}-{plan.stages[at].stop - 1}", own.heads, own.columns, own.tokens)
             rows.append((position, cluster.devices[rank].name, *cells))
-        return (
-            "position",
-            "device",
-            "layers",
-            "heads",
-            "columns",
-            f"tokens of {chosen.length}",
-        ), rows
+        return ("position", "device", "layers", "heads", "columns", f"tokens of {chosen.length}"), rows
     by_queries = any(share.queries for stage in plan.stages for share in stage.shares)
 
     def shares(stage: Stage) -> str:
@@ -161,26 +140,10 @@ def plan_rows(plan: Plan, cluster: Cluster) -> tuple[tuple[str, ...], list[tuple
     for first, stages in plan.assignments:
         for index, stage in enumerate(stages):
             layers = f"{stage.start}-{stage.stop - 1}" if stage.num_layers > 1 else f"{stage.start}"
-            rows.append(
-                (
-                    f"stage {index}{f', from step {first + 1} on' if first else ''}",
-                    layers,
-                    shares(stage),
-                )
-            )
+            rows.append((f"stage {index}{f', from step {first + 1} on' if first else ''}", layers, shares(stage)))
     if plan.cached is not None:
-        rows.append(
-            (
-                "cached epochs",
-                "adapters of all",
-                f"{shares(plan.cached)} (of each mini-batch)",
-            )
-        )
-    return (
-        "",
-        "layers",
-        "queries of a step" if by_queries else "samples of a micro-batch",
-    ), rows
+        rows.append(("cached epochs", "adapters of all", f"{shares(plan.cached)} (of each mini-batch)"))
+    return ("", "layers", "queries of a step" if by_queries else "samples of a micro-batch"), rows
 
 
 def _training_rows(report: Report) -> list[tuple[str, str]]:
@@ -193,12 +156,7 @@ def _training_rows(report: Report) -> list[tuple[str, str]]:
     if full_s:
         # A progress bar counts this host's seconds; all other times are the devices'.
         dilated = f"; {mean(full_s) * report.dilation:.1f} s on this host's clock" if report.dilation > 1 else ""
-        rows.append(
-            (
-                "Epoch",
-                f"{mean(full_s):.1f} s{mark} through the backbone ({report.label}{dilated})",
-            )
-        )
+        rows.append(("Epoch", f"{mean(full_s):.1f} s{mark} through the backbone ({report.label}{dilated})"))
     if cached_s:
         ratio = f", {mean(full_s) / mean(cached_s):.1f} times shorter{mark}" if full_s and mean(cached_s) > 0 else ""
         rows.append(("", f"{mean(cached_s):.1f} s{mark} from the activation cache{ratio}"))
@@ -209,12 +167,7 @@ def _training_rows(report: Report) -> list[tuple[str, str]]:
             label = ""
     if trained := report.bytes.get(TRAINED_WEIGHTS):
         count = f"{_three_figures(trained / 4e6)} million" if trained >= 4e6 else f"{trained // 4:,}"
-        rows.append(
-            (
-                "Weights",
-                f"{trained / report.bytes[ALL_WEIGHTS]:.1%} are trained at most: {count} numbers",
-            )
-        )
+        rows.append(("Weights", f"{trained / report.bytes[ALL_WEIGHTS]:.1%} are trained at most: {count} numbers"))
     lowest = [step.lowest_trained for step in report.steps]
     begins = [at for at, layer in enumerate(lowest) if layer is not None and (not at or layer != lowest[at - 1])]
     if len(begins) > 1:
@@ -223,41 +176,22 @@ def _training_rows(report: Report) -> list[tuple[str, str]]:
     swept = [abs(point.predicted_s - point.measured_s) / point.measured_s for point in report.sweep if point.measured_s]
     if swept:
         mark = next((point.mark for point in report.sweep if point.mark), "")
-        rows.append(
-            (
-                "Prediction",
-                f"median deviation {median(swept):.1%}{mark} over {len(swept)} plans",
-            )
-        )
+        rows.append(("Prediction", f"median deviation {median(swept):.1%}{mark} over {len(swept)} plans"))
     # The bytes sent in a step, if the method counts them, and the bytes that first-order data parallelism would send.
     sent = report.bytes.get("sent in a step, measured", report.bytes.get("sent in a step"))
     if sent is not None and (other := report.bytes.get("sent in a step of first-order data parallelism")):
         rows.append(
-            (
-                "Sent",
-                f"{sent:,} bytes in a step, by all devices; first-order data parallelism would send {other:,}",
-            )
+            ("Sent", f"{sent:,} bytes in a step, by all devices; first-order data parallelism would send {other:,}")
         )
     return rows
 
 
 def _inference_rows(report: Report, chosen: InferencePlan) -> list[tuple[str, str]]:
-    names, mark = (
-        [report.cluster.devices[rank].name for rank in chosen.ranks],
-        report.mark,
-    )
+    names, mark = [report.cluster.devices[rank].name for rank in chosen.ranks], report.mark
     tokens = chosen.tokens(chosen.length) if chosen.shares and chosen.length else ()
-    shares = (
-        ("heads", chosen.units),
-        ("columns", chosen.columns),
-        ("tokens", tokens),
-        ("layers", chosen.layers),
-    )
+    shares = (("heads", chosen.units), ("columns", chosen.columns), ("tokens", tokens), ("layers", chosen.layers))
     parts = [f"{name} {'-'.join(map(str, numbers))}" for name, numbers in shares if numbers]
-    rows = [
-        ("Plan", plan_words(chosen)),
-        ("", f"{', '.join(names)}{': ' if parts else ''}{', '.join(parts)}"),
-    ]
+    rows = [("Plan", plan_words(chosen)), ("", f"{', '.join(names)}{': ' if parts else ''}{', '.join(parts)}")]
     if times := _times(report, report.steps, digits=1):
         rows.append(("Latency", f"{times}, median of {len(report.steps)} requests"))
     found = report.metrics
@@ -270,12 +204,7 @@ def _inference_rows(report: Report, chosen: InferencePlan) -> list[tuple[str, st
         further = (
             f", every further one {found['further token s'] * 1e3:.1f} ms{mark}" if "further token s" in found else ""
         )
-        rows.append(
-            (
-                "Text",
-                f"first token after {found['first token s'] * 1e3:.1f} ms{mark}{further}",
-            )
-        )
+        rows.append(("Text", f"first token after {found['first token s'] * 1e3:.1f} ms{mark}{further}"))
     if "largest error" in found:
         largest = found["largest error"]
         differ = (
@@ -286,10 +215,7 @@ def _inference_rows(report: Report, chosen: InferencePlan) -> list[tuple[str, st
         rows.append(("Checked", f"answers {differ}"))
     if "texts that differ" in found:
         rows.append(
-            (
-                "Checked",
-                f"{found['texts that differ']:.0f} of the compared texts differ from the local model's",
-            )
+            ("Checked", f"{found['texts that differ']:.0f} of the compared texts differ from the local model's")
         )
     return rows
 

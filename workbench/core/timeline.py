@@ -29,13 +29,7 @@ def label_of(source: Source, fidelity: str, *, valid: bool = True) -> str:
     """Return the origin of numbers: 'simulated', 'emulated, kernel links', 'emulated, paced links' or 'real', marked if
     not valid.
     """
-    return ", ".join(
-        [
-            source,
-            *([f"{fidelity} links"] if fidelity else []),
-            *([] if valid else ["host too busy"]),
-        ]
-    )
+    return ", ".join([source, *([f"{fidelity} links"] if fidelity else []), *([] if valid else ["host too busy"])])
 
 
 def _require_origin(source: Source, fidelity: Fidelity) -> None:
@@ -148,10 +142,7 @@ class Timeline:
                 yield f"Operation {span.op.label} is of device {span.rank} of {self.world_size}"
             if not 0 <= span.start_s <= span.end_s < math.inf or span.nbytes < 0 or not 0 <= span.late_s < math.inf:
                 yield f"Operation {span.op.label} of device {span.rank} lasts from {span.start_s:g} to {span.end_s:g} s"
-        for name, found in (
-            ("memory", self.memory),
-            ("budget_bytes", self.budget_bytes),
-        ):
+        for name, found in (("memory", self.memory), ("budget_bytes", self.budget_bytes)):
             if found and len(found) != self.world_size:
                 yield f"'{name}' has {len(found)} entries for {self.world_size} devices"
         for rank, samples in enumerate(self.memory):

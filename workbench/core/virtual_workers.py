@@ -48,11 +48,7 @@ class VirtualWorkers:
         for plan in self.pipelines:
             for stage in plan.stages:
                 if len(stage.shares) > 1:
-                    raise ConfigError(
-                        asked,
-                        f"A stage has the ranks {stage.ranks}.",
-                        "Give each stage one.",
-                    )
+                    raise ConfigError(asked, f"A stage has the ranks {stage.ranks}.", "Give each stage one.")
         for rank in self.ranks:
             if self.ranks.count(rank) > 1:
                 raise ConfigError(asked, f"Rank {rank} has more than one stage.", "Give it one.")
@@ -90,14 +86,7 @@ class VirtualWorkers:
                 next(stage.ranks[0] for stage in plan.stages if stage.start <= start and stop <= stage.stop)
                 for plan in self.pipelines
             )
-            shards.append(
-                Shard(
-                    start=start,
-                    stop=stop,
-                    owners=owners,
-                    server=owners[number % len(owners)],
-                )
-            )
+            shards.append(Shard(start=start, stop=stop, owners=owners, server=owners[number % len(owners)]))
         return tuple(shards)
 
 

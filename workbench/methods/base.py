@@ -96,14 +96,7 @@ def counting(notify: Notify, parts: str, *, before: int = 0, rounds: int = 1) ->
     """
 
     def told(done: int, count: int) -> None:
-        notify(
-            Event(
-                "count",
-                message=parts,
-                step=before * count + done,
-                num_steps=rounds * count,
-            )
-        )
+        notify(Event("count", message=parts, step=before * count + done, num_steps=rounds * count))
 
     return told
 
@@ -211,15 +204,7 @@ class Method(Protocol):
     def plan(self, prepared: Any, profile: Profile, cluster: Cluster) -> Plan:
         """Run the method's planner.  Raises PlanError if nothing fits."""
 
-    def check(
-        self,
-        prepared: Any,
-        profile: Profile,
-        cluster: Cluster,
-        plan: Plan,
-        *,
-        folder: Path | None,
-    ) -> None:
+    def check(self, prepared: Any, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None) -> None:
         """Check for errors that would end the run later, before anything starts.  folder: None if the run is only
         simulated.
 
@@ -249,13 +234,7 @@ class Method(Protocol):
         """Run the job on the engines and evaluate the trained model.  prediction: the result of `predict`."""
 
     def sweep_point(
-        self,
-        planned: Planned[Any],
-        name: str,
-        engines: Engines | None,
-        *,
-        num_steps: int,
-        folder: Path,
+        self, planned: Planned[Any], name: str, engines: Engines | None, *, num_steps: int, folder: Path
     ) -> SweepPoint:
         """Simulate some steps, and measure them if engines are given.  name: the sweep's name for the plan, which it
         checks itself.
@@ -274,12 +253,7 @@ MAX_SIMULATIONS = 200
 
 
 def require_plan(
-    plan: Plan,
-    cluster: Cluster,
-    *,
-    model: str,
-    num_layers: int,
-    others: Iterable[tuple[bool, str, str]] = (),
+    plan: Plan, cluster: Cluster, *, model: str, num_layers: int, others: Iterable[tuple[bool, str, str]] = ()
 ) -> None:
     """Raise ConfigError for a plan with other layers or devices.  others: further checks as (is wrong, found,
     advice).
@@ -301,11 +275,7 @@ def require_plan(
         *others,
     ):
         if is_wrong:
-            raise ConfigError(
-                f"The plan {plan.partition()} on {plan.grouping()} was asked for.",
-                found,
-                todo,
-            )
+            raise ConfigError(f"The plan {plan.partition()} on {plan.grouping()} was asked for.", found, todo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,9 +293,7 @@ class Published:
     given: tuple[str, Any] | None = None
 
 
-def published_settings(
-    settings: type,
-) -> tuple[dict[str, Published], dict[str, Published]]:
+def published_settings(settings: type) -> tuple[dict[str, Published], dict[str, Published]]:
     """Return the settings that the paper has otherwise, by name: the method's options, and the Job's.  settings: the
     options' class.
     """
@@ -350,10 +318,7 @@ def as_published(job: Job) -> Job:
     settings = declaration_of(job.method).options
     options, of_job = published_settings(settings)
     if not options and getattr(settings, "published_job", None) is None:
-        asked, found = (
-            f"The published settings of {job.method} were asked for.",
-            "It is no paper's own method.",
-        )
+        asked, found = f"The published settings of {job.method} were asked for.", "It is no paper's own method."
         raise ConfigError(asked, found, "Leave --as-published out.")
     own = {one.name: one.default for one in fields(Job)}
     changed = {name: one.value for name, one in of_job.items() if getattr(job, name) == own[name]}
@@ -370,10 +335,7 @@ def differences_note(job: Job) -> str:
     defaults = declared.defaults
     found = {name: (job.options.get(name, defaults[name]), one) for name, one in options.items() if _applies(one, job)}
     found |= {
-        name: (
-            job.peak_learning_rate if name == "learning_rate" else getattr(job, name),
-            one,
-        )
+        name: (job.peak_learning_rate if name == "learning_rate" else getattr(job, name), one)
         for name, one in of_job.items()
     }
     words = [

@@ -42,11 +42,7 @@ class Calibration:
             "plan": to_json(planned.plan),
             "links": engines.fidelity,
         }
-        self._method, self._planned, self._engines = (
-            method,
-            planned._replace(cluster=engines.cluster),
-            engines,
-        )
+        self._method, self._planned, self._engines = method, planned._replace(cluster=engines.cluster), engines
 
     def dilate(self, step_s: float, notify: Notify) -> float:
         """Set the engines' dilation to the kept value, or measure it now; return it.  step_s: the expected seconds of a
@@ -61,10 +57,7 @@ class Calibration:
                     stage="calibrate",
                 )
             )
-            num_steps = min(
-                _MOST_STEPS,
-                max(_FEWEST_STEPS, round(_STEPS_S / step_s) if step_s else _MOST_STEPS),
-            )
+            num_steps = min(_MOST_STEPS, max(_FEWEST_STEPS, round(_STEPS_S / step_s) if step_s else _MOST_STEPS))
             return find_dilation(lambda dilation: self._late_share(dilation, num_steps))
 
         asked = asked_dilation()
@@ -80,10 +73,6 @@ class Calibration:
         self._engines.dilate(dilation)
         with scratch_folder() as folder:
             point = self._method.sweep_point(
-                self._planned,
-                "",
-                self._engines,
-                num_steps=num_steps,
-                folder=Path(folder) / "run",
+                self._planned, "", self._engines, num_steps=num_steps, folder=Path(folder) / "run"
             )
         return point.overrun_share

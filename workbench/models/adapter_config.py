@@ -68,28 +68,16 @@ class ParallelAdapterConfig:
             f"A parallel adapter with reduction {self.reduction} on a backbone {self.hidden_size} wide was asked for."
         )
         if self.reduction < 1 or self.hidden_size % self.reduction:
-            raise ConfigError(
-                asked,
-                f"{self.hidden_size} is not a multiple of {self.reduction}.",
-                "Choose a divisor.",
-            )
+            raise ConfigError(asked, f"{self.hidden_size} is not a multiple of {self.reduction}.", "Choose a divisor.")
         if self.num_heads is not None and (self.num_heads < 1 or self.width % self.num_heads):
             raise ConfigError(
-                asked,
-                f"Its width {self.width} is not a multiple of {self.num_heads} heads.",
-                "Change num_heads.",
+                asked, f"Its width {self.width} is not a multiple of {self.num_heads} heads.", "Change num_heads."
             )
         if not 0 <= self.dropout < 1:
-            raise ConfigError(
-                f"A dropout of {self.dropout} was asked for.",
-                "It must be in [0, 1).",
-                "Change it.",
-            )
+            raise ConfigError(f"A dropout of {self.dropout} was asked for.", "It must be in [0, 1).", "Change it.")
         if self.num_outputs < 1 or (self.kind == "regression" and self.num_outputs != 1):
             raise ConfigError(
-                f"{self.num_outputs} outputs were asked for in {self.kind}.",
-                "Regression has 1.",
-                "Change num_outputs.",
+                f"{self.num_outputs} outputs were asked for in {self.kind}.", "Regression has 1.", "Change num_outputs."
             )
         check_labels(self.kind, self.label_mean, self.label_std)
         self._check_decoder()

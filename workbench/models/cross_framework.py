@@ -25,18 +25,7 @@ from torch import Tensor
 from workbench.core.errors import ConfigError, check_choice
 
 FRAMEWORKS = ("torch", "numpy", "jax")
-TYPES = (
-    "float32",
-    "float64",
-    "float16",
-    "bfloat16",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "bool",
-)
+TYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool")
 """The number of a dtype is its index here, because the paper gives no numbers."""
 _WIDE = ("float64", "int64")
 _HEAD = struct.Struct("<BBI")  # number of the dtype, number of axes, bytes of the map
@@ -133,17 +122,9 @@ class Adapted(NamedTuple):
     def message(self, form: Literal["binary", "json"] = "binary") -> bytearray:
         """Return the four fields as one message: binary, or JSON as in the paper (section 4)."""
         if form == "json":
-            fields = {
-                "data": self.data.tolist(),
-                "shape": self.shape,
-                "type": self.type_number,
-                "info": self.info,
-            }
+            fields = {"data": self.data.tolist(), "shape": self.shape, "type": self.type_number, "info": self.info}
             return bytearray(json.dumps(fields).encode())
-        sizes, info = (
-            struct.pack(f"<{len(self.shape)}Q", *self.shape),
-            json.dumps(self.info).encode(),
-        )
+        sizes, info = struct.pack(f"<{len(self.shape)}Q", *self.shape), json.dumps(self.info).encode()
         info += b" " * (-(_HEAD.size + len(sizes) + len(info)) % _ALIGNED)
         found = bytearray(_HEAD.pack(self.type_number, len(self.shape), len(info)) + sizes + info)
         found += self.data.contiguous().view(torch.uint8).numpy().data
@@ -159,16 +140,10 @@ class Adapted(NamedTuple):
                 fields = json.loads(message)
                 shape, number = tuple(fields["shape"]), fields["type"]
                 return cls(
-                    torch.tensor(fields["data"], dtype=getattr(torch, TYPES[number])),
-                    shape,
-                    number,
-                    fields["info"],
+                    torch.tensor(fields["data"], dtype=getattr(torch, TYPES[number])), shape, number, fields["info"]
                 )
             number, axes, length = _HEAD.unpack_from(message)
-            shape, at = (
-                struct.unpack_from(f"<{axes}Q", message, _HEAD.size),
-                _HEAD.size + 8 * axes,
-            )
+            shape, at = struct.unpack_from(f"<{axes}Q", message, _HEAD.size), _HEAD.size + 8 * axes
             dtype, begin = getattr(torch, TYPES[number]), at + length
             data = (
                 torch.frombuffer(message, dtype=dtype, offset=begin)
@@ -177,17 +152,8 @@ class Adapted(NamedTuple):
             )
             found = cls(data, shape, number, json.loads(message[at:begin]))
             found.data.reshape(shape)
-        except (
-            struct.error,
-            ValueError,
-            KeyError,
-            IndexError,
-            TypeError,
-            RuntimeError,
-        ) as error:
+        except (struct.error, ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:
             raise ConfigError(
-                f"A message of {len(message)} bytes was read as a tensor.",
-                f"It is none: {error}.",
-                "Send it again.",
+                f"A message of {len(message)} bytes was read as a tensor.", f"It is none: {error}.", "Send it again."
             ) from None
         return found

@@ -24,18 +24,9 @@ from workbench.core.errors import ConfigError, DamagedError
 from workbench.core.sealed import owner_of
 from workbench.core.serial import to_json
 from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.evaluation import (
-    BatchLike,
-    TapStatistics,
-    calibrate,
-    set_statistics,
-)
+from workbench.models.evaluation import BatchLike, TapStatistics, calibrate, set_statistics
 from workbench.models.initialization import require_own_backbone
-from workbench.models.optimization import (
-    learning_rate_at,
-    make_optimizer,
-    set_learning_rate,
-)
+from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.sealed_tensors import load_sealed, save_sealed
 from workbench.models.side_layers import pooling_matrix
@@ -75,17 +66,12 @@ def distill(
     require_own_backbone(config, stack)
     if not batches or min(len(batch.input_ids) for batch in batches) < 2:
         raise ConfigError(
-            "Text to distill on was given.",
-            "A mini-batch of it has fewer than 2 samples.",
-            "Give more text.",
+            "Text to distill on was given.", "A mini-batch of it has fewer than 2 samples.", "Give more text."
         )
     statistics = calibrate(stack, batches[:_CALIBRATION_BATCHES])
     adapter = ParallelAdapter(config)
     set_statistics(adapter, statistics)
-    set_projections(
-        adapter,
-        principal_directions(stack, statistics, batches[:_CALIBRATION_BATCHES], config.width),
-    )
+    set_projections(adapter, principal_directions(stack, statistics, batches[:_CALIBRATION_BATCHES], config.width))
     student = _Student(adapter)
     optimizer = make_optimizer(adapter, WEIGHT_DECAY)
     total_steps = num_epochs * len(batches)
@@ -114,10 +100,7 @@ def distill(
 
 
 def principal_directions(
-    stack: LayerStack,
-    statistics: TapStatistics,
-    batches: Iterable[BatchLike],
-    width: int,
+    stack: LayerStack, statistics: TapStatistics, batches: Iterable[BatchLike], width: int
 ) -> Tensor:
     """Return the `width` strongest principal directions of all standardised taps together, (width, d) orthonormal rows.
 
@@ -205,8 +188,7 @@ class _Student:
         assert head is not None, "a whole adapter has a head"
         length = last_hidden.shape[1]
         share = pooling_matrix(
-            attention_mask if length == attention_mask.shape[1] else torch.ones(len(side), length),
-            side.dtype,
+            attention_mask if length == attention_mask.shape[1] else torch.ones(len(side), length), side.dtype
         )
         student = head.up(torch.bmm(share, head.norm(side[:, -length:])).squeeze(1))
         teacher = (torch.bmm(share, last_hidden.to(side.dtype)).squeeze(1) - head.mean) * head.inverse_std
@@ -239,19 +221,12 @@ def load_distilled(adapter: nn.Module, state: Mapping[str, Tensor]) -> None:
     """
     own = adapter.state_dict()
     wanted = [name for name in own if not name.startswith(_OWN_HEAD)]
-    wrong = next(
-        (name for name in wanted if name not in state or state[name].shape != own[name].shape),
-        None,
-    )
+    wrong = next((name for name in wanted if name not in state or state[name].shape != own[name].shape), None)
     if wrong is not None:
         found = (
             f"'{wrong}' is {list(state[wrong].shape) if wrong in state else 'missing'}, not {list(own[wrong].shape)}."
         )
-        raise ConfigError(
-            "Distilled initial weights were to be used.",
-            found,
-            "Distill for this adapter's shape.",
-        )
+        raise ConfigError("Distilled initial weights were to be used.", found, "Distill for this adapter's shape.")
     with torch.no_grad():
         for name in wanted:
             own[name].copy_(state[name])
@@ -269,11 +244,7 @@ def distillation_fingerprint(model: str, weights: str, config: ParallelAdapterCo
         "reduction": config.reduction,
         "heads": config.heads,
     }
-    shape |= {
-        "feed_forward": config.feed_forward_factor,
-        "causal": int(config.is_causal),
-        "seed": config.seed,
-    }
+    shape |= {"feed_forward": config.feed_forward_factor, "causal": int(config.is_causal), "seed": config.seed}
     digest = hashlib.sha256(to_json({"model": model, "weights": weights, "shape": shape}).encode())
     settings = {
         "epochs": EPOCHS,

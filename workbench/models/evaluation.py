@@ -11,13 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench.core.errors import require_numbers
-from workbench.models.parallel_adapter import (
-    IGNORED,
-    ParallelAdapter,
-    ParallelAdapterStage,
-    answered,
-    task_loss,
-)
+from workbench.models.parallel_adapter import IGNORED, ParallelAdapter, ParallelAdapterStage, answered, task_loss
 from workbench.models.side_layers import WORD_KINDS, SideHead
 from workbench.models.stack import LayerStack
 
@@ -103,12 +97,7 @@ class Predictions:
     as in a batch.  sample_ids: (samples,) int64.
     """
 
-    def __init__(
-        self,
-        logits: Sequence[Tensor],
-        labels: Sequence[Tensor],
-        sample_ids: Sequence[Tensor],
-    ) -> None:
+    def __init__(self, logits: Sequence[Tensor], labels: Sequence[Tensor], sample_ids: Sequence[Tensor]) -> None:
         ids = torch.cat(list(sample_ids))
         order = ids.argsort()
         self.sample_ids, self.labels, self.logits = (
@@ -210,9 +199,7 @@ def _taps(stack: LayerStack, batch: BatchLike) -> list[list[Tensor]]:
 
 
 def _score(
-    stack: LayerStack,
-    adapters: Sequence[ParallelAdapter],
-    batches: Iterable[tuple[BatchLike, list[list[Tensor]]]],
+    stack: LayerStack, adapters: Sequence[ParallelAdapter], batches: Iterable[tuple[BatchLike, list[list[Tensor]]]]
 ) -> list[Predictions]:
     logits: list[list[Tensor]] = [[] for _ in adapters]
     labels, sample_ids = [], []

@@ -112,10 +112,7 @@ def _bart_embedding(stack: str) -> dict[str, str]:
     }
 
 
-_BART_SELF = _attention("self_attn.", "q_proj", "k_proj", "v_proj", "out_proj") | {
-    "up": "fc1",
-    "down": "fc2",
-}
+_BART_SELF = _attention("self_attn.", "q_proj", "k_proj", "v_proj", "out_proj") | {"up": "fc1", "down": "fc2"}
 
 FAMILIES: dict[str, Family] = {
     "bert": Family(
@@ -143,12 +140,7 @@ FAMILIES: dict[str, Family] = {
         final="ln_f",
         is_causal=True,
         is_pre_norm=True,
-        weights={
-            "query_key_value": "attn.c_attn",
-            "output": "attn.c_proj",
-            "up": "mlp.c_fc",
-            "down": "mlp.c_proj",
-        },
+        weights={"query_key_value": "attn.c_attn", "output": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"},
         tiny={"num_attention_heads": 4, "n_inner": 64},
     ),
     "llama": Family(
@@ -201,13 +193,7 @@ FAMILIES: dict[str, Family] = {
             ".mlp.fc2.": ".output.dense.",
         },
         weights=_attention("attention.", "q_proj", "k_proj", "v_proj", "o_proj") | {"up": "mlp.fc1", "down": "mlp.fc2"},
-        tiny={
-            "num_attention_heads": 4,
-            "intermediate_size": 64,
-            "image_size": 8,
-            "patch_size": 2,
-            "num_channels": 1,
-        },
+        tiny={"num_attention_heads": 4, "intermediate_size": 64, "image_size": 8, "patch_size": 2, "num_channels": 1},
     ),
     "t5": Family(
         **_t5("encoder", 1),
@@ -226,20 +212,8 @@ FAMILIES: dict[str, Family] = {
         decoder=Part(
             layers="decoder.layers",
             embedding=_bart_embedding("decoder"),
-            norms=(
-                "self_attn_layer_norm",
-                "encoder_attn_layer_norm",
-                "final_layer_norm",
-            ),
-            weights=_BART_SELF
-            | _attention(
-                "encoder_attn.",
-                "q_proj",
-                "k_proj",
-                "v_proj",
-                "out_proj",
-                prefix="cross_",
-            ),
+            norms=("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
+            weights=_BART_SELF | _attention("encoder_attn.", "q_proj", "k_proj", "v_proj", "out_proj", prefix="cross_"),
         ),
         tiny={
             "encoder_attention_heads": 4,
@@ -302,11 +276,7 @@ def embed_image(embeddings: Any, patches: Tensor) -> Tensor:
     end.
     """
     projection: nn.Conv2d = embeddings.patch_embeddings.projection
-    channels, height, width = (
-        projection.in_channels,
-        projection.kernel_size[0],
-        projection.kernel_size[1],
-    )
+    channels, height, width = projection.in_channels, projection.kernel_size[0], projection.kernel_size[1]
     rows, columns = (side // patch for side, patch in zip(embeddings.image_size, (height, width), strict=True))
     if patches.ndim != 3 or patches.shape[1] <= rows * columns or patches.shape[2] != channels * height * width:
         raise ConfigError(
@@ -330,8 +300,6 @@ def call_layer(layer: nn.Module, hidden: Tensor, context: LayerContext) -> Tenso
         "encoder_attention_mask": context.memory_mask,
     }
     output = layer(
-        hidden,
-        attention_mask=context.mask,
-        **{name: value for name, value in named.items() if value is not None},
+        hidden, attention_mask=context.mask, **{name: value for name, value in named.items() if value is not None}
     )
     return output[0] if isinstance(output, tuple) else output

@@ -33,11 +33,7 @@ def known_models() -> str:
 
 def suggestion(name: str) -> str:
     """Return advice for an unknown model name."""
-    known = (
-        *EMBEDDED_MODELS,
-        *(f"tiny-{family}" for family in FAMILIES),
-        *_HUB_NAMES_WITHOUT_OWNER,
-    )
+    known = (*EMBEDDED_MODELS, *(f"tiny-{family}" for family in FAMILIES), *_HUB_NAMES_WITHOUT_OWNER)
     return did_you_mean(name, known, "Choose one of them, a folder or a hub name.")
 
 
@@ -90,19 +86,13 @@ def loaded(name: str, load: Callable[[bool], Any]) -> Any:
         try:
             return load(True)
         except Exception as error:  # libraries raise many kinds of errors for a user's files
-            raise refused(
-                name,
-                f"Its folder does not load: {in_one_line(error)}.",
-                "Check its files.",
-            ) from error
+            raise refused(name, f"Its folder does not load: {in_one_line(error)}.", "Check its files.") from error
     try:
         return load(True)
     except (OSError, ValueError):
         if not hub_is_reachable():
             raise MissingDataError(
-                asked,
-                f"It is not in the local cache, and {hub_endpoint()} cannot be reached.",
-                todo,
+                asked, f"It is not in the local cache, and {hub_endpoint()} cannot be reached.", todo
             ) from None
     try:
         return load(False)
@@ -117,13 +107,7 @@ MOST_LAYERS, MOST_UNITS, MOST_TOKENS = 1_000, 100_000, 100_000_000
 _LIMITS = {
     **dict.fromkeys(("num_hidden_layers", "num_decoder_layers", "decoder_layers"), MOST_LAYERS),
     **dict.fromkeys(
-        (
-            "hidden_size",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "decoder_attention_heads",
-            "num_labels",
-        ),
+        ("hidden_size", "num_attention_heads", "num_key_value_heads", "decoder_attention_heads", "num_labels"),
         MOST_UNITS,
     ),
     **dict.fromkeys(("vocab_size", "max_position_embeddings"), MOST_TOKENS),

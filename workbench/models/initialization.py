@@ -44,13 +44,7 @@ def copy_pruned(adapter: Any, stack: LayerStack) -> None:
     hidden = top(sum(hidden_importance(part) for part in parts), config.width)
 
     def copy_layer(side: Any, index: int) -> None:
-        _copy_layer(
-            side,
-            parts[index],
-            hidden,
-            num_heads(stack, index),
-            scales_attention=stack.family.scales_attention,
-        )
+        _copy_layer(side, parts[index], hidden, num_heads(stack, index), scales_attention=stack.family.scales_attention)
 
     copy_kept(adapter, hidden, copy_layer)
 
@@ -64,11 +58,7 @@ def require_own_backbone(config: Any, stack: LayerStack, asked: str = "An adapte
     for name in SHAPE:
         if (own := getattr(config, name)) != (other := getattr(stack, name)):
             todo = "Use its own backbone, or make the configuration by adapter_config(model)."
-            raise ConfigError(
-                f"{asked} was asked for.",
-                f"Its {name} is {own}, the backbone's is {other}.",
-                todo,
-            )
+            raise ConfigError(f"{asked} was asked for.", f"Its {name} is {own}, the backbone's is {other}.", todo)
 
 
 @torch.no_grad()
@@ -80,11 +70,7 @@ def copy_kept(adapter: Any, hidden: Tensor, copy_layer: Callable[[Any, int], Non
     for index, side in adapter.layers.items():
         copy_layer(side, int(index))
     first = [] if adapter.first is None else [adapter.first]
-    for projection in (
-        *first,
-        *adapter.decoder_first.values(),
-        *(side.down for side in adapter.layers.values()),
-    ):
+    for projection in (*first, *adapter.decoder_first.values(), *(side.down for side in adapter.layers.values())):
         projection.weight.zero_()
         projection.weight[rows, hidden] = 1.0
     if adapter.last is not None:
@@ -108,17 +94,8 @@ def layer_weights(stack: LayerStack, index: int) -> dict[str, Tensor]:
     paths = stack.layer_paths(index)
     weights = {role: dense_weight(layer.get_submodule(path)).detach().float() for role, path in paths.items()}
     if "query_key_value" in weights:
-        weights |= dict(
-            zip(
-                ("query", "key", "value"),
-                weights.pop("query_key_value").chunk(3),
-                strict=True,
-            )
-        )
-    rows, head_size = (
-        len(weights["query"]),
-        len(weights["query"]) // num_heads(stack, index),
-    )
+        weights |= dict(zip(("query", "key", "value"), weights.pop("query_key_value").chunk(3), strict=True))
+    rows, head_size = len(weights["query"]), len(weights["query"]) // num_heads(stack, index)
     for role in ("key", "value"):
         weight = weights[role]
         if len(weight) < rows:
@@ -141,12 +118,7 @@ def top(importance: Any, count: int) -> Tensor:
 
 
 def _copy_layer(
-    side: Any,
-    weights: dict[str, Tensor],
-    hidden: Tensor,
-    backbone_heads: int,
-    *,
-    scales_attention: bool,
+    side: Any, weights: dict[str, Tensor], hidden: Tensor, backbone_heads: int, *, scales_attention: bool
 ) -> None:
     query, key, value, output = _attention(
         weights, hidden, backbone_heads, side.heads, scales_attention=scales_attention
@@ -169,12 +141,7 @@ def _copy_layer(
 
 
 def _attention(
-    weights: dict[str, Tensor],
-    hidden: Tensor,
-    backbone_heads: int,
-    heads: int,
-    *,
-    scales_attention: bool,
+    weights: dict[str, Tensor], hidden: Tensor, backbone_heads: int, heads: int, *, scales_attention: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the slices of query, key, value and output."""
     width = len(hidden)
@@ -183,12 +150,7 @@ def _attention(
     query, key, value = (weights[role][kept][:, hidden] * size for role in ("query", "key", "value"))
     if not scales_attention:
         query = query * (width // heads) ** 0.5  # cancels the scaling in the side network's attention
-    return (
-        query,
-        key,
-        value,
-        weights["output"][hidden][:, kept] * scale(weights["output"].shape[1], width),
-    )
+    return query, key, value, weights["output"][hidden][:, kept] * scale(weights["output"].shape[1], width)
 
 
 def attention_channels(weights: dict[str, Tensor], backbone_heads: int, heads: int, width: int) -> Tensor:
@@ -235,19 +197,11 @@ def initialize(adapter: nn.Module, how: How, *, stack: LayerStack | None = None)
     with torch.no_grad():
         for name, parameter in adapter.named_parameters():
             _initialize_one(
-                name,
-                parameter,
-                how,
-                int(adapter.config.seed),
-                predicts_words=adapter.config.kind in WORD_KINDS,
+                name, parameter, how, int(adapter.config.seed), predicts_words=adapter.config.kind in WORD_KINDS
             )
     if how == "pruned":
         if stack is None:
-            raise ConfigError(
-                "A pruned initialization was asked for.",
-                "No backbone was given.",
-                "Pass stack=.",
-            )
+            raise ConfigError("A pruned initialization was asked for.", "No backbone was given.", "Pass stack=.")
         copy_pruned(adapter, stack)
 
 
@@ -300,11 +254,7 @@ def require_torch_pruning(family: str, *, config: Any, num_heads: int) -> None:
             "Install the extra 'pruning' (pip install 'edge-llm-workbench[pruning]'), or choose the initialization "
             "'pruned'."
         )
-        raise ConfigError(
-            f"{asked} was asked for.",
-            "The package torch-pruning is not installed.",
-            todo,
-        )
+        raise ConfigError(f"{asked} was asked for.", "The package torch-pruning is not installed.", todo)
     _kept_heads(config.width, config.heads, config.hidden_size, num_heads)
 
 
@@ -317,9 +267,7 @@ def _kept_heads(width: int, heads: int, hidden_size: int, num_heads: int) -> int
     if width % kept:
         found = f"Its {num_heads} heads do not share {width} channels evenly."
         raise ConfigError(
-            "An initialization by Torch-Pruning was asked for.",
-            found,
-            "Choose the initialization 'pruned'.",
+            "An initialization by Torch-Pruning was asked for.", found, "Choose the initialization 'pruned'."
         )
     return kept
 
@@ -339,11 +287,7 @@ def copy_torch_pruned(adapter: Any, stack: LayerStack) -> None:
     require_own_backbone(config, stack)
     neurons = next(iter(adapter.layers.values())).expand.out_features
     narrow, hidden = _prune(stack, config.width, config.heads, neurons)
-    copy_kept(
-        adapter,
-        hidden,
-        lambda side, index: _copy_narrow(side, narrow.layers[index], stack, index),
-    )
+    copy_kept(adapter, hidden, lambda side, index: _copy_narrow(side, narrow.layers[index], stack, index))
 
 
 def _prune(stack: LayerStack, width: int, heads: int, neurons: int) -> tuple[LayerStack, Tensor]:
@@ -409,9 +353,7 @@ def _copy_narrow(side: Any, layer: nn.Module, stack: LayerStack, index: int) -> 
     if weights["query"].shape != (width, width):
         found = f"Of layer {index} it left {list(weights['query'].shape)} query weights, not {[width, width]}."
         raise ConfigError(
-            "An initialization by Torch-Pruning was asked for.",
-            found,
-            "Choose the initialization 'pruned'.",
+            "An initialization by Torch-Pruning was asked for.", found, "Choose the initialization 'pruned'."
         )
     size = scale(stack.hidden_size, width)
     side.query_key_value.weight.copy_(torch.cat([weights[role] for role in ("query", "key", "value")]) * size)

@@ -20,11 +20,7 @@ from workbench.models.cross_framework import from_torch, to_torch
 from workbench.models.stack import BackboneStage
 from workbench.models.techniques import TechniqueStage
 
-_ACTIVATIONS = {
-    "gelu": partial(jax.nn.gelu, approximate=False),
-    "gelu_new": jax.nn.gelu,
-    "relu": jax.nn.relu,
-}
+_ACTIVATIONS = {"gelu": partial(jax.nn.gelu, approximate=False), "gelu_new": jax.nn.gelu, "relu": jax.nn.relu}
 _ROLES = ("query", "key", "value", "output", "up", "down")
 Weights = dict[str, jax.Array]
 
@@ -64,26 +60,13 @@ def _block(shape: BlockShape, weights: Weights, hidden: jax.Array, bias: jax.Arr
     attended = jnp.einsum("nhqk,nkhe->nqhe", jax.nn.softmax(scores), value).reshape(hidden.shape)
     hidden = _norm(weights, 0, hidden + linear("output", attended), shape.eps[0])
     return _norm(
-        weights,
-        1,
-        hidden + linear("down", _ACTIVATIONS[shape.activation](linear("up", hidden))),
-        shape.eps[1],
+        weights, 1, hidden + linear("down", _ACTIVATIONS[shape.activation](linear("up", hidden))), shape.eps[1]
     )
 
 
 @partial(jax.jit, static_argnums=0)
-def _forward(
-    shape: BlockShape,
-    trained: Weights,
-    frozen: Weights,
-    hidden: jax.Array,
-    bias: jax.Array,
-) -> Any:
-    return jax.vjp(
-        lambda trained, hidden: _block(shape, trained | frozen, hidden, bias),
-        trained,
-        hidden,
-    )
+def _forward(shape: BlockShape, trained: Weights, frozen: Weights, hidden: jax.Array, bias: jax.Array) -> Any:
+    return jax.vjp(lambda trained, hidden: _block(shape, trained | frozen, hidden, bias), trained, hidden)
 
 
 @jax.jit

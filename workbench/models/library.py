@@ -25,22 +25,12 @@ from workbench.models.initialization import SHAPE, How, initialize, require_own_
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import IGNORED, ParallelAdapter, task_loss
 from workbench.models.products import head_of
-from workbench.models.quantization import (
-    QuantizationConfig,
-    StoredWeight,
-    held_bytes,
-    quantize,
-)
+from workbench.models.quantization import QuantizationConfig, StoredWeight, held_bytes, quantize
 from workbench.models.saving import TrainedDescription, load_adapter, save_adapter
 from workbench.models.side_layers import ids_of_texts
 from workbench.models.stack import LayerStack
 
-__all__ = [
-    "ParallelAdapterConfig",
-    "ParallelAdapterModel",
-    "adapter_config",
-    "get_parallel_adapter_model",
-]
+__all__ = ["ParallelAdapterConfig", "ParallelAdapterModel", "adapter_config", "get_parallel_adapter_model"]
 
 
 def get_parallel_adapter_model(
@@ -63,9 +53,7 @@ def get_parallel_adapter_model(
         config = _config(stack, options)
     elif options:
         raise ConfigError(
-            f"A config and the options {', '.join(options)} were given.",
-            "They may contradict.",
-            "Give one of them.",
+            f"A config and the options {', '.join(options)} were given.", "They may contradict.", "Give one of them."
         )
     require_own_backbone(config, stack, f"A parallel adapter for '{name}'")
     adapter = ParallelAdapter(config)
@@ -99,12 +87,7 @@ class ParallelAdapterModel(nn.Module):
     """For transformers' Trainer: the loss is a mean over the given batch, to be divided when gradients accumulate."""
 
     def __init__(
-        self,
-        stack: LayerStack,
-        adapter: ParallelAdapter,
-        *,
-        name: str,
-        quantization: QuantizationConfig | None = None,
+        self, stack: LayerStack, adapter: ParallelAdapter, *, name: str, quantization: QuantizationConfig | None = None
     ) -> None:
         super().__init__()
         self.name, self.quantization = name, quantization
@@ -118,11 +101,7 @@ class ParallelAdapterModel(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls,
-        model: Any,
-        folder: Path | str,
-        *,
-        quantization: QuantizationConfig | None = None,
+        cls, model: Any, folder: Path | str, *, quantization: QuantizationConfig | None = None
     ) -> ParallelAdapterModel:
         """Return a backbone with an adapter saved by `save_pretrained` (or by a run of the workbench), in evaluation
         mode.
@@ -163,9 +142,7 @@ class ParallelAdapterModel(nn.Module):
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         if bool((mask[:, 1:] > mask[:, :-1]).any()):
             raise ConfigError(
-                "A batch was given.",
-                "It is padded on the left.",
-                "Set tokenizer.padding_side = 'right'.",
+                "A batch was given.", "It is padded on the left.", "Set tokenizer.padding_side = 'right'."
             )
         if token_type_ids is not None and self.backbone.family.has_token_types:
             input_ids = torch.where(token_type_ids.bool(), ~input_ids, input_ids)
@@ -178,12 +155,7 @@ class ParallelAdapterModel(nn.Module):
         loss = (
             None
             if labels is None
-            else task_loss(
-                logits,
-                labels,
-                self.adapter.config.kind,
-                label_std=self.adapter.config.label_std,
-            )
+            else task_loss(logits, labels, self.adapter.config.kind, label_std=self.adapter.config.label_std)
         )
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
@@ -242,9 +214,7 @@ class ParallelAdapterModel(nn.Module):
             return given
         if labels is None:
             raise ConfigError(
-                "Logits of a target were asked for.",
-                "No target is given.",
-                "Pass labels or decoder_input_ids.",
+                "Logits of a target were asked for.", "No target is given.", "Pass labels or decoder_input_ids."
             )
         start = torch.full_like(labels[:, :1], self.backbone.decoder_start_id or 0)
         return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, 0)], dim=1)
@@ -282,9 +252,7 @@ def _config(stack: LayerStack, options: Mapping[str, Any]) -> ParallelAdapterCon
     for name in options:
         if name not in known:
             raise ConfigError(
-                f"The option '{name}' was given.",
-                f"Known are {', '.join(known)}.",
-                did_you_mean(name, known),
+                f"The option '{name}' was given.", f"Known are {', '.join(known)}.", did_you_mean(name, known)
             )
     settings = {"target_length": 0 if stack.num_encoder_layers is None else 1} | dict(options)
     return ParallelAdapterConfig(**{name: getattr(stack, name) for name in SHAPE}, **settings)

@@ -50,13 +50,7 @@ from workbench.models.tokenizer import (
     tokenizer_from_folder,
 )
 
-TOKENIZER_FILES = (
-    "vocab.txt",
-    "vocab.json",
-    "spiece.model",
-    "tokenizer.model",
-    "sentencepiece.bpe.model",
-)
+TOKENIZER_FILES = ("vocab.txt", "vocab.json", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
 """Files from which transformers can make a fast tokenizer if there is no tokenizer.json."""
 _TINY = re.compile(r"tiny-([a-z0-9]+?)(?:-(\d+))?")
 _TINY_LAYERS = 6
@@ -149,11 +143,7 @@ def load_tokenizer(name: str) -> TextTokenizer | ImageTokenizer:
         if family.reads_images:
             return image_tokenizer(family.tiny)
         start_id = family.tiny.get("decoder_start_token_id")
-        return tiny_tokenizer(
-            is_causal=family.is_causal,
-            has_token_types=family.has_token_types,
-            start_id=start_id,
-        )
+        return tiny_tokenizer(is_causal=family.is_causal, has_token_types=family.has_token_types, start_id=start_id)
     place = locate(name)
     config = read_settings(place / "config.json") if isinstance(place, Path) else model_config(name).to_dict()
     model_type = config.get("model_type")
@@ -192,12 +182,7 @@ def load_tokenizer(name: str) -> TextTokenizer | ImageTokenizer:
             "Choose a model with a fast tokenizer.",
         )
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (tokenizer.eos_token_id or 0)
-    return TextTokenizer(
-        tokenizer.backend_tokenizer,
-        pad_id=pad_id,
-        end_id=tokenizer.eos_token_id,
-        **kind,
-    )
+    return TextTokenizer(tokenizer.backend_tokenizer, pad_id=pad_id, end_id=tokenizer.eos_token_id, **kind)
 
 
 def model_facts(name: str) -> ModelFacts:
@@ -218,16 +203,13 @@ def model_config(name: str) -> Any:
         settings = read_settings(place / "config.json")
     else:
         settings = loaded(
-            name,
-            lambda local_only: PretrainedConfig.get_config_dict(place, local_files_only=local_only)[0],
+            name, lambda local_only: PretrainedConfig.get_config_dict(place, local_files_only=local_only)[0]
         )
     # The family decides before anything is made of the settings: a folder's own code is never asked for, and no size
     # builds a huge list.
     if "model_type" not in settings:
         raise refused(
-            name,
-            "Its config.json is no JSON object that names a model_type.",
-            "Save the model's configuration again.",
+            name, "Its config.json is no JSON object that names a model_type.", "Save the model's configuration again."
         )
     family_of(settings["model_type"])
     config_class = CONFIG_MAPPING[settings["model_type"]]
@@ -235,11 +217,7 @@ def model_config(name: str) -> Any:
     try:
         config = config_class.from_dict(settings)
     except Exception as error:  # libraries raise many kinds of errors for a user's files
-        raise refused(
-            name,
-            f"Its config.json does not load: {in_one_line(error)}.",
-            "Mend its config.json.",
-        ) from error
+        raise refused(name, f"Its config.json does not load: {in_one_line(error)}.", "Mend its config.json.") from error
     require_layers(name, config, stored_weights(name) or {})
     return config
 
@@ -255,9 +233,7 @@ def model_from_config(config: Any, name: str = "") -> Any:
     except Exception as error:  # libraries raise many kinds of errors for a user's configuration
         name = name or getattr(config, "_name_or_path", "") or config.model_type
         raise refused(
-            name,
-            f"Its configuration makes no model: {in_one_line(error)}.",
-            "Mend its config.json.",
+            name, f"Its configuration makes no model: {in_one_line(error)}.", "Mend its config.json."
         ) from error
 
 
@@ -312,11 +288,7 @@ def _tiny_parts(name: str) -> tuple[str, int]:
     match = _TINY.fullmatch(name)
     layers = int(match[2]) if match and match[2] else _TINY_LAYERS
     if match is None or match[1] not in FAMILIES or not 1 + (FAMILIES[match[1]].decoder is not None) <= layers <= 64:
-        raise ConfigError(
-            f"The model '{name}' was asked for.",
-            f"Known are {known_models()}.",
-            suggestion(name),
-        )
+        raise ConfigError(f"The model '{name}' was asked for.", f"Known are {known_models()}.", suggestion(name))
     return match[1], layers
 
 
@@ -331,11 +303,7 @@ def _tiny_settings(family: str, layers: int) -> dict[str, Any]:
         settings |= {"hidden_size": 32, "num_hidden_layers": layers}
     else:
         encoder, decoder = layers - layers // 2, layers // 2
-        settings |= {
-            "d_model": 32,
-            "num_layers": encoder,
-            "num_decoder_layers": decoder,
-        }
+        settings |= {"d_model": 32, "num_layers": encoder, "num_decoder_layers": decoder}
         settings |= {"encoder_layers": encoder, "decoder_layers": decoder}
     return settings | dict(own.tiny)
 
@@ -470,8 +438,7 @@ def facts_of(name: str, model: Any) -> ModelFacts:
         embedding_parameters=_count((stack.embedding, stack.position_bias)),
         num_encoder_layers=stack.num_encoder_layers,
         decoder_embedding_parameters=_count(
-            (stack.decoder_embedding, stack.decoder_position_bias),
-            without=stack.embedding,
+            (stack.decoder_embedding, stack.decoder_position_bias), without=stack.embedding
         ),
         shares_words=stack.shares_words,
     )

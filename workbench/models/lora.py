@@ -65,12 +65,7 @@ class Bottleneck(nn.Module):
     """hidden + W_up activation(W_down hidden)."""
 
     def __init__(
-        self,
-        hidden_size: int,
-        width: int,
-        activation: Callable[[Tensor], Tensor] = F.gelu,
-        *,
-        bias: bool = True,
+        self, hidden_size: int, width: int, activation: Callable[[Tensor], Tensor] = F.gelu, *, bias: bool = True
     ) -> None:
         super().__init__()
         self.down, self.up, self.activation = (
@@ -196,11 +191,7 @@ def inject_lora(stage: BackboneStage, *, rank: int, alpha: float, dropout: float
     # GPT-2's Conv1D stores its weight as (in, out).
     transposed = any(not isinstance(stage.get_submodule(path), (nn.Linear, QuantizedLinear)) for path in targets)
     config = peft.LoraConfig(
-        r=rank,
-        lora_alpha=alpha,
-        lora_dropout=dropout,
-        target_modules=list(targets),
-        fan_in_fan_out=transposed,
+        r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=list(targets), fan_in_fan_out=transposed
     )
     config._register_custom_module(
         {QuantizedLinear: peft.tuners.lora.Linear}

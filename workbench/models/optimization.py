@@ -40,9 +40,7 @@ def learning_rate_at(step: int, num_steps: int, peak: float, warmup_fraction: fl
     """
     if not 0 <= step < num_steps:
         raise ConfigError(
-            f"The learning rate of step {step} was asked for.",
-            f"There are {num_steps}.",
-            "Count the steps again.",
+            f"The learning rate of step {step} was asked for.", f"There are {num_steps}.", "Count the steps again."
         )
     warmup = int(warmup_fraction * num_steps)
     if step < warmup:
@@ -58,14 +56,8 @@ def make_optimizer(module: nn.Module, weight_decay: float) -> torch.optim.AdamW:
     """
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups = [
-        {
-            "params": [parameter for parameter in trainable if parameter.ndim >= 2],
-            "weight_decay": weight_decay,
-        },
-        {
-            "params": [parameter for parameter in trainable if parameter.ndim < 2],
-            "weight_decay": 0.0,
-        },
+        {"params": [parameter for parameter in trainable if parameter.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [parameter for parameter in trainable if parameter.ndim < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.999), fused=True)
 

@@ -19,14 +19,7 @@ from workbench.core.errors import ConfigError
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.initialization import initialize
 from workbench.models.products import Head
-from workbench.models.side_layers import (
-    TOKEN_KINDS,
-    WORD_KINDS,
-    SequenceHead,
-    SideHead,
-    SideLayer,
-    TapProjection,
-)
+from workbench.models.side_layers import TOKEN_KINDS, WORD_KINDS, SequenceHead, SideHead, SideLayer, TapProjection
 from workbench.models.stack import padding_mask
 
 IGNORED = -100
@@ -40,21 +33,12 @@ class ParallelAdapterStage(nn.Module):
     Initial weights depend on config.seed and the parameter's name, not on how the adapter is divided.
     """
 
-    def __init__(
-        self,
-        config: ParallelAdapterConfig,
-        start: int,
-        stop: int,
-        *,
-        has_head: bool = False,
-    ) -> None:
+    def __init__(self, config: ParallelAdapterConfig, start: int, stop: int, *, has_head: bool = False) -> None:
         """has_head: add a head even if the stage does not include the last layer."""
         super().__init__()
         if not 0 <= start < stop <= config.num_layers:
             raise ConfigError(
-                f"Adapters [{start}, {stop}) were asked for.",
-                f"There are {config.num_layers}.",
-                "Change the stage.",
+                f"Adapters [{start}, {stop}) were asked for.", f"There are {config.num_layers}.", "Change the stage."
             )
         self.config, self.start, self.stop = config, start, stop
         border = config.border
@@ -90,12 +74,7 @@ class ParallelAdapterStage(nn.Module):
         """
         self._language_model_head = (head,)
 
-    def forward(
-        self,
-        side: Tensor | None,
-        taps: Sequence[Tensor] | Tensor,
-        attention_mask: Tensor,
-    ) -> Tensor:
+    def forward(self, side: Tensor | None, taps: Sequence[Tensor] | Tensor, attention_mask: Tensor) -> Tensor:
         """Return the side output: (n, t, d / r) for encoder layers, (n, t + s, d / r) after a decoder layer.
 
         side: the previous stage's side output, None in the first stage.  attention_mask: (n, t), 1 for real tokens.
@@ -121,15 +100,7 @@ class ParallelAdapterStage(nn.Module):
         for project in self.decoder_first.values():
             states, at = project(taps[at]), at + 1
         memory_mask = padding_mask(attention_mask, is_causal=False)
-        states = self._run(
-            max(self.start, border),
-            self.stop,
-            states,
-            taps[at:],
-            None,
-            memory,
-            memory_mask,
-        )
+        states = self._run(max(self.start, border), self.stop, states, taps[at:], None, memory, memory_mask)
         return torch.cat([memory, states], dim=1)
 
     def _run(
@@ -184,11 +155,7 @@ class ParallelAdapterStage(nn.Module):
             hidden = self.last(side, last_hidden, sample_ids, epoch)
             return self._language_model_head[0](hidden if rows is None else hidden[rows])
         if self.config.num_encoder_layers is not None:
-            side, last_hidden, attention_mask = (
-                side[:, :1],
-                last_hidden[:, :1],
-                attention_mask.new_ones(len(side), 1),
-            )
+            side, last_hidden, attention_mask = side[:, :1], last_hidden[:, :1], attention_mask.new_ones(len(side), 1)
         return self.last(side, last_hidden, attention_mask, sample_ids, epoch)
 
 
@@ -209,14 +176,7 @@ class ParallelAdapter(ParallelAdapterStage):
         """Return the logits (n, num_outputs) for all taps b_0 ... b_L (see head).  Sample ids and epoch only matter in
         training mode.
         """
-        return self.head(
-            self(None, taps, attention_mask),
-            taps[-1],
-            attention_mask,
-            sample_ids,
-            epoch,
-            rows,
-        )
+        return self.head(self(None, taps, attention_mask), taps[-1], attention_mask, sample_ids, epoch, rows)
 
 
 def answered(labels: Tensor, kind: str) -> Tensor | None:
@@ -235,14 +195,7 @@ def made_up_mask(batch: int, length: int) -> Tensor:
     return mask
 
 
-def task_loss(
-    logits: Tensor,
-    labels: Tensor,
-    kind: str,
-    *,
-    reduction: str = "mean",
-    label_std: float = 1.0,
-) -> Tensor:
+def task_loss(logits: Tensor, labels: Tensor, kind: str, *, reduction: str = "mean", label_std: float = 1.0) -> Tensor:
     """Return cross-entropy (classification, labels (n,) int64) or squared error (regression, labels (n,) float).
 
     For words and tagged tokens (labels (n, s) int64, IGNORED where padded) a sample's loss is the mean over its tokens;
@@ -255,11 +208,7 @@ def task_loss(
     """
     if kind == "text_generation":
         rows = labels.ne(IGNORED)
-        tokens = F.cross_entropy(
-            (logits if logits.ndim == 2 else logits[rows]).float(),
-            labels[rows],
-            reduction="none",
-        )
+        tokens = F.cross_entropy((logits if logits.ndim == 2 else logits[rows]).float(), labels[rows], reduction="none")
         samples = tokens.new_zeros(len(labels)).index_add(0, rows.nonzero()[:, 0], tokens) / rows.sum(dim=1).clamp(
             min=1
         )

@@ -106,10 +106,7 @@ class StoredTensor(NamedTuple):
 
         Raises MissingDataError if it holds NaN or infinity: every result computed with it would be meaningless.
         """
-        return require_finite(
-            self.read_into(torch.empty(self.shape, dtype=dtype)),
-            f"The weights '{self.path.name}'",
-        )
+        return require_finite(self.read_into(torch.empty(self.shape, dtype=dtype)), f"The weights '{self.path.name}'")
 
     def read_into(self, out: Tensor) -> Tensor:
         """Return `out`, which has the tensor's shape, with its values."""
@@ -140,11 +137,7 @@ class StoredTensor(NamedTuple):
                 at = self.offset + (rows[0] + first) * width * itemsize
                 raw = (target.view(1, -1) if is_whole else target).view(torch.uint8).numpy()
                 for index in range(len(raw)):
-                    _read(
-                        file,
-                        at + (index * width + start) * itemsize,
-                        memoryview(raw[index]),
-                    )
+                    _read(file, at + (index * width + start) * itemsize, memoryview(raw[index]))
                 if target is not part:
                     part.copy_(target)
         return count * (stop - start) * itemsize
@@ -157,11 +150,7 @@ def require_finite(tensor: Tensor, owner: str) -> Tensor:
     # A sum needs no memory of the tensor's size, and NaN and infinity survive in it.
     if tensor.is_floating_point() and not bool(tensor.sum(dtype=torch.float64).isfinite()):
         found = "A tensor holds values that are no numbers."
-        raise MissingDataError(
-            f"{owner} were asked for.",
-            found,
-            "Take the model's files from their source again.",
-        )
+        raise MissingDataError(f"{owner} were asked for.", found, "Take the model's files from their source again.")
     return tensor
 
 
@@ -261,13 +250,7 @@ class _LargeOnMeta(TorchFunctionMode):
     it.
     """
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Any = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         given = kwargs or {}
         if func is torch.empty and given.get("device") is None and math.prod(torch.Size(_sizes(args, given))) >= _LARGE:
             given = {**given, "device": "meta"}
@@ -335,10 +318,7 @@ def read_stage(
     stage = stack.stage(start, stop)
 
     def stored_as(module: nn.Module, own: str) -> StoredTensor | None:
-        return next(
-            (tensors[name] for name in under[names[id(module), own]] if name in tensors),
-            None,
-        )
+        return next((tensors[name] for name in under[names[id(module), own]] if name in tensors), None)
 
     missing = [
         (module, own)
@@ -368,11 +348,7 @@ def cast_buffers(module: nn.Module, dtype: torch.dtype) -> None:
     """Convert a module's own buffers, except rotary frequencies, which lose too much precision in 16 bits."""
     for name, buffer in list(module.named_buffers(recurse=False)):
         if buffer.is_floating_point() and "inv_freq" not in name:
-            module.register_buffer(
-                name,
-                buffer.to(dtype),
-                persistent=name not in module._non_persistent_buffers_set,
-            )
+            module.register_buffer(name, buffer.to(dtype), persistent=name not in module._non_persistent_buffers_set)
 
 
 def stored_under(model: Any, family: Family) -> dict[str, tuple[str, ...]]:
@@ -407,10 +383,7 @@ def read_head(config: Any, tensors: dict[str, StoredTensor], dtype: torch.dtype)
     """
     family = family_of(config.model_type)
     parts = (family,) if family.decoder is None else (family.decoder, family)
-    tied = [
-        *(["shared.weight"] if family.decoder else []),
-        *(f"{words_of(part.embedding)}.weight" for part in parts),
-    ]
+    tied = [*(["shared.weight"] if family.decoder else []), *(f"{words_of(part.embedding)}.weight" for part in parts)]
     names = ["lm_head.weight"]
     if family.decoder is not None or config.tie_word_embeddings:
         names += [f"{prefix}{name}" for prefix in ("", "model.", "transformer.") for name in tied]
@@ -421,18 +394,12 @@ def read_head(config: Any, tensors: dict[str, StoredTensor], dtype: torch.dtype)
     return LanguageModelHead(stored.read(dtype), bias=bias, scale=head_scale(config))
 
 
-def save_tensors(
-    path: Path | str,
-    tensors: Mapping[str, Tensor],
-    metadata: dict[str, str] | None = None,
-) -> None:
+def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write tensors under their names, atomically (see whole_file).  Raises WriteError if the system refuses."""
     with whole_file(path) as part:
         try:
             save_file(
-                {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
-                part,
-                metadata=metadata,
+                {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, part, metadata=metadata
             )
         except SafetensorError as error:  # it wraps operating system errors
             number = re.search(r"os error (\d+)", str(error))

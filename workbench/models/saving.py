@@ -40,14 +40,7 @@ from workbench.models.loading import (
     model_config,
     stored_weights,
 )
-from workbench.models.lora import (
-    PEFT_CONFIG,
-    PEFT_WEIGHTS,
-    PeftTask,
-    Published,
-    peft_names,
-    save_lora,
-)
+from workbench.models.lora import PEFT_CONFIG, PEFT_WEIGHTS, PeftTask, Published, peft_names, save_lora
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.partial_loading import parameters_on_meta, save_tensors
 from workbench.models.quantization import QuantizationConfig, quantize
@@ -76,9 +69,7 @@ class TrainedDescription(Generic[Config]):
 
 
 def save_adapter(
-    folder: Path | str,
-    state: Mapping[str, Tensor],
-    description: TrainedDescription[ParallelAdapterConfig],
+    folder: Path | str, state: Mapping[str, Tensor], description: TrainedDescription[ParallelAdapterConfig]
 ) -> Path:
     """Write a whole adapter's state_dict (or the union of its stages') and return the folder.
 
@@ -92,18 +83,10 @@ def save_adapter(
     return folder
 
 
-def load_adapter(
-    folder: Path | str,
-) -> tuple[ParallelAdapter, TrainedDescription[ParallelAdapterConfig]]:
+def load_adapter(folder: Path | str) -> tuple[ParallelAdapter, TrainedDescription[ParallelAdapterConfig]]:
     """Return a saved adapter, in evaluation mode.  Raises ConfigError if the folder holds none or it is damaged."""
     asked = f"The adapter '{folder}' was asked for."
-    description, state = _load(
-        Path(folder),
-        asked,
-        TrainedDescription[ParallelAdapterConfig],
-        DESCRIPTION,
-        WEIGHTS,
-    )
+    description, state = _load(Path(folder), asked, TrainedDescription[ParallelAdapterConfig], DESCRIPTION, WEIGHTS)
     return _build(description.config, state, f"The adapter '{folder}'").eval(), description
 
 
@@ -112,24 +95,14 @@ def _load(
 ) -> tuple[T, dict[str, Tensor]]:
     """Read a description and the trained tensors from the files with these names.  asked: sentence for the error."""
     try:
-        found = from_json(
-            (folder / description).read_bytes(),
-            kind,
-            source=f"'{folder / description}'",
-        )
+        found = from_json((folder / description).read_bytes(), kind, source=f"'{folder / description}'")
         return found, {} if weights is None else require_floats(load_file(folder / weights), asked)
     except OSError as error:
         raise ConfigError(
-            asked,
-            f"{error.strerror or error}: '{error.filename or weights}'.",
-            "Check the folder.",
+            asked, f"{error.strerror or error}: '{error.filename or weights}'.", "Check the folder."
         ) from error
     except SafetensorError as error:
-        raise ConfigError(
-            asked,
-            f"Its {weights} is damaged: {error}.",
-            "Train it again, or take a copy.",
-        ) from error
+        raise ConfigError(asked, f"Its {weights} is damaged: {error}.", "Train it again, or take a copy.") from error
 
 
 def require_floats(state: dict[str, Tensor], asked: str) -> dict[str, Tensor]:
@@ -153,9 +126,7 @@ def _build(config: ParallelAdapterConfig, state: Mapping[str, Tensor], what: str
     except RuntimeError as error:
         first = " ".join(str(error).split("\n")[1:2]).strip() or str(error)
         raise ConfigError(
-            f"{what} was asked for.",
-            f"Its weights do not fit its description: {first}",
-            "Check the folder.",
+            f"{what} was asked for.", f"Its weights do not fit its description: {first}", "Check the folder."
         ) from error
     return adapter
 
@@ -201,44 +172,25 @@ def save_trained(
     shape = published(name, head_task(config.kind)) if config.technique in ("full", "lora") else None
     state = {key: parameter.detach() for key, parameter in model.trained().items() if not key.startswith(_HEAD)}
     if shape is None:
-        save_tensors(
-            folder / TRAINED,
-            state | {f"{_HEAD}{key}": tensor for key, tensor in head.items()},
-        )
+        save_tensors(folder / TRAINED, state | {f"{_HEAD}{key}": tensor for key, tensor in head.items()})
     elif config.technique == "full":
         names = class_names or [f"LABEL_{number}" for number in range(config.num_outputs)]
         _save_whole(folder, model, head, name, names, shape)
     else:
         matrices = {key.removeprefix(_BACKBONE): tensor for key, tensor in state.items()}
-        settings = {
-            "r": config.lora_rank,
-            "lora_alpha": config.lora_alpha,
-            "lora_dropout": config.lora_dropout,
-        }
+        settings = {"r": config.lora_rank, "lora_alpha": config.lora_alpha, "lora_dropout": config.lora_dropout}
         save_lora(folder, matrices, head, model.backbone, base_of(name), shape, **settings)
     save_tokenizer(name, folder)
-    kept = replace(
-        description,
-        model=kept_name(name),
-        config=replace(config, label_mean=0.0, label_std=1.0),
-    )
+    kept = replace(description, model=kept_name(name), config=replace(config, label_mean=0.0, label_std=1.0))
     write_text(folder / TRAINED_DESCRIPTION, to_json(kept) + "\n")
     return folder
 
 
 def _save_whole(
-    folder: Path,
-    model: TechniqueStage,
-    head: Mapping[str, Tensor],
-    base: str,
-    names: Sequence[str],
-    shape: Published,
+    folder: Path, model: TechniqueStage, head: Mapping[str, Tensor], base: str, names: Sequence[str], shape: Published
 ) -> None:
     config = model_config(base)
-    config.id2label, config.label2id = (
-        dict(enumerate(names)),
-        {name: number for number, name in enumerate(names)},
-    )
+    config.id2label, config.label2id = dict(enumerate(names)), {name: number for number, name in enumerate(names)}
     with parameters_on_meta():
         whole = published_model(config, shape.task)
     whole.to_empty(device="cpu")
@@ -250,17 +202,12 @@ def _save_whole(
     write_text(folder / WHOLE_MODEL, config.to_json_string())
 
 
-def load_trained(
-    folder: Path | str,
-) -> tuple[TechniqueStage, TrainedDescription[TechniqueConfig]]:
+def load_trained(folder: Path | str) -> tuple[TechniqueStage, TrainedDescription[TechniqueConfig]]:
     """Return the whole trained model, in evaluation mode.  Raises ConfigError if the folder holds none or it is
     damaged.
     """
     folder, asked = Path(folder), f"The fine-tuned model '{folder}' was asked for."
-    is_whole, is_peft = (
-        (folder / WHOLE_MODEL).is_file(),
-        (folder / PEFT_CONFIG).is_file(),
-    )
+    is_whole, is_peft = (folder / WHOLE_MODEL).is_file(), (folder / PEFT_CONFIG).is_file()
     weights = None if is_whole else PEFT_WEIGHTS if is_peft else TRAINED
     description, state = _load(folder, asked, TrainedDescription[TechniqueConfig], TRAINED_DESCRIPTION, weights)
     generates = description.config.kind == "text_generation"
@@ -269,10 +216,7 @@ def load_trained(
         quantize(stack, description.quantization)
     model = TechniqueStage(stack.stage(0, stack.num_layers), description.config)
     if is_whole or is_peft:
-        shape = published(
-            str(folder) if is_whole else description.model,
-            head_task(description.config.kind),
-        )
+        shape = published(str(folder) if is_whole else description.model, head_task(description.config.kind))
         assert shape is not None, "so it was saved"
         if is_whole:
             read = {
@@ -325,12 +269,7 @@ def published(name: str, task: PeftTask) -> Published | None:
         return None
     prefix = next(f"{path}." if path else "" for path, module in whole.named_modules() if module is whole.base_model)
     return Published(
-        task,
-        prefix,
-        next(
-            (own for own in ("classifier", "score", "qa_outputs") if hasattr(whole, own)),
-            "",
-        ),
+        task, prefix, next((own for own in ("classifier", "score", "qa_outputs") if hasattr(whole, own)), "")
     )
 
 
@@ -343,10 +282,7 @@ def published_model(config: Any, task: PeftTask) -> Any:
 
 def head_task(kind: str) -> PeftTask:
     """Return peft's task name of the class that fits our head, by kind of task."""
-    tasks: dict[str, PeftTask] = {
-        "question_answering": "QUESTION_ANS",
-        "text_generation": "CAUSAL_LM",
-    }
+    tasks: dict[str, PeftTask] = {"question_answering": "QUESTION_ANS", "text_generation": "CAUSAL_LM"}
     return tasks.get(kind, "TOKEN_CLS")
 
 
@@ -379,13 +315,9 @@ def save_tokenizer(name: str, folder: Path) -> None:
             with whole_file(folder / path.name) as part:
                 shutil.copyfile(path, part)
     if not (folder / "tokenizer.json").is_file():
-        tokens = {
-            "pad_token": tokenizer.backend.id_to_token(tokenizer.pad_id),
-            "sep_token": "[SEP]",
-        }
+        tokens = {"pad_token": tokenizer.backend.id_to_token(tokenizer.pad_id), "sep_token": "[SEP]"}
         known = {role: token for role, token in tokens.items() if role == "pad_token" or not tokenizer.joins_pairs}
         write_text(folder / "tokenizer.json", tokenizer.backend.to_str())
         write_text(
-            folder / "tokenizer_config.json",
-            json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **known}) + "\n",
+            folder / "tokenizer_config.json", json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **known}) + "\n"
         )

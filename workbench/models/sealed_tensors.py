@@ -49,11 +49,7 @@ def write_sealed_tensors(path: Path, owner: str, contents: Mapping[str, Content]
     header: dict[str, object] = {"__metadata__": described | {_DIGEST: _digest(described)}}
     aligned, end = sorted(contents.items(), key=lambda item: -item[1].dtype.itemsize), 0
     for name, (dtype, shape, data) in aligned:
-        header[name] = {
-            "dtype": _NAMES[dtype],
-            "shape": shape,
-            "data_offsets": (end, end + len(data)),
-        }
+        header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": (end, end + len(data))}
         end += len(data)
     text = msgspec.json.encode(header)
     text += b" " * (-len(text) % 8)
@@ -97,8 +93,7 @@ def _opened(path: Path, owner: str) -> tuple[dict[str, StoredTensor], dict[str, 
         stored, metadata = tensors_in(path)
     except (OSError, ValueError) as error:
         raise damaged(
-            path,
-            "it is missing" if isinstance(error, FileNotFoundError) else "it was cut or changed",
+            path, "it is missing" if isinstance(error, FileNotFoundError) else "it was cut or changed"
         ) from error
     described = {name: value for name, value in metadata.items() if name != _DIGEST}
     if metadata.get(_DIGEST) != _digest(described):
@@ -111,12 +106,7 @@ def _opened(path: Path, owner: str) -> tuple[dict[str, StoredTensor], dict[str, 
 
 
 def _read(
-    path: Path,
-    owner: str,
-    name: str,
-    stored: StoredTensor,
-    checksums: Mapping[str, int],
-    out: Tensor | None = None,
+    path: Path, owner: str, name: str, stored: StoredTensor, checksums: Mapping[str, int], out: Tensor | None = None
 ) -> Tensor:
     is_direct = out is not None and out.dtype == stored.dtype and out.is_contiguous()
     read = out if out is not None and is_direct else torch.empty(stored.shape, dtype=stored.dtype)

@@ -179,12 +179,7 @@ class SideHead(nn.Module):
         self.register_buffer("inverse_std", torch.ones(config.hidden_size))
 
     def forward(
-        self,
-        side: Tensor,
-        last_hidden: Tensor,
-        attention_mask: Tensor,
-        sample_ids: Tensor,
-        epoch: int,
+        self, side: Tensor, last_hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int
     ) -> Tensor:
         """Return the logits, (n, num_outputs), for spans and tags (n, t, num_outputs).
 
@@ -193,11 +188,7 @@ class SideHead(nn.Module):
         """
         if self.kind in TOKEN_KINDS:
             last = (last_hidden.to(side.dtype) - self.mean) * self.inverse_std
-            return token_logits(
-                self.finish(self.norm(side), last, sample_ids, epoch),
-                attention_mask,
-                self.kind,
-            )
+            return token_logits(self.finish(self.norm(side), last, sample_ids, epoch), attention_mask, self.kind)
         share = pooling_matrix(attention_mask, side.dtype)
         last = (torch.bmm(share, last_hidden.to(side.dtype)).squeeze(1) - self.mean) * self.inverse_std
         return self.finish(torch.bmm(share, self.norm(side)).squeeze(1), last, sample_ids, epoch)

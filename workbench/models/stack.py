@@ -116,10 +116,7 @@ class LayerStack(nn.Module):
         return BackboneStage(self, start, stop)
 
     def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        decoder_ids: Tensor | None = None,
+        self, input_ids: Tensor, attention_mask: Tensor, decoder_ids: Tensor | None = None
     ) -> tuple[Tensor, list[Tensor]]:
         """Return b_L, (n, t, d) or the decoder's (n, s, d), and all taps; arguments as in BackboneStage.forward."""
         _, taps = self.stage(0, self.num_layers)(input_ids, attention_mask, decoder_ids)
@@ -139,15 +136,8 @@ class BackboneStage(nn.Module):
     def __init__(self, stack: LayerStack, start: int, stop: int) -> None:
         super().__init__()
         self.start, self.stop, self.num_layers = start, stop, stack.num_layers
-        self.config, self.family, self.hidden_size = (
-            stack.config,
-            stack.family,
-            stack.hidden_size,
-        )
-        self.num_encoder_layers, self.decoder_start_id = (
-            stack.num_encoder_layers,
-            stack.decoder_start_id,
-        )
+        self.config, self.family, self.hidden_size = stack.config, stack.family, stack.hidden_size
+        self.num_encoder_layers, self.decoder_start_id = stack.num_encoder_layers, stack.decoder_start_id
         self.shares_words = stack.shares_words
         # In a tuple, so that it is no parameter of this module.
         has_head = (
@@ -167,10 +157,7 @@ class BackboneStage(nn.Module):
         self.decoder_position_bias = stack.decoder_position_bias if stop > border else None
 
     def forward(
-        self,
-        hidden_or_ids: Tensor,
-        attention_mask: Tensor,
-        decoder_ids: Tensor | None = None,
+        self, hidden_or_ids: Tensor, attention_mask: Tensor, decoder_ids: Tensor | None = None
     ) -> tuple[Tensor, list[Tensor]]:
         """Run the stage.
 
@@ -199,10 +186,7 @@ class BackboneStage(nn.Module):
         if self.decoder_embedding is not None:
             if decoder_ids is None:
                 decoder_ids = torch.full(
-                    (len(hidden), 1),
-                    self.decoder_start_id or 0,
-                    dtype=torch.int64,
-                    device=hidden.device,
+                    (len(hidden), 1), self.decoder_start_id or 0, dtype=torch.int64, device=hidden.device
                 )
             states = embed_words(self.decoder_embedding, decoder_ids)
             taps.append(states)
@@ -240,10 +224,7 @@ class BackboneStage(nn.Module):
         if bool(attention_mask[:, most:].any()):
             asked = f"A text of {int(attention_mask.sum(dim=1).max())} tokens was given to the model."
             raise ConfigError(asked, f"It has {most} positions.", "Lower max_length.")
-        return functional.pad(
-            embed(self.family, self.embedding, input_ids[:, :most]),
-            (0, 0, 0, length - most),
-        )
+        return functional.pad(embed(self.family, self.embedding, input_ids[:, :most]), (0, 0, 0, length - most))
 
     @property
     def max_positions(self) -> int | None:
@@ -283,35 +264,17 @@ class BackboneStage(nn.Module):
         if self.embedding is None:
             dtype = next(self.parameters()).dtype
             return (
-                torch.randn(
-                    count,
-                    length + target_length * (self.start > self._border),
-                    self.hidden_size,
-                ).to(dtype),
+                torch.randn(count, length + target_length * (self.start > self._border), self.hidden_size).to(dtype),
                 mask,
                 targets,
             )
         if self.family.reads_images:
             projection: Any = self.embedding["embeddings"].get_submodule("patch_embeddings.projection")
-            return (
-                torch.randint(
-                    256,
-                    (count, length, projection.weight[0].numel()),
-                    dtype=torch.uint8,
-                ),
-                mask,
-                targets,
-            )
+            return torch.randint(256, (count, length, projection.weight[0].numel()), dtype=torch.uint8), mask, targets
         return torch.randint(self.vocabulary_size, (count, length)), mask, targets
 
     def _run(
-        self,
-        start: int,
-        stop: int,
-        hidden: Tensor,
-        context: LayerContext,
-        norm: nn.Module | None,
-        taps: list[Tensor],
+        self, start: int, stop: int, hidden: Tensor, context: LayerContext, norm: nn.Module | None, taps: list[Tensor]
     ) -> Tensor:
         for index in range(start, stop):
             hidden = call_layer(self.layers[str(index)], hidden, context)
@@ -335,23 +298,12 @@ class PositionBias(nn.Module):
         """Return the bias, (1, heads, length, length)."""
         at = torch.arange(length, device=self.table.weight.device)
         buckets = buckets_of(
-            self.table.num_embeddings,
-            at,
-            length,
-            is_causal=self.is_causal,
-            max_distance=self.max_distance,
+            self.table.num_embeddings, at, length, is_causal=self.is_causal, max_distance=self.max_distance
         )
         return self.table(buckets).permute(2, 0, 1)[None]
 
 
-def buckets_of(
-    num_buckets: int,
-    queries: Tensor,
-    num_keys: int,
-    *,
-    is_causal: bool,
-    max_distance: int,
-) -> Tensor:
+def buckets_of(num_buckets: int, queries: Tensor, num_keys: int, *, is_causal: bool, max_distance: int) -> Tensor:
     """Return the bucket of the distance between each query and key, (queries, keys) int64.  queries: (q,) int64, their
     positions.
     """
@@ -419,10 +371,7 @@ def layer_context(
 
 
 def decoder_context(
-    attention_mask: Tensor,
-    states: Tensor,
-    memory: Tensor,
-    position_bias: nn.Module | None,
+    attention_mask: Tensor, states: Tensor, memory: Tensor, position_bias: nn.Module | None
 ) -> LayerContext:
     """Return the context of a decoder's layers: the encoder's output `memory` (n, t, d), its mask, positions of the
     states (n, s, d).
@@ -459,11 +408,7 @@ def _position_bias(model: Any, path: str, *, is_causal: bool) -> PositionBias | 
     table = module_at(model, path)
     if not isinstance(table, nn.Embedding):
         return None
-    return PositionBias(
-        table,
-        is_causal=is_causal,
-        max_distance=model.config.relative_attention_max_distance,
-    )
+    return PositionBias(table, is_causal=is_causal, max_distance=model.config.relative_attention_max_distance)
 
 
 def _weight(module: Any) -> nn.Parameter:

@@ -21,20 +21,10 @@ from workbench.core.ranges import Count, Dropout, Positive, Width, require_range
 from workbench.models.adapter_config import ParallelAdapterConfig, check_labels
 from workbench.models.evaluation import BatchLike, Predictions, answer_scores
 from workbench.models.initialization import HEAD_DEVIATION, seeded_generator
-from workbench.models.lora import (
-    DEVIATION,
-    inject_adapters,
-    inject_lora,
-    inject_serial_adapters,
-)
+from workbench.models.lora import DEVIATION, inject_adapters, inject_lora, inject_serial_adapters
 from workbench.models.parallel_adapter import ParallelAdapterStage, answered
 from workbench.models.products import Head
-from workbench.models.side_layers import (
-    TOKEN_KINDS,
-    pooling_matrix,
-    stateless_dropout,
-    token_logits,
-)
+from workbench.models.side_layers import TOKEN_KINDS, pooling_matrix, stateless_dropout, token_logits
 from workbench.models.stack import BackboneStage
 
 
@@ -85,11 +75,7 @@ class TechniqueConfig:
             )
         check_labels(self.kind, self.label_mean, self.label_std)
         if self.technique == "parallel":
-            ParallelAdapterConfig(
-                hidden_size=self.hidden_size,
-                num_layers=self.num_layers,
-                reduction=self.reduction,
-            )
+            ParallelAdapterConfig(hidden_size=self.hidden_size, num_layers=self.num_layers, reduction=self.reduction)
 
     @property
     def side_width(self) -> int:
@@ -145,12 +131,7 @@ class TaskHead(nn.Module):
         )
 
     def forward(
-        self,
-        hidden: Tensor,
-        attention_mask: Tensor,
-        sample_ids: Tensor,
-        epoch: int,
-        rows: Tensor | None = None,
+        self, hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int, rows: Tensor | None = None
     ) -> Tensor:
         """Return logits (n, num_outputs), for spans and tags (n, t, num_outputs), for words (n, t, V), of `rows` alone
         (N, V).
@@ -176,13 +157,7 @@ class TechniqueStage(nn.Module):
     depend only on config.seed and the name.  The backbone's own dropout stays off, even in training.
     """
 
-    def __init__(
-        self,
-        backbone: BackboneStage,
-        config: TechniqueConfig,
-        *,
-        has_head: bool = False,
-    ) -> None:
+    def __init__(self, backbone: BackboneStage, config: TechniqueConfig, *, has_head: bool = False) -> None:
         """has_head: add a head even if the stage does not include the last layer."""
         super().__init__()
         self.config = config
@@ -197,20 +172,12 @@ class TechniqueStage(nn.Module):
                 if type(module) is nn.Embedding:
                     module.__class__ = _TrainedEmbedding
         elif config.technique == "lora":
-            inject_lora(
-                backbone,
-                rank=config.lora_rank,
-                alpha=config.lora_alpha,
-                dropout=config.lora_dropout,
-            )
+            inject_lora(backbone, rank=config.lora_rank, alpha=config.lora_alpha, dropout=config.lora_dropout)
         elif config.technique == "serial":
             self.adapters = inject_serial_adapters(backbone, config.bottleneck)
         elif config.technique == "parallel":
             self.adapters = ParallelAdapterStage(
-                _side(config, backbone),
-                backbone.start,
-                backbone.stop,
-                has_head=has_head,
+                _side(config, backbone), backbone.start, backbone.stop, has_head=has_head
             )
             if words is not None:
                 self.adapters.attach(words)
@@ -237,10 +204,7 @@ class TechniqueStage(nn.Module):
         return self
 
     def forward(
-        self,
-        hidden_or_ids: Tensor,
-        attention_mask: Tensor,
-        decoder_ids: Tensor | None = None,
+        self, hidden_or_ids: Tensor, attention_mask: Tensor, decoder_ids: Tensor | None = None
     ) -> tuple[Tensor, Any]:
         """Return the stage's output for the next stage, and the last layer's output, (n, t, d) or a decoder's (n, s,
         d), for `logits`.
@@ -255,10 +219,7 @@ class TechniqueStage(nn.Module):
             return output, taps[-1]
         width, side = self.config.hidden_size, None
         if self.backbone.start:
-            hidden_or_ids, side = (
-                hidden_or_ids[..., :width].detach(),
-                hidden_or_ids[..., width:],
-            )
+            hidden_or_ids, side = hidden_or_ids[..., :width].detach(), hidden_or_ids[..., width:]
         with torch.no_grad():
             output, taps = self.backbone(hidden_or_ids, attention_mask, decoder_ids)
         side = self.adapters(side, taps, attention_mask)
@@ -266,12 +227,7 @@ class TechniqueStage(nn.Module):
         return side if is_last else torch.cat([output, side], dim=2), (side, taps[-1])
 
     def logits(
-        self,
-        last_hidden: Any,
-        attention_mask: Tensor,
-        sample_ids: Tensor,
-        epoch: int,
-        rows: Tensor | None = None,
+        self, last_hidden: Any, attention_mask: Tensor, sample_ids: Tensor, epoch: int, rows: Tensor | None = None
     ) -> Tensor:
         """Return the head's logits for what `forward` returns last, of a decoder for its first state.  Only the last
         stage has a head.
@@ -283,10 +239,7 @@ class TechniqueStage(nn.Module):
             return self.adapters.head(side, hidden, attention_mask, sample_ids, epoch, rows)
         assert self.head is not None, f"stage [{self.backbone.start}, {self.backbone.stop}) has no head"
         if self.backbone.num_encoder_layers is not None:
-            last_hidden, attention_mask = (
-                last_hidden[:, :1],
-                attention_mask.new_ones(len(last_hidden), 1),
-            )
+            last_hidden, attention_mask = last_hidden[:, :1], attention_mask.new_ones(len(last_hidden), 1)
         return self.head(last_hidden, attention_mask, sample_ids, epoch, rows)
 
     def batch_logits(self, batch: BatchLike, epoch: int = 0) -> Tensor:
@@ -295,11 +248,7 @@ class TechniqueStage(nn.Module):
         """
         rows = answered(batch.labels, self.config.kind)
         return self.logits(
-            self(batch.input_ids, batch.attention_mask)[1],
-            batch.attention_mask,
-            batch.sample_ids,
-            epoch,
-            rows,
+            self(batch.input_ids, batch.attention_mask)[1], batch.attention_mask, batch.sample_ids, epoch, rows
         )
 
     def trained(self) -> dict[str, nn.Parameter]:
@@ -346,12 +295,6 @@ def _initialize(name: str, parameter: Tensor, seed: int) -> None:
         bound = parameter.shape[1] ** -0.5  # Kaiming's uniform distribution, as in peft
         parameter.uniform_(-bound, bound, generator=generator)
     elif name.startswith("adapters."):
-        nn.init.trunc_normal_(
-            parameter,
-            std=DEVIATION,
-            a=-2 * DEVIATION,
-            b=2 * DEVIATION,
-            generator=generator,
-        )
+        nn.init.trunc_normal_(parameter, std=DEVIATION, a=-2 * DEVIATION, b=2 * DEVIATION, generator=generator)
     elif own:
         parameter.normal_(std=HEAD_DEVIATION, generator=generator)

@@ -68,13 +68,7 @@ class TextTokenizer:
         backend.no_padding()  # some published tokenizers pad to 128, which would take four times as long
         backend.no_truncation()
 
-    def encode(
-        self,
-        texts: Sequence[str],
-        pairs: Sequence[str] | None = None,
-        *,
-        max_length: int,
-    ) -> list[list[int]]:
+    def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, max_length: int) -> list[list[int]]:
         """Return the token ids of each text (or pair of texts), truncated to max_length.  A list is never empty.
 
         In a pair ~id stands for a token of the second text if the model has token types.
@@ -182,9 +176,7 @@ def tokenizer_from_folder(folder: Path, config: Mapping[str, Any], **kind: Any) 
         backend = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises no narrower type
         raise MissingDataError(
-            f"The tokenizer '{path}' was asked for.",
-            f"It does not load: {error}.",
-            "Save it again.",
+            f"The tokenizer '{path}' was asked for.", f"It does not load: {error}.", "Save it again."
         ) from error
     special = {token.content: index for index, token in backend.get_added_tokens_decoder().items() if token.special}
     num_rows = config.get("vocab_size")
@@ -206,10 +198,7 @@ def tokenizer_from_folder(folder: Path, config: Mapping[str, Any], **kind: Any) 
             if isinstance(one, int) and 0 <= one < 1 << 32 and backend.id_to_token(one) is not None
         )
         # A token that was added later may lie beyond the model's embedding.
-        return next(
-            (one for one in known if not isinstance(num_rows, int) or one < num_rows),
-            None,
-        )
+        return next((one for one in known if not isinstance(num_rows, int) or one < num_rows), None)
 
     end_id = id_of("eos")
     pad_id = next((index for index in (id_of("pad"), end_id) if index is not None), 0)
@@ -229,13 +218,7 @@ class ImageTokenizer:
     pad_id: int = 0
     start_id: None = None
 
-    def encode(
-        self,
-        texts: Sequence[str],
-        pairs: Sequence[str] | None = None,
-        *,
-        max_length: int,
-    ) -> list[list[int]]:
+    def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, max_length: int) -> list[list[int]]:
         """Raise ConfigError, because this model does not accept texts."""
         raise ConfigError(
             "Texts were given to a model of pictures.",
@@ -253,20 +236,12 @@ class ImageTokenizer:
             side = math.isqrt(len(image))
             if side < 1 or side * side != len(image):
                 raise ConfigError(
-                    f"A picture of {len(image)} pixels was given.",
-                    "It is not square.",
-                    "Give square pictures.",
+                    f"A picture of {len(image)} pixels was given.", "It is not square.", "Give square pictures."
                 )
             pixels = torch.frombuffer(bytearray(image), dtype=torch.uint8).view(1, 1, side, side)
             if side != self.image_size:
                 size = (self.image_size, self.image_size)
-                scaled = F.interpolate(
-                    pixels.float(),
-                    size=size,
-                    mode="bilinear",
-                    antialias=True,
-                    align_corners=False,
-                )
+                scaled = F.interpolate(pixels.float(), size=size, mode="bilinear", antialias=True, align_corners=False)
                 pixels = scaled.round().clamp(0, 255).to(torch.uint8)
             patch, grid = self.patch_size, self.image_size // self.patch_size
             blocks = (
@@ -290,13 +265,7 @@ def image_tokenizer(settings: Mapping[str, Any]) -> ImageTokenizer:
         height, width = side if isinstance(side, (list, tuple)) else (side, side)
         if height != width:
             raise ConfigError(
-                "A vision transformer was asked for.",
-                f"Its {name} is {height} x {width}.",
-                "Choose one of squares.",
+                "A vision transformer was asked for.", f"Its {name} is {height} x {width}.", "Choose one of squares."
             )
         sides.append(int(height))
-    return ImageTokenizer(
-        image_size=sides[0],
-        patch_size=sides[1],
-        channels=settings.get("num_channels", 3),
-    )
+    return ImageTokenizer(image_size=sides[0], patch_size=sides[1], channels=settings.get("num_channels", 3))

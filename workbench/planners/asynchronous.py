@@ -25,14 +25,7 @@ from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.core.virtual_workers import VersionRule, delay_of
-from workbench.planners.memory import (
-    ASYNCHRONOUS,
-    FootprintTable,
-    Need,
-    check,
-    rank_need,
-    readable,
-)
+from workbench.planners.memory import ASYNCHRONOUS, FootprintTable, Need, check, rank_need, readable
 from workbench.planners.orders import sorted_orders
 from workbench.planners.problem import Problem
 
@@ -81,14 +74,7 @@ class Equation3:
             self._seconds.append(seconds)
         for rank in ranks:
             no_copies = (0,) * cluster.world_size  # their number is the most mini-batches in flight
-            table = FootprintTable(
-                profile,
-                rank,
-                starts,
-                stops,
-                sequence_length=self.memory_length,
-                copies=no_copies,
-            )
+            table = FootprintTable(profile, rank, starts, stops, sequence_length=self.memory_length, copies=no_copies)
             self._footprints.append(table)
         self._stages: dict[tuple[int, int, int], np.ndarray] = {}
         sizes = [one.output_bytes(batch_size, sequence_length) for one in profile.layers[0]]
@@ -155,14 +141,7 @@ def partition_in_order(costs: Equation3, order: Sequence[int], *, in_memory: boo
     """
     ends = [_State(rank, behind) for behind, rank in enumerate(reversed(order))]
     following = dict(zip(ends[1:], ends[:-1], strict=True))
-    return _best(
-        costs,
-        len(order),
-        ends,
-        lambda end: [following[end]],
-        only_whole=True,
-        in_memory=in_memory,
-    )
+    return _best(costs, len(order), ends, lambda end: [following[end]], only_whole=True, in_memory=in_memory)
 
 
 def partition_of_some(costs: Equation3, order: Sequence[int]) -> Partition:
@@ -206,14 +185,7 @@ def _best_by_count(costs: Equation3, ends: Sequence[_State], following: _Followi
         return _best(costs, costs.most_stages, ends, following, only_whole=False)
     counts = range(1, costs.most_stages + 1)
     found = [
-        _best(
-            costs,
-            count,
-            [end for end in ends if end.behind < count],
-            following,
-            only_whole=True,
-        )
-        for count in counts
+        _best(costs, count, [end for end in ends if end.behind < count], following, only_whole=True) for count in counts
     ]
     return min(found, key=lambda one: one.pace_s)
 
@@ -321,14 +293,8 @@ def plan_asynchronous(costs: Equation3, *, searches: bool, method: str) -> Plan:
     if searches and world <= MOST_IN_EVERY_ORDER:
         found = partition_in_any_order(costs)
     elif searches:
-        orders = [
-            everyone,
-            *sorted_orders(costs.profile, costs.cluster, costs.memory_length),
-        ]
-        found = min(
-            (partition_of_some(costs, order) for order in orders),
-            key=lambda one: one.pace_s,
-        )
+        orders = [everyone, *sorted_orders(costs.profile, costs.cluster, costs.memory_length)]
+        found = min((partition_of_some(costs, order) for order in orders), key=lambda one: one.pace_s)
     else:
         found = Partition(pace_s=float("inf"), order=everyone, cuts=())
         if world <= layers:
@@ -359,10 +325,7 @@ def nothing_fits(costs: Equation3, order: Sequence[int]) -> PlanError:
             stop: costs.need(rank, behind, start, stop, num_stages=len(order)).total_bytes
             for stop in range(start + 1, most + 1)
         }
-        stop = max(
-            (stop for stop, held in blocks.items() if held <= device.memory_bytes),
-            default=0,
-        )
+        stop = max((stop for stop, held in blocks.items() if held <= device.memory_bytes), default=0)
         if not stop or (not behind and stop < layers):
             stop = start + 1 if behind else layers
             held = blocks[stop]

@@ -41,12 +41,7 @@ class Balanced:
 
 
 def balance(
-    times: StageTimes,
-    num_layers: int,
-    ranks: Sequence[int],
-    micro_batches: int,
-    *,
-    max_group: int | None = None,
+    times: StageTimes, num_layers: int, ranks: Sequence[int], micro_batches: int, *, max_group: int | None = None
 ) -> Iterator[Balanced]:
     """Yield W_s of Eq. 3 for every number of stages s that fits, with the devices in the order of `ranks`."""
     count = len(ranks)
@@ -66,16 +61,10 @@ def balance(
             in_flight = min(s, micro_batches)
             # fronts[a]: (L, groups, L), the seconds of layers [x, y) on devices a to a + g at [x, g, y - 1].
             fronts = [
-                np.stack(
-                    [times.stage(ranks[a : c + 1], in_flight) for c in range(a, min(count, a + widest))],
-                    axis=1,
-                )
+                np.stack([times.stage(ranks[a : c + 1], in_flight) for c in range(a, min(count, a + widest))], axis=1)
                 for a in range(count)
             ]
-        next_slowest, next_whole = (
-            np.full_like(slowest, np.inf),
-            np.full_like(whole, np.inf),
-        )
+        next_slowest, next_whole = np.full_like(slowest, np.inf), np.full_like(whole, np.inf)
         choice = np.full((count, num_layers), -1)
         for a in range(count - s + 1):
             own = fronts[a]
@@ -83,30 +72,20 @@ def balance(
             value = np.maximum(own, slowest[rest, 1:]).reshape(num_layers, -1)
             best = value.min(axis=1)
             sums = np.where(
-                value <= (best * (1 + TIE))[:, None],
-                (own + whole[rest, 1:]).reshape(num_layers, -1),
-                np.inf,
+                value <= (best * (1 + TIE))[:, None], (own + whole[rest, 1:]).reshape(num_layers, -1), np.inf
             )
             choice[a] = sums.argmin(axis=1)
-            next_slowest[a, :num_layers], next_whole[a, :num_layers] = (
-                best,
-                sums[np.arange(num_layers), choice[a]],
-            )
+            next_slowest[a, :num_layers], next_whole[a, :num_layers] = best, sums[np.arange(num_layers), choice[a]]
         slowest, whole = next_slowest, next_whole
         choices.append(choice)
         if math.isfinite(slowest[0, 0]):
             yield Balanced(
-                stages=_stages(times, num_layers, ranks, choices, micro_batches),
-                bottleneck_s=float(slowest[0, 0]),
+                stages=_stages(times, num_layers, ranks, choices, micro_batches), bottleneck_s=float(slowest[0, 0])
             )
 
 
 def _stages(
-    times: StageTimes,
-    num_layers: int,
-    ranks: Sequence[int],
-    choices: Sequence[np.ndarray],
-    micro_batches: int,
+    times: StageTimes, num_layers: int, ranks: Sequence[int], choices: Sequence[np.ndarray], micro_batches: int
 ) -> tuple[Stage, ...]:
     stages, start, first = [], 0, 0
     for s in range(len(choices), 0, -1):
@@ -141,10 +120,7 @@ def dispatch(costs: Sequence[Sequence[float]], samples: int) -> tuple[float, tup
     shares, left = [], samples
     for device in range(len(costs) - 1, 0, -1):
         row, before = costs[device], tables[device - 1]
-        take = min(
-            range(left + 1),
-            key=lambda i: (max(before[left - i], row[i]), before[left - i] + row[i], i),
-        )
+        take = min(range(left + 1), key=lambda i: (max(before[left - i], row[i]), before[left - i] + row[i], i))
         shares.append(take)
         left -= take
     return best, (left, *reversed(shares))
@@ -162,13 +138,7 @@ class StageTimes:
     excess: minimise the bytes above the budget instead of the seconds (to explain why nothing fits).
     """
 
-    def __init__(
-        self,
-        problem: Problem[Profile],
-        *,
-        copies: Sequence[int] = (),
-        excess: bool = False,
-    ) -> None:
+    def __init__(self, problem: Problem[Profile], *, copies: Sequence[int] = (), excess: bool = False) -> None:
         profile, size = problem.profile, problem.micro_batch_size
         count = profile.num_layers
         self.micro_batch_size = size
@@ -178,14 +148,7 @@ class StageTimes:
         ranks = range(profile.world_size)
         held = copies or (0,) * min(profile.world_size, count, problem.micro_batches)
         footprints = [
-            FootprintTable(
-                profile,
-                rank,
-                starts,
-                stops + 1,
-                sequence_length=problem.longest,
-                copies=held,
-            )
+            FootprintTable(profile, rank, starts, stops + 1, sequence_length=problem.longest, copies=held)
             for rank in ranks
         ]
         budgets = [device.memory_bytes for device in problem.cluster.devices]

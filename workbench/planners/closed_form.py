@@ -43,11 +43,7 @@ class PhaseTimes:
 
     def parts(self) -> dict[str, float]:
         """Return the three phases by name, as in Plan.predicted_s."""
-        return {
-            "beginning": self.beginning_s,
-            "execution": self.execution_s,
-            "ending": self.ending_s,
-        }
+        return {"beginning": self.beginning_s, "execution": self.execution_s, "ending": self.ending_s}
 
 
 def phase_lengths(
@@ -86,11 +82,7 @@ class ClosedForm:
     """Eq. 5-7 for the pipelines of one problem; results for a stage are cached for other pipelines with it."""
 
     def __init__(self, problem: Problem[Profile]) -> None:
-        self._profile, self._cluster, self._length = (
-            problem.profile,
-            problem.cluster,
-            problem.sequence_length,
-        )
+        self._profile, self._cluster, self._length = problem.profile, problem.cluster, problem.sequence_length
         self._alone: dict[Stage, tuple[float, float, float]] = {}
         self._between: dict[tuple[Stage, Stage], tuple[float, float]] = {}
         self._summed: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
@@ -115,12 +107,7 @@ class ClosedForm:
             forward, backward = (
                 max(both[kind][stage.stop] - both[kind][stage.start] for both in sums) for kind in (0, 1)
             )
-            reduce_s = collective_s(
-                self._cluster,
-                ALLREDUCE,
-                stage.ranks,
-                stage_trainable_bytes(self._profile, stage),
-            )
+            reduce_s = collective_s(self._cluster, ALLREDUCE, stage.ranks, stage_trainable_bytes(self._profile, stage))
             self._alone[stage] = (forward, backward, reduce_s)
         return self._alone[stage]
 
@@ -140,20 +127,9 @@ class ClosedForm:
         if key not in self._between:
             size = sum(share.samples for share in stage.shares)
             layer = self._profile.layers[stage.ranks[0]][stage.stop - 1]
-            send = boundary_s(
-                self._cluster,
-                stage,
-                following,
-                layer.output_bytes(1, self._length),
-                size,
-            )
+            send = boundary_s(self._cluster, stage, following, layer.output_bytes(1, self._length), size)
             back = boundary_s(
-                self._cluster,
-                stage,
-                following,
-                layer.gradient_bytes(1, self._length),
-                size,
-                reverse=True,
+                self._cluster, stage, following, layer.gradient_bytes(1, self._length), size, reverse=True
             )
             self._between[key] = (send, back)
         return self._between[key]
@@ -165,13 +141,7 @@ def stage_trainable_bytes(profile: Profile, stage: Stage) -> int:
 
 
 def boundary_s(
-    cluster: Cluster,
-    stage: Stage,
-    following: Stage,
-    nbytes_per_sample: int,
-    size: int,
-    *,
-    reverse: bool = False,
+    cluster: Cluster, stage: Stage, following: Stage, nbytes_per_sample: int, size: int, *, reverse: bool = False
 ) -> float:
     """Return c_f, or c_b if `reverse`: the seconds in which a micro-batch crosses from one group to the next.
 

@@ -40,12 +40,7 @@ def fixed_plan(
     micro-batch gets at least one sample (except with "best", which may leave a slow device without samples).
     Raises ConfigError if the numbers do not fit together, PlanError if memory does not suffice.
     """
-    profile, cluster, size, count = (
-        problem.profile,
-        problem.cluster,
-        problem.micro_batch_size,
-        problem.micro_batches,
-    )
+    profile, cluster, size, count = problem.profile, problem.cluster, problem.micro_batch_size, problem.micro_batches
     require_form(profile.model, profile.num_layers, cluster, layers, groups)
     check_choice("dispatch", dispatch, get_args(Dispatch))
     times = StageTimes(problem) if dispatch == "best" else None
@@ -54,19 +49,12 @@ def fixed_plan(
         start = stop - layers[index]
         samples = () if times is None else times.shares(start, stop, group, memory.in_flight(index, len(layers), count))
         if not any(samples):  # with "best": nothing fits, and memory.check names the device
-            samples = _spread(
-                _speeds(problem, start, stop, group) if dispatch == "speed" else [1] * len(group),
-                size,
-            )
+            samples = _spread(_speeds(problem, start, stop, group) if dispatch == "speed" else [1] * len(group), size)
         given = tuple(Share(rank=rank, samples=share) for rank, share in zip(group, samples, strict=True))
         stages.append(Stage(start=start, stop=stop, shares=given))
     cost = ClosedForm(problem)(stages, count)
     made = Plan(
-        method=method,
-        stages=tuple(stages),
-        micro_batch_size=size,
-        num_micro_batches=count,
-        predicted_s=cost.parts(),
+        method=method, stages=tuple(stages), micro_batch_size=size, num_micro_batches=count, predicted_s=cost.parts()
     )
     if check_memory:
         memory.check(profile, cluster, made, sequence_length=problem.longest)
@@ -79,12 +67,7 @@ def standalone(problem: Problem[Profile]) -> Plan:
     for rank, device in enumerate(problem.cluster.devices):
         try:
             made.append(
-                fixed_plan(
-                    problem,
-                    layers=(problem.profile.num_layers,),
-                    groups=((rank,),),
-                    method="standalone",
-                )
+                fixed_plan(problem, layers=(problem.profile.num_layers,), groups=((rank,),), method="standalone")
             )
         except PlanError as error:
             refusals.append((device.memory_bytes, error))
@@ -98,12 +81,7 @@ def data_parallel(problem: Problem[Profile]) -> Plan:
     it does not fit.
     """
     everyone = tuple(range(problem.cluster.world_size))
-    return fixed_plan(
-        problem,
-        layers=(problem.profile.num_layers,),
-        groups=(everyone,),
-        method="data_parallel",
-    )
+    return fixed_plan(problem, layers=(problem.profile.num_layers,), groups=(everyone,), method="data_parallel")
 
 
 def pipeline_parallel(problem: Problem[Profile]) -> Plan:
@@ -133,11 +111,7 @@ def _spread(weights: Sequence[int], size: int) -> tuple[int, ...]:
 
 
 def require_form(
-    model: str,
-    num_layers: int,
-    cluster: Cluster,
-    layers: Sequence[int],
-    groups: Sequence[Sequence[int]],
+    model: str, num_layers: int, cluster: Cluster, layers: Sequence[int], groups: Sequence[Sequence[int]]
 ) -> None:
     """Raise ConfigError unless stages of `layers` layers on the ranks `groups` cover the model, each on devices of its
     own.
@@ -145,9 +119,7 @@ def require_form(
     asked = f"Stages of {list(layers)} layers on the groups {[list(group) for group in groups]} were asked for."
     if not layers or len(layers) != len(groups):
         raise ConfigError(
-            asked,
-            f"That is {len(layers)} stages and {len(groups)} groups.",
-            "Name a group for each stage.",
+            asked, f"That is {len(layers)} stages and {len(groups)} groups.", "Name a group for each stage."
         )
     if min(layers) < 1 or sum(layers) != num_layers:
         raise ConfigError(
@@ -161,18 +133,14 @@ def require_form(
     unknown = sorted({rank for rank in ranks if not 0 <= rank < cluster.world_size})
     if unknown:
         raise ConfigError(
-            asked,
-            f"Cluster '{cluster.name}' has ranks 0 to {cluster.world_size - 1}.",
-            f"Drop {unknown}.",
+            asked, f"Cluster '{cluster.name}' has ranks 0 to {cluster.world_size - 1}.", f"Drop {unknown}."
         )
     twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
     if twice:
         raise ConfigError(asked, f"Ranks {twice} appear more than once.", "Give a device one stage.")
 
 
-def whole_batches(
-    planner: Callable[[Problem[Profile]], Plan],
-) -> Callable[[Problem[Profile]], Plan]:
+def whole_batches(planner: Callable[[Problem[Profile]], Plan]) -> Callable[[Problem[Profile]], Plan]:
     """Return a planner that works 'strictly at the mini-batch granularity' (section VI-B) and ignores micro_batches."""
     return lambda problem: planner(replace(problem, micro_batches=1))
 
@@ -190,10 +158,7 @@ def asteroid(problem: Problem[Profile]) -> Plan:
     _ = problem.micro_batch_size  # refuses impossible numbers
     profile, cluster, batch_size = problem.profile, problem.cluster, problem.batch_size
     orders = dict.fromkeys(
-        [
-            tuple(range(cluster.world_size)),
-            *sorted_orders(profile, cluster, problem.sequence_length),
-        ]
+        [tuple(range(cluster.world_size)), *sorted_orders(profile, cluster, problem.sequence_length)]
     )
     found: list[Plan] = []
     refusal: PlanError | None = None
@@ -201,10 +166,7 @@ def asteroid(problem: Problem[Profile]) -> Plan:
         for order in orders:
             try:
                 found += candidates(
-                    replace(problem, micro_batches=finer),
-                    order=order,
-                    objective="bottleneck",
-                    method="asteroid",
+                    replace(problem, micro_batches=finer), order=order, objective="bottleneck", method="asteroid"
                 )[:1]
             except PlanError as error:
                 refusal = error
@@ -213,10 +175,7 @@ def asteroid(problem: Problem[Profile]) -> Plan:
         raise refusal
 
     closed_form = ClosedForm(problem)
-    return min(
-        found,
-        key=lambda made: closed_form(made.stages, made.num_micro_batches).bottleneck_s,
-    )
+    return min(found, key=lambda made: closed_form(made.stages, made.num_micro_batches).bottleneck_s)
 
 
 def homogeneous(problem: Problem[Profile], *, cached: bool = True) -> Plan:
@@ -229,17 +188,9 @@ def homogeneous(problem: Problem[Profile], *, cached: bool = True) -> Plan:
     """
     profile, cluster, longest = problem.profile, problem.cluster, problem.longest
     alike = replace(profile, layers=(_mean_layers(profile),) * profile.world_size)
-    made = plan(
-        replace(problem, profile=alike, cluster=_alike(cluster)),
-        cached=cached,
-        method="pac_plus_homogeneous",
-    )
+    made = plan(replace(problem, profile=alike, cluster=_alike(cluster)), cached=cached, method="pac_plus_homogeneous")
     memory.check(profile, cluster, made, sequence_length=longest)
-    return replace(
-        made,
-        predicted_s=ClosedForm(problem)(made.stages, problem.micro_batches).parts(),
-        notes=(),
-    )
+    return replace(made, predicted_s=ClosedForm(problem)(made.stages, problem.micro_batches).parts(), notes=())
 
 
 def _alike(cluster: Cluster) -> Cluster:
@@ -250,9 +201,7 @@ def _alike(cluster: Cluster) -> Cluster:
     )
     memory_bytes = min(device.memory_bytes for device in devices)
     return replace(
-        cluster,
-        devices=tuple(replace(device, memory_bytes=memory_bytes, link=link) for device in devices),
-        pairs={},
+        cluster, devices=tuple(replace(device, memory_bytes=memory_bytes, link=link) for device in devices), pairs={}
     )
 
 

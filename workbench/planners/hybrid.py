@@ -22,13 +22,7 @@ from workbench.planners import memory
 from workbench.planners.balance import Balanced, StageTimes, balance
 from workbench.planners.closed_form import ClosedForm, PhaseTimes, stage_trainable_bytes
 from workbench.planners.memory import cached_need, readable
-from workbench.planners.orders import (
-    OTHER_ORDER,
-    checked_order,
-    device_types,
-    search_orders,
-    sorted_orders,
-)
+from workbench.planners.orders import OTHER_ORDER, checked_order, device_types, search_orders, sorted_orders
 from workbench.planners.problem import Problem
 from workbench.planners.shares import SAVES, device_sets, smallest_maximum
 
@@ -46,9 +40,7 @@ def plan_cached(problem: Problem[Profile], *, ranks: Sequence[int] | None = None
     profile, cluster, batch_size = problem.profile, problem.cluster, problem.batch_size
     if batch_size < 1:
         raise ConfigError(
-            f"A cached step of {batch_size} samples was asked for.",
-            "It must be at least 1.",
-            "Raise batch_size.",
+            f"A cached step of {batch_size} samples was asked for.", "It must be at least 1.", "Raise batch_size."
         )
     usable = sorted(range(cluster.world_size) if ranks is None else ranks)
     costs = {rank: _costs(problem, rank) for rank in usable}
@@ -110,10 +102,7 @@ def _cached_refusal(problem: Problem[Profile], usable: Sequence[int]) -> PlanErr
         rank: cached_need(problem.profile, rank, samples=1, sequence_length=problem.longest).total_bytes
         for rank in usable
     }
-    rank = min(
-        usable,
-        key=lambda rank: smallest[rank] - problem.cluster.devices[rank].memory_bytes,
-    )
+    rank = min(usable, key=lambda rank: smallest[rank] - problem.cluster.devices[rank].memory_bytes)
     device = problem.cluster.devices[rank]
     return PlanError(
         f"Device '{device.name}' has {readable(device.memory_bytes)};",
@@ -152,12 +141,7 @@ def plan(
     """
     best = candidates(problem, order=order, **settings)[0]
     return (
-        replace(
-            best,
-            cached=plan_cached(problem, ranks=None if isinstance(order, str) else order),
-        )
-        if cached
-        else best
+        replace(best, cached=plan_cached(problem, ranks=None if isinstance(order, str) else order)) if cached else best
     )
 
 
@@ -183,10 +167,7 @@ def candidates(
     check_choice("objective", objective, get_args(Objective))
     times = StageTimes(problem)
     best: dict[tuple[Stage, ...], tuple[float, Plan]] = {}
-    given = checked_order(
-        cluster,
-        range(cluster.world_size) if order is None or isinstance(order, str) else order,
-    )
+    given = checked_order(cluster, range(cluster.world_size) if order is None or isinstance(order, str) else order)
     if max_group is not None and max_group * profile.num_layers < len(given):
         raise ConfigError(
             f"Groups of at most {max_group} devices were asked for.",
@@ -219,9 +200,7 @@ def candidates(
     if isinstance(order, str):
         if order != "all":
             raise ConfigError(
-                f"The device order '{order}' was asked for.",
-                "Known: 'all', or a list of ranks.",
-                "Choose one of them.",
+                f"The device order '{order}' was asked for.", "Known: 'all', or a list of ranks.", "Choose one of them."
             )
         search_orders(types, look, starts, max_orders=max_orders)
     else:
@@ -274,10 +253,7 @@ def _refusal(problem: Problem[Profile], nearest: Balanced, *, is_fixed: bool) ->
         num_micro_batches=problem.micro_batches,
     )
     needs = memory.plan_needs(problem.profile, made, sequence_length=problem.longest)
-    rank = max(
-        needs,
-        key=lambda rank: needs[rank].total_bytes - cluster.devices[rank].memory_bytes,
-    )
+    rank = max(needs, key=lambda rank: needs[rank].total_bytes - cluster.devices[rank].memory_bytes)
     index = made.stage_of(rank)
     assert index is not None
     where = "No plan in this order of the devices" if is_fixed else "No plan"

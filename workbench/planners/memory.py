@@ -86,15 +86,7 @@ def rank_need(
     )
 
 
-def boundary_bytes(
-    profile: Profile,
-    rank: int,
-    start: int,
-    stop: int,
-    *,
-    samples: int,
-    sequence_length: int,
-) -> int:
+def boundary_bytes(profile: Profile, rank: int, start: int, stop: int, *, samples: int, sequence_length: int) -> int:
     """Return the bytes of activations and gradients that cross both ends of layers [start, stop)."""
     layers = profile.layers[rank]
     ends = [layers[start - 1]] if start > 0 else []
@@ -166,12 +158,7 @@ class FootprintTable:
 
 
 def plan_needs(
-    profile: Profile,
-    plan: Plan,
-    *,
-    sequence_length: int,
-    order: str = "1f1b",
-    versions: VersionRule = "stashing",
+    profile: Profile, plan: Plan, *, sequence_length: int, order: str = "1f1b", versions: VersionRule = "stashing"
 ) -> dict[int, Need]:
     """Return the predicted need of every rank in the plan, in the epochs that run the backbone.
 
@@ -199,13 +186,7 @@ def cached_need(profile: Profile, rank: int, *, samples: int, sequence_length: i
     IV-B).
     """
     need = rank_need(
-        profile,
-        rank,
-        0,
-        profile.num_layers,
-        samples=samples,
-        sequence_length=sequence_length,
-        in_flight=1,
+        profile, rank, 0, profile.num_layers, samples=samples, sequence_length=sequence_length, in_flight=1
     )
     return replace(need, weights_bytes=need.gradient_bytes, workspace_bytes=0)
 
@@ -236,23 +217,13 @@ def check(
     for index, stage in enumerate(plan.stages):
         over = [rank for rank in stage.ranks if needs[rank].total_bytes > cluster.devices[rank].memory_bytes]
         if over:
-            worst = max(
-                over,
-                key=lambda rank: needs[rank].total_bytes - cluster.devices[rank].memory_bytes,
-            )
+            worst = max(over, key=lambda rank: needs[rank].total_bytes - cluster.devices[rank].memory_bytes)
             why = _WHY.get(order, "")
             raise too_small(cluster, worst, index, stage, needs[worst], why=why)
     if plan.cached is not None:
         for rank, need in cached_needs(profile, plan.cached, sequence_length=sequence_length).items():
             if need.total_bytes > cluster.devices[rank].memory_bytes:
-                raise too_small(
-                    cluster,
-                    rank,
-                    0,
-                    plan.cached,
-                    need,
-                    why=" This is in the cached epochs.",
-                )
+                raise too_small(cluster, rank, 0, plan.cached, need, why=" This is in the cached epochs.")
 
 
 _WHY = {

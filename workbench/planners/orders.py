@@ -81,11 +81,7 @@ def sorted_orders(profile: Profile, cluster: Cluster, sequence_length: int) -> l
 
 
 def search_orders(
-    types: Sequence[int],
-    evaluate: Callable[[Order], float],
-    starts: Iterable[Order],
-    *,
-    max_orders: int,
+    types: Sequence[int], evaluate: Callable[[Order], float], starts: Iterable[Order], *, max_orders: int
 ) -> dict[Order, float]:
     """Evaluate every distinct order if there are at most `max_orders`; otherwise climb from the best of `starts` by
     swapping two devices.

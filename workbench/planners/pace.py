@@ -52,10 +52,7 @@ class Pace:
                 if len(self._slower(rank)) >= self.repeats:
                     found[rank] = self.slowness(rank)
             elif len(seen) >= self.window:
-                factor, planned = (
-                    median(ratio for _, ratio in seen),
-                    self.factors.get(rank, 1.0),
-                )
+                factor, planned = median(ratio for _, ratio in seen), self.factors.get(rank, 1.0)
                 if max(factor / planned, planned / factor) > self.threshold:
                     found[rank] = factor
         return found

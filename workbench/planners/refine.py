@@ -34,11 +34,7 @@ MAX_CLOSED = 400
 
 
 def refine(
-    starts: Sequence[Plan],
-    problem: Problem[Profile],
-    price: Callable[[Plan], float],
-    *,
-    max_prices: int = 400,
+    starts: Sequence[Plan], problem: Problem[Profile], price: Callable[[Plan], float], *, max_prices: int = 400
 ) -> Plan:
     """Return a plan at least as good by `price` (seconds of a step) as starts[0], which fits in memory like the starts.
 
@@ -51,13 +47,7 @@ def refine(
     The shares of the cached epochs do not change.
     """
     first, profile, cluster = starts[0], problem.profile, problem.cluster
-    times = StageTimes(
-        replace(
-            problem,
-            batch_size=first.mini_batch_size,
-            micro_batches=first.num_micro_batches,
-        )
-    )
+    times = StageTimes(replace(problem, batch_size=first.mini_batch_size, micro_batches=first.num_micro_batches))
     closed_form = ClosedForm(problem)
     closed: dict[Stages, float] = {}
     asked: dict[Stages, float] = {}
@@ -107,10 +97,7 @@ def refine(
         f"{asked[best]:.4g} s."
     )
     return replace(
-        first,
-        stages=best,
-        predicted_s=parts,
-        notes=(*(note for note in first.notes if note == OTHER_ORDER), why),
+        first, stages=best, predicted_s=parts, notes=(*(note for note in first.notes if note == OTHER_ORDER), why)
     )
 
 
@@ -119,11 +106,7 @@ def _neighbours(current: Stages, plan: Plan, times: StageTimes, world_size: int,
     size, count = plan.micro_batch_size, len(current)
     for index, stage in enumerate(current):
         for shares in _sample_moves(stage.shares):
-            yield (
-                *current[:index],
-                replace(stage, shares=shares),
-                *current[index + 1 :],
-            )
+            yield (*current[:index], replace(stage, shares=shares), *current[index + 1 :])
     shape: Shape = tuple((stage.num_layers, stage.ranks) for stage in current)
     idle = sorted(set(range(world_size)).difference(*(stage.ranks for stage in current)))
     lives = [memory.in_flight(index, count, plan.num_micro_batches) for index in range(count)]
@@ -131,11 +114,7 @@ def _neighbours(current: Stages, plan: Plan, times: StageTimes, world_size: int,
         (stage.start, stage.stop, frozenset(stage.ranks), live): stage
         for stage, live in zip(current, lives, strict=True)
     }
-    for moved in (
-        *_layer_moves(shape),
-        *_device_moves(shape, idle),
-        *_stage_moves(shape),
-    ):
+    for moved in (*_layer_moves(shape), *_device_moves(shape, idle), *_stage_moves(shape)):
         if len(moved) > num_layers:
             continue
         stages: list[Stage] = []
@@ -171,12 +150,7 @@ def _layer_moves(shape: Shape) -> Iterator[Shape]:
         for step in (1, -1, 2, -2):
             (left, first), (right, second) = shape[index : index + 2]
             if left + step > 0 and right - step > 0:
-                yield (
-                    *shape[:index],
-                    (left + step, first),
-                    (right - step, second),
-                    *shape[index + 2 :],
-                )
+                yield (*shape[:index], (left + step, first), (right - step, second), *shape[index + 2 :])
 
 
 def _device_moves(shape: Shape, idle: Sequence[int]) -> Iterator[Shape]:
@@ -206,11 +180,7 @@ def _stage_moves(shape: Shape) -> Iterator[Shape]:
     for index, (layers, group) in enumerate(shape):
         if index + 1 < len(shape):
             following, others = shape[index + 1]
-            yield (
-                *shape[:index],
-                (layers + following, (*group, *others)),
-                *shape[index + 2 :],
-            )
+            yield (*shape[:index], (layers + following, (*group, *others)), *shape[index + 2 :])
         for cut in range(1, len(group)):
             if layers > 1:
                 yield (

@@ -41,8 +41,7 @@ def smallest_maximum(tables: Sequence[Sequence[float]], total: int) -> list[int]
     counts = [_most(table, levels[low]) for table in tables]
     for _ in range(sum(counts) - total):  # take surplus items where that helps most
         slowest = max(
-            (index for index in range(len(tables)) if counts[index]),
-            key=lambda index: tables[index][counts[index]],
+            (index for index in range(len(tables)) if counts[index]), key=lambda index: tables[index][counts[index]]
         )
         counts[slowest] -= 1
     return counts

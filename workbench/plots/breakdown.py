@@ -16,14 +16,7 @@ from plotly.subplots import make_subplots
 from workbench.core.timeline import Span, Timeline
 from workbench.plots import style
 
-PART_COLOURS = (
-    style.BLUE,
-    style.ORANGE,
-    style.SKY_BLUE,
-    style.GREEN,
-    style.PURPLE,
-    style.GREY,
-)
+PART_COLOURS = (style.BLUE, style.ORANGE, style.SKY_BLUE, style.GREEN, style.PURPLE, style.GREY)
 
 
 def stacked_bars(
@@ -60,11 +53,7 @@ def stacked_bars(
     num_rows = len({*names, *(name for mark in marks for name in mark.y)})
     figure.update_xaxes(title=x_title, zeroline=False, rangemode="tozero")
     figure.update_yaxes(autorange="reversed", showgrid=False, ticksuffix=" ")
-    look: dict[str, Any] = {
-        "barmode": "stack",
-        "bargap": 0.3,
-        "uniformtext": {"minsize": 9, "mode": "hide"},
-    }
+    look: dict[str, Any] = {"barmode": "stack", "bargap": 0.3, "uniformtext": {"minsize": 9, "mode": "hide"}}
     return style.finish(figure, height=185 + 38 * num_rows, **look, **words)
 
 
@@ -141,14 +130,8 @@ def breakdown(timelines: Mapping[str, Timeline], *, note: str = "") -> go.Figure
         longest_s[_step_of(name)] = max(longest_s[_step_of(name)], timeline.makespan_s)
     for index, (panel, timeline) in enumerate(drawn.items()):
         place = {"row": index // columns + 1, "col": index % columns + 1}
-        ranks, end_s = (
-            style.shown_ranks(timeline.world_size),
-            longest_s[_step_of(panel)],
-        )
-        unit, mark = (
-            style.time_unit(end_s),
-            style.mark_of(note) if timeline.source != "simulated" else "",
-        )
+        ranks, end_s = style.shown_ranks(timeline.world_size), longest_s[_step_of(panel)]
+        unit, mark = style.time_unit(end_s), style.mark_of(note) if timeline.source != "simulated" else ""
         seconds = time_by_class(timeline)
         for name, colour in style.COLOURS.items():
             if any(seconds[rank].get(name) for rank in ranks):
@@ -166,10 +149,7 @@ def breakdown(timelines: Mapping[str, Timeline], *, note: str = "") -> go.Figure
                         "pattern": style.PATTERNS.get(name),
                     },
                     customdata=[
-                        [
-                            timeline.device_names[rank],
-                            seconds[rank].get(name, 0.0) / timeline.makespan_s,
-                        ]
+                        [timeline.device_names[rank], seconds[rank].get(name, 0.0) / timeline.makespan_s]
                         for rank in ranks
                     ],
                     hovertemplate=f"%{{customdata[0]}}: {name} %{{x:.4g}} {unit.name}{mark} "
@@ -177,12 +157,7 @@ def breakdown(timelines: Mapping[str, Timeline], *, note: str = "") -> go.Figure
                     **place,
                 )
                 in_legend.add(name)
-        figure.update_xaxes(
-            title=f"time ({unit.name}){mark}",
-            range=[0, end_s * unit.factor],
-            zeroline=False,
-            **place,
-        )
+        figure.update_xaxes(title=f"time ({unit.name}){mark}", range=[0, end_s * unit.factor], zeroline=False, **place)
         figure.update_yaxes(
             **style.rows_for([f"{rank} {timeline.device_names[rank]}" for rank in ranks]),
             tickfont={"size": 12 if len(ranks) <= 16 else 9},

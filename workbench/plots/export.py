@@ -46,13 +46,7 @@ def figures(report: Report) -> list[Captioned]:
         caption = (
             "Predicted and measured times. On the dashed line the simulator was right; in the band it was within 10 %."
         )
-        drawn.append(
-            Captioned(
-                "predicted_against_measured",
-                caption,
-                predicted_against_measured(report),
-            )
-        )
+        drawn.append(Captioned("predicted_against_measured", caption, predicted_against_measured(report)))
     if report.epochs:
         caption = "The time of each epoch."
         if any(epoch.cached for epoch in report.epochs):
@@ -72,9 +66,7 @@ def figures(report: Report) -> list[Captioned]:
         )
         drawn.append(
             Captioned(
-                f"gantt-{_slug(name)}",
-                caption,
-                gantt(timeline, note=note if timeline.source != "simulated" else ""),
+                f"gantt-{_slug(name)}", caption, gantt(timeline, note=note if timeline.source != "simulated" else "")
             )
         )
     if report.timelines:
@@ -83,23 +75,13 @@ def figures(report: Report) -> list[Captioned]:
             "pipeline's bubble."
         )
         measured = any(timeline.source != "simulated" for timeline in report.timelines.values())
-        drawn.append(
-            Captioned(
-                "breakdown",
-                caption,
-                breakdown(report.timelines, note=note if measured else ""),
-            )
-        )
+        drawn.append(Captioned("breakdown", caption, breakdown(report.timelines, note=note if measured else "")))
     for name, timeline in report.timelines.items():
         if any(timeline.memory):
             caption = f"{_sentence(name)}: the bytes of values that each device holds during the step."
             drawn.append(Captioned(f"memory-{_slug(name)}", caption, memory(timeline)))
     drawn.append(
-        Captioned(
-            "cluster",
-            "The devices that the job was planned for, and their links.",
-            cluster(report.cluster),
-        )
+        Captioned("cluster", "The devices that the job was planned for, and their links.", cluster(report.cluster))
     )
     return drawn
 
@@ -154,11 +136,7 @@ def write_pngs(drawn: Iterable[Captioned], folder: Path, png: Literal["auto"] | 
             {
                 "fig": figure.to_dict(),
                 "path": str(path),
-                "opts": {
-                    "width": PNG_WIDTH,
-                    "height": figure.layout.height,
-                    "scale": PNG_SCALE,
-                },
+                "opts": {"width": PNG_WIDTH, "height": figure.layout.height, "scale": PNG_SCALE},
             }
             for path, figure in wanted.items()
         ]
@@ -172,9 +150,7 @@ def write_pngs(drawn: Iterable[Captioned], folder: Path, png: Literal["auto"] | 
             )
     if why_none and png is True:
         raise RuntimeSetupError(
-            "PNG figures were asked for.",
-            why_none,
-            "Install Chromium, or set BROWSER_PATH to one.",
+            "PNG figures were asked for.", why_none, "Install Chromium, or set BROWSER_PATH to one."
         )
     return [] if why_none else [path for path in wanted if path.exists()], why_none
 
@@ -189,15 +165,9 @@ def _sentence(name: str) -> str:
 
 def _index(report: Report, drawn: list[Captioned], why_none: str) -> str:
     notes = [note for note in dict.fromkeys((*all_notes(report), why_none)) if note]
-    job, devices = (
-        report.job,
-        ", ".join(device.name for device in report.cluster.devices),
-    )
+    job, devices = report.job, ", ".join(device.name for device in report.cluster.devices)
     training = f", {job.epochs} epochs, batch {job.batch_size}" if report.plan.inference is None else ""
-    facts = [
-        ("Job", f"{job.method}: {job.model} on {job.task}{training}, seed {job.seed}"),
-        ("Numbers", report.label),
-    ]
+    facts = [("Job", f"{job.method}: {job.model} on {job.task}{training}, seed {job.seed}"), ("Numbers", report.label)]
     facts += [("Cluster", f"{report.cluster.name}: {devices}"), *summary_rows(report)]
     rows = Markup("\n").join(Markup("<tr><th>{}</th><td>{}</td></tr>").format(*fact) for fact in facts)
     # A note explains; only that the numbers mean little is a warning.
@@ -209,8 +179,7 @@ def _index(report: Report, drawn: list[Captioned], why_none: str) -> str:
         items = Markup("").join(Markup("<li>{}</li>").format(note) for note in others)
         parts.append(Markup("<details><summary>Notes ({})</summary><ul>{}</ul></details>").format(len(others), items))
     return page(
-        f"{title_of(job.method)} on {report.cluster.name} ({report.label})",
-        Markup("\n").join([*parts, frames(drawn)]),
+        f"{title_of(job.method)} on {report.cluster.name} ({report.label})", Markup("\n").join([*parts, frames(drawn)])
     )
 
 

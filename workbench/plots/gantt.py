@@ -15,12 +15,7 @@ MIN_DEVICES = 4  # draw at least this many devices, and rather a shorter time
 CHART_PIXELS = 900  # approximate width of the time axis: decides which labels and gaps are visible
 
 # Centre (from the lane's middle, downwards) and height of the parts of a lane that is one unit high.
-COMPUTE, SENDING, RECEIVING, NETWORK = (
-    (-0.14, 0.56),
-    (0.24, 0.13),
-    (0.38, 0.13),
-    (0.31, 0.27),
-)
+COMPUTE, SENDING, RECEIVING, NETWORK = (-0.14, 0.56), (0.24, 0.13), (0.38, 0.13), (0.31, 0.27)
 
 
 class Bar(NamedTuple):
@@ -58,11 +53,7 @@ def gantt(timeline: Timeline | None, *, note: str = "") -> go.Figure:
     for name in style.COLOURS:
         if name in bars:
             figure.add_trace(_trace(name, bars[name], end_s, lane_pixels, unit))
-    figure.update_xaxes(
-        title=f"time ({unit.name}){mark}",
-        range=[0, end_s * unit.factor],
-        zeroline=False,
-    )
+    figure.update_xaxes(title=f"time ({unit.name}){mark}", range=[0, end_s * unit.factor], zeroline=False)
     figure.update_yaxes(
         tickvals=[row + COMPUTE[0] for row in range(len(ranks))],
         ticktext=[f"{rank} {timeline.device_names[rank]} " for rank in ranks],
@@ -100,10 +91,7 @@ def _shown(timeline: Timeline) -> tuple[tuple[int, ...], list[Span], float]:
     while True:
         ranks = style.evenly_spaced(timeline.world_size, limit)
         chosen = frozenset(ranks)
-        spans = sorted(
-            (span for span in timeline.spans if span.rank in chosen),
-            key=lambda span: span.start_s,
-        )
+        spans = sorted((span for span in timeline.spans if span.rank in chosen), key=lambda span: span.start_s)
         if len(spans) <= MAX_BARS:
             return ranks, spans, timeline.makespan_s
         if limit <= MIN_DEVICES:
@@ -120,26 +108,13 @@ def _bars(spans: list[Span], ranks: tuple[int, ...], unit: style.Unit) -> dict[s
     bars: dict[str, list[Bar]] = defaultdict(list)
     for span in spans:
         name = style.class_of(span.op)
-        centre, height = {
-            "send": SENDING,
-            "receive": RECEIVING,
-            "collective": NETWORK,
-        }.get(name, COMPUTE)
+        centre, height = {"send": SENDING, "receive": RECEIVING, "collective": NETWORK}.get(name, COMPUTE)
         if not span.op.is_communication:
             own = streams[span.rank]
             height /= len(own)
             centre += (own.index(span.op.stream) - (len(own) - 1) / 2) * height
         label = style.number_of(span.op)
-        bars[name].append(
-            Bar(
-                span.start_s,
-                span.end_s,
-                row_of[span.rank] + centre,
-                height,
-                label,
-                _hover(span, unit),
-            )
-        )
+        bars[name].append(Bar(span.start_s, span.end_s, row_of[span.rank] + centre, height, label, _hover(span, unit)))
     return bars
 
 
@@ -171,17 +146,11 @@ def _trace(name: str, bars: list[Bar], end_s: float, lane_pixels: int, unit: sty
         text=[bar.label if fits(bar) else "" for bar in bars],
         constraintext="none",
         **style.INSIDE,
-        textfont={
-            "size": 11 if lane_pixels > 30 else 10,
-            "color": style.text_on(style.COLOURS[name]),
-        },
+        textfont={"size": 11 if lane_pixels > 30 else 10, "color": style.text_on(style.COLOURS[name])},
         hovertext=[bar.hover for bar in bars],
         hovertemplate="%{hovertext}<extra>" + name + "</extra>",
         legendrank=style.LEGEND_RANK[name],
-        marker={
-            "color": style.COLOURS[name],
-            "line": {"width": 0.5 if len(bars) < 2000 else 0, "color": "white"},
-        },
+        marker={"color": style.COLOURS[name], "line": {"width": 0.5 if len(bars) < 2000 else 0, "color": "white"}},
     )
 
 

@@ -23,21 +23,9 @@ def cluster(cluster: Cluster) -> go.Figure:
     devices = [cluster.devices[rank] for rank in ranks]
     memory = style.byte_unit(max(device.memory_bytes for device in devices))
     panels = [
-        (
-            "sustained GFLOP/s (fp32)",
-            style.BLUE,
-            [device.flops_per_s / 1e9 for device in devices],
-        ),
-        (
-            f"memory budget ({memory.name})",
-            style.ORANGE,
-            [device.memory_bytes * memory.factor for device in devices],
-        ),
-        (
-            "link (Mbit/s)",
-            style.GREEN,
-            [device.link.bytes_per_s * 8e-6 for device in devices],
-        ),
+        ("sustained GFLOP/s (fp32)", style.BLUE, [device.flops_per_s / 1e9 for device in devices]),
+        (f"memory budget ({memory.name})", style.ORANGE, [device.memory_bytes * memory.factor for device in devices]),
+        ("link (Mbit/s)", style.GREEN, [device.link.bytes_per_s * 8e-6 for device in devices]),
     ]
     shares = [device.host_share for device in devices if device.host_share is not None]
     if len(shares) == len(devices):
@@ -54,16 +42,7 @@ def cluster(cluster: Cluster) -> go.Figure:
         hovers = [
             f"{device.name} {device.model}<br>{name}: {text}" for device, text in zip(devices, texts, strict=True)
         ]
-        style.panel_of_bars(
-            figure,
-            values,
-            texts,
-            [colour] * len(values),
-            hovers,
-            name=name,
-            row=1,
-            col=column,
-        )
+        style.panel_of_bars(figure, values, texts, [colour] * len(values), hovers, name=name, row=1, col=column)
     rows = style.rows_for([f"{rank} {device.name}" for rank, device in zip(ranks, devices, strict=True)])
     figure.update_yaxes(range=rows["range"], showgrid=False)
     figure.update_yaxes(col=1, **rows)
@@ -93,12 +72,7 @@ def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
         return style.not_kept("Memory", note)
     title = f"Memory: {timeline.title}" if timeline.title else "Memory"
     if not any(timeline.memory):
-        return style.empty(
-            title=title,
-            label=timeline.label,
-            why="No memory was recorded in this timeline.",
-            note=note,
-        )
+        return style.empty(title=title, label=timeline.label, why="No memory was recorded in this timeline.", note=note)
     ranks = style.shown_ranks(timeline.world_size)
     columns = 1 if len(ranks) <= 3 else 2 if len(ranks) <= 8 else 4
     rows = -(-len(ranks) // columns)
@@ -106,12 +80,7 @@ def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
     # All panels have one range, so that devices compare.  It follows the bytes in use: a budget far above them would
     # press
     # every curve flat, and the panel's heading names it anyway.
-    top = 1.12 * max(
-        [
-            highest,
-            *(budget for budget in timeline.budget_bytes if budget <= BUDGET_IN_SIGHT * highest),
-        ]
-    )
+    top = 1.12 * max([highest, *(budget for budget in timeline.budget_bytes if budget <= BUDGET_IN_SIGHT * highest)])
     unit = style.byte_unit(top)
     clock = style.time_unit(timeline.makespan_s)
     end = timeline.makespan_s * clock.factor
@@ -136,11 +105,7 @@ def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
             x=[sample.time_s * clock.factor for sample in samples] + [end],
             y=[sample.nbytes * unit.factor for sample in samples]
             + [samples[-1].nbytes * unit.factor if samples else 0],
-            line={
-                "shape": "hv",
-                "color": style.VERMILLION if over else style.BLUE,
-                "width": 1.5,
-            },
+            line={"shape": "hv", "color": style.VERMILLION if over else style.BLUE, "width": 1.5},
             fill="tozeroy",
             fillcolor="rgba(213,94,0,0.25)" if over else "rgba(86,180,233,0.35)",
             name=timeline.device_names[rank],
@@ -154,12 +119,7 @@ def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
                 f"budget %{{y:.4g}} {unit.name}<extra></extra>",
             )
             figure.add_scatter(
-                x=[0, end],
-                y=[budget * unit.factor] * 2,
-                line=line,
-                name="budget",
-                hovertemplate=said,
-                **panel,
+                x=[0, end], y=[budget * unit.factor] * 2, line=line, name="budget", hovertemplate=said, **panel
             )
         figure.update_yaxes(range=[0, top * unit.factor], nticks=4, row=row, col=column)
     figure.update_xaxes(zeroline=False, range=[0, end])
@@ -232,21 +192,11 @@ def placement(plan: Plan, cluster: Cluster) -> go.Figure:
     idle = [rank for rank in range(cluster.world_size) if plan.stage_of(rank) is None]
     for rank in idle:
         figure.add_annotation(
-            x=0,
-            y=rank,
-            text=" holds nothing",
-            showarrow=False,
-            xanchor="left",
-            font={"color": style.DARK_GREY},
+            x=0, y=rank, text=" holds nothing", showarrow=False, xanchor="left", font={"color": style.DARK_GREY}
         )
     for stage in plan.stages[1:]:
         figure.add_vline(x=stage.start, line={"color": style.DARK_GREY, "width": 1, "dash": "dot"})
-    figure.update_xaxes(
-        title="layers",
-        range=[0, plan.num_layers],
-        zeroline=False,
-        dtick=max(1, plan.num_layers // 12),
-    )
+    figure.update_xaxes(title="layers", range=[0, plan.num_layers], zeroline=False, dtick=max(1, plan.num_layers // 12))
     figure.update_yaxes(showgrid=False, zeroline=False, **style.rows_for(_names(cluster)))
     return style.finish(
         figure,
@@ -275,37 +225,19 @@ def needs(
     parts = {name: [needed[rank][name] * unit.factor for rank in ranks] for name in needed[ranks[0]]}
     over = [rank for rank in ranks if total[rank] > cluster.devices[rank].memory_bytes]
     marks = []
-    for is_over, colour, name in (
-        (False, "black", "budget"),
-        (True, style.VERMILLION, "budget, exceeded"),
-    ):
+    for is_over, colour, name in ((False, "black", "budget"), (True, style.VERMILLION, "budget, exceeded")):
         shown = [rank for rank in range(cluster.world_size) if (rank in over) is is_over]
         budgets = [cluster.devices[rank].memory_bytes for rank in shown]
         mark = {"symbol": "line-ns", "size": 22, "line": {"width": 3, "color": colour}}
-        x, y = (
-            [nbytes * unit.factor for nbytes in budgets],
-            [names[rank] for rank in shown],
-        )
+        x, y = [nbytes * unit.factor for nbytes in budgets], [names[rank] for rank in shown]
         marks += [
-            go.Scatter(
-                name=name,
-                mode="markers",
-                x=x,
-                y=y,
-                marker=mark,
-                hovertext=[unit.text(one) for one in budgets],
-            )
+            go.Scatter(name=name, mode="markers", x=x, y=y, marker=mark, hovertext=[unit.text(one) for one in budgets])
         ] * bool(shown)
     lacking = ", ".join(
         f"{cluster.devices[rank].name} needs {style.byte_unit(n := total[rank]).text(n)}" for rank in over
     )
     said = f"Out of memory: {lacking}" if over else "every device is within its budget"
-    words = {
-        "title": title,
-        "label": "planned",
-        "subtitle": said,
-        "x_title": f"memory ({unit.name})",
-    }
+    words = {"title": title, "label": "planned", "subtitle": said, "x_title": f"memory ({unit.name})"}
     return stacked_bars([names[rank] for rank in ranks], parts, marks=marks, **words)
 
 

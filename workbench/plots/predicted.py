@@ -13,18 +13,7 @@ import plotly.graph_objects as go
 from workbench.core.report import Report, busy_note, sweep_note
 from workbench.core.spread import Spread
 from workbench.core.timeline import label_of
-from workbench.plots.style import (
-    BLACK,
-    BLUE,
-    CYCLE,
-    DARK_GREY,
-    ORANGE,
-    SYMBOLS,
-    empty,
-    error_bars,
-    finish,
-    time_unit,
-)
+from workbench.plots.style import BLACK, BLUE, CYCLE, DARK_GREY, ORANGE, SYMBOLS, empty, error_bars, finish, time_unit
 
 DASHES = ("solid", "dash", "dot", "dashdot")
 MAX_MARKERS = 60
@@ -50,11 +39,7 @@ def compared_bars(
             name=name,
             x=list(points),
             y=[spread.median for spread in spreads],
-            error_y=error_bars(
-                spreads,
-                color=BLACK,
-                visible=any(spread.high > spread.low for spread in spreads),
-            ),
+            error_y=error_bars(spreads, color=BLACK, visible=any(spread.high > spread.low for spread in spreads)),
             marker={
                 "color": CYCLE[index % len(CYCLE)],
                 "pattern": {"shape": ("", "/", "x", ".")[index // len(CYCLE) % 4]},
@@ -62,13 +47,7 @@ def compared_bars(
             hovertemplate=f"<b>{name}</b>, %{{x}}: %{{y:.4g}} {unit}<extra></extra>",
             showlegend=len(found) > 1 and bool(points),
         )
-    figure.update_xaxes(
-        title=x_title,
-        type="category",
-        categoryorder="array",
-        categoryarray=order,
-        showgrid=False,
-    )
+    figure.update_xaxes(title=x_title, type="category", categoryorder="array", categoryarray=order, showgrid=False)
     figure.update_yaxes(title=unit, rangemode="tozero", zeroline=False)
     varies = any(spread.high > spread.low for points in found.values() for spread in points.values())
     words["subtitle"] = "; ".join(filter(None, [words.get("subtitle"), bars if varies else ""]))
@@ -94,11 +73,7 @@ def lines(
             y=[y for _, y in points],
             mode="lines+markers" if len(points) <= MAX_MARKERS else "lines",
             name=name,
-            line={
-                "color": CYCLE[index % len(CYCLE)],
-                "width": 2,
-                "dash": DASHES[index // len(CYCLE) % len(DASHES)],
-            },
+            line={"color": CYCLE[index % len(CYCLE)], "width": 2, "dash": DASHES[index // len(CYCLE) % len(DASHES)]},
             marker={"size": 8, "symbol": SYMBOLS[index % len(SYMBOLS)]},
             showlegend=True,
         )
@@ -107,9 +82,7 @@ def lines(
     if "x" in logarithmic:
         marked = sorted({x for points in series.values() for x, _ in points})
         figure.update_xaxes(
-            type="log",
-            tickvals=marked,
-            ticktext=[f"{x:,g}" if x < 1e6 else f"{x:.3g}" for x in marked],
+            type="log", tickvals=marked, ticktext=[f"{x:,g}" if x < 1e6 else f"{x:.3g}" for x in marked]
         )
     if "y" in logarithmic:
         figure.update_yaxes(type="log", dtick=1)
@@ -119,10 +92,7 @@ def lines(
 BAND = 0.10  # the deviation that the shaded band allows
 MAX_NAMED_POINTS = 14
 STEPS = {False: "step through the backbone", True: "step from the cache"}
-NAME_SIZE = (
-    0.008,
-    0.035,
-)  # approximate width of a character and height of a line, as shares of the axes
+NAME_SIZE = (0.008, 0.035)  # approximate width of a character and height of a line, as shares of the axes
 
 
 class Point(NamedTuple):

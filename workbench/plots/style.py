@@ -21,60 +21,27 @@ from workbench.core.timeline import INVALID_MARK
 # Okabe and Ito, 'Color Universal Design' (2008).
 BLACK, ORANGE, SKY_BLUE, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILLION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
-PALE_GREEN, DARK_GREY, GREY, MID_GREY, LIGHT_GREY = (
-    "#86D0BA",
-    "#4D4D4D",
-    "#999999",
-    "#C4C4C4",
-    "#E8E8E8",
-)
+PALE_GREEN, DARK_GREY, GREY, MID_GREY, LIGHT_GREY = "#86D0BA", "#4D4D4D", "#999999", "#C4C4C4", "#E8E8E8"
 SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star")
 CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY_BLUE, BLACK)
 
 INSIDE = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
 """Of a trace of bars: its text stands inside, upright."""
-LEGEND_BELOW = {
-    "orientation": "h",
-    "yref": "container",
-    "y": 0.01,
-    "yanchor": "bottom",
-    "x": 0,
-    "traceorder": "normal",
-}
+LEGEND_BELOW = {"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0, "traceorder": "normal"}
 
 OPERATIONS = read_toml(data_folder() / "operations.toml")
 """Words and colours for classes of operations, in the order of the legend; words for values."""
 COLOURS: dict[str, str] = {name: globals()[colour] for name, colour in OPERATIONS["colours"].items()}
 SYSTEM_COLOURS: dict[str, str] = {name: globals()[colour] for name, colour in OPERATIONS["systems"].items()}
 PATTERNS: dict[str, dict[str, Any]] = {
-    "waiting for data": {
-        "shape": "/",
-        "fgcolor": GREY,
-        "bgcolor": LIGHT_GREY,
-        "size": 6,
-    }
+    "waiting for data": {"shape": "/", "fgcolor": GREY, "bgcolor": LIGHT_GREY, "size": 6}
 }
 RESTING = ("waiting for data", "idle")
 """A device that does not compute is grey in all figures; hatched while it waits for data."""
 LEGEND_RANK = {name: 1 + index for index, name in enumerate(COLOURS)}
 CLASS_OF_KIND = {kind: name for name, kinds in OPERATIONS["classes"].items() for kind in kinds}
 
-TILED = frozenset(
-    {
-        "ENTER",
-        "QKV",
-        "UP",
-        "CQ",
-        "CKV",
-        "ATT",
-        "CATT",
-        "OUT",
-        "DOWN",
-        "COUT",
-        "ADD",
-        "CONN",
-    }
-)
+TILED = frozenset({"ENTER", "QKV", "UP", "CQ", "CKV", "ATT", "CATT", "OUT", "DOWN", "COUT", "ADD", "CONN"})
 """Operations on tiles of one sequence: they are labelled with their part, the tile, and not with a micro-batch."""
 
 MODE_BAR = {
@@ -82,15 +49,7 @@ MODE_BAR = {
     "bgcolor": "rgba(255,255,255,0)",
     # What is left is the download as a picture, zoom and reset: selections have no function here, and nothing is
     # uploaded.
-    "remove": [
-        "sendChartToCloud",
-        "select2d",
-        "lasso2d",
-        "pan2d",
-        "zoomIn2d",
-        "zoomOut2d",
-        "autoScale2d",
-    ],
+    "remove": ["sendChartToCloud", "select2d", "lasso2d", "pan2d", "zoomIn2d", "zoomOut2d", "autoScale2d"],
 }
 """The buttons of every figure, notebooks and exported pages alike."""
 CONFIG = {"displaylogo": False, "displayModeBar": "hover", "responsive": True}
@@ -154,11 +113,7 @@ def evenly_spaced(world_size: int, limit: int) -> tuple[int, ...]:
 def rows_for(names: Sequence[str]) -> dict[str, Any]:
     """Return the settings of a y axis with a row for each name, the first at the top."""
     count = len(names)
-    return {
-        "tickvals": list(range(count)),
-        "ticktext": [f"{name} " for name in names],
-        "range": [count - 0.5, -0.5],
-    }
+    return {"tickvals": list(range(count)), "ticktext": [f"{name} " for name in names], "range": [count - 0.5, -0.5]}
 
 
 def panel_of_bars(
@@ -189,29 +144,14 @@ def panel_of_bars(
         **place,
     )
     figure.update_xaxes(
-        range=[0, max(values, default=0) * 1.12 or 1],
-        nticks=5,
-        zeroline=False,
-        row=place["row"],
-        col=place["col"],
+        range=[0, max(values, default=0) * 1.12 or 1], nticks=5, zeroline=False, row=place["row"], col=place["col"]
     )
 
 
 def error_bars(spreads: Sequence[Spread], **more: Any) -> dict[str, Any]:
     """Return the error bars of a trace, around the medians of its spreads.  more: plotly's further settings."""
-    high, low = (
-        [one.high - one.median for one in spreads],
-        [one.median - one.low for one in spreads],
-    )
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": high,
-        "arrayminus": low,
-        "thickness": 1.5,
-        "width": 4,
-        **more,
-    }
+    high, low = [one.high - one.median for one in spreads], [one.median - one.low for one in spreads]
+    return {"type": "data", "symmetric": False, "array": high, "arrayminus": low, "thickness": 1.5, "width": 4, **more}
 
 
 def shown_ranks(world_size: int) -> tuple[int, ...]:
@@ -263,14 +203,7 @@ def _not_numbers(figure: go.Figure) -> dict[str, int]:
 
 
 def finish(
-    figure: go.Figure,
-    *,
-    title: str,
-    label: str,
-    subtitle: str = "",
-    note: str = "",
-    height: int = 420,
-    **layout: Any,
+    figure: go.Figure, *, title: str, label: str, subtitle: str = "", note: str = "", height: int = 420, **layout: Any
 ) -> go.Figure:
     """Give a figure its title with the kind of its numbers, a visible note, and the common style; return it.
 
@@ -281,10 +214,7 @@ def finish(
     in_legend = [trace.name for trace in figure.data if trace.name and trace.showlegend is not False]
     has_legend = len(in_legend) > 1 or any(trace.showlegend for trace in figure.data)
     lost = ", ".join(f"{count} of '{name}'" for name, count in _not_numbers(figure).items())
-    notes = [
-        note,
-        f"{INVALID_MARK} Not drawn, because they are no numbers: {lost}" if lost else "",
-    ]
+    notes = [note, f"{INVALID_MARK} Not drawn, because they are no numbers: {lost}" if lost else ""]
     lines = [f"<b>{one}</b>" for one in notes if one]
     if subtitle:
         lines.append(subtitle)
@@ -300,20 +230,12 @@ def finish(
             "font": {"size": 17, "color": BLACK},
             "subtitle": {
                 "text": "<br>".join(lines),
-                "font": {
-                    "size": 12.5,
-                    "color": VERMILLION if any(notes) else DARK_GREY,
-                },
+                "font": {"size": 12.5, "color": VERMILLION if any(notes) else DARK_GREY},
             },
         },
         height=height,
         modebar=MODE_BAR,
-        margin={
-            "l": 20,
-            "r": 45,
-            "t": 92 if len(lines) > 1 else 76,
-            "b": 100 if has_legend else 50,
-        },
+        margin={"l": 20, "r": 45, "t": 92 if len(lines) > 1 else 76, "b": 100 if has_legend else 50},
         font={"family": "Helvetica, Arial, sans-serif", "size": 12, "color": BLACK},
         legend={"title": {"text": ""}} | LEGEND_BELOW,
         hoverlabel={"namelength": -1},
@@ -329,10 +251,7 @@ def finish(
     for part in (figure.layout, *figure.data):
         had = part.to_plotly_json()
         safe = _with_only_our_tags(had)
-        part.update(
-            {key: value for key, value in safe.items() if value is not had[key]},
-            overwrite=True,
-        )
+        part.update({key: value for key, value in safe.items() if value is not had[key]}, overwrite=True)
     return figure
 
 
@@ -341,24 +260,14 @@ def on_second_axis(figure: go.Figure, numbers: Iterable[int], *, title: str, **a
     for number in numbers:
         figure.data[number].yaxis = "y2"
     # Plotly would place the ticks next to those of the left axis, at numbers such as 0.247 and 0.494.
-    look = {
-        "overlaying": "y",
-        "side": "right",
-        "showgrid": False,
-        "zeroline": False,
-        "nticks": 6,
-        "tickmode": "auto",
-    }
+    look = {"overlaying": "y", "side": "right", "showgrid": False, "zeroline": False, "nticks": 6, "tickmode": "auto"}
     figure.update_layout(yaxis2={"title": {"text": only_our_tags(title)}, **look, **axis}, margin_r=70)
 
 
 def not_kept(title: str, note: str) -> go.Figure:
     """Return the figure of a measured step that was done before the devices changed: its spans were lost with them."""
     return empty(
-        title=title,
-        label="",
-        why="This step was done before the devices changed; its times are not kept.",
-        note=note,
+        title=title, label="", why="This step was done before the devices changed; its times are not kept.", note=note
     )
 
 
@@ -366,20 +275,8 @@ def empty(*, why: str, **words: str) -> go.Figure:
     """Return a figure that says why there is nothing to draw.  words: title, label and note, see finish."""
     figure = go.Figure()
     figure.add_annotation(
-        text=why,
-        x=0.5,
-        y=0.5,
-        xref="paper",
-        yref="paper",
-        showarrow=False,
-        font={"size": 14, "color": DARK_GREY},
+        text=why, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False, font={"size": 14, "color": DARK_GREY}
     )
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False)
-    return finish(
-        figure,
-        title=words["title"],
-        label=words["label"],
-        note=words.get("note", ""),
-        height=260,
-    )
+    return finish(figure, title=words["title"], label=words["label"], note=words.get("note", ""), height=260)

@@ -14,18 +14,7 @@ from workbench.core.methods import title_of
 from workbench.core.report import Report, StepRecord, busy_note, metrics_text
 from workbench.core.spread import Spread
 from workbench.plots.predicted import compared_bars
-from workbench.plots.style import (
-    BLACK,
-    BLUE,
-    CYCLE,
-    DARK_GREY,
-    GREY,
-    ORANGE,
-    SKY_BLUE,
-    empty,
-    finish,
-    time_unit,
-)
+from workbench.plots.style import BLACK, BLUE, CYCLE, DARK_GREY, GREY, ORANGE, SKY_BLUE, empty, finish, time_unit
 
 SMOOTHING_STEPS = 15  # of the running median over the losses of single steps
 
@@ -40,9 +29,7 @@ def curves(report: Report) -> go.Figure:
     epochs = [epoch for epoch in report.epochs if epoch.metrics]
     if not steps and not epochs:
         return empty(
-            title=title,
-            label=report.label,
-            why="Nothing was trained: a simulated run has times, but no losses.",
+            title=title, label=report.label, why="Nothing was trained: a simulated run has times, but no losses."
         )
     depths = [None if step.lowest_trained is None else report.plan.num_layers - step.lowest_trained for step in steps]
     unfreezes = len({*depths} - {None}) > 1
@@ -57,21 +44,12 @@ def curves(report: Report) -> go.Figure:
     losses = [step.loss for step in steps if step.loss is not None]
     numbers = list(range(1, len(steps) + 1))
     left: dict[str, Any] = {"x": numbers, "mode": "lines", "row": 1, "col": 1}
-    figure.add_scatter(
-        y=losses,
-        name="loss of a step",
-        line={"color": SKY_BLUE, "width": 1},
-        opacity=0.8,
-        **left,
-    )
+    figure.add_scatter(y=losses, name="loss of a step", line={"color": SKY_BLUE, "width": 1}, opacity=0.8, **left)
     half = SMOOTHING_STEPS // 2
     if len(losses) > SMOOTHING_STEPS:
         smooth = [median(losses[max(0, at - half) : at + half + 1]) for at in range(len(losses))]
         figure.add_scatter(
-            y=smooth,
-            name=f"median of {SMOOTHING_STEPS} steps",
-            line={"color": BLUE, "width": 2.5},
-            **left,
+            y=smooth, name=f"median of {SMOOTHING_STEPS} steps", line={"color": BLUE, "width": 2.5}, **left
         )
     if unfreezes:
         line = {"color": GREY, "width": 1.5, "shape": "hv"}
@@ -99,21 +77,12 @@ def curves(report: Report) -> go.Figure:
             cliponaxis=False,
             name=f"validation {metric}",
             line={"color": CYCLE[(index + 1) % len(CYCLE)], "width": 2},
-            marker={
-                "size": 9,
-                "symbol": ("circle", "square", "diamond", "cross")[index % 4],
-            },
+            marker={"size": 9, "symbol": ("circle", "square", "diamond", "cross")[index % 4]},
             row=1,
             col=2,
         )
     figure.update_xaxes(title="optimizer step", zeroline=False, row=1, col=1)
-    figure.update_xaxes(
-        title="epoch",
-        tickvals=[epoch.epoch + 1 for epoch in epochs],
-        zeroline=False,
-        row=1,
-        col=2,
-    )
+    figure.update_xaxes(title="epoch", tickvals=[epoch.epoch + 1 for epoch in epochs], zeroline=False, row=1, col=2)
     if epochs:
         first, last = epochs[0].epoch + 1, epochs[-1].epoch + 1
         figure.update_xaxes(range=[first - 0.35, last + 0.35], row=1, col=2)
@@ -133,22 +102,11 @@ def _mark_epochs(figure: go.Figure, steps: list[StepRecord]) -> None:
     starts = [index for index, step in enumerate(steps) if index == 0 or step.epoch != steps[index - 1].epoch]
     for number, start in enumerate(starts):
         if start:
-            figure.add_vline(
-                x=start + 0.5,
-                line={"color": GREY, "width": 1, "dash": "dot"},
-                row=1,
-                col=1,
-            )
+            figure.add_vline(x=start + 0.5, line={"color": GREY, "width": 1, "dash": "dot"}, row=1, col=1)
         end = starts[number + 1] if number + 1 < len(starts) else len(steps)
         if len(starts) <= 12:
             cached = ", cached" if steps[start].cached and len(starts) <= 5 else ""
-            _say(
-                figure,
-                f"epoch {steps[start].epoch + 1}{cached}",
-                (start + end + 1) / 2,
-                1,
-                yanchor="top",
-            )
+            _say(figure, f"epoch {steps[start].epoch + 1}{cached}", (start + end + 1) / 2, 1, yanchor="top")
 
 
 def _mark_recoveries(figure: go.Figure, report: Report) -> None:
@@ -161,20 +119,8 @@ def _mark_recoveries(figure: go.Figure, report: Report) -> None:
 
 def _say(figure: go.Figure, text: str, x: float, y: float, **anchor: str) -> None:
     """Write text at a step; y: share of the panel's height."""
-    look = {
-        "font": {"size": 11, "color": DARK_GREY},
-        "bgcolor": "rgba(255,255,255,0.75)",
-    }
-    figure.add_annotation(
-        text=text,
-        x=x,
-        xref="x",
-        y=y,
-        yref="y domain",
-        showarrow=False,
-        **look,
-        **anchor,
-    )
+    look = {"font": {"size": 11, "color": DARK_GREY}, "bgcolor": "rgba(255,255,255,0.75)"}
+    figure.add_annotation(text=text, x=x, xref="x", y=y, yref="y domain", showarrow=False, **look, **anchor)
 
 
 def epoch_times(report: Report) -> go.Figure:
@@ -182,12 +128,7 @@ def epoch_times(report: Report) -> go.Figure:
     title = "Time of each epoch"
     note = busy_note(report)
     if not report.epochs:
-        return empty(
-            title=title,
-            label=report.label,
-            why="The report holds no epochs.",
-            note=note,
-        )
+        return empty(title=title, label=report.label, why="The report holds no epochs.", note=note)
     predicted = _predicted_by_epoch(report) if report.mode == "execute" else {}
     unit = time_unit(max([epoch.seconds for epoch in report.epochs] + list(predicted.values())))
     kinds = {"through the backbone": BLUE, "from the activation cache": ORANGE}
@@ -197,33 +138,18 @@ def epoch_times(report: Report) -> go.Figure:
         name: {epoch.epoch + 1: Spread.exactly(epoch.seconds * unit.factor) for epoch in epochs}
         for name, epochs in shown.items()
     }
-    words = {
-        "title": title,
-        "label": report.label,
-        "subtitle": _speedup(report),
-        "note": note,
-    }
+    words = {"title": title, "label": report.label, "subtitle": _speedup(report), "note": note}
     figure = compared_bars(bars, x_title="epoch", unit=f"time ({unit.name})", **words)
     for bar, (name, epochs) in zip(figure.data, shown.items(), strict=True):
         texts = [f"{unit.text(epoch.seconds)}{report.mark}" for epoch in epochs]
-        bar.update(
-            marker_color=kinds[name],
-            width=0.6,
-            text=texts,
-            textposition="outside",
-            cliponaxis=False,
-        )
+        bar.update(marker_color=kinds[name], width=0.6, text=texts, textposition="outside", cliponaxis=False)
     if predicted:
         figure.add_scatter(
             x=[epoch + 1 for epoch in predicted],
             y=[seconds * unit.factor for seconds in predicted.values()],
             mode="markers",
             name="predicted (simulated)",
-            marker={
-                "symbol": "line-ew",
-                "size": 46,
-                "line": {"width": 3, "color": BLACK},
-            },
+            marker={"symbol": "line-ew", "size": 46, "line": {"width": 3, "color": BLACK}},
             hovertemplate=f"epoch %{{x}}: %{{y:.4g}} {unit.name}<extra>predicted (simulated)</extra>",
         )
     figure.update_xaxes(categoryarray=[epoch.epoch + 1 for epoch in report.epochs])

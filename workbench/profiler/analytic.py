@@ -16,13 +16,7 @@ from typing import Any, Literal, get_args
 from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import check_choice
 from workbench.core.profile import Grid, LayerBytes, LayerProfile, Profile
-from workbench.profiler.descriptions import (
-    FP32_BYTES,
-    Bytes,
-    LayerShape,
-    ModelDescription,
-    describe,
-)
+from workbench.profiler.descriptions import FP32_BYTES, Bytes, LayerShape, ModelDescription, describe
 
 ADAMW_FLOPS_PER_PARAM = 12
 DEFAULT_BATCH_SIZES = (1, 2, 4, 8, 16, 32)
@@ -45,11 +39,7 @@ def analytic_profile(
     Bytes per token are those at the longest sequence length.
     """
     described, form = describe(model), numbers or NumberFormat()
-    settings: dict[str, Any] = {
-        "sizes": sizes or TechniqueSizes(),
-        "num_labels": num_labels,
-        "numbers": form,
-    }
+    settings: dict[str, Any] = {"sizes": sizes or TechniqueSizes(), "num_labels": num_labels, "numbers": form}
     grid = {
         (batch, length): layer_costs(described, technique, batch=batch, sequence_length=length, **settings)
         for batch in batch_sizes
@@ -61,21 +51,12 @@ def analytic_profile(
 
         def table(seconds: Callable[[int, int], float]) -> Grid:
             cells = tuple(tuple(seconds(batch, length) for length in sequence_lengths) for batch in batch_sizes)
-            return Grid(
-                batch_sizes=batch_sizes,
-                sequence_lengths=sequence_lengths,
-                seconds=cells,
-            )
+            return Grid(batch_sizes=batch_sizes, sequence_lengths=sequence_lengths, seconds=cells)
 
         def computed(flops: str) -> Grid:
             return table(lambda batch, length: getattr(grid[batch, length][layer], flops) / device.flops_per_s)
 
-        kinds = {
-            "F": "forward_flops",
-            "B": "backward_flops",
-            "SF": "side_forward_flops",
-            "SB": "side_backward_flops",
-        }
+        kinds = {"F": "forward_flops", "B": "backward_flops", "SF": "side_forward_flops", "SB": "side_backward_flops"}
         times = {kind: computed(flops) for kind, flops in kinds.items() if getattr(longest, flops) > 0}
         if longest.tap_bytes(1, 1):
             stored = form.stored_tap_bytes / form.tap_bytes
@@ -95,13 +76,7 @@ def analytic_profile(
     rows = tuple(
         tuple(profile_of(layer, device) for layer in range(described.stack_layers)) for device in cluster.devices
     )
-    return Profile(
-        model=described.name,
-        method=technique,
-        source="analytic",
-        layers=rows,
-        notes=form.notes,
-    )
+    return Profile(model=described.name, method=technique, source="analytic", layers=rows, notes=form.notes)
 
 
 Technique = Literal["full", "lora", "adapters", "parallel_adapters", "frozen"]
@@ -212,12 +187,7 @@ def layer_costs(
         if layer == 0:
             _add(one, technique, model.embedding_params, model.embedding_tables)
         if layer == model.stack_layers - 1:
-            _add(
-                one,
-                technique,
-                model.head_params,
-                0 if model.tied_head else model.vocab * model.hidden,
-            )
+            _add(one, technique, model.head_params, 0 if model.tied_head else model.vocab * model.hidden)
             if technique != "frozen":
                 _add_head(one, model, technique, chosen, num_labels)
         if technique == "parallel_adapters" and not chosen.side_apart:
@@ -242,12 +212,7 @@ def _layer(
     """Return a layer without embedding and head."""
     shape = LayerShape(model, layer, sequence_length)
     forward = shape.product_flops + shape.attention_flops
-    one = _Sum(
-        shape,
-        model.layer_params(layer),
-        matrices=model.layer_matrices(layer),
-        forward=forward,
-    )
+    one = _Sum(shape, model.layer_params(layer), matrices=model.layer_matrices(layer), forward=forward)
     one.output = one.gradient = shape.output(form.value_bytes)
     if technique == "frozen":
         one.gradient = Bytes()
@@ -258,19 +223,13 @@ def _layer(
     elif technique == "lora":
         one.trained = shape.lora_params(sizes.lora_rank)
         extra = shape.lora_flops(sizes.lora_rank)
-        one.forward, one.backward = (
-            one.forward + extra,
-            shape.product_flops + 2 * shape.attention_flops + 2 * extra,
-        )
+        one.forward, one.backward = one.forward + extra, shape.product_flops + 2 * shape.attention_flops + 2 * extra
         one.context = shape.kept(trained_norms=False) + shape.lora_inputs(sizes.lora_rank, dropout=sizes.lora_dropout)
     elif technique == "adapters":
         number = sizes.adapters_per_layer
         one.trained = number * (2 * model.hidden * sizes.bottleneck + model.hidden + sizes.bottleneck)
         extra = 2.0 * shape.own_tokens * one.trained
-        one.forward, one.backward = (
-            one.forward + extra,
-            shape.product_flops + 2 * shape.attention_flops + 2 * extra,
-        )
+        one.forward, one.backward = one.forward + extra, shape.product_flops + 2 * shape.attention_flops + 2 * extra
         if sizes.adapter_norms:
             norms = (shape.attentions + 1) * model.norm_vectors * model.hidden
             one.frozen, one.trained = one.frozen - norms, one.trained + norms
@@ -301,13 +260,7 @@ def _add(one: _Sum, technique: Technique, params: int, tables: int) -> None:
         one.frozen, one.tables = one.frozen + params, one.tables + tables
 
 
-def _add_head(
-    one: _Sum,
-    model: ModelDescription,
-    technique: Technique,
-    sizes: TechniqueSizes,
-    num_labels: int,
-) -> None:
+def _add_head(one: _Sum, model: ModelDescription, technique: Technique, sizes: TechniqueSizes, num_labels: int) -> None:
     """Add a classification head or one of words, and with PA the up-projection before it (section IV-A)."""
     own = one.shape.own_tokens
     up = model.hidden // sizes.reduction * model.hidden if technique == "parallel_adapters" else 0
@@ -321,17 +274,11 @@ def _add_head(
         one.frozen, one.tables = one.frozen + copied, one.tables + copied
         one.context += one.shape.own(FP32_BYTES * model.vocab / 4)
     else:
-        flops, back = (
-            flops + 2.0 * model.hidden * num_labels,
-            back + 4.0 * model.hidden * num_labels,
-        )
+        flops, back = flops + 2.0 * model.hidden * num_labels, back + 4.0 * model.hidden * num_labels
         one.trained += model.hidden * num_labels + num_labels
         one.context += Bytes(per_sample=FP32_BYTES * model.hidden)
     if technique == "parallel_adapters":
-        one.side_forward, one.side_backward = (
-            one.side_forward + flops,
-            one.side_backward + back,
-        )
+        one.side_forward, one.side_backward = one.side_forward + flops, one.side_backward + back
     else:
         one.forward, one.backward = one.forward + flops, one.backward + back
 

@@ -82,31 +82,14 @@ def cached(
             )
         except FileNotFoundError:
             why = "none was kept"
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            ConfigError,
-        ) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
             why = f"the kept one was unreadable: {error}"
     profile = measure()
-    text = json.dumps(
-        {
-            "format": FORMAT,
-            "whole": whole,
-            "measured_at": now(),
-            "profile": to_builtins(profile),
-        }
-    )
+    text = json.dumps({"format": FORMAT, "whole": whole, "measured_at": now(), "profile": to_builtins(profile)})
     try:
         write_text(path, text + "\n")
     except WriteError as error:
-        return (
-            profile,
-            f"Profile measured now ({why}); it could not be kept in '{path.parent}': {error.found}",
-        )
+        return profile, f"Profile measured now ({why}); it could not be kept in '{path.parent}': {error.found}"
     return profile, f"Profile measured now ({why})."
 
 

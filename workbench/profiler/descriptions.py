@@ -59,14 +59,7 @@ class ModelDescription:
     target_tokens: int = 2
 
     def __post_init__(self) -> None:
-        for name in (
-            "num_layers",
-            "hidden",
-            "heads",
-            "feed_forward",
-            "vocab",
-            "target_tokens",
-        ):
+        for name in ("num_layers", "hidden", "heads", "feed_forward", "vocab", "target_tokens"):
             if getattr(self, name) < 1:
                 asked = f"Model '{self.name}' was described with {name} = {getattr(self, name)}."
                 raise ConfigError(asked, "It must be at least 1.", "Raise it.")
@@ -158,10 +151,7 @@ def describe(model: ModelDescription | str) -> ModelDescription:
     if isinstance(model, ModelDescription):
         return model
     if model not in MODELS:
-        asked, found = (
-            f"The sizes of model '{model}' were asked for.",
-            f"Known: {', '.join(MODELS)}.",
-        )
+        asked, found = f"The sizes of model '{model}' were asked for.", f"Known: {', '.join(MODELS)}."
         raise ConfigError(asked, found, did_you_mean(model, MODELS, "Write a ModelDescription."))
     return MODELS[model]
 

@@ -69,16 +69,10 @@ def measure_link(
     Each message is answered by one byte; half the round trip of one byte is subtracted for the answer.
     """
     if source == destination:
-        raise ConfigError(
-            f"A link from rank {source} to itself was asked for.",
-            "There is none.",
-            "Name two ranks.",
-        )
+        raise ConfigError(f"A link from rank {source} to itself was asked for.", "There is none.", "Name two ranks.")
     if repeats < 1 or not sizes or min(sizes) < 1:
         raise ConfigError(
-            f"{repeats} messages of {list(sizes)} bytes were asked for.",
-            "All must be at least 1.",
-            "Raise them.",
+            f"{repeats} messages of {list(sizes)} bytes were asked for.", "All must be at least 1.", "Raise them."
         )
     if rank not in (source, destination):
         return ()
@@ -100,13 +94,7 @@ def measure_link(
         return ()
     answer_s = median(times[0]) / 2
     return tuple(
-        LinkSample(
-            source=source,
-            destination=destination,
-            nbytes=size,
-            round_trip_s=median(values),
-            answer_s=answer_s,
-        )
+        LinkSample(source=source, destination=destination, nbytes=size, round_trip_s=median(values), answer_s=answer_s)
         for size, values in zip(sizes, times[1:], strict=True)
     )
 
@@ -139,9 +127,7 @@ def fit_link(samples: Sequence[LinkSample]) -> Link:
     by_size = sorted(samples, key=lambda sample: sample.nbytes)
     if len({sample.nbytes for sample in by_size}) < 2:
         raise ConfigError(
-            f"A link was to be fitted to {len(by_size)} samples.",
-            "It needs two message sizes.",
-            "Measure more sizes.",
+            f"A link was to be fitted to {len(by_size)} samples.", "It needs two message sizes.", "Measure more sizes."
         )
     small = [sample.seconds for sample in by_size if sample.nbytes <= SMALL_BYTES] or [by_size[0].seconds]
     latency = min(small)
@@ -188,11 +174,7 @@ def measure_host(*, seconds: float = 1.0, folder: Path | None = None, read_bytes
     `folder`.
     """
     if not seconds > 0:
-        raise ConfigError(
-            f"A measurement of {seconds} s was asked for.",
-            "It must take some time.",
-            "Raise seconds.",
-        )
+        raise ConfigError(f"A measurement of {seconds} s was asked for.", "It must take some time.", "Raise seconds.")
     storage, cold = storage_rate(folder, nbytes=read_bytes)
     fingerprint = host_fingerprint()
     return HostProfile(
@@ -225,11 +207,7 @@ def measure_processors(*, seconds: float = 0.25) -> tuple[ProcessorRate, ...]:
         if place.device.type == "cpu" and are_alike and find_spec("jax") is not None:
             jax = import_module("jax")
             matrix, dot = jax.numpy.ones((GEMM_SIZE, GEMM_SIZE)), jax.jit(jax.numpy.dot)
-            libraries["JAX"] = partial(
-                lambda dot, matrix, *_: dot(matrix, matrix).block_until_ready(),
-                dot,
-                matrix,
-            )
+            libraries["JAX"] = partial(lambda dot, matrix, *_: dot(matrix, matrix).block_until_ready(), dot, matrix)
         for library, product in libraries.items():
             with pinned(place):
                 found.append(ProcessorRate(name, library, gemm_rate(seconds=seconds, product=product)))
@@ -237,17 +215,10 @@ def measure_processors(*, seconds: float = 0.25) -> tuple[ProcessorRate, ...]:
 
 
 def gemm_rate(
-    *,
-    size: int = GEMM_SIZE,
-    seconds: float = 1.0,
-    product: Callable[[Tensor, Tensor], object] | None = None,
+    *, size: int = GEMM_SIZE, seconds: float = 1.0, product: Callable[[Tensor, Tensor], object] | None = None
 ) -> float:
     """Return FLOP/s of a square fp32 matrix product, by torch.mm or another matmul function."""
-    left, right, out = (
-        torch.randn(size, size),
-        torch.randn(size, size),
-        torch.empty(size, size),
-    )
+    left, right, out = torch.randn(size, size), torch.randn(size, size), torch.empty(size, size)
     call = partial(torch.mm, left, right, out=out) if product is None else partial(product, left, right)
     taken_s = time_calls({"": call}, repeats=1000, budget_s=seconds)[""]
     return 2.0 * size**3 / taken_s

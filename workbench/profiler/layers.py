@@ -41,14 +41,7 @@ class Stacks:
         self.num_layers = num_layers
         self.whole = Span(0, num_layers)
         self.stacks = tuple(Span(start, stop) for start, stop in itertools.pairwise(cuts))
-        parts = [
-            (
-                stack,
-                Span(stack.start, stack.start + 1),
-                Span(stack.stop - 1, stack.stop),
-            )
-            for stack in self.stacks
-        ]
+        parts = [(stack, Span(stack.start, stack.start + 1), Span(stack.stop - 1, stack.stop)) for stack in self.stacks]
         self.spans = tuple(dict.fromkeys(span for three in parts for span in three))
 
     def context_bytes(self, measured: Mapping[Span, tuple[int, int]], layer: int) -> dict[str, int]:
@@ -57,10 +50,7 @@ class Stacks:
         """
         end, parts, between = self._parts(measured, layer)
         per_token, per_sample = end or (max(0, w - f - b) // between for w, f, b in zip(*parts, strict=True))
-        return {
-            "context_bytes_per_token": per_token,
-            "context_bytes_per_sample": per_sample,
-        }
+        return {"context_bytes_per_token": per_token, "context_bytes_per_sample": per_sample}
 
     def grid(self, grids: Mapping[Span, Grid], layer: int) -> Grid:
         """Return a layer's part of the seconds of spans."""
@@ -81,11 +71,7 @@ class Stacks:
         own = measured[Span(layer, layer + 1)] if layer in (start, stop - 1) else None
         return (
             own,
-            (
-                measured[Span(start, stop)],
-                measured[Span(start, start + 1)],
-                measured[Span(stop - 1, stop)],
-            ),
+            (measured[Span(start, stop)], measured[Span(start, start + 1)], measured[Span(stop - 1, stop)]),
             stop - start - 2,
         )
 

@@ -60,9 +60,7 @@ def time_calls(
     repeats = (3 if tiny() else 9) if repeats is None else repeats
     if not calls or repeats < 1:
         raise ConfigError(
-            f"Timing {len(calls)} calls {repeats} times was asked for.",
-            "Both must be at least 1.",
-            "Raise them.",
+            f"Timing {len(calls)} calls {repeats} times was asked for.", "Both must be at least 1.", "Raise them."
         )
     began = clock()
     with torch_threads(measuring_threads()):
@@ -120,9 +118,7 @@ def monotone(cells: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
 
     The pass over columns does not undo the pass over rows, because it keeps the order of columns that are in order.
     """
-    from scipy.optimize import (
-        isotonic_regression,
-    )  # slow to import, and only measurements need it
+    from scipy.optimize import isotonic_regression  # slow to import, and only measurements need it
 
     rows = np.array([isotonic_regression(row).x for row in cells])
     both = np.array([isotonic_regression(column).x for column in rows.T])

@@ -98,9 +98,7 @@ def reports_frame(folder: Path | str | Sequence[Path | str]) -> pandas.DataFrame
     paths = [folder] if isinstance(folder, Path | str) else folder
     if not paths:
         raise ConfigError(
-            f"The reports in {paths} were asked for.",
-            "There are none.",
-            "Name a folder of Reports, or files.",
+            f"The reports in {paths} were asked for.", "There are none.", "Name a folder of Reports, or files."
         )
     rows = [(path, Report.read(path)) for path in report_files(paths)]
     frame = pandas.DataFrame(
@@ -123,21 +121,10 @@ def settings_of(report: Report) -> dict[str, Any]:
     }
     slowest = min(
         link.bytes_per_s
-        for link in (
-            *(device.link for device in report.cluster.devices),
-            *report.cluster.pairs.values(),
-        )
+        for link in (*(device.link for device in report.cluster.devices), *report.cluster.pairs.values())
     )
     label = report.source + (f", {report.fidelity} links" if report.fidelity else "")
-    return (
-        job
-        | options
-        | {
-            "cluster": report.cluster.name,
-            "bandwidth": slowest / 125_000,
-            "label": label,
-        }
-    )
+    return job | options | {"cluster": report.cluster.name, "bandwidth": slowest / 125_000, "label": label}
 
 
 def results_of(report: Report) -> dict[str, float]:
@@ -201,10 +188,7 @@ def sides(frame: pandas.DataFrame) -> list[Side]:
     made = []
     for _, part in groups:
         first, results = part.iloc[0], part.iloc[:, end + 1 :]
-        counts, spread = (
-            results.count(),
-            results.std().fillna(0.0),
-        )  # of a single value there is none
+        counts, spread = results.count(), results.std().fillna(0.0)  # of a single value there is none
         spreads = {
             name: Mean(float(mean), float(spread[name]), int(counts[name]))
             for name, mean in results.mean().items()
@@ -216,15 +200,7 @@ def sides(frame: pandas.DataFrame) -> list[Side]:
         own = {
             name: value.item() if hasattr(value, "item") else value for name, value in known.items()
         }  # no numpy numbers
-        made.append(
-            Side(
-                own,
-                tuple(part["file"]),
-                str(first["label"]),
-                bool(part["valid"].all()),
-                spreads,
-            )
-        )
+        made.append(Side(own, tuple(part["file"]), str(first["label"]), bool(part["valid"].all()), spreads))
     return sorted(made, key=lambda side: [_order(side.settings.get(name)) for name in differing])
 
 
@@ -246,10 +222,7 @@ def table(compared: Sequence[Side], *, most_metrics: int | None = None) -> tuple
     heads = [*settings, "runs", *(_head(name) for name in results)]
     rows = []
     for side in compared:
-        count = max(
-            (spread.num_runs for spread in side.results.values()),
-            default=len(side.files),
-        )
+        count = max((spread.num_runs for spread in side.results.values()), default=len(side.files))
         cells = [
             f"{value:g}" if isinstance(value := side.settings.get(name, "-"), float) else str(value)
             for name in settings
@@ -363,9 +336,7 @@ def _panel(compared: Sequence[Side], prefix: str) -> Any:
     )
     shown = Markup("").join(
         Markup("<figure id='{}{}'>{}</figure>").format(
-            prefix,
-            at,
-            Markup(figure.to_html(full_html=False, include_plotlyjs=False, config=CONFIG)),
+            prefix, at, Markup(figure.to_html(full_html=False, include_plotlyjs=False, config=CONFIG))
         )
         for at, figure in enumerate(drawn)
     )
@@ -424,19 +395,10 @@ def figures(compared: Sequence[Side]) -> list[Any]:
             series = "" if axis is None else side.without(axis).name
             found[series][x] = Spread(mean, mean - deviation, mean + deviation).scaled(factor)
         x_title = {"bandwidth": "links (Mbit/s)", None: ""}.get(axis, axis or "")
-        words = {
-            "title": what[0].upper() + what[1:],
-            "label": label,
-            "subtitle": better(name),
-            "note": note,
-        }
+        words = {"title": what[0].upper() + what[1:], "label": label, "subtitle": better(name), "note": note}
         figure = compared_bars(found, x_title=x_title, unit=unit or name, **words)
         for bar in figure.data:
-            bar.update(
-                text=[_number(value) for value in bar.y],
-                textposition="outside",
-                cliponaxis=False,
-            )
+            bar.update(text=[_number(value) for value in bar.y], textposition="outside", cliponaxis=False)
         if len({x for points in found.values() for x in points}) * len(found) < 4:
             figure.update_layout(bargap=0.7)  # few bars stay narrow
         drawn.append(figure)

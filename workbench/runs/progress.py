@@ -59,10 +59,7 @@ class DeviceRow:
         """Return name, work, share of the last step in which it computed, and the job's memory of its budget, as
         text.
         """
-        busy, memory = (
-            "" if self.busy_share is None else f"{self.busy_share:.0%} of a step",
-            "",
-        )
+        busy, memory = "" if self.busy_share is None else f"{self.busy_share:.0%} of a step", ""
         if self.used_bytes is not None:
             share = self.used_bytes / self.budget_bytes
             memory = f"{self.used_bytes / 1e6:.0f} MB of {self.budget_bytes / 1e6:.0f} MB ({share:.0%})"
@@ -298,11 +295,7 @@ class RunState:
     def _take_device(self, event: Event, now_s: float) -> None:
         state = event.device or DeviceState(event.message)
         row = replace(
-            self._rows[event.rank],
-            phase=state.phase,
-            epoch=event.epoch,
-            step=event.step,
-            num_steps=event.num_steps,
+            self._rows[event.rank], phase=state.phase, epoch=event.epoch, step=event.step, num_steps=event.num_steps
         )
         # Between two phases, keep showing the values of its last step.
         if row.is_lost:

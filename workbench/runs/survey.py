@@ -14,14 +14,7 @@ from workbench.experiment import over_ssh, profile
 from workbench.methods import load_method
 from workbench.methods.base import Event, ignore
 from workbench.models.loading import model_facts
-from workbench.profiler.host import (
-    SIZES,
-    HostProfile,
-    LinkSample,
-    ProcessorRate,
-    fit_link,
-    measure_host,
-)
+from workbench.profiler.host import SIZES, HostProfile, LinkSample, ProcessorRate, fit_link, measure_host
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.measuring import measure_rank_host, measure_rank_links
 
@@ -115,10 +108,7 @@ def survey_devices(cluster: Cluster, *, seconds: float = 1.0) -> tuple[HostProfi
 
 
 def _rates(
-    device: Device,
-    measured: HostProfile,
-    share: float | None,
-    processors: tuple[ProcessorRate, ...] = (),
+    device: Device, measured: HostProfile, share: float | None, processors: tuple[ProcessorRate, ...] = ()
 ) -> DeviceRates:
     """Return a device's rates: its share of a measured machine's, or the catalogue's (share None)."""
     return DeviceRates(
@@ -140,15 +130,10 @@ def survey_links(cluster: Cluster, *, fidelity: Fidelity = "auto", repeats: int 
     """
     if cluster.world_size < 2:
         raise ConfigError(
-            f"The links of cluster '{cluster.name}' were asked for.",
-            "It has one device.",
-            "Describe two or more.",
+            f"The links of cluster '{cluster.name}' were asked for.", "It has one device.", "Describe two or more."
         )
     ranks = range(cluster.world_size)
-    slowest = min(
-        (cluster.link(a, b) for a in ranks for b in ranks if a != b),
-        key=lambda link: link.bytes_per_s,
-    )
+    slowest = min((cluster.link(a, b) for a in ranks for b in ranks if a != b), key=lambda link: link.bytes_per_s)
     sizes = tuple(size for size in SIZES if size <= max(1 << 14, slowest.bytes_per_s * LONGEST_MESSAGE_S))
     with over_ssh(cluster) if cluster.is_real else EngineCluster.start(cluster, fidelity=fidelity) as engines:
         found = engines.run(measure_rank_links, [(sizes, repeats)] * cluster.world_size)
@@ -158,14 +143,7 @@ def survey_links(cluster: Cluster, *, fidelity: Fidelity = "auto", repeats: int 
     for samples in (kept for of_rank in found for kept in of_rank):
         a, b = samples[0].source, samples[0].destination
         ends = {"source": names[a], "destination": names[b]}
-        rows.append(
-            LinkRow(
-                **ends,
-                described=cluster.link(a, b),
-                measured=fit_link(samples),
-                samples=samples,
-            )
-        )
+        rows.append(LinkRow(**ends, described=cluster.link(a, b), measured=fit_link(samples), samples=samples))
     return used, tuple(rows)
 
 
@@ -220,11 +198,7 @@ def survey_layers(
             measured = seconds | {name: getattr(layer, name) for name in ("frozen_bytes", "trainable_bytes")}
             analytic = flops | {name: getattr(cost, name) for name in ("frozen_bytes", "trainable_bytes")}
             for sizes, described in ((measured, layer), (analytic, cost)):
-                for name, what in (
-                    ("activation", "output"),
-                    ("tap", "tap"),
-                    ("context", "context"),
-                ):
+                for name, what in (("activation", "output"), ("tap", "tap"), ("context", "context")):
                     sizes[f"{name}_bytes"] = tokens * getattr(described, f"{what}_bytes_per_token")
             rows.append(LayerRow(layer=index, batch=batch, measured=measured, analytic=analytic))
     return LayerSurvey(

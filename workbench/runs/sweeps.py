@@ -27,20 +27,8 @@ from workbench.core.files import make_folder
 from workbench.core.job import Fidelity, Job, Mode
 from workbench.core.ranges import range_of, require_range
 from workbench.core.report import Report
-from workbench.core.run_folder import (
-    ProcessId,
-    note_process,
-    scratch_folder,
-    uninterrupted,
-)
-from workbench.core.serial import (
-    from_builtins,
-    from_json,
-    read_toml,
-    shown,
-    to_json,
-    write_text,
-)
+from workbench.core.run_folder import ProcessId, note_process, scratch_folder, uninterrupted
+from workbench.core.serial import from_builtins, from_json, read_toml, shown, to_json, write_text
 from workbench.methods import load_method
 from workbench.methods.base import Event
 from workbench.runs.comparison import reports_frame, words_of
@@ -90,18 +78,9 @@ class Point:
         """Return the name of its files.  It depends only on job, cluster, mode, fidelity and repeat (or on notebook and
         parameters).
         """
-        whole = [
-            to_json(self.job),
-            to_json(self.cluster),
-            self.mode,
-            self.fidelity,
-            str(self.repeat),
-        ]
+        whole = [to_json(self.job), to_json(self.cluster), self.mode, self.fidelity, str(self.repeat)]
         if self.notebook is not None:
-            whole += [
-                self.notebook.read_text(encoding="utf-8"),
-                to_json(self.parameters),
-            ]
+            whole += [self.notebook.read_text(encoding="utf-8"), to_json(self.parameters)]
         kind = self.job.method if self.notebook is None else self.notebook.stem
         return f"{kind}-{hashlib.sha256(chr(0).join(whole).encode()).hexdigest()[:12]}"
 
@@ -122,9 +101,7 @@ class Done(NamedTuple):
     kept: bool = False
 
 
-def read_grid(
-    path: Path,
-) -> tuple[dict[str, list[Any]], dict[str, dict[str, list[Any]]], SweepSettings]:
+def read_grid(path: Path) -> tuple[dict[str, list[Any]], dict[str, dict[str, list[Any]]], SweepSettings]:
     """Read a TOML file: return its grid, the grids of single methods, and the settings of the sweep itself.
 
     [options] holds options of the method; [METHOD] and [METHOD.options] apply to that method's points only.
@@ -135,11 +112,7 @@ def read_grid(
     by_method = {
         name: _flat(table) for name, table in list(tables.items()) if isinstance(table, dict) and name != "options"
     }
-    return (
-        _flat({name: value for name, value in tables.items() if name not in by_method}),
-        by_method,
-        sweep,
-    )
+    return _flat({name: value for name, value in tables.items() if name not in by_method}), by_method, sweep
 
 
 def make_points(
@@ -166,9 +139,7 @@ def make_points(
             )
     if repeats > 1 and mode == "simulate":
         raise ConfigError(
-            f"{repeats} repeats of simulated points were asked for.",
-            "All would be the same.",
-            "Vary the seed instead.",
+            f"{repeats} repeats of simulated points were asked for.", "All would be the same.", "Vary the seed instead."
         )
     combined = []
     for method in methods:
@@ -186,19 +157,11 @@ def make_points(
         settings = {name: chosen[name] for name in differing if name in chosen} | (
             {"repeat": repeat} if repeats > 1 else {}
         )
-        point = replace(
-            _point(chosen),
-            mode=mode,
-            fidelity=fidelity,
-            repeat=repeat,
-            settings=settings,
-        )
+        point = replace(_point(chosen), mode=mode, fidelity=fidelity, repeat=repeat, settings=settings)
         if mode == "execute" and point.cluster.is_real and "bandwidth" in chosen:
             found = "They are real: their links are as fast as they are."
             raise ConfigError(
-                f"Another bandwidth of '{point.cluster.name}' was asked for.",
-                found,
-                "Leave it out, or simulate.",
+                f"Another bandwidth of '{point.cluster.name}' was asked for.", found, "Leave it out, or simulate."
             )
         points.setdefault(point.name, point)
     for point in points.values():
@@ -224,15 +187,7 @@ def make_notebook_points(notebook: Path, grid: Grid, *, repeats: int = 1) -> lis
         settings = {name: chosen[name] for name in named if len(named[name]) > 1} | (
             {"repeat": repeat} if repeats > 1 else {}
         )
-        points.append(
-            replace(
-                _point({}),
-                repeat=repeat,
-                settings=settings,
-                notebook=notebook,
-                parameters=chosen,
-            )
-        )
+        points.append(replace(_point({}), repeat=repeat, settings=settings, notebook=notebook, parameters=chosen))
     return points
 
 
@@ -259,11 +214,7 @@ def run_points(
             f"{at_once} executed points at a time were asked for.",
             "They would share this machine's cores and spoil each other's times.",
         )
-        raise ConfigError(
-            asked,
-            found,
-            "Leave out --at-once, add --simulate, or name a --cluster-profile.",
-        )
+        raise ConfigError(asked, found, "Leave out --at-once, add --simulate, or name a --cluster-profile.")
     profile = None if cluster_profile is None else _profile_folder(cluster_profile)
     return _run_points(points, folder, at_once, profile, progress)
 
@@ -309,27 +260,16 @@ def _run_points(
                 yield _record(under_way[future], result, folder)
 
 
-def run_point(
-    point: Point,
-    workdir: Path | None = None,
-    notify: Callable[[Event], None] | None = None,
-) -> Report:
+def run_point(point: Point, workdir: Path | None = None, notify: Callable[[Event], None] | None = None) -> Report:
     """Run one point (see experiment.run, notebooks.run_notebook)."""
     if point.notebook is not None and workdir is not None:
         make_folder(workdir)
         run_notebook(
-            point.notebook,
-            workdir / point.notebook.name,
-            point.parameters | {"output": str(workdir.resolve())},
+            point.notebook, workdir / point.notebook.name, point.parameters | {"output": str(workdir.resolve())}
         )
         return Report.read(workdir / "report.json")
     return experiment.run(
-        point.job,
-        point.cluster,
-        point.mode,
-        progress=notify,
-        workdir=workdir,
-        fidelity=point.fidelity,
+        point.job, point.cluster, point.mode, progress=notify, workdir=workdir, fidelity=point.fidelity
     )
 
 
@@ -339,21 +279,10 @@ def write_table(points: Sequence[Point], folder: Path) -> Path:
 
     rows = []
     for point in points:
-        failed, path = (
-            folder / FAILED / f"{point.name}.json",
-            folder / f"{point.name}.json",
-        )
+        failed, path = folder / FAILED / f"{point.name}.json", folder / f"{point.name}.json"
         state = "done" if path.exists() else "failed" if failed.exists() else "waiting"
         error = json.loads(failed.read_text(encoding="utf-8"))["message"] if state == "failed" else ""
-        rows.append(
-            {
-                "point": point.name,
-                **point.settings,
-                "state": state,
-                "error": error,
-                "file": str(path),
-            }
-        )
+        rows.append({"point": point.name, **point.settings, "state": state, "error": error, "file": str(path)})
     frame = pandas.DataFrame(rows)
     if done := [row["file"] for row in rows if row["state"] == "done"]:
         reports = reports_frame(done)
@@ -381,9 +310,7 @@ def _some(name: str, values: Sequence[Any]) -> Sequence[Any]:
     """Return a setting's values.  Raises ConfigError if there are none, which would leave no point."""
     if not values:
         raise ConfigError(
-            f"The setting '{name}' was to be varied.",
-            "It has no values.",
-            "Give one, or leave the setting out.",
+            f"The setting '{name}' was to be varied.", "It has no values.", "Give one, or leave the setting out."
         )
     return values
 
@@ -397,9 +324,7 @@ def _value(name: str, value: Any) -> Any:
             value = float(value)
         except (TypeError, ValueError):
             raise ConfigError(
-                f"The bandwidth '{shown(value)}' was asked for.",
-                "It is no number.",
-                "Give it in Mbit/s.",
+                f"The bandwidth '{shown(value)}' was asked for.", "It is no number.", "Give it in Mbit/s."
             ) from None
         require_range(value, range_of(Link, "bytes_per_s"), "The sweep", "bandwidth", unit=125_000)
         return value
@@ -416,11 +341,7 @@ def _value(name: str, value: Any) -> Any:
     try:
         return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(
-            f"The value '{shown(value)}' of {name} was asked for.",
-            f"{error}.",
-            "Change it.",
-        ) from None
+        raise ConfigError(f"The value '{shown(value)}' of {name} was asked for.", f"{error}.", "Change it.") from None
 
 
 def _point(chosen: Mapping[str, Any]) -> Point:
@@ -436,17 +357,7 @@ def _point(chosen: Mapping[str, Any]) -> Point:
 def _measured_by(point: Point) -> str:
     """Return the settings that determine which profile of this machine a point needs."""
     job = point.job
-    return to_json(
-        (
-            job.method,
-            job.model,
-            job.task,
-            job.data,
-            job.columns,
-            job.max_length,
-            job.options,
-        )
-    )
+    return to_json((job.method, job.model, job.task, job.data, job.columns, job.max_length, job.options))
 
 
 def _record(point: Point, result: Report | Exception, folder: Path) -> Done:
@@ -482,10 +393,7 @@ def _processes(count: int) -> Iterator[Executor]:
     # Only the parent handles Ctrl-C: running points end, and the others never begin.
     ignore = (signal.SIGINT, signal.SIG_IGN)
     with ProcessPoolExecutor(
-        count,
-        mp_context=get_context("spawn"),
-        initializer=signal.signal,
-        initargs=ignore,
+        count, mp_context=get_context("spawn"), initializer=signal.signal, initargs=ignore
     ) as pool:
         try:
             yield pool
@@ -504,9 +412,7 @@ def _profile_folder(name: str) -> Path:
     if name not in known:
         found = f"The profiles are {', '.join(known)}." if known else f"There is no profile in '{get_ipython_dir()}'."
         todo = did_you_mean(
-            name,
-            known,
-            "Make it: ipython profile create --parallel NAME, and name its launchers in it.",
+            name, known, "Make it: ipython profile create --parallel NAME, and name its launchers in it."
         )
         raise ConfigError(f"Engines of the profile '{shown(name)}' were asked for.", found, todo)
     return Path(get_ipython_dir()) / f"profile_{name}"

@@ -25,13 +25,7 @@ from torch import Tensor
 from workbench.core.errors import CacheError, ConfigError, DamagedError, WriteError
 from workbench.core.files import LIMITS
 from workbench.core.sealed import checksum, read_sealed, write_sealed
-from workbench.runtime.activation_records import (
-    RecordLayout,
-    allocate,
-    as_array,
-    decoded_dtype,
-    map_file,
-)
+from workbench.runtime.activation_records import RecordLayout, allocate, as_array, decoded_dtype, map_file
 
 cache_dtype = decoded_dtype
 DATA, MANIFEST, WRITTEN = "taps.bin", "manifest.json", "written.bin"
@@ -169,10 +163,7 @@ class ActivationCache:
         shutil.rmtree(folder, ignore_errors=True)
         self.folder.rename(folder)
         return ActivationCache.open(
-            folder,
-            fingerprint=self.manifest.fingerprint,
-            owner=self.manifest.owner,
-            verify=False,
+            folder, fingerprint=self.manifest.fingerprint, owner=self.manifest.owner, verify=False
         )
 
     def remove(self) -> None:
@@ -190,12 +181,7 @@ class ActivationCache:
         """Return a writable view of the bytes of taps [first, first + count) of a record, (rows, row_bytes) uint8."""
         return self.raw(sample)[self.manifest.run(first, count, self.manifest.lengths[self._place[sample]])]
 
-    def batch(
-        self,
-        samples: Sequence[int],
-        padded_length: int | None,
-        buffer: Tensor | None = None,
-    ) -> list[Tensor]:
+    def batch(self, samples: Sequence[int], padded_length: int | None, buffer: Tensor | None = None) -> list[Tensor]:
         """Return a batch of taps in the decoded dtype: (n, padded_length, width) each, then (n, target_length, width)
         each.
 
@@ -204,10 +190,7 @@ class ActivationCache:
         buffer: memory to reuse for the batch (see RecordLayout.batch_bytes); None allocates new memory.
         """
         layout, places = self.manifest, [self._place[sample] for sample in samples]
-        starts, lengths = (
-            [self._starts[place] for place in places],
-            [layout.lengths[place] for place in places],
-        )
+        starts, lengths = [self._starts[place] for place in places], [layout.lengths[place] for place in places]
         self._will_need(starts, lengths)
         rows, padding = layout.batch_rows(starts, lengths, padded_length)
         raw = layout.raw_part(buffer, len(rows))
@@ -246,11 +229,7 @@ class ActivationCache:
         for start, length in zip(starts, lengths, strict=True):
             first = start * self.manifest.row_bytes
             page = first // mmap.PAGESIZE * mmap.PAGESIZE
-            self._memory.madvise(
-                mmap.MADV_WILLNEED,
-                page,
-                first - page + self.manifest.record_bytes(length),
-            )
+            self._memory.madvise(mmap.MADV_WILLNEED, page, first - page + self.manifest.record_bytes(length))
 
     def _map_checksums(self) -> None:
         count = len(self.manifest.samples)
@@ -260,10 +239,7 @@ class ActivationCache:
         start, manifest = self._starts[place], self.manifest
         # The record's own name comes first: a record in another's place, or of another device, differs.
         own = checksum(f"{manifest.owner} {manifest.fingerprint} {manifest.samples[place]}")
-        return checksum(
-            own,
-            memoryview(self.rows[start : start + manifest.rows(manifest.lengths[place])].reshape(-1)),
-        )
+        return checksum(own, memoryview(self.rows[start : start + manifest.rows(manifest.lengths[place])].reshape(-1)))
 
     def _damaged(self, places: Iterable[int]) -> list[int]:
         """Return the records that differ from their checksum.  A record without a checksum does not count."""
@@ -283,20 +259,10 @@ def _read_manifest(folder: Path, fingerprint: str, owner: str) -> CacheManifest:
     except (OSError, ConfigError) as error:
         raise _unusable(folder, f"It does not read: {error}") from error
     if manifest.fingerprint != fingerprint:
-        raise _unusable(
-            folder,
-            "It was made by another backbone, quantization, tokenizer or dataset.",
-        )
-    counts = {
-        len(manifest.samples),
-        len(manifest.lengths),
-        len(manifest.checksums or manifest.lengths),
-    }
+        raise _unusable(folder, "It was made by another backbone, quantization, tokenizer or dataset.")
+    counts = {len(manifest.samples), len(manifest.lengths), len(manifest.checksums or manifest.lengths)}
     if size != nbytes or len(counts) > 1:
-        raise _unusable(
-            folder,
-            f"It has {size} bytes instead of {nbytes}, or its lists of samples do not match.",
-        )
+        raise _unusable(folder, f"It has {size} bytes instead of {nbytes}, or its lists of samples do not match.")
     return manifest
 
 

@@ -52,11 +52,7 @@ def as_array(memory: mmap.mmap | None, dtype: type[np.generic], shape: tuple[int
 
 
 # The dtype to which each storage dtype is decoded: the side network reads its taps in this dtype.
-_DECODED = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "int8": torch.bfloat16,
-}
+_DECODED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
 STORAGE_TYPES = tuple(_DECODED)
 MAX_BLOCK = 64
 """Number of values that share one scale: the largest divisor of the width up to this limit."""
@@ -71,9 +67,7 @@ def decoded_dtype(name: str) -> torch.dtype:
     """
     if name not in _DECODED:
         raise ConfigError(
-            f"An activation cache of type '{name}' was asked for.",
-            f"There are {', '.join(_DECODED)}.",
-            "Choose one.",
+            f"An activation cache of type '{name}' was asked for.", f"There are {', '.join(_DECODED)}.", "Choose one."
         )
     return _DECODED[name]
 
@@ -173,10 +167,7 @@ class RecordLayout:
         packs the tokens
         without padding.  Padding rows point to the first row of their record.
         """
-        start, length = (
-            np.asarray(starts, dtype=np.int64),
-            np.asarray(lengths, dtype=np.int64),
-        )
+        start, length = np.asarray(starts, dtype=np.int64), np.asarray(lengths, dtype=np.int64)
         own = length if padded_length is None else np.full_like(length, padded_length)  # rows in the batch
         token = np.arange(own.sum()) - np.repeat(np.cumsum(own) - own, own)
         record_length = np.repeat(length, own)

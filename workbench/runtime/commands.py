@@ -245,12 +245,7 @@ class Policy(Protocol):
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
         """Decide which steps are done and which must be repeated, after all members have ended or were lost."""
 
-    def differs(
-        self,
-        generation: Generation,
-        ready: tuple[int, ...],
-        factors: Mapping[int, float],
-    ) -> bool:
+    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
         """Return whether the devices' current speed calls for a new plan."""
 
 

@@ -164,10 +164,7 @@ class Coordinator:
         generation = self._generation
         match content:
             case StepDone() if content.step >= self.policy.num_steps:
-                self.fleet.end(
-                    rank,
-                    f"it reports step {content.step + 1} of {self.policy.num_steps}",
-                )
+                self.fleet.end(rank, f"it reports step {content.step + 1} of {self.policy.num_steps}")
             case StepDone():
                 if generation is not None and rank in generation.members:
                     self._stepped(generation, rank, content)
@@ -263,9 +260,7 @@ class Coordinator:
             if self._awaits_some():
                 return
             raise DeviceLostError(
-                f"{asked}.",
-                f"No device is left: {self.fleet.losses}.",
-                "Run with --resume to go on from what is kept.",
+                f"{asked}.", f"No device is left: {self.fleet.losses}.", "Run with --resume to go on from what is kept."
             )
         try:
             generation = self.policy.generation(self._number + 1, ready, self.pace.factors)
@@ -296,12 +291,7 @@ class Coordinator:
         self._last_step = -1
         for place, rank in enumerate(generation.members):
             self.fleet.command(
-                (rank,),
-                Train(
-                    generation.number,
-                    generation.members,
-                    self.policy.part(generation, place),
-                ),
+                (rank,), Train(generation.number, generation.members, self.policy.part(generation, place))
             )
 
     def _require_progress(self) -> None:
@@ -317,9 +307,7 @@ class Coordinator:
                 "The devices tried three times and did not come together.",
             )
             raise DeviceLostError(
-                asked,
-                f"{found} {self._why}".rstrip(),
-                "See whether the machine is very busy; run with --resume.",
+                asked, f"{found} {self._why}".rstrip(), "See whether the machine is very busy; run with --resume."
             )
 
     def _awaits_some(self) -> bool:
@@ -339,10 +327,7 @@ class Coordinator:
     def _pause(self) -> None:
         if self._generation is not None and not self._pausing:
             self._pausing = True
-            self.fleet.command(
-                self._generation.members,
-                Pause(self._generation.number, self.policy.step + 1),
-            )
+            self.fleet.command(self._generation.members, Pause(self._generation.number, self.policy.step + 1))
 
     def _follow_policy(self) -> None:
         """Start the generation that the policy now wants, once its members are prepared."""
@@ -394,11 +379,7 @@ class Coordinator:
 
     def _changed(self, kind: str, part: int | str) -> None:
         self._changes.append(
-            Change(
-                what=f"{kind} {self._name(part)}",
-                step=self.policy.step,
-                since_s=self.fleet.now_s(),
-            )
+            Change(what=f"{kind} {self._name(part)}", step=self.policy.step, since_s=self.fleet.now_s())
         )
 
     def _look_after(self) -> None:
@@ -434,10 +415,7 @@ class Coordinator:
             self.say(f"The devices go on as they are. {error.asked} {error.found}".rstrip("."))
             return
         if differs:
-            for kind, part in (
-                *product(("slow", "restore"), changed),
-                *product(("memory", "restore"), shares),
-            ):
+            for kind, part in (*product(("slow", "restore"), changed), *product(("memory", "restore"), shares)):
                 self._noticed(kind, part)
             self._pause()
 
@@ -456,10 +434,7 @@ class Coordinator:
 
     def _resumed(self, generation: Generation, step: int, now_s: float) -> None:
         for change in self._changes:
-            if change.begun_s is not None and change.first in (
-                None,
-                (generation.number, step),
-            ):
+            if change.begun_s is not None and change.first in (None, (generation.number, step)):
                 change.first, change.resumed_s, change.step_s = (
                     (generation.number, step),
                     now_s,

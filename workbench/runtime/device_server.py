@@ -69,11 +69,7 @@ class Controls:
     def give_up(self) -> None:
         """Abort the current step with an error."""
         with self._lock:
-            self._given_up = DeviceLostError(
-                "A step was under way.",
-                "The devices are changing.",
-                "It is made again.",
-            )
+            self._given_up = DeviceLostError("A step was under way.", "The devices are changing.", "It is made again.")
             if self._executor is not None:
                 self._executor.abort(self._given_up)
 
@@ -104,11 +100,7 @@ class Worker(Protocol):
         """Release all resources."""
 
     def train(
-        self,
-        context: RankContext,
-        process_group: dist.ProcessGroup,
-        job: Any,
-        controls: Controls,
+        self, context: RankContext, process_group: dist.ProcessGroup, job: Any, controls: Controls
     ) -> tuple[c.End, Any]:
         """Run a job as a member of `process_group`.  Returns how it ended, and the part that Ended reports to the
         policy.
@@ -138,25 +130,12 @@ def serve_device(context: RankContext, worker: Worker) -> None:
             if not isinstance(command, c.Train):
                 server.do(command)
                 continue
-            members, job, controls, why = (
-                command.members,
-                command.job,
-                server.controls,
-                "",
-            )
-            member = replace(
-                context,
-                rank=members.index(context.rank),
-                world_size=len(members),
-                cluster=job.cluster,
-            )
+            members, job, controls, why = command.members, command.job, server.controls, ""
+            member = replace(context, rank=members.index(context.rank), world_size=len(members), cluster=job.cluster)
             ended: tuple[c.End, Any] = "lost", None
             try:
                 with group(
-                    member,
-                    job.timeout_s,
-                    name=f"generation-{command.generation}",
-                    is_wanted=controls.is_wanted,
+                    member, job.timeout_s, name=f"generation-{command.generation}", is_wanted=controls.is_wanted
                 ) as opened:
                     ended = worker.train(member, opened, job, controls)
             except (DeviceLostError, RuntimeSetupError, RuntimeError) as error:

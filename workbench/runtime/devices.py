@@ -153,10 +153,7 @@ class Watch:
                     self._devices.command(rank, Ping())
             elif now_s - self._pinged_s[rank] > silence_s:
                 self._pinged_s[rank] = now_s
-                before_s, self._cpu_s[rank] = (
-                    self._cpu_s[rank],
-                    self._devices.cpu_s(rank),
-                )
+                before_s, self._cpu_s[rank] = self._cpu_s[rank], self._devices.cpu_s(rank)
                 is_starved = self._cpu_s[rank] - before_s > _STARVED_SHARE * silence_s
                 if not is_starved or now_s - self._asked_s[rank] > _MOST_STARVED * silence_s:
                     self.end(rank, f"no sign of life for {now_s - self._asked_s[rank]:.0f} s")
@@ -187,11 +184,7 @@ class Fleet(Watch):
         (see RETURNS).
         """
         super().__init__(devices, names, devices.silence_s if silence_s is None else silence_s)
-        self.faults, self._num_restarts, self._described = (
-            faults,
-            num_restarts,
-            described,
-        )
+        self.faults, self._num_restarts, self._described = faults, num_restarts, described
         self.ready: set[int] = set()
         self.leaving: set[int] = set()
         self.awaited: set[int] = set()
@@ -320,11 +313,7 @@ class Fleet(Watch):
                 pass  # see memory_shares
             elif fault.kind == "slow":
                 self.command(
-                    (rank,),
-                    Slow(
-                        self.faults.factor(rank, fault.to),
-                        "" if fault.to is None else self._names[fault.to],
-                    ),
+                    (rank,), Slow(self.faults.factor(rank, fault.to), "" if fault.to is None else self._names[fault.to])
                 )
             elif begins and is_there:
                 self._kept_down.add(rank)
@@ -361,10 +350,7 @@ class Fleet(Watch):
         """
         found = {}
         for rank in sorted(self.ready) if self._described else ():
-            device, read = (
-                self._described[rank],
-                self._health.get(rank, Pong()).memory_bytes,
-            )
+            device, read = self._described[rank], self._health.get(rank, Pong()).memory_bytes
             share = 1.0 if read is None else min(1.0, max(0, read) / device.memory_bytes)
             found[device.name] = share / self.faults.factor(rank, kind="memory")
         return found
@@ -398,10 +384,7 @@ class Fleet(Watch):
 
 def fleet_of(devices: Devices, cluster: Cluster, job: Job) -> Fleet:
     """Return a cluster's devices with the faults that a job requests."""
-    names, faults = (
-        [device.name for device in cluster.devices],
-        FaultSchedule(parse_faults(job.faults, cluster)),
-    )
+    names, faults = [device.name for device in cluster.devices], FaultSchedule(parse_faults(job.faults, cluster))
     is_described = (
         cluster.is_real or not devices.is_real
     )  # a rank of torchrun has no battery or throttle that is known here

@@ -60,11 +60,7 @@ def about_this_machine(framework: str = "torch") -> dict[str, str]:
 
 @contextmanager
 def announced(
-    name: str,
-    about: Mapping[str, str],
-    *,
-    port: int = SSH_PORT,
-    interfaces: Sequence[str] | None = None,
+    name: str, about: Mapping[str, str], *, port: int = SSH_PORT, interfaces: Sequence[str] | None = None
 ) -> Iterator[str]:
     """Announce this device under a name inside the block; yield its addresses, separated by commas.
 
@@ -81,27 +77,16 @@ def announced(
     try:
         addresses = [ipaddress.ip_address(one).packed for one in found]
         service = zeroconf.ServiceInfo(
-            OURS,
-            f"{name}.{OURS}",
-            port=port,
-            addresses=addresses,
-            properties=dict(about),
-            server=f"{name}.local.",
+            OURS, f"{name}.{OURS}", port=port, addresses=addresses, properties=dict(about), server=f"{name}.local."
         )
         network.register_service(service)
         yield ", ".join(found)
     except zeroconf.NonUniqueNameException:
         raise ConfigError(
-            asked,
-            "Another device in this network has that name.",
-            "Choose another with --name.",
+            asked, "Another device in this network has that name.", "Choose another with --name."
         ) from None
     except zeroconf.BadTypeInNameException:
-        raise ConfigError(
-            asked,
-            "That cannot be a device's name.",
-            "Take letters, digits and hyphens.",
-        ) from None
+        raise ConfigError(asked, "That cannot be a device's name.", "Take letters, digits and hyphens.") from None
     finally:
         network.close()
 
@@ -133,13 +118,7 @@ def discover(search_s: float = SEARCH_S, *, interfaces: Sequence[str] | None = N
                 about = {key: value or "" for key, value in service.decoded_properties.items()} if kind == OURS else {}
                 port = service.port if kind != KINDS[2] else SSH_PORT
                 found.setdefault(
-                    address,
-                    Candidate(
-                        name.removesuffix(f".{kind}").partition(" ")[0],
-                        address,
-                        port,
-                        about,
-                    ),
+                    address, Candidate(name.removesuffix(f".{kind}").partition(" ")[0], address, port, about)
                 )
         return tuple(found[address] for address in sorted(found, key=ipaddress.ip_address))
     finally:
@@ -151,10 +130,7 @@ def named_alike(found: Sequence[Candidate]) -> str:
     places = {one.name: ", ".join(other.address for other in found if other.name == one.name) for one in found}
     alike = [f"'{shown(name)}' has the addresses {own}." for name, own in places.items() if ", " in own]
     return " ".join(
-        [
-            *alike,
-            "Take one for each device; a second device of that name needs another (--announce --name).",
-        ]
+        [*alike, "Take one for each device; a second device of that name needs another (--announce --name)."]
         if alike
         else []
     )
@@ -171,9 +147,7 @@ def listening(subnet: str) -> list[str]:
         raise ConfigError(asked, f"It is no subnet: {error}.", "Write it as 10.0.0.0/24.") from None
     if len(hosts) > MOST_ADDRESSES:
         raise ConfigError(
-            asked,
-            f"It has more than {MOST_ADDRESSES} addresses.",
-            "Write a smaller one, or the devices' addresses.",
+            asked, f"It has more than {MOST_ADDRESSES} addresses.", "Write a smaller one, or the devices' addresses."
         )
 
     def answers(host: str) -> bool:
@@ -195,9 +169,7 @@ def _network(asked: str, interfaces: Sequence[str] | None) -> Any:
         return zeroconf.Zeroconf(interfaces=chosen, ip_version=zeroconf.IPVersion.V4Only)
     except OSError as error:
         raise RuntimeSetupError(
-            asked,
-            f"Multicast is not possible: {error.strerror}.",
-            "Connect this machine to the devices' network.",
+            asked, f"Multicast is not possible: {error.strerror}.", "Connect this machine to the devices' network."
         ) from None
 
 

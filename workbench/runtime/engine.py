@@ -76,11 +76,7 @@ def _die_with(owner: ProcessId) -> None:
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-LIBRARIES = (
-    "torch.distributed",
-    "workbench.methods.calls",
-    "workbench.runtime.pipe_engine",
-)
+LIBRARIES = ("torch.distributed", "workbench.methods.calls", "workbench.runtime.pipe_engine")
 """Modules that every engine imports."""
 IMPORT_ONLY = -1
 """Used instead of a rank: import the modules and answer 0."""

@@ -13,12 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import (
-    ConfigError,
-    DeviceLostError,
-    GroupNotFormedError,
-    RuntimeSetupError,
-)
+from workbench.core.errors import ConfigError, DeviceLostError, GroupNotFormedError, RuntimeSetupError
 from workbench.runtime import commands as c
 from workbench.runtime.context import RankContext
 from workbench.runtime.devices import SILENCE_S, News, Watch
@@ -155,12 +150,7 @@ class Engines(ABC):
     ) -> list[R]:
         """Run a job once.  Raises _NothingDone if the process group did not form and no rank had published an event."""
         with self.service(function, payloads) as service:
-            calls = Calls(
-                service,
-                self.device_names,
-                getattr(function, "__name__", "the job"),
-                on_event,
-            )
+            calls = Calls(service, self.device_names, getattr(function, "__name__", "the job"), on_event)
             try:
                 return calls.results()
             except GroupNotFormedError as error:
@@ -211,11 +201,7 @@ class EngineService:
     def __init__(self, engines: Engines, function: Callable[..., Any], payloads: Sequence[Any]) -> None:
         self._engines, self._inbox = engines, engines.inbox
         self._function, self._payloads = function, payloads
-        self.silence_s, self.timeout_s, self.is_real = (
-            engines.silence_s,
-            engines.timeout_s,
-            engines.fidelity == "real",
-        )
+        self.silence_s, self.timeout_s, self.is_real = engines.silence_s, engines.timeout_s, engines.fidelity == "real"
         self.now_s = engines.now_s
         self.running: set[int] = set()
         self._restarts: set[int] = set()
@@ -234,11 +220,7 @@ class EngineService:
         if seat.why:  # lost since it was looked at
             self._inbox.put(rank, "died", seat.why)
         seat.bring(paths)
-        seat.send(
-            "call",
-            encode(CallMessage(function=call.name, context=context, payload=encoded)),
-            seat.number,
-        )
+        seat.send("call", encode(CallMessage(function=call.name, context=context, payload=encoded)), seat.number)
 
     def command(self, rank: int, content: Any) -> bool:
         """Send a command to a rank's job, after the files that it names.  Returns False if the rank has no job.
@@ -271,13 +253,7 @@ class EngineService:
             elif rank not in self.running:
                 continue
             elif kind == "event":
-                news.append(
-                    News(
-                        rank,
-                        "event",
-                        content.value() if isinstance(content, Own) else content,
-                    )
-                )
+                news.append(News(rank, "event", content.value() if isinstance(content, Own) else content))
             elif kind == "died":
                 self.running.discard(rank)
                 news.append(News(rank, "died", content))
@@ -353,11 +329,7 @@ class Calls(Watch):
     """
 
     def __init__(
-        self,
-        service: EngineService,
-        names: Sequence[str],
-        what: str,
-        on_event: Callable[[int, Any], None] | None,
+        self, service: EngineService, names: Sequence[str], what: str, on_event: Callable[[int, Any], None] | None
     ) -> None:
         super().__init__(service, names, FROZEN_S)
         self._service, self._what, self._on_event = service, what, on_event
@@ -379,10 +351,7 @@ class Calls(Watch):
                 grace_s = time.monotonic() + GRACE_S
                 self._service.request_stop()
         if pending and not self._died and only_peers_blamed(self._failures):
-            raise self._lost(
-                self.silent(pending),
-                "It fell silent: its peers waited for it until the group's timeout.",
-            )
+            raise self._lost(self.silent(pending), "It fell silent: its peers waited for it until the group's timeout.")
         if self._failures:
             raise self._failures[root_cause(self._failures, frozenset(self._died))]
         return [self._results[rank] for rank in range(len(self._names))]

@@ -17,24 +17,13 @@ from pathlib import Path
 
 from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import MessageError, RuntimeSetupError
-from workbench.core.run_folder import (
-    ProcessId,
-    make_run_folder,
-    note_process,
-    remove_run_folder,
-    start_janitor,
-)
+from workbench.core.run_folder import ProcessId, make_run_folder, note_process, remove_run_folder, start_janitor
 from workbench.core.serial import to_json, write_text
 from workbench.runtime.engine import SETTINGS_FILE, START_TIMEOUT_S, EngineSettings
 from workbench.runtime.engine_starter import EnginesLate, EngineStarter, log_of
 from workbench.runtime.frames import FILE_CHUNK, Asked, FilePart, foreign
 from workbench.runtime.memory import MemoryReading, read_memory
-from workbench.runtime.network import (
-    EmulatedNetwork,
-    Endpoint,
-    Fidelity,
-    require_loopback,
-)
+from workbench.runtime.network import EmulatedNetwork, Endpoint, Fidelity, require_loopback
 from workbench.runtime.seats import Inbox, Seat
 from workbench.runtime.work_folder import is_full_disk
 
@@ -49,10 +38,7 @@ class _Pipe:
     """
 
     def __init__(
-        self,
-        end: socket.socket,
-        hear: Callable[[memoryview], None],
-        ended: Callable[[Exception | None], None],
+        self, end: socket.socket, hear: Callable[[memoryview], None], ended: Callable[[Exception | None], None]
     ) -> None:
         self._end, self._hear, self._ended = end, hear, ended
         self._unsent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -290,9 +276,7 @@ class EngineSession:
         with self._starting:  # so that none is started behind the back of `close`
             if self._starter is None:
                 raise RuntimeSetupError(
-                    "An engine was to be started again.",
-                    "It was given up.",
-                    "Start the engines again.",
+                    "An engine was to be started again.", "It was given up.", "Start the engines again."
                 )
             try:
                 return self._starter.start(rank, end, timeout_s)

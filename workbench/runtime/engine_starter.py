@@ -25,12 +25,7 @@ _ENGINE_MODULE = "workbench.runtime.engine"
 _SHARED = ("transformers.modeling_utils", "peft")
 """Libraries that the template imports once this process has imported them, because jobs will then need them, too."""
 _CAN_FORK = sys.platform == "linux"
-_OF_A_RUN = (
-    "PYTEST_CURRENT_TEST",
-    "TORCHINDUCTOR_CACHE_DIR",
-    "WORKBENCH_CACHE",
-    "WORKBENCH_DILATION",
-)
+_OF_A_RUN = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "WORKBENCH_CACHE", "WORKBENCH_DILATION")
 """Variables that change nothing in what libraries import.  A changed value of any other variable requires a new
 template.
 
@@ -88,24 +83,13 @@ class EngineStarter:
         """
         if _CAN_FORK:
             request = _request(
-                self._environment,
-                folder=str(self._folder),
-                rank=rank,
-                log=str(log_of(self._folder, rank)),
+                self._environment, folder=str(self._folder), rank=rank, log=str(log_of(self._folder, rank))
             )
             engine = ProcessId.of(_template().fork(request, end, timeout_s))
         else:
             self._started = [process for process in self._started if process.poll() is None]
             with open(log_of(self._folder, rank), "ab") as log:
-                process = _open(
-                    self._environment,
-                    end,
-                    log,
-                    "--folder",
-                    str(self._folder),
-                    "--rank",
-                    str(rank),
-                )
+                process = _open(self._environment, end, log, "--folder", str(self._folder), "--rank", str(rank))
             self._started.append(process)
             engine = ProcessId.of(process.pid)
         note_process(self._folder, engine)
@@ -197,9 +181,7 @@ class _Template:
         asked, answer = "An engine was to be started.", b""
         if not select.select([self._socket], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
             raise EnginesLate(
-                asked,
-                "The process that starts engines was not ready in time.",
-                "Close other programs and try again.",
+                asked, "The process that starts engines was not ready in time.", "Close other programs and try again."
             )
         with contextlib.suppress(OSError):
             answer = self._socket.recv(100)
@@ -207,11 +189,7 @@ class _Template:
             process.wait()
             self._errors.seek(0)
             said = " | ".join(self._errors.read().decode(errors="replace").splitlines()[-5:]) or "it said nothing"
-            raise RuntimeSetupError(
-                asked,
-                f"The process that starts engines ended: {said}.",
-                "Run workbench doctor.",
-            )
+            raise RuntimeSetupError(asked, f"The process that starts engines ended: {said}.", "Run workbench doctor.")
         return int(answer)
 
     def _open(self, environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -262,13 +240,7 @@ def _open(environment: dict[str, str], end: socket.socket, log: IO[bytes], *argu
     )
 
 
-def _request(
-    environment: dict[str, str],
-    *,
-    folder: str = "",
-    rank: int = IMPORT_ONLY,
-    log: str = "",
-) -> EngineRequest:
+def _request(environment: dict[str, str], *, folder: str = "", rank: int = IMPORT_ONLY, log: str = "") -> EngineRequest:
     return EngineRequest(
         folder=folder,
         rank=rank,

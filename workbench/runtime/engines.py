@@ -66,11 +66,7 @@ class EngineCluster(Engines):
                 "Run a job on them with `workbench run`, or leave their address out to emulate them.",
             )
         if fidelity not in ("auto", "kernel", "paced"):
-            raise ConfigError(
-                f"fidelity '{fidelity}' was asked for.",
-                "Known: auto, kernel, paced.",
-                "Choose one.",
-            )
+            raise ConfigError(f"fidelity '{fidelity}' was asked for.", "Known: auto, kernel, paced.", "Choose one.")
         warm_up(with_models=False)  # while the network is tried out and set up
         reason = "asked for"
         if fidelity == "auto":
@@ -152,11 +148,7 @@ class EngineCluster(Engines):
             if self._session is not None and not self._session.healthy:
                 self.stop()
             if self._session is None:
-                session = EngineSession(
-                    self.cluster.with_slower_links(self._dilation),
-                    self.fidelity,
-                    self.inbox,
-                )
+                session = EngineSession(self.cluster.with_slower_links(self._dilation), self.fidelity, self.inbox)
                 session.open()
                 atexit.register(session.close)
                 self._session = session
@@ -188,10 +180,7 @@ class EngineCluster(Engines):
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
 

@@ -45,11 +45,7 @@ class Execution:
     def in_device_time(self, dilation: float) -> Execution:
         """Return the record in emulated seconds, each of which took `dilation` seconds here (see RankContext)."""
         spans = [
-            span._replace(
-                start_s=span.start_s / dilation,
-                end_s=span.end_s / dilation,
-                late_s=span.late_s / dilation,
-            )
+            span._replace(start_s=span.start_s / dilation, end_s=span.end_s / dilation, late_s=span.late_s / dilation)
             for span in self.spans
         ]
         memory = [sample._replace(time_s=sample.time_s / dilation) for sample in self.memory]
@@ -118,12 +114,7 @@ class Executor:
             self._last.values.fail(error)
 
     def run(
-        self,
-        program: Program,
-        handlers: Mapping[str, Handler],
-        inputs: Mapping[Value, Any],
-        *,
-        name: str = "",
+        self, program: Program, handlers: Mapping[str, Handler], inputs: Mapping[Value, Any], *, name: str = ""
     ) -> Execution:
         """Run the rank's part of a program to its end (see `begin`); if it carries values over, some may still be on
         their way.
@@ -132,12 +123,7 @@ class Executor:
         return step.finish(flushes=not step.part.carried)
 
     def begin(
-        self,
-        program: Program,
-        handlers: Mapping[str, Handler],
-        inputs: Mapping[Value, Any],
-        *,
-        name: str = "",
+        self, program: Program, handlers: Mapping[str, Handler], inputs: Mapping[Value, Any], *, name: str = ""
     ) -> Step:
         """Start a step: its transfers and all streams except "compute", which runs in `finish`.  Finish steps in the
         order of their start.
@@ -196,10 +182,7 @@ class Executor:
         if found is None or found[0] is not program:
             if len(self._parts) >= _KEPT_PARTS:
                 self._parts.pop(next(iter(self._parts)))
-            found = self._parts[id(program)] = (
-                program,
-                RankPart.of(program, self.rank),
-            )
+            found = self._parts[id(program)] = (program, RankPart.of(program, self.rank))
         return found[1]
 
     def _thread(self, stream: str) -> queue.SimpleQueue:
@@ -208,10 +191,7 @@ class Executor:
             waiting = self._threads[stream] = queue.SimpleQueue()
             self._pacers[stream] = self.pacer.for_stream()
             threading.Thread(
-                target=self._stream_loop,
-                args=(stream, waiting),
-                name=f"stream-{stream}",
-                daemon=True,
+                target=self._stream_loop, args=(stream, waiting), name=f"stream-{stream}", daemon=True
             ).start()
         return waiting
 
@@ -273,19 +253,9 @@ class Step:
     """One running step of one rank (see Executor.begin)."""
 
     def __init__(
-        self,
-        executor: Executor,
-        program: Program,
-        part: RankPart,
-        handlers: Mapping[str, Handler],
-        name: str,
+        self, executor: Executor, program: Program, part: RankPart, handlers: Mapping[str, Handler], name: str
     ) -> None:
-        self.program, self.part, self.handlers, self.name = (
-            program,
-            part,
-            handlers,
-            name,
-        )
+        self.program, self.part, self.handlers, self.name = program, part, handlers, name
         self.begin_s = time.monotonic()
         self.spans: list[Span] = []
         self._executor = executor

@@ -74,10 +74,7 @@ class FlatAdamW:
         total = sum(parameter.numel() for _, parameter in named)
         self.parameters = torch.empty(total)  # (total,), those with weight decay first
         self.gradients = torch.zeros(total)  # (total,)
-        self._moments = {
-            "exp_avg": torch.zeros(total),
-            "exp_avg_sq": torch.zeros(total),
-        }
+        self._moments = {"exp_avg": torch.zeros(total), "exp_avg_sq": torch.zeros(total)}
         self._of_module = dict(named)
         at = 0
         for name, parameter in sorted(named, key=lambda item: item[1].ndim < 2):

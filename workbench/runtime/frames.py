@@ -80,13 +80,7 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     machine: Annotated[str, Meta(pattern=r"\A[\w.-]{1,40}\Z")]
 
 
-class _Said(
-    msgspec.Struct,
-    tag_field="kind",
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-):
+class _Said(msgspec.Struct, tag_field="kind", frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A message of an agent."""
 
 
@@ -165,10 +159,7 @@ def read_frame(read: Callable[[int], bytes]) -> tuple[int, bytes] | None:
     if kind not in (JSON, ENGINE):
         raise foreign("an agent's frame", f"its kind is {kind}")
     if length > MOST_FRAME_BYTES:
-        raise foreign(
-            "an agent's frame",
-            f"it has {length:,} bytes, at most {MOST_FRAME_BYTES:,} are allowed",
-        )
+        raise foreign("an agent's frame", f"it has {length:,} bytes, at most {MOST_FRAME_BYTES:,} are allowed")
     payload = read(length)
     if len(payload) < length:
         raise EOFError
@@ -195,18 +186,7 @@ def foreign(what: str, why: str) -> MessageError:
 # To and from the engine, as msgpack.
 
 
-Kind = Literal[
-    "hello",
-    "call",
-    "command",
-    "stop",
-    "reply",
-    "ready",
-    "event",
-    "answer",
-    "store",
-    "file",
-]
+Kind = Literal["hello", "call", "command", "stop", "reply", "ready", "event", "answer", "store", "file"]
 
 
 class Message(NamedTuple):
@@ -231,13 +211,7 @@ FROM_ENGINE: Mapping[str, int | None] = {
 }
 """The kinds of messages that an engine sends, each with the most bytes of its data; None: as many as a message may
 have."""
-TO_ENGINE: Mapping[str, int | None] = {
-    "hello": 4096,
-    "call": None,
-    "command": None,
-    "stop": 0,
-    "reply": 8 * MB,
-}
+TO_ENGINE: Mapping[str, int | None] = {"hello": 4096, "call": None, "command": None, "stop": 0, "reply": 8 * MB}
 
 
 class Messages:
@@ -255,17 +229,10 @@ class Messages:
         while len(self._buffer) >= LENGTH.size:
             length = LENGTH.unpack_from(self._buffer)[0]
             if length > self.most_bytes:
-                raise foreign(
-                    _MESSAGE,
-                    f"it has {length:,} bytes, at most {self.most_bytes:,} are allowed",
-                )
+                raise foreign(_MESSAGE, f"it has {length:,} bytes, at most {self.most_bytes:,} are allowed")
             if len(self._buffer) < LENGTH.size + length:
                 return
-            message = decode_packed(
-                bytes(self._buffer[LENGTH.size : LENGTH.size + length]),
-                Message,
-                _MESSAGE,
-            )
+            message = decode_packed(bytes(self._buffer[LENGTH.size : LENGTH.size + length]), Message, _MESSAGE)
             del self._buffer[: LENGTH.size + length]
             most = self._kinds.get(message.kind, 0)
             if message.kind not in self._kinds or (most is not None and len(message.data) > most):
@@ -294,10 +261,7 @@ class Asked(NamedTuple):
     """
 
     operation: Literal["set", "wait", "get", "check", "fetch"]
-    keys: Annotated[
-        tuple[Annotated[str, Meta(max_length=500)], ...],
-        Meta(min_length=1, max_length=20_000),
-    ]
+    keys: Annotated[tuple[Annotated[str, Meta(max_length=500)], ...], Meta(min_length=1, max_length=20_000)]
     value: Annotated[bytes, Meta(max_length=MB)] = b""
 
 

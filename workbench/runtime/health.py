@@ -14,10 +14,7 @@ SYSTEM = Path("/sys")
 THROTTLED = "devices/platform/soc/soc:firmware/get_throttled"
 """Bits of a Raspberry Pi's present state: 1 the clock is capped, 2 it is throttled, 3 its soft temperature limit is
 reached."""
-METERS = {
-    "class/powercap/intel-rapl:?/energy_uj": 1e-6,
-    "class/power_supply/*/energy_now": -3600e-6,
-}
+METERS = {"class/powercap/intel-rapl:?/energy_uj": 1e-6, "class/power_supply/*/energy_now": -3600e-6}
 """Joules in a unit: the processor's own counter (often for root only), or else what a battery has left, in
 microwatt-hours."""
 

@@ -36,18 +36,12 @@ class KeptFiles:
         """
         path, end = self._folder / part.path, part.offset + len(part.data)
         self._require(
-            end <= self.most_bytes,
-            part,
-            f"would have {end:,} bytes, at most {self.most_bytes:,} are allowed",
+            end <= self.most_bytes, part, f"would have {end:,} bytes, at most {self.most_bytes:,} are allowed"
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".jsonl":
             size = path.stat().st_size if path.exists() else 0
-            self._require(
-                part.offset <= size,
-                part,
-                f"goes on at byte {part.offset:,} of {size:,}",
-            )
+            self._require(part.offset <= size, part, f"goes on at byte {part.offset:,} of {size:,}")
             with open(path, "r+b" if part.offset else "wb") as log:
                 log.seek(part.offset)
                 log.write(part.data)
@@ -56,11 +50,7 @@ class KeptFiles:
             return
         if not part.offset:
             self._abandon(part.path)
-            self._require(
-                len(self._begun) < MOST_AT_ONCE,
-                part,
-                f"is begun before {MOST_AT_ONCE} others are whole",
-            )
+            self._require(len(self._begun) < MOST_AT_ONCE, part, f"is begun before {MOST_AT_ONCE} others are whole")
             with contextlib.ExitStack() as opening:
                 file = opening.enter_context(open(opening.enter_context(whole_file(path)), "wb"))
                 self._begun[part.path] = _Begun(file, opening.pop_all())
@@ -87,16 +77,8 @@ class KeptFiles:
                 if name in self._begun or (self._folder / name).exists()
             }
             most = MOST_TIMES * self.most_bytes
-            self._require(
-                len(self._sizes) <= MOST_FILES,
-                part,
-                f"is one more than {MOST_FILES:,} files",
-            )
-            self._require(
-                sum(self._sizes.values()) <= most,
-                part,
-                f"takes all its files above {most:,} bytes",
-            )
+            self._require(len(self._sizes) <= MOST_FILES, part, f"is one more than {MOST_FILES:,} files")
+            self._require(sum(self._sizes.values()) <= most, part, f"takes all its files above {most:,} bytes")
 
     def _abandon(self, name: str) -> None:
         begun = self._begun.pop(name, None)

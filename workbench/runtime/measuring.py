@@ -24,10 +24,7 @@ def measure_rank_links(context: RankContext, asked: tuple[tuple[int, ...], int])
 def paced_group(context: RankContext, timeout_s: float = 30.0, name: str = "main") -> Iterator[PacedGroup]:
     """Open a group of all ranks (see open_group) whose messages take as long as the cluster's links."""
     with group(context, timeout_s, name) as opened:
-        yield PacedGroup(
-            opened,
-            RankLinks(cluster=context.cluster, rank=context.rank, fidelity=context.fidelity),
-        )
+        yield PacedGroup(opened, RankLinks(cluster=context.cluster, rank=context.rank, fidelity=context.fidelity))
 
 
 class PacedGroup:
@@ -35,13 +32,7 @@ class PacedGroup:
     transport does.
     """
 
-    def __init__(
-        self,
-        opened: Any,
-        links: RankLinks,
-        *,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, opened: Any, links: RankLinks, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._group, self._links, self._sleep = opened, links, sleep
 
     def send(self, tensors: Sequence[Any], destination: int, tag: int) -> Any:

@@ -77,10 +77,7 @@ def release_free_memory() -> None:
 
 
 def as_memory_error(
-    error: BaseException,
-    device_name: str,
-    budget_bytes: int | None,
-    used_bytes: int = 0,
+    error: BaseException, device_name: str, budget_bytes: int | None, used_bytes: int = 0
 ) -> MemoryBudgetError | None:
     """Return the MemoryBudgetError for a failed allocation.  None if `error` has another cause.  budget_bytes: None
     without a budget.
@@ -99,9 +96,7 @@ def as_memory_error(
     )
     if budget_bytes is None:
         return MemoryBudgetError(
-            asking,
-            "Its system refused.",
-            f"End other programs there. {less}, or take a smaller model.",
+            asking, "Its system refused.", f"End other programs there. {less}, or take a smaller model."
         )
     whole = f"{limit_of(budget_bytes) / 1e6:.0f} MB with what libraries and allocator take"
     found = (
@@ -156,11 +151,7 @@ class MemoryBudget:
     """
 
     def __init__(
-        self,
-        device_name: str,
-        budget_bytes: int,
-        *,
-        reading: Callable[[], MemoryReading] = read_memory,
+        self, device_name: str, budget_bytes: int, *, reading: Callable[[], MemoryReading] = read_memory
     ) -> None:
         self.device_name = device_name
         self.budget_bytes = budget_bytes
@@ -182,16 +173,12 @@ class MemoryBudget:
             limit = self.footprint_bytes + limit_of(self.budget_bytes)
             hard = self._former[1]
             resource.setrlimit(
-                resource.RLIMIT_DATA,
-                (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard),
+                resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard)
             )
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         used_bytes = self.used_bytes if error is not None else 0
         if self._former is not None:

@@ -43,9 +43,7 @@ def encode(value: Any, paths: list[PurePath] | None = None) -> bytes:
         return msgspec.msgpack.encode(value, enc_hook=partial(_encode_other, paths))
     except (TypeError, OverflowError, NotImplementedError) as error:
         raise ConfigError(
-            "A message was to be sent.",
-            f"It cannot be encoded: {error}.",
-            "Send data, not live objects.",
+            "A message was to be sent.", f"It cannot be encoded: {error}.", "Send data, not live objects."
         ) from error
 
 
@@ -58,13 +56,7 @@ def decode(data: bytes, kind: Any, what: str, moved: Moved | None = None) -> Any
     return decode_packed(data, kind, what, partial(_decode_other, moved))
 
 
-_OWN = {
-    "Train": "job",
-    "Prepare": "job",
-    "Ended": "ended",
-    "StepDone": "done",
-    "Probe": "probe",
-}
+_OWN = {"Train": "job", "Prepare": "job", "Ended": "ended", "StepDone": "done", "Probe": "probe"}
 _FIELDS = {"job": "job", "ended": "part", "done": "content", "probe": "detail"}
 """Method-specific parts by message name: the field of Parts, and the message field that carries it."""
 _TOLD = {
@@ -88,10 +80,7 @@ def encode_told(value: Any, paths: list[PurePath] | None = None) -> bytes:
     part = b""
     if name in _OWN:
         field = _FIELDS[_OWN[name]]
-        part, value = (
-            encode(getattr(value, field), paths),
-            value._replace(**{field: None}),
-        )
+        part, value = encode(getattr(value, field), paths), value._replace(**{field: None})
     return encode(Told(name, encode(value), part))
 
 
@@ -166,14 +155,7 @@ class CallTable:
         types = typing.get_type_hints(function)
         result = types.pop("return")
         payload = list(types.values())[1]
-        return Call(
-            name,
-            function,
-            payload,
-            c.Progress | attribute(event) if event else c.Progress,
-            result,
-            parts,
-        )
+        return Call(name, function, payload, c.Progress | attribute(event) if event else c.Progress, result, parts)
 
     def call(self, function: Callable[[Any, Any], Any]) -> Call:
         """Return the table entry of a function.  Raises RuntimeSetupError if the function is not in the table."""
@@ -257,18 +239,10 @@ class AnswerMessage:
         Raises RuntimeSetupError for a result of the wrong type.
         """
         if not self.text:
-            result = decode(
-                self.result,
-                call.result,
-                f"What device '{device}' returns from {call.name}",
-            )
+            result = decode(self.result, call.result, f"What device '{device}' returns from {call.name}")
             return Outcome(rank=rank, result=result)
         if self.error in _ERRORS:
-            return Outcome(
-                rank=rank,
-                error=_ERRORS[self.error](*map(plain, self.parts)),
-                text=plain(self.text),
-            )
+            return Outcome(rank=rank, error=_ERRORS[self.error](*map(plain, self.parts)), text=plain(self.text))
         other = RuntimeError(plain(self.parts[0]))
         error = None if tells_of_peer(other) else as_memory_error(other, device, None)
         return Outcome(rank=rank, error=error or other, text=plain(self.text))

@@ -99,12 +99,7 @@ class EmulatedNetwork:
 
     @classmethod
     def create(
-        cls,
-        cluster: Cluster,
-        folder: Path,
-        fidelity: Fidelity = "kernel",
-        *,
-        timeout_s: float = 15.0,
+        cls, cluster: Cluster, folder: Path, fidelity: Fidelity = "kernel", *, timeout_s: float = 15.0
     ) -> EmulatedNetwork:
         """Set up the links, or only a private loopback for all devices (fidelity 'paced').
 
@@ -112,11 +107,7 @@ class EmulatedNetwork:
         """
         asked = f"A network of {cluster.size_words} in network namespaces was asked for."
         if sys.platform != "linux":
-            raise RuntimeSetupError(
-                asked,
-                f"They need Linux; this is {sys.platform}.",
-                "Use fidelity='paced'.",
-            )
+            raise RuntimeSetupError(asked, f"They need Linux; this is {sys.platform}.", "Use fidelity='paced'.")
         holder = subprocess.Popen(
             [sys.executable, "-m", "workbench.runtime.network", str(folder), fidelity],
             stdin=subprocess.PIPE,
@@ -157,9 +148,7 @@ class EmulatedNetwork:
         self._holder.stdin.flush()
         if not self._holder.stdout.readline():
             raise RuntimeSetupError(
-                "Other rates of the emulated links were asked for.",
-                "The process that holds them ended.",
-                "Run again.",
+                "Other rates of the emulated links were asked for.", "The process that holds them ended.", "Run again."
             )
 
     def close(self) -> None:
@@ -170,10 +159,7 @@ class EmulatedNetwork:
 def probe() -> NetworkSupport:
     """Test with two devices which links can be emulated here (takes a third of a second)."""
     if sys.platform != "linux":
-        return NetworkSupport(
-            fidelity="paced",
-            reason=f"network namespaces need Linux; this is {sys.platform}",
-        )
+        return NetworkSupport(fidelity="paced", reason=f"network namespaces need Linux; this is {sys.platform}")
     link = Link(bytes_per_s=12.5e6, latency_s=1e-4)
     devices = tuple(Device(name=name, flops_per_s=1e9, memory_bytes=1, link=link) for name in ("a", "b"))
     cluster, folder = Cluster(name="probe", devices=devices), Path("workbench-probe")
@@ -272,10 +258,7 @@ def _hold(fidelity: str) -> None:
     layout = to_json(Layout(endpoints=endpoints, unprivileged=unprivileged), indent=-1)
     print(layout, flush=True)
     for line in sys.stdin:
-        shape_links(
-            from_json(line, Cluster, source="the caller's cluster"),
-            [end.descriptor for end in ends],
-        )
+        shape_links(from_json(line, Cluster, source="the caller's cluster"), [end.descriptor for end in ends])
         print(flush=True)
 
 
@@ -287,15 +270,9 @@ def _hold_loopback(world_size: int, unprivileged: bool) -> None:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh", b"lo", _IFF_UP_RUNNING))
     own = f"/proc/{os.getpid()}/ns"
     end = Endpoint(
-        network_path=f"{own}/net",
-        user_path=f"{own}/user" if unprivileged else "",
-        interface="lo",
-        address="127.0.0.1",
+        network_path=f"{own}/net", user_path=f"{own}/user" if unprivileged else "", interface="lo", address="127.0.0.1"
     )
-    print(
-        to_json(Layout(endpoints=(end,) * world_size, unprivileged=unprivileged), indent=-1),
-        flush=True,
-    )
+    print(to_json(Layout(endpoints=(end,) * world_size, unprivileged=unprivileged), indent=-1), flush=True)
     for _ in sys.stdin:  # other rates: paced links are not the kernel's
         print(flush=True)
 

@@ -38,11 +38,7 @@ class Own(NamedTuple):
             return cls(cloudpickle.dumps(value))
         except Exception as error:  # whatever the value's own __reduce__ raises
             asked = "A function or data were to be sent to an emulated device."
-            raise ConfigError(
-                asked,
-                f"They cannot be pickled: {error}.",
-                "Send data, not live objects.",
-            ) from error
+            raise ConfigError(asked, f"They cannot be pickled: {error}.", "Send data, not live objects.") from error
 
     def value(self) -> Any:
         """Return the value."""
@@ -92,11 +88,7 @@ def outcome_of(outcome: Outcome) -> Outcome:
     try:
         return outcome.result.value()
     except Exception as error:  # of a class that this process does not have
-        failed = RuntimeSetupError(
-            "A job's answer was awaited.",
-            f"It cannot be read here: {error}.",
-            "Return data.",
-        )
+        failed = RuntimeSetupError("A job's answer was awaited.", f"It cannot be read here: {error}.", "Return data.")
         return Outcome(rank=outcome.rank, error=failed, text=str(error))
 
 
@@ -120,12 +112,7 @@ def run_cell(context: RankContext, source: str) -> Printed:
             expression = cell.body.pop() if cell.body and isinstance(cell.body[-1], ast.Expr) else None
             exec(compile(cell, "<cell>", "exec"), _VARIABLES)
             if isinstance(expression, ast.Expr):
-                sys.displayhook(
-                    eval(
-                        compile(ast.Expression(expression.value), "<cell>", "eval"),
-                        _VARIABLES,
-                    )
-                )
+                sys.displayhook(eval(compile(ast.Expression(expression.value), "<cell>", "eval"), _VARIABLES))
         except BaseException as failure:  # also SystemExit: the engine goes on
             lines = [
                 frame.lineno for frame in traceback.extract_tb(failure.__traceback__) if frame.filename == "<cell>"

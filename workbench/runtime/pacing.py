@@ -9,12 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from workbench.core.cluster import Cluster
-from workbench.core.costs import (
-    MESSAGE_S,
-    collective_latency_s,
-    collective_s,
-    num_rounds,
-)
+from workbench.core.costs import MESSAGE_S, collective_latency_s, collective_s, num_rounds
 from workbench.core.errors import ConfigError
 from workbench.core.serial import shown
 

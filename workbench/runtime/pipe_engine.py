@@ -83,14 +83,7 @@ class ChannelStore(dist.Store):
 
     def set(self, key: str, value: str | bytes) -> None:
         """Set a key."""
-        self._ask(
-            Asked(
-                "set",
-                (key,),
-                value.encode() if isinstance(value, str) else bytes(value),
-            ),
-            None,
-        )
+        self._ask(Asked("set", (key,), value.encode() if isinstance(value, str) else bytes(value)), None)
 
     def get(self, key: str) -> bytes:
         """Return a key's value once it has one."""
@@ -98,10 +91,7 @@ class ChannelStore(dist.Store):
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait for keys."""
-        self._ask(
-            Asked("wait", tuple(keys)),
-            self._timeout_s if timeout is None else timeout.total_seconds(),
-        )
+        self._ask(Asked("wait", tuple(keys)), self._timeout_s if timeout is None else timeout.total_seconds())
 
     def check(self, keys: list[str]) -> bool:
         """Return whether all keys have values."""
@@ -177,21 +167,8 @@ class PipeChannel(Channel):
     moved: the run's folder there and here; None: it is the same.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        number: int,
-        call: Call,
-        context: RankContext,
-        moved: Moved | None,
-    ) -> None:
-        self._engine, self._number, self._call, self._context, self._moved = (
-            engine,
-            number,
-            call,
-            context,
-            moved,
-        )
+    def __init__(self, engine: Engine, number: int, call: Call, context: RankContext, moved: Moved | None) -> None:
+        self._engine, self._number, self._call, self._context, self._moved = engine, number, call, context, moved
         self._footprint_bytes = read_memory().anonymous_bytes
         self._lock, self._arriving = threading.Lock(), threading.Lock()
         self.upward = None if moved is None else _Upward(Path(moved[1]), engine.send)
@@ -226,11 +203,7 @@ class PipeChannel(Channel):
     def command(self, data: bytes) -> None:
         """Take a command.  A ping is answered here, whatever the job does meanwhile."""
         if is_ping(data):
-            self._engine.send(
-                "event",
-                encode_told(reply(self._context, self._footprint_bytes)),
-                self._number,
-            )
+            self._engine.send("event", encode_told(reply(self._context, self._footprint_bytes)), self._number)
             return
         command = decode_told(data, self._call, f"A command for {self._call.name}", self._moved)
         with self._arriving:
@@ -253,13 +226,7 @@ class Engine:
     asked to end early.
     """
 
-    def __init__(
-        self,
-        table: CallTable,
-        inward: int,
-        outward: int,
-        ended: Callable[[Engine], None],
-    ) -> None:
+    def __init__(self, table: CallTable, inward: int, outward: int, ended: Callable[[Engine], None]) -> None:
         self._table, self._in, self._out, self._ended = table, inward, outward, ended
         self._writing = threading.Lock()
         self._calls: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
@@ -304,9 +271,7 @@ class Engine:
             found = self.ask(Asked("fetch", places), None)
         if found:
             raise MissingDataError(
-                f"Weights of a model ('{places[0]}') were to be sent to this device.",
-                found.decode(),
-                "Run again.",
+                f"Weights of a model ('{places[0]}') were to be sent to this device.", found.decode(), "Run again."
             )
 
     def read(self) -> None:
@@ -330,21 +295,14 @@ class Engine:
                 LACKING.fetch = self.fetch
             case "call":
                 with suppress(RuntimeSetupError):  # what is wrong with it is told when its turn comes
-                    self._next = (
-                        message.number,
-                        decode(message.data, CallMessage, "A call").context,
-                    )
+                    self._next = message.number, decode(message.data, CallMessage, "A call").context
                 self._calls.put(message)
             case "command" if self._channel is not None:
                 self._channel.command(message.data)
             case "command" if self._next is not None and is_ping(message.data):
                 # The libraries of a call are still being imported, which takes a slow or a busy device half a minute.
                 number, context = self._next
-                self.send(
-                    "event",
-                    encode_told(reply(context, read_memory().anonymous_bytes)),
-                    number,
-                )
+                self.send("event", encode_told(reply(context, read_memory().anonymous_bytes)), number)
             case "stop":
                 self.stopped = message.number
             case "reply" if message.number in self._replies:

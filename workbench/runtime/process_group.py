@@ -29,10 +29,7 @@ def require_one_program(group: torch.distributed.ProcessGroup, program: Program)
     own = torch.tensor(list(hashlib.sha256(text).digest()), dtype=torch.uint8)
     digests = [torch.empty_like(own) for _ in range(group.size())]
     group.allgather([digests], [own]).wait()
-    other = next(
-        (rank for rank, digest in enumerate(digests) if not torch.equal(digest, digests[0])),
-        None,
-    )
+    other = next((rank for rank, digest in enumerate(digests) if not torch.equal(digest, digests[0])), None)
     if other is None:
         return
     texts = []
@@ -52,11 +49,7 @@ LONGEST_WAIT_S = 24 * 3600.0
 
 
 def open_group(
-    context: RankContext,
-    timeout_s: float = 30.0,
-    *,
-    name: str = "main",
-    is_wanted: Callable[[], bool] = lambda: True,
+    context: RankContext, timeout_s: float = 30.0, *, name: str = "main", is_wanted: Callable[[], bool] = lambda: True
 ) -> dist.ProcessGroup:
     """Open a gloo group of all ranks, which is torch.distributed's default group until `close_group`.
 
@@ -76,11 +69,7 @@ def open_group(
         if context.interface:
             os.environ["GLOO_SOCKET_IFNAME"] = context.interface
         assert context.channel is not None, "only ranks with a leader form groups"
-        shared, rank, world_size = (
-            context.channel.store(),
-            context.rank,
-            context.world_size,
-        )
+        shared, rank, world_size = context.channel.store(), context.rank, context.world_size
         shared.set_timeout(timeout)
         store = dist.PrefixStore(name, shared)
         missing = _call_the_roll(store, rank, world_size, timeout_s, is_wanted)
@@ -107,11 +96,7 @@ def open_group(
 
 
 def _call_the_roll(
-    store: dist.Store,
-    rank: int,
-    world_size: int,
-    timeout_s: float,
-    is_wanted: Callable[[], bool],
+    store: dist.Store, rank: int, world_size: int, timeout_s: float, is_wanted: Callable[[], bool]
 ) -> list[int]:
     """Wait for all ranks; return those missing after timeout_s, or when the group is no longer wanted.
 
@@ -154,10 +139,7 @@ class Meeting:
     """
 
     def __init__(
-        self,
-        context: RankContext,
-        names: Sequence[str],
-        given_up: Callable[[], BaseException | None] = lambda: None,
+        self, context: RankContext, names: Sequence[str], given_up: Callable[[], BaseException | None] = lambda: None
     ) -> None:
         group = dist.group.WORLD
         assert group is not None
@@ -188,12 +170,7 @@ class Meeting:
                 pause_s = min(0.01, 1.5 * pause_s)
             work.wait()
         except RuntimeError as error:
-            raise self._lost(
-                asked,
-                self._missing(),
-                f"did not come: {str(error).splitlines()[0]}",
-                begin_s,
-            ) from error
+            raise self._lost(asked, self._missing(), f"did not come: {str(error).splitlines()[0]}", begin_s) from error
 
     def _missing(self) -> list[int]:
         return [rank for rank in range(len(self._names)) if not self._store.check([self._mark(rank)])]
@@ -201,9 +178,7 @@ class Meeting:
     def _lost(self, asked: str, ranks: Sequence[int], why: str, begin_s: float) -> DeviceLostError:
         names = ", ".join(f"'{self._names[rank]}' (rank {rank})" for rank in ranks) or "of them"
         return DeviceLostError(
-            asked,
-            f"Device {names} {why}; waited {time.monotonic() - begin_s:.0f} s.",
-            "See its own output; run again.",
+            asked, f"Device {names} {why}; waited {time.monotonic() - begin_s:.0f} s.", "See its own output; run again."
         )
 
     def _mark(self, rank: int) -> str:
@@ -212,10 +187,7 @@ class Meeting:
 
 @contextlib.contextmanager
 def group(
-    context: RankContext,
-    timeout_s: float = 30.0,
-    name: str = "main",
-    is_wanted: Callable[[], bool] = lambda: True,
+    context: RankContext, timeout_s: float = 30.0, name: str = "main", is_wanted: Callable[[], bool] = lambda: True
 ) -> Iterator[dist.ProcessGroup]:
     """Open a group for a `with` block (see open_group)."""
     try:

@@ -45,16 +45,11 @@ def make_certificate() -> bytes:
     ]
     asked = "Tensors between devices were to be encrypted."
     try:
-        done = subprocess.run(
-            [*words, "-subj", "/CN=workbench", "-keyout", "-", "-out", "-"],
-            capture_output=True,
-        )
+        done = subprocess.run([*words, "-subj", "/CN=workbench", "-keyout", "-", "-out", "-"], capture_output=True)
     except OSError as error:
         found = f"openssl cannot be started: {error.strerror}."
         raise RuntimeSetupError(
-            asked,
-            found,
-            'Install it, or write data = "plain" for a network of your own.',
+            asked, found, 'Install it, or write data = "plain" for a network of your own.'
         ) from error
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip()
@@ -112,14 +107,7 @@ class Relays:
                 lambda exposed: self._failed(rank, error) if (error := exposed.exception()) is not None else None
             )
 
-    def reply(
-        self,
-        rank: int,
-        connection: Connection,
-        key: str,
-        say: Callable[[bytes], None],
-        value: bytes,
-    ) -> None:
+    def reply(self, rank: int, connection: Connection, key: str, say: Callable[[bytes], None], value: bytes) -> None:
         """Send a requested value to a device.  An address is first replaced by one at which the device reaches its
         peer.
         """
@@ -132,25 +120,14 @@ class Relays:
             exposed.at.add_done_callback(functools.partial(self._reach, rank, connection, say, value))
 
     def _reach(
-        self,
-        rank: int,
-        connection: Connection,
-        say: Callable[[bytes], None],
-        value: bytes,
-        exposed: Future[Any],
+        self, rank: int, connection: Connection, say: Callable[[bytes], None], value: bytes, exposed: Future[Any]
     ) -> None:
         if exposed.exception() is not None:  # the fault of the other device, which `told` reports
             return
         host, port = exposed.result()
         connection.post("reach", host=host, port=port).add_done_callback(functools.partial(self._say, rank, say, value))
 
-    def _say(
-        self,
-        rank: int,
-        say: Callable[[bytes], None],
-        value: bytes,
-        reached: Future[Any],
-    ) -> None:
+    def _say(self, rank: int, say: Callable[[bytes], None], value: bytes, reached: Future[Any]) -> None:
         if (error := reached.exception()) is not None:
             self._failed(rank, error)
         else:

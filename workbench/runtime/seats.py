@@ -18,16 +18,7 @@ from workbench import __version__
 from workbench.core.cluster import Device
 from workbench.core.serial import shown
 from workbench.runtime.commands import Pong
-from workbench.runtime.frames import (
-    FROM_ENGINE,
-    MB,
-    Asked,
-    FilePart,
-    Message,
-    Messages,
-    decode_packed,
-    foreign,
-)
+from workbench.runtime.frames import FROM_ENGINE, MB, Asked, FilePart, Message, Messages, decode_packed, foreign
 from workbench.runtime.memory import MemoryReading
 from workbench.runtime.messages import AnswerMessage, Call, decode, decode_told
 
@@ -210,10 +201,7 @@ class Seat(ABC):
         """Take a part of a file that the engine has written."""
 
     def send(
-        self,
-        kind: Literal["hello", "call", "command", "stop", "reply"],
-        data: bytes = b"",
-        number: int = 0,
+        self, kind: Literal["hello", "call", "command", "stop", "reply"], data: bytes = b"", number: int = 0
     ) -> None:
         """Send a message to the engine."""
         self._write(Message(kind, number, data).framed())
@@ -257,9 +245,4 @@ class Seat(ABC):
                 self.inbox.put(self.rank, "event", event, len(message.data))
             case "answer" if message.number == self.number and self.call is not None:
                 answer = decode(message.data, AnswerMessage, f"The answer of device '{name}'")
-                self.inbox.put(
-                    self.rank,
-                    "ended",
-                    answer.outcome(self.rank, self.call, name),
-                    len(message.data),
-                )
+                self.inbox.put(self.rank, "ended", answer.outcome(self.rank, self.call, name), len(message.data))

@@ -24,12 +24,7 @@ from workbench.core.errors import MissingDataError
 from workbench.core.files import quick_file, whole_file
 from workbench.core.job import SnapshotPlace
 from workbench.core.sealed import owner_of
-from workbench.models.sealed_tensors import (
-    Content,
-    content_of,
-    damage_of,
-    write_sealed_tensors,
-)
+from workbench.models.sealed_tensors import Content, content_of, damage_of, write_sealed_tensors
 from workbench.runtime.flat_optimizer import STATE_KINDS, Optimizer
 from workbench.runtime.state import load_state
 
@@ -183,12 +178,7 @@ class SnapshotWriter:
 
     def __init__(self, folder: Path, run: str, layers: tuple[int, int], optimizer: Optimizer) -> None:
         """run: its fingerprint.  layers: [start, stop)."""
-        self._folder, self._run, self._layers, self._optimizer = (
-            folder,
-            run,
-            layers,
-            optimizer,
-        )
+        self._folder, self._run, self._layers, self._optimizer = folder, run, layers, optimizer
         self._shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in optimizer.named_tensors().items()}
         self._passing = sorted({file.at for file in snapshot_files(folder) if file.layers == layers and file.at.step})
 

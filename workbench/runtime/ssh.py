@@ -51,10 +51,7 @@ class Connection:
     """Known once the connection is open."""
 
     def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        take: Callable[[str, Any], None] = lambda kind, content: None,
+        self, name: str, command: Sequence[str], take: Callable[[str, Any], None] = lambda kind, content: None
     ) -> None:
         self.name, self._take = name, take
         self.health: frames.Health | None = None
@@ -92,11 +89,7 @@ class Connection:
             threading.Thread(target=work, daemon=True)
             for work in (self._hear_errors, self._write, self._ping, self._read)
         ]
-        self._threads, self._error_reader, self._reader = (
-            threads,
-            threads[0],
-            threads[-1],
-        )
+        self._threads, self._error_reader, self._reader = threads, threads[0], threads[-1]
         for thread in self._threads:
             thread.start()
 
@@ -188,20 +181,8 @@ class Connection:
         for (path, place, (begin, end)), answer in zip(whole, asked, strict=True):
             begun = answer.result(600.0)
             if begun is not None:
-                frames, digest = (
-                    _frames_from(path, begin + begun, end),
-                    digest_of(path, (begin, end)),
-                )
-                sent.append(
-                    self.post(
-                        "begin_file",
-                        frames,
-                        path=place,
-                        size=end - begin,
-                        sha256=digest,
-                        offset=begun,
-                    )
-                )
+                frames, digest = _frames_from(path, begin + begun, end), digest_of(path, (begin, end))
+                sent.append(self.post("begin_file", frames, path=place, size=end - begin, sha256=digest, offset=begun))
         for future in sent:
             future.result()
         return len(sent)
@@ -316,19 +297,13 @@ class Connection:
         operation, future = self._answers.get(said.id, ("", None))
         answers = frames.Echo if operation == "ping" else frames.Answer | frames.Refusal
         if future is None or not isinstance(said, answers):
-            raise frames.foreign(
-                "an answer of the agent",
-                f"number {said.id} was not asked for, or not so",
-            )
+            raise frames.foreign("an answer of the agent", f"number {said.id} was not asked for, or not so")
         # A future whose answer is refused stays, and fails with the connection.
         match said:
             case frames.Echo():
                 sent_s, now_s = self._pings.pop(said.id, 0.0), time.monotonic()
                 if not sent_s:
-                    raise frames.foreign(
-                        "an answer of the agent",
-                        "it answers a ping that was not sent yet",
-                    )
+                    raise frames.foreign("an answer of the agent", "it answers a ping that was not sent yet")
                 self.cpu_s, self.health = said.cpu_s, said.health or self.health
                 if (now_s - sent_s) / 2 < self.clock_bound_s:
                     self.clock_bound_s = (now_s - sent_s) / 2
@@ -358,10 +333,7 @@ class Connection:
     def _login(self, code: int | None) -> Login:
         """Return how far the login has come."""
         log = os.pread(self._log.fileno(), 1 << 16, 0).decode(errors="replace")
-        said, errors = (
-            self._before.decode(errors="replace"),
-            self._errors.decode(errors="replace"),
-        )
+        said, errors = self._before.decode(errors="replace"), self._errors.decode(errors="replace")
         return Login(log, code, said, errors, self._before.endswith(MAGIC))
 
 

@@ -46,11 +46,7 @@ LOWEST = "127.0.0.0"
 """An address of the loopback below 127.0.0.1, where gloo listens: of two addresses it is the lower that is connected
 to."""
 OLDEST_PYTHON = (3, 11)
-_SHA256, _KIT_FOLDER, _WORD = (
-    r"[0-9a-f]{64}",
-    r"(code|env)-[0-9a-f]{1,64}",
-    r"[^\x00-\x1f\x7f]{0,4096}",
-)
+_SHA256, _KIT_FOLDER, _WORD = r"[0-9a-f]{64}", r"(code|env)-[0-9a-f]{1,64}", r"[^\x00-\x1f\x7f]{0,4096}"
 _SIZE, _PORT = range(1 << 50), range(1, 1 << 16)
 OPERATIONS: dict[str, Any] = {
     "hello": {"silence_s": (0.1, 3600.0), "owner": _WORD},
@@ -145,13 +141,7 @@ class Agent:
         if asked["op"] == "ping":
             clock_s = time.monotonic()
             health = self.health() if asked.get("health") else None
-            self.say(
-                "echo",
-                id=asked["id"],
-                clock_s=clock_s,
-                cpu_s=self.cpu_s(),
-                health=health,
-            )
+            self.say("echo", id=asked["id"], clock_s=clock_s, cpu_s=self.cpu_s(), health=health)
         elif asked["op"] in (
             "has",
             "unpack",
@@ -174,14 +164,7 @@ class Agent:
             else:
                 self.file["id"] = number
                 self.take_data(b"")
-        except (
-            Refused,
-            OSError,
-            subprocess.SubprocessError,
-            tarfile.TarError,
-            TypeError,
-            ValueError,
-        ) as error:
+        except (Refused, OSError, subprocess.SubprocessError, tarfile.TarError, TypeError, ValueError) as error:
             self.say("refusal", id=number, **explained(error))
 
     def say(self, kind: str, **fields: Any) -> None:
@@ -216,8 +199,7 @@ class Agent:
         """
         if sys.version_info < OLDEST_PYTHON:
             raise Refused(
-                f"Its Python is {platform.python_version()}; 3.11 or later is needed.",
-                "Install a newer one there.",
+                f"Its Python is {platform.python_version()}; 3.11 or later is needed.", "Install a newer one there."
             )
         self.silence_s = silence_s
         runs = os.path.join(self.base, "runs")
@@ -332,14 +314,7 @@ class Agent:
         """Begin a file, whose bytes from offset on follow in D frames; it is there whole or not at all.  offset: as
         `has` told.
         """
-        self.file = {
-            "place": "",
-            "part": "",
-            "left": size - offset,
-            "sha256": sha256,
-            "error": None,
-            "open": None,
-        }
+        self.file = {"place": "", "part": "", "left": size - offset, "sha256": sha256, "error": None, "open": None}
         try:
             self.file["place"] = place = self.place(path)
             self.file["part"] = part = part_of(place, sha256)
@@ -397,12 +372,7 @@ class Agent:
             said = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             if said.returncode:
                 raise Refused(f"A virtual environment cannot be made: {said.stdout.strip()}")
-            target = os.path.join(
-                made,
-                "lib",
-                f"python{sys.version_info[0]}.{sys.version_info[1]}",
-                "site-packages",
-            )
+            target = os.path.join(made, "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
         with tarfile.open(self.place(archive)) as tar:
             checked: Any = (
                 {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
@@ -423,13 +393,7 @@ class Agent:
     def tries(self, python: str, trial: str) -> None:
         """Run a few lines of Python in an environment.  Refused if they fail."""
         command = [os.path.expanduser(python), "-P", "-c", trial]
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            preexec_fn=die_with_us,
-        )
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, preexec_fn=die_with_us)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or [""])[-1]
             ended = f"ends with {signal.Signals(-done.returncode).name}" if done.returncode < 0 else f"fails: {last}"
@@ -449,12 +413,7 @@ class Agent:
         python = os.path.expanduser(python)
         if not os.access(python, os.X_OK):
             raise Refused(f"'{python}' is no program there.")
-        variables = dict(
-            os.environ,
-            TMPDIR=self.run,
-            WORKBENCH_CACHE=os.path.join(self.base, "cache"),
-            **environment,
-        )
+        variables = dict(os.environ, TMPDIR=self.run, WORKBENCH_CACHE=os.path.join(self.base, "cache"), **environment)
         pipe = subprocess.PIPE
         with open(os.path.join(self.run, "engine.log"), "wb") as log:
             self.engine = engine = subprocess.Popen(
@@ -514,12 +473,7 @@ class Agent:
         """Kill, stop or continue the engine."""
         if self.engine is not None and self.engine.poll() is None:
             os.killpg(
-                self.engine.pid,
-                {
-                    "kill": signal.SIGKILL,
-                    "stop": signal.SIGSTOP,
-                    "continue": signal.SIGCONT,
-                }[name],
+                self.engine.pid, {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "continue": signal.SIGCONT}[name]
             )
 
     # Tensors between devices.  gloo neither encrypts nor knows whom it speaks to: it stays on the loopback, and relays
@@ -529,10 +483,7 @@ class Agent:
         """Let other devices of the run reach a port of the loopback; return the address and port at which they do."""
         ends = os.environ.get("SSH_CONNECTION", "").split()
         try:
-            server = socket.create_server(
-                (ends[2], 0),
-                family=socket.AF_INET6 if ":" in ends[2] else socket.AF_INET,
-            )
+            server = socket.create_server((ends[2], 0), family=socket.AF_INET6 if ":" in ends[2] else socket.AF_INET)
         except (OSError, IndexError):  # without a network
             server = socket.create_server(("127.0.0.1", 0))
         context = self.tls(ssl.PROTOCOL_TLS_SERVER)
@@ -605,16 +556,10 @@ def explained(error: Any) -> dict[str, str]:
     """Return an error in words, and what to do about it."""
     number = getattr(error, "errno", None)
     if number == errno.ENOSPC:
-        return {
-            "error": "Its disk is full.",
-            "todo": "Free some space there; `df -h` shows where.",
-        }
+        return {"error": "Its disk is full.", "todo": "Free some space there; `df -h` shows where."}
     if number in (errno.EROFS, errno.EACCES, errno.EPERM):
         todo = "Let the user write to the home folder there; a worn card turns read-only."
-        return {
-            "error": f"It cannot write {error.filename or 'its files'}: {error.strerror}.",
-            "todo": todo,
-        }
+        return {"error": f"It cannot write {error.filename or 'its files'}: {error.strerror}.", "todo": todo}
     return {"error": str(error)[:2000], "todo": getattr(error, "todo", "")}
 
 
@@ -623,10 +568,7 @@ def accept(server: Any, join: Any) -> None:
 
     def served(connection: Any) -> None:
         connection.settimeout(10.0)
-        with (
-            connection,
-            contextlib.suppress(OSError),
-        ):  # also of TLS: whoever has not the certificate
+        with connection, contextlib.suppress(OSError):  # also of TLS: whoever has not the certificate
             join(connection)
 
     while True:
@@ -700,12 +642,7 @@ def torch_version(python: str) -> str:
     ]
     try:
         done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=15.0,
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=15.0
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

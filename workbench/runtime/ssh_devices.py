@@ -19,13 +19,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from workbench.core.cluster import Cluster, Device
-from workbench.core.errors import (
-    ConfigError,
-    DeviceLostError,
-    RuntimeSetupError,
-    WorkbenchError,
-    WriteError,
-)
+from workbench.core.errors import ConfigError, DeviceLostError, RuntimeSetupError, WorkbenchError, WriteError
 from workbench.core.serial import shown
 from workbench.models.hub import brought_folder
 from workbench.models.loading import is_tiny, local_folder
@@ -44,11 +38,7 @@ from workbench.runtime.ssh_agent import CERTIFICATE
 from workbench.runtime.ssh_login import Failure, agent_command
 from workbench.runtime.ssh_setup import bring_code, environment_python
 
-_DATA_WORDS = {
-    "tls": "by TLS 1.3",
-    "plain": "as plain TCP",
-    "wireguard": "by WireGuard",
-}
+_DATA_WORDS = {"tls": "by TLS 1.3", "plain": "as plain TCP", "wireguard": "by WireGuard"}
 
 
 _KILL_S = 2.0
@@ -154,11 +144,7 @@ class SshSeat(Seat):
         if self.connection is None:
             return None
         health = self.connection.health
-        return MemoryReading(
-            rss_bytes=0 if health is None else health.rss_bytes,
-            peak_rss_bytes=0,
-            data_bytes=0,
-        )
+        return MemoryReading(rss_bytes=0 if health is None else health.rss_bytes, peak_rss_bytes=0, data_bytes=0)
 
     def bring(self, paths: Sequence[Path]) -> None:
         """Send the run's files that a job names, in place of older ones.  They arrive before any message that
@@ -215,24 +201,14 @@ class SshSeat(Seat):
         self._files.most_bytes = self.inbox.most_bytes
         try:
             self._files.take(part)
-        except (
-            WriteError,
-            OSError,
-        ) as error:  # of this machine, where the run's folder is
-            self.inbox.put(
-                self.rank,
-                "ended",
-                Outcome(rank=self.rank, error=error, text=str(error)),
-            )
+        except (WriteError, OSError) as error:  # of this machine, where the run's folder is
+            self.inbox.put(self.rank, "ended", Outcome(rank=self.rank, error=error, text=str(error)))
 
     def _ask(self, asked: Asked, reply: Callable[[bytes], None]) -> None:
         """Ask the store for this device, or send it weights."""
         if asked.operation == "fetch":  # it takes time, and this thread hears the device's answers
             if self._is_fetching:
-                raise foreign(
-                    "a question to the store",
-                    "weights are asked for while others are on their way",
-                )
+                raise foreign("a question to the store", "weights are asked for while others are on their way")
             self._is_fetching = True
             threading.Thread(target=self._fetched, args=(asked.keys, reply), daemon=True).start()
             return
@@ -301,10 +277,7 @@ class SshEngines(Engines):
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
 
@@ -332,9 +305,7 @@ class SshEngines(Engines):
         folder = local_folder(name)
         if folder is None:
             raise RuntimeSetupError(
-                f"The model '{name}' was to be brought to devices.",
-                "It is not on this machine.",
-                "Fetch it first.",
+                f"The model '{name}' was to be brought to devices.", "It is not on this machine.", "Fetch it first."
             )
         files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
         own = brought_folder(name, Path()).as_posix()
@@ -377,13 +348,7 @@ class SshEngines(Engines):
             if found is None or path is None:
                 asked = f"Device '{connection.name}' asked for '{shown(place)}'."
                 raise RuntimeSetupError(asked, "No model of this run has it.", "Run again.")
-            files.append(
-                (
-                    path,
-                    f"kit/cache/{place}",
-                    (int(found[3]), int(found[4])) if found[3] else None,
-                )
-            )
+            files.append((path, f"kit/cache/{place}", (int(found[3]), int(found[4])) if found[3] else None))
         connection.bring_all(files)
 
     def _together(self, work: Callable[[SshSeat], None]) -> None:
@@ -424,11 +389,7 @@ class SshEngines(Engines):
             return ""
         heat = [] if found.temperature_c is None else [f"{found.temperature_c:.0f} °C"]
         return ", ".join(
-            [
-                *heat,
-                f"{found.free_memory_bytes / 1e6:.0f} MB free",
-                *([found.throttled] if found.throttled else []),
-            ]
+            [*heat, f"{found.free_memory_bytes / 1e6:.0f} MB free", *([found.throttled] if found.throttled else [])]
         )
 
     def context(self, rank: int) -> RankContext:

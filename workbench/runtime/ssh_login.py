@@ -58,13 +58,7 @@ def agent_command(device: Device, *, trusts_new: bool = False) -> list[str]:
         "ControlPath": "none",
         "ClearAllForwardings": "yes",
     }
-    words = [
-        "ssh",
-        "-T",
-        "-E",
-        SSH_LOG,
-        *(f"-o{name}={value}" for name, value in options.items()),
-    ]
+    words = ["ssh", "-T", "-E", SSH_LOG, *(f"-o{name}={value}" for name, value in options.items())]
     if device.port is not None:
         words += ["-p", str(device.port)]
     if device.key:
@@ -76,12 +70,7 @@ def agent_command(device: Device, *, trusts_new: bool = False) -> list[str]:
             )
             raise RuntimeSetupError(asked, found, "Name your private key with key = in the kit's file.")
         words += ["-i", str(key)]
-    return [
-        *words,
-        "--",
-        device.address or device.name,
-        f"exec python3 -I -c '{_LOADER}'",
-    ]
+    return [*words, "--", device.address or device.name, f"exec python3 -I -c '{_LOADER}'"]
 
 
 def with_log(command: Sequence[str], log: str) -> list[str]:
@@ -109,12 +98,7 @@ def _host_key_name(device: Device) -> str:
 
 def _keygen(device: Device, what: str) -> str:
     name = _host_key_name(device)
-    words = [
-        "ssh-keygen",
-        "-f",
-        str(known_hosts()),
-        *(("-R", name) if what == "-R" else ("-l", "-F", name)),
-    ]
+    words = ["ssh-keygen", "-f", str(known_hosts()), *(("-R", name) if what == "-R" else ("-l", "-F", name))]
     return subprocess.run(words, capture_output=True, text=True).stdout if known_hosts().exists() else ""
 
 
@@ -158,24 +142,15 @@ def failure_of(login: Login, command: Sequence[str] = ()) -> Failure:
             failure = Failure(match.expand(found), todo)
             return (_of_keys(command) or failure) if "Permission denied" in pattern else failure
     if "UNKNOWN port 65535" in before:  # a command stands between, such as a jump host's ssh
-        unknown = re.search(
-            r"(?m)^(?:Host key verification failed|No \S+ host key is known)",
-            login.errors,
-        )
+        unknown = re.search(r"(?m)^(?:Host key verification failed|No \S+ host key is known)", login.errors)
         if unknown:
             todo = (
                 "Log in there once by hand (ssh JUMPHOST), and compare and accept its key: --trust is for the "
                 "devices alone."
             )
-            return Failure(
-                "The key of a host on the way to it, such as a jump host, is not trusted.",
-                todo,
-            )
+            return Failure("The key of a host on the way to it, such as a jump host, is not trusted.", todo)
         last = _last(login.errors)
-        return Failure(
-            f"The way to it is closed{last and f': {last}'}.",
-            "Try it by hand: ssh ADDRESS.",
-        )
+        return Failure(f"The way to it is closed{last and f': {last}'}.", "Try it by hand: ssh ADDRESS.")
     last = _last(login.log) or "it said nothing"
     if login.code is None:
         return Failure(f"It did not answer: {last}.", "Check power, cable and address.")
@@ -185,10 +160,7 @@ def failure_of(login: Login, command: Sequence[str] = ()) -> Failure:
 def _of_shell(login: Login, errors: str) -> Failure:
     """Return why a login that succeeded did not start the agent."""
     if login.code == 127:
-        return Failure(
-            "It has no python3.",
-            "Install Python 3.11 or later there: sudo apt install python3.",
-        )
+        return Failure("It has no python3.", "Install Python 3.11 or later there: sudo apt install python3.")
     if login.code is None:
         todo = "Log in by hand (ssh ADDRESS), and see what waits, for example in ~/.bashrc or ~/.profile."
         return Failure("It accepts the login, but does not come to start Python.", todo)
@@ -276,17 +248,11 @@ def _of_keys(command: Sequence[str]) -> Failure | None:
     if len(locked) < len(keys):
         return None
     found = f"The key '{shown(locked[0])}' has a passphrase, and no ssh-agent holds it."
-    return Failure(
-        found,
-        f'Start an agent and add the key: eval "$(ssh-agent)"; ssh-add {shown(locked[0])}.',
-    )
+    return Failure(found, f'Start an agent and add the key: eval "$(ssh-agent)"; ssh-add {shown(locked[0])}.')
 
 
 def _has_passphrase(key: str) -> bool:
     done = subprocess.run(
-        ["ssh-keygen", "-y", "-P", "", "-f", key],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
+        ["ssh-keygen", "-y", "-P", "", "-f", key], capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
     return done.returncode != 0 and "passphrase" in done.stderr

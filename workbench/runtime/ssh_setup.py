@@ -95,20 +95,14 @@ def environment_python(connection: Connection) -> str:
     asked = f"Device '{connection.name}' was to run a job."
     if not environment:
         raise RuntimeSetupError(
-            asked,
-            "It has no libraries yet.",
-            "Run `workbench kit setup` first, or name a Python of its own.",
+            asked, "It has no libraries yet.", "Run `workbench kit setup` first, or name a Python of its own."
         )
     if environment != environment_name(connection.greeting, pinned((PROJECT,), connection.greeting)):
         raise RuntimeSetupError(asked, OTHER_VERSIONS, "Run `workbench kit setup`.")
     return f"{connection.greeting.kit}/{environment}/bin/python"
 
 
-def install(
-    connection: Connection,
-    say: Callable[[str], None],
-    packages: Sequence[str] = (PROJECT,),
-) -> bool:
+def install(connection: Connection, say: Callable[[str], None], packages: Sequence[str] = (PROJECT,)) -> bool:
     """Put the libraries on a device, at the lock's versions, unless they are there; return whether anything was done.
 
     packages: which, with all that they need; by default what the workbench itself needs.
@@ -121,18 +115,13 @@ def install(
     asked = f"The libraries for device '{connection.name}' (Python {version} on {machine}) were asked for."
     if machine not in _PLATFORMS:
         raise RuntimeSetupError(
-            asked,
-            f"There are none for {machine}; known: {', '.join(_PLATFORMS)}.",
-            "Install a 64-bit system there.",
+            asked, f"There are none for {machine}; known: {', '.join(_PLATFORMS)}.", "Install a 64-bit system there."
         )
     pins = pinned(packages, connection.greeting)
     environment = environment_name(connection.greeting, pins)
     if connection.ask("holds", folder=environment):
         return False
-    uv = shutil.which(
-        "uv",
-        path=os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", ""))),
-    )
+    uv = shutil.which("uv", path=os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", ""))))
     if uv is None:
         raise RuntimeSetupError(asked, "uv is not on this machine.", "Install it: pip install uv.")
     target = [
@@ -150,32 +139,17 @@ def install(
         target += ["--torch-backend", "cpu"]
 
     def run(*words: str, said: str = "") -> str:
-        done = subprocess.run(
-            [uv, "pip", *words, "--no-deps", *target],
-            input=said,
-            capture_output=True,
-            text=True,
-        )
+        done = subprocess.run([uv, "pip", *words, "--no-deps", *target], input=said, capture_output=True, text=True)
         if done.returncode:
             last = " ".join(done.stderr.split())[:400]
             raise RuntimeSetupError(
-                asked,
-                f"uv could not: {last}",
-                "Check the network, and that the index has wheels for it.",
+                asked, f"uv could not: {last}", "Check the network, and that the index has wheels for it."
             )
         return done.stdout
 
     lines = locked(
         pins,
-        lambda pin: run(
-            "compile",
-            "--quiet",
-            "--generate-hashes",
-            "--no-header",
-            "--no-annotate",
-            "-",
-            said=pin,
-        ),
+        lambda pin: run("compile", "--quiet", "--generate-hashes", "--no-header", "--no-annotate", "-", said=pin),
         say,
     )
     with tempfile.TemporaryDirectory(prefix="workbench-kit-") as scratch:
@@ -198,20 +172,14 @@ def install(
                 "device cannot use."
             )
             raise RuntimeSetupError(
-                asked,
-                found,
-                "Name the index of its CPU build: pip config set global.extra-index-url ADDRESS.",
+                asked, found, "Name the index of its CPU build: pip config set global.extra-index-url ADDRESS."
             )
         root = Path(scratch)
         files = [path for path in sorted(root.rglob("*")) if path.is_file() and path.suffix != ".pyc"]
         say(f"{connection.name}: sending {sum(path.stat().st_size for path in files) / 1e6:.0f} MB, compressed")
         trial = TRIAL if any(pin.startswith("torch==") for pin in pins) else ""
         _bring_archive(
-            connection,
-            environment,
-            ((path, path.relative_to(root)) for path in files),
-            python=True,
-            trial=trial,
+            connection, environment, ((path, path.relative_to(root)) for path in files), python=True, trial=trial
         )
     return True
 
@@ -259,11 +227,7 @@ def pinned(packages: Sequence[str], greeting: Greeting) -> tuple[str, ...]:
     }
     lock = [
         Requirement(text)
-        for text in re.findall(
-            r"^([^#\s][^\\\n]*)",
-            (data_folder() / "hashes.txt").read_text(),
-            re.MULTILINE,
-        )
+        for text in re.findall(r"^([^#\s][^\\\n]*)", (data_folder() / "hashes.txt").read_text(), re.MULTILINE)
     ]
 
     def versions(**environment: str) -> dict[str, str]:
@@ -305,11 +269,7 @@ def locked(pins: Sequence[str], found_of: Callable[[str], str], say: Callable[[s
     word, which is said.
     """
     lock = dict(
-        re.findall(
-            r"^(\S+)[^\\\n]*((?: \\\n +--hash=\S+)+)",
-            (data_folder() / "hashes.txt").read_text(),
-            re.MULTILINE,
-        )
+        re.findall(r"^(\S+)[^\\\n]*((?: \\\n +--hash=\S+)+)", (data_folder() / "hashes.txt").read_text(), re.MULTILINE)
     )
     lines = []
     for pin in pins:
@@ -324,12 +284,7 @@ def locked(pins: Sequence[str], found_of: Callable[[str], str], say: Callable[[s
 
 
 def _bring_archive(
-    connection: Connection,
-    folder: str,
-    files: Iterable[tuple[Path, Path]],
-    *,
-    python: bool,
-    trial: str = "",
+    connection: Connection, folder: str, files: Iterable[tuple[Path, Path]], *, python: bool, trial: str = ""
 ) -> None:
     """Send files as one archive and have it unpacked, and tried."""
     with tempfile.NamedTemporaryFile(prefix="workbench-kit-", suffix=".tar.gz") as archive:
@@ -338,10 +293,5 @@ def _bring_archive(
                 tar.add(path, str(name), recursive=False)
         connection.send_file(Path(archive.name), f"kit/{folder}.tar.gz").result()
         connection.ask(
-            "unpack",
-            timeout_s=600.0,
-            archive=f"kit/{folder}.tar.gz",
-            folder=folder,
-            python=python,
-            trial=trial,
+            "unpack", timeout_s=600.0, archive=f"kit/{folder}.tar.gz", folder=folder, python=python, trial=trial
         )

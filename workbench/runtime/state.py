@@ -37,20 +37,12 @@ def load_state(paths: Iterable[Path], run: str, into: Mapping[str, Tensor] | Non
     if lost := sorted(set(into or ()).difference(tensors)):
         asked = f"A state was to be read from {', '.join(map(str, files)) or 'no file'}."
         found = f"{', '.join(lost[:4])}{' and others' if len(lost) > 4 else ''} missing."
-        raise StateError(
-            asked,
-            found,
-            "Give --workdir a folder that all devices share, or begin without --resume.",
-        )
+        raise StateError(asked, found, "Give --workdir a folder that all devices share, or begin without --resume.")
     return tensors
 
 
 def carry_out(
-    moves: Sequence[Move],
-    rank: int,
-    run: Run,
-    held: Mapping[str, Tensor],
-    into: Mapping[str, Tensor],
+    moves: Sequence[Move], rank: int, run: Run, held: Mapping[str, Tensor], into: Mapping[str, Tensor]
 ) -> list[Span]:
     """Do this rank's part of a move and return its spans.  Every rank must call this with the same moves.
 

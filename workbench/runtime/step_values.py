@@ -46,12 +46,7 @@ class StepValues:
         *,
         timeout_s: float,
     ) -> None:
-        self._uses, self._sources, self._carried, self._timeout_s = (
-            dict(uses),
-            dict(sources),
-            carried,
-            timeout_s,
-        )
+        self._uses, self._sources, self._carried, self._timeout_s = dict(uses), dict(sources), carried, timeout_s
         self._present: dict[Value, Arrival] = {}
         self._waiting: dict[Value, list[threading.Event]] = {}
         self._lock = threading.Lock()
@@ -169,11 +164,7 @@ class StepValues:
     def raise_failure(self) -> None:
         """Raise DeviceLostError if a communication thread has failed."""
         if self._failure is not None:
-            raise DeviceLostError(
-                "A transfer was in progress.",
-                f"It failed: {self._failure}.",
-                _SEE_FIRST,
-            )
+            raise DeviceLostError("A transfer was in progress.", f"It failed: {self._failure}.", _SEE_FIRST)
 
     def _count(self, change: int) -> None:
         if change:

@@ -34,12 +34,7 @@ import torch
 import torch.distributed as dist
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import (
-    ConfigError,
-    DeviceLostError,
-    MessageError,
-    RuntimeSetupError,
-)
+from workbench.core.errors import ConfigError, DeviceLostError, MessageError, RuntimeSetupError
 from workbench.runtime.context import RankContext
 from workbench.runtime.engine_service import Engines
 from workbench.runtime.engine_session import PipeSeat
@@ -85,11 +80,9 @@ class Line:
                 size = _END if waiting and not data else len(data)
                 self._group.send([torch.tensor([size])], self._peer, 0).wait(timedelta(seconds=SILENT_S))
                 if data:
-                    self._group.send(
-                        [torch.frombuffer(bytearray(data), dtype=torch.uint8)],
-                        self._peer,
-                        0,
-                    ).wait(timedelta(seconds=SILENT_S))
+                    self._group.send([torch.frombuffer(bytearray(data), dtype=torch.uint8)], self._peer, 0).wait(
+                        timedelta(seconds=SILENT_S)
+                    )
 
     def _receive(self) -> None:
         try:
@@ -100,8 +93,7 @@ class Line:
                     break
                 if not 0 <= int(size) <= FILE_CHUNK:
                     raise foreign(
-                        "a part of a frame",
-                        f"it has {int(size):,} bytes, at most {FILE_CHUNK:,} are allowed",
+                        "a part of a frame", f"it has {int(size):,} bytes, at most {FILE_CHUNK:,} are allowed"
                     )
                 if int(size):  # otherwise a sign of life
                     data = torch.empty(int(size), dtype=torch.uint8)
@@ -153,9 +145,7 @@ class RankSeat(PipeSeat):
         if self.why:
             asked = f"Device '{self.device.name}' (rank {self.rank}) was in a run."
             raise DeviceLostError(
-                asked,
-                f"It is lost. {self.why}",
-                "See its own output; start all ranks again, with --resume.",
+                asked, f"It is lost. {self.why}", "See its own output; start all ranks again, with --resume."
             )
 
     @property
@@ -196,10 +186,7 @@ class TorchrunEngines(Engines):
         not reached.
         """
         rank, world_size = torchrun_rank()
-        address, port = (
-            os.environ.get("MASTER_ADDR", "127.0.0.1"),
-            int(os.environ.get("MASTER_PORT", "29500")),
-        )
+        address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "29500"))
         if interface := _interface_towards(address):
             # gloo then does not guess an interface from the host's name, and listens on no other interface.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
@@ -207,19 +194,9 @@ class TorchrunEngines(Engines):
             listening: dict[str, Any] = {}
             if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
                 # Our socket listens only at that address; torch's own would listen at every address of the machine.
-                listening = {
-                    "is_master": True,
-                    "master_listen_fd": socket.create_server((address, port)).detach(),
-                }
+                listening = {"is_master": True, "master_listen_fd": socket.create_server((address, port)).detach()}
             timeout = timedelta(seconds=timeout_s)
-            store = dist.TCPStore(
-                address,
-                port,
-                world_size,
-                timeout=timeout,
-                wait_for_workers=False,
-                **listening,
-            )
+            store = dist.TCPStore(address, port, world_size, timeout=timeout, wait_for_workers=False, **listening)
             prefix = f"workbench/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
             group = dist.ProcessGroupGloo(dist.PrefixStore(prefix, store), rank, world_size, timeout)
         except (RuntimeError, ValueError, OSError) as error:
@@ -241,19 +218,11 @@ class TorchrunEngines(Engines):
         super().__init__(cluster)
         self._local_folder = local_folder
         for rank, device in enumerate(cluster.devices):
-            seat, (ours, theirs) = (
-                RankSeat(rank, device, self.inbox),
-                socket.socketpair(),
-            )
+            seat, (ours, theirs) = RankSeat(rank, device, self.inbox), socket.socketpair()
             seat.connect(ours)
             self._seats.append(seat)
             if rank == 0:
-                threading.Thread(
-                    target=self._work,
-                    args=(theirs,),
-                    name="rank 0's engine",
-                    daemon=True,
-                ).start()
+                threading.Thread(target=self._work, args=(theirs,), name="rank 0's engine", daemon=True).start()
             else:
                 self._lines.append(Line(self._group, rank, theirs, seat.lost))
 
@@ -270,9 +239,7 @@ class TorchrunEngines(Engines):
 
         def lost(why: str) -> None:
             error = DeviceLostError(
-                f"Rank {self.rank} did what rank 0 asks for.",
-                f"Rank 0 is lost. {why}",
-                "See its own output.",
+                f"Rank {self.rank} did what rank 0 asks for.", f"Rank 0 is lost. {why}", "See its own output."
             )
             sys.stderr.write(f"{error}\n")
             os._exit(1)
@@ -366,9 +333,7 @@ def _met(group: Any, rank: int, peer: int) -> float:
     if not hmac.compare_digest(answer, hmac.digest(secret, f"rank {peer}/".encode() + mine, "sha256")):
         asked = f"Rank {rank} met rank {peer}."
         raise RuntimeSetupError(
-            asked,
-            "It does not know this run's secret.",
-            "Set the same WORKBENCH_SECRET on every device.",
+            asked, "It does not know this run's secret.", "Set the same WORKBENCH_SECRET on every device."
         )
     clock, offset_s, shortest_s = torch.zeros(1, dtype=torch.float64), 0.0, float("inf")
     for _ in range(_CLOCK_ROUNDS):
@@ -410,7 +375,6 @@ def _interface_towards(address: str) -> str | None:
         probe.connect((address, 9))  # sends nothing
         own = probe.getsockname()[0]
         return next(
-            (name for name, ends in psutil.net_if_addrs().items() if any(end.address == own for end in ends)),
-            None,
+            (name for name, ends in psutil.net_if_addrs().items() if any(end.address == own for end in ends)), None
         )
     return None

@@ -24,14 +24,7 @@ import torch
 
 from workbench.core.costs import MESSAGE_S, Spec, opaque, sent_bytes
 from workbench.core.errors import DeviceLostError
-from workbench.core.schedule import (
-    ALLGATHER,
-    ALLREDUCE,
-    BROADCAST,
-    REDUCESCATTER,
-    Op,
-    Value,
-)
+from workbench.core.schedule import ALLGATHER, ALLREDUCE, BROADCAST, REDUCESCATTER, Op, Value
 from workbench.core.timeline import Span
 from workbench.runtime.pacing import RankLinks
 from workbench.runtime.step_values import StepValues, nbytes
@@ -132,10 +125,7 @@ class Transport:
         return present
 
     def expect_receives(
-        self,
-        receives: Mapping[int, Sequence[tuple[Op, Spec]]],
-        values: StepValues,
-        spans: list[Span],
+        self, receives: Mapping[int, Sequence[tuple[Op, Spec]]], values: StepValues, spans: list[Span]
     ) -> None:
         """Announce a step's RECVs by source, in list order.  Received values are put into `values`, and their time
         spans into `spans`.
@@ -144,10 +134,7 @@ class Transport:
             if source not in self._receives:
                 self._receives[source] = queue.SimpleQueue()
                 threading.Thread(
-                    target=self._receive_loop,
-                    args=(source,),
-                    name=f"receive-{source}",
-                    daemon=True,
+                    target=self._receive_loop, args=(source,), name=f"receive-{source}", daemon=True
                 ).start()
             self._receives[source].put([(op, spec, values, spans) for op, spec in batch])
 
@@ -162,12 +149,7 @@ class Transport:
         rows: size of each member's part along dimension 0 (ALLGATHER, REDUCESCATTER).
         Raises DeviceLostError if a member died or became silent.
         """
-        group, start_s, position, whole = (
-            self.subgroup(op.ranks),
-            time.monotonic(),
-            op.ranks.index(self._rank),
-            content,
-        )
+        group, start_s, position, whole = self.subgroup(op.ranks), time.monotonic(), op.ranks.index(self._rank), content
         try:
             if op.kind == ALLREDUCE:
                 group.allreduce([content]).wait()
@@ -306,16 +288,7 @@ class Transport:
                 while coming and (len(posted) < LEAST_WINDOW or (len(posted) < WINDOW and posted_bytes < WINDOW_BYTES)):
                     op, spec, values, spans = coming.popleft()
                     buffer = _empty_with_stamp(spec) if is_emulated else empty(spec)
-                    posted.append(
-                        (
-                            op,
-                            spec,
-                            buffer,
-                            self._group.recv([buffer], peer, number),
-                            values,
-                            spans,
-                        )
-                    )
+                    posted.append((op, spec, buffer, self._group.recv([buffer], peer, number), values, spans))
                     posted_bytes += nbytes(buffer)
                     number = (number + 1) % (1 << 30)
                 op, spec, buffer, work, values, spans = posted.popleft()
@@ -406,13 +379,7 @@ def _all_gather(op: Op, own: torch.Tensor, rows: Sequence[int], group: Any, posi
     blocks[position].copy_(own)
     size = len(rows)
     for step in range(size - 1):
-        _pass_on(
-            op,
-            group,
-            position,
-            blocks[(position - step) % size],
-            blocks[(position - step - 1) % size],
-        )
+        _pass_on(op, group, position, blocks[(position - step) % size], blocks[(position - step - 1) % size])
     return whole
 
 
@@ -431,9 +398,6 @@ def _pass_on(op: Op, group: Any, position: int, mine: torch.Tensor, theirs: torc
     """Send to the next ring member and receive from the previous one, at the same time."""
     size = len(op.ranks)
     following, former = (_number(op, op.ranks[(position + step) % size]) for step in (1, -1))
-    works = [
-        group.recv([theirs], former, _RING_TAG),
-        group.send([mine.contiguous()], following, _RING_TAG),
-    ]
+    works = [group.recv([theirs], former, _RING_TAG), group.send([mine.contiguous()], following, _RING_TAG)]
     for work in works:
         work.wait()

@@ -13,12 +13,7 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from workbench.core.cluster import Cluster, Link
-from workbench.runtime.namespaces import (
-    CLONE_NEWNET,
-    enter,
-    new_network_namespace,
-    unshare,
-)
+from workbench.runtime.namespaces import CLONE_NEWNET, enter, new_network_namespace, unshare
 
 INTERFACE = "eth0"
 _BRIDGE = "bridge0"
@@ -58,12 +53,7 @@ def build_links(cluster: Cluster) -> tuple[LinkEnd, ...]:
         hub.link("set", index=bridge, state="up")
         for rank in range(cluster.world_size):
             port_name = f"port{rank}"
-            hub.link(
-                "add",
-                ifname=port_name,
-                kind="veth",
-                peer={"ifname": INTERFACE, "net_ns_fd": descriptors[rank]},
-            )
+            hub.link("add", ifname=port_name, kind="veth", peer={"ifname": INTERFACE, "net_ns_fd": descriptors[rank]})
             port = hub.link_lookup(ifname=port_name)[0]
             hub.link("set", index=port, master=bridge, state="up")
     for rank in range(cluster.world_size):
@@ -89,12 +79,7 @@ def shape_links(cluster: Cluster, descriptors: Sequence[int]) -> None:
         with _netlink() as hub:
             _shape(hub, hub.link_lookup(ifname=f"port{rank}")[0], device.link, {})
         with _inside(descriptors[rank]), _netlink() as device_side:
-            _shape(
-                device_side,
-                device_side.link_lookup(ifname=INTERFACE)[0],
-                device.link,
-                pairs,
-            )
+            _shape(device_side, device_side.link_lookup(ifname=INTERFACE)[0], device.link, pairs)
 
 
 def _shape(netlink: IPRoute, index: int, link: Link, pairs: dict[str, Link]) -> None:
@@ -109,14 +94,7 @@ def _shape(netlink: IPRoute, index: int, link: Link, pairs: dict[str, Link]) -> 
         packed = int.from_bytes(bytes(map(int, address.split("."))), "big")
         keys = [f"{packed:#x}/0xffffffff+16"]  # destination address in the IP header
         netlink.tc(
-            "add-filter",
-            "u32",
-            index,
-            parent=_ROOT,
-            prio=1,
-            protocol=_ETHERNET_IP,
-            target=_ROOT | number,
-            keys=keys,
+            "add-filter", "u32", index, parent=_ROOT, prio=1, protocol=_ETHERNET_IP, target=_ROOT | number, keys=keys
         )
 
 

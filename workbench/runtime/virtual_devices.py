@@ -83,15 +83,7 @@ class VirtualWork(Protocol):
         """Return the earliest time at which a step begins; meanwhile its members may pause."""
         return 0.0
 
-    def reports(
-        self,
-        job: Any,
-        place: int,
-        step: int,
-        before: float,
-        after: float,
-        factors: Factors,
-    ) -> Iterable[Any]:
+    def reports(self, job: Any, place: int, step: int, before: float, after: float, factors: Factors) -> Iterable[Any]:
         """Return the events of a member during a step, of the part from `before` to `after` (0 and 0 at its begin, 1 at
         its end).
         """
@@ -224,8 +216,7 @@ class VirtualDevices:
             had_job = self._end_process(rank)
             if had_job:
                 self._agenda.at(
-                    self.now_s() + self._some(self._world.notice_s),
-                    lambda: self._pending.append(News(rank, "died")),
+                    self.now_s() + self._some(self._world.notice_s), lambda: self._pending.append(News(rank, "died"))
                 )
 
     def _end_process(self, rank: int) -> bool:
@@ -251,10 +242,7 @@ class VirtualDevices:
         """Restart a device's process."""
         if self._processes[rank].is_alive:
             self._end_process(rank)
-        self._agenda.at(
-            self.now_s() + self._some(self._world.restart_s),
-            partial(self._restarted, rank),
-        )
+        self._agenda.at(self.now_s() + self._some(self._world.restart_s), partial(self._restarted, rank))
 
     def _restarted(self, rank: int) -> None:
         self._processes[rank] = _Process(life=self._processes[rank].life + 1)
@@ -266,10 +254,7 @@ class VirtualDevices:
         return most_s if self._draws is None else self._draws.uniform(0.2, 1.0) * most_s
 
     def _send(self, rank: int, is_command: bool, action: Callable[[], Any]) -> None:
-        time_s = max(
-            self.now_s() + self._some(self._world.message_s),
-            self._last_s.get((rank, is_command), 0.0),
-        )
+        time_s = max(self.now_s() + self._some(self._world.message_s), self._last_s.get((rank, is_command), 0.0))
         self._last_s[rank, is_command] = time_s
         self._agenda.at(time_s, action)
 
@@ -311,29 +296,17 @@ class VirtualDevices:
                 self._slow_down(rank, message.factor)
             case c.Probe():
                 slowness = self._work.slowness(process.factor)
-                self._after(
-                    rank,
-                    slowness * self._world.probe_s,
-                    partial(self._tell, rank, c.Probed(slowness)),
-                )
+                self._after(rank, slowness * self._world.probe_s, partial(self._tell, rank, c.Probed(slowness)))
             case c.Prepare():
                 seconds, events = self._work.prepare(message.job, message.place)
-                self._after(
-                    rank,
-                    seconds,
-                    partial(self._tell_all, rank, (*events, c.Prepared())),
-                )
+                self._after(rank, seconds, partial(self._tell_all, rank, (*events, c.Prepared())))
             case c.Ping():
                 self._tell(rank, c.Pong())
             case c.Leave():
                 self._tell(rank, c.Leaving())
             case c.Stop():
                 process.has_job = False
-                self._send(
-                    rank,
-                    False,
-                    lambda: self._pending.append(News(rank, "ended", Outcome(rank=rank))),
-                )
+                self._send(rank, False, lambda: self._pending.append(News(rank, "ended", Outcome(rank=rank))))
 
     # Work.
 
@@ -342,20 +315,14 @@ class VirtualDevices:
         train = self._processes[rank].train = group.train
         group.joined.add(rank)
         if group.joined == set(train.members):
-            self._agenda.at(
-                self.now_s() + self._some(self._world.join_s),
-                partial(self._begin_work, group),
-            )
+            self._agenda.at(self.now_s() + self._some(self._world.join_s), partial(self._begin_work, group))
         else:  # the other members may never come
             self._after(rank, train.job.timeout_s, partial(self._give_up, rank, train, group))
 
     def _begin_work(self, group: _Group) -> None:
         if self._is_whole(group):
             seconds, events = self._work.begin(group.train.job, self.now_s())
-            self._agenda.at(
-                self.now_s() + seconds,
-                partial(self._begin_first, group, group.ticket, events),
-            )
+            self._agenda.at(self.now_s() + seconds, partial(self._begin_first, group, group.ticket, events))
 
     def _begin_first(self, group: _Group, ticket: int, events: Iterable[tuple[int, Any]]) -> None:
         if ticket == group.ticket and self._is_whole(group):
@@ -381,10 +348,7 @@ class VirtualDevices:
         """Schedule the end of a group's step at its members' present speeds."""
         group.ticket += 1
         group.whole_s = self._work.seconds(group.train.job, group.step, self._factors(group))
-        self._agenda.at(
-            self.now_s() + (1 - group.done) * group.whole_s,
-            partial(self._end_step, group, group.ticket),
-        )
+        self._agenda.at(self.now_s() + (1 - group.done) * group.whole_s, partial(self._end_step, group, group.ticket))
 
     def _factors(self, group: _Group) -> dict[int, float]:
         return {place: self._processes[rank].factor for place, rank in enumerate(group.train.members)}
@@ -404,27 +368,17 @@ class VirtualDevices:
         """Bring the finished part of a group's step up to now."""
         if self.now_s() > group.since_s:
             past_s = self.now_s() - group.since_s
-            part, group.since_s, group.before_s = (
-                past_s / group.whole_s,
-                self.now_s(),
-                group.before_s + past_s,
-            )
+            part, group.since_s, group.before_s = past_s / group.whole_s, self.now_s(), group.before_s + past_s
             self._report(group, min(1.0, group.done + part))
 
     def _report(self, group: _Group, done: float) -> None:
         before, group.done, factors = group.done, done, self._factors(group)
         for place, rank in enumerate(group.train.members):
-            self._tell_all(
-                rank,
-                self._work.reports(group.train.job, place, group.step, before, done, factors),
-            )
+            self._tell_all(rank, self._work.reports(group.train.job, place, group.step, before, done, factors))
 
     def _report_later(self, group: _Group, step: int) -> None:
         if self._world.report_s < group.whole_s:
-            self._agenda.at(
-                self.now_s() + self._world.report_s,
-                partial(self._report_now, group, step, group.begun_s),
-            )
+            self._agenda.at(self.now_s() + self._world.report_s, partial(self._report_now, group, step, group.begun_s))
 
     def _report_now(self, group: _Group, step: int, begun_s: float) -> None:
         if group.is_busy and (group.step, group.begun_s) == (step, begun_s) and self._is_whole(group):
@@ -446,10 +400,7 @@ class VirtualDevices:
         self.taken_s[group.step] = group.before_s + (1 - group.done) * group.whole_s
         self._report(group, 1.0)
         for place, rank in enumerate(members):
-            self._tell(
-                rank,
-                self._work.done(job, place, group.step, self._processes[rank].factor),
-            )
+            self._tell(rank, self._work.done(job, place, group.step, self._processes[rank].factor))
         group.step += 1
         end: c.End | None = "finished" if group.step >= job.last_step else "paused" if group.pauses else None
         if end is None:
@@ -491,9 +442,6 @@ class VirtualDevices:
         if (
             has_begun and self._draws is not None and self._draws.random() < 0.2
         ):  # it already had all inputs of the step
-            self._tell(
-                rank,
-                self._work.done(train.job, train.members.index(rank), group.step, 1.0),
-            )
+            self._tell(rank, self._work.done(train.job, train.members.index(rank), group.step, 1.0))
             stop = group.step + 1
         self._end_job(rank, train, "lost", group.step if stop is None else stop)

@@ -11,12 +11,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec, TableCosts, opaque
 from workbench.core.division import PARTS, Direction, Division
 from workbench.core.plan import Plan
-from workbench.core.profile import (
-    LayerProfile,
-    Profile,
-    layers_seconds,
-    trainable_bytes,
-)
+from workbench.core.profile import LayerProfile, Profile, layers_seconds, trainable_bytes
 from workbench.core.schedule import STEP, Op, Value
 from workbench.schedules.pieces import StepLayout, boundary_of
 from workbench.schedules.tensor import BEGIN, END

@@ -89,12 +89,7 @@ def mini_batches(
             carried[rank] = listing.carried(count)
             outputs[rank] = tuple(dict.fromkeys((*listing.outputs(count), *(output for output, _ in carried[rank]))))
         first_stage += len(plan.stages)
-    return Schedule(
-        ops=tuple(ops),
-        inputs=tuple(inputs),
-        outputs=tuple(outputs),
-        carried=tuple(carried),
-    )
+    return Schedule(ops=tuple(ops), inputs=tuple(inputs), outputs=tuple(outputs), carried=tuple(carried))
 
 
 def in_flight_order(delay: int, begun: int, num_mini_batches: int, ahead: int) -> list[Slot]:
@@ -125,12 +120,7 @@ class _Listing:
         ahead: int,
         versions: VersionRule,
     ) -> None:
-        self._workers, self._worker, self._rank, self._shards = (
-            workers,
-            worker,
-            rank,
-            shards,
-        )
+        self._workers, self._worker, self._rank, self._shards = workers, worker, rank, shards
         self._stage, self._index = first_stage + index, index
         self._num_stages = len(workers.pipelines[worker].stages)
         self._delay = min(self._num_stages - index, workers.in_flight) - 1
@@ -171,17 +161,8 @@ class _Listing:
         own = min(self._delay, self._ahead)
         tokens = (Value("tokens", NONE, self._batch(p)) for p in range(self._begun, count + own))
         served = (Value("global", number, NONE, 0) for number, shard in self._shards if shard.server == self._rank)
-        begun = (
-            *map(self._weight, self._stashed),
-            *(Value("ctx", self._stage, p) for p in range(self._begun)),
-        )
-        return (
-            *begun,
-            *filter(None, [self._first_act]),
-            self._weight(self._first),
-            *served,
-            *tokens,
-        )
+        begun = (*map(self._weight, self._stashed), *(Value("ctx", self._stage, p) for p in range(self._begun)))
+        return (*begun, *filter(None, [self._first_act]), self._weight(self._first), *served, *tokens)
 
     def carried(self, count: int) -> tuple[tuple[Value, Value], ...]:
         """Return what the next window continues with."""
@@ -190,13 +171,7 @@ class _Listing:
         stage, own = self._stage, min(self._delay, self._ahead)
         pairs = [(Value("ctx", stage, count + p), Value("ctx", stage, p)) for p in range(own)]
         stashed = range(min(self._lag, -(-self._ahead // self._per_update)))
-        pairs += [
-            (
-                self._weight(self._version_of(count + p * self._per_update)),
-                self._weight(p),
-            )
-            for p in stashed
-        ]
+        pairs += [(self._weight(self._version_of(count + p * self._per_update)), self._weight(p)) for p in stashed]
         if self._index and self._ahead > own:
             pairs.append((Value("act", stage - 1, count + own), Value("act", stage - 1, own)))
         return (*pairs, (self._weight(), self._weight(self._lag)))
@@ -207,10 +182,7 @@ class _Listing:
     def outputs(self, count: int) -> tuple[Value, ...]:
         """Return the losses (on the last stage) and the final weights."""
         batches = range(count if self._index == self._num_stages - 1 else 0)
-        return (
-            *(Value("loss", self._stage, self._batch(p)) for p in batches),
-            self._weight(),
-        )
+        return (*(Value("loss", self._stage, self._batch(p)) for p in batches), self._weight())
 
     def _batch(self, p: int) -> int:
         return p * len(self._workers.pipelines) + self._worker
@@ -234,11 +206,7 @@ class _Listing:
         self._listed.append(Op("B", stage, m, NONE, reads, (*onward, accumulated)))
         if (p + 1) % self._per_update == 0:
             parts = range(p + 1 - self._per_update, p + 1)
-            self._update(
-                STEP,
-                m,
-                tuple(Value("gacc", stage, self._batch(part)) for part in parts),
-            )
+            self._update(STEP, m, tuple(Value("gacc", stage, self._batch(part)) for part in parts))
 
     def _pull(self, waves: int) -> None:
         for wave in range(self._merged, waves):
@@ -247,23 +215,10 @@ class _Listing:
                     pushes = (Value("push", number, wave, worker) for worker in range(len(shard.owners)))
                     reads = (*pushes, Value("global", number, NONE, wave))
                     self._listed.append(
-                        Op(
-                            MERGE,
-                            number,
-                            wave,
-                            NONE,
-                            reads,
-                            (Value("global", number, NONE, wave + 1),),
-                            (),
-                            SERVER,
-                        )
+                        Op(MERGE, number, wave, NONE, reads, (Value("global", number, NONE, wave + 1),), (), SERVER)
                     )
         self._merged = waves
-        self._update(
-            PULL,
-            waves - 1,
-            tuple(Value("global", number, NONE, waves) for number, _ in self._shards),
-        )
+        self._update(PULL, waves - 1, tuple(Value("global", number, NONE, waves) for number, _ in self._shards))
 
     def _update(self, kind: str, microbatch: int, reads: tuple[Value, ...]) -> None:
         before = self._weight()
@@ -300,9 +255,7 @@ def asynchronous_1f1b(
     for stage in plan.stages:
         if len(stage.shares) != 1:
             raise ScheduleError(
-                "Asynchronous 1F1B was asked for.",
-                f"A stage has {len(stage.shares)} ranks.",
-                "Give each stage one.",
+                "Asynchronous 1F1B was asked for.", f"A stage has {len(stage.shares)} ranks.", "Give each stage one."
             )
     size = world_size_of(plan, world_size, (1,) * num_batches)
     return mini_batches(

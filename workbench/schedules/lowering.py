@@ -5,18 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from workbench.core.activities import activities, require_progress
-from workbench.core.schedule import (
-    ALLREDUCE,
-    RECV,
-    SEND,
-    STEP,
-    Op,
-    Schedule,
-    Value,
-    paused_collector,
-    recv,
-    send,
-)
+from workbench.core.schedule import ALLREDUCE, RECV, SEND, STEP, Op, Schedule, Value, paused_collector, recv, send
 
 GRADIENT = "gacc"
 SUMMED = "gsum"
@@ -33,10 +22,7 @@ def insert_transfers(schedule: Schedule) -> Schedule:
     """
     missing: list[tuple[Value, int]] = []  # (value, destination)
     for rank, ops in enumerate(schedule.ops):
-        present = {
-            *schedule.inputs[rank],
-            *(value for op in ops for value in op.writes),
-        }
+        present = {*schedule.inputs[rank], *(value for op in ops for value in op.writes)}
         wanted = dict.fromkeys((*(value for op in ops for value in op.reads), *schedule.outputs[rank]))
         missing += [(value, rank) for value in wanted if value not in present]
     homes = _homes(schedule, {value for value, _ in missing})
@@ -75,10 +61,7 @@ def insert_receives(schedule: Schedule) -> Schedule:
             if op.kind == SEND and op.reads[0] not in received[op.ranks[1]]:
                 destination, value = op.ranks[1], op.reads[0]
                 end = len(schedule.ops[destination])
-                place = min(
-                    first_reads[destination].get(value, end),
-                    earliest.get(destination, end),
-                )
+                place = min(first_reads[destination].get(value, end), earliest.get(destination, end))
                 earliest[destination] = place
                 receives[destination].setdefault(place, []).append(recv(value, rank, destination))
     complete = []
@@ -116,16 +99,7 @@ def insert_allreduce(schedule: Schedule) -> Schedule:
                 others = tuple(value for value in op.reads if value.name != GRADIENT)
                 total = Value(SUMMED, op.stage, op.microbatch, rank)
                 merged.append(
-                    Op(
-                        ALLREDUCE,
-                        op.stage,
-                        op.microbatch,
-                        op.part,
-                        gradients,
-                        (total,),
-                        tuple(ranks),
-                        "collective",
-                    )
+                    Op(ALLREDUCE, op.stage, op.microbatch, op.part, gradients, (total,), tuple(ranks), "collective")
                 )
                 op = op._replace(reads=(total, *others))
             merged.append(op)

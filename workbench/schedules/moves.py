@@ -80,12 +80,7 @@ def moves(
         chunks += [
             (
                 (number + 1) / len(pieces_of_chunks),
-                _Chunk(
-                    pieces,
-                    sum(piece.stop - piece.start for piece in pieces),
-                    holders,
-                    receivers,
-                ),
+                _Chunk(pieces, sum(piece.stop - piece.start for piece in pieces), holders, receivers),
             )
             for number, pieces in enumerate(pieces_of_chunks)
         ]
@@ -122,10 +117,7 @@ def _rounds(chunks: Sequence[_Chunk], round_bytes: int) -> Iterator[list[_Chunk]
     turn: list[_Chunk] = []
     load: dict[int, float] = {}
     for chunk in chunks:
-        for ranks, nbytes in (
-            (chunk.holders, chunk.nbytes / len(chunk.holders)),
-            (chunk.receivers, chunk.nbytes),
-        ):
+        for ranks, nbytes in ((chunk.holders, chunk.nbytes / len(chunk.holders)), (chunk.receivers, chunk.nbytes)):
             for rank in ranks:
                 load[rank] = load.get(rank, 0.0) + nbytes
         turn.append(chunk)
@@ -148,9 +140,7 @@ def _round(chunks: Sequence[_Chunk], cluster: Cluster) -> Move:
         if source in chunks[number].holders:
             inputs[source][value] = None
     schedule = Schedule(
-        ops=tuple(map(tuple, ops)),
-        inputs=tuple(map(tuple, inputs)),
-        outputs=tuple(map(tuple, outputs)),
+        ops=tuple(map(tuple, ops)), inputs=tuple(map(tuple, inputs)), outputs=tuple(map(tuple, outputs))
     )
     sizes = [chunk.nbytes for chunk in chunks]
     costs = TableCosts(
@@ -158,10 +148,7 @@ def _round(chunks: Sequence[_Chunk], cluster: Cluster) -> Move:
         bytes_by_name={"state": lambda value: Spec((sizes[value.microbatch],), "uint8")},
         cluster=cluster,
     )
-    return Move(
-        program=Program.on(cluster, schedule, costs),
-        chunks=tuple(chunk.pieces for chunk in chunks),
-    )
+    return Move(program=Program.on(cluster, schedule, costs), chunks=tuple(chunk.pieces for chunk in chunks))
 
 
 def _transfers(chunks: Sequence[_Chunk], cluster: Cluster) -> Iterator[tuple[int, int, int]]:
@@ -181,14 +168,7 @@ def _transfers(chunks: Sequence[_Chunk], cluster: Cluster) -> Iterator[tuple[int
                 for source, since_s in present_s[number].items():
                     start_s = max(egress_s[source], ingress_s[destination], since_s)
                     end_s = start_s + cluster.link(source, destination).transfer_s(chunks[number].nbytes)
-                    yield (
-                        start_s,
-                        len(present_s[number]),
-                        end_s,
-                        number,
-                        source,
-                        destination,
-                    )
+                    yield start_s, len(present_s[number]), end_s, number, source, destination
 
     while any(pending.values()):
         _, _, end_s, number, source, destination = min(offers())

@@ -112,12 +112,7 @@ def divide(stages: tuple[Stage, ...], size: int) -> list[tuple[Portion, ...]]:
         busy = [rank for rank, (first, end) in zip(stage.ranks, stage.split(size), strict=True) if end > first]
         portions.append(
             tuple(
-                Portion(
-                    rank,
-                    tuple(taken[number].get(rank, ())),
-                    tuple(given[number].get(rank, ())),
-                )
-                for rank in busy
+                Portion(rank, tuple(taken[number].get(rank, ())), tuple(given[number].get(rank, ()))) for rank in busy
             )
         )
     return portions
@@ -127,17 +122,11 @@ def world_size_of(plan: Plan, world_size: int | None, micro_batch_sizes: tuple[i
     """Return the number of ranks of a plan's schedule.  Raises ScheduleError for an invalid plan or invalid sizes."""
     ranks = [rank for stage in plan.stages for rank in stage.ranks]
     if not ranks:
-        raise ScheduleError(
-            "A pipeline schedule was asked for.",
-            "The plan has no stages.",
-            "Give it at least one.",
-        )
+        raise ScheduleError("A pipeline schedule was asked for.", "The plan has no stages.", "Give it at least one.")
     for rank in ranks:
         if ranks.count(rank) > 1:
             raise ScheduleError(
-                "A pipeline schedule was asked for.",
-                f"Rank {rank} has more than one share.",
-                "Give each rank one.",
+                "A pipeline schedule was asked for.", f"Rank {rank} has more than one share.", "Give each rank one."
             )
     if not micro_batch_sizes or min(micro_batch_sizes) < 1:
         raise ScheduleError(
@@ -157,9 +146,5 @@ def enclosing_world(ranks: Iterable[int], world_size: int | None) -> int:
     if named and (named[0] < 0 or (world_size is not None and world_size < least)):
         outside = named[0] if named[0] < 0 else named[-1]
         asked = f"A schedule for {world_size or least} ranks was asked for."
-        raise ScheduleError(
-            asked,
-            f"Rank {outside} is to take part.",
-            "Raise world_size, or name ranks from 0 up.",
-        )
+        raise ScheduleError(asked, f"Rank {outside} is to take part.", "Raise world_size, or name ranks from 0 up.")
     return least if world_size is None else world_size

@@ -78,56 +78,26 @@ def one_f_one_b(plan: Plan, micro_batch_sizes: Sequence[int]) -> Schedule:
 
 
 def full_pipeline(
-    plan: Plan,
-    micro_batch_sizes: Sequence[int],
-    order: Order,
-    *,
-    world_size: int | None = None,
+    plan: Plan, micro_batch_sizes: Sequence[int], order: Order, *, world_size: int | None = None
 ) -> Schedule:
     """Return a mini-batch of full fine-tuning in the given order of slots, without its transfers."""
     last = len(plan.stages) - 1
 
     def forward(stage: int, m: int, portion: Portion) -> tuple[Op, ...]:
-        reads = (
-            Value("tokens", NONE, m),
-            *(Value("act", stage - 1, m, p) for p in portion.pieces_in),
-        )
+        reads = (Value("tokens", NONE, m), *(Value("act", stage - 1, m, p) for p in portion.pieces_in))
         ends = (
             (Value("loss", stage, m, portion.rank),)
             if stage == last
             else tuple(Value("act", stage, m, p) for p in portion.pieces_out)
         )
-        return (
-            Op(
-                "F",
-                stage,
-                m,
-                NONE,
-                reads,
-                (*ends, Value("ctx", stage, m, portion.rank)),
-            ),
-        )
+        return (Op("F", stage, m, NONE, reads, (*ends, Value("ctx", stage, m, portion.rank))),)
 
     def backward(stage: int, m: int, portion: Portion) -> tuple[Op, ...]:
-        reads = (
-            Value("ctx", stage, m, portion.rank),
-            *(Value("grad", stage + 1, m, p) for p in portion.pieces_out),
-        )
-        writes = (
-            *(Value("grad", stage, m, p) for p in portion.pieces_in),
-            Value("gacc", stage, m, portion.rank),
-        )
+        reads = (Value("ctx", stage, m, portion.rank), *(Value("grad", stage + 1, m, p) for p in portion.pieces_out))
+        writes = (*(Value("grad", stage, m, p) for p in portion.pieces_in), Value("gacc", stage, m, portion.rank))
         return (Op("B", stage, m, NONE, reads, writes),)
 
-    return assemble(
-        plan,
-        micro_batch_sizes,
-        order,
-        forward,
-        backward,
-        trained="weight",
-        world_size=world_size,
-    )
+    return assemble(plan, micro_batch_sizes, order, forward, backward, trained="weight", world_size=world_size)
 
 
 @paused_collector()
@@ -169,14 +139,7 @@ def assemble(
             taken = [m for m, own in enumerate(portions[rank]) if own is not None]
             stepped = Value(trained, number, NONE, rank)
             listed.append(
-                Op(
-                    "STEP",
-                    number,
-                    NONE,
-                    NONE,
-                    tuple(Value("gacc", number, m, rank) for m in taken),
-                    (stepped,),
-                )
+                Op("STEP", number, NONE, NONE, tuple(Value("gacc", number, m, rank) for m in taken), (stepped,))
             )
             ops[rank] = tuple(listed)
             inputs[rank] = tuple(Value("tokens", NONE, m) for m in taken)
@@ -219,11 +182,7 @@ def backpropagation(
                 if rank == stage.ranks[0]
                 else []
             )
-            complete[rank] = (
-                *before,
-                *shares,
-                step._replace(reads=(*step.reads, *taken)),
-            )
+            complete[rank] = (*before, *shares, step._replace(reads=(*step.reads, *taken)))
     return replace(schedule, ops=tuple(complete))
 
 
@@ -250,44 +209,16 @@ def hybrid_1f1b(
         loss = (Value("loss", stage, m, portion.rank),) if stage == last else ()
         return (
             Op("F", stage, m, NONE, (tokens, *backbone_in), (*backbone_out, tap)),
-            Op(
-                "SF",
-                stage,
-                m,
-                NONE,
-                (tokens, tap, *side_in),
-                (*side_out, *loss, Value("ctx", stage, m, portion.rank)),
-            ),
+            Op("SF", stage, m, NONE, (tokens, tap, *side_in), (*side_out, *loss, Value("ctx", stage, m, portion.rank))),
         )
 
     def backward(stage: int, m: int, portion: Portion) -> tuple[Op, ...]:
         gradients_in = (Value("sgrad", stage + 1, m, p) for p in portion.pieces_out)
         gradients_out = (Value("sgrad", stage, m, p) for p in portion.pieces_in)
-        reads = (
-            Value("ctx", stage, m, portion.rank),
-            Value("tap", stage, m, portion.rank),
-            *gradients_in,
-        )
-        return (
-            Op(
-                "SB",
-                stage,
-                m,
-                NONE,
-                reads,
-                (*gradients_out, Value("gacc", stage, m, portion.rank)),
-            ),
-        )
+        reads = (Value("ctx", stage, m, portion.rank), Value("tap", stage, m, portion.rank), *gradients_in)
+        return (Op("SB", stage, m, NONE, reads, (*gradients_out, Value("gacc", stage, m, portion.rank))),)
 
-    return assemble(
-        plan,
-        micro_batch_sizes,
-        order,
-        forward,
-        backward,
-        trained="adapter",
-        world_size=world_size,
-    )
+    return assemble(plan, micro_batch_sizes, order, forward, backward, trained="adapter", world_size=world_size)
 
 
 def cached_step(stage: Stage, batch_sizes: Sequence[int], *, world_size: int | None = None) -> Schedule:
@@ -308,16 +239,8 @@ def cached_step(stage: Stage, batch_sizes: Sequence[int], *, world_size: int | N
     inputs: list[tuple[Value, ...]] = [()] * world_size
     outputs: list[tuple[Value, ...]] = [()] * world_size
     for rank, size in zip(stage.ranks, batch_sizes, strict=True):
-        tokens, tap, context = (
-            Value("tokens", NONE, 0),
-            Value("tap", 0, 0, rank),
-            Value("ctx", 0, 0, rank),
-        )
-        loss, gradient, adapter = (
-            Value("loss", 0, 0, rank),
-            Value("gacc", 0, 0, rank),
-            Value("adapter", 0, NONE, rank),
-        )
+        tokens, tap, context = Value("tokens", NONE, 0), Value("tap", 0, 0, rank), Value("ctx", 0, 0, rank)
+        loss, gradient, adapter = Value("loss", 0, 0, rank), Value("gacc", 0, 0, rank), Value("adapter", 0, NONE, rank)
         trained = (
             Op("LOAD", 0, 0, NONE, (), (tap,)),
             Op("SF", 0, 0, NONE, (tokens, tap), (loss, context)),

@@ -59,26 +59,10 @@ def ring_allgather_gemm(num_ranks: int, *, layer: int = 0, overlapped: bool = Tr
             if step < num_ranks - 1:
                 listed.append(send(tile, rank, (rank + 1) % num_ranks))
             if overlapped:
-                listed.append(
-                    Op(
-                        "GEMM",
-                        layer,
-                        NONE,
-                        tile.part,
-                        (tile,),
-                        (Value("out", layer, NONE, tile.part),),
-                    )
-                )
+                listed.append(Op("GEMM", layer, NONE, tile.part, (tile,), (Value("out", layer, NONE, tile.part),)))
         if not overlapped:
             listed += [
-                Op(
-                    "GEMM",
-                    layer,
-                    NONE,
-                    tile.part,
-                    tuple(order),
-                    (Value("out", layer, NONE, tile.part),),
-                )
+                Op("GEMM", layer, NONE, tile.part, tuple(order), (Value("out", layer, NONE, tile.part),))
                 for tile in order
             ]
         ops.append(tuple(listed))
@@ -105,20 +89,8 @@ def ring_gemm_reducescatter(num_ranks: int, *, layer: int = 0, overlapped: bool 
         gemms = []
         for step in range(num_ranks):
             part = (rank - 1 - step) % num_ranks
-            product, total = (
-                Value("product", layer, NONE, part),
-                Value("partial", layer, step, part),
-            )
-            gemms.append(
-                Op(
-                    "GEMM",
-                    layer,
-                    NONE,
-                    part,
-                    (Value("out", layer, NONE, part),),
-                    (product,),
-                )
-            )
+            product, total = Value("product", layer, NONE, part), Value("partial", layer, step, part)
+            gemms.append(Op("GEMM", layer, NONE, part, (Value("out", layer, NONE, part),), (product,)))
             earlier = (Value("partial", layer, step - 1, part),) if step else ()
             add = Op("ADD", layer, step, part, (product, *earlier), (total,))
             listed += [gemms[-1], add] if overlapped else [add]
@@ -135,11 +107,7 @@ def ring_gemm_reducescatter(num_ranks: int, *, layer: int = 0, overlapped: bool 
 
 def _require_ring(num_ranks: int) -> None:
     if num_ranks < 2:
-        raise ScheduleError(
-            f"A ring of {num_ranks} ranks was asked for.",
-            "It has no neighbours.",
-            "Use at least 2.",
-        )
+        raise ScheduleError(f"A ring of {num_ranks} ranks was asked for.", "It has no neighbours.", "Use at least 2.")
 
 
 def stream_of(processor: int) -> str:
@@ -162,9 +130,7 @@ def split_heads(heads_per_processor: Sequence[int], *, num_layers: int = 1) -> S
         listed, terms = _backward(layer, 0, processors, (), terms)
         ops += listed
     return Schedule(
-        ops=(tuple(ops),),
-        inputs=((Value("hidden", 0, 0), end),),
-        outputs=((Value("hidden", num_layers, 0), *terms),),
+        ops=(tuple(ops),), inputs=((Value("hidden", 0, 0), end),), outputs=((Value("hidden", num_layers, 0), *terms),)
     )
 
 
@@ -197,36 +163,20 @@ def divide_layers(schedule: Schedule, plan: Plan, divisions: Mapping[int, Divisi
             (output.microbatch, given_as.microbatch) for output, given_as in carried[rank] if output.name == "ctx"
         ]
         pairs = [(value._replace(microbatch=m), value._replace(microbatch=p)) for m, p in onward for value in kept]
-        inputs[rank] = (
-            *inputs[rank],
-            *(value._replace(microbatch=m) for m in begun for value in kept),
-        )
+        inputs[rank] = (*inputs[rank], *(value._replace(microbatch=m) for m in begun for value in kept))
         outputs[rank] = (*outputs[rank], *(value for value, _ in pairs))
         carried[rank] = (*carried[rank], *pairs)
-    return Schedule(
-        ops=tuple(ops),
-        inputs=tuple(inputs),
-        outputs=tuple(outputs),
-        carried=tuple(carried),
-    )
+    return Schedule(ops=tuple(ops), inputs=tuple(inputs), outputs=tuple(outputs), carried=tuple(carried))
 
 
 def _divided(op: Op, stage: Stage, division: Division) -> list[Op]:
     """Return the operations that replace one operation of a stage."""
-    m, at, kept = (
-        op.microbatch,
-        (op.stage, op.microbatch, NONE),
-        Value("bctx", op.stage, op.microbatch),
-    )
+    m, at, kept = op.microbatch, (op.stage, op.microbatch, NONE), Value("bctx", op.stage, op.microbatch)
     heads, columns = division.processors("ATTN"), division.processors("COLS")
     if op.kind == "F":
         inside = [one for layer in range(stage.start, stage.stop) for one in _forward(layer, m, heads, columns)]
         begin = Op(BEGIN, *at, op.reads, (Value("hidden", stage.start, m), kept))
-        return [
-            begin,
-            *inside,
-            Op(END, *at, (Value("hidden", stage.stop, m),), op.writes),
-        ]
+        return [begin, *inside, Op(END, *at, (Value("hidden", stage.stop, m),), op.writes)]
     if op.kind == "B":
         terms: tuple[Value, ...] = (Value("ghidden", stage.stop, m),)
         listed = [Op(f"{END}B", *at, op.reads, terms)]
@@ -243,58 +193,24 @@ def _forward(layer: int, m: int, heads: Sequence[int], columns: Sequence[int]) -
     hidden, after = Value("hidden", layer, m), Value("hidden", layer + 1, m)
     partial = tuple(Value("heads", layer, m, part) for part in heads)
     ops = [
-        Op(
-            "ATTN",
-            layer,
-            m,
-            part,
-            (hidden,),
-            (value, Value("hctx", layer, m, part)),
-            (),
-            stream_of(part),
-        )
+        Op("ATTN", layer, m, part, (hidden,), (value, Value("hctx", layer, m, part)), (), stream_of(part))
         for part, value in zip(heads, partial, strict=True)
     ]
     if columns:
         middle, summed = Value("mid", layer, m), partial
         partial = tuple(Value("cols", layer, m, part) for part in columns)
-        ops.append(
-            Op(
-                "JOIN",
-                layer,
-                m,
-                NONE,
-                (hidden, *summed),
-                (middle, Value("jctx", layer, m)),
-            )
-        )
+        ops.append(Op("JOIN", layer, m, NONE, (hidden, *summed), (middle, Value("jctx", layer, m))))
         ops += [
-            Op(
-                "COLS",
-                layer,
-                m,
-                part,
-                (middle,),
-                (value, Value("cctx", layer, m, part)),
-                (),
-                stream_of(part),
-            )
+            Op("COLS", layer, m, part, (middle,), (value, Value("cctx", layer, m, part)), (), stream_of(part))
             for part, value in zip(columns, partial, strict=True)
         ]
         hidden = middle
     # The residual connection reads the block's input again.
-    return [
-        *ops,
-        Op("MLP", layer, m, NONE, (hidden, *partial), (after, Value("lctx", layer, m))),
-    ]
+    return [*ops, Op("MLP", layer, m, NONE, (hidden, *partial), (after, Value("lctx", layer, m)))]
 
 
 def _backward(
-    layer: int,
-    m: int,
-    heads: Sequence[int],
-    columns: Sequence[int],
-    above: tuple[Value, ...],
+    layer: int, m: int, heads: Sequence[int], columns: Sequence[int], above: tuple[Value, ...]
 ) -> tuple[list[Op], tuple[Value, ...]]:
     """Return a layer's backward pass, and the terms of the gradient with respect to its input.  above: the terms of its
     output's.
@@ -308,51 +224,15 @@ def _backward(
     ops = []
     if columns:
         middle, to_columns = Value("gmid", layer, m), parts("gcols", columns)
-        ops.append(
-            Op(
-                "MLPB",
-                layer,
-                m,
-                NONE,
-                (Value("lctx", layer, m), *above),
-                (middle, *to_columns),
-            )
-        )
+        ops.append(Op("MLPB", layer, m, NONE, (Value("lctx", layer, m), *above), (middle, *to_columns)))
         for part, value in zip(columns, to_columns, strict=True):
             writes = (Value("gmid", layer, m, part),)
-            ops.append(
-                Op(
-                    "COLSB",
-                    layer,
-                    m,
-                    part,
-                    (Value("cctx", layer, m, part), value),
-                    writes,
-                    (),
-                    stream_of(part),
-                )
-            )
+            ops.append(Op("COLSB", layer, m, part, (Value("cctx", layer, m, part), value), writes, (), stream_of(part)))
         ops.append(
-            Op(
-                "JOINB",
-                layer,
-                m,
-                NONE,
-                (Value("jctx", layer, m), middle, *parts("gmid", columns)),
-                (past, *given),
-            )
+            Op("JOINB", layer, m, NONE, (Value("jctx", layer, m), middle, *parts("gmid", columns)), (past, *given))
         )
     else:
-        ops.append(
-            Op(
-                "MLPB",
-                layer,
-                m,
-                NONE,
-                (Value("lctx", layer, m), *above),
-                (past, *given),
-            )
-        )
+        ops.append(Op("MLPB", layer, m, NONE, (Value("lctx", layer, m), *above), (past, *given)))
     for part, value in zip(heads, given, strict=True):
         ops.append(
             Op(

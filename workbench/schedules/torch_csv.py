@@ -61,12 +61,7 @@ def read_torch_csv(text: str) -> Schedule:
                     )
                 if rank_of.setdefault(cell.stage, row - 1) != row - 1:
                     found = f"Stage {cell.stage} is in row {rank_of[cell.stage] + 1} too."
-                    raise _wrong(
-                        (row, column),
-                        cell,
-                        found,
-                        "Keep a stage's operations in one row.",
-                    )
+                    raise _wrong((row, column), cell, found, "Keep a stage's operations in one row.")
                 places[cell] = (row, column)
                 rows[-1].append(cell)
     if not places:
@@ -84,9 +79,7 @@ def _table(text: str) -> list[list[str]]:
         return list(csv.reader(text.strip().splitlines()))
     except csv.Error as error:
         raise ScheduleError(
-            "A pipeline schedule was read from CSV.",
-            f"It is no CSV: {error}.",
-            "Write one row a rank.",
+            "A pipeline schedule was read from CSV.", f"It is no CSV: {error}.", "Write one row a rank."
         ) from None
 
 
@@ -100,10 +93,7 @@ def _cells(word: str, place: _Place) -> list[_Cell]:
             cells.append(_Cell(int(match.group(1)), match.group(2), int(match.group(3))))
         elif part and not _LOWERED.fullmatch(part):
             raise _wrong(
-                place,
-                part[:40],
-                "It is malformed.",
-                "Write STAGE, one of F, B, I and W, and MICRO-BATCH, such as 2F0.",
+                place, part[:40], "It is malformed.", "Write STAGE, one of F, B, I and W, and MICRO-BATCH, such as 2F0."
             )
     return cells
 
@@ -125,12 +115,7 @@ def _require_counterparts(places: dict[_Cell, _Place]) -> None:
             wanted += [(f"{stage + 1}B{m}", f"{stage + 1}I{m}")] if stage < last else []
             wanted += [(f"{stage}W{m}",)] if kind == "I" else []
             if kind == "B" and _Cell(stage, "I", m) in places:
-                raise _wrong(
-                    place,
-                    cell,
-                    f"{stage}I{m} computes the same gradient.",
-                    "Keep B, or I and W.",
-                )
+                raise _wrong(place, cell, f"{stage}I{m} computes the same gradient.", "Keep B, or I and W.")
         for names in wanted:
             if not any(_cells(name, place)[0] in places for name in names):
                 raise _wrong(place, cell, f"{' or '.join(names)} is in no row.", "Add it.")
@@ -147,16 +132,7 @@ def _schedule(rows: list[list[_Cell]], rank_of: dict[int, int]) -> Schedule:
         gradients = sorted(value for op in listed for value in op.writes if value.name == "gacc")
         for stage in sorted({value.stage for value in gradients}):
             reads = tuple(value for value in gradients if value.stage == stage)
-            listed.append(
-                Op(
-                    STEP,
-                    stage,
-                    NONE,
-                    NONE,
-                    reads,
-                    (Value("weight", stage, NONE, rank),),
-                )
-            )
+            listed.append(Op(STEP, stage, NONE, NONE, reads, (Value("weight", stage, NONE, rank),)))
         ops.append(tuple(listed))
         inputs.append(tuple(Value("tokens", NONE, m) for m in sorted({cell.microbatch for cell in cells})))
         ends = sorted({value for op in listed for value in op.writes if value.name in ("loss", "weight")})
@@ -174,10 +150,7 @@ def _op(cell: _Cell, rank: int, last: int, *, trains: bool) -> Op:
     if kind == "F":
         source = (Value("act", stage - 1, m, 0),) if stage else ()
         end = Value("act", stage, m, 0) if stage < last else Value("loss", stage, m, rank)
-        reads, writes = (
-            (Value("tokens", NONE, m), *source),
-            (end, context) if trains else (end,),
-        )
+        reads, writes = (Value("tokens", NONE, m), *source), (end, context) if trains else (end,)
     elif kind == "B":
         reads, writes = (context, *gradient), (*onward, *accumulated)
     elif kind == "I":

@@ -130,12 +130,7 @@ def simulate(program: Program, *, title: str = "", memory: bool = True) -> Timel
 
 
 def _spans(schedule: Schedule, graph: Activities, costs: Costs) -> list[Span]:
-    ops, members, targets, firsts = (
-        schedule.ops,
-        graph.members,
-        graph.targets,
-        graph.firsts,
-    )
+    ops, members, targets, firsts = schedule.ops, graph.members, graph.targets, graph.firsts
     waits = list(graph.num_waits)
     interfaces = Interfaces(schedule.world_size)
     spans: list[Span] = []
@@ -198,9 +193,7 @@ def _duration_s(costs: Costs, schedule: Schedule, places: tuple[tuple[int, int],
 def _checked(seconds: float, rank: int, op: Op) -> float:
     if not 0.0 <= seconds < float("inf"):
         raise ScheduleError(
-            f"Rank {rank} was asked to run {op.label}.",
-            f"Its cost is {seconds} s.",
-            "Price it with 0 or more seconds.",
+            f"Rank {rank} was asked to run {op.label}.", f"Its cost is {seconds} s.", "Price it with 0 or more seconds."
         )
     return seconds
 
@@ -234,15 +227,7 @@ class Interfaces:
         self._candidates: list[_Waiting] = []
         self._freed: list[int] = []
 
-    def ask(
-        self,
-        transfer: int,
-        source: int,
-        destination: int,
-        *,
-        ready_s: float,
-        index: int,
-    ) -> None:
+    def ask(self, transfer: int, source: int, destination: int, *, ready_s: float, index: int) -> None:
         """Queue a transfer that is ready.  index: the position of its SEND in the source's list."""
         heappush(self._candidates, (ready_s, source, index, destination, transfer))
 

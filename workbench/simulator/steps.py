@@ -14,20 +14,10 @@ from workbench.planners.problem import Problem
 from workbench.schedules.costs import plan_costs
 from workbench.schedules.hetpipe import asynchronous_1f1b
 from workbench.schedules.lowering import insert_transfers
-from workbench.schedules.pipeline import (
-    cached_step,
-    full_pipeline,
-    gpipe_order,
-    hybrid_1f1b,
-    one_f_one_b_order,
-)
+from workbench.schedules.pipeline import cached_step, full_pipeline, gpipe_order, hybrid_1f1b, one_f_one_b_order
 from workbench.simulator.simulate import simulate
 
-THROUGH_BACKBONE: tuple[Literal["full", "adapters", "lora"], ...] = (
-    "full",
-    "adapters",
-    "lora",
-)
+THROUGH_BACKBONE: tuple[Literal["full", "adapters", "lora"], ...] = ("full", "adapters", "lora")
 """Techniques whose backward pass runs through the backbone."""
 SAMPLES = 32
 """Of a mini-batch of equal blocks; only the number of its parts matters."""
@@ -35,37 +25,22 @@ FP32_BYTES = 4
 
 
 def simulated_step(
-    problem: Problem[Profile],
-    plan: Plan,
-    *,
-    title: str = "One mini-batch",
-    gpipe: bool = False,
+    problem: Problem[Profile], plan: Plan, *, title: str = "One mini-batch", gpipe: bool = False
 ) -> Timeline:
     """Return the timeline of one mini-batch, replayed operation by operation, without memory.
 
     The steps are PAC+'s, or those of a technique inside the backbone.  gpipe: all forward passes come first.
     """
     sizes = (plan.micro_batch_size,) * plan.num_micro_batches
-    order, world_size = (
-        gpipe_order if gpipe else one_f_one_b_order,
-        problem.cluster.world_size,
-    )
+    order, world_size = gpipe_order if gpipe else one_f_one_b_order, problem.cluster.world_size
     if problem.profile.method in THROUGH_BACKBONE:
         schedule = full_pipeline(plan, sizes, order, world_size=world_size)
     else:
         schedule = hybrid_1f1b(plan, sizes, world_size=world_size, order=order)
     costs = plan_costs(
-        problem.profile,
-        problem.cluster,
-        plan,
-        sizes=sizes,
-        lengths=(problem.sequence_length,) * len(sizes),
+        problem.profile, problem.cluster, plan, sizes=sizes, lengths=(problem.sequence_length,) * len(sizes)
     )
-    return simulate(
-        Program.on(problem.cluster, insert_transfers(schedule), costs),
-        title=title,
-        memory=False,
-    )
+    return simulate(Program.on(problem.cluster, insert_transfers(schedule), costs), title=title, memory=False)
 
 
 def step_s(problem: Problem[Profile], plan: Plan) -> float:
@@ -81,56 +56,26 @@ def sample_s(problem: Problem[Profile], plan: Plan) -> float:
 def simulated_cached_step(problem: Problem[Profile]) -> tuple[Timeline, Stage]:
     """Return one step of a mini-batch from the activation cache, data parallel, and its shares (PAC+, section V-B)."""
     stage = plan_cached(problem)
-    plan = Plan(
-        method="pac_plus",
-        stages=(stage,),
-        micro_batch_size=problem.batch_size,
-        num_micro_batches=1,
-    )
-    schedule = cached_step(
-        stage,
-        [share.samples for share in stage.shares],
-        world_size=problem.cluster.world_size,
-    )
+    plan = Plan(method="pac_plus", stages=(stage,), micro_batch_size=problem.batch_size, num_micro_batches=1)
+    schedule = cached_step(stage, [share.samples for share in stage.shares], world_size=problem.cluster.world_size)
     costs = plan_costs(
-        problem.profile,
-        problem.cluster,
-        plan,
-        sizes=(problem.batch_size,),
-        lengths=(problem.sequence_length,),
+        problem.profile, problem.cluster, plan, sizes=(problem.batch_size,), lengths=(problem.sequence_length,)
     )
     return simulate(Program.on(problem.cluster, schedule, costs), memory=False), stage
 
 
 def mini_batches(
-    profile: Profile,
-    cluster: Cluster,
-    plan: Plan,
-    *,
-    tokens: int,
-    count: int,
-    title: str = "",
+    profile: Profile, cluster: Cluster, plan: Plan, *, tokens: int, count: int, title: str = ""
 ) -> Timeline:
     """Return some mini-batches through an empty asynchronous pipeline."""
     sizes = (plan.micro_batch_size,) * count
-    costs = plan_costs(
-        profile,
-        cluster,
-        plan,
-        sizes=sizes,
-        lengths=(tokens,) * count,
-        stashes_weights=True,
-    )
+    costs = plan_costs(profile, cluster, plan, sizes=sizes, lengths=(tokens,) * count, stashes_weights=True)
     schedule = insert_transfers(asynchronous_1f1b(plan, count, world_size=cluster.world_size))
     return simulate(Program.on(cluster, schedule, costs), title=title, memory=False)
 
 
 def equal_blocks(
-    layers: int,
-    devices: int,
-    backward: float = 1.0,
-    transfer_s: float = 0.0,
-    side: float = 0.0,
+    layers: int, devices: int, backward: float = 1.0, transfer_s: float = 0.0, side: float = 0.0
 ) -> tuple[Profile, Cluster]:
     """Return blocks whose forward pass of a mini-batch takes 1 s, and equal devices.
 
@@ -138,28 +83,13 @@ def equal_blocks(
     such are trained
     next to the blocks; its backward pass takes twice as long.
     """
-    grid = Grid(
-        batch_sizes=(1, SAMPLES),
-        sequence_lengths=(1,),
-        seconds=((1 / SAMPLES,), (1.0,)),
-    )
+    grid = Grid(batch_sizes=(1, SAMPLES), sequence_lengths=(1,), seconds=((1 / SAMPLES,), (1.0,)))
     forward, back = (grid.scaled(side), grid.scaled(2 * side)) if side else (grid, grid.scaled(backward))
     times = {"P": grid, "F": forward, "B": back, "A": back}
-    sizes = dict.fromkeys(
-        (
-            "frozen_bytes",
-            "trainable_bytes",
-            "output_bytes_per_token",
-            "context_bytes_per_token",
-        ),
-        0,
-    )
+    sizes = dict.fromkeys(("frozen_bytes", "trainable_bytes", "output_bytes_per_token", "context_bytes_per_token"), 0)
     block = LayerProfile(name="block", times=times, **sizes)
     profile = Profile(
-        model=f"{layers} equal blocks",
-        method="ringada",
-        source="analytic",
-        layers=((block,) * layers,) * devices,
+        model=f"{layers} equal blocks", method="ringada", source="analytic", layers=((block,) * layers,) * devices
     )
     link = Link(bytes_per_s=FP32_BYTES * SAMPLES / transfer_s if transfer_s else 1e18)
     made = (

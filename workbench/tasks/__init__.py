@@ -13,11 +13,7 @@ from workbench.tasks.embedded import load_digits, load_sentiment, load_sentiment
 from workbench.tasks.instructions import load_instruction_tuning, load_instructions
 from workbench.tasks.own import FROM_FILES, OWN, load_own
 from workbench.tasks.published import GLUE, load_glue
-from workbench.tasks.question_answering import (
-    load_question_answering,
-    load_questions,
-    load_token_classification,
-)
+from workbench.tasks.question_answering import load_question_answering, load_questions, load_token_classification
 from workbench.tasks.task import OWN_PROMPT, Task, as_prompts
 from workbench.tasks.wording import PROMPTS
 
@@ -85,9 +81,7 @@ def unknown_prompt_task(name: str) -> ConfigError:
     """Return the error for a task that has no prompt."""
     found = f"Prompts are known for {', '.join(PROMPT_TASKS)}."
     return ConfigError(
-        f"The task '{name}' was asked for as next-word prediction.",
-        found,
-        did_you_mean(name, PROMPT_TASKS),
+        f"The task '{name}' was asked for as next-word prediction.", found, did_you_mean(name, PROMPT_TASKS)
     )
 
 
@@ -98,13 +92,5 @@ def unknown_task(name: str) -> ConfigError:
         other = "the task question_answering" if kind == "question answering" else "another task"
         found = f"It is {kind} by the words that follow a prompt, not by a class."
         methods = " or ".join(method for method in registered() if declaration_of(method).load_prompted)
-        return ConfigError(
-            f"The task '{name}' was asked for.",
-            found,
-            f"Choose the method {methods}, or {other}.",
-        )
-    return ConfigError(
-        f"The task '{name}' was asked for.",
-        f"Known are {', '.join(TASKS)}.",
-        did_you_mean(name, TASKS),
-    )
+        return ConfigError(f"The task '{name}' was asked for.", found, f"Choose the method {methods}, or {other}.")
+    return ConfigError(f"The task '{name}' was asked for.", f"Known are {', '.join(TASKS)}.", did_you_mean(name, TASKS))

@@ -52,11 +52,7 @@ def assign_shards(lengths: Sequence[int], weights: Sequence[int], seed: int) -> 
 
 
 def cached_epoch_batches(
-    owners: Sequence[int],
-    lengths: Sequence[int],
-    weights: Sequence[int],
-    seed: int,
-    epoch: int,
+    owners: Sequence[int], lengths: Sequence[int], weights: Sequence[int], seed: int, epoch: int
 ) -> list[list[list[int]]]:
     """Return the mini-batches of a data-parallel epoch: for each, a list of sample indices per device, all from its own
     shard.
@@ -73,9 +69,7 @@ def cached_epoch_batches(
         mine = [index for index, owner in enumerate(owners) if owner == rank]
         if mine and weight == 0:
             raise ConfigError(
-                f"Device {rank} owns {len(mine)} samples.",
-                "Its share of a mini-batch is 0.",
-                "Raise it or move them.",
+                f"Device {rank} owns {len(mine)} samples.", "Its share of a mini-batch is 0.", "Raise it or move them."
             )
         order = _by_length(mine, lengths, generator)
         # Counted from the longest, so that the remainder is a small chunk of short samples.
@@ -100,9 +94,7 @@ def _block(weights: Sequence[int]) -> list[int]:
     block = [rank for rank, weight in enumerate(weights) for _ in range(weight)]
     if not block or min(weights) < 0:
         raise ConfigError(
-            f"Shares {list(weights)} of a mini-batch were asked for.",
-            "No device takes a sample.",
-            "Raise one.",
+            f"Shares {list(weights)} of a mini-batch were asked for.", "No device takes a sample.", "Raise one."
         )
     return block
 
@@ -175,31 +167,21 @@ def check_rule(rule: str, num_devices: int) -> tuple[str, tuple[float, ...]]:
         raise ConfigError(asked, "There must be a device.", "Add one.")
     if kind not in RULES:
         raise ConfigError(
-            asked,
-            "Known are iid, dirichlet:CONCENTRATION, source, device and sizes:A,B,...",
-            did_you_mean(kind, RULES),
+            asked, "Known are iid, dirichlet:CONCENTRATION, source, device and sizes:A,B,...", did_you_mean(kind, RULES)
         )
     try:
         numbers = tuple(float(number) for number in given.split(",")) if given else ()
     except ValueError:
-        raise ConfigError(
-            asked,
-            f"'{given}' are no numbers.",
-            "Write such as dirichlet:0.5 or sizes:4,2,1.",
-        ) from None
+        raise ConfigError(asked, f"'{given}' are no numbers.", "Write such as dirichlet:0.5 or sizes:4,2,1.") from None
     wanted = {"dirichlet": 1, "sizes": num_devices}.get(kind, 0)
     if len(numbers) != wanted:
         found = f"'{kind}' takes {wanted} numbers here, not {len(numbers)}."
         raise ConfigError(
-            asked,
-            found,
-            "Give a concentration, such as dirichlet:0.5." if kind == "dirichlet" else "Change the rule.",
+            asked, found, "Give a concentration, such as dirichlet:0.5." if kind == "dirichlet" else "Change the rule."
         )
     if not all(math.isfinite(number) and number > 0 for number in numbers):
         raise ConfigError(
-            asked,
-            f"{given} must be above 0.",
-            "Raise the concentration." if kind == "dirichlet" else "Raise the size.",
+            asked, f"{given} must be above 0.", "Raise the concentration." if kind == "dirichlet" else "Raise the size."
         )
     return kind, numbers
 

@@ -15,21 +15,9 @@ from typing import Any
 
 from workbench.core.errors import ConfigError
 from workbench.core.serial import user_path
-from workbench.tasks.published import (
-    GLUE,
-    VALIDATION_FROM_TRAIN,
-    json_lines,
-    published_parts,
-)
+from workbench.tasks.published import GLUE, VALIDATION_FROM_TRAIN, json_lines, published_parts
 from workbench.tasks.question_answering import official_questions
-from workbench.tasks.task import (
-    SPLIT_NAMES,
-    PromptSample,
-    Split,
-    Task,
-    fixed_order,
-    prompt_split,
-)
+from workbench.tasks.task import SPLIT_NAMES, PromptSample, Split, Task, fixed_order, prompt_split
 from workbench.tasks.wording import PROMPTS, Prompt
 
 Row = Mapping[str, Any]
@@ -97,18 +85,8 @@ def _placed(split: str, table: Any) -> Iterator[Placed]:
 def _from_file(path: Path, source: Source) -> Iterator[Placed]:
     if path.suffix == ".json":
         for question in official_questions(path):
-            fields = {
-                "title": question.topic,
-                "context": question.context,
-                "question": question.text,
-            }
-            yield (
-                f"'{path}'",
-                {
-                    **fields,
-                    "answers": {"text": [answer.text for answer in question.answers]},
-                },
-            )
+            fields = {"title": question.topic, "context": question.context, "question": question.text}
+            yield f"'{path}'", {**fields, "answers": {"text": [answer.text for answer in question.answers]}}
         return
     for place, row in json_lines(path):
         if source.flatten is None:
@@ -122,12 +100,7 @@ def _from_file(path: Path, source: Source) -> Iterator[Placed]:
 
 
 def _samples(
-    name: str,
-    source: Source,
-    rows: Iterable[Placed],
-    first_id: int,
-    *,
-    keep_secret: bool,
+    name: str, source: Source, rows: Iterable[Placed], first_id: int, *, keep_secret: bool
 ) -> Iterator[PromptSample]:
     number = first_id
     for place, row in rows:
@@ -137,9 +110,7 @@ def _samples(
             raise _no_field(place, error) from None
         except ValueError as error:
             raise ConfigError(
-                f"A sample of {name} was to be read.",
-                f"{place} has {error}.",
-                "Mend it, or use the official files.",
+                f"A sample of {name} was to be read.", f"{place} has {error}.", "Mend it, or use the official files."
             ) from None
         if made is None:
             continue
@@ -148,9 +119,7 @@ def _samples(
             if keep_secret:
                 return  # a test split without labels is useless
             raise ConfigError(
-                f"A sample of {name} was to be read.",
-                f"{place} has no label.",
-                "Use the official files.",
+                f"A sample of {name} was to be read.", f"{place} has no label.", "Use the official files."
             )
         yield PromptSample(sample_id=number, fields=fields, label=label, answers=answers)
         number += 1
@@ -192,10 +161,7 @@ def _copied(fields: Mapping[str, str], names: tuple[str, ...] = ("false", "true"
 def _boolq(row: Row) -> Made:
     question = row["question"].strip().rstrip("?")  # the prompt adds a question mark
     return (
-        {
-            "passage": row["passage"].strip(),
-            "question": question[:1].upper() + question[1:],
-        },
+        {"passage": row["passage"].strip(), "question": question[:1].upper() + question[1:]},
         _class(row.get("label")),
         (),
     )
@@ -203,11 +169,7 @@ def _boolq(row: Row) -> Made:
 
 def _wsc(row: Row) -> Made:
     target = row.get("target", row)  # the hub's rows are flat
-    fields = {
-        "text": row["text"].strip(),
-        "span1": target["span1_text"],
-        "span2": target["span2_text"].lower(),
-    }
+    fields = {"text": row["text"].strip(), "span1": target["span1_text"], "span2": target["span2_text"].lower()}
     return fields, _class(row.get("label")), ()
 
 
@@ -227,10 +189,7 @@ def _copa(row: Row) -> Made:
     conjunctions = {"cause": "because", "effect": "so"}
     if row["question"] not in conjunctions:
         raise ValueError(f"the question '{row['question']}', neither cause nor effect")
-    fields = {
-        "premise": row["premise"].strip().removesuffix("."),
-        "conjunction": conjunctions[row["question"]],
-    }
+    fields = {"premise": row["premise"].strip().removesuffix("."), "conjunction": conjunctions[row["question"]]}
     for number in (1, 2):
         choice = row[f"choice{number}"].strip()
         # It continues in the middle of a sentence.
@@ -243,11 +202,7 @@ def _winogrande(row: Row) -> Made:
     if not blank:
         raise ValueError(f"a sentence without a blank: '{row['sentence']}'")
     context = before.rstrip()
-    fields = {
-        "context": context,
-        "space": before[len(context) :],
-        "object": after.rstrip(),
-    }
+    fields = {"context": context, "space": before[len(context) :], "object": after.rstrip()}
     fields |= {"subject1": row["option1"], "subject2": row["option2"]}
     answer = row.get("answer")
     return fields, None if not answer else _class(int(answer) - 1, ("0", "1")), ()
@@ -266,11 +221,7 @@ def _squad(row: Row) -> Made | None:
     return fields, 0, answers
 
 
-_JSONL = {
-    "train": ("train.jsonl",),
-    "validation": ("val.jsonl",),
-    "test": ("test.jsonl",),
-}
+_JSONL = {"train": ("train.jsonl",), "validation": ("val.jsonl",), "test": ("test.jsonl",)}
 _SUPERGLUE: dict[str, Any] = {"repository": "aps/super_glue", "files": _JSONL}
 _RTE = _copied({"premise": "premise", "hypothesis": "hypothesis"}, ("entailment", "not_entailment"))
 _WIC = _copied({"word": "word", "sent1": "sentence1", "sent2": "sentence2"})

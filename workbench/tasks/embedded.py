@@ -32,9 +32,7 @@ def load_sentiment(folder: Path | None = None) -> Task:
     """
     parts: dict[str, Any] = {
         name: Split(
-            texts=part.texts,
-            labels=tuple(int(rating > 0) for rating in part.labels),
-            sample_ids=part.sample_ids,
+            texts=part.texts, labels=tuple(int(rating > 0) for rating in part.labels), sample_ids=part.sample_ids
         )
         for name, part in _movie_split(_read(folder, MOVIE_REVIEWS, first_id=0)).items()
     }
@@ -63,10 +61,7 @@ def load_sentiment_rating(folder: Path | None = None) -> Task:
             taken = {index for part in divided.values() for index in part.sample_ids}
             parts["train"] = samples.take([index for index in samples.sample_ids if index not in taken])
         else:
-            test, validation = (
-                round(TEST_SHARE * len(samples)),
-                round(VALIDATION_SHARE * len(samples)),
-            )
+            test, validation = round(TEST_SHARE * len(samples)), round(VALIDATION_SHARE * len(samples))
             divided = _cut(samples, list(range(len(samples))), source, test, validation)
         parts = {name: parts[name] + part if name in parts else part for name, part in divided.items()}
     source = "vaderSentiment 3.3.2, all four sources"
@@ -116,23 +111,13 @@ def _movie_split(samples: Split) -> dict[str, Split]:
             "Leave --data out; if it was, delete the folder vader-ratings from the cache and run: python -m "
             "workbench fetch",
         )
-    return _cut(
-        samples,
-        usable,
-        MOVIE_REVIEWS,
-        MOVIE_TEST,
-        len(usable) - MOVIE_TEST - MOVIE_TRAIN,
-    )
+    return _cut(samples, usable, MOVIE_REVIEWS, MOVIE_TEST, len(usable) - MOVIE_TEST - MOVIE_TRAIN)
 
 
 def _cut(samples: Split, order: list[int], seed: str, test: int, validation: int) -> dict[str, Split]:
     """Return train, validation and test split of the samples at `order`, chosen with a fixed seed."""
     random.Random(seed).shuffle(order)
-    cuts = {
-        "train": order[test + validation :],
-        "validation": order[test : test + validation],
-        "test": order[:test],
-    }
+    cuts = {"train": order[test + validation :], "validation": order[test : test + validation], "test": order[:test]}
     return {name: samples.take(sorted(cut)) for name, cut in cuts.items()}
 
 
@@ -159,9 +144,7 @@ def load_digits(folder: Path | None = None) -> Task:
     """
     if folder is not None:
         raise ConfigError(
-            f"The task 'digits' was asked for from '{folder}'.",
-            "It comes with scikit-learn.",
-            "Leave --data out.",
+            f"The task 'digits' was asked for from '{folder}'.", "It comes with scikit-learn.", "Leave --data out."
         )
     from sklearn import datasets
 

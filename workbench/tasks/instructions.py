@@ -44,15 +44,9 @@ def alpaca_prompt(instruction: str, input: str = "") -> str:
 
 
 RULES: tuple[tuple[str, Callable[[str, float], str]], ...] = (
-    (
-        "Does the writer like it? Answer yes or no.",
-        lambda text, rating: "Yes" if rating > 0 else "No",
-    ),
+    ("Does the writer like it? Answer yes or no.", lambda text, rating: "Yes" if rating > 0 else "No"),
     ("Repeat the first three words.", lambda text, rating: " ".join(text.split()[:3])),
-    (
-        "Write the last word in capital letters.",
-        lambda text, rating: text.split()[-1].upper(),
-    ),
+    ("Write the last word in capital letters.", lambda text, rating: text.split()[-1].upper()),
 )
 """Instructions about a sentence with its rating, and their outputs."""
 
@@ -122,11 +116,5 @@ def _split(rows: Iterable[Instruction]) -> Split:
 
 def _task(name: str, parts: dict[str, Any], source: str, notes: Sequence[str] = ()) -> Task:
     return Task(
-        name=name,
-        kind="text_generation",
-        num_outputs=1,
-        metrics=METRICS,
-        source=source,
-        notes=tuple(notes),
-        **parts,
+        name=name, kind="text_generation", num_outputs=1, metrics=METRICS, source=source, notes=tuple(notes), **parts
     )

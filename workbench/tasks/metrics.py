@@ -19,12 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from workbench.assets.hub import hub_endpoint, hub_is_reachable
-from workbench.core.errors import (
-    ConfigError,
-    DivergedError,
-    MissingDataError,
-    require_numbers,
-)
+from workbench.core.errors import ConfigError, DivergedError, MissingDataError, require_numbers
 from workbench.core.serial import shown
 from workbench.tasks.task import IGNORED, Split
 from workbench.tasks.tokenize import first_tokens
@@ -48,11 +43,7 @@ def compute(names: Iterable[str], predictions: Sequence[float], references: Sequ
             "Give as many, at least one.",
         )
     if not all(map(math.isfinite, predictions)):
-        raise DivergedError(
-            "A metric was asked for.",
-            "Some predictions are no numbers.",
-            "Lower learning_rate.",
-        )
+        raise DivergedError("A metric was asked for.", "Some predictions are no numbers.", "Lower learning_rate.")
     found: dict[str, float] = {}
     for name in names:
         found |= (
@@ -65,26 +56,17 @@ def compute(names: Iterable[str], predictions: Sequence[float], references: Sequ
 
 def _evaluated(name: str, predictions: Sequence[float], references: Sequence[float]) -> dict[str, float]:
     """Return the value of a metric from the `evaluate` library."""
-    asked, own = (
-        f"The metric '{shown(name)}' was asked for.",
-        f"{', '.join(FORMULAS)} need no hub.",
-    )
+    asked, own = f"The metric '{shown(name)}' was asked for.", f"{', '.join(FORMULAS)} need no hub."
     if not Path(name).exists() and not hub_is_reachable():
         raise MissingDataError(
-            asked,
-            f"{hub_endpoint()} cannot be reached; {own}",
-            "Choose one of them, or connect to the network.",
+            asked, f"{hub_endpoint()} cannot be reached; {own}", "Choose one of them, or connect to the network."
         )
     import evaluate  # takes seconds, and most runs do not need it
 
     try:
         made = evaluate.load(name).compute(predictions=list(predictions), references=list(references))
     except Exception as error:  # the library and the metric's own code may raise anything
-        raise ConfigError(
-            asked,
-            f"It does not compute: {shown(str(error), 200)}. {own}",
-            "Choose another.",
-        ) from error
+        raise ConfigError(asked, f"It does not compute: {shown(str(error), 200)}. {own}", "Choose another.") from error
     return {key: float(value) for key, value in made.items() if isinstance(value, int | float | np.number)}
 
 
@@ -187,13 +169,7 @@ def score(task: Any, split: Split, tokenized: TokenizedSplit, predictions: Predi
     }
 
 
-def answers(
-    split: Split,
-    tokenized: TokenizedSplit,
-    predictions: PredictionsLike,
-    *,
-    may_be_none: bool,
-) -> list[str]:
+def answers(split: Split, tokenized: TokenizedSplit, predictions: PredictionsLike, *, may_be_none: bool) -> list[str]:
     """Return the most likely answer to each question: the best span of at most 30 tokens in any window of its context,
     '' for no answer.
 
@@ -216,20 +192,14 @@ def answers(
         value, text = -torch.inf, ""
         if len(flat):
             first, last = window.offsets[at // len(own)], window.offsets[at % len(own)]
-            value, text = (
-                float(flat[at]),
-                split.pairs[window.sample][first[0] : last[1]].strip(),
-            )
+            value, text = float(flat[at]), split.pairs[window.sample][first[0] : last[1]].strip()
         best[window.sample] = max(best.get(window.sample, (-torch.inf, "")), (value, text))
         none[window.sample] = min(none.get(window.sample, torch.inf), float(row[0].sum()))
     return ["" if may_be_none and none[sample] > best[sample][0] else best[sample][1] for sample in range(len(split))]
 
 
 def tags(
-    split: Split,
-    tokenized: TokenizedSplit,
-    predictions: PredictionsLike,
-    names: Sequence[str],
+    split: Split, tokenized: TokenizedSplit, predictions: PredictionsLike, names: Sequence[str]
 ) -> list[list[int]]:
     """Return the class of every word in each text.  A word without a token, such as one that is cut off, gets 'O', or
     else class 0.

@@ -30,27 +30,8 @@ _PAIRS = (
     ("question1", "question2"),
     ("question", "sentence"),
 )
-_TEXTS = (
-    "text",
-    "sentence",
-    "review",
-    "content",
-    "comment",
-    "message",
-    "question",
-    "title",
-)
-_LABELS = (
-    "label",
-    "labels",
-    "class",
-    "category",
-    "target",
-    "score",
-    "rating",
-    "stars",
-    "sentiment",
-)
+_TEXTS = ("text", "sentence", "review", "content", "comment", "message", "question", "title")
+_LABELS = ("label", "labels", "class", "category", "target", "score", "rating", "stars", "sentiment")
 _WHOLE = re.compile(r"-?\d{1,300}")
 EXAMPLE = "text=review,label=stars"
 
@@ -78,12 +59,7 @@ class Rows(NamedTuple):
 
 
 def load_own(
-    kind: str,
-    data: Path | str | None,
-    columns: str = "",
-    class_names: Sequence[str] = (),
-    *,
-    whole: bool = False,
+    kind: str, data: Path | str | None, columns: str = "", class_names: Sequence[str] = (), *, whole: bool = False
 ) -> Task:
     """Return own data as a task of kind 'classification' (any number of classes) or 'regression'.
 
@@ -144,12 +120,7 @@ def _has_no_label(table: Table, column: str) -> bool:
 
 
 def named_columns(
-    columns: str,
-    roles: Sequence[str],
-    table: Table,
-    example: str = EXAMPLE,
-    *,
-    left_out: Sequence[str] = (),
+    columns: str, roles: Sequence[str], table: Table, example: str = EXAMPLE, *, left_out: Sequence[str] = ()
 ) -> dict[str, str]:
     """Return the column of each role in 'text=review,label=stars'.  A column's name may contain commas and blanks.
 
@@ -162,8 +133,7 @@ def named_columns(
     trimmed = {name.strip(): name for name in reversed(table.names)}
     found = {role: name if name in table.columns else trimmed.get(name.strip(), "") for role, name in named}
     wrong = blank.strip(" ,") or next(
-        (f"{role}={name}" for role, name in named if found[role] not in table.columns),
-        "",
+        (f"{role}={name}" for role, name in named if found[role] not in table.columns), ""
     )
     asked = f"The columns '{shown(columns, 200)}' were asked for."
     if wrong:
@@ -192,9 +162,7 @@ def _require_one(table: Table, names: list[str]) -> str:
             else "Several columns have that name."
         )
         raise ConfigError(
-            f"The column '{shown(names[0])}' was to be read.",
-            found,
-            "Rename them, or name one by --columns.",
+            f"The column '{shown(names[0])}' was to be read.", found, "Rename them, or name one by --columns."
         )
     return names[0]
 
@@ -209,11 +177,7 @@ def find_columns(named: Mapping[str, str], table: Table, *, needs_label: bool) -
         both = ((usual_column(table, [one]), usual_column(table, [two])) for one, two in _PAIRS)
         text, usual_pair = next(((one, two) for one, two in both if one and two), (None, None))
         text, pair = (
-            text
-            or usual_column(
-                table,
-                [name for name in _TEXTS if label is None or name != label.lower()],
-            ),
+            text or usual_column(table, [name for name in _TEXTS if label is None or name != label.lower()]),
             pair or usual_pair,
         )
     if text is None:
@@ -226,12 +190,7 @@ def find_columns(named: Mapping[str, str], table: Table, *, needs_label: bool) -
         todo = f"Name them, such as --columns {EXAMPLE}."
         raise ConfigError(f"Data with a column of each {missing} were asked for.", found, todo)
     assert text is not None
-    return Columns(
-        text,
-        pair,
-        label,
-        named.get("source") or (FILE if FILE in table.columns else None),
-    )
+    return Columns(text, pair, label, named.get("source") or (FILE if FILE in table.columns else None))
 
 
 def _holds_text(values: Iterable[Any]) -> bool:
@@ -280,18 +239,12 @@ def read_rows(table: Table, columns: Columns, split: str) -> Rows:
     if texts is None or (pairs is None and columns.pair is not None):
         todo = "Give it the columns of the training rows."
         raise ConfigError(
-            f"The columns {listed(filter(None, named[:2]))} were to be read.",
-            f"The {split} split lacks one.",
-            todo,
+            f"The columns {listed(filter(None, named[:2]))} were to be read.", f"The {split} split lacks one.", todo
         )
     labels = None if columns.label is None or columns.label not in table.columns else table.values(columns.label)
     missing = next((row for row, value in enumerate(labels or (), 1) if is_missing(value)), None)
     if missing is not None:
-        raise _bad_label(
-            columns.label or "",
-            f"Row {missing} of {split} has no label.",
-            "Mend or remove that row.",
-        )
+        raise _bad_label(columns.label or "", f"Row {missing} of {split} has no label.", "Mend or remove that row.")
     return Rows(texts, pairs, labels, sources)
 
 
@@ -321,11 +274,7 @@ def numbers(labels: Sequence[Any], column: str, split: str) -> tuple[float, ...]
                 f"Row {row} of {split} has {shown(str(value))!r}, which is no number from -{LARGEST_NUMBER:g} to "
                 f"{LARGEST_NUMBER:g}."
             )
-            raise _bad_label(
-                column,
-                told,
-                "Mend or remove that row, or choose --task classification.",
-            )
+            raise _bad_label(column, told, "Mend or remove that row, or choose --task classification.")
         found.append(number)
     return tuple(found)
 
@@ -337,9 +286,7 @@ def classes(labels: Iterable[Any], column: str, split: str) -> list[str]:
         name = as_class(value)
         if name is None:
             raise _bad_label(
-                column,
-                f"Row {row} of {split} has {shown(value)}, which is no class.",
-                "Mend or remove that row.",
+                column, f"Row {row} of {split} has {shown(value)}, which is no class.", "Mend or remove that row."
             )
         named.append(name)
     return named
@@ -351,29 +298,14 @@ def class_order(labels: Sequence[str], column: str) -> tuple[str, ...]:
     """
     names = sorted_classes(labels)
     values = {name: as_number(name) for name in names}
-    broken = next(
-        (name for name, value in values.items() if value is not None and not value.is_integer()),
-        None,
-    )
+    broken = next((name for name, value in values.items() if value is not None and not value.is_integer()), None)
     if broken is not None and None not in values.values():
-        raise _bad_label(
-            column,
-            f"It holds numbers such as {shown(broken)}.",
-            "Choose --task regression.",
-        )
+        raise _bad_label(column, f"It holds numbers such as {shown(broken)}.", "Choose --task regression.")
     if len(names) < 2:
-        raise _bad_label(
-            column,
-            f"All {len(labels)} rows have the same label: {shown(names[0])}.",
-            "Give two classes.",
-        )
+        raise _bad_label(column, f"All {len(labels)} rows have the same label: {shown(names[0])}.", "Give two classes.")
     if len(names) > max(2, len(labels) / 2):
         found = f"It has {len(names)} different values in {len(labels)} rows: these are no classes."
-        raise _bad_label(
-            column,
-            found,
-            "Name the label's column by --columns label=NAME, or choose --task regression.",
-        )
+        raise _bad_label(column, found, "Name the label's column by --columns label=NAME, or choose --task regression.")
     return names
 
 
@@ -398,11 +330,7 @@ def class_numbers(labels: Sequence[str], names: Sequence[str], column: str, spli
             f"Row {unknown} of {split} has '{shown(labels[unknown - 1])}'. The data hold "
             f"{listed(sorted_classes(labels))}"
         )
-        raise _bad_label(
-            column,
-            f"{found}; the classes are {listed(names)}.",
-            "Give labels of these names.",
-        )
+        raise _bad_label(column, f"{found}; the classes are {listed(names)}.", "Give labels of these names.")
     return tuple(index[name] for name in labels)
 
 
@@ -411,11 +339,7 @@ def _bad_label(column: str, found: str, todo: str) -> ConfigError:
 
 
 def divided(
-    parts: dict[str, Split],
-    data: Path | str | None,
-    *,
-    by_second_text: bool = False,
-    whole: bool = False,
+    parts: dict[str, Split], data: Path | str | None, *, by_second_text: bool = False, whole: bool = False
 ) -> dict[str, Any]:
     """Return train, validation and test split.  A missing split is a fixed random part of the training rows.
 

@@ -27,10 +27,7 @@ def hub_dataset(task: str, repository: str, configuration: str | None, official:
     official: the required contents of a folder, for the error message.  Raises MissingDataError if the data set is
     unavailable.
     """
-    asked, todo = (
-        f"The task '{task}' was asked for.",
-        f"Connect to the network, or pass --data FOLDER with {official}.",
-    )
+    asked, todo = f"The task '{task}' was asked for.", f"Connect to the network, or pass --data FOLDER with {official}."
     import datasets
 
     reachable = hub_is_reachable()
@@ -79,15 +76,11 @@ def json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             row = json.loads(line)
         except ValueError as error:
             raise ConfigError(
-                f"'{path}' was to be read.",
-                f"Line {number} is no JSON: {error}.",
-                "Mend the line.",
+                f"'{path}' was to be read.", f"Line {number} is no JSON: {error}.", "Mend the line."
             ) from None
         if not isinstance(row, dict):
             raise ConfigError(
-                f"'{path}' was to be read.",
-                f"Line {number} is no JSON object.",
-                "Use the official files.",
+                f"'{path}' was to be read.", f"Line {number} is no JSON object.", "Use the official files."
             )
         yield place, row
 
@@ -115,10 +108,7 @@ def published_parts(
     if data is None:
         return hub_dataset(name, repository, configuration, official)
     folder = user_path(data, "The data")
-    for place in (
-        folder,
-        *(folder / base / one for base in bases for one in (*folders, name)),
-    ):
+    for place in (folder, *(folder / base / one for base in bases for one in (*folders, name))):
         if (place / "dataset_dict.json").is_file():
             return saved_dataset(place)
         present = {split: [place / one for one in names if (place / one).is_file()] for split, names in files.items()}
@@ -260,9 +250,7 @@ def _to_rows(name: str, glue: GlueTask, table: Any) -> Rows:
     )
     if first is None or label is None or (glue.second and second is None):
         raise ConfigError(
-            f"A saved dataset was to be read as '{name}'.",
-            f"Its columns are {columns}.",
-            "Use the hub's column names.",
+            f"A saved dataset was to be read as '{name}'.", f"Its columns are {columns}.", "Use the hub's column names."
         )
     seconds = table[second] if second else [None] * len(table)
     # The hub stores the secret test labels as -1, which is neither a class nor a similarity.
@@ -285,7 +273,5 @@ def _label(text: str, glue: GlueTask, place: str) -> int | float:
     except (ValueError, KeyError):
         known = "a number" if glue.kind == "regression" else " or ".join(glue.classes)
         raise ConfigError(
-            f"A label of {glue.folder} was to be read.",
-            f"{place} has '{text}', not {known}.",
-            "Mend the line.",
+            f"A label of {glue.folder} was to be read.", f"{place} has '{text}', not {known}.", "Mend the line."
         ) from None

@@ -30,15 +30,7 @@ from workbench.tasks.own import (
     texts_of,
     usual_column,
 )
-from workbench.tasks.tables import (
-    FILE,
-    SPLITS,
-    Table,
-    json_value,
-    notes_on_broken,
-    read_tables,
-    split_of,
-)
+from workbench.tasks.tables import FILE, SPLITS, Table, json_value, notes_on_broken, read_tables, split_of
 from workbench.tasks.task import IGNORED, Span, Split, Task, numbered
 
 METRICS = ("answer_f1", "exact_match")
@@ -100,12 +92,7 @@ def _made(split: Split) -> Iterator[Question]:
                 is_first = generator.random() < 0.5
                 context = f"{text} {other}" if is_first else f"{other} {text}"
                 start = match.start("answer") + (0 if is_first else len(other) + 1)
-                yield Question(
-                    wording.format(match["word"]),
-                    context,
-                    (Span(start, match["answer"]),),
-                    source,
-                )
+                yield Question(wording.format(match["word"]), context, (Span(start, match["answer"]),), source)
 
 
 def load_question_answering(data: Path | str | None, *, whole: bool = False) -> Task:
@@ -132,12 +119,7 @@ def load_question_answering(data: Path | str | None, *, whole: bool = False) -> 
             note for part in parts.values() for note in notes_on_broken([list(part.texts), list(part.pairs or ())])
         ]
     name = Path(str(data)).name
-    return _task(
-        "question_answering",
-        divided(parts, data, by_second_text=True, whole=whole),
-        name,
-        notes,
-    )
+    return _task("question_answering", divided(parts, data, by_second_text=True, whole=whole), name, notes)
 
 
 def read_questions(path: Path) -> list[tuple[str, str]]:
@@ -170,19 +152,9 @@ def official_questions(path: Path) -> Iterator[Question]:
                         else ((one["answer_start"], one["text"]) for one in row["answers"])
                     )
                     yield _question(
-                        row["question"],
-                        paragraph["context"],
-                        spans,
-                        str(article.get("title", "")),
-                        str(path),
+                        row["question"], paragraph["context"], spans, str(article.get("title", "")), str(path)
                     )
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
         found = f"It does not read: {shown(repr(error), 200)}."
@@ -207,14 +179,7 @@ def _from_table(table: Table, data: str, split: str) -> Iterator[Question]:
     ):
         try:
             spans = _spans(own, passage)
-        except (
-            ValueError,
-            LookupError,
-            TypeError,
-            SyntaxError,
-            MemoryError,
-            RecursionError,
-        ):
+        except (ValueError, LookupError, TypeError, SyntaxError, MemoryError, RecursionError):
             found = (
                 f"Row {row} of {split} has {shown(own)}, no list of texts with the places where they begin in the "
                 "context."
@@ -235,10 +200,7 @@ def _spans(answers: Any, context: str) -> list[tuple[int, str]]:
         return []
     if isinstance(answers, str):
         if answers.lstrip().startswith(("[", "{")):
-            return _spans(
-                ast.literal_eval(answers) if "'" in answers else json_value(answers),
-                context,
-            )
+            return _spans(ast.literal_eval(answers) if "'" in answers else json_value(answers), context)
         if context.count(answers) != 1:
             raise ValueError(answers)
         return [(context.index(answers), answers)]
@@ -252,8 +214,7 @@ def _spans(answers: Any, context: str) -> list[tuple[int, str]]:
 def _question(text: str, context: str, spans: Iterable[tuple[int, str]], topic: str, place: str) -> Question:
     answers = tuple(dict.fromkeys(Span(int(start), answer) for start, answer in spans))
     wrong = next(
-        (one for one in answers if not one.text or context[one.start : one.start + len(one.text)] != one.text),
-        None,
+        (one for one in answers if not one.text or context[one.start : one.start + len(one.text)] != one.text), None
     )
     if wrong is not None:
         found = (
@@ -288,20 +249,13 @@ def _task(name: str, parts: Mapping[str, Split], source: str, notes: Sequence[st
     )
 
 
-USUAL = {
-    "tokens": ("tokens", "words"),
-    "tags": ("tags", "ner_tags", "pos_tags", "labels"),
-}
+USUAL = {"tokens": ("tokens", "words"), "tags": ("tags", "ner_tags", "pos_tags", "labels")}
 NOT_LEARNT = str(IGNORED)
 """The tag of a word that is neither learnt nor scored, as transformers' datasets have it."""
 
 
 def load_token_classification(
-    data: Path | str | None,
-    columns: str = "",
-    class_names: Sequence[str] = (),
-    *,
-    whole: bool = False,
+    data: Path | str | None, columns: str = "", class_names: Sequence[str] = (), *, whole: bool = False
 ) -> Task:
     """Return own data as a task of tagged words.  Its metrics are F1 over whole entities, and the share of correctly
     tagged words.
@@ -330,9 +284,7 @@ def load_token_classification(
     classes = tuple(class_names) or first.classes.get(tags) or sorted_classes(known, first="O")
     if not classes:
         raise ConfigError(
-            f"The tags in the column '{shown(tags)}' were asked for.",
-            f"All are {NOT_LEARNT}.",
-            "Give words a class.",
+            f"The tags in the column '{shown(tags)}' were asked for.", f"All are {NOT_LEARNT}.", "Give words a class."
         )
     return Task(
         name="token_classification",
@@ -343,9 +295,7 @@ def load_token_classification(
         source=f"{Path(str(data)).name}, columns {tokens}, {tags}",
         notes=tuple(note for table in tables.values() for note in table.notes),
         **divided(
-            numbered({split: _split(own, classes, tags, split) for split, own in rows.items()}),
-            data,
-            whole=whole,
+            numbered({split: _split(own, classes, tags, split) for split, own in rows.items()}), data, whole=whole
         ),
     )
 
@@ -366,11 +316,7 @@ def _conll(path: Path | None) -> dict[str, Table]:
         if split:
             own = list(_sentences(file))
             if not own:
-                raise ConfigError(
-                    f"'{file}' was to be read as CoNLL-2003.",
-                    "It has no sentence.",
-                    "Give data.",
-                )
+                raise ConfigError(f"'{file}' was to be read as CoNLL-2003.", "It has no sentence.", "Give data.")
             sentences.setdefault(split, []).extend(own)
     places = (("tokens", 0), ("tags", -1))
     return {
@@ -386,11 +332,7 @@ def _sentences(path: Path) -> Iterator[list[list[str]]]:
         columns = words_of(line)
         if len(columns) == 1:
             found = f"Line {number} is '{shown(line, 60)}': a word without a tag."
-            raise ConfigError(
-                f"'{path}' was to be read as CoNLL-2003.",
-                found,
-                "Write a word and its tag on a line.",
-            )
+            raise ConfigError(f"'{path}' was to be read as CoNLL-2003.", found, "Write a word and its tag on a line.")
         if columns and columns[0] != "-DOCSTART-":
             words.append(columns)
         elif words:
@@ -421,8 +363,7 @@ def _tagged(table: Table, tokens: str, tags: str, split: str) -> Iterator[tuple[
             raise ConfigError(asked, found, "Mend or remove that row.")
         texts, names = list(map(as_text, words)), list(map(as_class, classes))
         wrong = next(
-            (at for at, (text, name) in enumerate(zip(texts, names, strict=True)) if text is None or not name),
-            None,
+            (at for at, (text, name) in enumerate(zip(texts, names, strict=True)) if text is None or not name), None
         )
         if wrong is not None:
             found = (
@@ -430,38 +371,21 @@ def _tagged(table: Table, tokens: str, tags: str, split: str) -> Iterator[tuple[
                 f"'{shown(classes[wrong])}'."
             )
             raise ConfigError(
-                asked,
-                found,
-                f"Give every word a tag; {NOT_LEARNT} is that of a word that is not learnt.",
+                asked, found, f"Give every word a tag; {NOT_LEARNT} is that of a word that is not learnt."
             )
         yield [text or "" for text in texts], [name or "" for name in names]
 
 
-def _split(
-    rows: Sequence[tuple[list[str], list[str]]],
-    names: Sequence[str],
-    column: str,
-    split: str,
-) -> Split:
+def _split(rows: Sequence[tuple[list[str], list[str]]], names: Sequence[str], column: str, split: str) -> Split:
     texts, spans = [], []
     numbers = {name: number for name, number in zip(names, range(len(names)), strict=True)} | {NOT_LEARNT: IGNORED}
     for words, tags in rows:
         if not numbers.keys() >= set(tags):
-            class_numbers(
-                [tag for _, own in rows for tag in own if tag != NOT_LEARNT],
-                names,
-                column,
-                split,
-            )
+            class_numbers([tag for _, own in rows for tag in own if tag != NOT_LEARNT], names, column, split)
         text, own = joined(words, [numbers[tag] for tag in tags])
         texts.append(text)
         spans.append(own)
-    return Split(
-        texts=tuple(texts),
-        labels=(0,) * len(texts),
-        sample_ids=tuple(range(len(texts))),
-        spans=tuple(spans),
-    )
+    return Split(texts=tuple(texts), labels=(0,) * len(texts), sample_ids=tuple(range(len(texts))), spans=tuple(spans))
 
 
 def joined(words: Sequence[str], labels: Sequence[int]) -> tuple[str, tuple[Span, ...]]:

@@ -23,26 +23,11 @@ from workbench.core.errors import ConfigError, MissingDataError, did_you_mean
 from workbench.core.serial import listed, read_text, shown, text_lines, user_path
 from workbench.tasks.published import hub_dataset, saved_dataset
 
-READERS = {
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".json": "json",
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".parquet": "parquet",
-}
+READERS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
 FORMS = "CSV, TSV, JSON, JSONL and Parquet files, folders of one kind of them, and folders of save_to_disk"
 SPLITS = {
     "train": ("train", "training", "trainset"),
-    "validation": (
-        "validation",
-        "valid",
-        "val",
-        "dev",
-        "development",
-        "devset",
-        "eval",
-    ),
+    "validation": ("validation", "valid", "val", "dev", "development", "devset", "eval"),
     "test": ("test", "testing", "testset"),
 }
 """Words by which a file's or a table's name says which split it holds."""
@@ -83,11 +68,7 @@ class Table:
             values = column if isinstance(column, list) else column.to_pylist()
         except ValueError as error:  # bytes that are no UTF-8
             found = f"It does not read as text: {shown(str(error), 200)}."
-            raise ConfigError(
-                f"The column '{shown(name)}' was to be read.",
-                found,
-                "Save it as UTF-8.",
-            ) from error
+            raise ConfigError(f"The column '{shown(name)}' was to be read.", found, "Save it as UTF-8.") from error
         if (classes := self.classes.get(name)) is None:
             return values
         named = dict(enumerate(classes))
@@ -110,9 +91,7 @@ def split_of(name: str) -> str | None:
     said = [split for split, known in SPLITS.items() if words & set(known)]
     if len(said) > 1:
         raise ConfigError(
-            f"The split in '{shown(name)}' was to be read.",
-            f"Its name says {' and '.join(said)}.",
-            "Rename it.",
+            f"The split in '{shown(name)}' was to be read.", f"Its name says {' and '.join(said)}.", "Rename it."
         )
     return said[0] if said else None
 
@@ -142,11 +121,7 @@ def read_tables(task: str, data: Path | str | None) -> dict[str, Table]:
         }
     for name, table in found.items():
         if not len(table):
-            raise ConfigError(
-                f"The data '{data}' were asked for.",
-                f"Their {name} split has 0 rows.",
-                "Give data.",
-            )
+            raise ConfigError(f"The data '{data}' were asked for.", f"Their {name} split has 0 rows.", "Give data.")
     return {name: found[name] for name in SPLITS if name in found}
 
 
@@ -157,9 +132,7 @@ def _no_such_data(path: Path) -> MissingDataError:
         found = "There is no such file or folder, and it is no hub name (OWNER/NAME)."
     beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
     return MissingDataError(
-        f"The data '{shown(str(path), 200)}' were asked for.",
-        found,
-        did_you_mean(path.name, beside, "Check --data."),
+        f"The data '{shown(str(path), 200)}' were asked for.", found, did_you_mean(path.name, beside, "Check --data.")
     )
 
 
@@ -204,11 +177,7 @@ def _joined(tables: Sequence[Table], files: Sequence[Path]) -> Table:
         missing = [name for name in names if name not in table.columns]
         if missing and READERS[path.suffix.lower()] != "json":
             found = f"'{path.name}' has no column {listed(missing)}, unlike other files there."
-            raise ConfigError(
-                f"The data '{path.parent}' were asked for.",
-                found,
-                "Give all files the same columns.",
-            )
+            raise ConfigError(f"The data '{path.parent}' were asked for.", found, "Give all files the same columns.")
         for name, values in columns.items():
             values += [None] * len(table) if name in missing else table.values(name)
     return Table(
@@ -223,11 +192,7 @@ def _from_file(path: Path) -> Table:
     asked = f"The data '{path}' were asked for."
     kind = READERS.get(path.suffix.lower())
     if kind is None:
-        raise ConfigError(
-            asked,
-            f"'{path.name}' is none by its name. Read are {FORMS}.",
-            "Check --data.",
-        )
+        raise ConfigError(asked, f"'{path.name}' is none by its name. Read are {FORMS}.", "Check --data.")
     if kind == "parquet":
         return _from_parquet(path)
     text = read_text(path, "the data")
@@ -282,23 +247,14 @@ def _from_csv(text: str, delimiter: str) -> Table:
     width = len(header)
     columns = zip(*(row[:width] + [""] * (width - len(row)) for row in rest), strict=True)
     values = list(map(list, columns)) or [[] for _ in header]
-    return Table(
-        columns=dict(zip(header, values, strict=True)),
-        repeated=_repeated(header),
-        notes=tuple(notes),
-    )
+    return Table(columns=dict(zip(header, values, strict=True)), repeated=_repeated(header), notes=tuple(notes))
 
 
 def _cells(text: str, delimiter: str, quoting: Any) -> tuple[list[list[str]], list[int]]:
     """Return the cells of each line that is not blank, and the number of the last line of each."""
     before = csv.field_size_limit(len(text) + 1)
     try:
-        reader = csv.reader(
-            io.StringIO(text, newline=""),
-            delimiter=delimiter,
-            quoting=quoting,
-            strict=True,
-        )
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, strict=True)
         rows, lines = [], []
         try:
             for row in reader:
@@ -339,10 +295,7 @@ def _from_json(text: str, *, one_a_line: bool) -> Table:
             return Table(columns=lists, notes=notes_on_broken(lists.values()))
         else:
             rows = [rows]
-    wrong = next(
-        (number for number, row in enumerate(rows, 1) if not isinstance(row, dict)),
-        None,
-    )
+    wrong = next((number for number, row in enumerate(rows, 1) if not isinstance(row, dict)), None)
     if wrong is not None:
         raise ValueError(f"row {wrong} is no object of columns and values")
     names = dict.fromkeys(name for row in rows for name in row)

@@ -168,9 +168,7 @@ def _limit(split: Split, limit: int | None, prompt: Prompt | None) -> Split:
         return split
     if limit < 1:
         raise ConfigError(
-            f"A split of {limit} samples was asked for.",
-            "An empty split trains and tests nothing.",
-            "Raise the limit.",
+            f"A split of {limit} samples was asked for.", "An empty split trains and tests nothing.", "Raise the limit."
         )
     # One fixed permutation, so that a larger limit includes all samples of a smaller one.  Prompts are in such an order
     # already.
@@ -262,11 +260,7 @@ def as_prompts(task: Task) -> Task:
     if prompt is None:
         fields = ("text",) if task.train.pairs is None else ("text", "pair")
         lines = "".join(f"{{{name}}}\n" for name in fields)
-        prompt = Prompt(
-            text=f"{lines}Label:",
-            shortened="text",
-            words=tuple(f" {name}" for name in task.class_names),
-        )
+        prompt = Prompt(text=f"{lines}Label:", shortened="text", words=tuple(f" {name}" for name in task.class_names))
     parts: dict[str, Any] = {name: _with_prompts(getattr(task, name), prompt) for name in SPLIT_NAMES}
     metric = "f1" if prompt.kind == "question_answering" else "accuracy"
     return replace(
@@ -286,9 +280,7 @@ def _with_prompts(split: Split, prompt: Prompt) -> Split:
     assert len(columns) == len(prompt.fields), f"{len(columns)} texts for the fields {prompt.fields}"
     prompts = (
         PromptSample(
-            sample_id=sample_id,
-            fields=dict(zip(prompt.fields, map(str.strip, texts), strict=True)),
-            label=int(label),
+            sample_id=sample_id, fields=dict(zip(prompt.fields, map(str.strip, texts), strict=True)), label=int(label)
         )
         for sample_id, label, *texts in zip(split.sample_ids, split.labels, *columns, strict=True)
     )
@@ -311,16 +303,9 @@ def with_label_words(task: Task, words: Sequence[str]) -> Task:
     Raises ConfigError if the task is not a classification, or if the number of different words differs from the number
     of classes.
     """
-    asked, prompt = (
-        f"The label words {'/'.join(words)} were asked for on '{task.name}'.",
-        task.prompt,
-    )
+    asked, prompt = f"The label words {'/'.join(words)} were asked for on '{task.name}'.", task.prompt
     if prompt is None or task.kind != "classification":
-        raise ConfigError(
-            asked,
-            f"It is {task.kind.replace('_', ' ')}, without classes.",
-            "Leave them out.",
-        )
+        raise ConfigError(asked, f"It is {task.kind.replace('_', ' ')}, without classes.", "Leave them out.")
     bare = [word.strip() for word in words]
     if len(bare) != len(prompt.words) or not all(bare) or len(set(bare)) < len(bare):
         found = f"It has {len(prompt.words)} classes: {'/'.join(prompt.label_words)}."

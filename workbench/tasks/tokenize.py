@@ -35,13 +35,7 @@ class Encoder(Protocol):
     def start_id(self) -> int | None:
         """The first token of a decoder's targets."""
 
-    def encode(
-        self,
-        texts: Sequence[str],
-        pairs: Sequence[str] | None = None,
-        *,
-        max_length: int,
-    ) -> list[list[int]]:
+    def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, max_length: int) -> list[list[int]]:
         """Return the token ids of each text."""
 
 
@@ -103,11 +97,7 @@ def cut_windows(
     assert split.spans is not None
     ids, windows, left_out = [], [], 0
     for sample, (found, spans) in enumerate(zip(encoder.locate(split.texts, split.pairs), split.spans, strict=True)):
-        before, own, after = (
-            found.ids[: found.first],
-            found.ids[found.first : found.stop],
-            found.ids[found.stop :],
-        )
+        before, own, after = found.ids[: found.first], found.ids[found.first : found.stop], found.ids[found.stop :]
         room = max_length - len(before) - len(after)
         if room < 2:
             raise ConfigError(
@@ -134,14 +124,7 @@ def cut_windows(
                 targets = (0, 0)
             ids.append((*before, *own[at : at + room], *after))
             windows.append(
-                Window(
-                    sample,
-                    split.sample_ids[sample] * MAX_WINDOWS + number,
-                    len(before),
-                    offsets,
-                    targets,
-                    tagged,
-                )
+                Window(sample, split.sample_ids[sample] * MAX_WINDOWS + number, len(before), offsets, targets, tagged)
             )
     return tuple(ids), tuple(windows), left_out
 
@@ -319,23 +302,13 @@ def _tokenize_spans(split: Split, encoder: Encoder, max_length: int) -> Tokenize
 def _tokenize_answers(split: Split, encoder: Any, max_length: int) -> TokenizedSplit:
     assert split.answers is not None
     if encoder.end_id is None:
-        asked, found = (
-            "Answers that end were asked for.",
-            "The model's tokenizer names no token that ends a text.",
-        )
+        asked, found = "Answers that end were asked for.", "The model's tokenizer names no token that ends a text."
         raise ConfigError(asked, found, "Give it an eos_token in tokenizer_config.json.")
     ids, windows, longest = [], [], []
     for sample, (text, answer) in enumerate(
         zip(encoder.locate(split.texts), encoder.locate(split.answers), strict=True)
     ):
-        first, whole = (
-            text.stop,
-            (
-                *text.ids[: text.stop],
-                *answer.ids[answer.first : answer.stop],
-                encoder.end_id,
-            ),
-        )
+        first, whole = text.stop, (*text.ids[: text.stop], *answer.ids[answer.first : answer.stop], encoder.end_id)
         targets = ((IGNORED,) * (first - 1) + whole[first:] + (IGNORED,))[:max_length]
         ids.append(whole[:max_length])
         windows.append(Window(sample, split.sample_ids[sample], first, (), targets, True))
@@ -356,11 +329,7 @@ def _encoded_words(words: Sequence[str], encoder: Encoder, max_length: int) -> t
         return ()
     asked = f"Targets such as '{words[0]}' were asked for."
     if encoder.start_id is None:
-        raise ConfigError(
-            asked,
-            "The model has no decoder.",
-            "Choose a T5 or BART model, or another kind of target.",
-        )
+        raise ConfigError(asked, "The model has no decoder.", "Choose a T5 or BART model, or another kind of target.")
     encoded = tuple(tuple(word) for word in encoder.encode(list(words), max_length=max_length))
     if len(set(encoded)) < len(words):
         raise ConfigError(
@@ -388,11 +357,7 @@ def collate(split: TokenizedSplit, indices: Sequence[int], *, length: int | None
     import torch
 
     if not indices:
-        raise ConfigError(
-            "A batch of 0 samples was asked for.",
-            "There is nothing to pad to.",
-            "Leave it out.",
-        )
+        raise ConfigError("A batch of 0 samples was asked for.", "There is nothing to pad to.", "Leave it out.")
     width = padded_length([len(split.ids[index]) for index in indices]) if length is None else length
     is_image = isinstance(split.ids[0][0], bytes)
     values = (len(split.ids[0][0]),) if is_image else ()  # type: ignore[arg-type]
@@ -403,9 +368,7 @@ def collate(split: TokenizedSplit, indices: Sequence[int], *, length: int | None
         ids = split.ids[index]
         if len(ids) > width:
             raise ConfigError(
-                f"Padding to {width} tokens was asked for.",
-                f"Sample {index} has {len(ids)}.",
-                "Raise the length.",
+                f"Padding to {width} tokens was asked for.", f"Sample {index} has {len(ids)}.", "Raise the length."
             )
         if is_image:
             pixels = bytearray(b"".join(ids))  # type: ignore[arg-type]
@@ -422,8 +385,7 @@ def collate(split: TokenizedSplit, indices: Sequence[int], *, length: int | None
     else:
         is_regression = isinstance(split.labels[0], float)
         labels = torch.tensor(
-            [split.labels[index] for index in indices],
-            dtype=torch.float32 if is_regression else torch.int64,
+            [split.labels[index] for index in indices], dtype=torch.float32 if is_regression else torch.int64
         )
     choices = None
     if split.words:
@@ -456,11 +418,7 @@ def text_batches(
     texts: Sequence[str], encoder: Encoder, max_length: int, batch_size: int, seed: int
 ) -> Callable[[int], list[Batch]]:
     """Return what draws an epoch's mini-batches of unlabelled texts, each of 2 or more."""
-    split = Split(
-        texts=tuple(texts),
-        labels=(0,) * len(texts),
-        sample_ids=tuple(range(len(texts))),
-    )
+    split = Split(texts=tuple(texts), labels=(0,) * len(texts), sample_ids=tuple(range(len(texts))))
     tokens = tokenize(split, encoder, max_length=max_length)
     return lambda epoch: [
         collate(tokens, batch) for batch in epoch_batches(tokens.lengths, batch_size, seed, epoch) if len(batch) > 1
@@ -468,9 +426,7 @@ def text_batches(
 
 
 def evaluation_batches(
-    split: TokenizedSplit,
-    batch_size: int = 64,
-    told: Callable[[int, int], None] = lambda done, count: None,
+    split: TokenizedSplit, batch_size: int = 64, told: Callable[[int, int], None] = lambda done, count: None
 ) -> Iterator[Batch]:
     """Yield the whole split (see by_length).  told: called after each batch with the number of samples done, and of
     all.

@@ -93,17 +93,10 @@ class Prompt:
         """Return the fields with `stand_in` in place of those in the text.  Candidates and kept fields are
         unchanged.
         """
-        return {
-            **fields,
-            **{name: stand_in for name in self.fields if name not in self.kept},
-        }
+        return {**fields, **{name: stand_in for name in self.fields if name not in self.kept}}
 
 
 WORDINGS = task_table("wordings", Wording)
 PROMPTS = task_table("prompts", Prompt)
-PAPER_SAMPLES: Mapping[str, Any] = {
-    "train_samples": 1000,
-    "validation_samples": 500,
-    "test_samples": 1000,
-}
+PAPER_SAMPLES: Mapping[str, Any] = {"train_samples": 1000, "validation_samples": 500, "test_samples": 1000}
 """Number of samples per split in the paper (appendix D.2, after MeZO)."""

@@ -16,12 +16,7 @@ from torch import Tensor
 
 from workbench.core.errors import check_choice
 from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.distillation import (
-    distill,
-    distillation_fingerprint,
-    distilled,
-    load_distilled,
-)
+from workbench.models.distillation import distill, distillation_fingerprint, distilled, load_distilled
 from workbench.models.evaluation import TapStatistics, calibrate, set_statistics
 from workbench.models.initialization import How, copy_torch_pruned, initialize
 from workbench.models.loading import load_stack, load_tokenizer
@@ -32,21 +27,8 @@ from workbench.runtime.activation_cache import ActivationCache
 from workbench.tasks.embedded import load_unlabelled
 from workbench.tasks.task import Task
 from workbench.tasks.tokenize import Batch, collate, text_batches
-from workbench.trainings.kept import (
-    SPLITS,
-    TokenizedTask,
-    kept_or_made,
-    limited_task,
-    technique_stage,
-)
-from workbench.trainings.techniques import (
-    Outcome,
-    Trainee,
-    Training,
-    taped,
-    taps_of,
-    train,
-)
+from workbench.trainings.kept import SPLITS, TokenizedTask, kept_or_made, limited_task, technique_stage
+from workbench.trainings.techniques import Outcome, Trainee, Training, taped, taps_of, train
 
 CALIBRATION_SAMPLES, CALIBRATED_AT_ONCE = 1024, 64
 DISTILLATION_SHARE = 4
@@ -54,10 +36,7 @@ DISTILLATION_SHARE = 4
 
 
 def run_all(
-    trainings: Sequence[Training],
-    folder: Path | None,
-    data: Path | None,
-    progress: Callable[[str], None],
+    trainings: Sequence[Training], folder: Path | None, data: Path | None, progress: Callable[[str], None]
 ) -> dict[Training, Outcome]:
     """Return the outcome of each training: from the folder if it exists, otherwise by running it now.
 
@@ -66,13 +45,7 @@ def run_all(
     found: dict[Training, Outcome] = {}
 
     def shared(one: Training) -> tuple[Any, ...]:
-        return (
-            one.task,
-            one.model,
-            tuple(map(str, one.samples)),
-            one.max_length,
-            one.backbone,
-        )
+        return one.task, one.model, tuple(map(str, one.samples)), one.max_length, one.backbone
 
     for alike in [list(group) for _, group in groupby(sorted(dict.fromkeys(trainings), key=shared), shared)]:
         inputs = Inputs(alike[0], data)
@@ -85,11 +58,7 @@ def run_all(
 
 def task_of(training: Training, data: Path | None) -> Task:
     """Return a training's task, with its test labels.  data: see run_all."""
-    return limited_task(
-        training.task,
-        None if training.task.startswith("sentiment") else data,
-        training.samples,
-    )
+    return limited_task(training.task, None if training.task.startswith("sentiment") else data, training.samples)
 
 
 class Inputs:
@@ -101,11 +70,7 @@ class Inputs:
     @cached_property
     def data(self) -> TokenizedTask:
         """Return the task, tokenized."""
-        return TokenizedTask.of(
-            task_of(self._training, self._folder),
-            self._training.model,
-            self._training.max_length,
-        )
+        return TokenizedTask.of(task_of(self._training, self._folder), self._training.model, self._training.max_length)
 
     @cached_property
     def stack(self) -> LayerStack:
@@ -120,11 +85,7 @@ class Inputs:
     def adapter(self, training: Training) -> ParallelAdapter:
         """Return a parallel adapter of a training's shape, not initialized."""
         stack, task = self.stack, self.data.task
-        sizes: Any = {
-            "hidden_size": stack.hidden_size,
-            "num_layers": stack.num_layers,
-            "is_causal": stack.is_causal,
-        }
+        sizes: Any = {"hidden_size": stack.hidden_size, "num_layers": stack.num_layers, "is_causal": stack.is_causal}
         head: Any = {
             "kind": task.kind,
             "num_outputs": task.num_outputs,
@@ -139,39 +100,20 @@ class Inputs:
         split = self.data.train
         starts = range(0, min(len(split), CALIBRATION_SAMPLES), CALIBRATED_AT_ONCE)
         return calibrate(
-            self.stack,
-            (collate(split, range(at, min(at + CALIBRATED_AT_ONCE, len(split)))) for at in starts),
+            self.stack, (collate(split, range(at, min(at + CALIBRATED_AT_ONCE, len(split)))) for at in starts)
         )
 
 
-def _outcome(
-    training: Training,
-    inputs: Inputs,
-    folder: Path | None,
-    progress: Callable[[str], None],
-) -> Outcome:
+def _outcome(training: Training, inputs: Inputs, folder: Path | None, progress: Callable[[str], None]) -> Outcome:
     """Train now."""
     return train(training, inputs.data, _trainee(training, inputs, folder, progress), progress)
 
 
-def _trainee(
-    training: Training,
-    inputs: Inputs,
-    folder: Path | None,
-    progress: Callable[[str], None],
-) -> Trainee:
+def _trainee(training: Training, inputs: Inputs, folder: Path | None, progress: Callable[[str], None]) -> Trainee:
     """Return an untrained technique."""
-    check_choice(
-        "technique",
-        training.technique,
-        ("full", "lora", "adapters", "parallel_adapters"),
-    )
+    check_choice("technique", training.technique, ("full", "lora", "adapters", "parallel_adapters"))
     if training.technique != "parallel_adapters":
-        settings = {
-            "technique": training.technique,
-            "dropout": training.dropout,
-            "seed": training.seed,
-        }
+        settings = {"technique": training.technique, "dropout": training.dropout, "seed": training.seed}
         stage = technique_stage(load_stack(training.model), inputs.data.task, **settings)
         return Trainee(stage, lambda split, batch, epoch: stage.batch_logits(batch, epoch))
     how: Any = training.initialization
@@ -179,11 +121,7 @@ def _trainee(
     adapter = inputs.adapter(training)
     if how in get_args(How):
         # Weights to copy are those of the backbone before quantization.
-        initialize(
-            adapter,
-            how,
-            stack=inputs.stack if training.backbone == "float32" else load_stack(training.model),
-        )
+        initialize(adapter, how, stack=inputs.stack if training.backbone == "float32" else load_stack(training.model))
     else:
         initialize(adapter, "fan_in")
         if how == "torch_pruned":
@@ -194,21 +132,13 @@ def _trainee(
 
     def logits(split: str, batch: Batch, epoch: int) -> Tensor:
         """Return an adapter's logits with taps from the cache: the backbone does not run."""
-        return adapter.predict(
-            taps_of(inputs.taps[split], batch),
-            batch.attention_mask,
-            batch.sample_ids,
-            epoch,
-        )
+        return adapter.predict(taps_of(inputs.taps[split], batch), batch.attention_mask, batch.sample_ids, epoch)
 
     return Trainee(adapter, logits)
 
 
 def _distilled(
-    training: Training,
-    config: ParallelAdapterConfig,
-    folder: Path | None,
-    progress: Callable[[str], None],
+    training: Training, config: ParallelAdapterConfig, folder: Path | None, progress: Callable[[str], None]
 ) -> dict[str, torch.Tensor]:
     """Return the distilled state of a shape: one for all tasks and seeds, as a server would produce it."""
     config = replace(config, seed=0, kind="classification", num_outputs=2)
@@ -217,13 +147,7 @@ def _distilled(
         texts = texts[: DISTILLATION_SHARE * training.samples[0]]
 
     def make() -> dict[str, torch.Tensor]:
-        batches = text_batches(
-            texts,
-            load_tokenizer(training.model),
-            training.max_length,
-            training.batch_size,
-            0,
-        )
+        batches = text_batches(texts, load_tokenizer(training.model), training.max_length, training.batch_size, 0)
         return distill(load_stack(training.model), config, batches, progress)
 
     return (

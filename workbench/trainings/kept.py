@@ -66,15 +66,7 @@ class KeptTraining:
         """Return the file that keeps it in a folder.  way: how it is trained."""
         return folder / item / f"{way}-{seed}-{self.digest}.json"
 
-    def kept(
-        self,
-        folder: Path | None,
-        item: str,
-        way: str,
-        seed: int,
-        kind: type[T],
-        train: Callable[[], T],
-    ) -> T:
+    def kept(self, folder: Path | None, item: str, way: str, seed: int, kind: type[T], train: Callable[[], T]) -> T:
         """Return the result of the same settings that the folder keeps, or train now.  None: nothing is kept."""
         path = None if folder is None else self.place(folder, item, way, seed)
         return kept_or_made(path, kind, train)
@@ -94,8 +86,7 @@ class TokenizedTask:
         """Tokenize the splits for a model."""
         tokenizer = load_tokenizer(model)
         return cls(
-            task=task,
-            **{name: tokenize(getattr(task, name), tokenizer, max_length=max_length) for name in SPLITS},
+            task=task, **{name: tokenize(getattr(task, name), tokenizer, max_length=max_length) for name in SPLITS}
         )
 
 
@@ -126,10 +117,5 @@ def batch_loss(model: TechniqueStage, batch: Batch, epoch: int = 0) -> Tensor:
 def split_metrics(model: TechniqueStage, data: TokenizedTask, split: str) -> dict[str, float]:
     """Return the task's metrics on a split, per cent, a loss in nats.  The model is put into evaluation mode."""
     tokenized = getattr(data, split)
-    found = score(
-        data.task,
-        getattr(data.task, split),
-        tokenized,
-        predict(model, evaluation_batches(tokenized)),
-    )
+    found = score(data.task, getattr(data.task, split), tokenized, predict(model, evaluation_batches(tokenized)))
     return {name: value if name == LOSS else 100 * value for name, value in found.items()}

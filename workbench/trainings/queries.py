@@ -30,12 +30,7 @@ from workbench.methods.p_rge.zeroth_order import (
     replay,
 )
 from workbench.tasks import load_task
-from workbench.tasks.prompts import (
-    EncodedPrompts,
-    PromptBatch,
-    evaluate,
-    training_batch,
-)
+from workbench.tasks.prompts import EncodedPrompts, PromptBatch, evaluate, training_batch
 from workbench.tasks.task import Task
 from workbench.trainings.kept import read_kept
 
@@ -93,20 +88,13 @@ class Trial:
     def zeroth_order(self) -> ZerothOrderConfig:
         """Return how a step estimates its gradient.  Raises ConfigError for invalid settings."""
         return ZerothOrderConfig(
-            queries=self.queries,
-            epsilon=self.epsilon,
-            learning_rate=self.learning_rate,
-            seed=self.seed,
+            queries=self.queries, epsilon=self.epsilon, learning_rate=self.learning_rate, seed=self.seed
         )
 
     @property
     def run_header(self) -> dict[str, Any]:
         """Return the inputs of its steps: a longer training continues a shorter one's steps."""
-        settings = asdict(self) | {
-            "steps": 0,
-            "score_every": 0,
-            "samples": [self.samples[0], 0, 0],
-        }
+        settings = asdict(self) | {"steps": 0, "score_every": 0, "samples": [self.samples[0], 0, 0]}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
 
     def path(self, folder: Path) -> Path:
@@ -157,13 +145,7 @@ def _data(
     model: str, task: str, samples: tuple[int, int, int], max_length: int, loss: str
 ) -> tuple[Task, EncodedPrompts]:
     """Return the task, and its training samples as tokens.  Raises as load_task and PromptEncoder do."""
-    counts: dict[str, Any] = dict(
-        zip(
-            ("train_samples", "validation_samples", "test_samples"),
-            samples,
-            strict=True,
-        )
-    )
+    counts: dict[str, Any] = dict(zip(("train_samples", "validation_samples", "test_samples"), samples, strict=True))
     found = load_task(task, prompted=True, **counts)
     train = model_encoder(found.template, model, max_length).split(found.train.prompts)
     return found, train.among_label_words() if loss == "label_words" else train
@@ -183,15 +165,12 @@ class QueryTraining:
         self.task, self.train = _data(trial.model, trial.task, trial.samples, trial.max_length, trial.loss)
         technique: Any = trial.technique
         self.model = load_causal_model(
-            trial.model,
-            TrainableConfig(technique=technique, rank=trial.rank, alpha=trial.alpha, seed=trial.seed),
+            trial.model, TrainableConfig(technique=technique, rank=trial.rank, alpha=trial.alpha, seed=trial.seed)
         )
         self._estimator: Prge | Mezo | FirstOrder
         if trial.method.startswith("FO"):
             self._estimator = FirstOrder(
-                self.model,
-                "adam" if trial.method == "FO-Adam" else "sgd",
-                trial.learning_rate,
+                self.model, "adam" if trial.method == "FO-Adam" else "sgd", trial.learning_rate
             )
         else:
             self._estimator = (Mezo if trial.method == "MeZO" else Prge)(self.model, trial.zeroth_order)
@@ -200,10 +179,7 @@ class QueryTraining:
         # Backpropagation restarts from the beginning, and may not give bit-identical results.
         if folder is not None and trial.method in FORWARD_ONLY:
             self._log = LogFile(trial.steps_path(folder), trial.run_header)
-            known, logged = (
-                read_kept(trial.curve_path(folder), Curve) or Curve(),
-                len(self._log.steps),
-            )
+            known, logged = read_kept(trial.curve_path(folder), Curve) or Curve(), len(self._log.steps)
             losses, scores = (
                 [(step, value) for step, value in each if step <= logged] for each in (known.losses, known.scores)
             )
@@ -228,32 +204,19 @@ class QueryTraining:
         curve.losses.append((curve.steps, result if isinstance(result, float) else result.loss))
         return result
 
-    def score(
-        self,
-        split: Literal["validation", "test"] = "validation",
-        calibration: Any = "none",
-    ) -> float:
+    def score(self, split: Literal["validation", "test"] = "validation", calibration: Any = "none") -> float:
         """Return the current model's score on a split."""
         encoder = model_encoder(self.task.template, self.settings.model, self.settings.max_length)
         samples = (self.task.validation if split == "validation" else self.task.test).prompts
         unlabelled = self.task.train.prompts
-        return evaluate(
-            self.model.logits_at,
-            samples,
-            encoder,
-            calibration=calibration,
-            unlabelled=unlabelled,
-        ).value
+        return evaluate(self.model.logits_at, samples, encoder, calibration=calibration, unlabelled=unlabelled).value
 
     def score_untrained(self) -> None:
         """Score the model before its first step, with and without calibration, unless the curve has these baselines."""
         curve = self.curve
         if not curve.baselines and curve.steps == 0:
             curve.scores.insert(0, (0, self.score()))
-            curve.baselines = {
-                "zero-shot": curve.scores[0][1],
-                "calibrated": self.score(calibration="mean_prior"),
-            }
+            curve.baselines = {"zero-shot": curve.scores[0][1], "calibrated": self.score(calibration="mean_prior")}
 
     def run(
         self,

@@ -13,11 +13,7 @@ from statistics import fmean
 import torch
 
 from workbench.models.loading import load_stack
-from workbench.models.optimization import (
-    learning_rate_at,
-    make_optimizer,
-    set_learning_rate,
-)
+from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.techniques import TechniqueStage
 from workbench.tasks.batching import epoch_batches, split_samples
 from workbench.tasks.tokenize import collate
@@ -52,14 +48,7 @@ class Training(KeptTraining):
 
     def quick(self) -> Training:
         """Return a tiny one that only tests that the code runs."""
-        return replace(
-            self,
-            model="tiny-bert-2",
-            limits=(48, 48, 48),
-            steps=32,
-            points=4,
-            max_length=128,
-        )
+        return replace(self, model="tiny-bert-2", limits=(48, 48, 48), steps=32, points=4, max_length=128)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +80,7 @@ def train_in_turn(
     average.
     """
     steps, points = training.steps, training.points
-    task, stack = (
-        limited_task(training.task, training.data, training.limits),
-        load_stack(training.model),
-    )
+    task, stack = limited_task(training.task, training.data, training.limits), load_stack(training.model)
     data = TokenizedTask.of(task, training.model, training.max_length)
     lengths = data.train.lengths
     copies, local = (devices, steps // points // devices) if is_federated else (1, 1)
@@ -118,10 +104,7 @@ def train_in_turn(
         epoch, indices = next(sources[owner])
         loss = batch_loss(model, collate(data.train, indices), epoch)
         loss.backward()
-        set_learning_rate(
-            optimizers[place],
-            learning_rate_at(step, steps, training.learning_rate, training.warmup),
-        )
+        set_learning_rate(optimizers[place], learning_rate_at(step, steps, training.learning_rate, training.warmup))
         optimizers[place].step()
         optimizers[place].zero_grad()
         history.append(loss.item())
@@ -130,11 +113,7 @@ def train_in_turn(
             losses.append(fmean(history[steps * len(scores) // points :]))
             scores.append(split_metrics(models[0], data, "validation")[task.metrics[0]])
             models[0].train()
-    return Curve(
-        losses=tuple(losses),
-        scores=tuple(scores),
-        test=split_metrics(models[0], data, "test"),
-    )
+    return Curve(losses=tuple(losses), scores=tuple(scores), test=split_metrics(models[0], data, "test"))
 
 
 @torch.no_grad()
@@ -142,10 +121,7 @@ def _average(models: Sequence[TechniqueStage], optimizers: Sequence[torch.optim.
     """Give all models the mean of their trained weights and of their moments."""
     for own in zip(*(model.trained().values() for model in models), strict=True) if len(models) > 1 else ():
         states = [optimizer.state[one] for optimizer, one in zip(optimizers, own, strict=True)]
-        for tensors in (
-            own,
-            *([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq")),
-        ):
+        for tensors in (own, *([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))):
             mean = torch.stack(list(tensors)).mean(dim=0)
             for tensor in tensors:
                 tensor.copy_(mean)

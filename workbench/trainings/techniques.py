@@ -19,11 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench.core.serial import to_json
-from workbench.models.optimization import (
-    learning_rate_at,
-    make_optimizer,
-    set_learning_rate,
-)
+from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.stack import LayerStack
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest
 from workbench.tasks.batching import epoch_batches
@@ -33,11 +29,7 @@ from workbench.tasks.tokenize import Batch, TokenizedSplit, collate, evaluation_
 from workbench.trainings.kept import TokenizedTask
 
 CORRELATION = ("Pearson-Spearman", "pearson", "spearman")
-SCORES = {
-    "mrpc": ("mean of accuracy and F1", "accuracy", "f1"),
-    "stsb": CORRELATION,
-    "sentiment-rating": CORRELATION,
-}
+SCORES = {"mrpc": ("mean of accuracy and F1", "accuracy", "f1"), "stsb": CORRELATION, "sentiment-rating": CORRELATION}
 """Tasks whose score is a mean of two metrics, as in Table VI: its name and the metrics.  All others use the
 accuracy."""
 
@@ -174,21 +166,13 @@ class Trainee(NamedTuple):
 
 
 @torch.random.fork_rng(devices=[])
-def train(
-    training: Training,
-    data: TokenizedTask,
-    trainee: Trainee,
-    progress: Callable[[str], None],
-) -> Outcome:
+def train(training: Training, data: TokenizedTask, trainee: Trainee, progress: Callable[[str], None]) -> Outcome:
     """Train, choose the epoch on validation, score the test split once with its weights.
 
     Random numbers are drawn from the training's seed; the caller's generators do not change.
     """
     torch.manual_seed(training.seed)
-    module, optimizer = (
-        trainee.module,
-        make_optimizer(trainee.module, training.weight_decay),
-    )
+    module, optimizer = trainee.module, make_optimizer(trainee.module, training.weight_decay)
     lengths = data.train.lengths
     per_epoch = len(epoch_batches(lengths, training.batch_size, training.seed, 0))
     mean = copy.deepcopy(_trained(module)) if training.averaging else {}
@@ -203,25 +187,14 @@ def train(
             batch = collate(data.train, indices)
             loss = task_loss(data, trainee.logits("train", batch, epoch), batch.labels)
             loss.backward()
-            rate = learning_rate_at(
-                step,
-                training.epochs * per_epoch,
-                training.learning_rate,
-                training.warmup_fraction,
-            )
+            rate = learning_rate_at(step, training.epochs * per_epoch, training.learning_rate, training.warmup_fraction)
             set_learning_rate(optimizer, rate)
             optimizer.step()
             optimizer.zero_grad()
             total += loss.item() * len(indices)
             step += 1
-            for (
-                name,
-                moment,
-            ) in mean.items():  # the first weights soon lose their influence
-                moment.lerp_(
-                    module.get_parameter(name).detach(),
-                    1 - min(training.averaging, step / (step + 10)),
-                )
+            for name, moment in mean.items():  # the first weights soon lose their influence
+                moment.lerp_(module.get_parameter(name).detach(), 1 - min(training.averaging, step / (step + 10)))
             if training.score_every and step % training.score_every == 0 and step % per_epoch:
                 curve.append((step, _score(data, trainee, "validation")[0]))
         losses.append(total / len(lengths))
@@ -258,11 +231,7 @@ def _score(data: TokenizedTask, trainee: Trainee, name: str) -> tuple[float, tup
     trainee.module.eval()
     with torch.no_grad():
         for batch in evaluation_batches(split):
-            for index, row in zip(
-                batch.indices,
-                trainee.logits(name, batch, 0).float().tolist(),
-                strict=True,
-            ):
+            for index, row in zip(batch.indices, trainee.logits(name, batch, 0).float().tolist(), strict=True):
                 rows[index] = tuple(row)
     return score(data.task, rows, split.labels), tuple(rows)
 

@@ -46,13 +46,7 @@ Controls stood here. They need their kernel: choose Run, then Run All Cells.
 </style>
 """
 WIDE = {"description_width": "9em"}
-TITLE_PIXELS, TOP_PIXELS, WIDTH_PIXELS, LEAST_PIXELS, BORDER_PIXELS = (
-    100,
-    55,
-    1000,
-    500,
-    8,
-)  # sizes of a figure
+TITLE_PIXELS, TOP_PIXELS, WIDTH_PIXELS, LEAST_PIXELS, BORDER_PIXELS = 100, 55, 1000, 500, 8  # sizes of a figure
 
 
 class _Page(anywidget.AnyWidget):
@@ -109,51 +103,19 @@ class Message(Html):
         if isinstance(error, WorkbenchError):
             self.error(str(error))
         else:
-            self.error(
-                f"{type(error).__name__}: {error}",
-                details="".join(traceback.format_exception(error)),
-            )
+            self.error(f"{type(error).__name__}: {error}", details="".join(traceback.format_exception(error)))
 
 
-def described(
-    kind: type[Control],
-    description: str,
-    tooltip: str,
-    *,
-    width: str = "24em",
-    **settings: Any,
-) -> Control:
+def described(kind: type[Control], description: str, tooltip: str, *, width: str = "24em", **settings: Any) -> Control:
     """Return a control with its label in front of it and a tooltip."""
-    return kind(
-        description=description,
-        tooltip=tooltip,
-        style=WIDE,
-        layout=widgets.Layout(width=width),
-        **settings,
-    )
+    return kind(description=description, tooltip=tooltip, style=WIDE, layout=widgets.Layout(width=width), **settings)
 
 
 def slider(
-    description: str,
-    tooltip: str,
-    value: int,
-    least: int,
-    most: int,
-    *,
-    width: str = "34em",
-    **settings: Any,
+    description: str, tooltip: str, value: int, least: int, most: int, *, width: str = "34em", **settings: Any
 ) -> widgets.IntSlider:
     """Return a slider over whole numbers."""
-    return described(
-        widgets.IntSlider,
-        description,
-        tooltip,
-        width=width,
-        value=value,
-        min=least,
-        max=most,
-        **settings,
-    )
+    return described(widgets.IntSlider, description, tooltip, width=width, value=value, min=least, max=most, **settings)
 
 
 def number(description: str, value: float, tooltip: str) -> Any:
@@ -170,11 +132,7 @@ def lab_controls(lab: str, options: Mapping[str, Sequence[Any]] | None = None, *
     made = []
     for name, written in read_toml(data_folder() / "labs.toml")[lab].items():
         settings = written | ({"value": values[name]} if name in values else {})
-        label, tooltip, is_slider = (
-            settings.pop("label"),
-            settings.pop("tooltip"),
-            settings.pop("is_slider", False),
-        )
+        label, tooltip, is_slider = settings.pop("label"), settings.pop("tooltip"), settings.pop("is_slider", False)
         choices = (options or {}).get(name, settings.pop("options", None))
         kind = widgets.IntSlider if isinstance(settings.get("step"), int) else widgets.FloatSlider
         if is_slider:
@@ -195,21 +153,10 @@ ON_COLOUR = "black"
 
 
 def button(
-    description: str,
-    tooltip: str,
-    icon: str,
-    action: Callable[[], object],
-    style: str = "",
-    **settings: Any,
+    description: str, tooltip: str, icon: str, action: Callable[[], object], style: str = "", **settings: Any
 ) -> widgets.Button:
     """Return a button that calls `action`."""
-    made = widgets.Button(
-        description=description,
-        tooltip=tooltip,
-        icon=icon,
-        button_style=style,
-        **settings,
-    )
+    made = widgets.Button(description=description, tooltip=tooltip, icon=icon, button_style=style, **settings)
     if style:
         made.style.text_color = ON_COLOUR
     made.on_click(lambda _: action())
@@ -274,10 +221,7 @@ class FigureBox(Panel):
         above = figure.layout.margin.t or TITLE_PIXELS
         bare = go.Figure(figure)
         bare.update_layout(
-            title=None,
-            height=figure.layout.height - above + TOP_PIXELS,
-            margin_t=TOP_PIXELS,
-            width=self._width,
+            title=None, height=figure.layout.height - above + TOP_PIXELS, margin_t=TOP_PIXELS, width=self._width
         )
         if self.shown is None:
             self.shown = _WholeFigure.of(bare)
@@ -391,12 +335,7 @@ class Explorer(Panel):
         refused: str = "",
     ) -> None:
         self.message, self.headline = Message(), Html()
-        self._asked, self._answer, self._refused, self._below = (
-            asked,
-            answer,
-            refused,
-            tuple(below),
-        )
+        self._asked, self._answer, self._refused, self._below = asked, answer, refused, tuple(below)
         self._paused = False
         self._boxes = [FigureBox() for _ in tabs or ("",)]
         self._figures: tuple[Callable[[], go.Figure], ...] = ()
@@ -406,15 +345,7 @@ class Explorer(Panel):
         for control in controls:
             control.observe(lambda _: self.changed(), names="value")
         self.tabs.observe(lambda _: self._switch(), names="selected_index")
-        super().__init__(
-            [
-                *rows,
-                self.headline,
-                self.message,
-                *below,
-                self.tabs if tabs else self.figure,
-            ]
-        )
+        super().__init__([*rows, self.headline, self.message, *below, self.tabs if tabs else self.figure])
         self.changed()
         self.wait()
 

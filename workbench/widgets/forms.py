@@ -27,15 +27,7 @@ from workbench.methods.base import as_published, published_settings
 from workbench.plots import cluster as draw_cluster
 from workbench.runtime import discovery
 from workbench.tasks import TASKS
-from workbench.widgets.controls import (
-    FigureBox,
-    Html,
-    Message,
-    Panel,
-    button,
-    described,
-    number,
-)
+from workbench.widgets.controls import FigureBox, Html, Message, Panel, button, described, number
 
 MAX_EDITABLE = 12
 MEGABIT_BYTES = 1e6 / 8
@@ -52,17 +44,10 @@ class _Rate(widgets.HBox):
         rates = sorted({1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000} | {rate})
         settings["layout"] = widgets.Layout(flex="1 1 auto", width="0", min_width="8.5em")
         self.slider = widgets.SelectionSlider(
-            options=[(f"{one:g}", one) for one in rates],
-            value=rate,
-            readout=False,
-            **settings,
+            options=[(f"{one:g}", one) for one in rates], value=rate, readout=False, **settings
         )
         self.field = widgets.BoundedFloatText(
-            value=rate,
-            min=0.01,
-            max=1e6,
-            tooltip=settings["tooltip"],
-            layout=widgets.Layout(width="5em"),
+            value=rate, min=0.01, max=1e6, tooltip=settings["tooltip"], layout=widgets.Layout(width="5em")
         )
         self._nearest = lambda: min(rates, key=lambda one: abs(math.log(one / self.value)))
         super().__init__([self.slider, self.field], value=rate)
@@ -135,10 +120,7 @@ class ClusterForm(Panel):
             tooltip="A cluster of data/clusters/, or the one given",
         )
         self.reset = widgets.Button(
-            description="Reset",
-            tooltip="Put every slider back",
-            icon="undo",
-            layout=widgets.Layout(width="7em"),
+            description="Reset", tooltip="Put every slider back", icon="undo", layout=widgets.Layout(width="7em")
         )
         self.devices = widgets.VBox(layout=widgets.Layout(max_width="82em"))
         self.message = Message()
@@ -146,13 +128,7 @@ class ClusterForm(Panel):
         self.choice.observe(self._chosen, names="value")
         self.reset.on_click(lambda _: self._load(self._origin))
         told = "List the devices that announce themselves in this network"
-        self.discover = button(
-            "Discover",
-            told,
-            "search",
-            self._discover,
-            layout=widgets.Layout(width="8em"),
-        )
+        self.discover = button("Discover", told, "search", self._discover, layout=widgets.Layout(width="8em"))
         head = widgets.HBox([*([self.choice] if choice else []), self.reset, self.discover])
         shown = [Html(Markup("<b>The devices</b>")), head, self.devices, self.message]
         super().__init__([*shown, self.overview] if overview else shown)
@@ -231,10 +207,7 @@ class ClusterForm(Panel):
             widgets.HBox(
                 [
                     Html(Markup("<b>{}</b>").format(row.device.name), layout=named),
-                    widgets.HBox(
-                        [widgets.GridBox(two, layout=pair) for two in (row[1:3], row[3:])],
-                        layout=wrapped,
-                    ),
+                    widgets.HBox([widgets.GridBox(two, layout=pair) for two in (row[1:3], row[3:])], layout=wrapped),
                 ]
             )
             for row in self._rows
@@ -271,57 +244,25 @@ def _speed(device: Device) -> float:
 
 def _row(device: Device, continuous: bool) -> _Row:
     def settings(description: str, tooltip: str) -> dict[str, Any]:
-        own = {
-            "description": description,
-            "tooltip": f"{device.name}: {tooltip}",
-            "continuous_update": continuous,
-        }
-        return own | {
-            "style": {"description_width": "4.5em"},
-            "layout": widgets.Layout(width="auto"),
-        }
+        own = {"description": description, "tooltip": f"{device.name}: {tooltip}", "continuous_update": continuous}
+        return own | {"style": {"description_width": "4.5em"}, "layout": widgets.Layout(width="auto")}
 
-    speed, memory, latency_ms = (
-        _speed(device),
-        round(device.memory_bytes / 1e6),
-        device.link.latency_s * 1e3,
-    )
+    speed, memory, latency_ms = _speed(device), round(device.memory_bytes / 1e6), device.link.latency_s * 1e3
     # A browser moves a slider onto its grid of steps, so the grid must contain the initial value.
     if device.host_share is None:
         told, most, step = ("GFLOP/s", "speed in GFLOP/s"), 2 * speed, speed / 50
     else:
-        told, most, step = (
-            ("speed", "share of one core of this machine"),
-            max(1.0, speed),
-            0.001,
-        )
+        told, most, step = ("speed", "share of one core of this machine"), max(1.0, speed), 0.001
     memory_step = max(1, 10 ** (int(math.log10(max(memory, 10))) - 1))
     least, largest = memory % memory_step or memory_step, max(1000, 2 * memory)
-    in_mb, in_ms = (
-        settings("MB", "memory for the job, in MB"),
-        settings("ms", "latency of the link in ms, one way"),
-    )
+    in_mb, in_ms = settings("MB", "memory for the job, in MB"), settings("ms", "latency of the link in ms, one way")
     return _Row(
         device=device,
-        speed=widgets.FloatSlider(
-            value=speed,
-            min=step,
-            max=most,
-            step=step,
-            readout_format=".2f",
-            **settings(*told),
-        ),
+        speed=widgets.FloatSlider(value=speed, min=step, max=most, step=step, readout_format=".2f", **settings(*told)),
         memory=widgets.IntSlider(value=memory, min=least, max=largest, step=memory_step, **in_mb),
-        bandwidth=_Rate(
-            device.link.bytes_per_s / MEGABIT_BYTES,
-            **settings("Mbit/s", "link rate in Mbit/s"),
-        ),
+        bandwidth=_Rate(device.link.bytes_per_s / MEGABIT_BYTES, **settings("Mbit/s", "link rate in Mbit/s")),
         latency=widgets.FloatSlider(
-            value=latency_ms,
-            max=max(20.0, 2 * latency_ms),
-            step=0.1,
-            readout_format=".1f",
-            **in_ms,
+            value=latency_ms, max=max(20.0, 2 * latency_ms), step=0.1, readout_format=".1f", **in_ms
         ),
     )
 
@@ -351,21 +292,10 @@ def _control(entry: FormField, value: Any) -> Any:
         return number(entry.label, int(value or 0), entry.tooltip)
     if entry.is_typed:
         return described(
-            widgets.Combobox,
-            entry.label,
-            entry.tooltip,
-            options=tuple(entry.values),
-            value=value,
-            ensure_option=False,
+            widgets.Combobox, entry.label, entry.tooltip, options=tuple(entry.values), value=value, ensure_option=False
         )
     listed = entry.values if value in entry.values.values() else {str(value): value, **entry.values}
-    return described(
-        widgets.Dropdown,
-        entry.label,
-        entry.tooltip,
-        options=list(listed.items()),
-        value=value,
-    )
+    return described(widgets.Dropdown, entry.label, entry.tooltip, options=list(listed.items()), value=value)
 
 
 class JobForm(Panel):
@@ -446,18 +376,10 @@ class JobForm(Panel):
     @staticmethod
     def _attribute(name: str, value: Any) -> Any:
         if name == "model" and not value.strip():
-            raise ConfigError(
-                "A job without a model was asked for.",
-                "The field is empty.",
-                "Choose a model.",
-            )
+            raise ConfigError("A job without a model was asked for.", "The field is empty.", "Choose a model.")
         if name.endswith("_samples") and value < 0:
             what = name.replace("_", " ").replace("train", "training")
-            raise ConfigError(
-                f"{value} {what} were asked for.",
-                "It must be 0 (all) or more.",
-                "Raise it.",
-            )
+            raise ConfigError(f"{value} {what} were asked for.", "It must be 0 (all) or more.", "Raise it.")
         return value.strip() if name == "model" else (value or None) if name.endswith("_samples") else value
 
     def on_change(self, callback: Callable[[Job], None]) -> None:

@@ -76,13 +76,7 @@ def _bar(epoch: EpochRow | PhaseRow) -> Markup:
         "<span>{words}</span>"
     )
     colour = ORANGE if epoch.cached else BLUE
-    return bar.format(
-        name=epoch.name,
-        share=100 * epoch.share,
-        behind=LIGHT_GREY,
-        colour=colour,
-        words=epoch.words,
-    )
+    return bar.format(name=epoch.name, share=100 * epoch.share, behind=LIGHT_GREY, colour=colour, words=epoch.words)
 
 
 def _devices(devices: tuple[DeviceRow, ...]) -> Markup:
@@ -132,10 +126,7 @@ class LiveProgress:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.state.finish(kind)
         self._over.set()
@@ -171,25 +162,12 @@ class DeviceButtons(widgets.HBox):
 
     def __init__(self, cluster: Cluster) -> None:
         self._faults: FaultSchedule | None = None
-        self.device = described(
-            widgets.Dropdown,
-            "Device",
-            "To which device something is done",
-            width="18em",
-        )
+        self.device = described(widgets.Dropdown, "Device", "To which device something is done", width="18em")
         self.name(cluster)
         doing: dict[str, tuple[str, str, Callable[[], object]]] = {
-            "Retire": (
-                "It leaves on notice: its layers move before it goes",
-                "sign-out",
-                lambda: self._do("leave"),
-            ),
+            "Retire": ("It leaves on notice: its layers move before it goes", "sign-out", lambda: self._do("leave")),
             "Kill": ("It is gone at once", "bolt", lambda: self._do("kill")),
-            "Bring back": (
-                "It comes back after it has left or was killed",
-                "sign-in",
-                self._bring_back,
-            ),
+            "Bring back": ("It comes back after it has left or was killed", "sign-in", self._bring_back),
         }
         buttons = [button(name, told, icon, action) for name, (told, icon, action) in doing.items()]
         super().__init__([self.device, *buttons])
@@ -242,40 +220,20 @@ class RunPanel(Panel):
         self._finished: list[Report] = []
         self._interrupted: tuple[Job, Cluster] | None = None
         self.simulate_button = button(
-            "Simulate",
-            "Replay the job in virtual time: seconds",
-            "clock-o",
-            lambda: self.start("simulate"),
-            "info",
+            "Simulate", "Replay the job in virtual time: seconds", "clock-o", lambda: self.start("simulate"), "info"
         )
         self.run_button = button(
-            "Run",
-            "Train for real, emulated or on a kit",
-            "play",
-            lambda: self.start("execute"),
-            "success",
+            "Run", "Train for real, emulated or on a kit", "play", lambda: self.start("execute"), "success"
         )
         self.stop_button = button("Stop", "End the run at its next step", "stop", self.stop, "warning")
         goes_on = "Go on with the run that was stopped or failed, from its last completed step"
-        self.resume_button = button(
-            "Resume",
-            goes_on,
-            "step-forward",
-            lambda: self.start("execute", resume=True),
-        )
+        self.resume_button = button("Resume", goes_on, "step-forward", lambda: self.start("execute", resume=True))
         self.message, self.progress, self.result = Message(), Html(), Html()
         self.devices = DeviceButtons(cluster_form.cluster)
         cluster_form.on_change(self.devices.name)
         job_form.on_change(lambda _: self._enable())
         cluster_form.on_change(lambda _: self._enable())
-        buttons = widgets.HBox(
-            [
-                self.simulate_button,
-                self.run_button,
-                self.stop_button,
-                self.resume_button,
-            ]
-        )
+        buttons = widgets.HBox([self.simulate_button, self.run_button, self.stop_button, self.resume_button])
         super().__init__([buttons, self.devices, self.message, self.progress, self.result])
         self._enable()
 
@@ -288,11 +246,7 @@ class RunPanel(Panel):
         """Start in a thread; errors in the forms are shown at once.  resume: see experiment.run."""
         try:
             if self.running:
-                raise RuntimeSetupError(
-                    "A run was asked for.",
-                    "One is in progress.",
-                    "Wait for it, or press Stop.",
-                )
+                raise RuntimeSetupError("A run was asked for.", "One is in progress.", "Wait for it, or press Stop.")
             self.message.clear()
             self.progress.value = self.result.value = Markup()  # an old result must not stay under a new error
             described = self._described()
@@ -301,10 +255,7 @@ class RunPanel(Panel):
             return
         self._stop.clear()
         self._thread = threading.Thread(
-            target=self._work,
-            args=(described, mode, resume),
-            name="workbench-run",
-            daemon=True,
+            target=self._work, args=(described, mode, resume), name="workbench-run", daemon=True
         )
         self._thread.start()
         self._enable()
@@ -329,10 +280,7 @@ class RunPanel(Panel):
         self.wait()
         job, cluster, plan = self._described()
         for made in reversed(self._finished):
-            if (made.job, made.cluster, made.mode) == (job, cluster, mode) and plan in (
-                None,
-                made.plan,
-            ):
+            if (made.job, made.cluster, made.mode) == (job, cluster, mode) and plan in (None, made.plan):
                 return made
         self._stop.clear()
         self._in_cell = True
@@ -354,19 +302,10 @@ class RunPanel(Panel):
         """Return the job and cluster of the forms, and the plan to run (None: the planner's).  Raises ConfigError for
         invalid settings.
         """
-        return (
-            self._job_form.job,
-            self._cluster_form.cluster,
-            self._chosen_plan() if self._chosen_plan else None,
-        )
+        return self._job_form.job, self._cluster_form.cluster, self._chosen_plan() if self._chosen_plan else None
 
     def _made(
-        self,
-        described: Described,
-        mode: Mode,
-        *,
-        resume: bool = False,
-        show: Callable[[Snapshot], None] | None = None,
+        self, described: Described, mode: Mode, *, resume: bool = False, show: Callable[[Snapshot], None] | None = None
     ) -> Report:
         """Run a job; meanwhile the buttons for its devices are offered."""
         job, cluster, plan = described

@@ -47,14 +47,7 @@ def moments(timeline: Timeline, time_s: float) -> list[Moment]:
     for rank, name in enumerate(timeline.device_names):
         samples = timeline.memory[rank] if rank < len(timeline.memory) else ()
         past = [sample.nbytes for sample in samples if sample.time_s <= time_s]
-        found.append(
-            Moment(
-                name,
-                tuple(computes[rank]),
-                tuple(network[rank]),
-                past[-1] if past else None,
-            )
-        )
+        found.append(Moment(name, tuple(computes[rank]), tuple(network[rank]), past[-1] if past else None))
     return found
 
 
@@ -85,10 +78,7 @@ class SchedulePlayer(Panel):
     """
 
     def __init__(
-        self,
-        timelines: Timeline | Mapping[str, Timeline],
-        *,
-        columns: Mapping[str, Cell] | None = None,
+        self, timelines: Timeline | Mapping[str, Timeline], *, columns: Mapping[str, Cell] | None = None
     ) -> None:
         self._columns = columns or {}
         self._timelines = (
@@ -98,20 +88,8 @@ class SchedulePlayer(Panel):
         self.choice = described(widgets.Dropdown, "Timeline", "Which timeline", width="26em", options=names)
         self.slider = slider("Time", "The moment that is shown", 0, 0, TICKS, readout=False)
         narrow = {"layout": widgets.Layout(width="3em")}
-        self.back = button(
-            "",
-            "To where the operation before begins",
-            "step-backward",
-            lambda: self.step(-1),
-            **narrow,
-        )
-        self.forth = button(
-            "",
-            "To where the next operation begins",
-            "step-forward",
-            lambda: self.step(1),
-            **narrow,
-        )
+        self.back = button("", "To where the operation before begins", "step-backward", lambda: self.step(-1), **narrow)
+        self.forth = button("", "To where the next operation begins", "step-forward", lambda: self.step(1), **narrow)
         self.play = widgets.Play(min=0, max=TICKS, step=2, interval=120, show_repeat=False, tooltip="Play")
         widgets.jslink((self.play, "value"), (self.slider, "value"))
         self.clock, self.table = Html(), Html()
@@ -119,10 +97,7 @@ class SchedulePlayer(Panel):
         self.choice.observe(lambda _: self._load(), names="value")
         self.slider.observe(lambda _: self._show(), names="value")
         controls = widgets.VBox(
-            [
-                self.choice,
-                widgets.HBox([self.slider, self.clock, self.back, self.forth, self.play]),
-            ]
+            [self.choice, widgets.HBox([self.slider, self.clock, self.back, self.forth, self.play])]
         )
         super().__init__([controls, self.figure, self.table])
         self._show()
@@ -178,23 +153,6 @@ def _table(timeline: Timeline, time_s: float, columns: Mapping[str, Cell]) -> Ma
                 memory += f" of {byte_unit(budget).text(budget)}"
         does = ", ".join(moment.computes) or ("waits for data" if moment.network else "is idle")
         further = (cell(timeline, rank, time_s) for cell in columns.values())
-        rows.append(
-            (
-                moment.device,
-                does,
-                ", ".join(moment.network),
-                *([memory] if timeline.memory else []),
-                *further,
-            )
-        )
-    table = Table(
-        (
-            "device",
-            "computes",
-            "network",
-            *(["memory"] if timeline.memory else []),
-            *columns,
-        ),
-        rows,
-    )
+        rows.append((moment.device, does, ", ".join(moment.network), *([memory] if timeline.memory else []), *further))
+    table = Table(("device", "computes", "network", *(["memory"] if timeline.memory else []), *columns), rows)
     return Markup("<div aria-live='polite'>{}</div>").format(table._repr_html_())

@@ -96,10 +96,7 @@ def sweep_table(points: Sequence[SweepPoint]) -> Table:
         if made is not None:
             where = [
                 "-".join(map(str, parts)) if parts else "all"
-                for parts in (
-                    made.units,
-                    made.tokens(made.length) if made.shares else (),
-                )
+                for parts in (made.units, made.tokens(made.length) if made.shares else ())
             ]
         row = [point.name, *where, f"{point.predicted_s * 1e3:.0f}"]
         if measured and point.measured_s:
@@ -110,11 +107,9 @@ def sweep_table(points: Sequence[SweepPoint]) -> Table:
                 f"{point.overrun_share:.1%}",
             ]
         rows.append(row + [""] * (7 - len(row) if measured else 0))
-    columns = [
-        "plan",
-        *(("heads", "tokens") if inside else ("layers", "groups")),
-        "simulated, ms",
-    ] + (["measured, ms", "deviation", "late"] if measured else [])
+    columns = ["plan", *(("heads", "tokens") if inside else ("layers", "groups")), "simulated, ms"] + (
+        ["measured, ms", "deviation", "late"] if measured else []
+    )
     title = "Latency of a request under each plan" if inside else "Step time of the first epoch under each plan"
     is_marked = any(point.mark for point in points if point.measured_s)
     return Table(
@@ -132,22 +127,8 @@ def report_table(report: Report) -> Table:
     rows = [("Numbers", report.label), *summary_rows(report)]
     if report.plan.inference is None:
         timed = sum(step.measured_s is not None for step in report.steps)  # a step in which a device was lost is not
-        rows.insert(
-            2,
-            ("", report.plan.told([device.name for device in report.cluster.devices])),
-        )
-        rows.append(
-            (
-                "Steps",
-                f"{len(report.steps)}{f', {timed} of them timed' * (0 < timed < len(report.steps))}",
-            )
-        )
+        rows.insert(2, ("", report.plan.told([device.name for device in report.cluster.devices])))
+        rows.append(("Steps", f"{len(report.steps)}{f', {timed} of them timed' * (0 < timed < len(report.steps))}"))
     notes = all_notes(report)
     warning = notes[0] if notes and notes[0].startswith(INVALID_MARK) else ""
-    return Table(
-        ("", ""),
-        rows,
-        title=headline(report),
-        note=warning,
-        more=notes[bool(warning) :],
-    )
+    return Table(("", ""), rows, title=headline(report), note=warning, more=notes[bool(warning) :])

@@ -31,10 +31,7 @@ def check_grouping(answer: Sequence[int] | str, made: Comparison) -> tuple[bool,
         return answer == "OOM", f"Nothing fits: answer 'OOM'. {made.why}"
     mine = answer if isinstance(answer, str) else "[" + "-".join(str(count) for count in answer) + "]"
     if mine == made.plan.grouping():
-        return (
-            True,
-            f"{mine}, with {made.plan.partition()} layers: {made.samples_per_s:.3g} samples/s.",
-        )
+        return True, f"{mine}, with {made.plan.partition()} layers: {made.samples_per_s:.3g} samples/s."
     return False, f"Not {mine}."
 
 
@@ -86,15 +83,9 @@ def check_idlest(answer: str, report: Report) -> tuple[bool, str]:
     """Which device computes for the smallest share of a first-epoch step?"""
     shown = report.timelines["first epoch, predicted"]
     if answer not in shown.device_names:
-        return (
-            False,
-            f"There is no device {answer!r}, only {', '.join(shown.device_names)}.",
-        )
+        return False, f"There is no device {answer!r}, only {', '.join(shown.device_names)}."
     busy = {name: shown.busy_s(rank) for rank, name in enumerate(shown.device_names)}
-    said, least_s = (
-        f"{answer} computes for {busy[answer] / shown.makespan_s:.0%} of the step",
-        min(busy.values()),
-    )
+    said, least_s = f"{answer} computes for {busy[answer] / shown.makespan_s:.0%} of the step", min(busy.values())
     if math.isclose(busy[answer], least_s, rel_tol=0.02, abs_tol=1e-9):
         return True, f"{said}."
     return False, f"{said}; another one for less."
@@ -107,8 +98,7 @@ def check_half_time(answer: int | None, report: Report) -> Verdict:
     first, cached = seconds
     if cached >= first / 2:
         return Verdict(
-            None,
-            "In this run a cached epoch takes more than half of the first: it never does. Train on more samples.",
+            None, "In this run a cached epoch takes more than half of the first: it never does. Train on more samples."
         )
     # first + (n - 1) cached <= n first / 2
     fewest = math.ceil((first - cached) / (first / 2 - cached) - 1e-9)
@@ -129,11 +119,7 @@ def check_half_time(answer: int | None, report: Report) -> Verdict:
 def check_faster_plan(plan: Plan, report: Report) -> tuple[bool, str]:
     """Is the student's plan faster (simulated) than the planner's?  A close result also passes."""
     mine, planned = experiment.sweep(
-        report.job,
-        report.cluster,
-        {"mine": plan, "planner": report.plan},
-        "simulate",
-        num_steps=4,
+        report.job, report.cluster, {"mine": plan, "planner": report.plan}, "simulate", num_steps=4
     )
     ratio = mine.predicted_s / planned.predicted_s
     said = (
@@ -152,12 +138,7 @@ MOST_SLOWER = 64.0
 
 
 def check_travelling_bytes(
-    answer: float | None,
-    plan: InferencePlan,
-    shape: StackShape,
-    *,
-    length: int,
-    scheme: int,
+    answer: float | None, plan: InferencePlan, shape: StackShape, *, length: int, scheme: int
 ) -> Verdict:
     """How many bytes do all devices together send for one layer (Table II)?"""
     expected = sum(sent_bytes(plan, shape, length=length, scheme=scheme))
@@ -172,12 +153,7 @@ def check_travelling_bytes(
 
 
 def check_ring_time(
-    answer_s: float | None,
-    *,
-    num_devices: int,
-    product_s: float,
-    transfer_s: float,
-    overlapped: bool,
+    answer_s: float | None, *, num_devices: int, product_s: float, transfer_s: float, overlapped: bool
 ) -> Verdict:
     """How long do a ring all-gather and the product after it take, with equal tiles (Fig. 9)?"""
     together = num_devices * product_s
@@ -197,18 +173,12 @@ def check_most_scheme_2(answer: int, problem: SequenceProblem, plan: InferencePl
     """How many layers can use scheme 2 before a device is out of memory (Algorithm 1, lines 18-26)?"""
     layers = problem.profile.num_layers
     if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer <= layers:
-        return (
-            False,
-            f"A number of layers from 0 to {layers} is asked for, this is {answer!r}.",
-        )
+        return False, f"A number of layers from 0 to {layers} is asked for, this is {answer!r}."
     fits = refusal(problem, _first_in_scheme_2(problem, plan, answer)) is None
     one_more = answer < layers and refusal(problem, _first_in_scheme_2(problem, plan, answer + 1)) is None
     if fits and not one_more:
         return True, f"[{layers - answer}, {answer}], as the paper writes it."
-    return (
-        False,
-        f"{answer} {'leave' if fits else 'do not fit; they leave no'} room for another.",
-    )
+    return False, f"{answer} {'leave' if fits else 'do not fit; they leave no'} room for another."
 
 
 @exercise(
@@ -232,14 +202,7 @@ def break_even(problem: SequenceProblem, plan: InferencePlan, rank: int) -> floa
     """
     price = SequencePrice(problem)
     without = price(
-        replan(
-            plan,
-            problem.profile,
-            problem.cluster,
-            length=problem.sequence_length,
-            excluded=(rank,),
-            price=price,
-        )
+        replan(plan, problem.profile, problem.cluster, length=problem.sequence_length, excluded=(rank,), price=price)
     )
     low, high = 1.0, MOST_SLOWER
     while high / low > 1.01:

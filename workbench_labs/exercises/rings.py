@@ -17,12 +17,7 @@ from workbench.methods.ringada.rank_job import initiator_order
 from workbench.methods.ringada.schedule import terminator
 from workbench.planners.asynchronous import Equation3, Partition, partition_in_order
 from workbench_labs.confidant import delayed_descent
-from workbench_labs.exercises.training import (
-    Verdict,
-    code_verdict,
-    exercise,
-    number_verdict,
-)
+from workbench_labs.exercises.training import Verdict, code_verdict, exercise, number_verdict
 from workbench_labs.ring import ring_plan
 
 
@@ -36,9 +31,7 @@ def check_terminator(answer: int | None, *, blocks: tuple[int, ...], depth: int)
     return number_verdict(answer, expected, hint, right, 0)
 
 
-def check_terminator_code(
-    answer: Callable[[Sequence[tuple[int, int]], int], int] | None,
-) -> Verdict:
+def check_terminator_code(answer: Callable[[Sequence[tuple[int, int]], int], int] | None) -> Verdict:
     """Does a function of each device's (first, last) blocks, from 1, and the depth compute the paper's inequality?  It
     returns a place.
     """
@@ -58,9 +51,7 @@ def check_terminator_code(
         "from 0."
     )
     return code_verdict(
-        answer,
-        hint,
-        [(f"blocks {blocks}, depth {depth}", partial(tried, blocks, depth)) for blocks, depth in cases],
+        answer, hint, [(f"blocks {blocks}, depth {depth}", partial(tried, blocks, depth)) for blocks, depth in cases]
     )
 
 
@@ -76,21 +67,10 @@ def check_next_initiator_code(
     def tried(of: dict[tuple[int, int], float]) -> tuple[list[int], list[int]]:
         size = 1 + max(max(pair) for pair in of)
         devices = tuple(
-            Device(
-                name=f"d{rank}",
-                flops_per_s=1e9,
-                memory_bytes=1,
-                link=Link(bytes_per_s=1.0),
-            )
-            for rank in range(size)
+            Device(name=f"d{rank}", flops_per_s=1e9, memory_bytes=1, link=Link(bytes_per_s=1.0)) for rank in range(size)
         )
         pairs = {f"d{a}>d{b}": Link(bytes_per_s=rate) for (x, y), rate in of.items() for a, b in ((x, y), (y, x))}
-        expected = list(
-            initiator_order(
-                Cluster(name="ring", devices=devices, pairs=pairs),
-                ring_plan((1,) * size),
-            )
-        )
+        expected = list(initiator_order(Cluster(name="ring", devices=devices, pairs=pairs), ring_plan((1,) * size)))
         found, left = [0], list(range(1, size))
         while left and answer is not None:
             found.append(answer(found[-1], tuple(left), lambda a, b: of[min(a, b), max(a, b)]))
@@ -124,10 +104,7 @@ def check_heads(answer: Sequence[int], profile: HeadProfile) -> tuple[bool, str]
         or len(answer) != len(profile.seconds)
         or any(count not in range(heads + 1) for count in answer)
     ):
-        return (
-            False,
-            f"{answer!r} is no allocation of {heads} heads to {len(profile.seconds)} processors.",
-        )
+        return False, f"{answer!r} is no allocation of {heads} heads to {len(profile.seconds)} processors."
     if sum(answer) != heads:
         return False, f"These are {sum(answer)} of {heads} heads."
     mine_s, best_s = profile.time_s(answer), profile.time_s(best_allocation(profile))
@@ -179,10 +156,7 @@ def check_delayed_code(answer: Callable[..., float] | None) -> Verdict:
 
     hint = "w_(t+1) = w_t - rate x gradient(w_(t-delay)): keep the versions. The first mini-batches come with w_0."
     cases = [
-        (
-            f"gradient {name}, rate {rate:g}, delay {delay}, {steps} steps",
-            partial(tried, gradient, rate, delay, steps),
-        )
+        (f"gradient {name}, rate {rate:g}, delay {delay}, {steps} steps", partial(tried, gradient, rate, delay, steps))
         for name, gradient in gradients.items()
         for rate, delay, steps in settings
     ]

@@ -40,13 +40,7 @@ class Verdict:
         )
 
 
-def number_verdict(
-    answer: float | None,
-    expected: float,
-    hint: str,
-    right: str,
-    tolerance: float = BY_EYE,
-) -> Verdict:
+def number_verdict(answer: float | None, expected: float, hint: str, right: str, tolerance: float = BY_EYE) -> Verdict:
     """Compare a number with the expected one; it may differ by a share of it."""
     if answer is None:
         return Verdict(None, hint)
@@ -57,9 +51,7 @@ def number_verdict(
     return Verdict(False, f"{answer:g} is too {'large' if answer > expected else 'small'}. {hint}")
 
 
-def exercise(
-    hint: str,
-) -> Callable[[Callable[..., tuple[bool, str]]], Callable[..., Verdict]]:
+def exercise(hint: str) -> Callable[[Callable[..., tuple[bool, str]]], Callable[..., Verdict]]:
     """Return a decorator for a function that examines an answer and returns whether it is right, and why; it becomes a
     check.
 
@@ -132,10 +124,7 @@ def check_cluster(cluster: Cluster, *, cores: int) -> tuple[bool, str]:
     if len(set(shares)) < len(shares):
         return False, f"Two devices have the same share: {shares}."
     total = sum(share for share in shares if share is not None)
-    return (
-        total <= cores,
-        f"{cluster.world_size} devices, which ask for {total:.2f} of {cores} cores in all.",
-    )
+    return total <= cores, f"{cluster.world_size} devices, which ask for {total:.2f} of {cores} cores in all."
 
 
 @exercise(
@@ -151,10 +140,7 @@ def check_epsilon(answer: float, studies: Sequence[SlopeStudy]) -> tuple[bool, s
         one for one in studies if isinstance(answer, int | float) and abs(one.epsilon - answer) <= 1e-9 * one.epsilon
     ]
     if not chosen:
-        return (
-            False,
-            f"{answer!r} is none of {', '.join(f'{one.epsilon:g}' for one in studies)}.",
-        )
+        return False, f"{answer!r} is none of {', '.join(f'{one.epsilon:g}' for one in studies)}."
     said = (
         f"With {answer:g} slopes are off by {chosen[0].deviation:.2%}, with {best.epsilon:g} by {best.deviation:.2%}."
     )
@@ -165,8 +151,7 @@ def check_knee(answer: int | None, passes: Sequence[Pass]) -> Verdict:
     """Which measured number of parts is the largest that costs less than half of as many single passes?"""
     first = passes[0]
     expected = max(
-        (one.parts for one in passes if one.seconds < 0.5 * first.seconds * one.parts / first.parts),
-        default=0,
+        (one.parts for one in passes if one.seconds < 0.5 * first.seconds * one.parts / first.parts), default=0
     )
     hint = (
         "Compare the two lines of the figure: in one pass, and one after the other. 0 if no number of parts saves half."

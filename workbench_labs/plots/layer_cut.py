@@ -16,12 +16,7 @@ from workbench.core.inference import InferencePlan, StackShape
 from workbench.plots import style
 
 Cut = Literal["columns", "rows", "copies"]
-HEIGHT, SHIFT, GAP, ARROW = (
-    1.0,
-    0.13,
-    0.22,
-    0.95,
-)  # sizes in the drawing; unit: width of the hidden state
+HEIGHT, SHIFT, GAP, ARROW = 1.0, 0.13, 0.22, 0.95  # sizes in the drawing; unit: width of the hidden state
 
 
 class Matrix(NamedTuple):
@@ -64,10 +59,7 @@ def layer_parts(plan: InferencePlan, shape: StackShape, *, length: int, scheme: 
     whole = (length,) * size
     tokens = plan.tokens(length) if plan.shares else whole
     gather = Arrow("AllGather", _gathered(plan, tokens, shape.hidden_bytes))
-    scatter = Arrow(
-        "ReduceScatter",
-        tuple((length - own) * shape.hidden_bytes if size > 1 else 0 for own in tokens),
-    )
+    scatter = Arrow("ReduceScatter", tuple((length - own) * shape.hidden_bytes if size > 1 else 0 for own in tokens))
     reduced = Arrow("AllReduce", (2 * (size - 1) * length * shape.hidden_bytes // size,) * size)
     before, after = ([gather], scatter) if plan.paradigm == "hybrid" else ([], reduced)
     by_token = plan.paradigm == "sequence"
@@ -78,42 +70,17 @@ def layer_parts(plan: InferencePlan, shape: StackShape, *, length: int, scheme: 
         if by_token:
             everywhere = (shape.num_units,) * size
             parts += [
-                Matrix(
-                    f"{prefix}W<sub>QKV</sub>",
-                    "copies",
-                    everywhere,
-                    "all heads",
-                    1.5,
-                    HEIGHT,
-                ),
+                Matrix(f"{prefix}W<sub>QKV</sub>", "copies", everywhere, "all heads", 1.5, HEIGHT),
                 Arrow(
                     "AllGather K, V",
-                    _gathered(
-                        plan,
-                        tokens,
-                        shape.num_units * shape.kv_unit_bytes or 2 * shape.hidden_bytes,
-                    ),
+                    _gathered(plan, tokens, shape.num_units * shape.kv_unit_bytes or 2 * shape.hidden_bytes),
                 ),
-                Matrix(
-                    f"{prefix}W<sub>O</sub>",
-                    "copies",
-                    everywhere,
-                    "all heads",
-                    1.0,
-                    HEIGHT,
-                ),
+                Matrix(f"{prefix}W<sub>O</sub>", "copies", everywhere, "all heads", 1.0, HEIGHT),
             ]
         else:
             parts += [
                 *before,
-                Matrix(
-                    f"{prefix}W<sub>QKV</sub>",
-                    "columns",
-                    plan.units,
-                    "heads",
-                    1.5,
-                    HEIGHT,
-                ),
+                Matrix(f"{prefix}W<sub>QKV</sub>", "columns", plan.units, "heads", 1.5, HEIGHT),
                 Matrix(f"{prefix}W<sub>O</sub>", "rows", plan.units, "heads", 1.0, HEIGHT),
                 after,
             ]
@@ -159,12 +126,7 @@ def sent_bytes(plan: InferencePlan, shape: StackShape, *, length: int, scheme: i
 
 
 def layer_cut(
-    plan: InferencePlan,
-    shape: StackShape,
-    names: Sequence[str],
-    *,
-    length: int,
-    scheme: int = 1,
+    plan: InferencePlan, shape: StackShape, names: Sequence[str], *, length: int, scheme: int = 1
 ) -> go.Figure:
     """Return one layer as matrices coloured by device; below, each device's bytes in memory and sent.
 
@@ -181,35 +143,19 @@ def layer_cut(
         row_heights=[0.62, 0.38],
         vertical_spacing=0.17,
         horizontal_spacing=0.07,
-        subplot_titles=[
-            "",
-            "holds of the attention",
-            "holds of the feed-forward network",
-            "sends for one sequence",
-        ],
+        subplot_titles=["", "holds of the attention", "holds of the feed-forward network", "sends for one sequence"],
     )
     for annotation in figure.layout.annotations:
         annotation.font = {"size": 12.5, "color": style.BLACK}
     _draw(figure, parts, who)
-    columns = (
-        [one["attention"] for one in held],
-        [one["feed-forward"] for one in held],
-        list(sent),
-    )
+    columns = ([one["attention"] for one in held], [one["feed-forward"] for one in held], list(sent))
     for column, sizes in enumerate(columns, start=1):
         _bars(figure, column, sizes, who)
     total = sum(sum(one.values()) for one in held)
     whole = shape.attention_bytes + shape.feed_forward_bytes + shape.layer_bytes
-    moved, weights = (
-        style.byte_unit(sum(sent)).text(sum(sent)),
-        style.byte_unit(total).text(total),
-    )
+    moved, weights = style.byte_unit(sum(sent)).text(sum(sent)), style.byte_unit(total).text(total)
     copies = f", {total / whole:.2g} times one copy" if whole else ""
-    paradigms = {
-        "hybrid": f"scheme {scheme}",
-        "tensor": "tensor parallel",
-        "sequence": "sequence parallel",
-    }
+    paradigms = {"hybrid": f"scheme {scheme}", "tensor": "tensor parallel", "sequence": "sequence parallel"}
     return style.finish(
         figure,
         title=f"One layer, {paradigms[plan.paradigm]}, {length} tokens on {plan.num_positions} devices",
@@ -265,15 +211,7 @@ def _boxes(matrix: Matrix, left: float, who: Sequence[str]) -> list[_Box]:
             hover = f"{who[position]}: {matrix.name}, {matrix.what}"
             at = left + shift * position + matrix.width / 2
             boxes.append(
-                _Box(
-                    at,
-                    matrix.width,
-                    bottom + shift * (position - (size - 1) / 2),
-                    matrix.height,
-                    position,
-                    "",
-                    hover,
-                )
+                _Box(at, matrix.width, bottom + shift * (position - (size - 1) / 2), matrix.height, position, "", hover)
             )
         return boxes
     whole, done = sum(matrix.counts), 0
@@ -286,28 +224,10 @@ def _boxes(matrix: Matrix, left: float, who: Sequence[str]) -> list[_Box]:
         # The space for a number of 11 px, in widths of the hidden state.
         text = str(count) if extent > (0.07 * len(str(count)) + 0.04 if matrix.cut == "columns" else 0.2) else ""
         if matrix.cut == "columns":
-            boxes.append(
-                _Box(
-                    left + start + extent / 2,
-                    extent,
-                    bottom,
-                    matrix.height,
-                    position,
-                    text,
-                    hover,
-                )
-            )
+            boxes.append(_Box(left + start + extent / 2, extent, bottom, matrix.height, position, text, hover))
         else:
             boxes.append(
-                _Box(
-                    left + matrix.width / 2,
-                    matrix.width,
-                    -bottom - start - extent,
-                    extent,
-                    position,
-                    text,
-                    hover,
-                )
+                _Box(left + matrix.width / 2, matrix.width, -bottom - start - extent, extent, position, text, hover)
             )
         done += count
     return boxes
@@ -361,27 +281,13 @@ def _strips(position: int, boxes: Sequence[_Box]) -> go.Bar:
 
 def _words(text: str, x: float, y: float, anchor: str, colour: str) -> dict[str, object]:
     place = {"x": x, "y": y, "xref": "x", "yref": "y", "yanchor": anchor}
-    return {
-        "text": text,
-        "showarrow": False,
-        "font": {"size": 11, "color": colour},
-        **place,
-    }
+    return {"text": text, "showarrow": False, "font": {"size": 11, "color": colour}, **place}
 
 
 def _arrow(arrow: Arrow, left: float) -> list[dict[str, object]]:
     """Return the annotations of an arrow: the arrow, its name above and its bytes below."""
     moved, said = sum(arrow.nbytes), style.OPERATIONS["synchronisations"][arrow.name]
-    ends = {
-        "x": left + ARROW,
-        "y": 0,
-        "ax": left,
-        "ay": 0,
-        "xref": "x",
-        "yref": "y",
-        "axref": "x",
-        "ayref": "y",
-    }
+    ends = {"x": left + ARROW, "y": 0, "ax": left, "ay": 0, "xref": "x", "yref": "y", "axref": "x", "ayref": "y"}
     name = (
         arrow.name.replace("Reduce", "Reduce<br>")
         .replace("Gather", "<br>Gather")
@@ -398,21 +304,12 @@ def _arrow(arrow: Arrow, left: float) -> list[dict[str, object]]:
             **ends,
         },
         _words(name, left + ARROW / 2, 0.06, "bottom", style.DARK_GREY) | {"hovertext": said},
-        _words(
-            style.byte_unit(moved).text(moved),
-            left + ARROW / 2,
-            -0.06,
-            "top",
-            style.DARK_GREY,
-        ),
+        _words(style.byte_unit(moved).text(moved), left + ARROW / 2, -0.06, "top", style.DARK_GREY),
     ]
 
 
 def _bars(figure: go.Figure, column: int, sizes: Sequence[int], who: Sequence[str]) -> None:
-    unit, colours = (
-        style.byte_unit(max(sizes, default=0)),
-        [colour_of(position) for position in range(len(sizes))],
-    )
+    unit, colours = style.byte_unit(max(sizes, default=0)), [colour_of(position) for position in range(len(sizes))]
     hovers = [f"{name}: {size:,} bytes" for name, size in zip(who, sizes, strict=True)]
     style.panel_of_bars(
         figure,
@@ -425,12 +322,7 @@ def _bars(figure: go.Figure, column: int, sizes: Sequence[int], who: Sequence[st
     )
     figure.update_xaxes(title=unit.name, gridcolor=style.LIGHT_GREY, row=2, col=column)
     figure.update_yaxes(
-        showticklabels=column == 1,
-        showgrid=False,
-        zeroline=False,
-        row=2,
-        col=column,
-        **style.rows_for(who),
+        showticklabels=column == 1, showgrid=False, zeroline=False, row=2, col=column, **style.rows_for(who)
     )
 
 

@@ -47,11 +47,7 @@ def overlap(cells: Sequence[OverlapCell], *, what: str = "one block", **words: A
     if not cells:
         return style.empty(why="No block was timed.", **words)
     unit = style.time_unit(max(cell.computation_s.high + cell.communication_s.high for cell in cells))
-    parts = {
-        "computation alone": style.BLUE,
-        "communication alone": style.GREEN,
-        "overlapped": style.PURPLE,
-    }
+    parts = {"computation alone": style.BLUE, "communication alone": style.GREEN, "overlapped": style.PURPLE}
     timed = {cell.name: (cell.computation_s, cell.communication_s, cell.together_s) for cell in cells}
     bars = {
         part: {name: spreads[at].scaled(unit.factor) for name, spreads in timed.items()}
@@ -64,36 +60,16 @@ def overlap(cells: Sequence[OverlapCell], *, what: str = "one block", **words: A
     for bar, colour in zip(figure.data, parts.values(), strict=True):
         bar.marker.color = colour
     figure.data[2].update(
-        text=[f"{cell.ratio:.2f}" for cell in cells],
-        textposition="inside",
-        insidetextanchor="middle",
-        textangle=0,
+        text=[f"{cell.ratio:.2f}" for cell in cells], textposition="inside", insidetextanchor="middle", textangle=0
     )
     for line, colour, of in (
         ("the longer of the two", style.DARK_GREY, max),
         ("their sum (nothing hidden)", style.GREY, lambda a, b: a + b),
     ):
         heights = [of(cell.computation_s.median, cell.communication_s.median) * unit.factor for cell in cells]
-        mark = {
-            "symbol": "line-ew",
-            "size": LINE_PIXELS / len(cells),
-            "line": {"width": 2, "color": colour},
-        }
-        figure.add_scatter(
-            x=figure.data[0].x,
-            y=heights,
-            mode="markers",
-            name=line,
-            marker=mark,
-            hoverinfo="skip",
-        )
-    most = max(
-        max(
-            cell.computation_s.median + cell.communication_s.median,
-            cell.together_s.high,
-        )
-        for cell in cells
-    )
+        mark = {"symbol": "line-ew", "size": LINE_PIXELS / len(cells), "line": {"width": 2, "color": colour}}
+        figure.add_scatter(x=figure.data[0].x, y=heights, mode="markers", name=line, marker=mark, hoverinfo="skip")
+    most = max(max(cell.computation_s.median + cell.communication_s.median, cell.together_s.high) for cell in cells)
     figure.update_yaxes(range=[0, 1.1 * most * unit.factor])  # markers as wide as lines would take as much room above
     return figure
 
@@ -113,11 +89,7 @@ def trade(points: Sequence[TradePoint], mine: TradePoint, *, subtitle: str = "")
     """
     ordered = sorted(points)
     unit = style.time_unit(max(point.seconds for point in (*ordered, mine)))
-    words = {
-        "title": "Scheme 2 trades memory for communication",
-        "label": "simulated",
-        "x_title": "layers in scheme 2",
-    }
+    words = {"title": "Scheme 2 trades memory for communication", "label": "simulated", "x_title": "layers in scheme 2"}
     words["subtitle"] = "; ".join(filter(None, [subtitle, "dotted: the budget; hollow: out of memory"]))
     latency = [(point.layers, point.seconds * unit.factor) for point in (*ordered, mine)]
     memory = [(point.layers, 100 * point.fullness) for point in (*ordered, mine)]
@@ -126,21 +98,10 @@ def trade(points: Sequence[TradePoint], mine: TradePoint, *, subtitle: str = "")
     figure.data[1].line.dash = "dash"
     for trace, (x, y) in zip(figure.data, (latency[-1], memory[-1]), strict=True):
         trace.marker.symbol = [f"{trace.marker.symbol}{'-open' * (point.fullness > 1)}" for point in ordered]
-        marker = {
-            "size": 17,
-            "symbol": "circle-open",
-            "color": style.BLACK,
-            "line": {"width": 2.5},
-        }
+        marker = {"size": 17, "symbol": "circle-open", "color": style.BLACK, "line": {"width": 2.5}}
         is_first = trace is figure.data[0]
         figure.add_scatter(
-            x=[x],
-            y=[y],
-            mode="markers",
-            name="yours",
-            legendgroup="yours",
-            showlegend=is_first,
-            marker=marker,
+            x=[x], y=[y], mode="markers", name="yours", legendgroup="yours", showlegend=is_first, marker=marker
         )
     most = 108 * max(1.0, *(point.fullness for point in (*ordered, mine)))
     style.on_second_axis(figure, [1, 3], title="of its budget (%)", range=[0, most])
@@ -152,12 +113,7 @@ Found = Mapping[str, Mapping[float, Spread]]
 SIMULATED = ", simulated"
 
 
-def latencies(
-    found: Found,
-    *,
-    predicted: Mapping[str, Mapping[float, float]] | None = None,
-    **words: Any,
-) -> go.Figure:
+def latencies(found: Found, *, predicted: Mapping[str, Mapping[float, float]] | None = None, **words: Any) -> go.Figure:
     """Return a line for each system: seconds of one sequence over the links' Mbit/s; bars show the middle half of the
     rounds.
 
@@ -171,28 +127,16 @@ def latencies(
     values += [seconds for points in simulated.values() for _, seconds in points]
     if not values:
         return style.empty(why="Nothing was timed.", **words)
-    unit, names = (
-        style.time_unit(max(values)),
-        list(dict.fromkeys([*found, *(predicted or {})])),
-    )
+    unit, names = style.time_unit(max(values)), list(dict.fromkeys([*found, *(predicted or {})]))
     series = {
         name: [(rate, spread.median * unit.factor) for rate, spread in points.items()] for name, points in timed.items()
     }
     series |= {name: [(rate, seconds * unit.factor) for rate, seconds in points] for name, points in simulated.items()}
-    figure = lines(
-        series,
-        x_title="links (Mbit/s)",
-        y_title=f"one sequence ({unit.name})",
-        logarithmic="x",
-        **words,
-    )
+    figure = lines(series, x_title="links (Mbit/s)", y_title=f"one sequence ({unit.name})", logarithmic="x", **words)
     for trace, key in zip(figure.data, series, strict=True):
         name = key.removesuffix(SIMULATED)
         index = names.index(name)
-        trace.update(
-            line_color=colour_of(name, index),
-            marker_symbol=style.SYMBOLS[index % len(style.SYMBOLS)],
-        )
+        trace.update(line_color=colour_of(name, index), marker_symbol=style.SYMBOLS[index % len(style.SYMBOLS)])
         trace.hovertemplate = f"%{{y:.4g}} {unit.name} at %{{x:,g}} Mbit/s<extra>{trace.name}</extra>"
         if key in timed:
             trace.error_y = style.error_bars([spread.scaled(unit.factor) for spread in timed[key].values()])
@@ -204,20 +148,10 @@ def latencies(
                 showlegend=name not in timed,
             )
     if simulated and timed:
-        hollow = {
-            "size": 9,
-            "symbol": "circle-open",
-            "color": style.DARK_GREY,
-            "line": {"width": 1.5},
-        }
+        hollow = {"size": 9, "symbol": "circle-open", "color": style.DARK_GREY, "line": {"width": 1.5}}
         line = {"color": style.DARK_GREY, "width": 1.5, "dash": "dot"}
         figure.add_scatter(
-            x=[None],
-            y=[None],
-            mode="lines+markers",
-            name="simulated (hollow)",
-            marker=hollow,
-            line=line,
+            x=[None], y=[None], mode="lines+markers", name="simulated (hollow)", marker=hollow, line=line
         )
     return figure
 
@@ -236,9 +170,7 @@ def speedups(found: Found, **words: Any) -> go.Figure:
     figure = compared_bars(named, x_title="links (Mbit/s)", unit="latency over ours", **words)
     for index, bar in enumerate(figure.data):
         bar.update(
-            marker_color=colour_of(bar.name, index),
-            text=[f"{ratio:.2f}" for ratio in bar.y],
-            textposition="outside",
+            marker_color=colour_of(bar.name, index), text=[f"{ratio:.2f}" for ratio in bar.y], textposition="outside"
         )
     figure.update_xaxes(categoryarray=[f"{rate:,g}" for rate in rates])
     figure.add_hline(y=1.0, line={"color": style.BLACK, "width": 1.5})

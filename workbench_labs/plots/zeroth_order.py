@@ -48,48 +48,25 @@ def bowl(
     x, y = path[-1]
     figure = go.Figure(_contours(loss))
     if len(path) > 1:
-        line, marker = (
-            {"color": style.BLACK, "width": 1.5},
-            {"symbol": "circle", "size": 5},
-        )
+        line, marker = {"color": style.BLACK, "width": 1.5}, {"symbol": "circle", "size": 5}
         x_path, y_path = zip(*path, strict=True)
         figure.add_scatter(
-            name="path",
-            mode="lines+markers",
-            x=x_path,
-            y=y_path,
-            line=line,
-            marker=marker,
-            hoverinfo="skip",
+            name="path", mode="lines+markers", x=x_path, y=y_path, line=line, marker=marker, hoverinfo="skip"
         )
     shown = probes[:MAX_PROBES]
     tips = [
-        (
-            x + side * epsilon * probe.direction[0],
-            y + side * epsilon * probe.direction[1],
-        )
+        (x + side * epsilon * probe.direction[0], y + side * epsilon * probe.direction[1])
         for side in (1, -1)
         for probe in shown
     ]
     scale = ARROW / max(math.hypot(*gradient), 1e-9)
-    parts = [
-        (
-            -scale * probe.slope * probe.direction[0],
-            -scale * probe.slope * probe.direction[1],
-        )
-        for probe in shown
-    ]
+    parts = [(-scale * probe.slope * probe.direction[0], -scale * probe.slope * probe.direction[1]) for probe in shown]
     figure.add_trace(_arrows("each query: −g z", (x, y), parts, style.SKY_BLUE, width=1.5, size=9))
     for name, symbol, colour, some in (
         ("θ + εz", "cross", style.VERMILLION, tips[: len(shown)]),
         ("θ − εz", "circle", style.ORANGE, tips[len(shown) :]),
     ):
-        marker = {
-            "symbol": symbol,
-            "size": 8,
-            "color": colour,
-            "line": {"color": style.BLACK, "width": 0.5},
-        }
+        marker = {"symbol": symbol, "size": 8, "color": colour, "line": {"color": style.BLACK, "width": 0.5}}
         figure.add_scatter(
             name=name,
             mode="markers",
@@ -100,14 +77,7 @@ def bowl(
         )
     mean = tuple(sum(probe.slope * probe.direction[axis] for probe in probes) / max(1, len(probes)) for axis in (0, 1))
     figure.add_trace(
-        _arrows(
-            "their mean",
-            (x, y),
-            [(-scale * mean[0], -scale * mean[1])],
-            style.BLUE,
-            width=4,
-            size=15,
-        )
+        _arrows("their mean", (x, y), [(-scale * mean[0], -scale * mean[1])], style.BLUE, width=4, size=15)
     )
     figure.add_trace(
         _arrows(
@@ -120,19 +90,10 @@ def bowl(
             dash="dot",
         )
     )
-    here = {
-        "symbol": "circle",
-        "size": 11,
-        "color": style.GREEN,
-        "line": {"color": style.BLACK, "width": 1},
-    }
+    here = {"symbol": "circle", "size": 11, "color": style.GREEN, "line": {"color": style.BLACK, "width": 1}}
     figure.add_scatter(name="θ", mode="markers", x=[x], y=[y], marker=here, hoverinfo="skip")
     figure.update_xaxes(
-        title="θ<sub>1</sub>",
-        range=[-HALF_WIDTH, HALF_WIDTH],
-        zeroline=False,
-        showgrid=False,
-        constrain="domain",
+        title="θ<sub>1</sub>", range=[-HALF_WIDTH, HALF_WIDTH], zeroline=False, showgrid=False, constrain="domain"
     )
     figure.update_yaxes(
         title="θ<sub>2</sub>",
@@ -142,12 +103,7 @@ def bowl(
         scaleanchor="x",
         constrain="domain",
     )
-    return style.finish(
-        figure,
-        title="What forward passes say of the slope",
-        label="computed",
-        height=600,
-    )
+    return style.finish(figure, title="What forward passes say of the slope", label="computed", height=600)
 
 
 def _contours(loss: Callable[[float, float], float]) -> go.Contour:
@@ -169,14 +125,7 @@ def _contours(loss: Callable[[float, float], float]) -> go.Contour:
 
 
 def _arrows(
-    name: str,
-    start: Point,
-    ways: Sequence[Point],
-    colour: str,
-    *,
-    width: float,
-    size: float,
-    dash: str = "solid",
+    name: str, start: Point, ways: Sequence[Point], colour: str, *, width: float, size: float, dash: str = "solid"
 ) -> go.Scatter:
     """Return arrows from one point in one trace: start, tip and gap for each."""
     x: list[float | None] = []
@@ -190,12 +139,7 @@ def _arrows(
         x=x,
         y=y,
         line={"color": colour, "width": width, "dash": dash},
-        marker={
-            "symbol": "arrow",
-            "angleref": "previous",
-            "size": [0, size, 0] * len(ways),
-            "color": colour,
-        },
+        marker={"symbol": "arrow", "angleref": "previous", "size": [0, size, 0] * len(ways), "color": colour},
         hoverinfo="skip",
     )
 
@@ -220,13 +164,7 @@ def gradient_error(found: Sequence[GradientError], *, label: str) -> go.Figure:
         "subtitle": "dotted: the error is as long as the gradient",
     }
     points = {one.name: one.points for one in found}
-    figure = lines(
-        points,
-        x_title="queries q",
-        y_title="squared error, of the gradient's",
-        logarithmic="xy",
-        **said,
-    )
+    figure = lines(points, x_title="queries q", y_title="squared error, of the gradient's", logarithmic="xy", **said)
     for one, trace in zip(found, figure.data, strict=True):
         trace.update(legendgroup=trace.name, mode="markers")
         expected = [(one.dimension + 1) / queries for queries in trace.x]
@@ -241,12 +179,7 @@ def gradient_error(found: Sequence[GradientError], *, label: str) -> go.Figure:
     return figure.add_hline(y=1, line={"color": style.DARK_GREY, "width": 1, "dash": "dot"})
 
 
-def slopes(
-    found: Mapping[str, Sequence[tuple[float, float]]],
-    *,
-    label: str,
-    subtitle: str = "",
-) -> go.Figure:
+def slopes(found: Mapping[str, Sequence[tuple[float, float]]], *, label: str, subtitle: str = "") -> go.Figure:
     """Return measured slopes g over exact slopes z * gradient, a symbol for each query; on the diagonal they are equal.
 
     found: by the varied setting, such as epsilon.
@@ -256,22 +189,10 @@ def slopes(
     if not values:
         return style.empty(title=title, label=label, why="There is no query.")
     most = 1.15 * max(max(map(abs, values)), 1e-12)
-    words = {
-        "title": title,
-        "label": label,
-        "subtitle": subtitle,
-        "y_title": "by two forward passes: g",
-    }
+    words = {"title": title, "label": label, "subtitle": subtitle, "y_title": "by two forward passes: g"}
     figure = lines(found, x_title="exact, by a backward pass: z · ∇L", **words).update_traces(mode="markers")
     diagonal = {"color": style.DARK_GREY, "width": 1, "dash": "dot"}
-    figure.add_scatter(
-        x=[-most, most],
-        y=[-most, most],
-        mode="lines",
-        line=diagonal,
-        name="alike",
-        hoverinfo="skip",
-    )
+    figure.add_scatter(x=[-most, most], y=[-most, most], mode="lines", line=diagonal, name="alike", hoverinfo="skip")
     zero: dict[str, Any] = {"zeroline": True, "zerolinecolor": "#DDDDDD"}
     figure.update_xaxes(range=[-most, most], **zero)
     return figure.update_yaxes(range=[-1.3 * most, 1.3 * most], **zero)
@@ -310,11 +231,7 @@ def learning(
     lost = {"loss of a step": losses, "its mean": means} | ({"loss in the engine": engine} if engine else {})
     scored = {f"validation {metric}": scores}
     scored |= {f"{name} {value:.2f}": [(0, value), (last, value)] for name, value in (baselines or {}).items()}
-    words = {
-        "title": "Learning by forward passes",
-        "label": label,
-        "subtitle": subtitle,
-    }
+    words = {"title": "Learning by forward passes", "label": label, "subtitle": subtitle}
     figure = lines(lost | scored, x_title="steps", y_title="loss", **words)
     for name, look in (
         ("loss of a step", {"color": style.SKY_BLUE, "width": 1}),
@@ -327,11 +244,7 @@ def learning(
         line.update(
             mode="lines",
             hoverinfo="skip",
-            line={
-                "color": style.DARK_GREY,
-                "width": 1.5,
-                "dash": DASHES[index % len(DASHES)],
-            },
+            line={"color": style.DARK_GREY, "width": 1.5, "dash": DASHES[index % len(DASHES)]},
         )
     style.on_second_axis(figure, range(len(lost), len(figure.data)), title=metric, range=[0, 1])
     return figure.update_xaxes(rangemode="tozero").update_layout(yaxis_rangemode="normal")
@@ -346,27 +259,14 @@ def traffic(nbytes: Mapping[str, float], *, subtitle: str = "") -> go.Figure:
     """Return a bar for each way to train on several devices, on a logarithmic axis.  nbytes: above 0."""
     sizes, words = (
         list(nbytes.values()),
-        {
-            "title": "What a device receives for a step",
-            "label": "counted",
-            "subtitle": subtitle,
-        },
+        {"title": "What a device receives for a step", "label": "counted", "subtitle": subtitle},
     )
     figure = stacked_bars(list(nbytes), {"bytes": sizes}, x_title="bytes", **words)
     texts = [f" {style.byte_unit(size).text(size)}" for size in sizes]
-    figure.update_traces(
-        text=texts,
-        textposition="outside",
-        textfont_color="black",
-        cliponaxis=False,
-        showlegend=False,
-    )
+    figure.update_traces(text=texts, textposition="outside", textfont_color="black", cliponaxis=False, showlegend=False)
     # Room on the right for the text of the longest bar.
     return figure.update_xaxes(
-        type="log",
-        dtick=1,
-        exponentformat="power",
-        range=[0, len(str(int(max(sizes, default=1)))) + 1],
+        type="log", dtick=1, exponentformat="power", range=[0, len(str(int(max(sizes, default=1)))) + 1]
     )
 
 
@@ -420,27 +320,14 @@ def roofline(
     }
     figure = lines(series, **words)
     for trace, several in zip(figure.data, found.values(), strict=True):
-        trace.update(
-            mode="lines+markers+text",
-            textposition="bottom center",
-            line_width=1.5,
-            line_dash="dot",
-        )
+        trace.update(mode="lines+markers+text", textposition="bottom center", line_width=1.5, line_dash="dot")
         trace.text = [f"{one.parts}" for one in several]
         trace.hovertemplate = [
             f"{trace.name}: {one.parts} parts, {one.seconds * 1e3:.3g} ms<extra></extra>" for one in several
         ]
-    x, y = zip(
-        *((at, min(flops_per_s, at * bytes_per_s) * rate) for at in (low, ridge, high)),
-        strict=True,
-    )
+    x, y = zip(*((at, min(flops_per_s, at * bytes_per_s) * rate) for at in (low, ridge, high)), strict=True)
     figure.add_scatter(
-        name="the roof",
-        mode="lines",
-        x=x,
-        y=y,
-        line={"color": style.BLACK, "width": 3},
-        hoverinfo="skip",
+        name="the roof", mode="lines", x=x, y=y, line={"color": style.BLACK, "width": 3}, hoverinfo="skip"
     )
     figure.add_vline(x=ridge, line={"color": style.GREEN, "width": 1.5, "dash": "dash"})
     sides = (
@@ -448,20 +335,8 @@ def roofline(
         (f"bound by arithmetic: {_short(flops_per_s * rate)} {unit}", 1.0, "right"),
     )
     for said, at, anchor in sides:
-        place = {
-            "x": at,
-            "xref": "paper",
-            "xanchor": anchor,
-            "y": 1.0,
-            "yref": "paper",
-            "yanchor": "bottom",
-        }
-        figure.add_annotation(
-            text=said,
-            showarrow=False,
-            font={"size": 12, "color": style.DARK_GREY},
-            **place,
-        )
+        place = {"x": at, "xref": "paper", "xanchor": anchor, "y": 1.0, "yref": "paper", "yanchor": "bottom"}
+        figure.add_annotation(text=said, showarrow=False, font={"size": 12, "color": style.DARK_GREY}, **place)
     figure.update_xaxes(type="log", range=[math.log10(low), math.log10(high)])
     figure.update_yaxes(type="log", exponentformat="none", dtick="D2")
     return figure.update_layout(margin_t=105)

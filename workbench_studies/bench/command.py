@@ -64,9 +64,7 @@ def bench(
     """Measure the workbench itself, both sides of each comparison interleaved on this machine."""
     if name != "all" and name not in BENCHES:
         raise ConfigError(
-            f"The benchmark '{name}' was asked for.",
-            f"There are {', '.join(BENCHES)}.",
-            "Name one of them, or all.",
+            f"The benchmark '{name}' was asked for.", f"There are {', '.join(BENCHES)}.", "Name one of them, or all."
         )
     words = [word.strip() for word in only.split(",") if word.strip()]
     if words and name not in CHOOSING:

@@ -66,10 +66,7 @@ def _sides(name: str) -> dict[str, Job]:
 
 def _with_two(cluster: Cluster, shares: Sequence[float], second: float = 1.0) -> Cluster:
     """Return devices with these shares, whose second processor has a fraction of the first one's speed."""
-    both = (
-        Processor(name="first", flops_per_s=1e10),
-        Processor(name="second", flops_per_s=1e10 * second),
-    )
+    both = (Processor(name="first", flops_per_s=1e10), Processor(name="second", flops_per_s=1e10 * second))
     devices = (
         replace(device, host_share=share, processors=both)
         for device, share in zip(cluster.devices, shares, strict=True)
@@ -108,11 +105,7 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
     chosen = {name: point for name, point in points().items() if not only or name.split()[0] in only}
     rows = []
     for name, point in chosen.items():
-        rows += table(
-            name,
-            measure(name, point.sides, point.cluster, rounds, progress, kept_plans(point)),
-            point.bound,
-        )
+        rows += table(name, measure(name, point.sides, point.cluster, rounds, progress, kept_plans(point)), point.bound)
     return {
         "name": "confidant",
         "label": "emulated; bounds simulated",
@@ -134,43 +127,26 @@ def frameworks() -> list[dict[str, Any]]:
     with pinned(Place(torch.device("cpu"), (core,))):
         stack = load_stack(JOB.model)
         config = TechniqueConfig(
-            technique="lora",
-            hidden_size=stack.hidden_size,
-            num_layers=stack.num_layers,
-            lora_dropout=0.0,
+            technique="lora", hidden_size=stack.hidden_size, num_layers=stack.num_layers, lora_dropout=0.0
         )
         model = TechniqueStage(stack.stage(1, 3), config)
         heads = model.backbone.config.num_attention_heads
         sides = {
             "PyTorch": StageCompute(model),
-            "JAX": JaxStageCompute(
-                model,
-                activation=activation_of(JOB.model),
-                heads=heads,
-                sizes=STAGE_SIZES,
-            ),
+            "JAX": JaxStageCompute(model, activation=activation_of(JOB.model), heads=heads, sizes=STAGE_SIZES),
         }
         calls: dict[tuple[str, str, tuple[int, int]], Call] = {}
         for (side, compute), size in product(sides.items(), STAGE_SIZES):
-            hidden, mask = (
-                torch.randn(*size, stack.hidden_size),
-                torch.ones(size, dtype=torch.int64),
-            )
+            hidden, mask = torch.randn(*size, stack.hidden_size), torch.ones(size, dtype=torch.int64)
 
-            def forward(
-                compute: StageCompute = compute,
-                hidden: Tensor = hidden,
-                mask: Tensor = mask,
-            ) -> StageContext:
+            def forward(compute: StageCompute = compute, hidden: Tensor = hidden, mask: Tensor = mask) -> StageContext:
                 return compute.forward(hidden.clone().requires_grad_(), mask, None)
 
             calls[side, "forward", size] = forward
             calls[side, "back", size] = (
                 forward,
                 partial(
-                    lambda compute, ones, context: compute.backward(context, ones),
-                    compute,
-                    torch.ones_like(hidden),
+                    lambda compute, ones, context: compute.backward(context, ones), compute, torch.ones_like(hidden)
                 ),
             )
         found = {key: 1e3 * seconds for key, seconds in time_calls(calls).items()}
@@ -218,17 +194,11 @@ def kept_plans(point: Point) -> dict[str, Plan]:
     """
     if not point.keeps_plan:
         return {}
-    plan, found = (
-        run(list(point.sides.values())[-1], point.cluster, "simulate").plan,
-        dict[str, Plan](),
-    )
+    plan, found = run(list(point.sides.values())[-1], point.cluster, "simulate").plan, dict[str, Plan]()
     for side, job in point.sides.items():
         size = job.batch_size // job.micro_batches
         stages = tuple(replace(stage, shares=(replace(stage.shares[0], samples=size),)) for stage in plan.stages)
-        sizes: dict[str, Any] = {
-            "micro_batch_size": size,
-            "num_micro_batches": job.micro_batches,
-        }
+        sizes: dict[str, Any] = {"micro_batch_size": size, "num_micro_batches": job.micro_batches}
         found[side] = (
             plan if job.method == plan.method else replace(plan, method=job.method, stages=stages, notes=(), **sizes)
         )

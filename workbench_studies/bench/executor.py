@@ -87,12 +87,7 @@ class Case:
 def costs_on(cluster: Cluster, crossing: Spec = CROSSING, seconds: Mapping[str, float] = SECONDS) -> TableCosts:
     """Return seconds by kind, and transfers by the cluster's links.  crossing: the value that crosses a boundary."""
     nbytes = dict.fromkeys(SENT, crossing) | {"gsum": GRADIENT}
-    return TableCosts(
-        seconds_by_kind=seconds,
-        bytes_by_name=nbytes,
-        cluster=cluster,
-        message_s=MESSAGE_S,
-    )
+    return TableCosts(seconds_by_kind=seconds, bytes_by_name=nbytes, cluster=cluster, message_s=MESSAGE_S)
 
 
 def cases(size: int) -> dict[str, Case]:
@@ -107,11 +102,7 @@ def cases(size: int) -> dict[str, Case]:
         "GPipe": insert_transfers(gpipe(plan, one)),
         "hybrid": insert_transfers(hybrid_1f1b(groups, (2,) * MICRO_BATCHES)),
         "ring all-gather": _in_turn([ring_allgather_gemm(size, layer=layer) for layer in range(LAYERS)]),
-        "two streams": Schedule(
-            ops=alone.ops * size,
-            inputs=alone.inputs * size,
-            outputs=alone.outputs * size,
-        ),
+        "two streams": Schedule(ops=alone.ops * size, inputs=alone.inputs * size, outputs=alone.outputs * size),
         "forward-only chain": backbone_part(insert_transfers(gpipe(plan, one))),
         "asynchronous 1F1B": insert_transfers(asynchronous_1f1b(plan, 2 * MICRO_BATCHES)),
     }
@@ -122,10 +113,7 @@ def cases(size: int) -> dict[str, Case]:
     }
     found["not draining"] = replace(found["forward-only chain"], num_steps=STEPS)
     rings = [ring_allgather_gemm(size, layer=tile) for tile in range(TILES)]
-    by_latency = {
-        "forward-only chain": schedules["forward-only chain"],
-        "ring of many tiles": _side_by_side(rings),
-    }
+    by_latency = {"forward-only chain": schedules["forward-only chain"], "ring of many tiles": _side_by_side(rings)}
     for latency_ms in LATENCIES_MS:
         slow = _cluster(size, latency_ms)
         costs = costs_on(slow, SMALL, {**SECONDS, "GEMM": SMALL_GEMM_S})
@@ -188,16 +176,10 @@ def run_rank(context: RankContext, given: tuple[int, int]) -> dict[str, Any]:
             for case in chosen.values():
                 if case.cluster.name not in executors:
                     links = RankLinks(
-                        cluster=case.cluster,
-                        rank=context.rank,
-                        fidelity=context.fidelity,
-                        dilation=context.dilation,
+                        cluster=case.cluster, rank=context.rank, fidelity=context.fidelity, dilation=context.dilation
                     )
                     transport = Transport(
-                        process_group,
-                        context.rank,
-                        subgroup=lambda ranks: subgroups[tuple(sorted(ranks))],
-                        links=links,
+                        process_group, context.rank, subgroup=lambda ranks: subgroups[tuple(sorted(ranks))], links=links
                     )
                     executors[case.cluster.name] = opened.enter_context(Executor(context.rank, transport, pacer))
             own_s = _own_cost(executors[_cluster(size).name])
@@ -256,16 +238,8 @@ def _own_cost(executor: Executor) -> float:
     world = dist.get_world_size()
     mine = [chain if rank == executor.rank else () for rank in range(world)]
     inputs = tuple((values[0],) if ops else () for ops in mine)
-    schedule = Schedule(
-        ops=tuple(mine),
-        inputs=inputs,
-        outputs=tuple((values[-1],) if ops else () for ops in mine),
-    )
-    program = Program(
-        schedule=schedule,
-        costs=TableCosts(seconds_by_kind=SECONDS),
-        devices=("d",) * world,
-    )
+    schedule = Schedule(ops=tuple(mine), inputs=inputs, outputs=tuple((values[-1],) if ops else () for ops in mine))
+    program = Program(schedule=schedule, costs=TableCosts(seconds_by_kind=SECONDS), devices=("d",) * world)
     factor, executor.pacer.factor = executor.pacer.factor, 0.0
     seconds = []
     for _ in range(5):
@@ -277,10 +251,7 @@ def _own_cost(executor: Executor) -> float:
 
 
 def _point(
-    name: str,
-    size: int,
-    case: Case,
-    by_rank: Sequence[Sequence[tuple[float, float, float, float]]],
+    name: str, size: int, case: Case, by_rank: Sequence[Sequence[tuple[float, float, float, float]]]
 ) -> dict[str, Any]:
     simulated_s = max(span.end_s for span in simulate(unrolled(case.program, case.num_steps), memory=False).spans)
     measured = [max(end for _, end, _, _ in turn) - turn[0][0] for turn in zip(*by_rank, strict=True)]
@@ -313,26 +284,17 @@ def _plan(groups: Sequence[Sequence[int]]) -> Plan:
     size = max(map(len, groups))
     stages = tuple(
         Stage(
-            start=number,
-            stop=number + 1,
-            shares=tuple(Share(rank=rank, samples=size // len(ranks)) for rank in ranks),
+            start=number, stop=number + 1, shares=tuple(Share(rank=rank, samples=size // len(ranks)) for rank in ranks)
         )
         for number, ranks in enumerate(groups)
     )
-    return Plan(
-        method="bench",
-        stages=stages,
-        micro_batch_size=size,
-        num_micro_batches=MICRO_BATCHES,
-    )
+    return Plan(method="bench", stages=stages, micro_batch_size=size, num_micro_batches=MICRO_BATCHES)
 
 
 def _in_turn(schedules: Sequence[Schedule]) -> Schedule:
     """Return one schedule after another on each rank."""
 
-    def joined(
-        by_schedule: Iterable[tuple[tuple[Any, ...], ...]],
-    ) -> tuple[tuple[Any, ...], ...]:
+    def joined(by_schedule: Iterable[tuple[tuple[Any, ...], ...]]) -> tuple[tuple[Any, ...], ...]:
         return tuple(tuple(chain.from_iterable(own)) for own in zip(*by_schedule, strict=True))
 
     fields = ("ops", "inputs", "outputs")

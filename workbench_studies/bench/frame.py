@@ -105,24 +105,13 @@ def child_peak_bytes(module: str, side: str, *arguments: object) -> int:
     command = [sys.executable, "-m", module, side, *map(str, arguments)]
     # Freed memory is returned at once, so that the peak is the memory needed at one time; glibc otherwise keeps freed
     # memory for reuse.
-    environment = child_environment() | {
-        "MALLOC_TRIM_THRESHOLD_": "0",
-        "MALLOC_MMAP_THRESHOLD_": "65536",
-    }
+    environment = child_environment() | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            timeout=_CHILD_WAIT_S,
-            env=environment,
-            check=True,
-        )
+        done = subprocess.run(command, capture_output=True, timeout=_CHILD_WAIT_S, env=environment, check=True)
     except subprocess.SubprocessError as error:
         words = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip().splitlines()[-1:]
         raise RuntimeSetupError(
-            f"The peak memory of '{side}' was to be measured.",
-            f"{error} {' '.join(words)}",
-            "Try again.",
+            f"The peak memory of '{side}' was to be measured.", f"{error} {' '.join(words)}", "Try again."
         ) from error
     return int(msgspec.json.decode(done.stdout.splitlines()[-1]))
 

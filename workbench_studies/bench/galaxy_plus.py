@@ -36,14 +36,7 @@ from workbench_studies.bench.inference_parts import (
     save_model,
     scaling_points,
 )
-from workbench_studies.bench.inference_sides import (
-    DTENSOR,
-    Side,
-    SidesJob,
-    SidesResult,
-    overlap_point,
-    run_sides,
-)
+from workbench_studies.bench.inference_sides import DTENSOR, Side, SidesJob, SidesResult, overlap_point, run_sides
 
 MODELS = ("MiniLM", "BERT-base")
 SCALED = "GPT2-L layer"
@@ -140,42 +133,22 @@ def _models(selection: Selection, folder: Path, progress: Progress) -> Iterator[
 
 
 def _point(
-    model: BenchModel,
-    name: str,
-    mbit: int,
-    cluster: Cluster,
-    engines: EngineCluster,
-    selection: Selection,
+    model: BenchModel, name: str, mbit: int, cluster: Cluster, engines: EngineCluster, selection: Selection
 ) -> dict[str, Any]:
     """Measure one model on one cluster: every side's latency, and the blocks of scheme 1 separately."""
     price = model.prices(cluster, LENGTH)
     ids, ours = random_ids(LENGTH), model.plan(cluster)
-    sides = [
-        Side(
-            name="galaxy_plus",
-            plan=ours,
-            ids=ids,
-            rounds=ROUNDS if "latency" in selection.parts else 0,
-        )
-    ]
+    sides = [Side(name="galaxy_plus", plan=ours, ids=ids, rounds=ROUNDS if "latency" in selection.parts else 0)]
     if "latency" in selection.parts:
         for system in BASELINES[:-1]:
             plan = INFERENCE_SYSTEMS[system](price.problem)
-            sides.append(
-                Side(
-                    name=system,
-                    plan=plan,
-                    ids=ids,
-                    rounds=FEW_ROUNDS if system in SLOW_SIDES else ROUNDS,
-                )
-            )
+            sides.append(Side(name=system, plan=plan, ids=ids, rounds=FEW_ROUNDS if system in SLOW_SIDES else ROUNDS))
         if engines.fidelity == "kernel":  # only the kernel can slow down torch's own messages
             sides.append(Side(name=DTENSOR, plan=None, ids=ids, rounds=ROUNDS))
     split = choose_tiles(replace(ours, overlap=True, schemes=(1,) * len(ours.schemes)), price)
     overlap = split if "overlap" in selection.parts else None
     results = engines.run(
-        run_sides,
-        [SidesJob(setup=model.setup(cluster), sides=tuple(sides), overlap=overlap)] * cluster.world_size,
+        run_sides, [SidesJob(setup=model.setup(cluster), sides=tuple(sides), overlap=overlap)] * cluster.world_size
     )
     where = {"model": model.name, "cluster": name, "mbit_per_s": mbit}
     latencies = _latencies(results, sides, price) if "latency" in selection.parts else {}
@@ -216,10 +189,7 @@ def _result(points: list[dict[str, Any]], others: dict[str, Any], fidelity: str)
 
     def least(names: Sequence[str], **where: Any) -> float | None:
         chosen = [point for point in points if all(point[key] == value for key, value in where.items())]
-        return min(
-            (point[name] for point in chosen for name in names if name in point),
-            default=None,
-        )
+        return min((point[name] for point in chosen for name in names if name in point), default=None)
 
     summary = {
         "name": "galaxy_plus",

@@ -23,12 +23,7 @@ from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.methods.galaxy_plus import planners as galaxy_plus
-from workbench.methods.galaxy_plus.costs import (
-    analytic_from,
-    end_bytes,
-    scaled_to,
-    stack_sizes,
-)
+from workbench.methods.galaxy_plus.costs import analytic_from, end_bytes, scaled_to, stack_sizes
 from workbench.methods.galaxy_plus.prices import SequencePrice, tune
 from workbench.methods.galaxy_plus.profiles import measure_host
 from workbench.methods.galaxy_plus.session import SessionSetup
@@ -39,13 +34,7 @@ from workbench.planners import Problem
 from workbench.profiler.descriptions import describe
 from workbench.runtime.engines import EngineCluster
 from workbench_studies.bench.frame import Progress, line_of
-from workbench_studies.bench.inference_sides import (
-    Side,
-    SidesJob,
-    SidesResult,
-    block_ends,
-    run_sides,
-)
+from workbench_studies.bench.inference_sides import Side, SidesJob, SidesResult, block_ends, run_sides
 
 LENGTH = 284
 VOCABULARY = 2000
@@ -103,12 +92,7 @@ def host_profile(folder: Path, size: BertSize, longest: int) -> tuple[InferenceP
     """Return the costs of the model's operations on one core of this host (measured once and stored), and their
     source.
     """
-    key = {
-        "bench": "BERT of random weights",
-        "hidden": size.hidden_size,
-        "heads": size.num_heads,
-        "longest": longest,
-    }
+    key = {"bench": "BERT of random weights", "hidden": size.hidden_size, "heads": size.num_heads, "longest": longest}
 
     def measure() -> InferenceProfile:
         layout = model_layout(str(folder))
@@ -167,18 +151,9 @@ class BenchModel:
 
     def prices(self, cluster: Cluster, length: int) -> SequencePrice:
         """Return the cost function of plans on the emulated devices."""
-        return SequencePrice(
-            Problem(scaled_to(self.host, cluster), cluster, sequence_length=length),
-            MESSAGE_S,
-        )
+        return SequencePrice(Problem(scaled_to(self.host, cluster), cluster, sequence_length=length), MESSAGE_S)
 
-    def plan(
-        self,
-        cluster: Cluster,
-        length: int = LENGTH,
-        *,
-        ranks: Sequence[int] | None = None,
-    ) -> InferencePlan:
+    def plan(self, cluster: Cluster, length: int = LENGTH, *, ranks: Sequence[int] | None = None) -> InferencePlan:
         """Return Galaxy+'s plan with its best tiles."""
         price = self.prices(cluster, length)
         problem = replace(price.problem, ranks=ranks)
@@ -191,11 +166,7 @@ def planning_point(progress: Progress) -> dict[str, Any]:
     """
     known = load_cluster("galaxy-env-b").devices
     devices = [
-        replace(
-            device,
-            name=f"{device.name}-{copy}",
-            memory_bytes=MEMORY_TIMES * device.memory_bytes,
-        )
+        replace(device, name=f"{device.name}-{copy}", memory_bytes=MEMORY_TIMES * device.memory_bytes)
         for copy in range(COPIES)
         for device in known
     ]
@@ -243,14 +214,7 @@ def scaling_points(model: BenchModel, cluster: Cluster, engines: EngineCluster, 
             if count == cluster.world_size and kind == "weak" and tokens == TOKENS:
                 continue  # the same as the strong scaling point
             plan = model.plan(cluster, tokens, ranks=range(count))
-            sides.append(
-                Side(
-                    name=f"{kind} {count}",
-                    plan=plan,
-                    ids=random_ids(tokens),
-                    rounds=SCALING_ROUNDS,
-                )
-            )
+            sides.append(Side(name=f"{kind} {count}", plan=plan, ids=random_ids(tokens), rounds=SCALING_ROUNDS))
     job = SidesJob(setup=model.setup(cluster), sides=tuple(sides))
     results = engines.run(run_sides, [job] * cluster.world_size)
     layer_s = {side.name: _layer_s(results, side.name) for side in sides}

@@ -13,11 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from workbench.core.inference import InferencePlan, StackCosts
 from workbench.core.schedule import COMMUNICATION, RECV, Schedule, Value
@@ -25,12 +21,7 @@ from workbench.core.timeline import Span
 from workbench.methods.galaxy_plus.prepare import Request
 from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.methods.galaxy_plus.schedules import InferenceLayout
-from workbench.methods.galaxy_plus.session import (
-    Holding,
-    InferenceHandlers,
-    InferenceSession,
-    SessionSetup,
-)
+from workbench.methods.galaxy_plus.session import Holding, InferenceHandlers, InferenceSession, SessionSetup
 from workbench.models.loading import import_family
 from workbench.runtime.context import RankContext
 from workbench.runtime.process_group import group
@@ -159,11 +150,7 @@ def _blocks(session: InferenceSession, plan: InferencePlan, ids: Tensor) -> dict
     """
     holding = session.load(plan)
     request = Request(length=ids.shape[1], ids=ids)
-    found: dict[str, list[dict[int, float]]] = {
-        "both": [],
-        "computation": [],
-        "communication": [],
-    }
+    found: dict[str, list[dict[int, float]]] = {"both": [], "computation": [], "communication": []}
     kinds: dict[str, Callable[[], tuple[Span, ...]]] = {
         "both": lambda: session.answer(holding, request).spans,
         "computation": lambda: _compute(session, holding, request),
@@ -196,9 +183,7 @@ def _compute(session: InferenceSession, holding: Holding, request: Request) -> t
         run = shard.begin(request.length)
         session.executor.idle()
         done = session.executor.run(
-            replace(program, schedule=schedule),
-            InferenceHandlers(shard, layout, run).table(),
-            contents,
+            replace(program, schedule=schedule), InferenceHandlers(shard, layout, run).table(), contents
         )
     return tuple(done.spans)
 
@@ -282,11 +267,7 @@ def tensor_parallel_bert(session: InferenceSession, length: int) -> Any:
 
 
 def overlap_point(
-    plan: InferencePlan,
-    price: SequencePrice,
-    results: Sequence[SidesResult],
-    *,
-    dilation: float = 1.0,
+    plan: InferencePlan, price: SequencePrice, results: Sequence[SidesResult], *, dilation: float = 1.0
 ) -> dict[str, Any]:
     """For attention and feed-forward blocks of scheme 1, return the seconds overlapped and of each side alone, and the
     ratio of a layer.
@@ -312,11 +293,7 @@ def overlap_point(
         computation = median(
             fmean(max(rank.get(n, 0.0) for rank in turn["computation"]) for n in numbers) for turn in rounds
         )
-        seconds = {
-            "both_s": both,
-            "computation_s": computation,
-            "communication_s": communication,
-        }
+        seconds = {"both_s": both, "computation_s": computation, "communication_s": communication}
         blocks[kind] = {name: value / dilation for name, value in seconds.items()}
     longer_s = sum(max(block["computation_s"], block["communication_s"]) for block in blocks.values())
     tiles = {"tile_tokens": plan.tile_tokens, "both_ways": plan.both_ways}

@@ -84,18 +84,11 @@ def _files(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> d
     began_s = time.monotonic()
     with ExitStack() as stack:
         for device in cluster.devices:  # all at once; each is waited for at the end
-            command = [
-                *with_log(agent_command(device)[:-1], os.devnull),
-                "cat >/dev/null",
-            ]
+            command = [*with_log(agent_command(device)[:-1], os.devnull), "cat >/dev/null"]
             stack.enter_context(subprocess.Popen(command, stdin=stack.enter_context(open(file, "rb"))))
     rates = [cluster.world_size * FILE_BYTES / spent for spent in (seconds, time.monotonic() - began_s)]
     shares = [rate / cluster.devices[0].link.bytes_per_s for rate in rates]
-    return {
-        "file_mb_per_s": rates[0] / 1e6,
-        "file_share_of_link": shares[0],
-        "ssh_share_of_link": shares[1],
-    }
+    return {"file_mb_per_s": rates[0] / 1e6, "file_share_of_link": shares[0], "ssh_share_of_link": shares[1]}
 
 
 def _start(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> dict[str, float]:
@@ -153,12 +146,7 @@ def _faults(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> 
     with connected(JOB, cluster, folder / "faults") as engines:
         costs = _measured(engines)
         real = run(job, cluster, costs=costs, engines=engines, workdir=folder / "faults")
-    emulated = run(
-        job,
-        cluster.emulated(1 / SLOWED),
-        costs=costs,
-        workdir=folder / "emulated faults",
-    )
+    emulated = run(job, cluster.emulated(1 / SLOWED), costs=costs, workdir=folder / "emulated faults")
     names = {"fault_to_next_step_s": real, "fault_to_next_step_s_emulated": emulated}
     return {
         name: sum(one.seconds for one in report.recoveries if one.what.startswith("kill"))
@@ -169,17 +157,8 @@ def _faults(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> 
 def _measured(engines: SshEngines) -> Profile:
     """Return the real devices' own profile, slowed down."""
     method = load_method(JOB.method)
-    costs = method.profile(
-        method.prepare(JOB, ignore),
-        engines.cluster,
-        ignore,
-        emulated=True,
-        engines=engines,
-    )
-    return replace(
-        costs,
-        layers=tuple(tuple(layer.scaled(SLOWED) for layer in layers) for layers in costs.layers),
-    )
+    costs = method.profile(method.prepare(JOB, ignore), engines.cluster, ignore, emulated=True, engines=engines)
+    return replace(costs, layers=tuple(tuple(layer.scaled(SLOWED) for layer in layers) for layers in costs.layers))
 
 
 def _paced(cluster: Cluster) -> str:

@@ -72,25 +72,12 @@ def prompts(model: str, length: int, loss: str = "vocabulary") -> EncodedPrompts
     rows = []
     for index in range(min(len(stream) // length, len(encoded))):
         end = encoded.rows[index]
-        filled = [
-            *stream[index * length : (index + 1) * length - len(end.ids)],
-            *end.ids,
-        ]
-        rows.append(
-            EncodedRow(
-                ids=tuple(filled[-length:]),
-                targets=end.targets,
-                first_position=length - 1,
-            )
-        )
+        filled = [*stream[index * length : (index + 1) * length - len(end.ids)], *end.ids]
+        rows.append(EncodedRow(ids=tuple(filled[-length:]), targets=end.targets, first_position=length - 1))
     count = len(rows)
     choices = encoded.label_ids if loss == "label_words" else ()
     return replace(
-        encoded,
-        rows=tuple(rows),
-        labels=encoded.labels[:count],
-        sample_ids=encoded.sample_ids[:count],
-        choices=choices,
+        encoded, rows=tuple(rows), labels=encoded.labels[:count], sample_ids=encoded.sample_ids[:count], choices=choices
     )
 
 
@@ -125,8 +112,7 @@ def _child(side: str, model: str, length: int, queries: int, batch: int) -> int:
     rows = prompts(model, length)
     _run(side, load_causal_model(SMALL, TrainableConfig()), prompts(SMALL, length), 1, 1)
     return peak_bytes(
-        lambda: load_causal_model(model, TrainableConfig()),
-        lambda causal: _run(side, causal, rows, queries, batch),
+        lambda: load_causal_model(model, TrainableConfig()), lambda causal: _run(side, causal, rows, queries, batch)
     )
 
 
@@ -140,10 +126,7 @@ def _run(side: str, causal: CausalModel, rows: EncodedPrompts, queries: int, bat
         step = lambda number: reference.step(batch_of(rows, queries * batch))  # noqa: E731
     else:
         copies: Copies = "kept" if side.endswith("copies") else "per_layer"
-        estimator = Prge(
-            causal,
-            ZerothOrderConfig(queries=queries, learning_rate=1e-6, copies=copies),
-        )
+        estimator = Prge(causal, ZerothOrderConfig(queries=queries, learning_rate=1e-6, copies=copies))
         step = lambda number: estimator.step(batch_of(rows, batch), number)  # noqa: E731
     for number in range(STEPS):
         step(number)
@@ -159,16 +142,7 @@ def _counted_mb(side: str, model: str, length: int, queries: int, batch: int) ->
     copies = 2 * queries if side.endswith("copies") else 1
     rows = 2 * queries * batch
     return (
-        sum(
-            forward_memory(
-                MODELS[model],
-                rule,
-                rows=rows,
-                sequence_length=length,
-                copies=copies,
-                targets=1,
-            ).values()
-        )
+        sum(forward_memory(MODELS[model], rule, rows=rows, sequence_length=length, copies=copies, targets=1).values())
         / 1e6
     )
 
@@ -240,10 +214,7 @@ def bench(
         "threads": THREADS,
         "products": library(),
         "sequence_length": length,
-        "smallest_ratio": min(
-            (point["ratio"] for point in points if point["section"] == "steps"),
-            default=None,
-        ),
+        "smallest_ratio": min((point["ratio"] for point in points if point["section"] == "steps"), default=None),
         "memory": memory,
         "points": points,
     }
@@ -260,13 +231,7 @@ def _points(sections: Sequence[str], model: str, length: int, grid: Grid, rounds
     for storage in STORAGES if "quantized" in sections else ():
         quantized = load_causal_model(model, TrainableConfig(), quantization=QuantizationConfig(storage=storage))
         yield from _storage_points(quantized, data, grid, rounds, storage)
-        yield from _step_points(
-            quantized,
-            data,
-            [point for point in grid if point in STORED],
-            rounds,
-            storage,
-        )
+        yield from _step_points(quantized, data, [point for point in grid if point in STORED], rounds, storage)
 
 
 def _step_points(model: CausalModel, data: EncodedPrompts, grid: Grid, rounds: int, storage: str) -> Points:
@@ -279,10 +244,7 @@ def _step_points(model: CausalModel, data: EncodedPrompts, grid: Grid, rounds: i
         sides = {name: partial(Prge(model, replace(config, execution=name)).step, rows) for name in executions}
         tried = {name: median(seconds) for name, seconds in interleaved(sides, CHOICE_ROUNDS).items()}
         chosen = _fastest(tried)
-        seconds = interleaved(
-            {"MeZO": partial(Mezo(model, config).step, rows), "P-RGE": sides[chosen]},
-            rounds,
-        )
+        seconds = interleaved({"MeZO": partial(Mezo(model, config).step, rows), "P-RGE": sides[chosen]}, rounds)
         point = _ratio_point("steps", queries, batch, seconds["MeZO"], seconds["P-RGE"])
         others = {f"{name}_ms": 1e3 * tried_s for name, tried_s in tried.items()}
         yield point | {"weights": storage, "execution": chosen, "tried": others}
@@ -299,10 +261,7 @@ def _copies_points(model: CausalModel, data: EncodedPrompts, grid: Grid, rounds:
     time, for E = 1.
     """
     for queries in dict.fromkeys(queries for queries, _ in grid):
-        config, rows = (
-            ZerothOrderConfig(queries=queries, learning_rate=LEARNING_RATE),
-            batch_of(data, 1),
-        )
+        config, rows = ZerothOrderConfig(queries=queries, learning_rate=LEARNING_RATE), batch_of(data, 1)
         seconds = interleaved(
             {copies: partial(Prge(model, replace(config, copies=copies)).step, rows) for copies in get_args(Copies)},
             rounds,
@@ -362,11 +321,7 @@ def _ratio_point(
     section: str, queries: int, batch: int, slow: Sequence[float], fast: Sequence[float]
 ) -> dict[str, Any]:
     """Return a point: medians, and the ratio round by round."""
-    sides = {
-        "against": AGAINST[section],
-        "against_ms": 1e3 * median(slow),
-        "prge_ms": 1e3 * median(fast),
-    }
+    sides = {"against": AGAINST[section], "against_ms": 1e3 * median(slow), "prge_ms": 1e3 * median(fast)}
     return {"section": section, "q": queries, "E": batch, **sides, **ratios(slow, fast)}
 
 

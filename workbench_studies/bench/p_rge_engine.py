@@ -16,19 +16,9 @@ import torch
 from torch import Tensor
 
 from workbench.core.run_folder import scratch_folder
-from workbench.methods.p_rge.inference_engine import (
-    EngineConfig,
-    EngineTrainer,
-    export_program,
-    philox_noise,
-)
+from workbench.methods.p_rge.inference_engine import EngineConfig, EngineTrainer, export_program, philox_noise
 from workbench.methods.p_rge.inference_engine.config import bindings
-from workbench.methods.p_rge.zeroth_order import (
-    CausalModel,
-    TrainableConfig,
-    gradients_of,
-    load_causal_model,
-)
+from workbench.methods.p_rge.zeroth_order import CausalModel, TrainableConfig, gradients_of, load_causal_model
 from workbench.models.products import library
 from workbench.profiler.timing import torch_threads
 from workbench.tasks.prompts import EncodedPrompts, PromptBatch
@@ -162,14 +152,4 @@ def _batch(rows: EncodedPrompts, count: int, step: int) -> PromptBatch:
 
 if __name__ == "__main__":
     length, queries, batch = map(int, sys.argv[4:7])
-    print(
-        _child(
-            sys.argv[1],
-            Path(sys.argv[2]),
-            sys.argv[3],
-            length,
-            queries,
-            batch,
-            sys.argv[7],
-        )
-    )
+    print(_child(sys.argv[1], Path(sys.argv[2]), sys.argv[3], length, queries, batch, sys.argv[7]))

@@ -56,23 +56,13 @@ class BackboneFineTuning:
     rank: of LoRA on queries and values; None trains every weight.  in_bfloat16: under autocast.
     """
 
-    def __init__(
-        self,
-        model: str,
-        num_outputs: int,
-        *,
-        rank: int | None,
-        in_bfloat16: bool = False,
-    ) -> None:
+    def __init__(self, model: str, num_outputs: int, *, rank: int | None, in_bfloat16: bool = False) -> None:
         torch.manual_seed(0)
         logging.disable_progress_bar()
         backbone = AutoModel.from_pretrained(asset_path(model), attn_implementation="sdpa")
         if rank is not None:
             config = require_peft().LoraConfig(
-                r=rank,
-                lora_alpha=2 * rank,
-                lora_dropout=0.0,
-                target_modules=["query", "value"],
+                r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=["query", "value"]
             )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # peft uses a deprecated transformers feature
@@ -107,22 +97,14 @@ class SideFineTuning:
     """Training a parallel adapter: together with the backbone in the first epoch, later from the cache."""
 
     def __init__(
-        self,
-        stack: LayerStack,
-        config: ParallelAdapterConfig,
-        statistics: TapStatistics,
-        *,
-        is_fast: bool,
+        self, stack: LayerStack, config: ParallelAdapterConfig, statistics: TapStatistics, *, is_fast: bool
     ) -> None:
         adapter = ParallelAdapter(config).train()
         set_statistics(adapter, statistics)
         rate = LinearSchedule(peak=LEARNING_RATE, num_steps=NUM_STEPS)
         self._optimizer = FlatAdamW(adapter, learning_rate=rate, weight_decay=WEIGHT_DECAY)
         self._compute = StageCompute(
-            adapter,
-            stack.stage(0, stack.num_layers),
-            tap_dtype=torch.bfloat16,
-            is_fast=is_fast,
+            adapter, stack.stage(0, stack.num_layers), tap_dtype=torch.bfloat16, is_fast=is_fast
         )
         self.packs = self._compute.packs
         self.num_trained = sum(parameter.numel() for parameter in adapter.parameters())
@@ -141,12 +123,7 @@ class SideFineTuning:
         """Train on one batch with given taps, (n, t, d) each or (for a fast side) without padding; return its mean
         loss.
         """
-        targets = Targets(
-            labels=batch.labels,
-            sample_ids=batch.sample_ids,
-            epoch=1,
-            total=len(batch.indices),
-        )
+        targets = Targets(labels=batch.labels, sample_ids=batch.sample_ids, epoch=1, total=len(batch.indices))
         context = self._compute.side_forward(None, taps, batch.attention_mask, targets)
         self._compute.side_backward(context, None)
         self._optimizer.step()
@@ -168,22 +145,15 @@ def _bench(folder: Path, progress: Progress) -> dict[str, Any]:
     split = tokenize(task.train, load_tokenizer(MODEL), max_length=128)
     stack = load_stack(MODEL)
     config = ParallelAdapterConfig(
-        hidden_size=stack.hidden_size,
-        num_layers=stack.num_layers,
-        reduction=REDUCTION,
-        num_outputs=task.num_outputs,
+        hidden_size=stack.hidden_size, num_layers=stack.num_layers, reduction=REDUCTION, num_outputs=task.num_outputs
     )
     progress(f"Filling the cache: {len(split)} sentences through the backbone")
     cache = taped(stack, split)
     tape = ActivationCache.create(folder / "tape", cache.manifest)
-    statistics = calibrate(
-        stack,
-        [collate(split, range(BATCH_SIZE * at, BATCH_SIZE * (at + 1))) for at in range(8)],
-    )
+    statistics = calibrate(stack, [collate(split, range(BATCH_SIZE * at, BATCH_SIZE * (at + 1))) for at in range(8)])
 
     cached = _drawn(
-        split,
-        [ranks[0] for ranks in cached_epoch_batches([0] * len(split), split.lengths, [BATCH_SIZE], 0, 1)],
+        split, [ranks[0] for ranks in cached_epoch_batches([0] * len(split), split.lengths, [BATCH_SIZE], 0, 1)]
     )
     others = _drawn(split, epoch_batches(split.lengths, BATCH_SIZE, 0, 1))
     side = SideFineTuning(stack, config, statistics, is_fast=True)
@@ -230,11 +200,7 @@ def _bench(folder: Path, progress: Progress) -> dict[str, Any]:
             "full": backbones["full, float32"].num_trained,
         },
         "points": [
-            {
-                "side": name,
-                "step_ms": median(seconds) * 1e3,
-                "epoch_s": median(seconds) * num_batches,
-            }
+            {"side": name, "step_ms": median(seconds) * 1e3, "epoch_s": median(seconds) * num_batches}
             | ratios(seconds, rounds["cached"], "ratio_to_cached")
             for name, seconds in rounds.items()
         ],

@@ -51,11 +51,7 @@ WORDS = (*words_of(jobs_of("recovery")), *FAULTS)
 
 
 def bench(
-    progress: Progress = print,
-    *,
-    only: Sequence[str] = (),
-    rounds: int = ROUNDS,
-    soak: int = 0,
+    progress: Progress = print, *, only: Sequence[str] = (), rounds: int = ROUNDS, soak: int = 0
 ) -> dict[str, Any]:
     """Return the seconds of each recovery, on the emulated devices' clock: the medians of some runs, and the maximum.
 
@@ -73,12 +69,7 @@ def bench(
     points = [
         _point(method, jobs[method], step_of[method], kind, rounds, progress) for method in methods for kind in kinds
     ]
-    return {
-        "cluster": CLUSTER,
-        "model": Job().model,
-        "rounds": rounds,
-        "points": points,
-    }
+    return {"cluster": CLUSTER, "model": Job().model, "rounds": rounds, "points": points}
 
 
 def _point(method: str, job: Job, step: int, kind: str, rounds: int, progress: Progress) -> dict[str, Any]:
@@ -159,15 +150,9 @@ def _soak(count: int, methods: Sequence[str], jobs: Mapping[str, Job], progress:
             tally["runs_without_devices"] += 1
             continue
         tally["recoveries"] += len(report.recoveries)
-        first = min(
-            (fault.start for fault in parse_faults(job.faults, whole.cluster)),
-            default=math.inf,
-        )
+        first = min((fault.start for fault in parse_faults(job.faults, whole.cluster)), default=math.inf)
         _require_same(
-            report,
-            whole,
-            f"Run {number + 1}, {method}, '{job.faults}'",
-            first - 1 if method in FOLLOWING else math.inf,
+            report, whole, f"Run {number + 1}, {method}, '{job.faults}'", first - 1 if method in FOLLOWING else math.inf
         )
         progress(f"{number + 1} of {count}, {method}, {job.faults or 'no fault'}: {len(report.recoveries)} recoveries")
     default_pool().stop()
@@ -179,12 +164,7 @@ def _soak(count: int, methods: Sequence[str], jobs: Mapping[str, Job], progress:
 
 def _serve(seed: int, tally: Counter[str]) -> None:
     """Serve a short stream with random faults.  Raises AssertionError for a lost or wrong answer, or leftovers."""
-    faults = random_faults(
-        soak_cluster().world_size,
-        SERVED / REQUESTS_PER_S,
-        every=SERVED_FAULTS_EVERY_S,
-        seed=seed,
-    )
+    faults = random_faults(soak_cluster().world_size, SERVED / REQUESTS_PER_S, every=SERVED_FAULTS_EVERY_S, seed=seed)
     result = serve_randomly(SERVED, seed=seed, faults=FaultSchedule(faults))
     tally.update(faults=len(faults), recoveries=len(result.report.events_of("switched")))
     if not result.is_clean:

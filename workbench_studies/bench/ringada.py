@@ -33,13 +33,7 @@ from workbench.methods.ringada.published import depth_of, load_constants
 from workbench.runtime.memory import read_memory
 from workbench.simulator import simulate
 from workbench.trainings.rings import Curve
-from workbench_studies.bench.frame import (
-    Progress,
-    jobs_of,
-    ratios,
-    require_words,
-    turns,
-)
+from workbench_studies.bench.frame import Progress, jobs_of, ratios, require_words, turns
 from workbench_studies.bench.inference_parts import SIZES, save_model
 from workbench_studies.papers.ringada.executed import kept_curves
 
@@ -128,20 +122,11 @@ def depth_table(name: str, sides: Mapping[str, Side]) -> list[dict[str, Any]]:
 
     MB: simulated / measured.  of_Single: simulated, and without the embeddings; at_most_.36: both against PAPERS_SHARE.
     """
-    ring, others, rows = (
-        sides["RingAda"],
-        ("PipeAdapter", "PipeAdapter stashing", "Single"),
-        [],
-    )
+    ring, others, rows = sides["RingAda"], ("PipeAdapter", "PipeAdapter stashing", "Single"), []
     full = {side: own.by_depth()[max(own.peaks)] for side, own in sides.items()}
     single = sides["Single"].peaks[max(ring.peaks)]
     for depth, (seconds, over_predicted, nbytes) in ring.by_depth().items():
-        row: dict[str, Any] = {
-            "point": name,
-            "trained": depth,
-            "s": seconds,
-            "over_simulated": over_predicted,
-        }
+        row: dict[str, Any] = {"point": name, "trained": depth, "s": seconds, "over_simulated": over_predicted}
         row |= {f"{side} over it": full[side][0] / seconds for side in others}
         row["MB"] = f"{ring.peaks[depth][0] / 1e6:.0f} / {nbytes / 1e6:.0f}"
         row |= {
@@ -165,19 +150,13 @@ def loss_table(name: str, sides: Mapping[str, Side], curves: Mapping[str, Sequen
     by trained layers.  Equal time: that of the first scheme that has finished.  Empty if RingAda is not among the
     curves.
     """
-    constants, seconds = (
-        load_constants(),
-        {scheme: sides[scheme].by_depth() for scheme in curves},
-    )
+    constants, seconds = load_constants(), {scheme: sides[scheme].by_depth() for scheme in curves}
     if "RingAda" not in curves:
         return []
     steps, clock = round(constants.epochs), dict[str, list[float]]()
     for scheme, by_depth in seconds.items():
         depths = [-(-depth_of(constants, scheme, step) * max(by_depth) // constants.layers) for step in range(steps)]
-        passed, points = (
-            list(accumulate(by_depth[depth][0] for depth in depths)),
-            len(curves[scheme][0].losses),
-        )
+        passed, points = list(accumulate(by_depth[depth][0] for depth in depths)), len(curves[scheme][0].losses)
         clock[scheme] = [passed[steps * (point + 1) // points - 1] for point in range(points)]
     end_s, targets, rows = (
         min(times[-1] for times in clock.values()),
@@ -186,10 +165,7 @@ def loss_table(name: str, sides: Mapping[str, Side], curves: Mapping[str, Sequen
     )
     for scheme, own in curves.items():
         reached = [
-            next(
-                (time for time, loss in zip(clock[scheme], curve.losses, strict=True) if loss <= target),
-                math.inf,
-            )
+            next((time for time, loss in zip(clock[scheme], curve.losses, strict=True) if loss <= target), math.inf)
             for curve, target in zip(own, targets, strict=True)
         ]
         count = sum(time <= end_s for time in clock[scheme])
@@ -217,19 +193,12 @@ POINTS = ("equal,1000", "equal,125", "unequal,1000", f"{BERT_BASE},1000")
 """Devices and Mbit/s of their links; the first is the default.  bert-base: a model of its size with random weights, on
 equal devices."""
 WORDS = tuple(dict.fromkeys(word for point in POINTS for word in point.split(",")))
-SHARES = {
-    "equal": (0.3, 0.3, 0.3, 0.3),
-    "unequal": (0.3, 0.3, 0.16, 0.08),
-    BERT_BASE: (0.3, 0.3, 0.3, 0.3),
-}
+SHARES = {"equal": (0.3, 0.3, 0.3, 0.3), "unequal": (0.3, 0.3, 0.16, 0.08), BERT_BASE: (0.3, 0.3, 0.3, 0.3)}
 """Fractions of a core: four devices at once leave the host time for their links.  The unequal ones have the ratios of
 cluster 'laptop'."""
 SIDES = jobs_of("ringada")
 JOB = SIDES["RingAda"]
-BATCH_SIZE, MINI_BATCHES = (
-    JOB.batch_size,
-    JOB.epochs * (JOB.train_samples or 0) // JOB.batch_size,
-)
+BATCH_SIZE, MINI_BATCHES = JOB.batch_size, JOB.epochs * (JOB.train_samples or 0) // JOB.batch_size
 SMALL_BATCH = 8
 OF_BERT_BASE = ("RingAda", "PipeAdapter", "PipeAdapter stashing", "Single")
 """Mini-batches of eight samples in four parts, two more layers in each round of four: Single would take over eight
@@ -253,12 +222,7 @@ class Watch:
             children = [child.pid for child in psutil.Process().children(recursive=True)]
             self._before = {pid: read_memory(pid).anonymous_bytes for pid in children if self._peak(pid)}
         elif event.kind == "step":
-            self.peak_bytes.append(
-                max(
-                    (self._peak(pid) - before for pid, before in self._before.items()),
-                    default=0,
-                )
-            )
+            self.peak_bytes.append(max((self._peak(pid) - before for pid, before in self._before.items()), default=0))
 
     def _peak(self, pid: int) -> int:
         found = read_memory(pid)
@@ -275,11 +239,7 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
     word.
     """
     require_words(only, WORDS)
-    points, depths, losses = (
-        list[dict[str, Any]](),
-        list[dict[str, Any]](),
-        list[dict[str, Any]](),
-    )
+    points, depths, losses = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
     curves = kept_curves(cache_folder() / "reproduce" / "ringada")
     for name in [name for name in POINTS if set(only) <= set(name.split(","))][: None if only else 1]:
         with ExitStack() as stack:
@@ -308,18 +268,10 @@ def small_jobs(model: str) -> dict[str, Job]:
     found = {}
     for name in OF_BERT_BASE:
         job = SIDES[name]
-        samples, parts = (
-            (job.train_samples or 0) * SMALL_BATCH // BATCH_SIZE,
-            min(4, job.micro_batches),
-        )
+        samples, parts = (job.train_samples or 0) * SMALL_BATCH // BATCH_SIZE, min(4, job.micro_batches)
         options = job.options | ({"unfreeze_every": 2} if "unfreeze_every" in job.options else {})
         found[name] = replace(
-            job,
-            model=model,
-            batch_size=SMALL_BATCH,
-            micro_batches=parts,
-            train_samples=samples,
-            options=options,
+            job, model=model, batch_size=SMALL_BATCH, micro_batches=parts, train_samples=samples, options=options
         )
     return found
 
@@ -339,11 +291,7 @@ def measure(
         watch = Watch()
         with scratch_folder() as folder:
             report = run(
-                jobs[side],
-                cluster,
-                workdir=Path(folder) / "run",
-                chosen_plan=(plans or {}).get(side),
-                progress=watch,
+                jobs[side], cluster, workdir=Path(folder) / "run", chosen_plan=(plans or {}).get(side), progress=watch
             )
         reports[side].append(report)
         watched[side].append(watch.peak_bytes)
@@ -353,12 +301,7 @@ def measure(
     found = {}
     for side, job in jobs.items():
         busiest_s, peaks = bounds(job, cluster, reports[side][0].plan)
-        found[side] = Side(
-            reports=reports[side],
-            watched=watched[side],
-            busiest_s=busiest_s,
-            peaks=peaks,
-        )
+        found[side] = Side(reports=reports[side], watched=watched[side], busiest_s=busiest_s, peaks=peaks)
     return found
 
 
@@ -372,11 +315,7 @@ def bounds(job: Job, cluster: Cluster, plan: Plan) -> tuple[float, dict[int, tup
     prepared = method.prepare(job, ignore)
     phases = method.rank_job(prepared, method.profile(prepared, cluster, ignore), cluster, plan).phases()
     shapes = [
-        (
-            phase,
-            Counter(planned.shape for epoch in phase.epochs for planned in phase.steps(epoch)),
-        )
-        for phase in phases
+        (phase, Counter(planned.shape for epoch in phase.epochs for planned in phase.steps(epoch))) for phase in phases
     ]
     found = [
         (simulate(phase.program(shape)), shape, count) for phase, counts in shapes for shape, count in counts.items()

@@ -43,13 +43,7 @@ from workbench.runtime.pacing import Pacer
 from workbench.runtime.process_group import group
 from workbench.simulator import simulate
 from workbench.tasks.tokenize import TokenizedSplit, collate
-from workbench_studies.bench.frame import (
-    Progress,
-    line_of,
-    ratios,
-    require_kernel_links,
-    turns,
-)
+from workbench_studies.bench.frame import Progress, line_of, ratios, require_kernel_links, turns
 
 MODEL = "all-MiniLM-L6-v2"
 LAYERS = (2, 2, 1, 1)
@@ -70,17 +64,11 @@ Step = Callable[[], float]
 
 def planned_of(rank_job: PacPlusRankJob) -> PlannedStep:
     """Return the repeated mini-batch: the whole split."""
-    return PlannedStep.of(
-        cut_mini_batch(range(len(rank_job.split)), NUM_MICRO_BATCHES),
-        rank_job.split.lengths,
-    )
+    return PlannedStep.of(cut_mini_batch(range(len(rank_job.split)), NUM_MICRO_BATCHES), rank_job.split.lengths)
 
 
 def our_step(
-    session: RankSession[PacPlusRankJob],
-    compute: StageCompute,
-    optimizer: FlatAdamW,
-    layers: tuple[LayerProfile, ...],
+    session: RankSession[PacPlusRankJob], compute: StageCompute, optimizer: FlatAdamW, layers: tuple[LayerProfile, ...]
 ) -> Step:
     """Return a step of the workbench's executor on the hybrid 1F1B schedule.  layers: the stage's, on this device."""
     rank_job = session.rank_job
@@ -96,20 +84,14 @@ def our_step(
 
 
 def torch_step(
-    session: RankSession[PacPlusRankJob],
-    compute: StageCompute,
-    optimizer: FlatAdamW,
-    layers: tuple[LayerProfile, ...],
+    session: RankSession[PacPlusRankJob], compute: StageCompute, optimizer: FlatAdamW, layers: tuple[LayerProfile, ...]
 ) -> Step:
     """Return a step of torch.distributed.pipelining's Schedule1F1B on the same stage computation."""
     rank_job, index = session.rank_job, session.rank
     planned, last = planned_of(rank_job), len(LAYERS) - 1
     kind, total = rank_job.adapter.kind, planned.shape.samples
     batches = [collate(rank_job.split, micro) for micro in planned.samples]
-    ids, labels = (
-        torch.cat([batch.input_ids for batch in batches]),
-        torch.cat([batch.labels for batch in batches]),
-    )
+    ids, labels = torch.cat([batch.input_ids for batch in batches]), torch.cat([batch.labels for batch in batches])
 
     def seconds(kind: str) -> float:
         return layers_seconds(layers, kind, MICRO_BATCH_SIZE, planned.shape.lengths[0])
@@ -117,12 +99,7 @@ def torch_step(
     def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
         return task_loss(logits, labels, kind, reduction="sum") / total
 
-    stage = _PacedStage(
-        _StageModule(compute, is_last=index == last),
-        index,
-        len(LAYERS),
-        torch.device("cpu"),
-    )
+    stage = _PacedStage(_StageModule(compute, is_last=index == last), index, len(LAYERS), torch.device("cpu"))
     stage.pace(session.pacer, seconds("F") + seconds("SF"), seconds("SB"))
     schedule = Schedule1F1B(stage, len(batches), loss_fn=loss_of, scale_grads=False)
 
@@ -164,14 +141,12 @@ class _PacedStage(PipelineStage):
 
     def forward_one_chunk(self, *args: Any, **options: Any) -> Any:
         return self._pacer.run(
-            lambda: super(_PacedStage, self).forward_one_chunk(*args, **options),
-            self._forward_s,
+            lambda: super(_PacedStage, self).forward_one_chunk(*args, **options), self._forward_s
         ).result
 
     def backward_one_chunk(self, *args: Any, **options: Any) -> Any:
         return self._pacer.run(
-            lambda: super(_PacedStage, self).backward_one_chunk(*args, **options),
-            self._backward_s,
+            lambda: super(_PacedStage, self).backward_one_chunk(*args, **options), self._backward_s
         ).result
 
 
@@ -182,11 +157,7 @@ def bench(progress: Progress = print) -> dict[str, Any]:
     """
     stack = load_stack(MODEL)
     adapter = ParallelAdapterConfig(hidden_size=stack.hidden_size, num_layers=stack.num_layers, dropout=0.0)
-    sizes = {
-        "max_length": SEQUENCE_LENGTH,
-        "batch_sizes": (MICRO_BATCH_SIZE,),
-        "lengths": (SEQUENCE_LENGTH,),
-    }
+    sizes = {"max_length": SEQUENCE_LENGTH, "batch_sizes": (MICRO_BATCH_SIZE,), "lengths": (SEQUENCE_LENGTH,)}
     measured = measure_layers(stack, adapter, dtype="float32", is_fast=False, **sizes)  # type: ignore[arg-type]
     # Without a time for the optimizer step, it is not paced: torch's side does not pace its own.
     paced = ({kind: grid for kind, grid in layer.times.items() if kind != STEP} for layer in measured)
@@ -226,19 +197,12 @@ def run_rank(context: RankContext, rank_job: PacPlusRankJob) -> dict[str, Any]:
     side.
     """
     import_family(rank_job.job.model)
-    with (
-        group(context, 60.0) as process_group,
-        RankSession(context, rank_job, process_group) as session,
-    ):
+    with group(context, 60.0) as process_group, RankSession(context, rank_job, process_group) as session:
         stage = rank_job.plan.stages[session.rank]
         layers = rank_job.profile.layers[session.rank][stage.start : stage.stop]
         # torch's side needs autograd, so both have it.
         sides = {
-            name: make(
-                session,
-                *build_stage(rank_job, session.rank, 1000, is_fast=False),
-                layers,
-            )
+            name: make(session, *build_stage(rank_job, session.rank, 1000, is_fast=False), layers)
             for name, make in (("ours", our_step), ("torch", torch_step))
         }
         losses = {name: [step()] for name, step in sides.items()}  # the warm-up
@@ -250,12 +214,7 @@ def run_rank(context: RankContext, rank_job: PacPlusRankJob) -> dict[str, Any]:
             begin = time.monotonic()
             losses[name] += [sides[name]() for _ in range(STEPS)]
             spans[name].append((begin, time.monotonic()))
-    return {
-        "spans": spans,
-        "losses": losses,
-        "late_s": session.pacer.late_s,
-        "paced_s": session.pacer.paced_s,
-    }
+    return {"spans": spans, "losses": losses, "late_s": session.pacer.late_s, "paced_s": session.pacer.paced_s}
 
 
 def _point(mbit: int, bound_s: float, results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -289,37 +248,22 @@ def _cluster(mbit_per_s: float) -> Cluster:
     laptop = load_cluster("laptop")
     link = Link(bytes_per_s=mbit_per_s * 125_000, latency_s=0.0)
     devices = tuple(
-        replace(
-            device,
-            link=link,
-            memory_bytes=2_000_000_000,
-            host_share=SHARE_PER_LAYER * layers,
-        )
+        replace(device, link=link, memory_bytes=2_000_000_000, host_share=SHARE_PER_LAYER * layers)
         for device, layers in zip(laptop.devices, LAYERS, strict=True)
     )
     return replace(laptop, devices=devices)
 
 
 def _job(
-    cluster: Cluster,
-    adapter: ParallelAdapterConfig,
-    host_layers: tuple[LayerProfile, ...],
-    folder: Path,
+    cluster: Cluster, adapter: ParallelAdapterConfig, host_layers: tuple[LayerProfile, ...], folder: Path
 ) -> PacPlusRankJob:
     stops = tuple(accumulate(LAYERS))
     stages = tuple(
-        Stage(
-            start=stop - count,
-            stop=stop,
-            shares=(Share(rank=rank, samples=MICRO_BATCH_SIZE),),
-        )
+        Stage(start=stop - count, stop=stop, shares=(Share(rank=rank, samples=MICRO_BATCH_SIZE),))
         for rank, (stop, count) in enumerate(zip(stops, LAYERS, strict=True))
     )
     plan = Plan(
-        method="pac_plus",
-        stages=stages,
-        micro_batch_size=MICRO_BATCH_SIZE,
-        num_micro_batches=NUM_MICRO_BATCHES,
+        method="pac_plus", stages=stages, micro_batch_size=MICRO_BATCH_SIZE, num_micro_batches=NUM_MICRO_BATCHES
     )
     chance, count = random.Random(0), plan.mini_batch_size
     split = TokenizedSplit(

@@ -103,19 +103,11 @@ def soak_cluster() -> Cluster:
     shares = (0.5, 0.5, 0.27, 0.27)
     devices = tuple(
         Device(
-            name=f"device-{rank}",
-            flops_per_s=SOAK_FLOPS_PER_S * share,
-            memory_bytes=10**9,
-            link=link,
-            host_share=share,
+            name=f"device-{rank}", flops_per_s=SOAK_FLOPS_PER_S * share, memory_bytes=10**9, link=link, host_share=share
         )
         for rank, share in enumerate(shares)
     )
-    return Cluster(
-        name="soak",
-        devices=devices,
-        description="Four unequal imagined devices for a tiny model",
-    )
+    return Cluster(name="soak", devices=devices, description="Four unequal imagined devices for a tiny model")
 
 
 def serve_randomly(
@@ -135,12 +127,7 @@ def serve_randomly(
     cluster = soak_cluster()
     if faults is None:
         faults = FaultSchedule(
-            random_faults(
-                cluster.world_size,
-                num_requests / REQUESTS_PER_S,
-                every=FAULT_EVERY_S,
-                seed=seed,
-            )
+            random_faults(cluster.world_size, num_requests / REQUESTS_PER_S, every=FAULT_EVERY_S, seed=seed)
         )
     with EngineCluster.start(cluster, fidelity=fidelity) as engines:
         report = serve(
@@ -148,12 +135,7 @@ def serve_randomly(
             cluster,
             engines,
             made_up_host(SOAK_MODEL, SOAK_FLOPS_PER_S),
-            stream=StreamSettings(
-                num_requests=num_requests,
-                rate_per_s=rate_per_s,
-                seed=seed,
-                length=SOAK_LENGTH,
-            ),
+            stream=StreamSettings(num_requests=num_requests, rate_per_s=rate_per_s, seed=seed, length=SOAK_LENGTH),
             rescheduling=rescheduling,
             faults=faults,
             **settings,

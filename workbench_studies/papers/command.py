@@ -20,15 +20,7 @@ from workbench.core.errors import ConfigError, WorkbenchError
 from workbench.core.files import make_folder, require_writable
 from workbench.core.methods import title_of
 from workbench.core.serial import to_builtins, to_json, write_text
-from workbench_studies.papers import (
-    PAPERS,
-    Item,
-    Result,
-    Settings,
-    Table,
-    find_item,
-    items_of,
-)
+from workbench_studies.papers import PAPERS, Item, Result, Settings, Table, find_item, items_of
 from workbench_studies.papers.result import Number
 
 if TYPE_CHECKING:
@@ -36,11 +28,7 @@ if TYPE_CHECKING:
 
 
 def write(
-    done: Sequence[tuple[Item, Result]],
-    folder: Path,
-    *,
-    title: str,
-    png: Literal["auto"] | bool = "auto",
+    done: Sequence[tuple[Item, Result]], folder: Path, *, title: str, png: Literal["auto"] | bool = "auto"
 ) -> list[Path]:
     """Write results and figures under `folder`; return the files, the index first.
 
@@ -103,27 +91,9 @@ def comparison_table(result: Result, *, join_labels: bool = False) -> Table:
             words = {True: "same", False: "differs", None: ""}[one.agrees]
         labels = (", ".join(one.labels),) if join_labels else one.labels
         how = "" if one.ours is None else one.kind
-        rows.append(
-            (
-                *labels,
-                one.paper,
-                one.ours,
-                one.unit,
-                words,
-                how,
-                *((one.note,) if noted else ()),
-            )
-        )
+        rows.append((*labels, one.paper, one.ours, one.unit, words, how, *((one.note,) if noted else ())))
     names = (", ".join(result.label_columns),) if join_labels else result.label_columns
-    columns = (
-        *names,
-        "paper",
-        "ours",
-        "unit",
-        "deviation",
-        "how",
-        *(("note",) if noted else ()),
-    )
+    columns = (*names, "paper", "ours", "unit", "deviation", "how", *(("note",) if noted else ()))
     return Table(title=f"{result.title} ({result.source})", columns=columns, rows=tuple(rows))
 
 
@@ -181,8 +151,7 @@ def reproduce(
     everything: Annotated[bool, typer.Option("--all", help="Those too that execute and take long.")] = False,
     names: Annotated[bool, typer.Option("--list", help="List what there is.")] = False,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for JSON and figures (default: figures/reproduce/PAPER)."),
+        Path | None, typer.Option(help="Folder for JSON and figures (default: figures/reproduce/PAPER).")
     ] = None,
     png: Png = "auto",
     data: Annotated[
@@ -192,18 +161,11 @@ def reproduce(
     kept: Annotated[
         Path | None,
         typer.Option(
-            help="Folder where trainings are kept and found again, for those that execute.",
-            show_default="the cache",
+            help="Folder where trainings are kept and found again, for those that execute.", show_default="the cache"
         ),
     ] = None,
-    seeds: Annotated[
-        int,
-        typer.Option(min=1, max=MOST_SEEDS, help="How many seeds, for those that execute."),
-    ] = 3,
-    quick: Annotated[
-        bool,
-        typer.Option("--quick", help="Execute with a tiny model, to see that it works."),
-    ] = False,
+    seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="How many seeds, for those that execute.")] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="Execute with a tiny model, to see that it works.")] = False,
     as_json: Json = False,
 ) -> None:
     """Reproduce a paper's tables and figures: its numbers, ours, the deviation and why."""
@@ -225,32 +187,14 @@ def reproduce(
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"Writing to '{folder}' was asked for.", "It is a file.", "Name a folder.")
     if data is not None and not data.is_dir():
-        raise ConfigError(
-            f"The data in '{data}' was asked for.",
-            "There is no such folder.",
-            "Check the path.",
-        )
+        raise ConfigError(f"The data in '{data}' was asked for.", "There is no such folder.", "Check the path.")
     if kept is not None and kept.exists() and not kept.is_dir():
-        raise ConfigError(
-            f"Trainings kept in '{kept}' were asked for.",
-            "It is a file.",
-            "Name a folder.",
-        )
+        raise ConfigError(f"Trainings kept in '{kept}' were asked for.", "It is a file.", "Name a folder.")
     require_writable(None if kept is None else kept / "kept", folder / "index.html")
     # What is trained stays: an interrupted table goes on where it was.
     workdir = cache_folder() / "reproduce" / paper if kept is None else kept
-    chosen_seeds, trains = (
-        tuple(range(QUICK_SEEDS if quick else seeds)),
-        everything or bool(items),
-    )
-    settings = Settings(
-        data=data,
-        seeds=chosen_seeds,
-        quick=quick,
-        workdir=workdir,
-        trains=trains,
-        progress=say,
-    )
+    chosen_seeds, trains = tuple(range(QUICK_SEEDS if quick else seeds)), everything or bool(items)
+    settings = Settings(data=data, seeds=chosen_seeds, quick=quick, workdir=workdir, trains=trains, progress=say)
     done: list[tuple[Item, Result]] = []
     failed: list[tuple[Item, WorkbenchError]] = []
     for item in {one.name: one for one in chosen}.values():
@@ -258,10 +202,7 @@ def reproduce(
         try:
             result = item.run(settings)
             done.append(
-                (
-                    item,
-                    replace(result, environment=_environment(settings)) if item.source == "executed" else result,
-                )
+                (item, replace(result, environment=_environment(settings)) if item.source == "executed" else result)
             )
         except WorkbenchError as error:
             if len(chosen) == 1:
@@ -323,26 +264,12 @@ def _show_table(table: Table) -> None:
         for index in range(len(table.columns))
         if any(isinstance(row[index], int | float) for row in table.rows) and index > 0
     )
-    print_table(
-        table.title,
-        table.columns,
-        ([number_text(cell) for cell in row] for row in table.rows),
-        right=numeric,
-    )
+    print_table(table.title, table.columns, ([number_text(cell) for cell in row] for row in table.rows), right=numeric)
 
 
 def _show_list(paper: str, known: tuple[Item, ...], *, as_json: bool) -> None:
     if as_json:
-        print_json(
-            {
-                item.name: {
-                    "title": item.title,
-                    "source": item.source,
-                    "trains": item.trains,
-                }
-                for item in known
-            }
-        )
+        print_json({item.name: {"title": item.title, "source": item.source, "trains": item.trains} for item in known})
     else:
         print_table(
             f"What can be reproduced of {paper}",

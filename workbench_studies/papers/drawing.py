@@ -15,15 +15,7 @@ from plotly.subplots import make_subplots
 
 from workbench.plots.breakdown import stacked_bars
 from workbench.plots.export import Captioned
-from workbench.plots.style import (
-    BLACK,
-    BLUE,
-    CYCLE,
-    DARK_GREY,
-    GREY,
-    VERMILLION,
-    finish,
-)
+from workbench.plots.style import BLACK, BLUE, CYCLE, DARK_GREY, GREY, VERMILLION, finish
 from workbench_studies.papers.charts import Chart, matches
 from workbench_studies.papers.result import Comparison, Result
 
@@ -34,10 +26,7 @@ NAMES = {"lora": "LoRA", "parallel_adapters_cached": "parallel adapters from the
 
 def draw(charts: Sequence[Chart], result: Result) -> list[Captioned]:
     """Return each chart, with the result's own title and the title of its first table if the texts require them."""
-    said = {
-        "title": result.title,
-        "table": result.tables[0].title if result.tables else "",
-    }
+    said = {"title": result.title, "table": result.tables[0].title if result.tables else ""}
     drawn = []
     for chart in charts:
         subtitle = "quick trial: a tiny model on a few samples" if result.quick else chart.subtitle.format(**said)
@@ -117,10 +106,7 @@ def paired_bars(result: Result, comparisons: Sequence[Comparison], chart: Chart)
     has_paper = any(one.paper is not None for one in comparisons)
     has_bars = any(isinstance(value, int | float) for one in comparisons for value in (one.ours, one.paper))
     figure = make_subplots(
-        rows=1,
-        cols=len(panels),
-        subplot_titles=list(panels) if facet is not None else None,
-        horizontal_spacing=0.05,
+        rows=1, cols=len(panels), subplot_titles=list(panels) if facet is not None else None, horizontal_spacing=0.05
     )
     for column, panel in enumerate(panels.values(), start=1):
         names = [", ".join(words(label) for index, label in enumerate(one.labels) if index != facet) for one in panel]
@@ -158,26 +144,13 @@ def paired_bars(result: Result, comparisons: Sequence[Comparison], chart: Chart)
                     "xanchor": "left",
                 }
                 colour = DARK_GREY if one.agrees else VERMILLION
-                figure.add_annotation(
-                    text=text,
-                    showarrow=False,
-                    font={"size": 11, "color": colour},
-                    **place,
-                )
+                figure.add_annotation(text=text, showarrow=False, font={"size": 11, "color": colour}, **place)
         figure.update_xaxes(
-            title=chart.unit,
-            type="log" if chart.logarithmic else "linear",
-            visible=has_bars,
-            row=1,
-            col=column,
+            title=chart.unit, type="log" if chart.logarithmic else "linear", visible=has_bars, row=1, col=column
         )
         # A label may be a number, which is no place on the axis.
         figure.update_yaxes(
-            type="category",
-            autorange="reversed",
-            showticklabels=column == 1 or facet is None,
-            row=1,
-            col=column,
+            type="category", autorange="reversed", showticklabels=column == 1 or facet is None, row=1, col=column
         )
     figure.update_annotations(selector={"yref": "paper"}, font={"size": 13, "color": BLACK})
     return _finish(
@@ -201,15 +174,9 @@ def words_table(result: Result, comparisons: Sequence[Comparison], chart: Chart)
     """
     rows, columns = (list(dict.fromkeys(one.labels[index] for one in comparisons)) for index in (0, 1))
     figure = go.Figure()
-    for agrees, colour, name in (
-        (True, SAME, "the same"),
-        (False, DIFFERENT, "different"),
-    ):
+    for agrees, colour, name in ((True, SAME, "the same"), (False, DIFFERENT, "different")):
         cells = [one for one in comparisons if one.agrees is agrees]
-        x, y = (
-            [columns.index(one.labels[1]) for one in cells],
-            [rows.index(one.labels[0]) for one in cells],
-        )
+        x, y = [columns.index(one.labels[1]) for one in cells], [rows.index(one.labels[0]) for one in cells]
         figure.add_bar(
             x=[0.94] * len(cells),
             base=[at - 0.47 for at in x],
@@ -224,25 +191,12 @@ def words_table(result: Result, comparisons: Sequence[Comparison], chart: Chart)
             textposition="inside",
             insidetextanchor="middle",
             insidetextfont={"color": BLACK, "size": 13},
-            marker={
-                "color": colour,
-                "line": {"width": 0 if agrees else 2, "color": VERMILLION},
-            },
+            marker={"color": colour, "line": {"width": 0 if agrees else 2, "color": VERMILLION}},
             hovertext=[", ".join(one.labels) for one in cells],
             showlegend=bool(cells),
         )
-    numbers = {
-        "tickvals": list(range(len(columns))),
-        "ticktext": columns,
-        "range": [-0.5, len(columns) - 0.5],
-    }
-    figure.update_xaxes(
-        **numbers,
-        title=result.label_columns[1],
-        side="top",
-        showgrid=False,
-        zeroline=False,
-    )
+    numbers = {"tickvals": list(range(len(columns))), "ticktext": columns, "range": [-0.5, len(columns) - 0.5]}
+    figure.update_xaxes(**numbers, title=result.label_columns[1], side="top", showgrid=False, zeroline=False)
     figure.update_yaxes(
         tickvals=list(range(len(rows))),
         ticktext=[f"{row} " for row in rows],
@@ -252,24 +206,10 @@ def words_table(result: Result, comparisons: Sequence[Comparison], chart: Chart)
     )
     same = sum(one.agrees is True for one in comparisons)
     said = "; ".join(
-        filter(
-            None,
-            [
-                chart.subtitle,
-                f"{same} of {len(comparisons)} are the same; {chart.unit}".removesuffix("; "),
-            ],
-        )
+        filter(None, [chart.subtitle, f"{same} of {len(comparisons)} are the same; {chart.unit}".removesuffix("; ")])
     )
     chart = replace(chart, subtitle=said)
-    return _finish(
-        figure,
-        result,
-        chart,
-        height=200 + 62 * len(rows),
-        margin={"t": 130},
-        barmode="overlay",
-        bargap=0,
-    )
+    return _finish(figure, result, chart, height=200 + 62 * len(rows), margin={"t": 130}, barmode="overlay", bargap=0)
 
 
 def lines(result: Result, panels: Panels, chart: Chart) -> go.Figure:
@@ -277,13 +217,7 @@ def lines(result: Result, panels: Panels, chart: Chart) -> go.Figure:
     up to a comma.
     """
     titles = list(panels) if any(panels) else None
-    figure = make_subplots(
-        rows=1,
-        cols=len(panels),
-        subplot_titles=titles,
-        shared_yaxes=True,
-        horizontal_spacing=0.03,
-    )
+    figure = make_subplots(rows=1, cols=len(panels), subplot_titles=titles, shared_yaxes=True, horizontal_spacing=0.03)
     names = dict.fromkeys(name for shown in panels.values() for name in shown)
     groups = {name: name.split(", ")[0] if chart.colour_by_group else name for name in names}
     order = list(dict.fromkeys(groups.values()))
@@ -296,10 +230,7 @@ def lines(result: Result, panels: Panels, chart: Chart) -> go.Figure:
                 mode="lines+markers",
                 line={
                     "color": CYCLE[order.index(groups[name]) % len(CYCLE)],
-                    "dash": next(
-                        (dash for part, dash in chart.dashes.items() if part in name),
-                        "solid",
-                    ),
+                    "dash": next((dash for part, dash in chart.dashes.items() if part in name), "solid"),
                 },
                 legendgroup=name,
                 showlegend=name in names,

@@ -60,8 +60,7 @@ class TableText:
 
 
 SENSITIVITY = TableText(
-    title="Sensitivity to 5 % of each constant, and what a trivial rule scores",
-    columns=("constants",),
+    title="Sensitivity to 5 % of each constant, and what a trivial rule scores", columns=("constants",)
 )
 
 
@@ -129,14 +128,7 @@ class Item:
             for labels in [tuple(one.labels.values())]
         )
 
-    def cell(
-        self,
-        labels: tuple[str, ...],
-        paper: Number,
-        ours: Number,
-        unit: str = "",
-        note: str = "",
-    ) -> Comparison:
+    def cell(self, labels: tuple[str, ...], paper: Number, ours: Number, unit: str = "", note: str = "") -> Comparison:
         """Return one comparison with the unit, kind and note that the file gives its labels."""
         kind: Any = first_match(self.kinds, labels, self.kind)
         unit = first_match(self.units, labels, unit if self.unit is None else self.unit)
@@ -150,12 +142,7 @@ class Item:
             note=note or first_match(self.notes, labels, ""),
         )
 
-    def sensitivity(
-        self,
-        constants: Any,
-        score: Callable[[Any], Sequence[Number]],
-        trivial: Sequence[Number],
-    ) -> Rows:
+    def sensitivity(self, constants: Any, score: Callable[[Any], Sequence[Number]], trivial: Sequence[Number]) -> Rows:
         """Return the scores unchanged, with each constant of `varied` 5 % lower and higher, and for a trivial rule.
 
         constants: a dataclass.  `together` names constants that vary with another.
@@ -165,12 +152,7 @@ class Item:
             names = [name, *([self.together[name]] if name in self.together else [])]
             for sign in (-1, 1):
                 changed = {each: getattr(constants, each) * (1 + sign * CHANGE) for each in names}
-                rows.append(
-                    (
-                        f"{name} {sign * CHANGE:+.0%}",
-                        *score(replace(constants, **changed)),
-                    )
-                )
+                rows.append((f"{name} {sign * CHANGE:+.0%}", *score(replace(constants, **changed))))
         return [*rows, (f"trivial rule: {self.trivial}", *trivial)]
 
     def check(self, name: str, holds: bool, **words: object) -> Check:
@@ -203,12 +185,7 @@ class Item:
             text = SENSITIVITY if name == "sensitivity" else self.tables[name]
             more = self.scores if name == "sensitivity" else (columns or {}).get(name, ())
             titles = tuple(map(said, (*text.columns, *more)))
-            return Table(
-                title=said(text.title),
-                columns=titles,
-                rows=tuple(map(tuple, rows)),
-                note=said(text.note),
-            )
+            return Table(title=said(text.title), columns=titles, rows=tuple(map(tuple, rows)), note=said(text.note))
 
         return Result(
             item=self.name,
@@ -218,10 +195,7 @@ class Item:
             label_columns=self.label_columns,
             comparisons=tuple(comparisons),
             tables=tuple(table(name, rows) for name, rows in (tables or {}).items()),
-            checks=(
-                *(self.check(name, true, **words) for name, true in (holds or {}).items()),
-                *checks,
-            ),
+            checks=(*(self.check(name, true, **words) for name, true in (holds or {}).items()), *checks),
             explanation=tuple(map(said, self.explanation)),
             series=series or {},
         )
@@ -233,8 +207,7 @@ def first_match(rules: Rules, labels: Sequence[str], default: str) -> str:
 
 
 def worst(
-    comparisons: Sequence[Comparison],
-    kinds: Sequence[Kind] = ("computed", "predicted", "fitted"),
+    comparisons: Sequence[Comparison], kinds: Sequence[Kind] = ("computed", "predicted", "fitted")
 ) -> tuple[float, str]:
     """Return the largest absolute deviation in per cent, and its cell."""
     return max(
@@ -275,9 +248,7 @@ def items_of(paper: str) -> tuple[Item, ...]:
     if paper not in PAPERS:
         todo = did_you_mean(paper, PAPERS)
         raise ConfigError(
-            f"A reproduction of the paper '{paper}' was asked for.",
-            f"There are: {', '.join(PAPERS)}.",
-            todo,
+            f"A reproduction of the paper '{paper}' was asked for.", f"There are: {', '.join(PAPERS)}.", todo
         )
     path = paper_folder(paper) / "items.toml"
     written = read_toml(path, "the paper's items")

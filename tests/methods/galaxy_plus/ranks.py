@@ -40,10 +40,7 @@ def answer_cases(context: RankContext, asked: Cases) -> list[torch.Tensor | None
     """Return this rank's answers: a tensor where it is the plan's first device."""
     setup = SessionSetup(model=asked.model, cluster=asked.cluster)
     answers: list[torch.Tensor | None] = []
-    with (
-        group(context, 20.0) as process_group,
-        InferenceSession(context, setup, process_group) as session,
-    ):
+    with group(context, 20.0) as process_group, InferenceSession(context, setup, process_group) as session:
         for case in asked.cases:
             holding = session.load(case.plan)
             if case.tokens:
@@ -63,10 +60,7 @@ def plans_for(layout: ModelLayout) -> dict[str, InferencePlan]:
     mixed = tuple(1 + number % 2 for number in range(layers))
 
     def split(
-        weights: tuple[int, ...],
-        columns: tuple[int, ...],
-        shares: tuple[int, ...],
-        **settings: object,
+        weights: tuple[int, ...], columns: tuple[int, ...], shares: tuple[int, ...], **settings: object
     ) -> InferencePlan:
         plan = InferencePlan(
             method="test",
@@ -87,13 +81,7 @@ def plans_for(layout: ModelLayout) -> dict[str, InferencePlan]:
         "both ways": replace(uneven, schemes=mixed, overlap=True, both_ways=True, tile_tokens=3),
         "scheme 2 overlapped": split((1, 1, 1, 1), (1, 1, 1, 1), (1, 1, 1, 1), schemes=two, overlap=True),
         "three in another order": split(
-            (1, 2, 1),
-            (2, 1, 1),
-            (1, 1, 2),
-            ranks=(3, 1, 0),
-            schemes=mixed,
-            overlap=True,
-            tile_tokens=2,
+            (1, 2, 1), (2, 1, 1), (1, 1, 2), ranks=(3, 1, 0), schemes=mixed, overlap=True, tile_tokens=2
         ),
         "two": split((3, 1), (1, 3), (1, 2), ranks=(2, 0), overlap=True),
         "alone": split((1,), (1,), (1,), ranks=(1,), schemes=mixed),
@@ -117,10 +105,7 @@ def request_for(layout: ModelLayout) -> Request:
         config = layout.config
         patches = (config.image_size // config.patch_size) ** 2
         shape = (1, patches + 1, config.num_channels * config.patch_size**2)
-        return Request(
-            length=patches + 1,
-            ids=torch.randint(256, shape, generator=generator, dtype=torch.uint8),
-        )
+        return Request(length=patches + 1, ids=torch.randint(256, shape, generator=generator, dtype=torch.uint8))
     ids = torch.randint(5, 60, (1, LENGTH), generator=generator)
     if not layout.has_decoder:
         return Request(length=LENGTH, ids=ids)

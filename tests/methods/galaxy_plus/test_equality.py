@@ -7,26 +7,12 @@ import pytest
 import torch
 
 from tests.methods.conftest import four_devices
-from tests.methods.galaxy_plus.ranks import (
-    Case,
-    Cases,
-    answer_cases,
-    plans_for,
-    request_for,
-)
+from tests.methods.galaxy_plus.ranks import Case, Cases, answer_cases, plans_for, request_for
 from workbench.methods.galaxy_plus.prepare import local_hidden, local_texts
 from workbench.models.sharding import model_layout
 from workbench.runtime.engines import EngineCluster
 
-MODELS = (
-    "tiny-distilbert-2",
-    "tiny-bert-2",
-    "tiny-vit-2",
-    "tiny-gpt2-2",
-    "tiny-opt-2",
-    "tiny-llama-2",
-    "tiny-t5-4",
-)
+MODELS = ("tiny-distilbert-2", "tiny-bert-2", "tiny-vit-2", "tiny-gpt2-2", "tiny-opt-2", "tiny-llama-2", "tiny-t5-4")
 WRITERS = ("tiny-gpt2-2", "tiny-opt-2", "tiny-llama-2", "tiny-t5-4")
 NEW_TOKENS = 6
 
@@ -59,14 +45,7 @@ def test_texts_are_the_local_models(model: str, engines: EngineCluster) -> None:
         assert request.decoder_ids is not None
         request = request._replace(decoder_length=1, decoder_ids=request.decoder_ids[:, :1])
     plans = plans_for(layout)
-    names = (
-        "overlapped tiles",
-        "scheme 2 on four",
-        "two",
-        "alone",
-        "Megatron-LM",
-        "EdgeShard",
-    )
+    names = ("overlapped tiles", "scheme 2 on four", "two", "alone", "Megatron-LM", "EdgeShard")
     cases = tuple(Case(plan=plans[name], request=request, tokens=NEW_TOKENS) for name in names)
     (expected,) = local_texts(model, [request], NEW_TOKENS)
     answers = answers_of(engines, Cases(model=model, cluster=four_devices(), cases=cases))

@@ -18,11 +18,7 @@ from workbench.core.inference import (
     StackShape,
     proportional_parts,
 )
-from workbench.methods.galaxy_plus.serving.records import (
-    ReschedulingSettings,
-    ServingReport,
-    StreamSettings,
-)
+from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes
 from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
 
@@ -43,13 +39,7 @@ class World:
     def cluster(self) -> Cluster:
         link = Link(bytes_per_s=1e8, latency_s=1e-4)
         devices = tuple(
-            Device(
-                name=f"d{rank}",
-                flops_per_s=1e9 * speed,
-                memory_bytes=10**9,
-                link=link,
-                storage_bytes_per_s=1e6,
-            )
+            Device(name=f"d{rank}", flops_per_s=1e9 * speed, memory_bytes=10**9, link=link, storage_bytes_per_s=1e6)
             for rank, speed in enumerate(self.speeds)
         )
         return Cluster(name="small world", devices=devices)
@@ -94,10 +84,7 @@ class World:
             if plan.units[i]
         }
         exchange_s = EXCHANGE_S if len(plan.ranks) > 1 else 0.0
-        return BlockTimes(
-            sum(max(by[block] for by in blocks.values()) + exchange_s for block in range(4)),
-            blocks,
-        )
+        return BlockTimes(sum(max(by[block] for by in blocks.values()) + exchange_s for block in range(4)), blocks)
 
     def serve(
         self,

@@ -122,12 +122,7 @@ def test_no_answer_is_wrong_or_lost_whatever_happens_to_the_devices() -> None:
     ]  # on a busy host the first under the new plan end before the portal hears of it
     assert plans == sorted(plans, key=[excluded.plan_before, switched.plan_after].index)
     # What the devices did is there to be drawn.
-    assert {sample.rank for sample in report.samples if sample.busy_s > 0} == {
-        0,
-        1,
-        2,
-        3,
-    }
+    assert {sample.rank for sample in report.samples if sample.busy_s > 0} == {0, 1, 2, 3}
     assert max(sample.load for sample in report.samples if sample.rank == 1) == pytest.approx(5 / 6)
     assert len(report.memory) > 2 and len(report.memory[0][1]) == 5
 
@@ -143,10 +138,7 @@ def test_where_two_plans_do_not_fit_side_by_side_requests_wait_for_the_exchange(
     with EngineCluster.start(cluster, fidelity="paced") as engines:
         report = serve(
             SOAK_MODEL,
-            dataclasses.replace(
-                cluster,
-                devices=(dataclasses.replace(first, memory_bytes=room), *others),
-            ),
+            dataclasses.replace(cluster, devices=(dataclasses.replace(first, memory_bytes=room), *others)),
             engines,
             host,
             stream=StreamSettings(num_requests=MOST_REQUESTS, rate_per_s=12.0, length=SOAK_LENGTH),
@@ -169,11 +161,7 @@ def test_where_two_plans_do_not_fit_side_by_side_requests_wait_for_the_exchange(
 
 def test_the_only_serving_device_is_killed_and_then_the_user_ends_the_service() -> None:
     """The request in service is repeated, the recovery is no queueing, and the report is of what was answered."""
-    cluster, host, faults = (
-        soak_cluster(),
-        made_up_host(SOAK_MODEL, SOAK_FLOPS_PER_S),
-        FaultSchedule(),
-    )
+    cluster, host, faults = soak_cluster(), made_up_host(SOAK_MODEL, SOAK_FLOPS_PER_S), FaultSchedule()
     answered: list[ServedRequest] = []
     lost: list[ServingEvent] = []
 
@@ -187,10 +175,7 @@ def test_the_only_serving_device_is_killed_and_then_the_user_ends_the_service() 
             faults.add(Fault(kind="kill", rank=0, start=now_s, end=now_s + 0.1))
         return now_s > MOST_S
 
-    with (
-        EngineCluster.start(cluster, fidelity="paced") as engines,
-        pytest.raises(ServiceInterrupted) as ended,
-    ):
+    with EngineCluster.start(cluster, fidelity="paced") as engines, pytest.raises(ServiceInterrupted) as ended:
         serve(
             SOAK_MODEL,
             cluster,
@@ -220,25 +205,11 @@ def test_what_cannot_be_served() -> None:
     stream = StreamSettings(num_requests=1, length=SOAK_LENGTH)
     engines: Any = SimpleNamespace(fidelity="paced")  # what is wrong is said before any is needed
     with pytest.raises(ConfigError, match="4 devices"):
-        serve(
-            SOAK_MODEL,
-            cluster,
-            engines,
-            host,
-            stream=stream,
-            faults=[Fault(kind="kill", rank=4, start=0.0)],
-        )
+        serve(SOAK_MODEL, cluster, engines, host, stream=stream, faults=[Fault(kind="kill", rank=4, start=0.0)])
     with pytest.raises(ConfigError, match="reads 1 to"):
-        serve(
-            SOAK_MODEL,
-            cluster,
-            engines,
-            host,
-            stream=dataclasses.replace(stream, length=100_000),
-        )
+        serve(SOAK_MODEL, cluster, engines, host, stream=dataclasses.replace(stream, length=100_000))
     small = dataclasses.replace(
-        cluster,
-        devices=tuple(dataclasses.replace(device, memory_bytes=1000) for device in cluster.devices),
+        cluster, devices=tuple(dataclasses.replace(device, memory_bytes=1000) for device in cluster.devices)
     )
     with pytest.raises(PlanError, match="device-"):
         serve(SOAK_MODEL, small, engines, host, stream=stream)

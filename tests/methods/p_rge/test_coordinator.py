@@ -11,14 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from methods.conftest import four_devices
-from methods.p_rge.worlds import (
-    Q,
-    chain,
-    prepared_job,
-    profile_for,
-    shared,
-    with_options,
-)
+from methods.p_rge.worlds import Q, chain, prepared_job, profile_for, shared, with_options
 from workbench.core.errors import ConfigError, DeviceLostError
 from workbench.core.profile import layers_seconds
 from workbench.core.report import Recovery
@@ -53,10 +46,7 @@ class Work(VirtualWork):
                 queries = len(step.queries(op.part))
                 count, parts = job.passings[place].passes(queries)
                 total += count * layers_seconds(
-                    job.profile.layers[place],
-                    "F",
-                    parts * job.change.setting.batch_size,
-                    1,
+                    job.profile.layers[place], "F", parts * job.change.setting.batch_size, 1
                 )
                 total += layers_seconds(job.profile.layers[place], STEP, queries, 1)
         return total
@@ -68,19 +58,14 @@ class Work(VirtualWork):
         return StepDone(step, factor * self.busy_s(job, place), self._record(job, step))
 
     def part(self, job: PRGERankJob, place: int, end: Any, stop: int) -> QueryResult:
-        part = QueryResult(
-            rank=place,
-            records=[self._record(job, step) for step in range(job.first_step, stop)],
-        )
+        part = QueryResult(rank=place, records=[self._record(job, step) for step in range(job.first_step, stop)])
         if end == "lost":
             part.losses = self._own_losses(job, place, stop)
         return part
 
     def _record(self, job: PRGERankJob, step: int) -> StepLog:
         return record_of(
-            job,
-            step,
-            {part: loss_of(job.job.seed, step, part) for part in range(2 * job.estimator.queries)},
+            job, step, {part: loss_of(job.job.seed, step, part) for part in range(2 * job.estimator.queries)}
         )
 
     def _own_losses(self, job: PRGERankJob, place: int, step: int) -> dict[int, float]:
@@ -131,25 +116,14 @@ Coordinate = Callable[..., Story]
 def coordinate(tmp_path: Path) -> Iterator[Coordinate]:
     """Yield what runs a job on virtual devices.  memory_bytes: of each."""
 
-    def run(
-        plan: Any,
-        faults: str,
-        *,
-        memory_bytes: int = 100_000_000,
-        resume: bool = False,
-        **options: Any,
-    ) -> Story:
+    def run(plan: Any, faults: str, *, memory_bytes: int = 100_000_000, resume: bool = False, **options: Any) -> Story:
         prepared = with_options(prepared_job(), **{"steps": 16, "faults": faults} | options)
         cluster = four_devices(memory_bytes)
         profile = profile_for(prepared, cluster, ROW_S)
         devices = VirtualDevices(cluster.world_size, Work())
         history = History(tmp_path, prepared, load_model(prepared), resume=resume)
         policy = PRGE().policy(Planned(prepared, profile, cluster, plan), history, ignore)
-        return Story(
-            policy,
-            policy.run(devices, cluster, prepared.job, adapts=prepared.options.adapt),
-            devices,
-        )
+        return Story(policy, policy.run(devices, cluster, prepared.job, adapts=prepared.options.adapt), devices)
 
     yield run
 
@@ -175,21 +149,9 @@ def _edited(line: bytes) -> bytes:
         (lambda lines: lines[:8], 7, ""),  # interrupted
         (lambda lines: [*lines[:7], lines[7][:20]], 6, ""),  # by a crash
         (lambda lines: lines, 16, ""),
-        (
-            lambda lines: [*lines[:3], _edited(lines[3]), *lines[4:]],
-            2,
-            "line 4 was changed after it was written",
-        ),
-        (
-            lambda lines: [*lines[:2], *lines[3:]],
-            1,
-            "line 3 was changed after it was written, or lines before it were",
-        ),
-        (
-            lambda lines: [lines[0], lines[2], lines[1], *lines[3:]],
-            0,
-            "line 2 was changed",
-        ),
+        (lambda lines: [*lines[:3], _edited(lines[3]), *lines[4:]], 2, "line 4 was changed after it was written"),
+        (lambda lines: [*lines[:2], *lines[3:]], 1, "line 3 was changed after it was written, or lines before it were"),
+        (lambda lines: [lines[0], lines[2], lines[1], *lines[3:]], 0, "line 2 was changed"),
         (lambda lines: [b"{}\n", *lines[1:]], 0, "line 1 was changed"),
         (lambda lines: lines[1:], 0, "line 1 was changed"),
     ],
@@ -205,10 +167,7 @@ def _edited(line: bytes) -> bytes:
     ],
 )
 def test_a_resumed_run_has_all_steps_and_a_damaged_log_is_told(
-    damage: Callable[[list[bytes]], list[bytes]],
-    kept: int,
-    said: str,
-    coordinate: Coordinate,
+    damage: Callable[[list[bytes]], list[bytes]], kept: int, said: str, coordinate: Coordinate
 ) -> None:
     """What is behind the damage is done again: the log and the report's losses are those of the unbroken run."""
     whole = coordinate(shared(2, 2), "")
@@ -259,16 +218,9 @@ def test_the_step_of_a_death(coordinate: Coordinate, after_loss: str) -> None:
     assert len(told) == 16 and told[3][2] == pytest.approx(fmean(losses))
 
 
-def test_one_that_comes_back_has_made_the_log_when_the_others_pause(
-    coordinate: Coordinate,
-) -> None:
+def test_one_that_comes_back_has_made_the_log_when_the_others_pause(coordinate: Coordinate) -> None:
     """They do not wait for its process to start."""
-    story = coordinate(
-        shared(2, 2),
-        "kill:device-0@step5; return:device-0@step8",
-        after_loss="repeat",
-        steps=80,
-    )
+    story = coordinate(shared(2, 2), "kill:device-0@step5; return:device-0@step8", after_loss="repeat", steps=80)
     assert story.queries == [Q] * 80
     assert [0 in job.members for job in story.jobs] == [True, False, True]
     assert any("device-0 has come back" in note for note in story.policy.notes)
@@ -282,12 +234,7 @@ def test_one_that_leaves_costs_no_query(coordinate: Coordinate) -> None:
     assert [0 in job.members for job in story.jobs] == [True, False]
     assert "device-0 leaves, in step 6." in story.policy.notes
     state = story.policy.state
-    assert (state.step, state.num_steps, state.generations, state.after_loss) == (
-        16,
-        16,
-        2,
-        False,
-    )
+    assert (state.step, state.num_steps, state.generations, state.after_loss) == (16, 16, 2, False)
     assert state.devices == ("device-1", "device-2") and repr(story.policy) == f"QueryPolicy({state})"
 
 
@@ -302,8 +249,7 @@ def test_survivors_that_cannot_go_on(coordinate: Coordinate) -> None:
     # A device holds a half of the layers; three of four die, one after the other.
     kills = "kill:0@step3; kill:1@step5; kill:2@step7; kill:3@step9"
     with pytest.raises(
-        DeviceLostError,
-        match=r"without device-.*Device 'device-\d' has 1\.2 MB; .* need .* Bring the device back",
+        DeviceLostError, match=r"without device-.*Device 'device-\d' has 1\.2 MB; .* need .* Bring the device back"
     ):
         coordinate(chain(3, 6, ranks=(1, 0)), kills, memory_bytes=1_200_000)
     with pytest.raises(DeviceLostError, match="No device is left"):
@@ -313,13 +259,7 @@ def test_survivors_that_cannot_go_on(coordinate: Coordinate) -> None:
 def test_pace_changes_shares_and_is_probed_when_idle(coordinate: Coordinate) -> None:
     """A device that is 20 times slower gets nothing more, is probed, and gets its share back when it is as fast as
     before."""
-    story = coordinate(
-        shared(1, 1, 1, 1),
-        "slow:device-3:20@step2-20",
-        adapt=True,
-        step_s=1e3,
-        steps=60,
-    )
+    story = coordinate(shared(1, 1, 1, 1), "slow:device-3:20@step2-20", adapt=True, step_s=1e3, steps=60)
     assert [3 in job.members for job in story.jobs] == [True, False, True]
     assert sum(isinstance(message, Probe) for _, _, message in story.devices.commands) > 5
     assert [note for note in story.policy.notes if "device-3 20.0 times" in note]
@@ -327,42 +267,21 @@ def test_pace_changes_shares_and_is_probed_when_idle(coordinate: Coordinate) -> 
     assert story.queries == [Q] * 60
 
 
-def test_a_device_whose_memory_is_taken_gets_nothing_until_it_is_back(
-    coordinate: Coordinate,
-) -> None:
-    story = coordinate(
-        shared(1, 1, 1, 1),
-        "memory:device-3:1e6@step2-20",
-        adapt=True,
-        step_s=1e3,
-        steps=30,
-    )
-    assert [3 in job.members for job in story.jobs] == [
-        True,
-        False,
-        True,
-    ] and story.queries == [Q] * 30
+def test_a_device_whose_memory_is_taken_gets_nothing_until_it_is_back(coordinate: Coordinate) -> None:
+    story = coordinate(shared(1, 1, 1, 1), "memory:device-3:1e6@step2-20", adapt=True, step_s=1e3, steps=30)
+    assert [3 in job.members for job in story.jobs] == [True, False, True] and story.queries == [Q] * 30
     assert [note for note in story.policy.notes if "device-3 has" in note] == [
         f"device-3 has {share} of its memory for the run." for share in ("0%", "100%")
     ]
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [True, False],
-    ids=["to the seconds asked for", "half as long again as at first"],
-)
+@pytest.mark.parametrize("asked", [True, False], ids=["to the seconds asked for", "half as long again as at first"])
 def test_steps_are_kept_short(asked: bool, coordinate: Coordinate) -> None:
     """When all devices become slower, q x E is halved until a step fits the time that it may take; the log tells
     where."""
     slow = "; ".join(f"slow:device-{rank}:3@step4" for rank in range(4))
     before_s = 6 * (4 + 2) * ROW_S  # one query of two samples on each device
-    story = coordinate(
-        shared(1, 1, 1, 1),
-        slow,
-        adapt=True,
-        **({"step_s": 1.5 * before_s} if asked else {}),
-    )
+    story = coordinate(shared(1, 1, 1, 1), slow, adapt=True, **({"step_s": 1.5 * before_s} if asked else {}))
     settings = [change.setting for change in story.history.changes]
     assert settings[0] == prepared_job().setting
     assert settings[-1].passes < settings[0].passes

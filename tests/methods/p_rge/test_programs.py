@@ -22,14 +22,8 @@ MODELS = ("tiny-llama", "tiny-t5", "tiny-bert")
 @pytest.mark.parametrize("plan", [shared(2, 1, 1), chain(2, 4, 6, ranks=(0, 1, 2))], ids=["shared", "chain"])
 def test_driver_and_ranks_make_one_program(model: str, plan: Plan) -> None:
     prepared, cluster = prepared_job(model), four_devices()
-    job, own = (
-        PRGE().rank_job(prepared, profile_for(prepared, cluster), cluster, plan),
-        load_model(prepared),
-    )
-    (phase,), (received,) = (
-        job.phases(),
-        decode(encode(job), type(job), "A job").phases(),
-    )
+    job, own = PRGE().rank_job(prepared, profile_for(prepared, cluster), cluster, plan), load_model(prepared)
+    (phase,), (received,) = job.phases(), decode(encode(job), type(job), "A job").phases()
     for step in range(STEPS):
         epoch, at = divmod(step, prepared.steps_per_epoch)
         planned = phase.steps(epoch)[at]
@@ -43,8 +37,7 @@ def test_driver_and_ranks_make_one_program(model: str, plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "compute_dtype"),
-    [("float32", None), ("bfloat16", None), ("int8", None), ("nf4", "bfloat16")],
+    ("precision", "compute_dtype"), [("float32", None), ("bfloat16", None), ("int8", None), ("nf4", "bfloat16")]
 )
 def test_the_hidden_states_are_of_the_models_type(precision: str, compute_dtype: str | None) -> None:
     prepared = prepared_job("tiny-llama", precision=precision, compute_dtype=compute_dtype)

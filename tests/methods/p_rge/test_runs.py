@@ -29,13 +29,7 @@ from workbench.methods.base import Event, Outcome, Planned, ignore
 from workbench.methods.p_rge import method as p_rge
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.methods.p_rge.seeds import query_seed
-from workbench.methods.p_rge.zeroth_order import (
-    Prge,
-    StepLog,
-    gradients_of,
-    read_log,
-    smallest_epsilon,
-)
+from workbench.methods.p_rge.zeroth_order import Prge, StepLog, gradients_of, read_log, smallest_epsilon
 from workbench.models.quantization import held_bytes
 from workbench.runtime.engines import EngineCluster
 from workbench.tasks.prompts import training_batch
@@ -90,10 +84,7 @@ def test_equals_one_process(model: str, plan: Plan, engines: EngineCluster, tmp_
         assert outcome.bytes["sent in a step, measured"] == 4 * sum(parts.values()) * (len(parts) - 1)
 
 
-@pytest.mark.parametrize(
-    ("precision", "compute"),
-    [("float16", "float32"), ("nf4", None), ("bfloat16", None)],
-)
+@pytest.mark.parametrize(("precision", "compute"), [("float16", "float32"), ("nf4", None), ("bfloat16", None)])
 def test_weights_of_a_precision(precision: str, compute: str | None, engines: EngineCluster, tmp_path: Path) -> None:
     """Stored in few bits on devices and in one process, and computed in float32 or in what was asked for, the updates
     are the same."""
@@ -123,9 +114,7 @@ def losses_of(prepared: PreparedJob, records: tuple[StepLog, ...]) -> list[float
         found.append(
             float(
                 estimator.losses(
-                    training_batch(prepared.train, E, prepared.job.seed, record.step),
-                    record.step,
-                    queries,
+                    training_batch(prepared.train, E, prepared.job.seed, record.step), record.step, queries
                 ).mean()
             )
         )
@@ -138,10 +127,7 @@ def losses_of(prepared: PreparedJob, records: tuple[StepLog, ...]) -> list[float
     [
         (shared(2, 1, 1), "slow:device-0:4@step1; kill:device-1@step2-4"),
         (shared(2, 2), "freeze:device-0@step3"),
-        (
-            chain(3, 6, ranks=(0, 1)),
-            "kill:device-1@step3",
-        ),  # the only one that computes the loss
+        (chain(3, 6, ranks=(0, 1)), "kill:device-1@step3"),  # the only one that computes the loss
     ],
     ids=["killed and back", "frozen", "last of a chain"],
 )
@@ -170,10 +156,7 @@ def test_a_device_that_dies_costs_its_share_of_one_step(engines: EngineCluster, 
     _, records = trained_by(outcome, prepared)
     audit(prepared, records)
     told = [len(record.seeds) for record in records]
-    assert sorted(told) in (
-        [Q] * 30,
-        [Q - 1] + [Q] * 29,
-    )  # all were told already if it died at a step's very end
+    assert sorted(told) in ([Q] * 30, [Q - 1] + [Q] * 29)  # all were told already if it died at a step's very end
     assert told.index(min(told)) >= 2 or min(told) == Q
     assert "device-1 is lost" in " ".join(outcome.notes)
     assert "device-1 has come back" in " ".join(outcome.notes)
@@ -217,22 +200,13 @@ def test_a_run_that_was_stopped_goes_on_from_its_log(engines: EngineCluster, tmp
     log.write_bytes(kept)
     elsewhere = run(prepared, engines, chain(3, 6, ranks=(2, 0)), tmp_path / "stopped", resume=True)
     torch.testing.assert_close(
-        theta(trained_by(elsewhere, prepared)[0]),
-        theta(trained_by(whole, prepared)[0]),
-        atol=2e-5,
-        rtol=1e-4,
+        theta(trained_by(elsewhere, prepared)[0]), theta(trained_by(whole, prepared)[0]), atol=2e-5, rtol=1e-4
     )
     finished = run(prepared, engines, shared(3, 1), tmp_path / "stopped", resume=True)
     assert_same_report(finished, elsewhere)
     assert finished.metrics == elsewhere.metrics
     with pytest.raises(CacheError, match=r"option epsilon = 0\.01 instead of 0\.02"):
-        run(
-            prepared_job(epsilon=2e-2),
-            engines,
-            shared(3, 1),
-            tmp_path / "stopped",
-            resume=True,
-        )
+        run(prepared_job(epsilon=2e-2), engines, shared(3, 1), tmp_path / "stopped", resume=True)
 
 
 def assert_same_report(found: Outcome, expected: Outcome) -> None:
@@ -249,13 +223,7 @@ def test_as_one_job_of_all_devices(engines: EngineCluster, tmp_path: Path) -> No
     profile = method.profile(prepared, cluster, lambda event: None)
     plans = {"all": shared(1, 1, 1, 1), "one": shared(0, 4)}
     points = [
-        method.sweep_point(
-            Planned(prepared, profile, cluster, plan),
-            name,
-            engines,
-            num_steps=2,
-            folder=tmp_path,
-        )
+        method.sweep_point(Planned(prepared, profile, cluster, plan), name, engines, num_steps=2, folder=tmp_path)
         for name, plan in plans.items()
     ]
     assert [point.name for point in points] == ["all", "one"]
@@ -272,10 +240,7 @@ def test_as_one_job_of_all_devices(engines: EngineCluster, tmp_path: Path) -> No
         ({"steps": 0}, "steps = 0"),
         ({"step_s": -1.0}, "step_s = -1"),
         ({"compute_dtype": "float8"}, "one of float32, float16, bfloat16, or left out"),
-        (
-            {"precisions": "nf4, int5"},
-            "The precision 'int5' was asked for. Known are float32, .*Did you mean 'int8'",
-        ),
+        ({"precisions": "nf4, int5"}, "The precision 'int5' was asked for. Known are float32, .*Did you mean 'int8'"),
         ({"batch_size": 0}, "batch_size"),
         ({"execution": "sideways"}, "one of auto"),
         ({"perturbation": 3}, "perturbation"),

@@ -11,15 +11,7 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from methods.p_rge.worlds import (
-    in_one_process,
-    one_pace,
-    prepared_job,
-    run,
-    shared,
-    theta,
-    trained_by,
-)
+from methods.p_rge.worlds import in_one_process, one_pace, prepared_job, run, shared, theta, trained_by
 from tests.tasks.prompts.official_files import write_official
 from workbench.cli.app import app
 from workbench.core.errors import ConfigError
@@ -44,10 +36,7 @@ def test_a_task_of_every_kind_trains_on_devices_and_what_is_left_of_it_answers_t
     metric = "f1" if task == "squad" else "accuracy"
     assert outcome.metrics.keys() == {metric}
     loaded, description = load_trained(outcome.artifacts["adapter"])
-    assert (description.model, description.config) == (
-        "tiny-llama-2",
-        prepared.trainable,
-    )
+    assert (description.model, description.config) == ("tiny-llama-2", prepared.trainable)
     encoder = model_encoder(prepared.task.prompt, "tiny-llama-2", prepared.job.max_length)
     score = evaluate(loaded.logits_at, prepared.task.test.prompts, encoder)
     assert score.value == outcome.metrics[metric]
@@ -79,10 +68,7 @@ def test_a_loss_among_the_label_words_trains_on_devices_as_in_one_process(
     engines: EngineCluster, tmp_path: Path
 ) -> None:
     """MeZO's loss for classifications; a task without label words has none."""
-    among, whole = (
-        prepared_job("tiny-llama-2", loss="label_words"),
-        prepared_job("tiny-llama-2"),
-    )
+    among, whole = prepared_job("tiny-llama-2", loss="label_words"), prepared_job("tiny-llama-2")
     expected, logs, losses = in_one_process(among)
     assert (
         float(losses[0].mean()) < 1.5 < float(in_one_process(whole)[2][0].mean())
@@ -98,15 +84,12 @@ def test_a_loss_among_the_label_words_trains_on_devices_as_in_one_process(
         prepared_job("tiny-llama-2", task="copa", data=str(tmp_path / "data"), loss="label_words")
 
 
-def test_a_prompt_that_will_not_fit_when_it_is_scored_is_refused_before_the_training(
-    tmp_path: Path,
-) -> None:
+def test_a_prompt_that_will_not_fit_when_it_is_scored_is_refused_before_the_training(tmp_path: Path) -> None:
     """An answer is generated behind a prompt: it needs room that training does not."""
     write_official(tmp_path, "squad")
     assert len(prepared_job("tiny-llama-2", task="squad", data=str(tmp_path), max_length=128).train) == 10
     with pytest.raises(
-        ConfigError,
-        match=r"Sample .* does not fit even with one word of its context left. Raise max_length",
+        ConfigError, match=r"Sample .* does not fit even with one word of its context left. Raise max_length"
     ):
         prepared_job("tiny-llama-2", task="squad", data=str(tmp_path), max_length=64)
 

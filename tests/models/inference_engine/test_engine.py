@@ -25,17 +25,8 @@ from workbench.methods.p_rge.inference_engine import (
     require_executorch,
 )
 from workbench.methods.p_rge.inference_engine.config import EnginePrompts
-from workbench.methods.p_rge.inference_engine.modules import (
-    TrainStep,
-    engine_attention,
-    exportable,
-)
-from workbench.methods.p_rge.zeroth_order import (
-    TrainableConfig,
-    load_causal_model,
-    load_trained,
-    read_log,
-)
+from workbench.methods.p_rge.inference_engine.modules import TrainStep, engine_attention, exportable
+from workbench.methods.p_rge.zeroth_order import TrainableConfig, load_causal_model, load_trained, read_log
 from workbench.models.saving import TrainedDescription
 
 from ..memory_growth import least_growth
@@ -100,27 +91,13 @@ def test_what_is_exported_computes_as_the_model(name: str) -> None:
     step = TrainStep(written, CONFIG, torch.zeros(4, size))
     gradients = torch.zeros(2)
     for number in range(3):
-        given, noise = (
-            batch(number),
-            torch.randn(2, size, generator=torch.Generator().manual_seed(number)),
-        )
+        given, noise = batch(number), torch.randn(2, size, generator=torch.Generator().manual_seed(number))
         weights = -(given.target_mask / given.target_mask.sum(dim=1, keepdim=True) / 3).view(-1, 1)
         with torch.no_grad(), engine_attention(written):
             losses = step(
-                given.input_ids,
-                given.targets,
-                given.positions,
-                weights,
-                gradients,
-                torch.tensor([RATE]),
-                noise,
+                given.input_ids, given.targets, given.positions, weights, gradients, torch.tensor([RATE]), noise
             )
-        torch.testing.assert_close(
-            losses.view(2, 2).T.flatten(),
-            eager.step(given, noise),
-            rtol=1e-5,
-            atol=1e-6,
-        )
+        torch.testing.assert_close(losses.view(2, 2).T.flatten(), eager.step(given, noise), rtol=1e-5, atol=1e-6)
         gradients = eager.gradients
 
 
@@ -159,9 +136,7 @@ def test_a_loss_among_some_tokens(program, tmp_path) -> None:
 
 @needs_executorch
 @pytest.mark.slow
-def test_engine_trains_as_pytorch_and_its_values_predict_the_same_there(
-    program,
-) -> None:
+def test_engine_trains_as_pytorch_and_its_values_predict_the_same_there(program) -> None:
     result, model = program
     trainer, eager = EngineTrainer(result.path, threads=1), Eager("tiny-llama-1")
     size = trainer.description.num_values
@@ -243,26 +218,10 @@ def test_train_command_goes_on_from_its_log(program, tmp_path) -> None:
     given = batch(0, count=20)
     fields = {name: getattr(given, name).numpy() for name in ("input_ids", "targets", "positions", "target_mask")}
     EnginePrompts(**fields).write(tmp_path / "prompts.npz")
-    words = [
-        "train",
-        result.path,
-        str(tmp_path / "prompts.npz"),
-        "--learning-rate",
-        "0.01",
-        "--json",
-    ]
+    words = ["train", result.path, str(tmp_path / "prompts.npz"), "--learning-rate", "0.01", "--json"]
     runs = []
-    for more in (
-        ["--steps", "4"],
-        ["--steps", "6"],
-        ["--steps", "6", "--log", "another"],
-    ):
-        log = [
-            "--log",
-            str(tmp_path / "log.jsonl"),
-            "--out",
-            str(tmp_path / "b.safetensors"),
-        ]
+    for more in (["--steps", "4"], ["--steps", "6"], ["--steps", "6", "--log", "another"]):
+        log = ["--log", str(tmp_path / "log.jsonl"), "--out", str(tmp_path / "b.safetensors")]
         if "another" in more:
             log, more = ["--log", str(tmp_path / "whole.jsonl")], more[:2]
         done = CliRunner().invoke(app, [*words, *more, *log])
@@ -301,32 +260,10 @@ def test_a_model_is_exported_trained_and_scored_by_commands_alone(tmp_path) -> N
         "--seed=7",
         "--loss=label_words",
     )
-    exported = invoke(
-        "export",
-        program,
-        "--model",
-        "tiny-opt-1",
-        *shape,
-        "--prompts",
-        rows,
-        "--train-samples",
-        "30",
-    )
+    exported = invoke("export", program, "--model", "tiny-opt-1", *shape, "--prompts", rows, "--train-samples", "30")
     assert exported["description"]["trainable"]["alpha"] == 6
     assert len(exported["description"]["config"]["choices"]) == 2
-    trained = invoke(
-        "train",
-        program,
-        rows,
-        "--steps",
-        "5",
-        "--learning-rate",
-        "0.05",
-        "--log",
-        log,
-        "--out",
-        out,
-    )
+    trained = invoke("train", program, rows, "--steps", "5", "--learning-rate", "0.05", "--log", log, "--out", out)
     assert trained["steps"] == len(trained["losses"]) == 5
     assert max(trained["losses"]) < 2  # of two words; over all tokens it is above 5
     loaded, description = load_trained(out)
@@ -383,10 +320,7 @@ def test_exporting_leaves_no_stand_in_and_no_changed_model(program) -> None:
 @needs_executorch
 def test_files_that_hold_no_program(tmp_path) -> None:
     (tmp_path / "text.pte").write_text("no program")
-    for name, found in (
-        ("text.pte", "no program of ours"),
-        ("none.pte", "no such file"),
-    ):
+    for name, found in (("text.pte", "no program of ours"), ("none.pte", "no such file")):
         with pytest.raises(ConfigError, match=found):
             EngineTrainer(tmp_path / name)
 
@@ -425,10 +359,7 @@ def test_settings_that_cannot_be_meant(changes, found: str) -> None:
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch) -> None:
     monkeypatch.setattr("workbench.methods.p_rge.inference_engine.config.find_spec", lambda name: None)
-    with pytest.raises(
-        ConfigError,
-        match=r"Install the extra: pip install 'edge-llm-workbench\[executorch\]'",
-    ):
+    with pytest.raises(ConfigError, match=r"Install the extra: pip install 'edge-llm-workbench\[executorch\]'"):
         require_executorch()
 
 

@@ -11,21 +11,11 @@ from torch import Tensor
 
 from tests.methods.one_process import run_schedule
 from workbench.core.inference import InferencePlan
-from workbench.methods.galaxy_plus.schedules import (
-    InferenceLayout,
-    decode_schedule,
-    inference_schedule,
-)
+from workbench.methods.galaxy_plus.schedules import InferenceLayout, decode_schedule, inference_schedule
 from workbench.methods.galaxy_plus.session import InferenceHandlers
 from workbench.models.families import FAMILIES
 from workbench.models.loading import model_config
-from workbench.models.sharding import (
-    ModelLayout,
-    ModelShard,
-    model_layout,
-    shard_spec,
-    weights_of,
-)
+from workbench.models.sharding import ModelLayout, ModelShard, model_layout, shard_spec, weights_of
 
 CUT_FAMILIES = tuple(FAMILIES)
 
@@ -77,11 +67,7 @@ class Case:
             decoder = {} if self.decoder_ids is None else {"decoder_input_ids": self.decoder_ids}
             ids = torch.where(self.ids < 0, ~self.ids, self.ids)
             found = base(
-                input_ids=ids,
-                attention_mask=torch.ones_like(self.ids),
-                output_hidden_states=True,
-                **types,
-                **decoder,
+                input_ids=ids, attention_mask=torch.ones_like(self.ids), output_hidden_states=True, **types, **decoder
             )
             # T5 with a head is its own base model, which names the states of its last layer in another way.
             return found.decoder_hidden_states[-1] if self.layout.has_decoder else found.last_hidden_state
@@ -167,10 +153,7 @@ def run_step(plan, shards, tokens, caches, memory_length=0):
     with torch.inference_mode():
         stacks = shards[0].layout.stacks
         made = InferenceLayout.decode(
-            plan,
-            stacks,
-            past=caches[0].length,
-            memory_length=memory_length if len(stacks) > 1 else 0,
+            plan, stacks, past=caches[0].length, memory_length=memory_length if len(stacks) > 1 else 0
         )
         pairs = zip(shards, caches, strict=True)
         handlers = [InferenceHandlers(shard, made, shard.step(cache), what="last") for shard, cache in pairs]

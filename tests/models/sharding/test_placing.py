@@ -22,14 +22,7 @@ from workbench.models.sharding import (
 from workbench.models.sharding.layout import deal
 from workbench.models.sharding.shard import _parts
 
-from .builders import (
-    CUT_FAMILIES,
-    assert_equal_to,
-    hybrid,
-    run_plan,
-    shards_of,
-    tiny_case,
-)
+from .builders import CUT_FAMILIES, assert_equal_to, hybrid, run_plan, shards_of, tiny_case
 
 
 @pytest.fixture(scope="module")
@@ -108,17 +101,12 @@ def test_shards_from_files_are_those_from_memory(family, folder):
 def test_column_slices_are_read_by_rows_without_the_matrix(tmp_path, monkeypatch):
     """One read for whole rows, one for each row of a column slice; every read is of what was asked for."""
     matrix = torch.randn(50, 64)
-    save_file(
-        {"other": torch.randn(7), "w": matrix, "v": torch.randn(64)},
-        tmp_path / "model.safetensors",
-    )
+    save_file({"other": torch.randn(7), "w": matrix, "v": torch.randn(64)}, tmp_path / "model.safetensors")
     source = WeightSource(partial_loading.stored_tensors(tmp_path))
     reads = []
     original = partial_loading._read
     monkeypatch.setattr(
-        partial_loading,
-        "_read",
-        lambda file, at, view: (reads.append(len(view)), original(file, at, view)),
+        partial_loading, "_read", lambda file, at, view: (reads.append(len(view)), original(file, at, view))
     )
     rows, columns = torch.empty(10, 64), torch.empty(50, 40)
     source.fill(rows, "w", (20, 30))
@@ -160,13 +148,7 @@ def nbytes_of(*shards):
     parts = [
         one
         for shard in shards
-        for one in (
-            *shard.held.values(),
-            *shard.connections.values(),
-            *shard.finals,
-            *shard.tables,
-            shard.ends,
-        )
+        for one in (*shard.held.values(), *shard.connections.values(), *shard.finals, *shard.tables, shard.ends)
     ]
     return sum({id(one): one.nbytes for one in parts if one is not None}.values())
 
@@ -204,10 +186,7 @@ def test_a_new_plan_reads_only_what_is_missing(family, release, folder):
             assert shards[device].held_bytes == added_bytes(layout, spec, None)
             if not release:
                 assert nbytes_of(old, shards[device]) == both
-        assert_equal_to(
-            run_plan(plan, [shards[device] for device in devices], case.ids, case.decoder_ids),
-            expected,
-        )
+        assert_equal_to(run_plan(plan, [shards[device] for device in devices], case.ids, case.decoder_ids), expected)
         if before and not release:  # the old ones still work
             again = [before[(position + turn - 1) % 3] for position in range(3)]
             assert_equal_to(run_plan(last, again, case.ids, case.decoder_ids), expected)
@@ -286,10 +265,5 @@ def test_shapes_count_every_weight_once(family):
     named = {name: parameter.numel() for name, parameter in case.model.named_parameters() if "pooler" not in name}
     named |= {name: buffer.numel() for name, buffer in case.model.named_buffers() if name == "final_logits_bias"}
     assert layers + sum(case.layout.end_bytes) == 4 * sum(named.values())
-    whole = InferencePlan(
-        method="local",
-        paradigm="pipeline",
-        ranks=(0,),
-        layers=(case.layout.num_layers,),
-    )
+    whole = InferencePlan(method="local", paradigm="pipeline", ranks=(0,), layers=(case.layout.num_layers,))
     assert shards_of(case, whole)[0].held_bytes == 4 * sum(named.values())

@@ -33,23 +33,13 @@ def prompts(family="llama", *, seed=0, lengths=(11, 7, 9)) -> Prompts:
         if family == "vit":
             mask = torch.ones(count, 17, dtype=torch.int64)
             ids = torch.randint(256, (count, 17, 4), generator=generator, dtype=torch.uint8)
-        classes, real = (
-            torch.randint(0, 3, (count, 1), generator=generator),
-            torch.ones(count, 1, dtype=torch.bool),
-        )
+        classes, real = torch.randint(0, 3, (count, 1), generator=generator), torch.ones(count, 1, dtype=torch.bool)
         return Prompts(
-            input_ids=ids,
-            attention_mask=mask,
-            targets=classes,
-            positions=torch.zeros_like(classes),
-            target_mask=real,
+            input_ids=ids, attention_mask=mask, targets=classes, positions=torch.zeros_like(classes), target_mask=real
         )
     real = torch.arange(2)[None] < torch.where(torch.arange(count) == 1, 1, 2)[:, None]
     targets = torch.randint(4, 1400, (count, 2), generator=generator) * real
-    positions, decoder_ids = (
-        (torch.tensor(lengths)[:, None] - 2 + torch.arange(2)) * real,
-        None,
-    )
+    positions, decoder_ids = (torch.tensor(lengths)[:, None] - 2 + torch.arange(2)) * real, None
     if family in ("t5", "bart"):
         start = {"t5": 0, "bart": 3}[family]
         positions, decoder_ids = (
@@ -94,10 +84,7 @@ class Naive:
 
     def _sample(self, values, batch, row) -> float:
         length = int(batch.attention_mask[row].sum())
-        ids, mask = (
-            batch.input_ids[row : row + 1, :length],
-            batch.attention_mask[row : row + 1, :length],
-        )
+        ids, mask = batch.input_ids[row : row + 1, :length], batch.attention_mask[row : row + 1, :length]
         decoder_ids = None if batch.decoder_ids is None else batch.decoder_ids[row : row + 1]
         hidden = self.stack(ids, mask, decoder_ids)[0][0]
         count = int(batch.target_mask[row].sum())

@@ -41,11 +41,7 @@ def started(family, **options):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_execution_gives_the_losses_of_the_definition(family):
-    model, batch, naive = (
-        started(family, dtype=torch.float64),
-        prompts(family),
-        Naive(f"tiny-{family}-2"),
-    )
+    model, batch, naive = started(family, dtype=torch.float64), prompts(family), Naive(f"tiny-{family}-2")
     theta = model.trainables.flat.clone()
     expected = []
     for query in range(2):
@@ -62,12 +58,7 @@ def test_every_execution_gives_the_losses_of_the_definition(family):
     some = Prge(model, ESTIMATE).losses(batch, 3, queries=[1])
     torch.testing.assert_close(some, torch.tensor(expected[2:]), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(model.trainables.flat, theta, rtol=0, atol=0)
-    torch.testing.assert_close(
-        Mezo(model, ESTIMATE).losses(batch, 3),
-        torch.tensor(expected),
-        rtol=1e-6,
-        atol=1e-6,
-    )
+    torch.testing.assert_close(Mezo(model, ESTIMATE).losses(batch, 3), torch.tensor(expected), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(model.trainables.flat, theta, rtol=0, atol=1e-6)
 
 
@@ -91,24 +82,13 @@ def test_a_loss_among_some_tokens_knows_no_others(family):
 
 @pytest.mark.parametrize(
     ("family", "technique"),
-    [
-        ("llama", "lora_fa"),
-        ("llama", "lora"),
-        ("gpt2", "dora"),
-        ("opt", "vera"),
-        ("bart", "lora_fa"),
-        ("bert", "lora"),
-    ],
+    [("llama", "lora_fa"), ("llama", "lora"), ("gpt2", "dora"), ("opt", "vera"), ("bart", "lora_fa"), ("bert", "lora")],
 )
 def test_every_execution_makes_the_same_updates(family, technique):
     """Five steps of each, and of MeZO in place, from the same weights, seeds and samples."""
 
     def trained(make):
-        model = load_causal_model(
-            f"tiny-{family}-2",
-            replace(CONFIG, technique=technique),
-            dtype=torch.float64,
-        )
+        model = load_causal_model(f"tiny-{family}-2", replace(CONFIG, technique=technique), dtype=torch.float64)
         begun, estimator = model.trainables.flat.clone(), make(model)
         for step in range(5):
             estimator.step(prompts(family, seed=step), step)
@@ -162,10 +142,7 @@ def test_stages_make_the_steps_of_the_whole(family):
             states = estimator.forward_stage(states, batch, 0, range(2))
             stage.trainables.apply(made.log)
         torch.testing.assert_close(estimator.arranged(states, 2), made.losses, rtol=1e-5, atol=1e-5)
-        assert torch.equal(
-            torch.cat([stage.trainables.flat for stage in stages]),
-            whole.trainables.flat,
-        )
+        assert torch.equal(torch.cat([stage.trainables.flat for stage in stages]), whole.trainables.flat)
 
 
 def test_devices_that_share_the_queries_make_the_step_of_one():
@@ -187,10 +164,7 @@ def test_devices_that_share_the_queries_make_the_step_of_one():
 def test_a_quantized_backbone_is_dequantized_once_for_all_passes(storage, monkeypatch):
     from workbench.models.quantization import stored
 
-    model, batch = (
-        started("llama", quantization=QuantizationConfig(storage=storage, block_size=32)),
-        prompts(),
-    )
+    model, batch = started("llama", quantization=QuantizationConfig(storage=storage, block_size=32)), prompts()
     counts = {"now": 0}
 
     def counted(original):
@@ -206,10 +180,7 @@ def test_a_quantized_backbone_is_dequantized_once_for_all_passes(storage, monkey
     for execution in ("sequential", "outer", "inner", "both"):
         estimator = Prge(model, estimate(execution=execution))
         counts["now"] = 0
-        found[execution], dequantized[execution] = (
-            estimator.losses(batch, 0),
-            counts["now"],
-        )
+        found[execution], dequantized[execution] = estimator.losses(batch, 0), counts["now"]
         torch.testing.assert_close(found[execution], found["sequential"], rtol=1e-4, atol=1e-4)
     layers = 2 * 7
     heads = dequantized["both"] - layers

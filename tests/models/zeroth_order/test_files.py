@@ -2,14 +2,7 @@
 
 import pytest
 import torch
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-)
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
 from workbench.methods.p_rge.zeroth_order import (
     Prge,
@@ -53,9 +46,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize(
-    "quantization",
-    [None, QuantizationConfig(storage="int8", block_size=32)],
-    ids=["float32", "int8"],
+    "quantization", [None, QuantizationConfig(storage="int8", block_size=32)], ids=["float32", "int8"]
 )
 @pytest.mark.parametrize("family", MODELS)
 def test_heads_and_stages_of_files_are_those_of_transformers(family, quantization, tmp_path):
@@ -83,10 +74,7 @@ def test_heads_and_stages_of_files_are_those_of_transformers(family, quantizatio
 @pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
 )  # peft asks transformers for it
-@pytest.mark.parametrize(
-    ("family", "technique"),
-    [("llama", "lora_fa"), ("gpt2", "lora"), ("opt", "lora_fa")],
-)
+@pytest.mark.parametrize(("family", "technique"), [("llama", "lora_fa"), ("gpt2", "lora"), ("opt", "lora_fa")])
 def test_peft_alone_reads_what_was_trained(family, technique, tmp_path):
     """Over the base that the adapter itself names; other techniques than LoRA's leave nothing for peft."""
     torch.manual_seed(0)

@@ -36,20 +36,12 @@ def with_peft(technique, family, ours):
     transposed = family == "gpt2"
     if technique == "vera":
         config = peft.VeraConfig(
-            r=8,
-            target_modules=targets,
-            d_initial=0.1,
-            save_projection=True,
-            fan_in_fan_out=transposed,
+            r=8, target_modules=targets, d_initial=0.1, save_projection=True, fan_in_fan_out=transposed
         )
         peft.VeraModel(stage, config, "default")
     else:
         config = peft.LoraConfig(
-            r=8,
-            lora_alpha=16,
-            use_dora=technique == "dora",
-            target_modules=targets,
-            fan_in_fan_out=transposed,
+            r=8, lora_alpha=16, use_dora=technique == "dora", target_modules=targets, fan_in_fan_out=transposed
         )
         peft.inject_adapter_in_model(config, stage)
     for path in targets:
@@ -73,10 +65,7 @@ def with_peft(technique, family, ours):
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("technique", TECHNIQUES)
 def test_the_layers_compute_what_peft_does(technique, family):
-    ours, batch = (
-        load(f"tiny-{family}-2", TrainableConfig(technique=technique, rank=8, alpha=16)),
-        prompts(),
-    )
+    ours, batch = load(f"tiny-{family}-2", TrainableConfig(technique=technique, rank=8, alpha=16)), prompts()
     beginning = ours.logits_at(batch)
     plain = load_stack(f"tiny-{family}-2", with_head=True)
     rows = torch.arange(3)[:, None]
@@ -94,11 +83,7 @@ def test_the_layers_compute_what_peft_does(technique, family):
 def test_every_technique_runs_in_parts_on_stored_weights(technique):
     quantization = QuantizationConfig(storage="int8", block_size=32)
     model, batch = (
-        load(
-            "tiny-llama-2",
-            TrainableConfig(technique=technique, rank=8),
-            quantization=quantization,
-        ),
+        load("tiny-llama-2", TrainableConfig(technique=technique, rank=8), quantization=quantization),
         prompts(),
     )
     model.trainables.flat.add_(model.trainables.noise(3), alpha=0.1)
@@ -131,10 +116,7 @@ def test_mezo_trains_all_parameters_in_place():
 @pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 0.1), ("adam", 3e-3)])
 @pytest.mark.parametrize("technique", ["full", "lora_fa"])
 def test_first_order_references_learn(optimizer, rate, technique):
-    model, batch = (
-        load("tiny-gpt2-2", TrainableConfig(technique=technique, rank=8)),
-        prompts(),
-    )
+    model, batch = load("tiny-gpt2-2", TrainableConfig(technique=technique, rank=8)), prompts()
     trainer = FirstOrder(model, optimizer, rate)
     losses = [trainer.step(batch) for _ in range(8)]
     assert losses[-1] < losses[0] - 0.02, losses
@@ -150,24 +132,13 @@ def test_first_order_references_learn(optimizer, rate, technique):
 
 @pytest.mark.parametrize(
     ("dtype", "technique", "epsilon"),
-    [
-        ("bfloat16", "lora_fa", 1e-5),
-        ("float16", "full", 1e-6),
-        ("float32", "dora", 1e-10),
-    ],
+    [("bfloat16", "lora_fa", 1e-5), ("float16", "full", 1e-6), ("float32", "dora", 1e-10)],
 )
 def test_an_epsilon_that_is_rounded_away_is_warned_of(dtype, technique, epsilon):
-    model = load(
-        "tiny-llama-2",
-        TrainableConfig(technique=technique),
-        dtype=getattr(torch, dtype),
-    )
+    model = load("tiny-llama-2", TrainableConfig(technique=technique), dtype=getattr(torch, dtype))
     make = Mezo if technique == "full" else Prge
     todo = "Raise epsilon.$" if dtype == "float32" else "or compute in float32"
-    with pytest.warns(
-        PrecisionWarning,
-        match=f"too small for {dtype}: it keeps .* binary digits.*{todo}",
-    ):
+    with pytest.warns(PrecisionWarning, match=f"too small for {dtype}: it keeps .* binary digits.*{todo}"):
         make(model, ZerothOrderConfig(epsilon=epsilon))
     warn_of_rounding(model, 2 * smallest_epsilon(model))  # warnings are errors here
 
@@ -177,10 +148,7 @@ def test_below_the_bound_chance_decides_and_above_it_the_slope():
         model = load("tiny-llama-2", TrainableConfig(), dtype=dtype)
         model.trainables.flat.add_(model.trainables.noise(3), alpha=0.1)
         return torch.tensor(
-            gradients_of(
-                Prge(model, ZerothOrderConfig(queries=16, epsilon=epsilon)).losses(prompts(), 0),
-                epsilon,
-            )
+            gradients_of(Prge(model, ZerothOrderConfig(queries=16, epsilon=epsilon)).losses(prompts(), 0), epsilon)
         )
 
     exact, coarse = slopes(torch.float32, 0.05), slopes(torch.bfloat16, 0.05)
@@ -201,22 +169,14 @@ def test_below_the_bound_chance_decides_and_above_it_the_slope():
         (lambda: TrainableConfig(technique="lorafa"), "Did you mean 'lora_fa'"),
         (lambda: TrainableConfig(rank=0), "rank = 0"),
         (lambda: load("tiny-bert-2", TrainableConfig()), "predicts no words"),
-        (
-            lambda: Prge(load("tiny-llama-2", TrainableConfig(technique="full")), ESTIMATE),
-            "model of its own",
-        ),
+        (lambda: Prge(load("tiny-llama-2", TrainableConfig(technique="full")), ESTIMATE), "model of its own"),
         (
             lambda: load(
-                "tiny-llama-2",
-                TrainableConfig(technique="full"),
-                quantization=QuantizationConfig(block_size=32),
+                "tiny-llama-2", TrainableConfig(technique="full"), quantization=QuantizationConfig(block_size=32)
             ),
             "quantized",
         ),
-        (
-            lambda: FirstOrder(load("tiny-llama-2", TrainableConfig()), "adamw", 1e-3),
-            "Did you mean 'adam'",
-        ),
+        (lambda: FirstOrder(load("tiny-llama-2", TrainableConfig()), "adamw", 1e-3), "Did you mean 'adam'"),
     ],
 )
 def test_bad_input_is_named(make, message):

@@ -10,14 +10,7 @@ import pytest
 from workbench import experiment
 from workbench.core.errors import ConfigError
 from workbench_studies.bench import confidant
-from workbench_studies.bench.confidant import (
-    JOB,
-    MINI_BATCHES,
-    bench,
-    kept_plans,
-    points,
-    table,
-)
+from workbench_studies.bench.confidant import JOB, MINI_BATCHES, bench, kept_plans, points, table
 from workbench_studies.bench.ringada import Side
 
 
@@ -31,11 +24,7 @@ def test_its_sides_train_as_many_samples(name: str) -> None:
         for one in point.cluster.devices
     )
     for side, job in point.sides.items():
-        report = experiment.run(
-            replace(job, model="tiny-bert"),
-            replace(point.cluster, devices=devices),
-            "simulate",
-        )
+        report = experiment.run(replace(job, model="tiny-bert"), replace(point.cluster, devices=devices), "simulate")
         assert sum(step.samples for step in report.steps) == JOB.batch_size * MINI_BATCHES
         seconds[side] = sum(step.predicted_s or 0.0 for step in report.steps)
     base, *others = seconds.values()
@@ -51,27 +40,14 @@ def test_a_table_compares_round_by_round() -> None:
         reports = [
             replace(made, steps=(replace(step, measured_s=one),), valid=one != 9.0) for one in (seconds, other_s)
         ]
-        return Side(
-            reports=reports,
-            watched=[[3_000_000], []],
-            busiest_s=busiest_s,
-            peaks={1: (4_000_000, 1)},
-        )
+        return Side(reports=reports, watched=[[3_000_000], []], busiest_s=busiest_s, peaks={1: (4_000_000, 1)})
 
-    sides = {
-        "one": taking(4.0, 6.0, 2.0),
-        "two": taking(2.0, 4.0, 1.0),
-        "busy": taking(9.0, 9.0, 4.0),
-    }
+    sides = {"one": taking(4.0, 6.0, 2.0), "two": taking(2.0, 4.0, 1.0), "busy": taking(9.0, 9.0, 4.0)}
     rows = {row["side"]: row for row in table("point", sides, 2.0)}
     assert (
         rows["two"]["speedup"] == 1.75 and rows["two"]["spread"] == "1.50-2.00" and rows["two"]["over_simulated"] == 1.5
     )
-    assert (
-        rows["one"]["bound"],
-        rows["two"]["bound"],
-        rows["two"]["share_of_bound"],
-    ) == (1.0, 2.0, 0.875)
+    assert (rows["one"]["bound"], rows["two"]["bound"], rows["two"]["share_of_bound"]) == (1.0, 2.0, 0.875)
     assert rows["two"]["valid"] and not rows["busy"]["valid"]
     assert (rows["one"]["mb"], rows["one"]["simulated_mb"]) == (3.0, 4.0)
     assert [row["bound"] for row in table("point", sides, None)] == [1.0, 2.0, 0.5]
@@ -83,16 +59,11 @@ def test_sides_that_keep_a_plan_have_its_stages_and_split_a_mini_batch_themselve
     sides = {side: replace(job, model="tiny-bert") for side, job in point.sides.items()}
     plans = kept_plans(replace(point, cluster=replace(point.cluster, devices=devices), sides=sides))
     assert [[stage.ranks for stage in plan.stages] for plan in plans.values()] == 2 * [[(0,), (1,), (2,), (3,)]]
-    assert [(plan.method, plan.num_micro_batches) for plan in plans.values()] == [
-        ("fine_tuning", 4),
-        ("confidant", 1),
-    ]
+    assert [(plan.method, plan.num_micro_batches) for plan in plans.values()] == [("fine_tuning", 4), ("confidant", 1)]
     assert kept_plans(points()["partition"]) == {}
 
 
-def test_frameworks_are_compared_on_the_same_layers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_frameworks_are_compared_on_the_same_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("jax")
     monkeypatch.setattr(confidant, "JOB", replace(JOB, model="tiny-bert"))
     monkeypatch.setattr(confidant, "STAGE_SIZES", ((2, 8),))

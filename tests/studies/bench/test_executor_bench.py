@@ -8,16 +8,7 @@ import pytest
 from workbench.core.program import unrolled
 from workbench.schedules import check
 from workbench.simulator import simulate
-from workbench_studies.bench.executor import (
-    LATENCIES_MS,
-    LAYERS,
-    MICRO_BATCHES,
-    SECONDS,
-    STEPS,
-    TILES,
-    _point,
-    cases,
-)
+from workbench_studies.bench.executor import LATENCIES_MS, LAYERS, MICRO_BATCHES, SECONDS, STEPS, TILES, _point, cases
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

@@ -6,25 +6,13 @@ import pytest
 from torch import tensor
 
 from workbench.core.errors import ConfigError
-from workbench.core.inference import (
-    InferencePlan,
-    InferenceProfile,
-    PieceCost,
-    StackCosts,
-    StackShape,
-)
+from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape
 from workbench.core.schedule import Op
 from workbench.core.timeline import Span
 from workbench.methods.galaxy_plus.costs import scaled_to
 from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.planners import Problem
-from workbench_studies.bench.galaxy_plus import (
-    DILATION,
-    MBIT_PER_S,
-    MODELS,
-    Selection,
-    _latencies,
-)
+from workbench_studies.bench.galaxy_plus import DILATION, MBIT_PER_S, MODELS, Selection, _latencies
 from workbench_studies.bench.inference_parts import _layer_s, emulated_cluster
 from workbench_studies.bench.inference_sides import Side, SidesResult, overlap_point
 
@@ -42,22 +30,11 @@ PLAN = InferencePlan(
 
 def prices() -> SequencePrice:
     stack = StackShape(
-        num_layers=2,
-        num_units=2,
-        hidden_size=8,
-        columns=4,
-        unit_bytes=1,
-        column_bytes=1,
-        hidden_bytes=32,
+        num_layers=2, num_units=2, hidden_size=8, columns=4, unit_bytes=1, column_bytes=1, hidden_bytes=32
     )
     costs = (StackCosts(pieces={"UP": PieceCost(fixed_s=1.0)}),)
     cluster = emulated_cluster("homogeneous", 500, 60e9)
-    profile = InferenceProfile(
-        model="test",
-        source="analytic",
-        stacks=(stack,),
-        costs=(costs,) * cluster.world_size,
-    )
+    profile = InferenceProfile(model="test", source="analytic", stacks=(stack,), costs=(costs,) * cluster.world_size)
     return SequencePrice(Problem(profile, cluster, sequence_length=8))
 
 
@@ -66,11 +43,7 @@ def test_words_restrict_the_points() -> None:
     that there are."""
     whole = Selection.of(())
     chosen = Selection.of(("minilm", "125", "1000", "latency"))
-    assert (chosen.models, chosen.mbit_per_s, chosen.parts) == (
-        ("MiniLM",),
-        (125, 1000),
-        ("latency",),
-    )
+    assert (chosen.models, chosen.mbit_per_s, chosen.parts) == (("MiniLM",), (125, 1000), ("latency",))
     assert chosen.clusters == ("homogeneous", "heterogeneous")
     assert (whole.models, whole.mbit_per_s) == (MODELS, MBIT_PER_S)
     with pytest.raises(ConfigError, match="bert-base, homogeneous"):
@@ -97,20 +70,11 @@ def test_dilation_slows_all_in_proportion_and_is_divided_out() -> None:
         )
     host = StackCosts(pieces={name: PieceCost(fixed_s=1e-3) for name in ("UP", "DOWN", "QKV", "OUT")})
     stack = StackShape(
-        num_layers=2,
-        num_units=2,
-        hidden_size=8,
-        columns=4,
-        unit_bytes=1,
-        column_bytes=1,
-        hidden_bytes=1 << 20,
+        num_layers=2, num_units=2, hidden_size=8, columns=4, unit_bytes=1, column_bytes=1, hidden_bytes=1 << 20
     )
     profile = InferenceProfile(model="test", source="measured", stacks=(stack,), costs=((host,),))
     seconds = [
-        SequencePrice(
-            Problem(scaled_to(profile, cluster), cluster, sequence_length=8),
-            message_s=0.0,
-        )(PLAN)
+        SequencePrice(Problem(scaled_to(profile, cluster), cluster, sequence_length=8), message_s=0.0)(PLAN)
         for cluster in (usual, slowed)
     ]
     assert seconds[1] == pytest.approx(2 * seconds[0]) and seconds[0] > 0
@@ -135,11 +99,7 @@ def test_ratios_are_of_one_round() -> None:
     outputs = {name: tensor([1.0]) for name in names}
     result = SidesResult(seconds=names, outputs=outputs, late_s=0.02, paced_s=1.0)
     point = _latencies([result, SidesResult(paced_s=1.0)], sides, prices())
-    assert (point["megatron_lm"], point["megatron_lm from, to"], point["local"]) == (
-        1.75,
-        (1.5, 2.0),
-        2.0,
-    )
+    assert (point["megatron_lm"], point["megatron_lm from, to"], point["local"]) == (1.75, (1.5, 2.0), 2.0)
     assert point["overrun_share"] == pytest.approx(0.01) and point["is_valid"]
     result.late_s = 1.0
     assert not _latencies([result], sides, prices())["is_valid"]

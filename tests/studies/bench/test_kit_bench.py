@@ -36,10 +36,7 @@ def folder_of_a_kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
         for epochs in (1, JOB.epochs):
             experiment.profile(replace(JOB, epochs=epochs), load_cluster("laptop-equal"), "execute")
         for name in NAMES:
-            shutil.copytree(
-                cache_folder() / "profiles",
-                hosts.home(name) / ".workbench-kit/cache/profiles",
-            )
+            shutil.copytree(cache_folder() / "profiles", hosts.home(name) / ".workbench-kit/cache/profiles")
         devices = "".join(f'[[device]]\nname = "{name}"\naddress = "{name}"\n' for name in NAMES)
         (tmp_path / "kit.toml").write_text(f'[defaults]\nmodel = "rpi-4b-m"\npython = "{sys.executable}"\n{devices}')
         yield tmp_path
@@ -53,12 +50,6 @@ def test_every_part(folder_of_a_kit: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(kit, "JOB", JOB)
     made = kit.bench(lambda line: None, rounds=1)
     expected = {f"epoch_{name}_{data}" for name in ("s", "ratio") for data in ("plain", "tls")}
-    expected |= {
-        "check_s",
-        "second_setup_s",
-        "file_mb_per_s",
-        "ssh_share_of_link",
-        "first_step_s",
-    }
+    expected |= {"check_s", "second_setup_s", "file_mb_per_s", "ssh_share_of_link", "first_step_s"}
     expected |= {"fault_to_next_step_s", "fault_to_next_step_s_emulated"}
     assert [name for name in sorted(expected) if not made[name] > 0] == []

@@ -7,11 +7,7 @@ from dataclasses import replace
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault
 from workbench.core.inference import InferenceProfile
-from workbench.methods.galaxy_plus.serving.records import (
-    Reaction,
-    ReschedulingSettings,
-    StreamSettings,
-)
+from workbench.methods.galaxy_plus.serving.records import Reaction, ReschedulingSettings, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
 from workbench_studies.papers.galaxy_plus.load_spike import LoadSpikeResult, cut
@@ -31,10 +27,7 @@ def load_spike_simulated(
 ) -> LoadSpikeResult:
     """Return the experiment in virtual time, requests back to back.  Raises PlanError if the model does not fit the
     cluster."""
-    planner, times = (
-        planner_of(profile, cluster, (length,)),
-        simulated_times(profile, cluster, (length,)),
-    )
+    planner, times = planner_of(profile, cluster, (length,)), simulated_times(profile, cluster, (length,))
     without = planner(tuple(rank for rank in range(cluster.world_size) if rank != spike.rank))
     reports = {
         reaction: simulate_serving(

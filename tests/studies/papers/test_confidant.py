@@ -18,12 +18,7 @@ from workbench.models.parallel_adapter import task_loss
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import collate
 from workbench_studies.papers import Result, Settings, find_item
-from workbench_studies.papers.confidant.delays import (
-    Training,
-    loaded,
-    trained,
-    untrained,
-)
+from workbench_studies.papers.confidant.delays import Training, loaded, trained, untrained
 from workbench_studies.papers.confidant.faults import Prices, goodput_of
 from workbench_studies.papers.confidant.heads import attention_share, bound
 from workbench_studies.papers.confidant.memory import equation_gb, model_gb
@@ -35,11 +30,7 @@ def test_table_1_its_claims_hold_and_it_is_drawn_from_json() -> None:
     made = item.run(Settings())
     assert [f"{check.claim}: {check.found}" for check in made.checks if not check.holds] == []
     cells = {one.labels: one for one in made.comparisons}
-    assert len(cells) == 12 and {one.kind for one in cells.values()} == {
-        "fitted",
-        "predicted",
-        "computed",
-    }
+    assert len(cells) == 12 and {one.kind for one in cells.values()} == {"fitted", "predicted", "computed"}
     assert [labels for labels, one in cells.items() if one.kind == "fitted"] == [("BERT-Base", "memory")]
     assert abs(cells["BERT-Base", "memory"].deviation or 100) < 0.2  # the constant is what it is fitted to
     assert cells["GPT2-Medium", "memory"].deviation == pytest.approx(-12.6, abs=0.1)
@@ -78,10 +69,7 @@ def test_table_7_two_fitted_cells_and_four_contradictions() -> None:
     made = item.run(Settings())
     cells = {one.labels: one for one in made.comparisons}
     fitted = [labels for labels, one in cells.items() if one.kind == "fitted"]
-    assert len(cells) == 8 and fitted == [
-        ("proactive", "Substitution"),
-        ("proactive", "Retrain"),
-    ]
+    assert len(cells) == 8 and fitted == [("proactive", "Substitution"), ("proactive", "Retrain")]
     assert all(abs(cells[labels].deviation or 100) < 0.1 for labels in fitted)
     blocks = 2 * 7_087_872  # parameters of two of the lost device's four
     assert cells["passive", "Weight redistribution"].ours == pytest.approx(1e3 * blocks / 4.99e6 * 4, rel=0.05)
@@ -149,10 +137,7 @@ def test_table_8_two_fitted_cells_and_the_papers_contradictions() -> None:
     made = item.run(Settings())
     cells = {one.labels: one for one in made.comparisons}
     fitted = [labels for labels, one in cells.items() if one.kind == "fitted"]
-    assert len(cells) == 8 and fitted == [
-        ("LLaMA-7B", "1", "time"),
-        ("LLaMA-7B", "1", "memory"),
-    ]
+    assert len(cells) == 8 and fitted == [("LLaMA-7B", "1", "time"), ("LLaMA-7B", "1", "memory")]
     assert all(abs(cells[labels].deviation or 100) < 1 for labels in fitted)
     assert [check.holds for check in made.checks] == [False, False, True]
     for _, _, blocks, used in made.tables[0].rows:
@@ -206,20 +191,14 @@ def test_a_rule_of_one_delay_gives_the_weights_of_gradients_so_many_updates_old(
         for name, one in weights.items():
             one.data.copy_(history[max(0, step - delay)][name])
         logits = plain.logits(
-            plain(batch.input_ids, batch.attention_mask)[1],
-            batch.attention_mask,
-            batch.sample_ids,
-            0,
+            plain(batch.input_ids, batch.attention_mask)[1], batch.attention_mask, batch.sample_ids, 0
         )
         loss = task_loss(logits, batch.labels, "classification")
         loss.backward()
         assert loss.item() == pytest.approx(losses[step], rel=1e-5)
         for name, one in weights.items():
             one.data.copy_(history[-1][name])
-        set_learning_rate(
-            optimizer,
-            learning_rate_at(step, len(batches), training.learning_rate, 0.06),
-        )
+        set_learning_rate(optimizer, learning_rate_at(step, len(batches), training.learning_rate, 0.06))
         optimizer.step()
         optimizer.zero_grad()
         history.append({name: one.detach().clone() for name, one in weights.items()})

@@ -16,13 +16,7 @@ from workbench.methods.galaxy_plus.planners import price_plan
 from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.planners import Problem
 from workbench_studies.papers import Item, Result, Settings, find_item, items_of
-from workbench_studies.papers.galaxy_plus import (
-    counted,
-    environments,
-    scaling,
-    speedups,
-    straggler,
-)
+from workbench_studies.papers.galaxy_plus import counted, environments, scaling, speedups, straggler
 from workbench_studies.papers.galaxy_plus.systems import (
     EDGESHARD,
     GALAXY,
@@ -32,14 +26,7 @@ from workbench_studies.papers.galaxy_plus.systems import (
     printed_s,
     run_system,
 )
-from workbench_studies.papers.galaxy_plus.testbed import (
-    GB,
-    TABLE_V,
-    cluster,
-    described,
-    load_constants,
-    profile,
-)
+from workbench_studies.papers.galaxy_plus.testbed import GB, TABLE_V, cluster, described, load_constants, profile
 from workbench_studies.papers.result import paper_folder, paper_values, printed
 
 CONSTANTS = load_constants()
@@ -63,9 +50,7 @@ def result():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            Item,
-            "sensitivity",
-            lambda item, *given: SENSITIVITY(replace(item, varied=("speed_factor",)), *given),
+            Item, "sensitivity", lambda item, *given: SENSITIVITY(replace(item, varied=("speed_factor",)), *given)
         )
         patch.setattr(scaling, "MANY", (1, 2, 3, 4, 8))
         patch.setattr(straggler, "FACTORS", (straggler.FACTOR,))
@@ -90,12 +75,7 @@ def test_every_claim_holds_and_figures_are_drawn_from_json(item, result):
 
 def test_the_registry_has_every_table_and_figure_with_numbers():
     known = {item.name for item in items_of("galaxy_plus")}
-    assert {
-        "table1",
-        "table2",
-        "table5",
-        *(f"fig{number}" for number in range(12, 17)),
-    } <= known
+    assert {"table1", "table2", "table5", *(f"fig{number}" for number in range(12, 17))} <= known
 
 
 @pytest.mark.parametrize("table", sorted(path.stem for path in paper_folder("galaxy_plus").glob("*.csv")))
@@ -164,11 +144,7 @@ def test_constants_were_fitted_on_env_a_where_they_are_best():
 def test_impossible_configurations_are_found_with_their_sums():
     weights, accounting, balance = speedups.contradictions(CONSTANTS, PAPER).values()
     impossible = {(row[0], row[1]) for row in weights if str(row[-1]).startswith("impossible")}
-    assert impossible == {
-        ("ViT-Huge", "Env. B"),
-        ("GPT2-L", "Env. B"),
-        ("OPT-L", "Env. B"),
-    }
+    assert impossible == {("ViT-Huge", "Env. B"), ("GPT2-L", "Env. B"), ("OPT-L", "Env. B")}
     assert speedups.least_bytes("ViT-Huge", 22)[0] / GB == pytest.approx(1.15, abs=0.01)
     assert speedups.least_bytes("OPT-L", 8)[1] / GB == pytest.approx(8.05, abs=0.02)
     with_gib = next(row for row in accounting if "2^30" in row[0])
@@ -178,29 +154,14 @@ def test_impossible_configurations_are_found_with_their_sums():
 
 def test_a_sequence_by_extrapolation_takes_as_long_as_all_its_layers():
     for model, environment in (("DistilBert", "Env. B"), ("Bert-L", "Env. A")):
-        on, costs = (
-            cluster(CONSTANTS, environment),
-            profile(CONSTANTS, model, environment),
-        )
-        priced = SequencePrice(
-            Problem(costs, on, sequence_length=CONSTANTS.length(model)),
-            scaling.NO_MESSAGE_S,
-        )
+        on, costs = cluster(CONSTANTS, environment), profile(CONSTANTS, model, environment)
+        priced = SequencePrice(Problem(costs, on, sequence_length=CONSTANTS.length(model)), scaling.NO_MESSAGE_S)
         plan = run_system(CONSTANTS, model, environment, OURS).plan
         mixed = replace(plan, schemes=(2, 2, *(1,) * (costs.num_layers - 2)))
         pipeline = run_system(CONSTANTS, model, environment, EDGESHARD).plan
-        for each in (
-            plan,
-            mixed,
-            pipeline,
-            run_system(CONSTANTS, model, environment, MEGATRON).plan,
-        ):
+        for each in (plan, mixed, pipeline, run_system(CONSTANTS, model, environment, MEGATRON).plan):
             whole = priced.timeline(each).makespan_s
-            assert priced(each) == pytest.approx(whole, rel=1e-5), (
-                model,
-                each.paradigm,
-                each.schemes,
-            )
+            assert priced(each) == pytest.approx(whole, rel=1e-5), (model, each.paradigm, each.schemes)
 
 
 def test_printed_overlap_lies_between_its_parts_and_nothing_overlapped():
@@ -208,10 +169,7 @@ def test_printed_overlap_lies_between_its_parts_and_nothing_overlapped():
     plan = run_system(CONSTANTS, "Bert-L", "Env. A", OURS).plan
     price = price_plan(plan, costs, on, length=284)
     overlapped = printed_s(plan, costs, on, (284,))
-    free = replace(
-        on,
-        devices=tuple(replace(one, link=Link(bytes_per_s=1e18)) for one in on.devices),
-    )
+    free = replace(on, devices=tuple(replace(one, link=Link(bytes_per_s=1e18)) for one in on.devices))
     assert price_plan(plan, costs, free, length=284).layers_s < overlapped < price.total_s
     assert printed_s(replace(plan, overlap=False), costs, on, (284,)) == pytest.approx(price.total_s)
     handled = printed_s(plan, costs, on, (284,), (1e-8,) * 4)
@@ -265,34 +223,20 @@ def test_fig_16_the_excluded_device_is_the_loaded_one(result):
 def test_fig_16_executed_is_told_from_its_reports():
     item, on = find_item("galaxy_plus", "fig16-executed"), described("Fig. 16")
     assert [device.name for device in on.devices] == ["rpi-l-0", "rpi-l-1", "rpi-m"]
-    fast = replace(
-        on,
-        devices=tuple(replace(device, flops_per_s=2e10 * device.host_share) for device in on.devices),
-    )
+    fast = replace(on, devices=tuple(replace(device, flops_per_s=2e10 * device.host_share) for device in on.devices))
     spike = Fault(kind="slow", rank=1, start=5.0, factor=4.0)
     found = load_spike_simulated(
-        analytic_inference("all-MiniLM-L6-v2", fast),
-        fast,
-        spike,
-        until_s=16.0,
-        length=128,
-        noise=0.0,
+        analytic_inference("all-MiniLM-L6-v2", fast), fast, spike, until_s=16.0, length=128, noise=0.0
     )
     made = straggler.result_of(item, found, "all-MiniLM-L6-v2", 128)
     assert failing(made) == []
     assert all(one.kind == "measured" for one in made.comparisons)
     lost = replace(found.reports["exclude"], valid=False, overrun_share=0.3)
     again = straggler.result_of(
-        item,
-        replace(found, reports=found.reports | {"exclude": lost}),
-        "all-MiniLM-L6-v2",
-        128,
+        item, replace(found, reports=found.reports | {"exclude": lost}), "all-MiniLM-L6-v2", 128
     )
     assert [text for text in failing(again) if "30.0% late" in text], "a busy host is told"
-    assert [captioned.name for captioned in item.draw(made)] == [
-        "fig16-executed",
-        "fig16-executed-utilisation",
-    ]
+    assert [captioned.name for captioned in item.draw(made)] == ["fig16-executed", "fig16-executed-utilisation"]
 
 
 @pytest.mark.slow
@@ -325,10 +269,7 @@ def test_environments_are_the_catalogues():
     for letter in "ABCD":
         entry = load_cluster(f"galaxy-env-{letter.lower()}")
         for device, known in zip(cluster(CONSTANTS, f"Env. {letter}").devices, entry.devices, strict=True):
-            assert (device.memory_bytes, device.flops_per_s) == (
-                known.memory_bytes,
-                known.flops_per_s,
-            )
+            assert (device.memory_bytes, device.flops_per_s) == (known.memory_bytes, known.flops_per_s)
             assert device.link.bytes_per_s <= known.link.bytes_per_s
     memory = {device.name: device.memory_bytes / GB for device in cluster(CONSTANTS, "Env. B").devices}
     told = {

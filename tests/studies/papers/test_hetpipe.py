@@ -5,15 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.planners.builders import (
-    SEQUENCE_LENGTH,
-    device,
-    env_b,
-    equal,
-    layer,
-    profile_of,
-    unequal,
-)
+from tests.planners.builders import SEQUENCE_LENGTH, device, env_b, equal, layer, profile_of, unequal
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.profile import Profile
@@ -23,13 +15,7 @@ from workbench.planners import Problem
 from workbench.schedules import check, insert_transfers
 from workbench.schedules import hetpipe as hetpipe_schedule
 from workbench.simulator import simulate
-from workbench_studies.papers.pac_plus.hetpipe import (
-    allocations,
-    hetpipe,
-    needs,
-    virtual_worker_costs,
-    wave_seconds,
-)
+from workbench_studies.papers.pac_plus.hetpipe import allocations, hetpipe, needs, virtual_worker_costs, wave_seconds
 
 JOB = {"batch_size": 8, "micro_batches": 4, "sequence_length": SEQUENCE_LENGTH}
 
@@ -37,14 +23,10 @@ JOB = {"batch_size": 8, "micro_batches": 4, "sequence_length": SEQUENCE_LENGTH}
 def two_makes(num_layers: int = 6) -> tuple[Profile, Cluster]:
     """Return two slow devices and two that are three times faster, for full fine-tuning."""
     rows = [[layer(3.0 / speed, 6.0 / speed) for _ in range(num_layers)] for speed in (1, 1, 3, 3)]
-    devices = (
-        *(device(f"slow{i}") for i in range(2)),
-        *(device(f"fast{i}") for i in range(2)),
-    )
+    devices = (*(device(f"slow{i}") for i in range(2)), *(device(f"fast{i}") for i in range(2)))
     makes = ("slow", "slow", "fast", "fast")
     return profile_of(rows), Cluster(
-        name="two makes",
-        devices=tuple(replace(one, model=make) for one, make in zip(devices, makes, strict=True)),
+        name="two makes", devices=tuple(replace(one, model=make) for one, make in zip(devices, makes, strict=True))
     )
 
 
@@ -71,13 +53,7 @@ def groups(workers: VirtualWorkers) -> set[frozenset[int]]:
 def waves(profile, cluster, workers, num_waves):
     schedule = check(insert_transfers(hetpipe_schedule(workers, num_waves, world_size=cluster.world_size)))
     costs = virtual_worker_costs(profile, cluster, workers, sequence_length=SEQUENCE_LENGTH)
-    return simulate(
-        Program(
-            schedule=schedule,
-            costs=costs,
-            devices=tuple(one.name for one in cluster.devices),
-        )
-    )
+    return simulate(Program(schedule=schedule, costs=costs, devices=tuple(one.name for one in cluster.devices)))
 
 
 def predicted_wave_s(workers):
@@ -106,10 +82,7 @@ def test_every_pipeline_is_balanced_and_uses_its_devices():
     assert groups(made) == {frozenset({0, 2}), frozenset({1, 3})}
     for plan in made.pipelines:
         assert sorted(plan.partition()) == sorted("[2, 6]")
-        assert {stage.num_layers: stage.ranks[0] >= 2 for stage in plan.stages} == {
-            2: False,
-            6: True,
-        }
+        assert {stage.num_layers: stage.ranks[0] >= 2 for stage in plan.stages} == {2: False, 6: True}
         assert (plan.micro_batch_size, plan.num_micro_batches) == (2, made.in_flight)
 
 
@@ -132,8 +105,7 @@ def test_simulated_memory_stays_within_what_was_planned_for():
     for seed in range(16):
         profile, cluster = full(*unequal(seed, num_layers=6, world_size=4, tight=True))
         cluster = replace(
-            cluster,
-            devices=tuple(replace(one, memory_bytes=2 * one.memory_bytes) for one in cluster.devices),
+            cluster, devices=tuple(replace(one, memory_bytes=2 * one.memory_bytes) for one in cluster.devices)
         )
         try:
             made = hetpipe(Problem(profile, cluster, **JOB))
@@ -149,10 +121,7 @@ def test_simulated_memory_stays_within_what_was_planned_for():
 def test_where_two_do_not_fit_one_pipeline_is_left():
     profile, cluster = equal(6, 2)
     assert len(hetpipe(Problem(profile, cluster, **JOB)).pipelines) == 2
-    tight = replace(
-        cluster,
-        devices=tuple(replace(one, memory_bytes=6000) for one in cluster.devices),
-    )
+    tight = replace(cluster, devices=tuple(replace(one, memory_bytes=6000) for one in cluster.devices))
     alone = hetpipe(Problem(profile, tight, **JOB))
     assert alone.grouping() == "[2]"
     assert alone.predicted_s["synchronization"] == 0
@@ -161,7 +130,6 @@ def test_where_two_do_not_fit_one_pipeline_is_left():
 def test_slow_links_make_synchronization_dear():
     profile, cluster = env_b()
     slow = replace(
-        cluster,
-        devices=tuple(replace(one, link=replace(one.link, bytes_per_s=10.0)) for one in cluster.devices),
+        cluster, devices=tuple(replace(one, link=replace(one.link, bytes_per_s=10.0)) for one in cluster.devices)
     )
     assert hetpipe(Problem(profile, slow, **JOB)).predicted_s["synchronization"] > 10

@@ -60,11 +60,7 @@ def test_a_training_that_is_killed_goes_on_from_its_steps_and_ends_the_same(meth
     with path.open("a", encoding="utf-8") as file:
         file.write("[4,0.01,[12")  # torn by the crash
     steps = []
-    monkeypatch.setattr(
-        executed_training,
-        "training_batch",
-        lambda *given: (steps.append(given[-1]), made(*given))[1],
-    )
+    monkeypatch.setattr(executed_training, "training_batch", lambda *given: (steps.append(given[-1]), made(*given))[1])
     found = Runner(cut, silent).outcome(trial)
     assert steps == [4, 5]
     assert (found.curve, found.test_score) == (expected.curve, expected.test_score)
@@ -105,18 +101,10 @@ def test_trainings_are_told_apart_and_bad_ones_refused():
 
 @pytest.mark.parametrize(
     ("scores", "chosen"),
-    [
-        ((64.0, 72.6, 72.8), 8e-3),
-        ((60.0, 61.0, 64.0), 1.6e-2),
-        ((72.0, 71.0, 50.0), 4e-3),
-        ((70.0, 70.5, 71.1), 8e-3),
-    ],
+    [((64.0, 72.6, 72.8), 8e-3), ((60.0, 61.0, 64.0), 1.6e-2), ((72.0, 71.0, 50.0), 4e-3), ((70.0, 70.5, 71.1), 8e-3)],
 )
 def test_of_rates_that_do_nearly_as_well_the_smallest_is_taken(scores, chosen):
-    short, longer = (
-        replace(SMALL, loss="label_words", steps=200),
-        replace(SMALL, loss="label_words", steps=900),
-    )
+    short, longer = replace(SMALL, loss="label_words", steps=200), replace(SMALL, loss="label_words", steps=900)
     assert executed.trials()["rates"]["P-RGE, lora_fa"] == [4e-3, 8e-3, 1.6e-2]
     for wanted, rates, scale in (
         (short, executed.trials()["rates"]["P-RGE, lora_fa"], 1),
@@ -141,11 +129,7 @@ def test_tables_2_and_7_run_quickly_and_search_their_rates_on_validation(tmp_pat
     names = ("table2", "table2-long", "table2-references", "table7")
     two, long, beside_it, seven_item = (find_item("p_rge", name) for name in names)
     full, beside = (executed.rows_of(name, Settings()) for name in ("table2", "table2-references"))
-    q4, fewer, vocabulary = (
-        executed.Q4,
-        executed.FEWER_STEPS,
-        f"{executed.Q4}, loss over the vocabulary",
-    )
+    q4, fewer, vocabulary = executed.Q4, executed.FEWER_STEPS, f"{executed.Q4}, loss over the vocabulary"
     assert {one.queries * one.batch_size for one in full.values() if one.steps} == {16}
     assert executed.rows_of("table2-long", Settings())[q4] == replace(full[q4], steps=900)
     assert beside[q4] == full[q4]
@@ -179,9 +163,7 @@ def test_tables_2_and_7_run_quickly_and_search_their_rates_on_validation(tmp_pat
     [figure] = beside_it.draw(from_json(to_json(references), Result))
     assert figure.name == "table2-references"
     monkeypatch.setattr(
-        executed,
-        "rows_of",
-        lambda table, settings: {name: seven[name] for name in ("LoRA-FA", "VeRA")},
+        executed, "rows_of", lambda table, settings: {name: seven[name] for name in ("LoRA-FA", "VeRA")}
     )
     techniques = seven_item.run(replace(settings, seeds=(0,)))
     assert [one.labels[0] for one in techniques.comparisons] == ["LoRA-FA", "VeRA"]

@@ -13,13 +13,7 @@ import pytest
 from workbench.core.sealed import read_lines
 from workbench.core.serial import from_json
 from workbench.methods.common.result import model_encoder
-from workbench.methods.p_rge.zeroth_order import (
-    CausalModel,
-    LogFile,
-    TrainableConfig,
-    load_causal_model,
-    replay,
-)
+from workbench.methods.p_rge.zeroth_order import CausalModel, LogFile, TrainableConfig, load_causal_model, replay
 from workbench.tasks import load_task
 from workbench.tasks.prompts import evaluate
 from workbench.trainings.queries import Trial
@@ -51,10 +45,7 @@ def trials(result: Result) -> list[Trial]:
 
 def test_every_training_of_the_tables_is_there_whole_and_nothing_else():
     files: dict[Path, Trial] = {}
-    for one in (
-        *trials(TABLE),
-        *trials(LONG),
-    ):  # a longer one goes on from a shorter one's steps
+    for one in (*trials(TABLE), *trials(LONG)):  # a longer one goes on from a shorter one's steps
         path = one.steps_path(KEPT)
         files[path] = max(files.get(path, one), one, key=lambda trial: trial.steps)
     assert set(files) == set((FOLDER / "trials" / "steps").iterdir())
@@ -87,21 +78,8 @@ def test_the_long_training_reaches_the_floor_as_its_check_says():
 
 
 def score(model: CausalModel, name: str, max_length: int) -> float:
-    task = load_task(
-        "sentiment",
-        prompted=True,
-        train_samples=1,
-        validation_samples=1,
-        test_samples=100,
-    )
-    return (
-        100
-        * evaluate(
-            model.logits_at,
-            task.test.prompts,
-            model_encoder(task.template, name, max_length),
-        ).value
-    )
+    task = load_task("sentiment", prompted=True, train_samples=1, validation_samples=1, test_samples=100)
+    return 100 * evaluate(model.logits_at, task.test.prompts, model_encoder(task.template, name, max_length)).value
 
 
 @cache

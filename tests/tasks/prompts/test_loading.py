@@ -25,22 +25,13 @@ from workbench.tasks.task import PromptSample, Task, with_label_words
 # Table 8, filled in for the first sample of each official file: prompt, and what is to follow it.
 PRINTED = {
     "sst2": ("film 0 It was", " terrible"),
-    "rte": (
-        'It rained 0 days. Does this mean that "It was wet." is true? Yes or No?\n',
-        "Yes",
-    ),
+    "rte": ('It rained 0 days. Does this mean that "It was wet." is true? Yes or No?\n', "Yes"),
     "mrpc": (
         "Do the following two sentences mean the same thing? Yes or No?\nSentence 1: One 0\nSentence 2: Two\n",
         "No",
     ),
-    "qqp": (
-        "Are these two questions asking the same thing? Yes or No?\nQuestion 1: How 0?\nQuestion 2: Why?\n",
-        "No",
-    ),
-    "qnli": (
-        "Does this sentence answer the question? Yes or No?\nSentence 1: Who 0?\nSentence 2: He.\n",
-        "Yes",
-    ),
+    "qqp": ("Are these two questions asking the same thing? Yes or No?\nQuestion 1: How 0?\nQuestion 2: Why?\n", "No"),
+    "qnli": ("Does this sentence answer the question? Yes or No?\nSentence 1: Who 0?\nSentence 2: He.\n", "Yes"),
     "wnli": (
         "Given the first sentence, is the second sentence true? Yes or No?\nSentence 1: One 0.\nSentence 2: Two.\n",
         "No",
@@ -61,10 +52,7 @@ PRINTED = {
     ),
     "copa": ("The sun rose 0 times because", " the grass grew."),
     "winogrande": ("The cup 0 did not fit in the box as the", " cup was too small."),
-    "squad": (
-        f"Title: Title_0\nContext: {passage(0)}\nQuestion: What is hot 0?\nAnswer:",
-        " tea\n",
-    ),
+    "squad": (f"Title: Title_0\nContext: {passage(0)}\nQuestion: What is hot 0?\nAnswer:", " tea\n"),
 }
 
 
@@ -83,10 +71,7 @@ def test_official_files_read_as_printed(tmp_path: Path, name: str) -> None:
     write_official(tmp_path, name)
     task = load_prompts(name, data=tmp_path)
     splits = (task.train, task.validation, task.test)
-    samples = sorted(
-        (sample for split in splits for sample in split.prompts),
-        key=lambda sample: sample.sample_id,
-    )
+    samples = sorted((sample for split in splits for sample in split.prompts), key=lambda sample: sample.sample_id)
     first = min(task.test.prompts, key=lambda sample: sample.sample_id)
     for sample in (samples[0], first):
         assert (task.template.fill(sample.fields), following(task, sample)) == PRINTED[name]
@@ -133,21 +118,11 @@ def test_the_hubs_tables_give_the_same(tmp_path: Path, monkeypatch: pytest.Monke
         lambda *names: asked.append(names) or {"train": table, "validation": table, "test": secret},
     )
     found, expected = load_prompts(name), load_prompts(name, data=tmp_path)
-    assert (found.train, found.validation, found.test) == (
-        expected.train,
-        expected.validation,
-        expected.test,
-    )
-    assert asked[0][0] == name and asked[0][2] in (
-        name,
-        "wsc.fixed",
-        "winogrande_debiased",
-    )
+    assert (found.train, found.validation, found.test) == (expected.train, expected.validation, expected.test)
+    assert asked[0][0] == name and asked[0][2] in (name, "wsc.fixed", "winogrande_debiased")
 
 
-def test_a_data_set_with_a_script_is_taken_as_the_hub_converted_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_data_set_with_a_script_is_taken_as_the_hub_converted_it(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     def load_dataset(*names: object, **settings: object) -> dict:
@@ -176,21 +151,14 @@ def test_a_saved_data_set(tmp_path: Path) -> None:
     DatasetDict({"train": table, "validation": table}).save_to_disk(str(tmp_path / "saved" / "wic"))
     write_official(tmp_path / "official", "wic")
     found, expected = (load_prompts("wic", data=tmp_path / place) for place in ("saved", "official"))
-    assert (found.train, found.validation, found.test) == (
-        expected.train,
-        expected.validation,
-        expected.test,
-    )
+    assert (found.train, found.validation, found.test) == (expected.train, expected.validation, expected.test)
 
 
 def test_superglues_rte_and_glues_are_the_same(tmp_path: Path) -> None:
     write_official(tmp_path / "one", "rte")
     rows = [f"{n}\tIt rained {n} days.\tIt was wet.\t{('entailment', 'not_entailment')[n % 2]}" for n in range(10)]
     for split in ("train", "dev"):
-        write_lines(
-            tmp_path / "other" / "RTE" / f"{split}.tsv",
-            ["index\tsentence1\tsentence2\tlabel", *rows],
-        )
+        write_lines(tmp_path / "other" / "RTE" / f"{split}.tsv", ["index\tsentence1\tsentence2\tlabel", *rows])
     one, other = (load_prompts("rte", data=tmp_path / place) for place in ("one", "other"))
     read = [{(sample.fields["premise"], sample.label) for sample in task.test.prompts} for task in (one, other)]
     assert read[0] == read[1]
@@ -249,31 +217,16 @@ def test_other_label_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "file", "line", "message"),
     [
-        (
-            "boolq",
-            "train.jsonl",
-            '{"question": "is it", "passage": "no"',
-            "Line 11 is no JSON",
-        ),
+        ("boolq", "train.jsonl", '{"question": "is it", "passage": "no"', "Line 11 is no JSON"),
         ("boolq", "train.jsonl", "[1]", "Line 11 is no JSON object"),
-        (
-            "boolq",
-            "train.jsonl",
-            '{"question": "is it", "label": true}',
-            "line 11, lacks a field.*passage",
-        ),
+        ("boolq", "train.jsonl", '{"question": "is it", "label": true}', "line 11, lacks a field.*passage"),
         (
             "boolq",
             "train.jsonl",
             '{"question": "is it", "passage": "no", "label": "maybe"}',
             "line 11, has the label 'maybe'",
         ),
-        (
-            "boolq",
-            "train.jsonl",
-            '{"question": "is it", "passage": "no"}',
-            "line 11, has no label",
-        ),
+        ("boolq", "train.jsonl", '{"question": "is it", "passage": "no"}', "line 11, has no label"),
         (
             "copa",
             "val.jsonl",
@@ -317,16 +270,9 @@ def real_data() -> Path | None:
     return folder if (folder / "squad").is_dir() else None
 
 
-@pytest.mark.skipif(
-    real_data() is None,
-    reason="set WORKBENCH_TEST_DATA to a folder that holds glue/MRPC and squad",
-)
+@pytest.mark.skipif(real_data() is None, reason="set WORKBENCH_TEST_DATA to a folder that holds glue/MRPC and squad")
 @pytest.mark.parametrize(("name", "place"), [("mrpc", ""), ("squad", "squad")])
 def test_the_papers_sampling_of_the_real_files(name: str, place: str) -> None:
     task = load_prompts(name, data=real_data() / place, **PAPER_SAMPLES)
-    assert [len(split) for split in (task.train, task.validation, task.test)] == [
-        1000,
-        500,
-        1000,
-    ]
+    assert [len(split) for split in (task.train, task.validation, task.test)] == [1000, 500, 1000]
     assert name == "squad" or 0.4 < sum(task.train.labels) / 1000 < 0.75

@@ -8,15 +8,7 @@ import random
 import pytest
 import torch
 
-from tests.tasks.prompts.characters import (
-    CHOICES,
-    FILM,
-    FILMS,
-    QUESTIONS,
-    Characters,
-    codes,
-    encode_prompts,
-)
+from tests.tasks.prompts.characters import CHOICES, FILM, FILMS, QUESTIONS, Characters, codes, encode_prompts
 from workbench.core.errors import ConfigError, DivergedError
 from workbench.tasks.prompts import (
     PROMPTS,
@@ -60,10 +52,7 @@ def log_likelihoods(tokens: tuple[int, ...], count: int) -> list[float]:
 
 
 def test_label_words_are_scored_among_the_whole_vocabulary() -> None:
-    found = label_log_likelihoods(
-        by_chance,
-        encode_prompts(FILMS, FILM, Characters(), is_causal=True, max_length=90),
-    )
+    found = label_log_likelihoods(by_chance, encode_prompts(FILMS, FILM, Characters(), is_causal=True, max_length=90))
     texts = [codes(FILM.fill(sample.fields)) for sample in FILMS]
     expected = [[log_likelihoods((*text, ord(word)), 1)[0] for word in "tg"] for text in texts]
     torch.testing.assert_close(found, torch.tensor(expected))
@@ -85,10 +74,7 @@ def test_the_candidate_of_the_highest_mean_log_likelihood(decodes: bool, calibra
     copa = PROMPTS["copa"]
 
     def score(fields: dict, candidate: str) -> float:
-        text, ending = (
-            codes(copa.fill(fields)),
-            codes(candidate.strip() if decodes else candidate),
-        )
+        text, ending = codes(copa.fill(fields)), codes(candidate.strip() if decodes else candidate)
         each = log_likelihoods((*text, 3, *ending) if decodes else (*text, *ending), len(ending))
         if calibration == "none":
             return sum(each) / len(each)
@@ -100,26 +86,16 @@ def test_the_candidate_of_the_highest_mean_log_likelihood(decodes: bool, calibra
         for one in many
     ]
     found = evaluate(
-        by_chance,
-        many,
-        PromptEncoder(copa, tokenizer, is_causal=not decodes, max_length=90),
-        calibration=calibration,
+        by_chance, many, PromptEncoder(copa, tokenizer, is_causal=not decodes, max_length=90), calibration=calibration
     )
     assert list(found.predictions) == expected and 0 < sum(expected) < 12 and found.calibration == calibration
 
 
-@pytest.mark.parametrize(
-    ("calibration", "accuracy"),
-    [("none", 0.5), ("content_free", 1.0), ("mean_prior", 1.0)],
-)
+@pytest.mark.parametrize(("calibration", "accuracy"), [("none", 0.5), ("content_free", 1.0), ("mean_prior", 1.0)])
 def test_calibration_takes_out_what_a_model_prefers_whatever_it_reads(calibration: str, accuracy: float) -> None:
     """A model that sees good from bad, and likes to say 'great' more than either."""
     films = tuple(
-        PromptSample(
-            sample_id=n,
-            fields={"sentence": ("bad", "good")[n % 2] * (1 + n // 2)},
-            label=n % 2,
-        )
+        PromptSample(sample_id=n, fields={"sentence": ("bad", "good")[n % 2] * (1 + n // 2)}, label=n % 2)
         for n in range(8)
     )
 
@@ -131,12 +107,7 @@ def test_calibration_takes_out_what_a_model_prefers_whatever_it_reads(calibratio
         logits[:, 0, ord("t")] = 1.0 * is_bad
         return logits
 
-    found = evaluate(
-        biased,
-        films,
-        PromptEncoder(FILM, Characters(), **FIXED),
-        calibration=calibration,
-    )
+    found = evaluate(biased, films, PromptEncoder(FILM, Characters(), **FIXED), calibration=calibration)
     assert found.value == accuracy
 
 
@@ -181,12 +152,7 @@ def test_answers_are_written_token_by_token_to_their_end(decodes: bool, monkeypa
 )
 def test_scores_that_cannot_be(prompt, samples, calibration: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        evaluate(
-            by_chance,
-            samples,
-            PromptEncoder(prompt, Characters(), **FIXED),
-            calibration=calibration,
-        )
+        evaluate(by_chance, samples, PromptEncoder(prompt, Characters(), **FIXED), calibration=calibration)
 
 
 def test_padding_is_the_mean_over_all_batches_there_can_be() -> None:

@@ -111,12 +111,7 @@ def model_card(folder: Path, about: Result) -> str:
     job, (library, words, code) = about.job, _loading(folder, about)
     source = _plain(about.source)
     kind = _PIPELINES.get(about.kind, "text-classification") if about.texts else "image-classification"
-    told: Any = {
-        "task_type": kind,
-        "dataset_type": job.task,
-        "dataset_name": about.source,
-        "dataset_split": "test",
-    }
+    told: Any = {"task_type": kind, "dataset_type": job.task, "dataset_name": about.source, "dataset_split": "test"}
     title = f"{Path(job.model).name} for {job.task}, trained by {about.technique.replace('_', ' ')}"
     data = ModelCardData(
         library_name=library,
@@ -215,11 +210,7 @@ def _loading(folder: Path, about: Result) -> tuple[str, str, str]:
             f"`{maker}{_TOKENS[about.kind]}.from_pretrained` of {library} loads it. The workbench reads the answers, "
             "too."
         )
-        return (
-            library,
-            told + (" Its prompt is Alpaca's." if about.kind == "text_generation" else ""),
-            ours,
-        )
+        return library, told + (" Its prompt is Alpaca's." if about.kind == "text_generation" else ""), ours
     if (folder / WHOLE_MODEL).is_file():
         filled |= {
             "library": "transformers",
@@ -227,11 +218,7 @@ def _loading(folder: Path, about: Result) -> tuple[str, str, str]:
             "settings": "",
             "logits": _MEAN,
         }
-        return (
-            "transformers",
-            "By transformers; the folder holds the whole model.",
-            _THEIRS.format(**filled),
-        )
+        return "transformers", "By transformers; the folder holds the whole model.", _THEIRS.format(**filled)
     if (folder / PEFT_CONFIG).is_file() and not is_tiny(name):
         filled |= {"library": "peft", "settings": ", dtype=torch.float32"}
         elsewhere = _HUB_NAMES.get(name, "the base model's name on the hub, or its folder")
@@ -243,18 +230,10 @@ def _loading(folder: Path, about: Result) -> tuple[str, str, str]:
         shape = json.loads((folder / PEFT_CONFIG).read_text(encoding="utf-8"))["task_type"]
         if shape == "TOKEN_CLS":
             filled["settings"] += f", num_labels={len(about.class_names) or 1}"
-            return (
-                "peft",
-                told,
-                _THEIRS.format(**filled, maker="AutoPeftModelForTokenClassification", logits=_MEAN),
-            )
+            return "peft", told, _THEIRS.format(**filled, maker="AutoPeftModelForTokenClassification", logits=_MEAN)
         if shape == "CAUSAL_LM" and prompt is not None and prompt.words:
             logits = _WORDS.format(read=read, words=list(prompt.words))
-            return (
-                "peft",
-                told,
-                _THEIRS.format(**filled, maker="AutoPeftModelForCausalLM", logits=logits),
-            )
+            return "peft", told, _THEIRS.format(**filled, maker="AutoPeftModelForCausalLM", logits=logits)
     told = (
         f"By the workbench alone{f': `{name}` is a random model that nothing else can make' if is_tiny(name) else ''}."
     )

@@ -25,10 +25,7 @@ class Progress:
 
     def __init__(self, plan: Plan, notify: Notify) -> None:
         self._notify = notify
-        self._reporters = {
-            False: plan.busy_ranks,
-            True: frozenset(plan.cached.ranks if plan.cached else ()),
-        }
+        self._reporters = {False: plan.busy_ranks, True: frozenset(plan.cached.ranks if plan.cached else ())}
         self._losses: dict[tuple[int, int], list[float]] = defaultdict(list)
 
     def __call__(self, rank: int, event: Mapping[str, Any]) -> None:
@@ -43,17 +40,7 @@ class Progress:
         losses.append(event["loss"])
         if len(losses) == len(self._reporters[cached]):
             loss = sum(self._losses.pop((epoch, step)))
-            self._notify(
-                Event(
-                    "step",
-                    rank,
-                    epoch,
-                    step,
-                    event["num_steps"],
-                    loss,
-                    samples=event.get("samples", 0),
-                )
-            )
+            self._notify(Event("step", rank, epoch, step, event["num_steps"], loss, samples=event.get("samples", 0)))
 
 
 def show_device(notify: Notify, rank: int, state: str) -> None:
@@ -67,22 +54,9 @@ def device_event(rank: int, event: Mapping[str, Any], what: str = ", step") -> E
     """
     at_step = event.keys() >= {"step", "num_steps"}
     step, num_steps = (event["step"], event["num_steps"]) if at_step else (-1, 0)
-    state = DeviceState(
-        event.get("phase", ""),
-        event.get("step_s"),
-        event.get("busy_s"),
-        event.get("used_bytes"),
-    )
+    state = DeviceState(event.get("phase", ""), event.get("step_s"), event.get("busy_s"), event.get("used_bytes"))
     message = f"{state.phase}{what} {step + 1} of {num_steps}" if at_step else state.phase
-    return Event(
-        "device",
-        rank,
-        event.get("epoch", -1),
-        step,
-        num_steps,
-        message=message,
-        device=state,
-    )
+    return Event("device", rank, event.get("epoch", -1), step, num_steps, message=message, device=state)
 
 
 def measured_steps(results: Sequence[RankResult], predicted: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
@@ -106,14 +80,7 @@ def measured_steps(results: Sequence[RankResult], predicted: Sequence[StepRecord
         begin = previous if previous is not None and (follows or start < previous < end) else start
         previous = end
         loss = sum(trace.loss for trace in traces)
-        records.append(
-            replace(
-                record,
-                measured_s=end - begin,
-                loss=loss,
-                lowest_trained=traces[0].lowest_trained,
-            )
-        )
+        records.append(replace(record, measured_s=end - begin, loss=loss, lowest_trained=traces[0].lowest_trained))
     return tuple(records)
 
 
@@ -124,22 +91,14 @@ def overrun_share(results: Sequence[RankResult], *, is_real: bool = False) -> fl
 
 
 def sweep_point(
-    name: str,
-    plan: Plan,
-    steps: Sequence[StepRecord],
-    results: Sequence[RankResult] | None,
-    *,
-    warm_up: int = 0,
+    name: str, plan: Plan, steps: Sequence[StepRecord], results: Sequence[RankResult] | None, *, warm_up: int = 0
 ) -> SweepPoint:
     """Return the sweep point of a plan.  steps: as predicted; the first `warm_up` do not count.  results: None if
     nothing was executed.
     """
     counted = steps[warm_up:]
     point = SweepPoint(
-        name=name,
-        plan=plan,
-        predicted_s=median(step.predicted_s or 0.0 for step in counted),
-        num_steps=len(counted),
+        name=name, plan=plan, predicted_s=median(step.predicted_s or 0.0 for step in counted), num_steps=len(counted)
     )
     if results is None:
         return point
@@ -180,8 +139,7 @@ def measured_timelines(
     for name, cached in (("first epoch", False), ("cached epoch", True)):
         since = rank_job.begins_at[0]
         epoch = min(
-            (step.epoch for step in prediction.steps if step.cached == cached and step.epoch >= since),
-            default=-1,
+            (step.epoch for step in prediction.steps if step.cached == cached and step.epoch >= since), default=-1
         )
         count = sum(1 for step in prediction.steps if step.epoch == epoch)
         traced = (epoch, rank_job.traced_step(epoch, count))
@@ -193,20 +151,12 @@ def measured_timelines(
             continue
         begin_s = min(trace.start_s for traces in chosen for trace in traces)
         parts = [
-            (
-                [span for trace in own for span in trace.spans],
-                [one for trace in own for one in trace.memory],
-            )
+            ([span for trace in own for span in trace.spans], [one for trace in own for one in trace.memory])
             for own in chosen
         ]
         predicted = timelines[f"{name}, predicted"] = prediction.timelines[f"{name}, predicted"]
         timelines[f"{name}, measured"] = measured_timeline(
-            parts,
-            rank_job.cluster,
-            fidelity,
-            begin_s=begin_s,
-            resident=resident[cached],
-            title=predicted.title,
+            parts, rank_job.cluster, fidelity, begin_s=begin_s, resident=resident[cached], title=predicted.title
         )
     return timelines
 

@@ -20,24 +20,11 @@ from torch import Tensor
 from workbench.core.errors import ConfigError, require_numbers
 from workbench.core.methods import attribute, declaration_of
 from workbench.core.report import Report
-from workbench.core.serial import (
-    from_json,
-    read_text,
-    shown,
-    text_lines,
-    to_json,
-    user_path,
-    write_text,
-)
+from workbench.core.serial import from_json, read_text, shown, text_lines, to_json, user_path, write_text
 from workbench.methods.common.folder import ADAPTER
 from workbench.methods.common.model_card import CARD, Result, model_card
 from workbench.models import evaluation, saving, techniques
-from workbench.models.loading import (
-    load_stack,
-    load_tokenizer,
-    local_folder,
-    model_facts,
-)
+from workbench.models.loading import load_stack, load_tokenizer, local_folder, model_facts
 from workbench.models.quantization import quantize
 from workbench.models.saving import TrainedDescription, kept_name
 from workbench.tasks import load_task
@@ -67,14 +54,7 @@ from workbench.tasks.prompts.scoring import (
 )
 from workbench.tasks.question_answering import joined, read_questions, words_of
 from workbench.tasks.tables import SPLITS, read_tables
-from workbench.tasks.task import (
-    PromptSample,
-    Split,
-    Task,
-    as_text_to_text,
-    prompt_split,
-    samples_digest,
-)
+from workbench.tasks.task import PromptSample, Split, Task, as_text_to_text, prompt_split, samples_digest
 from workbench.tasks.tokenize import Batch, TokenizedSplit, evaluation_batches, tokenize
 from workbench.tasks.wording import Prompt
 
@@ -106,10 +86,7 @@ def model_encoder(prompt: Prompt, model: str, max_length: int) -> PromptEncoder:
     """
     facts = model_facts(model)
     return PromptEncoder(
-        prompt,
-        load_tokenizer(model),
-        is_causal=facts.is_causal,
-        max_length=min(max_length, facts.max_length),
+        prompt, load_tokenizer(model), is_causal=facts.is_causal, max_length=min(max_length, facts.max_length)
     )
 
 
@@ -120,11 +97,7 @@ def write_result(report: Report, prepared: Any, technique: str) -> None:
     task, job, folder = prepared.task, report.job, Path(report.artifacts["adapter"])
     prompt = task.prompt
     if prompt is not None:
-        names, words, texts = (
-            task.class_names or prompt.label_words,
-            (),
-            _fields_of(prompt),
-        )
+        names, words, texts = task.class_names or prompt.label_words, (), _fields_of(prompt)
     else:
         numbered = (
             ()
@@ -132,10 +105,7 @@ def write_result(report: Report, prepared: Any, technique: str) -> None:
             else tuple(map(str, range(task.num_outputs)))
         )
         names, words = task.words or task.class_names or numbered, task.words
-        roles = {
-            "question_answering": ("question", "context"),
-            "text_generation": ("instruction", "input"),
-        }
+        roles = {"question_answering": ("question", "context"), "text_generation": ("instruction", "input")}
         named = roles.get(task.kind, ("text", "pair"))
         has_pairs = task.train.pairs is not None or task.train.answers is not None
         texts = () if task.train.images is not None else named[: 1 + has_pairs]
@@ -177,10 +147,7 @@ def _fields_of(prompt: Prompt) -> tuple[str, ...]:
 def base_digest(name: str) -> str:
     """Return a digest of a base model's safetensors files; '' for a tiny model or one without such files here."""
     folder = local_folder(name)
-    digest, files = (
-        hashlib.sha256(),
-        [] if folder is None else sorted(folder.glob("*.safetensors")),
-    )
+    digest, files = hashlib.sha256(), [] if folder is None else sorted(folder.glob("*.safetensors"))
     for path in files:
         with open(path, "rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
@@ -190,10 +157,7 @@ def base_digest(name: str) -> str:
 def find_result(place: Path | str) -> Path | None:
     """Return the folder with result.json: the path itself or its adapter/; None if neither has one."""
     path = user_path(place, "The result")
-    return next(
-        (folder for folder in (path, path / ADAPTER) if (folder / RESULT).is_file()),
-        None,
-    )
+    return next((folder for folder in (path, path / ADAPTER) if (folder / RESULT).is_file()), None)
 
 
 def load_result(place: Path | str) -> LoadedResult:
@@ -203,16 +167,9 @@ def load_result(place: Path | str) -> LoadedResult:
     MissingDataError if that model
     is missing.
     """
-    folder, asked = (
-        find_result(place),
-        f"The result '{shown(str(place), 200)}' was asked for.",
-    )
+    folder, asked = find_result(place), f"The result '{shown(str(place), 200)}' was asked for."
     if folder is None:
-        raise ConfigError(
-            asked,
-            f"There is no {RESULT}.",
-            "Give the folder that `workbench run` names as its result.",
-        )
+        raise ConfigError(asked, f"There is no {RESULT}.", "Give the folder that `workbench run` names as its result.")
     about = from_json(read_text(folder / RESULT, "the result"), Result, source=f"'{folder / RESULT}'")
     if not (folder / saving.WHOLE_MODEL).is_file() and base_digest(about.job.model) != about.base_digest:
         found = f"The weights of its base model '{about.job.model}' have changed since."
@@ -285,41 +242,23 @@ class LoadedResult:
             if about.kind == "question_answering":
                 return [Answer(text, {}) for text in generate_answers(self._logits_of, encoder, chosen.prompts)]
             if about.kind == "multiple_choice":
-                taken = zip(
-                    chosen.prompts,
-                    choices(self._logits_of, encoder, chosen.prompts),
-                    strict=True,
-                )
+                taken = zip(chosen.prompts, choices(self._logits_of, encoder, chosen.prompts), strict=True)
                 return [
                     Answer(encoder.continuations(sample, sample.fields)[number].strip(), {}) for sample, number in taken
                 ]
             scores = require_numbers(
-                label_log_likelihoods(self._logits_of, encoder.split(chosen.prompts)),
-                "Predictions",
+                label_log_likelihoods(self._logits_of, encoder.split(chosen.prompts)), "Predictions"
             )
         return _answers(scores, about)
 
     def _generated(self, prompts: Sequence[str]) -> list[str]:
         found = [one.ids[: one.stop] for one in self._tokenizer.locate(prompts)]
-        longest, most = (
-            max(map(len, found)),
-            model_facts(self.about.job.model).max_length,
-        )
+        longest, most = max(map(len, found)), model_facts(self.about.job.model).max_length
         if longest + MAX_NEW_TOKENS > most:
             asked = f"A prediction for an instruction of {longest} tokens was asked for."
-            raise ConfigError(
-                asked,
-                f"The model reads {most}, answers of {MAX_NEW_TOKENS} included.",
-                "Shorten it.",
-            )
+            raise ConfigError(asked, f"The model reads {most}, answers of {MAX_NEW_TOKENS} included.", "Shorten it.")
         rows = [EncodedRow(ids=tuple(ids), targets=(0,), first_position=len(ids) - 1) for ids in found]
-        return generate(
-            self._logits_at,
-            self._tokenizer,
-            rows,
-            (self._tokenizer.end_id,),
-            lines=True,
-        )
+        return generate(self._logits_at, self._tokenizer, rows, (self._tokenizer.end_id,), lines=True)
 
     def read(self, path: str, columns: str | None = None) -> Rows:
         """Return the samples of a file: a table's rows by column (see load_own), a text's lines, or SQuAD's questions
@@ -333,21 +272,13 @@ class LoadedResult:
             rows = [*read_questions(user_path(path, "The questions"))]
         elif self.about.kind == "token_classification" and columns is None:
             own = load_task(
-                task,
-                data=path,
-                columns=self.about.job.columns,
-                class_names=self.about.class_names,
-                whole=True,
+                task, data=path, columns=self.about.job.columns, class_names=self.about.class_names, whole=True
             )
             rows = [(text,) for text in own.test.texts]
         else:
             rows = self._table(path, columns, "test", has_labels=False)[0]
         if not rows:
-            raise ConfigError(
-                f"Samples in '{shown(str(path), 200)}' were asked for.",
-                "It has none.",
-                "Give data.",
-            )
+            raise ConfigError(f"Samples in '{shown(str(path), 200)}' were asked for.", "It has none.", "Give data.")
         return rows
 
     def evaluate(
@@ -378,30 +309,15 @@ class LoadedResult:
                 if data is None
                 else {}
             )
-            task = load_task(
-                job.task,
-                data=data or job.data,
-                prompted=about.prompt is not None,
-                **named,
-                **limits,
-            )
-            chosen, source = (
-                getattr(task, split),
-                f"the {split} split of {task.source or job.task}",
-            )
+            task = load_task(job.task, data=data or job.data, prompted=about.prompt is not None, **named, **limits)
+            chosen, source = getattr(task, split), f"the {split} split of {task.source or job.task}"
             if data is None:
                 self._require_same(split, task)
         elif about.kind == "text_generation" or (job.task in FROM_FILES and job.task not in OWN):
             name = "instruction_tuning" if about.kind == "text_generation" else job.task
-            chosen, source = (
-                load_task(name, data=data, whole=True, **named).test,
-                Path(data).name,
-            )
+            chosen, source = load_task(name, data=data, whole=True, **named).test, Path(data).name
         else:
-            chosen, source = (
-                self._samples(*self._table(data, columns, split, has_labels=True)),
-                Path(data).name,
-            )
+            chosen, source = self._samples(*self._table(data, columns, split, has_labels=True)), Path(data).name
         if samples is not None:
             chosen = chosen.take(range(min(samples, len(chosen))))
         if about.prompt is None:
@@ -414,13 +330,7 @@ class LoadedResult:
             return Evaluation(score(about, chosen, *self._predictions(chosen)), len(chosen), source)
         encoder = model_encoder(about.prompt, job.model, about.max_length)
         unlabelled = () if task is None else task.train.prompts
-        scored = evaluate(
-            self._logits_of,
-            chosen.prompts,
-            encoder,
-            calibration=calibration,
-            unlabelled=unlabelled,
-        )
+        scored = evaluate(self._logits_of, chosen.prompts, encoder, calibration=calibration, unlabelled=unlabelled)
         return Evaluation({scored.metric: scored.value}, len(chosen), source)
 
     def _require_same(self, split: str, task: Any) -> None:
@@ -450,10 +360,7 @@ class LoadedResult:
         table = tables.get(split) or next(iter(tables.values()))
         left_out = ("source",) if has_labels else ("source", "label")
         named = named_columns(
-            about.job.columns if columns is None else columns,
-            Columns._fields,
-            table,
-            left_out=left_out,
+            about.job.columns if columns is None else columns, Columns._fields, table, left_out=left_out
         )
         wanted = [named]
         if about.texts and about.texts[0] != "text" and set(about.texts) <= set(table.names):
@@ -462,12 +369,7 @@ class LoadedResult:
             ]
         found = [find_columns(one, table, needs_label=has_labels) for one in wanted]
         read = [read_rows(table, one if has_labels else one._replace(label=None), split) for one in found]
-        rows = list(
-            zip(
-                *(texts for one in read for texts in (one.texts, one.pairs) if texts is not None),
-                strict=True,
-            )
-        )
+        rows = list(zip(*(texts for one in read for texts in (one.texts, one.pairs) if texts is not None), strict=True))
         if not has_labels:
             return rows, []
         labels, column = read[0].labels or [], found[0].label or ""
@@ -486,10 +388,7 @@ class LoadedResult:
         if self.about.kind == "question_answering":
             spans = ((),) * len(rows)
         elif self.about.kind == "token_classification":
-            texts, spans = zip(
-                *(joined(words, [0] * len(words)) for words in map(words_of, texts)),
-                strict=True,
-            )
+            texts, spans = zip(*(joined(words, [0] * len(words)) for words in map(words_of, texts)), strict=True)
         return Split(
             texts=texts,
             pairs=pairs[0] if pairs else None,
@@ -503,13 +402,7 @@ class LoadedResult:
         if about.words:
             splits: Any = dict.fromkeys(("train", "validation", "test"), split)
             split = as_text_to_text(
-                Task(
-                    name=about.job.task,
-                    kind="classification",
-                    num_outputs=1,
-                    metrics=(),
-                    **splits,
-                )
+                Task(name=about.job.task, kind="classification", num_outputs=1, metrics=(), **splits)
             ).test
         tokenized = tokenize(split, self._tokenizer, max_length=about.max_length, words=about.words)
         return tokenized, self._logits_of(evaluation_batches(tokenized))
@@ -523,27 +416,18 @@ def _require_agreement(folder: Path, about: Result, described: TrainedDescriptio
     if about.prompt is None:
         pairs["kind"] = (described.config.kind, about.kind)
         if about.class_names and not about.words:
-            pairs["number of classes"] = (
-                described.config.num_outputs,
-                len(about.class_names),
-            )
+            pairs["number of classes"] = (described.config.num_outputs, len(about.class_names))
     for what, (trained, wanted) in pairs.items():
         if trained != wanted:
             found = f"Its weights were trained for the {what} {shown(trained)}. Its {RESULT} names {shown(wanted)}."
             raise ConfigError(
-                f"The result '{shown(str(folder), 200)}' was asked for.",
-                found,
-                "Take both files of one run.",
+                f"The result '{shown(str(folder), 200)}' was asked for.", found, "Take both files of one run."
             )
 
 
 def _head_model(
     folder: Path,
-) -> tuple[
-    TrainedDescription[Any],
-    Callable[[Iterable[Batch]], evaluation.Predictions],
-    LogitsAt,
-]:
+) -> tuple[TrainedDescription[Any], Callable[[Iterable[Batch]], evaluation.Predictions], LogitsAt]:
     """Return a saved adapter or fine-tuned model: its description, its predictor, and what computes its head's logits
     at positions.
     """
@@ -567,11 +451,7 @@ def _head_model(
     def head(states: tuple[Tensor, Tensor], *rest: Any) -> Tensor:
         return adapter.head(*states, *rest)
 
-    return (
-        about,
-        lambda batches: evaluation.predict(stack, [adapter], batches)[0],
-        partial(_logits_at, last, head),
-    )
+    return about, lambda batches: evaluation.predict(stack, [adapter], batches)[0], partial(_logits_at, last, head)
 
 
 def _logits_at(last: Callable[..., Any], head: Callable[..., Tensor], batch: PromptBatch) -> Tensor:

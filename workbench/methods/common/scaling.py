@@ -89,12 +89,7 @@ def kept_layers(
             )
         )
         with made_up_weights():
-            return Profile(
-                model=prepared.job.model,
-                method=method,
-                source="measured",
-                layers=(measure(),),
-            )
+            return Profile(model=prepared.job.model, method=method, source="measured", layers=(measure(),))
 
     profile, note = cached(key, made, Profile, refresh=refresh)
     notify(Event("note", message=note))
@@ -133,9 +128,7 @@ def number_format(
     }
     if stored is None:
         return NumberFormat(
-            **dict.fromkeys(("matrix_bytes", "table_bytes"), sizes["value_bytes"]),
-            **sizes,
-            notes=tuple(notes),
+            **dict.fromkeys(("matrix_bytes", "table_bytes"), sizes["value_bytes"]), **sizes, notes=tuple(notes)
         )
     tables = stored.embedding_storage
     block = None if tables in FLOAT_TYPES else embedding_block_size(facts.hidden_size, stored.block_size)

@@ -138,24 +138,14 @@ def on_rank_zeros_clock(result: AResult, offset_s: float) -> AResult:
     """
     phases_s = {name: (begin + offset_s, end + offset_s) for name, (begin, end) in result.phases_s.items()}
     steps = [on_clock(step, offset_s) for step in result.steps]
-    return replace(
-        result,
-        steps=steps,
-        phases_s=phases_s,
-        redistribution=moved(result.redistribution, offset_s),
-    )
+    return replace(result, steps=steps, phases_s=phases_s, redistribution=moved(result.redistribution, offset_s))
 
 
 def on_clock(step: StepTrace, offset_s: float) -> StepTrace:
     """Return a step with every moment shifted by a clock offset."""
     memory = tuple(sample._replace(time_s=sample.time_s + offset_s) for sample in step.memory)
     spans = tuple(moved(step.spans, offset_s))
-    return step._replace(
-        start_s=step.start_s + offset_s,
-        end_s=step.end_s + offset_s,
-        spans=spans,
-        memory=memory,
-    )
+    return step._replace(start_s=step.start_s + offset_s, end_s=step.end_s + offset_s, spans=spans, memory=memory)
 
 
 def moved(spans: Iterable[Span], offset_s: float) -> list[Span]:
@@ -236,19 +226,12 @@ class DeviceSession:
         self._subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {self.devices: group}
         # Parts of unequal size take unequal time to load: the others must not time out meanwhile.
         self._meeting = Meeting(
-            context,
-            [cluster.devices[device].name for device in self.devices],
-            lambda: self.executor.aborted,
+            context, [cluster.devices[device].name for device in self.devices], lambda: self.executor.aborted
         )
         self.slows_down = is_paced and context.fidelity != "real"
         self.pacer = pacer or Pacer(float(self.slows_down), dilation=context.dilation)
         fidelity = context.fidelity if self.slows_down else "real"
-        links = RankLinks(
-            cluster=cluster,
-            rank=self.rank,
-            fidelity=fidelity,
-            dilation=context.dilation,
-        )
+        links = RankLinks(cluster=cluster, rank=self.rank, fidelity=fidelity, dilation=context.dilation)
         transport = Transport(
             group,
             self.rank,
@@ -266,10 +249,7 @@ class DeviceSession:
         self.executor.close()
 
     def run(
-        self,
-        program: Program,
-        handlers: dict[str, Handler],
-        inputs: Mapping[Value, Any] | None = None,
+        self, program: Program, handlers: dict[str, Handler], inputs: Mapping[Value, Any] | None = None
     ) -> Execution:
         """Run this rank's part of a program; return its spans in the device's seconds.  Missing inputs are tokens."""
         contents = {value: None for value in program.schedule.inputs[self.rank]} | dict(inputs or {})
@@ -293,15 +273,9 @@ class DeviceSession:
         # overlap.
         members = tuple(sorted(ranks))
         if members not in self._subgroups:
-            numbers, timeout = (
-                [self._peers[rank] for rank in members],
-                timedelta(seconds=self._timeout_s),
-            )
+            numbers, timeout = [self._peers[rank] for rank in members], timedelta(seconds=self._timeout_s)
             self._subgroups[members] = dist.new_group(
-                numbers,
-                backend="gloo",
-                timeout=timeout,
-                use_local_synchronization=not by_all,
+                numbers, backend="gloo", timeout=timeout, use_local_synchronization=not by_all
             )
         return self._subgroups[members]
 
@@ -310,19 +284,9 @@ class RankSession(DeviceSession, Generic[AJob]):
     """A DeviceSession of a job.  budget: read for the live progress."""
 
     def __init__(
-        self,
-        context: RankContext,
-        rank_job: AJob,
-        group: dist.ProcessGroup,
-        budget: MemoryBudget | None = None,
+        self, context: RankContext, rank_job: AJob, group: dist.ProcessGroup, budget: MemoryBudget | None = None
     ) -> None:
-        super().__init__(
-            context,
-            rank_job.cluster,
-            group,
-            timeout_s=rank_job.timeout_s,
-            is_paced=rank_job.is_paced,
-        )
+        super().__init__(context, rank_job.cluster, group, timeout_s=rank_job.timeout_s, is_paced=rank_job.is_paced)
         self.rank_job, self.progress = rank_job, DeviceReporter(context, budget)
         self._exchanges = 0
         plan = rank_job.plan
@@ -373,13 +337,7 @@ def loss_of(session: RankSession, done: Execution, epoch: int, step: int) -> flo
 
 
 def trace_of(
-    session: RankSession,
-    done: Execution,
-    epoch: int,
-    step: int,
-    num_steps: int,
-    samples: int,
-    loss: float,
+    session: RankSession, done: Execution, epoch: int, step: int, num_steps: int, samples: int, loss: float
 ) -> StepTrace:
     """Return a step's record; spans are included only for the steps that keep them."""
     compute = [span for span in done.spans if not span.op.is_communication]
@@ -409,12 +367,5 @@ def transfers_of(cluster: Cluster, spans: Iterable[Span], offset_s: float = 0.0)
             time_s = offset_s + (span.start_s if span.op.kind == SEND else span.end_s)
             if expected_s >= LEAST_TRANSFER_S:
                 pair = ">".join(cluster.devices[rank].name for rank in span.op.ranks)
-                found.append(
-                    Transfer(
-                        pair,
-                        str((span.op.reads or span.op.writes)[0]),
-                        time_s,
-                        expected_s,
-                    )
-                )
+                found.append(Transfer(pair, str((span.op.reads or span.op.writes)[0]), time_s, expected_s))
     return tuple(found)

@@ -10,15 +10,7 @@ from workbench.planners.memory import Need
 
 
 def printed_need(
-    need: Need,
-    *,
-    num_layers: int,
-    behind: int,
-    heads: int,
-    batch: int,
-    tokens: int,
-    hidden: int,
-    feed_forward: int,
+    need: Need, *, num_layers: int, behind: int, heads: int, batch: int, tokens: int, hidden: int, feed_forward: int
 ) -> int:
     """Return M_tot of Eq. 1 in bytes, with M_act by Eq. 2 as printed, which we read as one layer's.
 
@@ -32,10 +24,7 @@ def printed_need(
 
 
 def compatibilities(
-    capacities: Sequence[Sequence[float]],
-    batteries: Sequence[float],
-    left: float,
-    eta: float = 1e-3,
+    capacities: Sequence[Sequence[float]], batteries: Sequence[float], left: float, eta: float = 1e-3
 ) -> list[float]:
     """Return DC of each idle device as a replacement for a leaving one (Eq. 4): p b / (H + eta); the highest is the
     best.

@@ -49,9 +49,7 @@ class HeadProfile:
             for heads, (fewer, more) in enumerate(pairwise((0.0, *row)), start=1):
                 if not 0 < more < float("inf"):
                     raise PlanError(
-                        asked,
-                        f"{heads} heads on processor {processor} take {more} s.",
-                        "Times must be above 0.",
+                        asked, f"{heads} heads on processor {processor} take {more} s.", "Times must be above 0."
                     )
                 if more < fewer:
                     raise PlanError(
@@ -74,10 +72,7 @@ class HeadProfile:
 
     def time_s(self, counts: Sequence[int]) -> float:
         """Return the time of the slowest processor if processor j computes counts[j] heads, all at the same time."""
-        return max(
-            (row[count - 1] for row, count in zip(self.seconds, counts, strict=True) if count),
-            default=0.0,
-        )
+        return max((row[count - 1] for row, count in zip(self.seconds, counts, strict=True) if count), default=0.0)
 
 
 def allocate_as_printed(profile: HeadProfile, *, epsilon_s: float | None = None) -> tuple[int, ...] | None:
@@ -94,9 +89,7 @@ def allocate_as_printed(profile: HeadProfile, *, epsilon_s: float | None = None)
     sigma = SIGMA_SHARE * high
     if epsilon < 0:
         raise ConfigError(
-            f"Algorithm 1 with epsilon = {epsilon} s was asked for.",
-            "Epsilon must be 0 or more.",
-            "Leave it out.",
+            f"Algorithm 1 with epsilon = {epsilon} s was asked for.", "Epsilon must be 0 or more.", "Leave it out."
         )
     found = None
     while low <= high:
@@ -115,10 +108,7 @@ def without_surplus(profile: HeadProfile, counts: Sequence[int]) -> tuple[int, .
     """Reduce an allocation to K heads: take each surplus head from the processor that is currently the slowest."""
     left = list(counts)
     while sum(left) > profile.num_heads:
-        slowest = max(
-            range(len(left)),
-            key=lambda one: profile.seconds[one][left[one] - 1] if left[one] else 0.0,
-        )
+        slowest = max(range(len(left)), key=lambda one: profile.seconds[one][left[one] - 1] if left[one] else 0.0)
         left[slowest] -= 1
     return tuple(left)
 
@@ -131,14 +121,7 @@ def best_allocation(profile: HeadProfile) -> tuple[int, ...]:
 
 
 def divide(
-    layer: LayerProfile,
-    device: Device,
-    *,
-    heads: int,
-    columns: int,
-    samples: int,
-    length: int,
-    by: AllocationName,
+    layer: LayerProfile, device: Device, *, heads: int, columns: int, samples: int, length: int, by: AllocationName
 ) -> Division | None:
     """Return how a device's processors share its layers; None if one of them should compute everything.
 
@@ -169,16 +152,7 @@ def divide(
 
         def seconds(processor: int, count: int) -> float:
             return slower[processor] * sum(
-                part_s(
-                    layer,
-                    kind + way,
-                    count,
-                    groups,
-                    samples,
-                    length,
-                    processor=processor,
-                )
-                for way in "FB"
+                part_s(layer, kind + way, count, groups, samples, length, processor=processor) for way in "FB"
             )
 
         every = range(len(processors))
@@ -207,8 +181,7 @@ def quickened(profile: Profile, divisions: Mapping[int, Division], *, samples: i
             for way in ways
         }
         return replace(
-            layer,
-            times=layer.times | {way: layer.times[way].scaled(share) for way, share in shares.items()},
+            layer, times=layer.times | {way: layer.times[way].scaled(share) for way, share in shares.items()}
         )
 
     rows = [

@@ -55,12 +55,7 @@ def divisions(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> dict
         layer = profile.layers[rank][0]
         if _divides(prepared, device) and "HF" in layer.times:
             division = divide(
-                layer,
-                device,
-                heads=facts.num_key_value_heads,
-                columns=columns,
-                by=options.heads,
-                **sizes,
+                layer, device, heads=facts.num_key_value_heads, columns=columns, by=options.heads, **sizes
             )
             if division is not None:
                 found[rank] = division
@@ -88,10 +83,7 @@ def costs_of(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Equat
 
 def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> FineTuningRankJob:
     """Return the description of a run under a plan, for every rank."""
-    return replace(
-        whole_layers(prepared, profile, cluster, plan),
-        divisions=divisions(prepared, profile, cluster),
-    )
+    return replace(whole_layers(prepared, profile, cluster, plan), divisions=divisions(prepared, profile, cluster))
 
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
@@ -143,24 +135,14 @@ def memory_notes(prepared: PreparedJob, costs: Equation3, plan: Plan) -> Iterato
 
 
 def stand_in(
-    prepared: PreparedJob,
-    profile: Profile,
-    cluster: Cluster,
-    plan: Plan,
-    rank: int,
-    idle: Sequence[int],
-    left: float,
+    prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, rank: int, idle: Sequence[int], left: float
 ) -> int | None:
     """Return the idle device that is most compatible by Eq. 4, of those with memory for the stage of `rank`; None if no
     device has.
     """
     index = plan.stage_of(rank)
     assert index is not None
-    costs, stage, num_stages = (
-        costs_of(prepared, profile, cluster),
-        plan.stages[index],
-        len(plan.stages),
-    )
+    costs, stage, num_stages = costs_of(prepared, profile, cluster), plan.stages[index], len(plan.stages)
     behind = num_stages - 1 - index
     fitting = [one for one in idle if costs.stage(one, behind, num_stages)[stage.start, stage.stop] < math.inf]
     capacities = [costs.seconds(one)[0, 1:] for one in fitting]
@@ -184,15 +166,8 @@ class Confidant(FineTuning):
         """
         divides = _divides(prepared, *cluster.devices)
         if divides:
-            kept = {
-                "storage": prepared.quantization.storage,
-                "technique": prepared.options.technique,
-            }
-            require_divisible(
-                prepared.job.model,
-                is_single_stack=prepared.facts.num_encoder_layers is None,
-                **kept,
-            )
+            kept = {"storage": prepared.quantization.storage, "technique": prepared.options.technique}
+            require_divisible(prepared.job.model, is_single_stack=prepared.facts.num_encoder_layers is None, **kept)
         found = super().profile(prepared, cluster, notify, **settings)
         if not divides or found.source == "measured":
             return found
@@ -245,12 +220,7 @@ class Confidant(FineTuning):
         return (told, *super().notes(planned))
 
     def host_parts(
-        self,
-        prepared: PreparedJob,
-        notify: Notify,
-        *,
-        refresh: bool,
-        place: Place | None = None,
+        self, prepared: PreparedJob, notify: Notify, *, refresh: bool, place: Place | None = None
     ) -> dict[str, Grid]:
         """Return the seconds of a layer's heads and columns, measured now or stored earlier.
 
@@ -267,33 +237,18 @@ class Confidant(FineTuning):
 
         def measure() -> tuple[LayerProfile, ...]:
             times = measure_parts(
-                load_stack(prepared.job.model),
-                prepared.config,
-                max_length=prepared.profiled_length,
-                device=device,
+                load_stack(prepared.job.model), prepared.config, max_length=prepared.profiled_length, device=device
             )
             sizes = dict.fromkeys(
-                (
-                    "frozen_bytes",
-                    "trainable_bytes",
-                    "output_bytes_per_token",
-                    "context_bytes_per_token",
-                ),
-                0,
+                ("frozen_bytes", "trainable_bytes", "output_bytes_per_token", "context_bytes_per_token"), 0
             )
             return (LayerProfile(name="parts of a layer", times=times, **sizes),)
 
         if place is not None:
             key |= {"processor": [device, *place.cores]}
-        return kept_layers(
-            prepared,
-            self.name,
-            key,
-            measure,
-            notify,
-            refresh=refresh,
-            what=", parts of a layer",
-        )[0].times
+        return kept_layers(prepared, self.name, key, measure, notify, refresh=refresh, what=", parts of a layer")[
+            0
+        ].times
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
         """Reject unknown names, a single device, and more devices than the cluster has (see Method)."""

@@ -26,14 +26,10 @@ def _is_shared(at: Situation) -> bool:
 
 
 _SHARED = Effect(
-    lambda at: at.options.split == "none" or _is_shared(at),
-    "a device with two processors ([[device.processor]])",
-    True,
+    lambda at: at.options.split == "none" or _is_shared(at), "a device with two processors ([[device.processor]])", True
 )
 _SPLIT = Effect(
-    lambda at: at.options.split != "none" and _is_shared(at),
-    "a split over a device with two processors",
-    True,
+    lambda at: at.options.split != "none" and _is_shared(at), "a split over a device with two processors", True
 )
 
 
@@ -75,20 +71,14 @@ DECLARATION = Declaration(
     title="Confidant",
     implementation="workbench.methods.confidant.method:Confidant",
     calls=training_calls(
-        "workbench.methods.confidant.method:Confidant",
-        "workbench.methods.fine_tuning.phases:FineTuningRankJob",
+        "workbench.methods.confidant.method:Confidant", "workbench.methods.fine_tuning.phases:FineTuningRankJob"
     ),
     form={name: JOB_FIELDS[name] for name in ("model", "task", "train_samples", "epochs", "batch_size")}
     | {
         "technique": FormField(
             label="Technique",
             tooltip="What is trained",
-            values={
-                "all weights": "full",
-                "lora": "lora",
-                "adapters": "adapters",
-                "serial": "serial",
-            },
+            values={"all weights": "full", "lora": "lora", "adapters": "adapters", "serial": "serial"},
         ),
         "partition": FormField(
             label="Partition",
@@ -101,24 +91,14 @@ DECLARATION = Declaration(
             },
         ),
         "devices": FormField(
-            label="Devices",
-            tooltip="How many train, in the cluster's order; the others stand by. 0: all",
+            label="Devices", tooltip="How many train, in the cluster's order; the others stand by. 0: all"
         ),
-        "window": FormField(
-            label="Window",
-            tooltip="Mini-batches of a window, which is a step of the report",
-        ),
-        "snapshot_every": FormField(
-            label="Snapshot every",
-            tooltip="Steps between two snapshots; 0: as often as pays",
-        ),
+        "window": FormField(label="Window", tooltip="Mini-batches of a window, which is a step of the report"),
+        "snapshot_every": FormField(label="Snapshot every", tooltip="Steps between two snapshots; 0: as often as pays"),
         "snapshot_to": FormField(
             label="Snapshot to",
             tooltip="Where snapshots are kept",
-            values={
-                "the run's folder": "disk",
-                "the next device's memory": "neighbour",
-            },
+            values={"the run's folder": "disk", "the next device's memory": "neighbour"},
         ),
         "faults": FormField(
             label="Faults",

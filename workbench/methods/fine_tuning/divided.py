@@ -100,11 +100,7 @@ class DividedHandlers(BackpropagationHandlers):
         return output.detach(), JoinContext(hidden, total, output)
 
     def _end(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        backbone, hidden, targets = (
-            self.compute.model.backbone,
-            reads[0].detach().requires_grad_(),
-            self.targets(op),
-        )
+        backbone, hidden, targets = self.compute.model.backbone, reads[0].detach().requires_grad_(), self.targets(op)
         output = hidden if backbone.final is None else backbone.final(hidden)
         if targets is not None:
             output = self.compute.loss(output, self.batches[op.microbatch].attention_mask, targets)

@@ -20,14 +20,7 @@ from workbench.core.program import Program
 from workbench.core.schedule import Op, Schedule, Value
 from workbench.core.virtual_workers import VersionRule
 from workbench.methods.common.scaling import TARGET_LENGTH
-from workbench.methods.training.handlers import (
-    StageContext,
-    StepHandlers,
-    StepShape,
-    Targets,
-    joined,
-    named,
-)
+from workbench.methods.training.handlers import StageContext, StepHandlers, StepShape, Targets, joined, named
 from workbench.models.families import FAMILIES
 from workbench.models.loading import ModelFacts
 from workbench.models.parallel_adapter import answered
@@ -57,10 +50,7 @@ class WindowShape(StepShape):
     @property
     def all_parts(self) -> StepShape:
         """Return the parts of the window and those ahead."""
-        return StepShape(
-            sizes=self.sizes + self.ahead.sizes,
-            lengths=self.lengths + self.ahead.lengths,
-        )
+        return StepShape(sizes=self.sizes + self.ahead.sizes, lengths=self.lengths + self.ahead.lengths)
 
 
 class SharedParameter(NamedTuple):
@@ -81,14 +71,8 @@ def shared_parameters(facts: ModelFacts, technique: str, plan: Plan) -> tuple[Sh
     words = facts.vocabulary_size * facts.hidden_size
     holders = {
         "words": (lambda start, stop: start == 0 or start <= border < stop, words),
-        "position bias": (
-            lambda start, stop: start < border,
-            facts.embedding_parameters - words,
-        ),
-        "decoder position bias": (
-            lambda start, stop: stop > border,
-            facts.decoder_embedding_parameters,
-        ),
+        "position bias": (lambda start, stop: start < border, facts.embedding_parameters - words),
+        "decoder position bias": (lambda start, stop: stop > border, facts.decoder_embedding_parameters),
     }
     if not facts.shares_words:
         del holders["words"]
@@ -125,17 +109,9 @@ class Programs:
         side_width: int = 0,
     ) -> None:
         self._versions: VersionRule = versions
-        self._profile, self._cluster, self._plan, self._shared = (
-            profile,
-            cluster,
-            plan,
-            shared,
-        )
+        self._profile, self._cluster, self._plan, self._shared = profile, cluster, plan, shared
         self._divisions = divisions or {}
-        self._order, self._is_asynchronous = (
-            ORDERS.get(schedule),
-            schedule == "asynchronous_1f1b",
-        )
+        self._order, self._is_asynchronous = ORDERS.get(schedule), schedule == "asynchronous_1f1b"
         self._crossing = None
         if facts is not None:
             self._crossing = Crossing(
@@ -172,12 +148,7 @@ class Programs:
         world_size = self._cluster.world_size
         if self._order is None:
             whole = asynchronous_1f1b(
-                self._plan,
-                len(sizes),
-                world_size=world_size,
-                begun=begun,
-                ahead=ahead,
-                versions=self._versions,
+                self._plan, len(sizes), world_size=world_size, begun=begun, ahead=ahead, versions=self._versions
             )
             return divide_layers(whole, self._plan, self._divisions)
         stages = [parameter.stages for parameter in self._shared]

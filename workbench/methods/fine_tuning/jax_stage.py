@@ -19,11 +19,7 @@ from workbench.models.loading import model_config
 from workbench.models.optimization import backpropagate
 from workbench.models.techniques import TechniqueStage
 
-FAMILIES, TECHNIQUES, ACTIVATIONS = (
-    ("bert", "distilbert"),
-    ("full", "lora"),
-    ("gelu", "gelu_new", "relu"),
-)
+FAMILIES, TECHNIQUES, ACTIVATIONS = ("bert", "distilbert"), ("full", "lora"), ("gelu", "gelu_new", "relu")
 
 
 def require_jax_suits(cluster: Cluster, model: str, options: FineTuningOptions) -> None:
@@ -33,26 +29,10 @@ def require_jax_suits(cluster: Cluster, model: str, options: FineTuningOptions) 
         return
     config = model_config(model)
     wrong = [
-        (
-            config.model_type not in FAMILIES,
-            f"a model of the family {config.model_type}",
-            " and ".join(FAMILIES),
-        ),
-        (
-            options.technique not in TECHNIQUES,
-            f"technique = '{options.technique}'",
-            " and ".join(TECHNIQUES),
-        ),
-        (
-            options.lora_dropout > 0,
-            f"lora_dropout = {options.lora_dropout:g}",
-            "lora_dropout = 0",
-        ),
-        (
-            options.backbone_dtype != "float32",
-            f"backbone_dtype = '{options.backbone_dtype}'",
-            "float32",
-        ),
+        (config.model_type not in FAMILIES, f"a model of the family {config.model_type}", " and ".join(FAMILIES)),
+        (options.technique not in TECHNIQUES, f"technique = '{options.technique}'", " and ".join(TECHNIQUES)),
+        (options.lora_dropout > 0, f"lora_dropout = {options.lora_dropout:g}", "lora_dropout = 0"),
+        (options.backbone_dtype != "float32", f"backbone_dtype = '{options.backbone_dtype}'", "float32"),
     ]
     for is_wrong, found, known in wrong:
         if is_wrong:
@@ -96,12 +76,7 @@ class JaxStageCompute(StageCompute):
     """
 
     def __init__(
-        self,
-        model: TechniqueStage,
-        *,
-        activation: str,
-        heads: int,
-        sizes: Iterable[tuple[int, int]] = (),
+        self, model: TechniqueStage, *, activation: str, heads: int, sizes: Iterable[tuple[int, int]] = ()
     ) -> None:
         require_jax()
         from workbench.models.jax_blocks import JaxBlocks

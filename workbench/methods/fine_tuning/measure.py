@@ -13,13 +13,7 @@ from torch.nn.functional import pad
 
 from workbench.core.profile import Grid, LayerProfile
 from workbench.core.schedule import STEP
-from workbench.methods.common.scaling import (
-    BATCH_SIZES,
-    SEQUENCE_LENGTHS,
-    TARGET_LENGTH,
-    crossing_bytes,
-    lengths_up_to,
-)
+from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, TARGET_LENGTH, crossing_bytes, lengths_up_to
 from workbench.methods.fine_tuning.handlers import StageCompute
 from workbench.methods.training.handlers import StageContext, Targets
 from workbench.models.families import LayerContext
@@ -29,13 +23,7 @@ from workbench.models.quantization import StoredWeight
 from workbench.models.sharding.trained import TrainedLayer
 from workbench.models.stack import LayerStack, layer_context
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
-from workbench.profiler.layers import (
-    Span,
-    Stacks,
-    kept_bytes,
-    profile_layers,
-    saved_by_autograd,
-)
+from workbench.profiler.layers import Span, Stacks, kept_bytes, profile_layers, saved_by_autograd
 from workbench.profiler.timing import Call, Maker, time_grids
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
 
@@ -94,10 +82,7 @@ def measure_parts(
 
     def calls(compute: Callable[[Tensor, LayerContext, int], Tensor], groups: int) -> tuple[Maker, Maker]:
         def forward(batch: int, length: int) -> Callable[[], Tensor]:
-            hidden, mask = (
-                torch.randn(batch, length, stack.hidden_size),
-                made_up_mask(batch, length),
-            )
+            hidden, mask = torch.randn(batch, length, stack.hidden_size), made_up_mask(batch, length)
             context = layer_context(backbone.family, backbone.rotary, mask, hidden)
             return lambda: compute(hidden.detach().requires_grad_().to(device), context, groups).cpu()
 
@@ -106,10 +91,7 @@ def measure_parts(
 
         return forward, back
 
-    for kind, compute, groups in (
-        ("H", heads, layer.num_groups),
-        ("C", columns, layer.num_columns),
-    ):
+    for kind, compute, groups in (("H", heads, layer.num_groups), ("C", columns, layer.num_columns)):
         makers[f"{kind}F"], makers[f"{kind}B"] = calls(compute, groups)
         makers[f"{kind}F1"], makers[f"{kind}B1"] = calls(compute, 1)
     lengths = lengths_up_to(max_length, lengths, reads_images=stack.family.reads_images)
@@ -143,9 +125,7 @@ class _Bench:
         self._model, self._context_at = _build(stack, config, span), context_at
         self._compute = StageCompute(self._model)
         self.optimizer = FlatAdamW(
-            self._model,
-            learning_rate=LinearSchedule(peak=1e-3, num_steps=100_000),
-            weight_decay=0.01,
+            self._model, learning_rate=LinearSchedule(peak=1e-3, num_steps=100_000), weight_decay=0.01
         )
         self._is_last = span.stop == stack.num_layers
         self._has_decoder = stack.num_encoder_layers is not None
@@ -167,8 +147,7 @@ class _Bench:
         def back(context: StageContext) -> Tensor | None:
             width = -self._model.config.side_width  # 0: all
             return self._compute.backward(
-                context,
-                None if self._is_last else torch.ones_like(context.output[..., width:]),
+                context, None if self._is_last else torch.ones_like(context.output[..., width:])
             )
 
         return (lambda: self._compute.forward(*inputs)), back
@@ -180,13 +159,7 @@ class _Bench:
             inputs = self._inputs(batch, length)
             return saved_by_autograd(lambda: self._compute.forward(*inputs), self._model.parameters())[1]
 
-        return kept_bytes(
-            kept,
-            batch,
-            at=self._context_at,
-            other=2 * self._context_at,
-            has_decoder=self._has_decoder,
-        )
+        return kept_bytes(kept, batch, at=self._context_at, other=2 * self._context_at, has_decoder=self._has_decoder)
 
     def _inputs(self, batch: int, length: int) -> tuple[Tensor, Tensor, Targets | None]:
         source, _, _ = self._model.backbone.make_inputs(batch, length, TARGET_LENGTH)

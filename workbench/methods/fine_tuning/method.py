@@ -19,12 +19,7 @@ from workbench.methods.common.scaling import number_format
 from workbench.methods.fine_tuning.jax_stage import require_jax_suits
 from workbench.methods.fine_tuning.measure import measure_layers
 from workbench.methods.fine_tuning.phases import FineTuningRankJob, phases_on
-from workbench.methods.fine_tuning.prepare import (
-    PreparedJob,
-    check_plan,
-    prepare,
-    require_known,
-)
+from workbench.methods.fine_tuning.prepare import PreparedJob, check_plan, prepare, require_known
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
 from workbench.methods.training.phases import Predictor, RankJob
 from workbench.methods.training.state_costs import planning_problem, with_room
@@ -70,15 +65,8 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     """
     if prepared.is_asynchronous:
         searches = prepared.options.paradigm == "hybrid"
-        return plan_asynchronous(
-            stage_costs(prepared, profile, cluster),
-            searches=searches,
-            method="asynchronous_1f1b",
-        )
-    problem, paradigm = (
-        planning_problem(prepared, profile, cluster),
-        prepared.options.paradigm,
-    )
+        return plan_asynchronous(stage_costs(prepared, profile, cluster), searches=searches, method="asynchronous_1f1b")
+    problem, paradigm = planning_problem(prepared, profile, cluster), prepared.options.paradigm
     typical_step = cache(prepared.typical_step)
 
     def simulated_s(plan: Plan) -> float:
@@ -95,13 +83,7 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     return min(plans, key=simulated_s)
 
 
-def begin(
-    prepared: PreparedJob,
-    stack: LayerStack,
-    rank_job: RankJob,
-    is_new: bool,
-    notify: Notify,
-) -> None:
+def begin(prepared: PreparedJob, stack: LayerStack, rank_job: RankJob, is_new: bool, notify: Notify) -> None:
     """Store the backbone in the form that the run computes with."""
     quantize(stack, prepared.quantization)
 
@@ -128,10 +110,7 @@ class FineTuning(TrainingMethod[PreparedJob]):
         """Return the settings that affect layer costs, and a function that measures them (see TrainingMethod)."""
 
         def measure(max_length: int) -> tuple[LayerProfile, ...]:
-            backbone = quantize(
-                load_stack(prepared.job.model, with_head=prepared.predicts_words),
-                quantization,
-            )
+            backbone = quantize(load_stack(prepared.job.model, with_head=prepared.predicts_words), quantization)
             return measure_layers(backbone, prepared.config, max_length=max_length)
 
         quantization = prepared.quantization
@@ -154,21 +133,11 @@ class FineTuning(TrainingMethod[PreparedJob]):
         if config.technique == "parallel":
             return AnalyticTechnique("parallel_adapters", sizes, numbers)
         if config.technique == "serial":
-            return AnalyticTechnique(
-                "adapters",
-                replace(sizes, adapters_per_layer=1, adapter_norms=False),
-                numbers,
-            )
+            return AnalyticTechnique("adapters", replace(sizes, adapters_per_layer=1, adapter_norms=False), numbers)
         return AnalyticTechnique(config.technique, sizes, numbers)
 
     def check(
-        self,
-        prepared: PreparedJob,
-        profile: Profile,
-        cluster: Cluster,
-        plan: Plan,
-        *,
-        folder: Path | None,
+        self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None
     ) -> None:
         """Check for errors that would end the run later (see Method)."""
         check_plan(prepared, cluster, plan)
@@ -176,10 +145,5 @@ class FineTuning(TrainingMethod[PreparedJob]):
             room = with_room(profile, prepared.job)
             options = prepared.options
             check_memory(
-                room,
-                cluster,
-                plan,
-                sequence_length=prepared.longest,
-                order=options.schedule,
-                versions=options.versions,
+                room, cluster, plan, sequence_length=prepared.longest, order=options.schedule, versions=options.versions
             )

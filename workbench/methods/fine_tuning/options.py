@@ -10,13 +10,7 @@ from workbench.core.methods import JOB_FIELDS, Declaration, FormField
 from workbench.core.names import Technique
 from workbench.core.ranges import Dropout, Tokens, Width
 from workbench.core.virtual_workers import VersionRule
-from workbench.methods.training.options import (
-    ASYNCHRONOUS,
-    HAS_HEAD,
-    PIPELINE_FIELDS,
-    PipelineOptions,
-    training_calls,
-)
+from workbench.methods.training.options import ASYNCHRONOUS, HAS_HEAD, PIPELINE_FIELDS, PipelineOptions, training_calls
 
 _LORA, _BOTTLENECK, _PARALLEL = (
     only(technique="lora"),
@@ -64,8 +58,7 @@ DECLARATION = Declaration(
     title="Fine-tuning",
     implementation="workbench.methods.fine_tuning.method:FineTuning",
     calls=training_calls(
-        "workbench.methods.fine_tuning.method:FineTuning",
-        "workbench.methods.fine_tuning.phases:FineTuningRankJob",
+        "workbench.methods.fine_tuning.method:FineTuning", "workbench.methods.fine_tuning.phases:FineTuningRankJob"
     ),
     form=JOB_FIELDS
     | {"technique": FormField(label="Technique", tooltip="What is trained in or beside the backbone")}

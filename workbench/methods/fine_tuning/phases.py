@@ -38,19 +38,8 @@ from workbench.methods.fine_tuning.handlers import (
     shared_parameters,
 )
 from workbench.methods.fine_tuning.jax_stage import JaxStageCompute, activation_of
-from workbench.methods.training.handlers import (
-    PlannedStep,
-    StepShape,
-    cut_mini_batch,
-    named,
-)
-from workbench.methods.training.phases import (
-    Loaded,
-    Phase,
-    RankJob,
-    StagePhase,
-    make_optimizer,
-)
+from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch, named
+from workbench.methods.training.phases import Loaded, Phase, RankJob, StagePhase, make_optimizer
 from workbench.models.cross_framework import require_jax
 from workbench.models.loading import ModelFacts, import_family
 from workbench.models.lora import require_peft
@@ -118,13 +107,7 @@ class FineTuningRankJob(RankJob):
 
     def phases(self) -> tuple[Phase, ...]:
         """Return the only phase (see RankJob)."""
-        own = (
-            self.shared,
-            self.schedule,
-            self.divisions,
-            self.versions,
-            self.config.side_width,
-        )
+        own = self.shared, self.schedule, self.divisions, self.versions, self.config.side_width
         programs = Programs(self.profile, self.cluster, self.plan, self.facts, *own)
         steps = self.planned_windows if self.is_asynchronous else self.planned_epoch
         return (Phase(epochs=range(self.job.epochs), steps=steps, program=programs.step),)
@@ -136,10 +119,7 @@ class FineTuningRankJob(RankJob):
             return None
         stage, steps = self.plan.stages[index], self.phases()[0].steps(0)
         with_head = self.config.kind == "text_generation" and stage.stop == self.plan.num_layers
-        model = TechniqueStage(
-            self.load_backbone(stage.start, stage.stop, with_head=with_head),
-            self.config,
-        )
+        model = TechniqueStage(self.load_backbone(stage.start, stage.stop, with_head=with_head), self.config)
         num_batches = (
             sum(len(step.samples) for step in steps) // self.per_update if self.is_asynchronous else len(steps)
         )
@@ -163,10 +143,7 @@ class FineTuningRankJob(RankJob):
                 (end - first, length) for (first, end), length in zip(shares, shape.lengths, strict=True) if end > first
             }
         return JaxStageCompute(
-            model,
-            activation=activation_of(self.job.model),
-            heads=self.facts.num_heads,
-            sizes=sorted(sizes),
+            model, activation=activation_of(self.job.model), heads=self.facts.num_heads, sizes=sorted(sizes)
         )
 
     def streams(self, rank: int) -> dict[str, str]:
@@ -217,14 +194,8 @@ class TechniquePhase(StagePhase[FineTuningRankJob]):
         """Return the handlers of a step (see RankPhase)."""
         if not isinstance(self.optimizer, WindowOptimizer):
             return BackpropagationHandlers(shared=self.rank_job.shared, **self.own(planned, epoch)).table()
-        division, shape = (
-            self.rank_job.divisions.get(self.session.rank),
-            self.shape(planned),
-        )
-        own = self.own(all_parts(planned), epoch) | {
-            "optimizer": self.optimizer.inner,
-            "total": planned.shape.samples,
-        }
+        division, shape = self.rank_job.divisions.get(self.session.rank), self.shape(planned)
+        own = self.own(all_parts(planned), epoch) | {"optimizer": self.optimizer.inner, "total": planned.shape.samples}
         self._begun = (
             planned.ahead
             if isinstance(planned, Window) and isinstance(shape, WindowShape) and shape.ahead.sizes
@@ -233,10 +204,7 @@ class TechniquePhase(StagePhase[FineTuningRankJob]):
         job = self.rank_job
         kept = 0 if job.versions == "stashing" else delay_of(job.versions, 0, len(job.plan.stages))
         return StashingHandlers(
-            each=divided_or_whole(division, **own),
-            begins=shape.continues is None,
-            kept=kept,
-            per_update=job.per_update,
+            each=divided_or_whole(division, **own), begins=shape.continues is None, kept=kept, per_update=job.per_update
         ).table()
 
     def shape(self, planned: PlannedStep) -> StepShape:
@@ -280,14 +248,7 @@ def all_parts(planned: PlannedStep) -> PlannedStep:
 
 @lru_cache(maxsize=4)
 def windows(
-    lengths: tuple[int, ...],
-    batch_size: int,
-    size: int,
-    *,
-    seed: int,
-    epochs: int,
-    ahead: int = 0,
-    parts: int = 1,
+    lengths: tuple[int, ...], batch_size: int, size: int, *, seed: int, epochs: int, ahead: int = 0, parts: int = 1
 ) -> tuple[tuple[PlannedStep, ...], ...]:
     """Return every epoch's windows; their parts are mini-batches.  lengths: tokens of each sample.  size: of a window,
     0 is an epoch.
@@ -326,10 +287,7 @@ def windows(
             is_short = count < (ahead + 1) * parts  # then it does not fill an empty pipeline
             following = PlannedStep.of([] if is_short and before is None else batches[at : at + ahead], lengths)
             shape = WindowShape(
-                sizes=step.shape.sizes,
-                lengths=step.shape.lengths,
-                ahead=following.shape,
-                continues=before,
+                sizes=step.shape.sizes, lengths=step.shape.lengths, ahead=following.shape, continues=before
             )
             steps.append(Window(samples=step.samples, shape=shape, ahead=following.samples))
             before = (shape if is_short else replace(shape, continues=None)) if following.samples else None
@@ -344,11 +302,7 @@ class WindowOptimizer:
     """
 
     def __init__(self, inner: FlatAdamW, num_batches: int, size: int) -> None:
-        self.inner, self._num_batches, self._size = (
-            inner,
-            num_batches,
-            size or num_batches,
-        )
+        self.inner, self._num_batches, self._size = inner, num_batches, size or num_batches
 
     @property
     def num_steps(self) -> int:

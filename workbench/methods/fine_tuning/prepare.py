@@ -99,13 +99,7 @@ def prepare_by(job: Job, options: FineTuningOptions) -> PreparedJob:
             f"Choose another technique, such as lora{', or schedule 1f1b' if job.method == 'fine_tuning' else ''}.",
         )
     require_width("fine_tuning", "lora_rank", options.lora_rank, job.model, facts.hidden_size)
-    require_width(
-        "fine_tuning",
-        "bottleneck",
-        options.bottleneck,
-        job.model,
-        4 * facts.hidden_size,
-    )
+    require_width("fine_tuning", "bottleneck", options.bottleneck, job.model, 4 * facts.hidden_size)
     samples = load_samples(job, facts)
     task = samples["task"]
     config = TechniqueConfig(
@@ -153,10 +147,4 @@ def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
         f"Its mini-batches are {plan.mini_batch_size}, the job's {job.batch_size}.",
         "Plan for the job's batch_size.",
     )
-    require_plan(
-        plan,
-        cluster,
-        model=job.model,
-        num_layers=prepared.facts.num_layers,
-        others=[other],
-    )
+    require_plan(plan, cluster, model=job.model, num_layers=prepared.facts.num_layers, others=[other])

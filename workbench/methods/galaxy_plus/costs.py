@@ -32,14 +32,7 @@ def analytic_inference(model: ModelDescription | str, cluster: Cluster, **rates:
     """Return a described model's profile from its sizes, each device's flops_per_s, and rates (see analytic_costs)."""
     described = describe(model)
     first, last = end_bytes(described)
-    return analytic_from(
-        described.name,
-        stack_sizes(described),
-        cluster,
-        first_bytes=first,
-        last_bytes=last,
-        **rates,
-    )
+    return analytic_from(described.name, stack_sizes(described), cluster, first_bytes=first, last_bytes=last, **rates)
 
 
 def analytic_from(
@@ -103,10 +96,7 @@ def analytic_costs(
             pieces[kind] = PieceCost(fixed_s=operation_s, unit_s=read, token_unit_s=flops / flops_per_s)
     connection = CONNECTION_FLOPS * hidden / flops_per_s + moved(CONNECTION_MOVES * FP32_BYTES * hidden)
     pieces["CONN"] = PieceCost(fixed_s=operation_s, token_s=connection)
-    pieces["ADD"] = PieceCost(
-        fixed_s=operation_s,
-        token_s=hidden / flops_per_s + moved(3 * FP32_BYTES * hidden),
-    )
+    pieces["ADD"] = PieceCost(fixed_s=operation_s, token_s=hidden / flops_per_s + moved(3 * FP32_BYTES * hidden))
     pieces["ENTER"] = PieceCost(fixed_s=operation_s, token_s=connection)
     pieces["EMB"] = PieceCost(fixed_s=operation_s, token_s=connection)
     logits = 2.0 * hidden * vocabulary / flops_per_s + weights(FP32_BYTES * hidden * vocabulary)

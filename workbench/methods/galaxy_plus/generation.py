@@ -32,10 +32,7 @@ def generation_config(name: str) -> Any:
     if is_tiny(name) or (folder is not None and not (folder / "generation_config.json").is_file()):
         return GenerationConfig.from_model_config(model_config(name))
     place = locate(name) if folder is None else folder
-    return loaded(
-        name,
-        lambda local_only: GenerationConfig.from_pretrained(place, local_files_only=local_only),
-    )
+    return loaded(name, lambda local_only: GenerationConfig.from_pretrained(place, local_files_only=local_only))
 
 
 class Greedy:

@@ -19,15 +19,7 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import SweepPoint
 from workbench.core.timeline import Timeline
-from workbench.methods.base import (
-    REAL_TIMEOUT_S,
-    Event,
-    Notify,
-    Outcome,
-    Planned,
-    Prediction,
-    ignore,
-)
+from workbench.methods.base import REAL_TIMEOUT_S, Event, Notify, Outcome, Planned, Prediction, ignore
 from workbench.methods.common.records import measured_timeline, overrun_share
 from workbench.methods.common.session import RankResult
 from workbench.methods.galaxy_plus.costs import scaled_to
@@ -42,26 +34,10 @@ from workbench.methods.galaxy_plus.planning import (
     problem_of,
     shown_request,
 )
-from workbench.methods.galaxy_plus.prepare import (
-    PreparedJob,
-    local_hidden,
-    local_texts,
-    prepare,
-    require_known,
-)
-from workbench.methods.galaxy_plus.profiles import (
-    HostQuestion,
-    analytic_profile,
-    as_profile,
-    host_profile,
-    of_devices,
-)
+from workbench.methods.galaxy_plus.prepare import PreparedJob, local_hidden, local_texts, prepare, require_known
+from workbench.methods.galaxy_plus.profiles import HostQuestion, analytic_profile, as_profile, host_profile, of_devices
 from workbench.methods.galaxy_plus.serving.policy import RunPolicy
-from workbench.methods.galaxy_plus.serving.worker import (
-    Served,
-    ServiceJob,
-    serve_worker,
-)
+from workbench.methods.galaxy_plus.serving.worker import Served, ServiceJob, serve_worker
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.methods.training.method import ProfiledMethod
 from workbench.models.loading import load_tokenizer
@@ -108,19 +84,10 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
         return as_profile(analytic_profile(prepared.job.model, prepared.layout, cluster, vocabulary))
 
     def check(
-        self,
-        prepared: PreparedJob,
-        profile: Profile,
-        cluster: Cluster,
-        plan: Plan,
-        *,
-        folder: Path | None,
+        self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None
     ) -> None:
         """Check for errors that would end the run later (see Method)."""
-        check_memory(
-            problem_of(prepared, profile, cluster),
-            check_plan(prepared, profile, cluster, plan),
-        )
+        check_memory(problem_of(prepared, profile, cluster), check_plan(prepared, profile, cluster, plan))
 
     def predict(self, planned: Planned[PreparedJob]) -> Prediction:
         """Simulate every request (see Method)."""
@@ -144,13 +111,7 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
         metrics = latency_metrics(served, prepared)
         outputs = [torch.from_numpy(one.output) for one in served if one.output is not None]
         if outputs:
-            notify(
-                Event(
-                    "phase",
-                    message="Comparing answers with the local model's",
-                    stage="compare",
-                )
-            )
+            notify(Event("phase", message="Comparing answers with the local model's", stage="compare"))
             metrics |= _compared(prepared, outputs)
         sent = sum(one.sent_bytes for own in run.served.values() for one in own)
         return Outcome(
@@ -176,11 +137,7 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
         )
 
     def _serve(
-        self,
-        planned: Planned[PreparedJob],
-        engines: Engines,
-        prediction: Prediction,
-        notify: Notify,
+        self, planned: Planned[PreparedJob], engines: Engines, prediction: Prediction, notify: Notify
     ) -> RunPolicy:
         prepared, _, cluster, plan = planned
         is_real = engines.fidelity == "real"
@@ -195,26 +152,14 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
                 stage="answer",
             )
         )
-        setup = SessionSetup(
-            model=prepared.job.model,
-            cluster=cluster,
-            host=host,
-            timeout_s=timeout_s,
-            is_run=True,
-        )
+        setup = SessionSetup(model=prepared.job.model, cluster=cluster, host=host, timeout_s=timeout_s, is_run=True)
         policy = RunPolicy(list_job(prepared, cluster, plan, timeout_s=timeout_s), plan, notify)
         with engines.service(serve_worker, [setup] * cluster.world_size) as devices:
             policy.run(devices, cluster, prepared.job, adapts=False)
         return policy
 
     def sweep_point(
-        self,
-        planned: Planned[PreparedJob],
-        name: str,
-        engines: Engines | None,
-        *,
-        num_steps: int,
-        folder: Path,
+        self, planned: Planned[PreparedJob], name: str, engines: Engines | None, *, num_steps: int, folder: Path
     ) -> SweepPoint:
         """Simulate the request of typical length under a plan, and measure it if engines are given (see Method)."""
         prepared, profile, cluster, plan = planned
@@ -223,23 +168,13 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
         ids: Any = (test.ids[shown],) * num_steps
         labels: Any = (test.labels[shown],) * num_steps
         repeated = replace(
-            prepared,
-            test=replace(
-                test,
-                ids=ids,
-                labels=labels,
-                sample_ids=tuple(range(num_steps)),
-                windows=(),
-            ),
+            prepared, test=replace(test, ids=ids, labels=labels, sample_ids=tuple(range(num_steps)), windows=())
         )
         check_plan(prepared, profile, cluster, plan)
         planned = planned._replace(prepared=repeated)
         prediction = self.predict(planned)
         point = SweepPoint(
-            name=name,
-            plan=plan,
-            predicted_s=prediction.steps[0].predicted_s or 0.0,
-            num_steps=num_steps,
+            name=name, plan=plan, predicted_s=prediction.steps[0].predicted_s or 0.0, num_steps=num_steps
         )
         if engines is None:
             return point
@@ -272,8 +207,7 @@ def _compared(prepared: PreparedJob, outputs: Sequence[Tensor]) -> dict[str, flo
     pairs = zip(outputs, local_hidden(name, requests), strict=True)
     return {
         "largest error": max(
-            (float((answer - right).abs().max() / right.abs().max()) for answer, right in pairs),
-            default=0.0,
+            (float((answer - right).abs().max() / right.abs().max()) for answer, right in pairs), default=0.0
         )
     }
 
@@ -319,10 +253,7 @@ def latency_metrics(traces: Sequence[Served], prepared: PreparedJob) -> dict[str
 
 
 def measured_timelines(
-    results: Sequence[RankResult],
-    cluster: Cluster,
-    prediction: Prediction,
-    fidelity: str,
+    results: Sequence[RankResult], cluster: Cluster, prediction: Prediction, fidelity: str
 ) -> dict[str, Timeline]:
     """Return the timelines of the request, and token, that the prediction shows."""
     timelines = {}

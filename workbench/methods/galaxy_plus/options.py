@@ -23,32 +23,20 @@ def _positions(at: Situation) -> int:
 
 
 def _is_tiled(at: Situation) -> bool:
-    chosen, size = (
-        None if at.plan is None else at.plan.inference,
-        at.options.tile_tokens,
-    )
+    chosen, size = None if at.plan is None else at.plan.inference, at.options.tile_tokens
     return chosen is None or not size or not chosen.shares or size < max(chosen.tokens(chosen.length))
 
 
 _OWN_PLANNER = only(system="galaxy_plus", is_refused=True)
 _SCHEME_2 = Effect(
-    lambda at: (at.options.planner, at.options.scheme) != ("algorithm_1", 2),
-    "planner = own",
-    True,
-    ("planner",),
+    lambda at: (at.options.planner, at.options.scheme) != ("algorithm_1", 2), "planner = own", True, ("planner",)
 )
 _RING = only(system=("galaxy_plus", "galaxy"))
-_SPLIT = Effect(
-    lambda at: _positions(at) > 1,
-    "a plan that splits a sequence over two or more devices",
-)
+_SPLIT = Effect(lambda at: _positions(at) > 1, "a plan that splits a sequence over two or more devices")
 _TWO_WAYS = Effect(lambda at: _positions(at) > 2, "a ring of three or more devices")
 _OVERLAPPED = Effect(lambda at: at.options.overlap is not False, "overlap = true", reads=("overlap",))
 _TILED = Effect(_is_tiled, "a size below a device's tokens")
-_ALTERNATIVES = Effect(
-    lambda at: at.cluster.world_size > 1 or at.options.system == "local",
-    "two or more devices",
-)
+_ALTERNATIVES = Effect(lambda at: at.cluster.world_size > 1 or at.options.system == "local", "two or more devices")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,25 +56,12 @@ class InferenceOptions:
 
     system: Annotated[System, _ALTERNATIVES] = "galaxy_plus"
     planner: Annotated[
-        Literal["own", "algorithm_1"],
-        _OWN_PLANNER,
-        Published("algorithm_1", "section III-C", OF_GALAXY_PLUS),
+        Literal["own", "algorithm_1"], _OWN_PLANNER, Published("algorithm_1", "section III-C", OF_GALAXY_PLUS)
     ] = "own"
     overlap: Annotated[bool | None, _RING, _SPLIT, Published(True, "section III-D", OF_GALAXY_PLUS)] = None
-    both_ways: Annotated[
-        bool | None,
-        _RING,
-        _TWO_WAYS,
-        _OVERLAPPED,
-        Published(False, "Fig. 9", OF_GALAXY_PLUS),
-    ] = None
+    both_ways: Annotated[bool | None, _RING, _TWO_WAYS, _OVERLAPPED, Published(False, "Fig. 9", OF_GALAXY_PLUS)] = None
     tile_tokens: Annotated[
-        Tokens | None,
-        _RING,
-        _SPLIT,
-        _OVERLAPPED,
-        _TILED,
-        Published(0, "Fig. 9: one tile per device", OF_GALAXY_PLUS),
+        Tokens | None, _RING, _SPLIT, _OVERLAPPED, _TILED, Published(0, "Fig. 9: one tile per device", OF_GALAXY_PLUS)
     ] = None
     scheme: Annotated[Literal[1, 2], _OWN_PLANNER, _SCHEME_2] | None = None
     generate: Tokens = 0
@@ -124,11 +99,7 @@ DECLARATION = Declaration(
         "scheme": FormField(
             label="Schemes",
             tooltip="Of Galaxy+: which scheme a layer takes (section III-B)",
-            values={
-                "chosen layer by layer": "planned",
-                "scheme 1 everywhere": 1,
-                "scheme 2 everywhere": 2,
-            },
+            values={"chosen layer by layer": "planned", "scheme 1 everywhere": 1, "scheme 2 everywhere": 2},
         ),
         "overlap": FormField(
             label="Overlap",
@@ -137,8 +108,7 @@ DECLARATION = Declaration(
         ),
         "max_length": FormField(label="Tokens", tooltip="Tokens at which a request is cut"),
         "test_samples": FormField(
-            label="Requests",
-            tooltip="How many requests are answered, one after the other; 0 takes all",
+            label="Requests", tooltip="How many requests are answered, one after the other; 0 takes all"
         ),
     },
     trains=False,

@@ -18,21 +18,10 @@ from workbench.core.program import Program
 from workbench.core.report import StepRecord
 from workbench.methods.base import Prediction
 from workbench.methods.galaxy_plus.options import METHOD, InferenceOptions
-from workbench.methods.galaxy_plus.planners import (
-    INFERENCE_SYSTEMS,
-    algorithm_1,
-    check,
-    lengths_of,
-    plans,
-)
+from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS, algorithm_1, check, lengths_of, plans
 from workbench.methods.galaxy_plus.planners.search import is_split
 from workbench.methods.galaxy_plus.prepare import PreparedJob
-from workbench.methods.galaxy_plus.prices import (
-    Programs,
-    SequencePrice,
-    choose_tiles,
-    tune,
-)
+from workbench.methods.galaxy_plus.prices import Programs, SequencePrice, choose_tiles, tune
 from workbench.methods.galaxy_plus.schedules import InferenceLayout
 from workbench.planners.problem import Problem
 from workbench.simulator import simulate
@@ -46,22 +35,13 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     price = SequencePrice(problem)
     chosen = _chosen(prepared.options, problem, price)
     if scheme is not None:
-        chosen = replace(
-            chosen,
-            notes=(*chosen.notes, _price_of_splitting(scheme, problem, price, chosen)),
-        )
-    return as_plan(
-        replace(chosen, predicted_s=price(chosen), length=problem.sequence_length),
-        problem.profile.stacks,
-    )
+        chosen = replace(chosen, notes=(*chosen.notes, _price_of_splitting(scheme, problem, price, chosen)))
+    return as_plan(replace(chosen, predicted_s=price(chosen), length=problem.sequence_length), problem.profile.stacks)
 
 
 def problem_of(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Problem[InferenceProfile]:
     """Return the planning problem of a request of mean length; the longest one must fit in memory."""
-    sizes: dict[str, Any] = {
-        "sequence_length": prepared.typical_length,
-        "memory_length": prepared.longest,
-    }
+    sizes: dict[str, Any] = {"sequence_length": prepared.typical_length, "memory_length": prepared.longest}
     return Problem(inference_of(profile), cluster, **sizes, decoder_length=prepared.decoder_length)
 
 
@@ -69,10 +49,7 @@ def _chosen(options: InferenceOptions, problem: Problem[InferenceProfile], price
     """Return the plan of the job's system with its tiles, as requested or the fastest; our own planner also tunes it by
     small shifts.
     """
-    ways: dict[str, Any] = {
-        "both_ways": options.both_ways,
-        "tile_tokens": options.tile_tokens,
-    }
+    ways: dict[str, Any] = {"both_ways": options.both_ways, "tile_tokens": options.tile_tokens}
     if options.system == "galaxy_plus" and options.planner == "own":
         return tune(
             problem,
@@ -94,30 +71,18 @@ def _chosen(options: InferenceOptions, problem: Problem[InferenceProfile], price
 
 
 def _price_of_splitting(
-    scheme: int,
-    problem: Problem[InferenceProfile],
-    price: SequencePrice,
-    chosen: InferencePlan,
+    scheme: int, problem: Problem[InferenceProfile], price: SequencePrice, chosen: InferencePlan
 ) -> str:
     """Describe the cost of a forced scheme relative to the best single device.  Raises ConfigError if there is nothing
     to split.
     """
     asked = f"Scheme {scheme} was asked for"
     if not is_split(chosen):
-        raise ConfigError(
-            f"{asked}.",
-            "The sequence stays on one device.",
-            "Add a device, or leave scheme out.",
-        )
+        raise ConfigError(f"{asked}.", "The sequence stays on one device.", "Add a device, or leave scheme out.")
     split = f"{asked}: split over {chosen.num_positions} devices a sequence takes {price(chosen) * 1e3:.1f} ms"
     alone: list[tuple[float, str]] = []
     for rank, device in enumerate(problem.cluster.devices):
-        one = InferencePlan(
-            method="local",
-            paradigm="pipeline",
-            ranks=(rank,),
-            layers=(problem.profile.num_layers,),
-        )
+        one = InferencePlan(method="local", paradigm="pipeline", ranks=(rank,), layers=(problem.profile.num_layers,))
         with suppress(PlanError):
             check(problem, one)
             alone.append((price(one), device.name))
@@ -141,13 +106,7 @@ def as_plan(chosen: InferencePlan, stacks: Sequence[StackShape]) -> Plan:
         own_layers = zip(shares, chosen.layers, accumulate(chosen.layers), strict=True)
         stages = [Stage(start=stop - count, stop=stop, shares=(share,)) for share, count, stop in own_layers if count]
     else:
-        stages = [
-            Stage(
-                start=0,
-                stop=sum(shape.num_layers for shape in stacks),
-                shares=tuple(shares),
-            )
-        ]
+        stages = [Stage(start=0, stop=sum(shape.num_layers for shape in stacks), shares=tuple(shares))]
     return Plan(
         method=chosen.method,
         stages=tuple(stages),
@@ -164,28 +123,19 @@ def check_plan(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: 
     asked, chosen = f"A plan of '{plan.method}' was asked for.", plan.inference
     if chosen is None:
         raise ConfigError(
-            asked,
-            f"{METHOD} splits single sequences; this plan does not say how.",
-            "Give a plan made by this method.",
+            asked, f"{METHOD} splits single sequences; this plan does not say how.", "Give a plan made by this method."
         )
     if max(chosen.ranks) >= cluster.world_size:
         raise ConfigError(
-            asked,
-            f"It uses ranks {chosen.ranks}; the cluster has {cluster.size_words}.",
-            "Plan for this cluster.",
+            asked, f"It uses ranks {chosen.ranks}; the cluster has {cluster.size_words}.", "Plan for this cluster."
         )
     problem = problem_of(prepared, profile, cluster)
     stacks = problem.profile.stacks
-    for name, wanted in (
-        ("units", stacks[0].num_units),
-        ("columns", stacks[0].columns),
-    ):
+    for name, wanted in (("units", stacks[0].num_units), ("columns", stacks[0].columns)):
         given = getattr(chosen, name)
         if given and sum(given) != wanted:
             raise ConfigError(
-                asked,
-                f"Its {name} are {given}; '{prepared.job.model}' has {wanted}.",
-                "Let the parts add up.",
+                asked, f"Its {name} are {given}; '{prepared.job.model}' has {wanted}.", "Let the parts add up."
             )
     InferenceLayout.build(chosen, stacks, lengths_of(problem))
     return chosen
@@ -213,28 +163,19 @@ def shown_request(prepared: PreparedJob) -> int:
     typical, middle = prepared.typical_length, prepared.num_requests // 2
     return min(
         range(prepared.num_requests),
-        key=lambda number: (
-            abs(prepared.test.lengths[number] - typical),
-            abs(number - middle),
-        ),
+        key=lambda number: (abs(prepared.test.lengths[number] - typical), abs(number - middle)),
     )
 
 
 def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> Prediction:
     """Return every request's simulated seconds, one after the other, and the timeline of a typical one."""
-    chosen, inference, further = (
-        plan.inference,
-        inference_of(profile),
-        prepared.options.generate - 1,
-    )
+    chosen, inference, further = plan.inference, inference_of(profile), prepared.options.generate - 1
     assert chosen is not None
     programs = Programs(cluster, inference.stacks, inference)
 
     def token(lengths: tuple[int, ...], place: int) -> Program:
         return programs.token(
-            chosen,
-            past=lengths[-1] + place,
-            memory_length=lengths[0] if len(lengths) > 1 else 0,
+            chosen, past=lengths[-1] + place, memory_length=lengths[0] if len(lengths) > 1 else 0
         ).program
 
     @cache
@@ -253,19 +194,8 @@ def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pla
             token(lengths, 0), title=f"The second new token of request {shown + 1}"
         )
     steps = [
-        StepRecord(
-            epoch=0,
-            step=number,
-            samples=1,
-            cached=False,
-            predicted_s=seconds(prepared.lengths(number)),
-        )
+        StepRecord(epoch=0, step=number, samples=1, cached=False, predicted_s=seconds(prepared.lengths(number)))
         for number in range(prepared.num_requests)
     ]
     whole = sum(step.predicted_s or 0.0 for step in steps)
-    return Prediction(
-        steps=tuple(steps),
-        epochs=(),
-        timelines=timelines,
-        phases_s={"answering": whole},
-    )
+    return Prediction(steps=tuple(steps), epochs=(), timelines=timelines, phases_s={"answering": whole})

@@ -17,13 +17,7 @@ from workbench.methods.base import read_options
 from workbench.methods.galaxy_plus.generation import Greedy
 from workbench.methods.galaxy_plus.options import METHOD, InferenceOptions
 from workbench.methods.training.prepare import require_task_and_model
-from workbench.models.loading import (
-    ModelFacts,
-    load_model,
-    load_stack,
-    load_tokenizer,
-    model_facts,
-)
+from workbench.models.loading import ModelFacts, load_model, load_stack, load_tokenizer, model_facts
 from workbench.models.products import head_scale
 from workbench.models.sharding import ModelLayout, What, model_layout
 from workbench.models.tokenizer import LEAST_TOKENS
@@ -139,9 +133,7 @@ def check_request(request: Request, layout: ModelLayout) -> None:
             else f"It has no decoder, but is given {targets} tokens for one."
         )
         raise ConfigError(
-            asked,
-            found,
-            "Give decoder_length and decoder_ids to an encoder-decoder, and to no other model.",
+            asked, found, "Give decoder_length and decoder_ids to an encoder-decoder, and to no other model."
         )
     if layout.family.reads_images:
         tokens, values = shape_of_picture(layout)
@@ -152,17 +144,11 @@ def check_request(request: Request, layout: ModelLayout) -> None:
             raise ConfigError(asked, found, "Scale the picture, as the model's tokenizer does.")
         return
     if layout.max_length and max(text, targets) > layout.max_length:
-        raise ConfigError(
-            asked,
-            f"The model knows {layout.max_length} positions.",
-            "Shorten the text.",
-        )
+        raise ConfigError(asked, f"The model knows {layout.max_length} positions.", "Shorten the text.")
     for ids, length in ((request.ids, text), (request.decoder_ids, targets)):
         if ids is not None and tuple(ids.shape) != (1, length):
             raise ConfigError(
-                asked,
-                f"Its numbers have the shape {tuple(ids.shape)}.",
-                f"Give one sequence: (1, {length}).",
+                asked, f"Its numbers have the shape {tuple(ids.shape)}.", f"Give one sequence: (1, {length})."
             )
 
 
@@ -191,12 +177,7 @@ def random_requests(layout: ModelLayout, length: int, count: int = 16, *, seed: 
         return torch.randint(0, int(layout.config.vocab_size), (1, number), generator=draws)
 
     return tuple(
-        Request(
-            length,
-            tokens(length),
-            decoder_length,
-            tokens(decoder_length) if decoder_length else None,
-        )
+        Request(length, tokens(length), decoder_length, tokens(decoder_length) if decoder_length else None)
         for _ in range(count)
     )
 

@@ -20,12 +20,7 @@ from typing import Any, NamedTuple
 from workbench.core.cluster import Cluster
 from workbench.core.costs import MESSAGE_S
 from workbench.core.errors import PlanError
-from workbench.core.inference import (
-    InferencePlan,
-    InferenceProfile,
-    StackCosts,
-    StackShape,
-)
+from workbench.core.inference import InferencePlan, InferenceProfile, StackCosts, StackShape
 from workbench.core.program import Program
 from workbench.core.timeline import Timeline
 from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS, lengths_of
@@ -81,11 +76,7 @@ class Programs:
         return self._kept(plan, None, past, memory_length)
 
     def _made(
-        self,
-        plan: InferencePlan,
-        lengths: tuple[int, ...] | None,
-        past: int = 0,
-        memory_length: int = 0,
+        self, plan: InferencePlan, lengths: tuple[int, ...] | None, past: int = 0, memory_length: int = 0
     ) -> Prepared:
         if lengths is None:
             layout = InferenceLayout.decode(plan, self.stacks, past=past, memory_length=memory_length)
@@ -137,10 +128,7 @@ def variants(
         return [replace(plan, overlap=False, both_ways=False)]
     sizes, smallest, largest = [tile_tokens or 0], 0, 0
     if tile_tokens is None:
-        smallest, largest = (
-            smallest_tile(price, plan.ranks),
-            max(plan.tokens(price.lengths[0])),
-        )
+        smallest, largest = smallest_tile(price, plan.ranks), max(plan.tokens(price.lengths[0]))
         sizes += [-(-largest // count) for count in PIECES if largest / count >= smallest]
 
     def turns(size: int, streams: bool) -> list[bool]:
@@ -161,10 +149,7 @@ def smallest_tile(price: SequencePrice, ranks: Sequence[int]) -> int:
     use.
     """
     fastest = max(price.cluster.link(a, b).bytes_per_s for a in ranks for b in ranks if a != b)
-    return max(
-        1,
-        round(WORTH * price.message_s * fastest / price.profile.stacks[0].hidden_bytes),
-    )
+    return max(1, round(WORTH * price.message_s * fastest / price.profile.stacks[0].hidden_bytes))
 
 
 KEPT_LAYERS = 4
@@ -275,13 +260,11 @@ def tune(
 
     made = sorted((variants(one, price, **ways)[0] for one in plans), key=price)
     rated = sorted(
-        dict.fromkeys([*made, *(choose_tiles(one, price, **ways) for one in made[:3])]),
-        key=price,
+        dict.fromkeys([*made, *(choose_tiles(one, price, **ways) for one in made[:3])]), key=price
     )  # of equal times the first
     best = rated[0]
     second = next(
-        (one for one in rated if (one.configuration, one.both_ways) != (best.configuration, best.both_ways)),
-        best,
+        (one for one in rated if (one.configuration, one.both_ways) != (best.configuration, best.both_ways)), best
     )
     best = min((best, climbed(best), climbed(second)), key=price)
     while best.num_positions > 1:  # new shares may need new tiles, and these new shares
@@ -317,11 +300,7 @@ def replan(
             "Wait until a device is back.",
         )
     problem = Problem(
-        profile,
-        cluster,
-        sequence_length=length or old.length or 1,
-        decoder_length=decoder_length,
-        ranks=left,
+        profile, cluster, sequence_length=length or old.length or 1, decoder_length=decoder_length, ranks=left
     )
     planner = INFERENCE_SYSTEMS.get(old.method)
     if old.method == "galaxy_plus" or planner is None:
@@ -329,22 +308,7 @@ def replan(
         found = candidates(problem, portal=portal, effort=1, method=old.method)
         if price is None:
             return found[0]
-        ways: dict[str, Any] = {
-            "overlap": old.overlap or old.num_positions == 1,
-            "both_ways": old.both_ways,
-        }
-        return tune(
-            problem,
-            found,
-            price,
-            portal=portal,
-            tries=10,
-            tile_tokens=old.tile_tokens,
-            **ways,
-        )
+        ways: dict[str, Any] = {"overlap": old.overlap or old.num_positions == 1, "both_ways": old.both_ways}
+        return tune(problem, found, price, portal=portal, tries=10, tile_tokens=old.tile_tokens, **ways)
     made = planner(problem)
-    return replace(
-        made,
-        tile_tokens=old.tile_tokens,
-        both_ways=old.both_ways and made.paradigm == "hybrid",
-    )
+    return replace(made, tile_tokens=old.tile_tokens, both_ways=old.both_ways and made.paradigm == "hybrid")

@@ -20,13 +20,7 @@ from workbench.methods.galaxy_plus.options import METHOD
 from workbench.methods.galaxy_plus.planners import stack_lengths
 from workbench.methods.galaxy_plus.planners.pricing import layer_s
 from workbench.methods.galaxy_plus.prepare import PreparedJob, shape_of_picture
-from workbench.methods.galaxy_plus.timing import (
-    SHARES,
-    TOKENS,
-    Makers,
-    cached_inference,
-    measure_inference,
-)
+from workbench.methods.galaxy_plus.timing import SHARES, TOKENS, Makers, cached_inference, measure_inference
 from workbench.models.loading import model_facts
 from workbench.models.partial_loading import made_up_weights
 from workbench.models.sharding import (
@@ -80,11 +74,7 @@ def stack_makers(layout: ModelLayout, source: WeightSource, stack: int, *, what:
     part, hidden_size = layout.parts[stack], layout.hidden_size
     layer = layout.blocks[part.first_block].layer
     numbers = {block.kind: block.number for block in layout.blocks if block.layer == layer}
-    attention, cross, feed_forward = (
-        numbers["attention"],
-        numbers.get("cross_attention", -1),
-        numbers["feed_forward"],
-    )
+    attention, cross, feed_forward = numbers["attention"], numbers.get("cross_attention", -1), numbers["feed_forward"]
 
     @cache
     def shard(units: int = 0, columns: int = 0, ends: bool = False) -> ModelShard:
@@ -105,10 +95,7 @@ def stack_makers(layout: ModelLayout, source: WeightSource, stack: int, *, what:
     def cross_attend(tokens: int, units: int) -> Call:
         own = shard(units)
         with torch.inference_mode():
-            asked, memory = (
-                own.qkv(cross, hidden(tokens)),
-                own.cross_keys_values(cross, hidden(tokens)),
-            )
+            asked, memory = own.qkv(cross, hidden(tokens)), own.cross_keys_values(cross, hidden(tokens))
         return partial(own.begin, tokens, target_length=tokens), lambda run: own.cross_attend(
             cross, (asked,), (memory,), run
         )
@@ -131,12 +118,7 @@ def stack_makers(layout: ModelLayout, source: WeightSource, stack: int, *, what:
     def embed(tokens: int, units: int) -> Call:
         ids = torch.ones(1, tokens, dtype=torch.int64)
         if layout.family.reads_images:
-            ids = torch.zeros(
-                1,
-                shape_of_picture(layout)[0],
-                shape_of_picture(layout)[1],
-                dtype=torch.uint8,
-            )
+            ids = torch.zeros(1, shape_of_picture(layout)[0], shape_of_picture(layout)[1], dtype=torch.uint8)
         return partial(shard(units=1, ends=True).embed, stack, ids)
 
     makers: dict[str, Callable[[int, int], Call]] = {
@@ -200,17 +182,10 @@ def host_profile(asked: HostQuestion, notify: Notify, *, refresh: bool = False) 
 
     def measure() -> InferenceProfile:
         notify(
-            Event(
-                "phase",
-                message=f"Profiling this machine (kept for {asked.model} and this length)",
-                stage="profile",
-            )
+            Event("phase", message=f"Profiling this machine (kept for {asked.model} and this length)", stage="profile")
         )
         layout = model_layout(asked.model)
-        with (
-            made_up_weights(),
-            closing(open_weights(asked.model, layout=layout)) as source,
-        ):
+        with made_up_weights(), closing(open_weights(asked.model, layout=layout)) as source:
             return measure_host(layout, source, longest=asked.longest, what=asked.what)
 
     measured, note = cached_inference(key, measure, refresh=refresh)
@@ -225,12 +200,7 @@ def made_up_host(model: str, flops_per_s: float) -> InferenceProfile:
     for tests and
     for trying out the portal; the times belong to no real device.
     """
-    device = Device(
-        name="host",
-        flops_per_s=flops_per_s,
-        memory_bytes=1 << 40,
-        link=Link(bytes_per_s=1e9),
-    )
+    device = Device(name="host", flops_per_s=flops_per_s, memory_bytes=1 << 40, link=Link(bytes_per_s=1e9))
     return analytic_profile(model, model_layout(model), Cluster(name="host", devices=(device,)))
 
 
@@ -238,12 +208,7 @@ def analytic_profile(model: str, layout: ModelLayout, cluster: Cluster, vocabula
     """Return a model's costs computed from the devices' FLOP/s.  vocabulary: rows of the head, 0 for none."""
     first_bytes, last_bytes = layout.end_bytes
     return analytic_from(
-        model,
-        layout.stacks,
-        cluster,
-        first_bytes=first_bytes,
-        last_bytes=last_bytes,
-        vocabulary=vocabulary,
+        model, layout.stacks, cluster, first_bytes=first_bytes, last_bytes=last_bytes, vocabulary=vocabulary
     )
 
 
@@ -252,13 +217,7 @@ def as_profile(inference: InferenceProfile) -> Profile:
     at a time.
     """
     rows = tuple(_layers(inference, rank) for rank in range(inference.world_size))
-    return Profile(
-        model=inference.model,
-        method=METHOD,
-        source=inference.source,
-        layers=rows,
-        inference=inference,
-    )
+    return Profile(model=inference.model, method=METHOD, source=inference.source, layers=rows, inference=inference)
 
 
 def _layers(inference: InferenceProfile, rank: int) -> tuple[LayerProfile, ...]:
@@ -266,9 +225,7 @@ def _layers(inference: InferenceProfile, rank: int) -> tuple[LayerProfile, ...]:
     for stack, shape in enumerate(inference.stacks):
         seconds = [layer_s(inference, rank, stack, stack_lengths(inference, length)) for length in LENGTHS]
         grid = Grid(
-            batch_sizes=(1, 2),
-            sequence_lengths=LENGTHS,
-            seconds=(tuple(seconds), tuple(2 * one for one in seconds)),
+            batch_sizes=(1, 2), sequence_lengths=LENGTHS, seconds=(tuple(seconds), tuple(2 * one for one in seconds))
         )
         layers += [
             LayerProfile(

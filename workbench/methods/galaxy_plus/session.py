@@ -121,13 +121,7 @@ class InferenceSession(DeviceSession):
     ) -> None:
         is_paced = setup.host is not None
         super().__init__(
-            context,
-            setup.cluster,
-            group,
-            timeout_s=setup.timeout_s,
-            is_paced=is_paced,
-            devices=devices,
-            pacer=pacer,
+            context, setup.cluster, group, timeout_s=setup.timeout_s, is_paced=is_paced, devices=devices, pacer=pacer
         )
         self.setup, self.layout = setup, layout or model_layout(setup.model)
         self.stacks = self.layout.stacks
@@ -167,11 +161,7 @@ class InferenceSession(DeviceSession):
         check_request(request, self.layout)
         prepared = self.prepare(holding.plan, request)
         with torch.inference_mode():
-            run = shard.begin(
-                request.length,
-                target_length=max(1, request.decoder_length),
-                cache=cache,
-            )
+            run = shard.begin(request.length, target_length=max(1, request.decoder_length), cache=cache)
             handlers = InferenceHandlers(shard, prepared.layout, run, what=request.what)
             ids = [request.ids, request.decoder_ids]
             return self._run(prepared, handlers, ids)
@@ -193,10 +183,7 @@ class InferenceSession(DeviceSession):
         rules = self.greedy.rules(request.decoder_length or request.length, num_tokens)
         while True:
             if self.rank == holding.plan.ranks[0]:
-                text, logits = (
-                    request.decoder_ids if request.decoder_length else request.ids,
-                    answers[-1].output,
-                )
+                text, logits = request.decoder_ids if request.decoder_length else request.ids, answers[-1].output
                 assert text is not None and logits is not None
                 ids = torch.cat([text, torch.tensor([tokens], dtype=text.dtype)], dim=1)
                 tokens.append(int(rules(ids, require_numbers(logits, "Tokens")).argmax(-1)))
@@ -205,12 +192,7 @@ class InferenceSession(DeviceSession):
             answers.append(self._token(holding, shard, cache, request, tokens[-1:]))
 
     def _token(
-        self,
-        holding: Holding,
-        shard: ModelShard,
-        cache: KeyValueCache,
-        request: Request,
-        last: list[int],
+        self, holding: Holding, shard: ModelShard, cache: KeyValueCache, request: Request, last: list[int]
     ) -> Answer:
         memory_length = request.length if request.decoder_length else 0
         prepared = self.programs.token(holding.plan, past=cache.length, memory_length=memory_length)
@@ -220,12 +202,7 @@ class InferenceSession(DeviceSession):
         cache.advance()
         return answer
 
-    def _run(
-        self,
-        prepared: Prepared,
-        handlers: InferenceHandlers,
-        ids: Sequence[torch.Tensor | None],
-    ) -> Answer:
+    def _run(self, prepared: Prepared, handlers: InferenceHandlers, ids: Sequence[torch.Tensor | None]) -> Answer:
         begin = self.context.now_s()
         layout, program = prepared
         inputs: dict[Value, object] = {
@@ -279,9 +256,7 @@ class ControlChannel:
 def _lost(error: RuntimeError) -> DeviceLostError:
     found = f"It failed: {str(error).splitlines()[0]}."
     return DeviceLostError(
-        "A message to or from another device was under way.",
-        found,
-        "See the first device that failed.",
+        "A message to or from another device was under way.", found, "See the first device that failed."
     )
 
 
@@ -296,14 +271,7 @@ class InferenceHandlers:
     writes several values for the next one on this rank (`ctx`), the first contains all.
     """
 
-    def __init__(
-        self,
-        shard: ModelShard,
-        layout: InferenceLayout,
-        run: Run,
-        *,
-        what: What = "hidden",
-    ) -> None:
+    def __init__(self, shard: ModelShard, layout: InferenceLayout, run: Run, *, what: What = "hidden") -> None:
         self._shard, self._layout, self._run, self._what = shard, layout, run, what
         self._is_sequence = layout.plan.paradigm == "sequence"
 

@@ -88,13 +88,7 @@ def cached_inference(
     """Return the measurement cached under `key` on this machine, or measure and cache it; and a note on its source
     (profiler.cache).
     """
-    return cached(
-        {"inference": 2, **key},
-        measure,
-        InferenceProfile,
-        folder=folder,
-        refresh=refresh,
-    )
+    return cached({"inference": 2, **key}, measure, InferenceProfile, folder=folder, refresh=refresh)
 
 
 def fit_piece(kind: str, found: Sequence[tuple[int, int, float]]) -> PieceCost:
@@ -105,14 +99,9 @@ def fit_piece(kind: str, found: Sequence[tuple[int, int, float]]) -> PieceCost:
     """
     if not found or min(seconds for _, _, seconds in found) <= 0:
         raise ConfigError(
-            f"Fitting the cost of {kind} was asked for.",
-            f"{len(found)} samples, or none took time.",
-            "Time it longer.",
+            f"Fitting the cost of {kind} was asked for.", f"{len(found)} samples, or none took time.", "Time it longer."
         )
-    terms: dict[str, Callable[[int, int], float]] = {
-        "fixed_s": lambda t, u: 1.0,
-        "token_s": lambda t, u: t,
-    }
+    terms: dict[str, Callable[[int, int], float]] = {"fixed_s": lambda t, u: 1.0, "token_s": lambda t, u: t}
     if len({units for _, units, _ in found}) > 1:
         terms |= {"unit_s": lambda t, u: u, "token_unit_s": lambda t, u: t * u}
     rows = np.array([[term(tokens, units) / seconds for term in terms.values()] for tokens, units, seconds in found])

@@ -40,10 +40,7 @@ class Price(NamedTuple):
 
 
 def candidates(
-    asked: Setting,
-    *,
-    precisions: Sequence[Precision] = ("float32",),
-    most_queries: int = MOST_QUERIES,
+    asked: Setting, *, precisions: Sequence[Precision] = ("float32",), most_queries: int = MOST_QUERIES
 ) -> tuple[Setting, ...]:
     """Return the settings that may replace the asked one, in order of preference.
 
@@ -63,23 +60,14 @@ def candidates(
                 queries for queries in range(1, min(work, max(most_queries, asked.queries)) + 1) if work % queries == 0
             ]
             splits.sort(
-                key=lambda queries: (
-                    queries != asked.queries,
-                    queries < asked.queries,
-                    abs(queries - asked.queries),
-                )
+                key=lambda queries: (queries != asked.queries, queries < asked.queries, abs(queries - asked.queries))
             )
             found += [Setting(queries, work // queries, precision) for queries in splits]
             work //= 2
     return tuple(dict.fromkeys(found))
 
 
-def choose(
-    settings: Sequence[Setting],
-    price: Callable[[Setting], Price],
-    *,
-    step_s: float | None = None,
-) -> Setting:
+def choose(settings: Sequence[Setting], price: Callable[[Setting], Price], *, step_s: float | None = None) -> Setting:
     """Return the first setting that fits in memory and in `step_s` seconds (None: no limit), or else the fastest that
     fits in memory.
 

@@ -25,11 +25,7 @@ def parts_at_once(execution: Execution, queries: int) -> int:
     """
     check_choice("execution", execution, get_args(Execution))
     if queries < 1:
-        raise ConfigError(
-            f"{queries} queries were asked for.",
-            "A step needs at least 1.",
-            "Raise it.",
-        )
+        raise ConfigError(f"{queries} queries were asked for.", "A step needs at least 1.", "Raise it.")
     return passes(execution, queries)[1]
 
 
@@ -79,9 +75,7 @@ class Machine:
         )
         if min(self.flops_per_s, self.memory_bytes_per_s) <= 0 or min(others) < 0:
             raise ConfigError(
-                "A machine's rates were given.",
-                f"{self}.",
-                "Rates must be above 0, times and overheads 0 or more.",
+                "A machine's rates were given.", f"{self}.", "Rates must be above 0, times and overheads 0 or more."
             )
 
 
@@ -123,19 +117,10 @@ def pass_s(
     adapted: bool = True,
 ) -> float:
     """Return the seconds of one forward pass: launch kernels, read and dequantize weights once, compute."""
-    flops = pass_flops(
-        model,
-        rows=rows,
-        sequence_length=sequence_length,
-        targets=targets,
-        adapted=adapted,
-    )
+    flops = pass_flops(model, rows=rows, sequence_length=sequence_length, targets=targets, adapted=adapted)
     weights = matrix_params(model)
     slower = 1 + machine.adapter_share if adapted else 1.0
-    work = max(
-        slower * flops / machine.flops_per_s,
-        weight_bytes * weights / machine.memory_bytes_per_s,
-    )
+    work = max(slower * flops / machine.flops_per_s, weight_bytes * weights / machine.memory_bytes_per_s)
     if machine.dequantized_per_s:
         work += (weights - model.vocab * model.hidden) / machine.dequantized_per_s
     launched = launched_s(model, machine, adapted)

@@ -67,10 +67,9 @@ def measure_layers(prepared: PreparedJob, *, max_length: int, budget_s: float = 
 
     def nbytes(layer: int) -> dict[str, int]:
         frozen = _frozen_bytes(models, next(one for one in stacks.stacks if layer < one.stop), layer)
-        return {
-            "frozen_bytes": frozen,
-            "trainable_bytes": 4 * sum(trained[layer]),
-        } | scratch_bytes(facts, layer, compute)
+        return {"frozen_bytes": frozen, "trainable_bytes": 4 * sum(trained[layer])} | scratch_bytes(
+            facts, layer, compute
+        )
 
     with torch.inference_mode():
         return profile_layers(
@@ -160,12 +159,7 @@ class _Bench:
 
 def _noise(models: list[CausalModel]) -> Maker:
     def made(queries: int, length: int) -> Call:
-        log = StepLog(
-            step=0,
-            seeds=tuple(range(queries)),
-            gradients=(0.0,) * queries,
-            learning_rate=1.0,
-        )
+        log = StepLog(step=0, seeds=tuple(range(queries)), gradients=(0.0,) * queries, learning_rate=1.0)
 
         def run() -> None:
             for model in models:
@@ -185,13 +179,7 @@ def catalogue_profile(prepared: PreparedJob, cluster: Cluster) -> Profile:
     compute = activation_type(precision, prepared.options.compute_dtype)
     numbers = number_format(prepared.facts, compute, stored_as(precision, compute))
     described = describe_facts(prepared.facts)
-    whole = analytic_profile(
-        described,
-        cluster,
-        technique="frozen",
-        sequence_lengths=tuple(lengths),
-        numbers=numbers,
-    )
+    whole = analytic_profile(described, cluster, technique="frozen", sequence_lengths=tuple(lengths), numbers=numbers)
     values = trained_values(prepared)
     rows = tuple(
         tuple(
@@ -200,13 +188,7 @@ def catalogue_profile(prepared: PreparedJob, cluster: Cluster) -> Profile:
         )
         for device, layers in zip(cluster.devices, whole.layers, strict=True)
     )
-    return Profile(
-        model=prepared.job.model,
-        method=METHOD,
-        source="analytic",
-        layers=rows,
-        notes=whole.notes,
-    )
+    return Profile(model=prepared.job.model, method=METHOD, source="analytic", layers=rows, notes=whole.notes)
 
 
 def trained_values(prepared: PreparedJob) -> int:
@@ -217,12 +199,7 @@ def trained_values(prepared: PreparedJob) -> int:
 
 
 def _forward_only(
-    prepared: PreparedJob,
-    layer: LayerProfile,
-    index: int,
-    values: int,
-    flops_per_s: float,
-    compute: FloatType,
+    prepared: PreparedJob, layer: LayerProfile, index: int, values: int, flops_per_s: float, compute: FloatType
 ) -> LayerProfile:
     noise_s = values * NORMAL_FLOPS / flops_per_s
     nbytes: dict[str, Any] = dict.fromkeys(_UNUSED, 0) | scratch_bytes(prepared.facts, index, compute)
@@ -230,11 +207,7 @@ def _forward_only(
         layer,
         times={
             "F": layer.times["F"],
-            STEP: Grid(
-                batch_sizes=(1, 2),
-                sequence_lengths=(1,),
-                seconds=((noise_s,), (2 * noise_s,)),
-            ),
+            STEP: Grid(batch_sizes=(1, 2), sequence_lengths=(1,), seconds=((noise_s,), (2 * noise_s,))),
         },
         trainable_bytes=4 * values,
         **nbytes,

@@ -29,11 +29,7 @@ from workbench.methods.common.result import model_encoder
 from workbench.methods.common.scaling import scale_to_cluster
 from workbench.methods.common.session import RankResult
 from workbench.methods.p_rge.adaptive import Setting
-from workbench.methods.p_rge.measure import (
-    catalogue_profile,
-    in_precision,
-    measure_layers,
-)
+from workbench.methods.p_rge.measure import catalogue_profile, in_precision, measure_layers
 from workbench.methods.p_rge.options import METHOD, Precision
 from workbench.methods.p_rge.policy import (
     History,
@@ -44,27 +40,12 @@ from workbench.methods.p_rge.policy import (
     notes_of,
     words,
 )
-from workbench.methods.p_rge.prepare import (
-    PreparedJob,
-    activation_type,
-    check_plan,
-    prepare,
-    require_known,
-)
+from workbench.methods.p_rge.prepare import PreparedJob, activation_type, check_plan, prepare, require_known
 from workbench.methods.p_rge.queries import chosen_passings, plan_queries
 from workbench.methods.p_rge.rank_job import Change, PRGERankJob, change_at, rank_job
 from workbench.methods.p_rge.worker import load_model, serve_rank, stored_as
-from workbench.methods.p_rge.zeroth_order import (
-    CausalModel,
-    StepLog,
-    replay,
-    warn_of_rounding,
-)
-from workbench.methods.p_rge.zeroth_order.loading import (
-    TRAINED,
-    save_for_peft,
-    save_trained,
-)
+from workbench.methods.p_rge.zeroth_order import CausalModel, StepLog, replay, warn_of_rounding
+from workbench.methods.p_rge.zeroth_order.loading import TRAINED, save_for_peft, save_trained
 from workbench.methods.training.faults import predict
 from workbench.methods.training.method import LayerMethod, SplitName, chosen_epoch
 from workbench.methods.training.phases import Plans
@@ -123,13 +104,7 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         )
 
     def check(
-        self,
-        prepared: PreparedJob,
-        profile: Profile,
-        cluster: Cluster,
-        plan: Plan,
-        *,
-        folder: Path | None,
+        self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None
     ) -> None:
         """Check for errors that would end the run later (see Method)."""
         setting, costs = self._settled(Planned(prepared, profile, cluster, plan))
@@ -140,10 +115,7 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         """Simulate every step, as if nothing changed; bytes: sent by all devices in a step (see Method)."""
         job = self.rank_job(*planned)
         prediction = predict(job)
-        (timeline,), num_devices = (
-            prediction.timelines.values(),
-            len(planned.plan.busy_ranks),
-        )
+        (timeline,), num_devices = prediction.timelines.values(), len(planned.plan.busy_ranks)
         nbytes = {
             "sent in a step": sum(timeline.bytes_sent(rank) for rank in range(planned.cluster.world_size)),
             # A ring all-reduce of a gradient sends 2 (n - 1) times the bytes of all trained values.
@@ -154,8 +126,7 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         if not planned.prepared.options.adapt:
             return prediction
         return replace(
-            prediction,
-            notes=("A simulation's devices keep their speed, so nothing is adapted to a change of it.",),
+            prediction, notes=("A simulation's devices keep their speed, so nothing is adapted to a change of it.",)
         )
 
     def rank_job(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> PRGERankJob:
@@ -181,11 +152,7 @@ class PRGE(LayerMethod[PreparedJob], Plans):
             warn_of_rounding(model, prepared.options.epsilon)
         policy = self.policy(planned, History(folder, prepared, model, resume=resume), notify)
         notify(
-            Event(
-                "phase",
-                message=f"Training on {planned.cluster.size_words}, {engines.fidelity} links",
-                stage="train",
-            )
+            Event("phase", message=f"Training on {planned.cluster.size_words}, {engines.fidelity} links", stage="train")
         )
         recoveries = _train(policy, engines)
         outcome = outcome_of(policy, model, prediction, engines.fidelity)
@@ -198,13 +165,7 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         return QueryPolicy(self, planned, self._profile_of(*planned[:3]), history, notify)
 
     def sweep_point(
-        self,
-        planned: Planned[PreparedJob],
-        name: str,
-        engines: Engines | None,
-        *,
-        num_steps: int,
-        folder: Path,
+        self, planned: Planned[PreparedJob], name: str, engines: Engines | None, *, num_steps: int, folder: Path
     ) -> SweepPoint:
         """Simulate the first steps under a plan, and measure them if engines are given (see Method)."""
         prepared, _, cluster, plan = planned
@@ -221,9 +182,7 @@ class PRGE(LayerMethod[PreparedJob], Plans):
                 len(policy.generations) > 1
             ):  # the others went on under another plan, whose steps are not the ones to measure
                 raise DeviceLostError(
-                    f"The steps of the plan '{name}' were to be timed.",
-                    " ".join(policy.notes),
-                    "Run the sweep again.",
+                    f"The steps of the plan '{name}' were to be timed.", " ".join(policy.notes), "Run the sweep again."
                 )
             results = results_of(policy)
         return sweep_point(name, plan, steps, results, warm_up=WARM_UP_STEPS)
@@ -236,9 +195,7 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         if prepared.options.adapts:
             fitted = fitted_setting(prepared, cluster, profile_of, setting)
             setting = Setting(
-                sum(share.queries for share in plan.stages[0].shares),
-                plan.micro_batch_size,
-                fitted.precision,
+                sum(share.queries for share in plan.stages[0].shares), plan.micro_batch_size, fitted.precision
             )
         return setting, profile_of(setting.precision)
 
@@ -262,22 +219,13 @@ class PRGE(LayerMethod[PreparedJob], Plans):
 def _train(policy: QueryPolicy, engines: Engines) -> tuple[Recovery, ...]:
     """Do a run's remaining steps on engines that a coordinator commands."""
     with engines.service(serve_rank) as devices:
-        return policy.run(
-            devices,
-            policy.cluster,
-            policy.prepared.job,
-            adapts=policy.prepared.options.adapt,
-        )
+        return policy.run(devices, policy.cluster, policy.prepared.job, adapts=policy.prepared.options.adapt)
 
 
 def results_of(policy: QueryPolicy) -> list[RankResult]:
     """Return each device's results in each generation, by its rank in the cluster."""
     return [
-        replace(
-            part,
-            rank=rank,
-            resumed_at=(part.steps[0].epoch, part.steps[0].step) if part.steps else None,
-        )
+        replace(part, rank=rank, resumed_at=(part.steps[0].epoch, part.steps[0].step) if part.steps else None)
         for _, parts in policy.parts
         for rank, part in sorted(parts.items())
     ]
@@ -294,18 +242,11 @@ def reported_steps(policy: QueryPolicy, prediction: Prediction) -> tuple[StepRec
         expected_s = policy.expected(replace(record, predicted_s=None)).predicted_s
         samples = change_at(history.changes, number).setting.batch_size
         predicted.append(
-            replace(
-                record,
-                samples=samples,
-                predicted_s=record.predicted_s if expected_s is None else expected_s,
-            )
+            replace(record, samples=samples, predicted_s=record.predicted_s if expected_s is None else expected_s)
         )
     measured = {(step.epoch, step.step): step for step in measured_steps(results_of(policy), predicted)}
     return tuple(
-        replace(
-            measured.get((step.epoch, step.step), replace(step, measured_s=record.seconds)),
-            loss=record.loss,
-        )
+        replace(measured.get((step.epoch, step.step), replace(step, measured_s=record.seconds)), loss=record.loss)
         for step, record in zip(predicted, history.records, strict=False)
     )
 
@@ -319,10 +260,7 @@ def outcome_of(policy: QueryPolicy, model: CausalModel, prediction: Prediction, 
         model = load_model(prepared)
     trained = TrainedByLog(prepared, model, history.records)
     epochs, metrics, best = chosen_epoch(
-        epoch_records(steps),
-        trained.scores,
-        lambda metrics: metrics[prepared.task.metric],
-        policy.notify,
+        epoch_records(steps), trained.scores, lambda metrics: metrics[prepared.task.metric], policy.notify
     )
     saved = _save(prepared, model, history.folder / ADAPTER)
     counted = sum(max((len(part.steps) for part in parts.values()), default=0) for _, parts in policy.parts)
@@ -338,10 +276,7 @@ def outcome_of(policy: QueryPolicy, model: CausalModel, prediction: Prediction, 
     measured = {(step.epoch, step.step) for result in results for step in result.steps}
     is_whole = any(not result.steps or len(result.steps) == len(measured) for result in results)
     by_rank = [
-        RankResult(
-            rank=rank,
-            steps=[step for result in results if result.rank == rank for step in result.steps],
-        )
+        RankResult(rank=rank, steps=[step for result in results if result.rank == rank for step in result.steps])
         for rank in range(cluster.world_size)
     ]
     resident = dict.fromkeys((False, True), [0] * cluster.world_size)
@@ -363,12 +298,7 @@ class TrainedByLog:
     """The model after each epoch of a run, made from its log.  model: before the first step."""
 
     def __init__(self, prepared: PreparedJob, model: CausalModel, records: Sequence[StepLog]) -> None:
-        self._prepared, self.model, self._records, self._num_steps = (
-            prepared,
-            model,
-            records,
-            0,
-        )
+        self._prepared, self.model, self._records, self._num_steps = prepared, model, records, 0
         self._encoder = model_encoder(prepared.task.template, prepared.job.model, prepared.job.max_length)
         self._best: tuple[float, int, dict[str, Tensor]] | None = None
 
@@ -400,11 +330,6 @@ def _save(prepared: PreparedJob, model: CausalModel, folder: Path) -> Path:
     save_tokenizer(name, folder)
     save_for_peft(folder, model, name=name)
     quantization = stored_as(precision, compute)
-    about = TrainedDescription(
-        model=kept_name(name),
-        config=model.config,
-        quantization=quantization,
-        dtype=compute,
-    )
+    about = TrainedDescription(model=kept_name(name), config=model.config, quantization=quantization, dtype=compute)
     save_trained(folder / TRAINED, model.trainables.state(), about)
     return folder

@@ -89,10 +89,7 @@ class PRGEOptions:
         return self.adapt or self.step_s is not None or bool(self.precisions)
 
 
-_RANK_JOB, _WORKER = (
-    "workbench.methods.p_rge.rank_job",
-    "workbench.methods.p_rge.worker",
-)
+_RANK_JOB, _WORKER = "workbench.methods.p_rge.rank_job", "workbench.methods.p_rge.worker"
 DECLARATION = Declaration(
     options=PRGEOptions,
     title="P-RGE",
@@ -100,16 +97,11 @@ DECLARATION = Declaration(
     calls={
         "workbench.methods.p_rge.method:PRGE.measure_rank": "",
         f"{_WORKER}:serve_rank": Parts(
-            f"{_RANK_JOB}:PRGERankJob",
-            f"{_RANK_JOB}:QueryResult",
-            done="workbench.methods.p_rge.zeroth_order:StepLog",
+            f"{_RANK_JOB}:PRGERankJob", f"{_RANK_JOB}:QueryResult", done="workbench.methods.p_rge.zeroth_order:StepLog"
         ),
     },
     form={
-        "queries": FormField(
-            label="Queries q",
-            tooltip="Random directions of a step, divided among the devices",
-        ),
+        "queries": FormField(label="Queries q", tooltip="Random directions of a step, divided among the devices"),
         "batch_size": FormField(label="Samples E", tooltip="Samples of each query"),
         "steps": FormField(label="Steps", tooltip="Steps of the run; 0 takes those of the job's epochs"),
         "execution": FormField(

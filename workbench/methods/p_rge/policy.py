@@ -19,12 +19,7 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.serial import from_json
 from workbench.methods.base import Notify, Planned
-from workbench.methods.common.folder import (
-    STEPS,
-    begin_folder,
-    holds_run,
-    weights_digest,
-)
+from workbench.methods.common.folder import STEPS, begin_folder, holds_run, weights_digest
 from workbench.methods.p_rge.adaptive import Price, Setting, candidates, choose
 from workbench.methods.p_rge.options import Precision
 from workbench.methods.p_rge.prepare import PreparedJob
@@ -45,12 +40,7 @@ ProfileOf = Callable[[Precision], Profile]
 
 
 def fitted_setting(
-    prepared: PreparedJob,
-    cluster: Cluster,
-    profile_of: ProfileOf,
-    asked: Setting,
-    *,
-    step_s: float | None = None,
+    prepared: PreparedJob, cluster: Cluster, profile_of: ProfileOf, asked: Setting, *, step_s: float | None = None
 ) -> Setting:
     """Return the requested setting, or the most preferred one that fits in the devices' memory and in the time limit of
     a step.
@@ -107,10 +97,7 @@ class History:
         if self._file.damage:
             self.damage = f"'{LOG}': {self._file.damage}; the steps from {self.resumed + 1} on are done again."
         changes = [from_json(remark, Change, source=f"'{self.path}'") for remark in self._file.remarks]
-        self.changes = [
-            Change(0, 0, prepared.setting),
-            *(change for change in changes if change.step <= self.resumed),
-        ]
+        self.changes = [Change(0, 0, prepared.setting), *(change for change in changes if change.step <= self.resumed)]
 
     def add(self, record: StepLog) -> None:
         """Record a step unless it is known, because every device reports it.  It is on the disk on return."""
@@ -140,10 +127,7 @@ def notes_of(history: History, prepared: PreparedJob, *, resume: bool) -> tuple[
         notes.append(f"Resumed after {history.resumed} of {prepared.num_steps} steps, from their seeds and scalars.")
     notes += [history.damage] * bool(history.damage)
     first = [change for change in history.changes if change.step == 0][-1]  # told with the plan
-    return (
-        *notes,
-        *changed_notes(prepared, [first, *(change for change in history.changes if change.step)]),
-    )
+    return (*notes, *changed_notes(prepared, [first, *(change for change in history.changes if change.step)]))
 
 
 def changed_notes(prepared: PreparedJob, changes: Sequence[Change]) -> tuple[str, ...]:
@@ -154,10 +138,7 @@ def changed_notes(prepared: PreparedJob, changes: Sequence[Change]) -> tuple[str
         for change in later
         if change.setting != former.setting
     ]
-    used, asked = (
-        changes[-1].samples_before(prepared.num_steps),
-        prepared.num_steps * former.setting.batch_size,
-    )
+    used, asked = changes[-1].samples_before(prepared.num_steps), prepared.num_steps * former.setting.batch_size
     if notes and used < asked:
         notes.append(
             f"The {prepared.num_steps} steps then train on {used} samples, where {asked} were asked for: smaller "
@@ -180,20 +161,11 @@ class QueryPolicy(StepPolicy):
     """
 
     def __init__(
-        self,
-        method: Plans,
-        planned: Planned[PreparedJob],
-        profile_of: ProfileOf,
-        history: History,
-        notify: Notify,
+        self, method: Plans, planned: Planned[PreparedJob], profile_of: ProfileOf, history: History, notify: Notify
     ) -> None:
         first = replace(method.rank_job(*planned), folder=history.folder)
         super().__init__(method, planned, first, notify)
-        self.profile_of, self.history, self._step = (
-            profile_of,
-            history,
-            len(history.records),
-        )
+        self.profile_of, self.history, self._step = profile_of, history, len(history.records)
         self.parts: list[tuple[Begun, dict[int, QueryResult]]] = []
 
     @property
@@ -208,12 +180,7 @@ class QueryPolicy(StepPolicy):
         changes = self.history.changes_with(job.change.setting)
         return members, replace(job, records=tuple(self.history.records), changes=tuple(changes))
 
-    def _job(
-        self,
-        ranks: Sequence[int],
-        factors: Mapping[int, float],
-        plan: Plan | None = None,
-    ) -> PRGERankJob:
+    def _job(self, ranks: Sequence[int], factors: Mapping[int, float], plan: Plan | None = None) -> PRGERankJob:
         """Return the job of some devices (see StepPolicy); with another setting, if the job allows it and the devices
         require it.
         """
@@ -222,15 +189,7 @@ class QueryPolicy(StepPolicy):
         slowed = profile.part(ranks, factors)
         plan = plan or plan_queries(self.prepared.problem(slowed, part, setting))
         changes, folder = self.history.changes_with(setting), self.history.folder
-        return rank_job(
-            self.prepared,
-            profile.part(ranks),
-            part,
-            plan,
-            changes,
-            slowed=slowed,
-            folder=folder,
-        )
+        return rank_job(self.prepared, profile.part(ranks), part, plan, changes, slowed=slowed, folder=folder)
 
     def begun(self, generation: Generation) -> Generation:
         """Record a change of the setting (see Policy)."""
@@ -264,12 +223,7 @@ class QueryPolicy(StepPolicy):
         if self.step < self.num_steps and (lost or any(ended.end == "lost" for ended in parts.values())):
             self._make_lost_step(generation, results, lost)
 
-    def _make_lost_step(
-        self,
-        generation: Generation,
-        parts: Mapping[int, QueryResult],
-        lost: frozenset[int],
-    ) -> None:
+    def _make_lost_step(self, generation: Generation, parts: Mapping[int, QueryResult], lost: frozenset[int]) -> None:
         """Complete the step in which a device was lost from the losses that the others know, if that is requested and
         there are any.
         """
@@ -290,12 +244,7 @@ class QueryPolicy(StepPolicy):
         self._add(record_of(job, step, complete))
         self.say(f"Step {step + 1} is made from {len(complete) // 2} of {job.estimator.queries} queries")
 
-    def differs(
-        self,
-        generation: Generation,
-        ready: tuple[int, ...],
-        factors: Mapping[int, float],
-    ) -> bool:
+    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
         """Return whether the devices' speeds call for another setting or plan than a generation's; no state has to be
         moved for it.
         """

@@ -155,10 +155,7 @@ def require_known(job: Job) -> PRGEOptions:
         raise unknown_prompt_task(job.task)
     require_known_model(job.model)
     ZerothOrderConfig(
-        queries=options.queries,
-        epsilon=options.epsilon,
-        learning_rate=job.peak_learning_rate,
-        seed=job.seed,
+        queries=options.queries, epsilon=options.epsilon, learning_rate=job.peak_learning_rate, seed=job.seed
     )
     return options
 
@@ -168,15 +165,8 @@ def prepare(job: Job) -> PreparedJob:
     options = require_known(job)
     facts = model_facts(job.model)
     if facts.vocabulary_size == 0:
-        asked, found = (
-            f"P-RGE of '{job.model}' was asked for.",
-            "It reads pictures, and the tasks of P-RGE are texts.",
-        )
-        raise ConfigError(
-            asked,
-            found,
-            "Choose a model of text, such as SmolLM2-135M, or another method.",
-        )
+        asked, found = f"P-RGE of '{job.model}' was asked for.", "It reads pictures, and the tasks of P-RGE are texts."
+        raise ConfigError(asked, found, "Choose a model of text, such as SmolLM2-135M, or another method.")
     require_width(METHOD, "rank", options.rank, job.model, facts.hidden_size)
     counts = {name: getattr(job, name) for name in ("train_samples", "validation_samples", "test_samples")}
     task = load_task(job.task, data=job.data, columns=job.columns, prompted=True, **counts)
@@ -195,14 +185,7 @@ def prepare(job: Job) -> PreparedJob:
         num_outputs=0 if predicts_words else len(task.template.words),
         seed=job.seed,
     )
-    return PreparedJob(
-        job=job,
-        options=options,
-        task=task,
-        train=train,
-        facts=facts,
-        trainable=trainable,
-    )
+    return PreparedJob(job=job, options=options, task=task, train=train, facts=facts, trainable=trainable)
 
 
 def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan, setting: Setting) -> None:
@@ -223,16 +206,6 @@ def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan, setting: Set
             "A stage of its chain has several devices.",
             "Give each stage of a chain one device, or each device the whole model.",
         ),
-        (
-            plan.micro_batch_size != setting.batch_size,
-            found,
-            "Plan for the job's batch_size.",
-        ),
+        (plan.micro_batch_size != setting.batch_size, found, "Plan for the job's batch_size."),
     )
-    require_plan(
-        plan,
-        cluster,
-        model=prepared.job.model,
-        num_layers=prepared.facts.num_layers,
-        others=others,
-    )
+    require_plan(plan, cluster, model=prepared.job.model, num_layers=prepared.facts.num_layers, others=others)

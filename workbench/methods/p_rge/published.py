@@ -56,11 +56,7 @@ class Constants:
             flops_per_s=self.a100_flops_per_s,
             memory_bytes_per_s=self.memory_bytes_per_s,
             layer_s=self.a100_layer_s,
-            dequantized_per_s={
-                "float16": 0.0,
-                "int8": self.a100_int8_per_s,
-                "nf4": self.a100_nf4_per_s,
-            }[precision],
+            dequantized_per_s={"float16": 0.0, "int8": self.a100_int8_per_s, "nf4": self.a100_nf4_per_s}[precision],
             step_s=self.a100_step_s,
         )
 
@@ -98,10 +94,7 @@ class Constants:
 
     def oneplus(self) -> Machine:
         """Return the phone of Table 5."""
-        return Machine(
-            flops_per_s=self.oneplus_flops_per_s,
-            memory_bytes_per_s=self.oneplus_memory_bytes_per_s,
-        )
+        return Machine(flops_per_s=self.oneplus_flops_per_s, memory_bytes_per_s=self.oneplus_memory_bytes_per_s)
 
     def weight_bytes(self, precision: Precision) -> float:
         """Return the bytes of a stored weight."""

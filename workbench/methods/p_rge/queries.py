@@ -22,15 +22,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.methods.p_rge.options import METHOD
-from workbench.methods.p_rge.query_costs import (
-    LOSS_BYTES,
-    Passing,
-    RankCosts,
-    passings,
-    stage_costs,
-    too_small,
-    whole,
-)
+from workbench.methods.p_rge.query_costs import LOSS_BYTES, Passing, RankCosts, passings, stage_costs, too_small, whole
 from workbench.planners.problem import Problem
 from workbench.planners.shares import SAVES, device_sets, smallest_maximum
 
@@ -76,10 +68,7 @@ def plan_queries(problem: Problem[Profile]) -> Plan:
         if chain is not None and (found is None or chain.total_s < found.total_s):
             found = chain
     if found is None:
-        roomiest = max(
-            whole(problem),
-            key=lambda costs: problem.cluster.devices[costs.rank].memory_bytes,
-        )
+        roomiest = max(whole(problem), key=lambda costs: problem.cluster.devices[costs.rank].memory_bytes)
         raise too_small(roomiest, 1)
     return found
 
@@ -113,12 +102,7 @@ def _divided(problem: Problem[Profile]) -> Plan | None:
 
 def _rising(costs: RankCosts, ranks: Sequence[int], queries: int) -> list[float]:
     """Return the seconds of 0, 1, ... queries, made monotone: a decrease in measured times is noise."""
-    return list(
-        accumulate(
-            (_share_s(costs, ranks, count) if count else 0.0 for count in range(queries + 1)),
-            max,
-        )
-    )
+    return list(accumulate((_share_s(costs, ranks, count) if count else 0.0 for count in range(queries + 1)), max))
 
 
 ALL_ORDERS_UP_TO = 4
@@ -146,10 +130,7 @@ class _Tables(NamedTuple):
 
 
 def _tables(problem: Problem[Profile], rank: int, passing: Passing) -> _Tables:
-    layers, budget = (
-        problem.profile.layers[rank],
-        problem.cluster.devices[rank].memory_bytes,
-    )
+    layers, budget = problem.profile.layers[rank], problem.cluster.devices[rank].memory_bytes
     times, parts = passing.passes(passing.queries)
     rows, count = parts * problem.batch_size, len(layers)
     seconds = [
@@ -164,11 +145,7 @@ def _tables(problem: Problem[Profile], rank: int, passing: Passing) -> _Tables:
     for start in range(count):
         total = most = widest = 0
         for stop in range(start + 1, count + 1):
-            total, most, widest = (
-                total + fixed[stop - 1],
-                max(most, scratch[stop - 1]),
-                max(widest, crossing[stop - 1]),
-            )
+            total, most, widest = total + fixed[stop - 1], max(most, scratch[stop - 1]), max(widest, crossing[stop - 1])
             if total + most + widest > budget:
                 break
             fits[start][stop] = True
@@ -194,13 +171,7 @@ def plan_chain(problem: Problem[Profile]) -> Plan | None:
     seconds, ranks, stops = best
     stages, start = [], 0
     for rank, stop in zip(ranks, stops, strict=True):
-        stages.append(
-            Stage(
-                start=start,
-                stop=stop,
-                shares=(Share(rank=rank, queries=problem.queries),),
-            )
-        )
+        stages.append(Stage(start=start, stop=stop, shares=(Share(rank=rank, queries=problem.queries),)))
         start = stop
     predicted = {"losses and update": seconds}
     return Plan(
@@ -214,15 +185,9 @@ def plan_chain(problem: Problem[Profile]) -> Plan | None:
 
 def chain_passing(problem: Problem[Profile], plan: Plan) -> Passing:
     """Return the fastest way to run all queries through a chain.  Raises PlanError if a stage fits in no way."""
-    passing = min(
-        passings(problem, problem.queries, cut=True),
-        key=lambda passing: chain_s(problem, plan, passing),
-    )
+    passing = min(passings(problem, problem.queries, cut=True), key=lambda passing: chain_s(problem, plan, passing))
     if math.isinf(chain_s(problem, plan, passing)):
-        smallest = min(
-            passings(problem, problem.queries, cut=True),
-            key=lambda passing: passing.parts,
-        )
+        smallest = min(passings(problem, problem.queries, cut=True), key=lambda passing: passing.parts)
         stages = stage_costs(problem, plan).values()
         raise next(too_small(costs, smallest.queries) for costs in stages if not costs.fits(smallest.parts))
     return passing
@@ -281,10 +246,7 @@ def _ways(
             for stop in range(start + 1, count + 1):
                 if not fits[start][stop]:
                     break
-                seconds, update = (
-                    sums[stop] - sums[start],
-                    updates[stop] - updates[start],
-                )
+                seconds, update = sums[stop] - sums[start], updates[stop] - updates[start]
                 reached.setdefault(stop, []).extend(
                     _Way(
                         way.sum_s + sent + seconds,

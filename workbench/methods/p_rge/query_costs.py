@@ -10,12 +10,7 @@ from typing import NamedTuple
 
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
-from workbench.core.profile import (
-    LayerProfile,
-    Profile,
-    layers_seconds,
-    trainable_bytes,
-)
+from workbench.core.profile import LayerProfile, Profile, layers_seconds, trainable_bytes
 from workbench.methods.p_rge.options import Execution
 from workbench.planners.memory import readable
 from workbench.planners.problem import Problem
@@ -26,12 +21,9 @@ LOSS_BYTES = 4
 
 def passes(execution: Execution, queries: int) -> tuple[int, int]:
     """Return (forward passes, parts per pass) for the 2 x queries parts (section 3.1 and 3.2)."""
-    return {
-        "sequential": (2 * queries, 1),
-        "outer": (2, queries),
-        "inner": (queries, 2),
-        "both": (1, 2 * queries),
-    }[execution]
+    return {"sequential": (2 * queries, 1), "outer": (2, queries), "inner": (queries, 2), "both": (1, 2 * queries)}[
+        execution
+    ]
 
 
 class Passing(NamedTuple):
@@ -164,10 +156,7 @@ def whole(problem: Problem[Profile]) -> list[RankCosts]:
 
 def too_small(costs: RankCosts, queries: int) -> PlanError:
     """Return the error of a device whose memory is too small for its layers and the smallest pass of its queries."""
-    device, samples = (
-        costs.problem.cluster.devices[costs.rank],
-        costs.problem.batch_size,
-    )
+    device, samples = costs.problem.cluster.devices[costs.rank], costs.problem.batch_size
     parts = min(passing.parts for passing in passings(costs.problem, queries))
     layers = f"layers {costs.start}-{costs.stop - 1}"
     return PlanError(

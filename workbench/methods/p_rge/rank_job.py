@@ -67,13 +67,7 @@ class QueryShape(StepShape):
     def of(cls, batch_size: int, rows: int, tokens: int, target_length: int = 0) -> QueryShape:
         """Return the shape of a batch of E samples."""
         lengths = (-(-rows * tokens // batch_size),)
-        return cls(
-            sizes=(batch_size,),
-            lengths=lengths,
-            rows=rows,
-            tokens=tokens,
-            target_length=target_length,
-        )
+        return cls(sizes=(batch_size,), lengths=lengths, rows=rows, tokens=tokens, target_length=target_length)
 
 
 def planned_step(prepared: PreparedJob, change: Change, step: int) -> PlannedStep:
@@ -96,10 +90,7 @@ class PlannedEpoch(Sequence[PlannedStep]):
 
     def __init__(self, job: PRGERankJob, epoch: int) -> None:
         per_epoch = job.prepared.steps_per_epoch
-        self._job, self._steps = (
-            job,
-            range(epoch * per_epoch, min((epoch + 1) * per_epoch, job.prepared.num_steps)),
-        )
+        self._job, self._steps = job, range(epoch * per_epoch, min((epoch + 1) * per_epoch, job.prepared.num_steps))
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -147,30 +138,14 @@ class QueryStep:
     def program(self, profile: Profile, cluster: Cluster, shape: StepShape, crossing: Crossing) -> Program:
         """Return the step's program.  crossing: the hidden states sent from stage to stage."""
         assert isinstance(shape, QueryShape)
-        queries, length = (
-            sum(share.queries for share in self.plan.stages[0].shares),
-            shape.lengths[0],
-        )
-        problem = Problem(
-            profile,
-            cluster,
-            queries=queries,
-            batch_size=shape.samples,
-            sequence_length=length,
-        )
+        queries, length = sum(share.queries for share in self.plan.stages[0].shares), shape.lengths[0]
+        problem = Problem(profile, cluster, queries=queries, batch_size=shape.samples, sequence_length=length)
         ranks = stage_costs(problem, self.plan)
         sized = replace(crossing, target_length=shape.target_length)
 
         def hidden(value: Value) -> Spec:
             tokens = sized.tokens(self.plan.stages[value.stage].stop, shape.tokens)
-            return Spec(
-                (
-                    2 * len(self.queries(value.part)) * shape.rows,
-                    tokens,
-                    sized.hidden_size,
-                ),
-                sized.dtype,
-            )
+            return Spec((2 * len(self.queries(value.part)) * shape.rows, tokens, sized.hidden_size), sized.dtype)
 
         costs = TableCosts(
             seconds_by_kind={
@@ -178,10 +153,7 @@ class QueryStep:
                 STEP: lambda rank, op: ranks[rank].noise_s(queries),
             },
             # A flag that requests a pause is sent with the losses.
-            bytes_by_name={
-                "act": hidden,
-                "loss": lambda value: Spec((2 * len(self.queries(value.part)) + 1,)),
-            },
+            bytes_by_name={"act": hidden, "loss": lambda value: Spec((2 * len(self.queries(value.part)) + 1,))},
             resident_by_rank={rank: costs.resident_bytes for rank, costs in ranks.items()},
             cluster=cluster,
         )
@@ -228,11 +200,7 @@ class PRGERankJob(PhasedJob):
 
     def phases(self) -> tuple[Phase, ...]:
         """Return the only phase (see PhasedJob)."""
-        step, crossing, prepared = (
-            self.query_step(),
-            self.prepared.crossing(self.change.setting),
-            self.prepared,
-        )
+        step, crossing, prepared = self.query_step(), self.prepared.crossing(self.change.setting), self.prepared
         epochs = range(-(-prepared.num_steps // prepared.steps_per_epoch))
         batch_size, target_length = (
             self.change.setting.batch_size,

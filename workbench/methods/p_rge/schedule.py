@@ -49,36 +49,20 @@ def query_step(stages: Sequence[Stage], groups: Sequence[Group], *, world_size: 
         label = NONE if last == 0 else number
         owners = _owners(stage, groups)
         for share in stage.shares:
-            adapter, tokens = (
-                Value("adapter", NONE, NONE, share.rank),
-                Value("tokens", NONE, 0),
-            )
+            adapter, tokens = Value("adapter", NONE, NONE, share.rank), Value("tokens", NONE, 0)
             inputs[share.rank] = (tokens, adapter)
             for group, owner, loss in zip(groups, owners, losses, strict=True):
                 if owner != share.rank:
                     continue
                 arriving = () if number == 0 else (Value("act", number - 1, 0, group[0]),)
                 leaving = loss if number == last else Value("act", number, 0, group[0])
-                ops[share.rank].append(
-                    Op(
-                        "F",
-                        label,
-                        0,
-                        group[0],
-                        (tokens, adapter, *arriving),
-                        (leaving,),
-                    )
-                )
+                ops[share.rank].append(Op("F", label, 0, group[0], (tokens, adapter, *arriving), (leaving,)))
                 if number == last:
                     outputs[share.rank].append(loss)
             updated = Value("update", NONE, NONE, share.rank)
             ops[share.rank].append(Op(STEP, NONE, NONE, NONE, (adapter, *losses), (updated,)))
             outputs[share.rank].append(updated)
-    return Schedule(
-        ops=tuple(map(tuple, ops)),
-        inputs=tuple(inputs),
-        outputs=tuple(map(tuple, outputs)),
-    )
+    return Schedule(ops=tuple(map(tuple, ops)), inputs=tuple(inputs), outputs=tuple(map(tuple, outputs)))
 
 
 def _owners(stage: Stage, groups: Sequence[Group]) -> list[int]:
@@ -88,9 +72,7 @@ def _owners(stage: Stage, groups: Sequence[Group]) -> list[int]:
         rank_of += [share.rank] * (2 * share.queries)
     if not rank_of:
         raise ScheduleError(
-            "A step of queries was asked for.",
-            "The shares have none.",
-            "Give a rank at least one query.",
+            "A step of queries was asked for.", "The shares have none.", "Give a rank at least one query."
         )
     if sorted(part for group in groups for part in group) != list(range(len(rank_of))):
         raise ScheduleError(

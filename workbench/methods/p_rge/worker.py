@@ -15,24 +15,11 @@ from workbench.core.errors import DivergedError
 from workbench.core.names import FloatType
 from workbench.core.profile import layers_seconds
 from workbench.core.schedule import SEND, STEP, Op
-from workbench.methods.common.session import (
-    IDLE,
-    LOADING,
-    WAITING,
-    RankResult,
-    RankSession,
-    StepTrace,
-)
+from workbench.methods.common.session import IDLE, LOADING, WAITING, RankResult, RankSession, StepTrace
 from workbench.methods.p_rge.options import Precision
 from workbench.methods.p_rge.prepare import PreparedJob, activation_type
 from workbench.methods.p_rge.query_costs import Passing
-from workbench.methods.p_rge.rank_job import (
-    PRGERankJob,
-    QueryResult,
-    QueryShape,
-    QueryStep,
-    planned_step,
-)
+from workbench.methods.p_rge.rank_job import PRGERankJob, QueryResult, QueryShape, QueryStep, planned_step
 from workbench.methods.p_rge.zeroth_order import (
     CausalModel,
     PrecisionWarning,
@@ -66,13 +53,7 @@ def load_model(prepared: PreparedJob, span: tuple[int, int] | None = None) -> Ca
     precision = prepared.options.precision
     compute = activation_type(precision, prepared.options.compute_dtype)
     stored, dtype = stored_as(precision, compute), getattr(torch, compute)
-    return load_causal_model(
-        prepared.job.model,
-        prepared.trainable,
-        span=span,
-        quantization=stored,
-        dtype=dtype,
-    )
+    return load_causal_model(prepared.job.model, prepared.trainable, span=span, quantization=stored, dtype=dtype)
 
 
 def stored_as(precision: Precision, compute: FloatType) -> QuantizationConfig | None:
@@ -84,11 +65,7 @@ class StageCompute:
     """Layers [start, stop) on this device, and the number of log steps applied to their trainable values."""
 
     def __init__(self, rank_job: PRGERankJob, start: int, stop: int) -> None:
-        self.start, self.stop, self.precision = (
-            start,
-            stop,
-            rank_job.change.setting.precision,
-        )
+        self.start, self.stop, self.precision = start, stop, rank_job.change.setting.precision
         # Also for a whole model: reading layer by layer needs no more memory during loading than afterwards.
         self.model = load_model(rank_job.prepared.with_precision(self.precision), (start, stop))
         self.num_steps = 0
@@ -98,11 +75,7 @@ class StageCompute:
     def suits(self, rank_job: PRGERankJob, start: int, stop: int) -> bool:
         """Return whether these are the layers of a job, and have not applied more steps than it."""
         asked = (start, stop, rank_job.change.setting.precision)
-        return (
-            self.start,
-            self.stop,
-            self.precision,
-        ) == asked and self.num_steps <= len(rank_job.records)
+        return (self.start, self.stop, self.precision) == asked and self.num_steps <= len(rank_job.records)
 
     def catch_up(self, records: Sequence[StepLog]) -> None:
         """Apply the steps of a log that theta lacks."""
@@ -173,17 +146,9 @@ class QueryHandlers:
 
     def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         queries = self.query_step.queries(op.part)
-        incoming = next(
-            (content for value, content in zip(op.reads, reads, strict=True) if value.name == "act"),
-            None,
-        )
+        incoming = next((content for value, content in zip(op.reads, reads, strict=True) if value.name == "act"), None)
         found = self.compute.forward(
-            self.rank_job,
-            self.query_step.passings[self.rank],
-            incoming,
-            self.batch,
-            self.step,
-            queries,
+            self.rank_job, self.query_step.passings[self.rank], incoming, self.batch, self.step, queries
         )
         if not self.compute.model.is_last:
             return (found,)
@@ -211,10 +176,7 @@ def record_of(rank_job: PRGERankJob, step: int, losses: dict[int, float]) -> Ste
     Raises DivergedError for a loss that is not finite.
     """
     queries = sorted({part // 2 for part in losses})
-    pairs = torch.tensor(
-        [losses[2 * query + sign] for query in queries for sign in (0, 1)],
-        dtype=torch.float32,
-    )
+    pairs = torch.tensor([losses[2 * query + sign] for query in queries for sign in (0, 1)], dtype=torch.float32)
     if not bool(torch.isfinite(pairs).all()):
         raise DivergedError(
             f"Training with learning_rate = {rank_job.job.peak_learning_rate:g} was asked for.",
@@ -222,13 +184,7 @@ def record_of(rank_job: PRGERankJob, step: int, losses: dict[int, float]) -> Ste
             "Lower learning_rate or epsilon.",
         )
     mean = math.fsum(pairs.tolist()) / len(pairs)  # whatever the order in which the losses have come
-    return make_log(
-        rank_job.estimator,
-        step,
-        gradients_of(pairs, rank_job.estimator.epsilon),
-        queries,
-        loss=mean,
-    )
+    return make_log(rank_job.estimator, step, gradients_of(pairs, rank_job.estimator.epsilon), queries, loss=mean)
 
 
 class QueryPhase(StepPhase[PRGERankJob]):
@@ -244,11 +200,7 @@ class QueryPhase(StepPhase[PRGERankJob]):
         wants_pause: Callable[[], bool],
     ) -> None:
         super().__init__(session, session.rank_job.phases()[0], result)
-        self.compute, self._wants_pause, self._query_step = (
-            compute,
-            wants_pause,
-            self.rank_job.query_step(),
-        )
+        self.compute, self._wants_pause, self._query_step = compute, wants_pause, self.rank_job.query_step()
         self._step: QueryHandlers | None = None
         result.nbytes["sent"] = 0
 
@@ -306,22 +258,13 @@ class QueryWorker(StepWorker[PRGERankJob]):
         self.prepare(job, session.rank)
         session.progress.phase(WAITING)
         phase = QueryPhase(
-            session,
-            result,
-            None if job.plan.stage_of(session.rank) is None else self._compute,
-            controls.wants_pause,
+            session, result, None if job.plan.stage_of(session.rank) is None else self._compute, controls.wants_pause
         )
         first_epoch, begin = divmod(job.first_step, job.prepared.steps_per_epoch)
         session.barrier(phase.phase.program(phase.phase.steps(first_epoch)[begin].shape))
         for epoch in phase.phase.epochs[first_epoch:]:
             session.progress.phase("training" if phase.takes_part else IDLE, epoch)
-            run_steps(
-                phase,
-                phase.phase.steps(epoch),
-                epoch=epoch,
-                begin=begin,
-                note=phase.note,
-            )
+            run_steps(phase, phase.phase.steps(epoch), epoch=epoch, begin=begin, note=phase.note)
             begin = 0
 
     def prepare(self, job: PRGERankJob, place: int) -> None:
@@ -348,18 +291,12 @@ class QueryWorker(StepWorker[PRGERankJob]):
         incoming = None
         if not compute.model.is_first:
             incoming = torch.zeros(
-                2 * shape.rows,
-                shape.tokens,
-                compute.model.backbone.hidden_size,
-                dtype=compute.model.dtype,
+                2 * shape.rows, shape.tokens, compute.model.backbone.hidden_size, dtype=compute.model.dtype
             )
         layers = job.profile.layers[self._place][compute.start : compute.stop]
         expected_s = layers_seconds(layers, "F", 2 * len(batch), shape.lengths[0]) + layers_seconds(layers, STEP, 1, 1)
         if not expected_s:
             return 1.0
         pacer = Pacer(factor, dilation=self._dilation)
-        paced = pacer.run(
-            lambda: compute.forward(job, Passing(1, "both"), incoming, batch, step, [0]),
-            expected_s,
-        )
+        paced = pacer.run(lambda: compute.forward(job, Passing(1, "both"), incoming, batch, step, [0]), expected_s)
         return (paced.end_s - paced.start_s - paced.late_s) / (self._dilation * expected_s)

@@ -21,42 +21,14 @@ from workbench.core.errors import CacheError
 from workbench.core.sealed import owner_of
 from workbench.methods.base import Event, Notify, ignore
 from workbench.methods.common.folder import INITIAL, weights_digest
-from workbench.methods.common.session import (
-    CACHED_EPOCH,
-    FIRST_EPOCH,
-    LOADING,
-    WAITING,
-    RankResult,
-    RankSession,
-)
-from workbench.methods.pac_plus.handlers import (
-    READ_AHEAD,
-    CachedBatches,
-    PacPlusHandlers,
-    StageCompute,
-)
+from workbench.methods.common.session import CACHED_EPOCH, FIRST_EPOCH, LOADING, WAITING, RankResult, RankSession
+from workbench.methods.pac_plus.handlers import READ_AHEAD, CachedBatches, PacPlusHandlers, StageCompute
 from workbench.methods.pac_plus.prepare import PreparedJob, rank_taps, whole_taps
-from workbench.methods.pac_plus.rank_job import (
-    PacPlusRankJob,
-    Programs,
-    parts_of,
-    taped,
-    taped_samples,
-)
+from workbench.methods.pac_plus.rank_job import PacPlusRankJob, Programs, parts_of, taped, taped_samples
 from workbench.methods.training.handlers import PlannedStep
-from workbench.methods.training.phases import (
-    Phase,
-    RankPhase,
-    StagePhase,
-    make_optimizer,
-)
+from workbench.methods.training.phases import Phase, RankPhase, StagePhase, make_optimizer
 from workbench.methods.training.worker import run_steps
-from workbench.models.distillation import (
-    distill,
-    distillation_fingerprint,
-    distilled,
-    load_distilled,
-)
+from workbench.models.distillation import distill, distillation_fingerprint, distilled, load_distilled
 from workbench.models.evaluation import calibrate, set_statistics
 from workbench.models.initialization import initialize
 from workbench.models.loading import load_language_model_head, load_tokenizer
@@ -65,11 +37,7 @@ from workbench.models.quantization import held_bytes, quantize
 from workbench.models.sealed_tensors import save_sealed
 from workbench.models.side_layers import WORD_KINDS
 from workbench.models.stack import LayerStack
-from workbench.runtime.activation_cache import (
-    ActivationCache,
-    CacheManifest,
-    cache_dtype,
-)
+from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
 from workbench.runtime.executor import Handler
 from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.runtime.memory import read_memory
@@ -85,11 +53,7 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
     label = CACHED_EPOCH
 
     def __init__(
-        self,
-        session: RankSession[PacPlusRankJob],
-        phase: Phase,
-        result: RankResult,
-        first: FirstEpoch,
+        self, session: RankSession[PacPlusRankJob], phase: Phase, result: RankResult, first: FirstEpoch
     ) -> None:
         super().__init__(session, phase, result)
         assert self.rank_job.plan.cached is not None
@@ -112,12 +76,7 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
             self.compute = StageCompute(adapter, None, tap_dtype=cache_dtype(rank_job.cache_dtype))
         if rank_job.start_epoch < epoch:
             into = self.optimizer.named_tensors() if self.optimizer is not None else {}
-            self._carry_out(
-                "sharing the adapter",
-                rank_job.adapter_moves(),
-                self._first.tensors or {},
-                into,
-            )
+            self._carry_out("sharing the adapter", rank_job.adapter_moves(), self._first.tensors or {}, into)
             self._first.tensors = None
 
     @contextmanager
@@ -163,10 +122,7 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
         former, holders, is_same = self._former(folder, samples)
         if former is not None and is_same:
             return former
-        whole, taps = (
-            whole_taps(rank_job.adapter),
-            rank_taps(rank_job.plan, rank_job.adapter.num_encoder_layers),
-        )
+        whole, taps = whole_taps(rank_job.adapter), rank_taps(rank_job.plan, rank_job.adapter.num_encoder_layers)
         manifest = rank_job.manifest(session.rank, samples, whole)
         rounds = rank_job.shard_moves(holders)
         held, tape = taped(former, whole), None
@@ -178,12 +134,7 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
         shard = ActivationCache.create(folder.with_name("cache.part"), manifest)
         session.progress.phase(WAITING)
         session.barrier()
-        self._carry_out(
-            "sharing the activations",
-            rounds,
-            held,
-            parts_of(shard, (whole, *taps.values())),
-        )
+        self._carry_out("sharing the activations", rounds, held, parts_of(shard, (whole, *taps.values())))
         session.barrier()
         shard.finish()
         self.result.nbytes["activation cache"] = manifest.nbytes
@@ -211,18 +162,10 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
         self.session.sum(held)
         ranks_of = {sample: held[:, sample].nonzero().flatten().tolist() for sample in range(held.shape[1])}
         is_same = self.session.agree(shard is not None and set(shard.samples) == set(samples))
-        return (
-            shard,
-            {sample: ranks for sample, ranks in ranks_of.items() if ranks},
-            is_same,
-        )
+        return shard, {sample: ranks for sample, ranks in ranks_of.items() if ranks}, is_same
 
     def _carry_out(
-        self,
-        name: str,
-        rounds: Sequence[Move],
-        held: Mapping[str, Tensor],
-        into: Mapping[str, Tensor],
+        self, name: str, rounds: Sequence[Move], held: Mapping[str, Tensor], into: Mapping[str, Tensor]
     ) -> None:
         with self.timed(name):
             self.result.redistribution += carry_out(rounds, self.session.rank, self.session.run, held, into)
@@ -260,10 +203,7 @@ class FirstEpoch(StagePhase[PacPlusRankJob]):
         """Tape the activations; the backbone later fills those of steps before `begin` that are missing (see
         RankPhase).
         """
-        manifest, steps = (
-            self._manifest(self.phase.steps(epoch)),
-            self.phase.steps(epoch)[:begin],
-        )
+        manifest, steps = self._manifest(self.phase.steps(epoch)), self.phase.steps(epoch)[:begin]
         if manifest is not None and begin:
             try:
                 self._tape = ActivationCache.reopen(self._folder, manifest)
@@ -322,11 +262,7 @@ class FirstEpoch(StagePhase[PacPlusRankJob]):
         """Tape the activations of some steps without training."""
         if steps:
             with self.timed("filling the cache again"):
-                run_steps(
-                    self,
-                    steps,
-                    program=partial(Programs(self.rank_job).hybrid, backbone_only=True),
-                )
+                run_steps(self, steps, program=partial(Programs(self.rank_job).hybrid, backbone_only=True))
 
     def _build(self) -> None:
         if self.index is not None:
@@ -338,11 +274,7 @@ class FirstEpoch(StagePhase[PacPlusRankJob]):
         if self.index is None or rank_job.job.epochs == 1:
             return None
         taps = rank_taps(rank_job.plan, rank_job.adapter.num_encoder_layers)[self.session.rank]
-        return rank_job.manifest(
-            self.session.rank,
-            taped_samples(rank_job.plan, self.session.rank, steps),
-            taps,
-        )
+        return rank_job.manifest(self.session.rank, taped_samples(rank_job.plan, self.session.rank, steps), taps)
 
 
 def build_stage(
@@ -374,20 +306,10 @@ CALIBRATION_SAMPLES = 256
 DISTILLATION_BATCH = 32
 
 
-def begin(
-    prepared: PreparedJob,
-    stack: LayerStack,
-    rank_job: PacPlusRankJob,
-    is_new: bool,
-    notify: Notify,
-) -> None:
+def begin(prepared: PreparedJob, stack: LayerStack, rank_job: PacPlusRankJob, is_new: bool, notify: Notify) -> None:
     """Quantize the backbone, and write the initial adapter of a new run into its folder."""
     if is_new:
-        save_initial(
-            initial_adapter(prepared, stack, notify),
-            rank_job.folder,
-            rank_job.fingerprint,
-        )
+        save_initial(initial_adapter(prepared, stack, notify), rank_job.folder, rank_job.fingerprint)
     else:
         quantize(stack, prepared.quantization)
 
@@ -402,9 +324,7 @@ def initial_adapter(prepared: PreparedJob, stack: LayerStack, notify: Notify = i
     if how == "distilled":
         load_distilled(adapter, _distilled_state(prepared, stack, notify))
     elif how == "torch_pruned":
-        from workbench.models.initialization import (
-            copy_torch_pruned,
-        )  # imported only on use: the package is optional
+        from workbench.models.initialization import copy_torch_pruned  # imported only on use: the package is optional
 
         copy_torch_pruned(adapter, stack)
     else:
@@ -424,24 +344,10 @@ def _distilled_state(prepared: PreparedJob, stack: LayerStack, notify: Notify) -
     max_length = min(prepared.job.max_length, prepared.facts.max_length)
 
     def make() -> dict:
-        notify(
-            Event(
-                "phase",
-                message=f"Distilling the initial weights on {len(texts)} texts (once)",
-            )
-        )
+        notify(Event("phase", message=f"Distilling the initial weights on {len(texts)} texts (once)"))
         epochs = text_batches(
-            texts,
-            load_tokenizer(prepared.job.model),
-            max_length,
-            DISTILLATION_BATCH,
-            prepared.adapter.seed,
+            texts, load_tokenizer(prepared.job.model), max_length, DISTILLATION_BATCH, prepared.adapter.seed
         )
-        return distill(
-            stack,
-            prepared.adapter,
-            epochs,
-            lambda line: notify(Event("note", message=line)),
-        )
+        return distill(stack, prepared.adapter, epochs, lambda line: notify(Event("note", message=line)))
 
     return distilled(cache_folder() / "distilled", fingerprint, make)

@@ -19,13 +19,7 @@ from torch import Tensor, nn
 
 from workbench.models.parallel_adapter import ParallelAdapterStage
 from workbench.models.products import processor
-from workbench.models.side_layers import (
-    TOKEN_KINDS,
-    Packing,
-    SideHead,
-    SideLayer,
-    TapProjection,
-)
+from workbench.models.side_layers import TOKEN_KINDS, Packing, SideHead, SideLayer, TapProjection
 
 _aten = torch.ops.aten
 
@@ -178,10 +172,7 @@ class FastSide:
         bias_sums = torch.empty(len(self._projections), width)
         at = len(self._projections)
         for layer, mix, own in zip(
-            reversed(self._layers),
-            reversed(context.mixes),
-            reversed(context.layers),
-            strict=True,
+            reversed(self._layers), reversed(context.mixes), reversed(context.layers), strict=True
         ):
             at -= 1
             gradient = self._layer_backward(layer, own, gradient, context.packing)
@@ -196,12 +187,7 @@ class FastSide:
         return None if self._first is not None else gradient
 
     def head(
-        self,
-        side: Tensor,
-        last_tap: Tensor,
-        packing: Packing,
-        sample_ids: Tensor,
-        epoch: int,
+        self, side: Tensor, last_tap: Tensor, packing: Packing, sample_ids: Tensor, epoch: int
     ) -> tuple[Tensor, HeadContext]:
         """Return the logits (n, num_outputs), with autograd back to the pooled features, and the saved tensors for
         `head_backward`.
@@ -248,12 +234,7 @@ class FastSide:
             _grad_of(down.bias).add_(bias)
 
     def _layer_forward(
-        self,
-        layer: SideLayer,
-        side: Tensor,
-        difference: Tensor,
-        mix: float,
-        packing: Packing,
+        self, layer: SideLayer, side: Tensor, difference: Tensor, mix: float, packing: Packing
     ) -> tuple[Tensor, _LayerContext]:
         tokens, width = side.shape
         head_width = width // self._heads
@@ -268,25 +249,11 @@ class FastSide:
         between = _linear_forward(layer.attention_output, attended).add_(mixed)
         second_norm = _norm_forward(layer.feed_forward_norm, between)
         expanded = _empty_with_zeros_behind(tokens, layer.expand.out_features)
-        torch.addmm(
-            layer.expand.bias,
-            second_norm[0],
-            layer.expand.weight.t(),
-            out=expanded[:tokens],
-        )
+        torch.addmm(layer.expand.bias, second_norm[0], layer.expand.weight.t(), out=expanded[:tokens])
         activated = F.gelu(expanded)
         output = _linear_forward(layer.contract, activated[:tokens]).add_(between)
         return output, _LayerContext(
-            difference,
-            mixed,
-            first_norm,
-            heads,
-            probabilities,
-            attended,
-            between,
-            second_norm,
-            expanded,
-            activated,
+            difference, mixed, first_norm, heads, probabilities, attended, between, second_norm, expanded, activated
         )
 
     def _layer_backward(self, layer: SideLayer, own: _LayerContext, gradient: Tensor, packing: Packing) -> Tensor:
@@ -384,13 +351,7 @@ def _norm_forward(norm: nn.LayerNorm, inputs: Tensor) -> Normed:
 def _norm_backward(norm: nn.LayerNorm, normed: Normed, inputs: Tensor, gradient: Tensor) -> Tensor:
     """Add the gradients of weight and bias, and return the gradient of the inputs."""
     result, weight, bias = _aten.native_layer_norm_backward(
-        gradient,
-        inputs,
-        norm.normalized_shape,
-        *normed[1:],
-        norm.weight,
-        norm.bias,
-        [True, True, True],
+        gradient, inputs, norm.normalized_shape, *normed[1:], norm.weight, norm.bias, [True, True, True]
     )
     _grad_of(norm.weight).add_(weight)
     _grad_of(norm.bias).add_(bias)

@@ -14,19 +14,8 @@ import torch
 from torch import Tensor
 
 from workbench.core.schedule import Op
-from workbench.methods.pac_plus.fast_side import (
-    FastContext,
-    FastSide,
-    HeadContext,
-    unsupported,
-)
-from workbench.methods.training.handlers import (
-    StageContext,
-    StepHandlers,
-    Targets,
-    joined,
-    named,
-)
+from workbench.methods.pac_plus.fast_side import FastContext, FastSide, HeadContext, unsupported
+from workbench.methods.training.handlers import StageContext, StepHandlers, Targets, joined, named
 from workbench.models.optimization import backpropagate
 from workbench.models.parallel_adapter import ParallelAdapterStage, answered
 from workbench.models.stack import BackboneStage
@@ -62,10 +51,7 @@ class StageCompute:
 
     @torch.no_grad()
     def backbone_forward(
-        self,
-        hidden_or_ids: Tensor,
-        attention_mask: Tensor,
-        decoder_ids: Tensor | None = None,
+        self, hidden_or_ids: Tensor, attention_mask: Tensor, decoder_ids: Tensor | None = None
     ) -> tuple[Tensor, list[Tensor]]:
         """Return the stage's output (n, t, d) and its taps, (n, t, d) each, in the cache's dtype.
 
@@ -78,11 +64,7 @@ class StageCompute:
         return output, [tap.to(self._tap_dtype) for tap in taps]
 
     def side_forward(
-        self,
-        side: Tensor | None,
-        taps: Sequence[Tensor],
-        attention_mask: Tensor,
-        targets: Targets | None,
+        self, side: Tensor | None, taps: Sequence[Tensor], attention_mask: Tensor, targets: Targets | None
     ) -> SideContext:
         """Run the side network; with `targets` (last stage) also head and loss (sum over samples divided by the
         mini-batch's samples).
@@ -129,11 +111,7 @@ class StageCompute:
         return SideContext(None, targets.loss(logits, self.adapter.config), fast=own, head=head)
 
     def _fast_backward(
-        self,
-        fast: FastSide,
-        own: FastContext,
-        context: SideContext,
-        gradient: Tensor | None,
+        self, fast: FastSide, own: FastContext, context: SideContext, gradient: Tensor | None
     ) -> Tensor | None:
         if context.head is not None:
             backpropagate(context.output, gradient)
@@ -173,10 +151,7 @@ class CachedBatches:
         self._taken, self._ahead = 0, iter(range(len(steps)))
         self._pool = ThreadPoolExecutor(1, "read-ahead") if depth > 0 and steps else None
         self._waiting: deque[Future[list[Tensor]]] = deque()
-        size = max(
-            (cache.manifest.batch_bytes(len(samples), length) for samples, length in steps),
-            default=0,
-        )
+        size = max((cache.manifest.batch_bytes(len(samples), length) for samples, length in steps), default=0)
         # Allocated once: in every step, new pages for megabytes would cost as much as filling them.
         self._buffers = [
             torch.empty(size, dtype=torch.uint8) for _ in range(depth + 1)
@@ -214,9 +189,7 @@ class CachedBatches:
     def _load(self, step: int) -> list[Tensor]:
         samples, padded_length = self._steps[step]
         return self._cache.batch(
-            samples,
-            None if self._packs else padded_length,
-            self._buffers[step % len(self._buffers)],
+            samples, None if self._packs else padded_length, self._buffers[step % len(self._buffers)]
         )
 
 
@@ -253,19 +226,9 @@ class PacPlusHandlers(StepHandlers):
         return (self.cache.batch(batch.indices, batch.attention_mask.shape[1]),) * len(op.writes)
 
     def _side_forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        mask, taps = (
-            self.batches[op.microbatch].attention_mask,
-            named(op, reads, "tap")[0],
-        )
-        return self.forwarded(
-            op,
-            self.compute.side_forward(joined(op, reads, "side"), taps, mask, self.targets(op)),
-        )
+        mask, taps = self.batches[op.microbatch].attention_mask, named(op, reads, "tap")[0]
+        return self.forwarded(op, self.compute.side_forward(joined(op, reads, "side"), taps, mask, self.targets(op)))
 
     def _side_backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         context: SideContext = named(op, reads, "ctx")[0]
-        return self.written(
-            op,
-            self.compute.side_backward(context, joined(op, reads, "sgrad")),
-            gacc=None,
-        )
+        return self.written(op, self.compute.side_backward(context, joined(op, reads, "sgrad")), gacc=None)

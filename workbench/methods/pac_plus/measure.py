@@ -14,12 +14,7 @@ from torch import Tensor
 from workbench.core.profile import LayerProfile
 from workbench.core.run_folder import scratch_folder
 from workbench.core.schedule import STEP
-from workbench.methods.common.scaling import (
-    BATCH_SIZES,
-    SEQUENCE_LENGTHS,
-    bytes_of_tokens,
-    lengths_up_to,
-)
+from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, bytes_of_tokens, lengths_up_to
 from workbench.methods.pac_plus.handlers import StageCompute
 from workbench.methods.pac_plus.prepare import crossing_of, record_layout, stage_taps
 from workbench.methods.training.handlers import Targets
@@ -29,18 +24,9 @@ from workbench.models.parallel_adapter import ParallelAdapterStage, made_up_mask
 from workbench.models.quantization import held_bytes
 from workbench.models.side_layers import WORD_KINDS
 from workbench.models.stack import LayerStack
-from workbench.profiler.layers import (
-    Stacks,
-    kept_bytes,
-    profile_layers,
-    saved_by_autograd,
-)
+from workbench.profiler.layers import Stacks, kept_bytes, profile_layers, saved_by_autograd
 from workbench.profiler.timing import Call, Maker
-from workbench.runtime.activation_cache import (
-    ActivationCache,
-    CacheManifest,
-    cache_dtype,
-)
+from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
 
 
@@ -59,10 +45,7 @@ def measure_layers(
     StageCompute.
     """
     lengths = lengths_up_to(max_length, lengths, reads_images=stack.family.reads_images)
-    tap_dtype, stacks = (
-        cache_dtype(dtype),
-        Stacks(config.num_layers, config.num_encoder_layers),
-    )
+    tap_dtype, stacks = cache_dtype(dtype), Stacks(config.num_layers, config.num_encoder_layers)
     benches = {span: _Bench(stack, config, *span, tap_dtype, max_length, is_fast=is_fast) for span in stacks.spans}
     optimizer = _Bench(stack, config, *stacks.whole, tap_dtype, max_length).optimizer
     hidden_itemsize = next(stack.parameters()).element_size()  # norms are in the compute dtype
@@ -119,28 +102,13 @@ class _Bench:
         adapter = ParallelAdapterStage(config, start, stop).train()
         if stop == config.num_layers:
             attach_head(stack, adapter)
-        self._backbone, self._hidden_dtype = (
-            stack.stage(start, stop),
-            next(stack.parameters()).dtype,
-        )
+        self._backbone, self._hidden_dtype = stack.stage(start, stop), next(stack.parameters()).dtype
         self._compute = StageCompute(adapter, self._backbone, tap_dtype=dtype, is_fast=is_fast)
-        self.optimizer = FlatAdamW(
-            adapter,
-            learning_rate=LinearSchedule(peak=1e-3, num_steps=1000),
-            weight_decay=0.01,
-        )
-        self._config, self._dtype, self._stop, self._crossing = (
-            config,
-            dtype,
-            stop,
-            crossing_of(config),
-        )
+        self.optimizer = FlatAdamW(adapter, learning_rate=LinearSchedule(peak=1e-3, num_steps=1000), weight_decay=0.01)
+        self._config, self._dtype, self._stop, self._crossing = config, dtype, stop, crossing_of(config)
         self._max_length = max_length
         self._is_first, self._is_last = start == 0, stop == config.num_layers
-        self._start, self._taps = (
-            start,
-            stage_taps(start, stop, config.num_encoder_layers),
-        )
+        self._start, self._taps = start, stage_taps(start, stop, config.num_encoder_layers)
 
     @property
     def calls(self) -> dict[str, Maker]:
@@ -182,13 +150,7 @@ class _Bench:
             return nbytes + (0 if context.fast is None else context.fast.nbytes)
 
         has_decoder = self._config.num_encoder_layers is not None
-        return kept_bytes(
-            kept,
-            batch,
-            at=self._max_length,
-            other=self._max_length // 2,
-            has_decoder=has_decoder,
-        )
+        return kept_bytes(kept, batch, at=self._max_length, other=self._max_length // 2, has_decoder=has_decoder)
 
     def _inputs(self, batch: int, length: int) -> tuple[Tensor | None, list[Tensor], Tensor, Targets | None]:
         config = self._config
@@ -208,12 +170,7 @@ def _load_bench(config: ParallelAdapterConfig, dtype: str, folder: Path) -> Call
 
     def make(batch: int, length: int) -> Call:
         samples = tuple(range(batch))
-        manifest = CacheManifest(
-            fingerprint="profile",
-            samples=samples,
-            lengths=(length,) * batch,
-            **asdict(layout),
-        )
+        manifest = CacheManifest(fingerprint="profile", samples=samples, lengths=(length,) * batch, **asdict(layout))
         cache = ActivationCache.create(folder / "cache", manifest)
         # As in a run, into an existing buffer.
         buffer = torch.empty(cache.manifest.batch_bytes(batch, length), dtype=torch.uint8)

@@ -16,13 +16,7 @@ from workbench.methods.common.folder import INITIAL, disk_bytes
 from workbench.methods.common.scaling import number_format
 from workbench.methods.pac_plus.epochs import begin, phases_on
 from workbench.methods.pac_plus.measure import measure_layers
-from workbench.methods.pac_plus.prepare import (
-    PreparedJob,
-    check_plan,
-    prepare,
-    record_layout,
-    require_known,
-)
+from workbench.methods.pac_plus.prepare import PreparedJob, check_plan, prepare, record_layout, require_known
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob, rank_job
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
 from workbench.methods.training.phases import Predictor
@@ -32,22 +26,9 @@ from workbench.models.evaluation import predict as predict_split
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.quantization import quantize
-from workbench.models.saving import (
-    TrainedDescription,
-    kept_name,
-    save_adapter,
-    save_tokenizer,
-)
+from workbench.models.saving import TrainedDescription, kept_name, save_adapter, save_tokenizer
 from workbench.models.stack import LayerStack
-from workbench.planners import (
-    Problem,
-    candidates,
-    data_parallel,
-    pipeline_parallel,
-    plan_cached,
-    refine,
-    standalone,
-)
+from workbench.planners import Problem, candidates, data_parallel, pipeline_parallel, plan_cached, refine, standalone
 from workbench.planners.memory import check as check_memory
 from workbench.profiler.analytic import TechniqueSizes
 from workbench.runtime.activation_cache import cache_dtype
@@ -56,11 +37,7 @@ from workbench.runtime.state import load_state
 from workbench.runtime.work_folder import require_disk
 from workbench.tasks.tokenize import TokenizedSplit, evaluation_batches
 
-PARADIGMS = {
-    "standalone": standalone,
-    "data_parallel": data_parallel,
-    "pipeline_parallel": pipeline_parallel,
-}
+PARADIGMS = {"standalone": standalone, "data_parallel": data_parallel, "pipeline_parallel": pipeline_parallel}
 
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
@@ -115,9 +92,7 @@ class Trained:
         """Write the adapter as it was after an epoch."""
         job = self._prepared.job
         about = TrainedDescription(
-            config=self._prepared.adapter,
-            model=kept_name(job.model),
-            quantization=self._job.quantization,
+            config=self._prepared.adapter, model=kept_name(job.model), quantization=self._job.quantization
         )
         save_tokenizer(job.model, folder)
         return save_adapter(folder, self._adapter(epoch).state_dict(), about)
@@ -154,15 +129,9 @@ class PacPlus(TrainingMethod[PreparedJob]):
 
         def measure(max_length: int) -> tuple[LayerProfile, ...]:
             backbone = quantize(
-                load_stack(prepared.job.model, with_head=prepared.predicts_words),
-                prepared.quantization,
+                load_stack(prepared.job.model, with_head=prepared.predicts_words), prepared.quantization
             )
-            return measure_layers(
-                backbone,
-                prepared.adapter,
-                dtype=options.cache_dtype,
-                max_length=max_length,
-            )
+            return measure_layers(backbone, prepared.adapter, dtype=options.cache_dtype, max_length=max_length)
 
         return key, measure
 
@@ -170,22 +139,13 @@ class PacPlus(TrainingMethod[PreparedJob]):
         """Return the adapters' sizes (see TrainingMethod)."""
         options = prepared.options
         stored = record_layout(prepared.adapter, options.cache_dtype)
-        taps = (
-            float(cache_dtype(options.cache_dtype).itemsize),
-            stored.row_bytes / stored.width,
-        )
+        taps = float(cache_dtype(options.cache_dtype).itemsize), stored.row_bytes / stored.width
         numbers = number_format(prepared.facts, options.compute_dtype, prepared.quantization, taps=taps)
         sizes = TechniqueSizes(reduction=options.reduction, predicts_words=prepared.predicts_words)
         return AnalyticTechnique("parallel_adapters", sizes, numbers)
 
     def check(
-        self,
-        prepared: PreparedJob,
-        profile: Profile,
-        cluster: Cluster,
-        plan: Plan,
-        *,
-        folder: Path | None,
+        self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None
     ) -> None:
         """Check for errors that would end the run later (see Method)."""
         check_plan(prepared, cluster, plan)
@@ -198,17 +158,8 @@ class PacPlus(TrainingMethod[PreparedJob]):
         if folder is None:
             return
         profile = with_room(profile, prepared.job)
-        check_memory(
-            profile,
-            cluster,
-            plan,
-            sequence_length=prepared.longest,
-            order=prepared.options.schedule,
-        )
+        check_memory(profile, cluster, plan, sequence_length=prepared.longest, order=prepared.options.schedule)
         if plan.cached is not None:
             # Tapes and shards exist at the same time during redistribution; existing files are reused or replaced.
             layout = record_layout(prepared.adapter, prepared.options.cache_dtype)
-            require_disk(
-                folder,
-                2 * layout.total_bytes(prepared.train.lengths) - disk_bytes(folder / DEVICES),
-            )
+            require_disk(folder, 2 * layout.total_bytes(prepared.train.lengths) - disk_bytes(folder / DEVICES))

@@ -11,12 +11,7 @@ from workbench.core.methods import JOB_FIELDS, Declaration, FormField
 from workbench.core.names import FloatType
 from workbench.core.ranges import Dropout, Width
 from workbench.methods.base import Published
-from workbench.methods.training.options import (
-    HAS_HEAD,
-    PIPELINE_FIELDS,
-    PipelineOptions,
-    training_calls,
-)
+from workbench.methods.training.options import HAS_HEAD, PIPELINE_FIELDS, PipelineOptions, training_calls
 
 _SEARCHED = only(paradigm="hybrid")
 _CACHED = Effect(lambda at: at.job.epochs > 1, "more than one epoch")
@@ -43,17 +38,9 @@ class PacPlusOptions(PipelineOptions):
     initialization: Annotated[Initialization, Published("pruned", "section VI-A")] = "fan_in"
     compute_dtype: FloatType = "float32"
     cache_dtype: Annotated[str, _CACHED, Published("float32", "section VI-A")] = "bfloat16"
-    order: Annotated[
-        Literal["given", "all"],
-        _SEARCHED,
-        SEVERAL_DEVICES,
-        Published("given", "Algorithm 1"),
-    ] = "all"
+    order: Annotated[Literal["given", "all"], _SEARCHED, SEVERAL_DEVICES, Published("given", "Algorithm 1")] = "all"
     objective: Annotated[
-        Literal["paper", "bottleneck", "simulated"],
-        _SEARCHED,
-        SEVERAL_DEVICES,
-        Published("paper", "Eq. 7"),
+        Literal["paper", "bottleneck", "simulated"], _SEARCHED, SEVERAL_DEVICES, Published("paper", "Eq. 7")
     ] = "simulated"
 
 
@@ -62,16 +49,10 @@ DECLARATION = Declaration(
     title="PAC+",
     implementation="workbench.methods.pac_plus.method:PacPlus",
     calls=training_calls(
-        "workbench.methods.pac_plus.method:PacPlus",
-        "workbench.methods.pac_plus.rank_job:PacPlusRankJob",
+        "workbench.methods.pac_plus.method:PacPlus", "workbench.methods.pac_plus.rank_job:PacPlusRankJob"
     ),
     form=JOB_FIELDS
-    | {
-        "reduction": FormField(
-            label="Reduction r",
-            tooltip="The side network is r times narrower than the backbone",
-        )
-    }
+    | {"reduction": FormField(label="Reduction r", tooltip="The side network is r times narrower than the backbone")}
     | PIPELINE_FIELDS
     | {
         "initialization": FormField(label="Initialization", tooltip="How the side network begins (section IV-C)"),

@@ -132,13 +132,7 @@ def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
         f"{job.micro_batches}.",
         "Plan for the job's batch_size and micro_batches.",
     )
-    require_plan(
-        plan,
-        cluster,
-        model=job.model,
-        num_layers=prepared.facts.num_layers,
-        others=[other],
-    )
+    require_plan(plan, cluster, model=job.model, num_layers=prepared.facts.num_layers, others=[other])
 
 
 def prepare(job: Job) -> PreparedJob:

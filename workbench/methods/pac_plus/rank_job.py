@@ -14,23 +14,11 @@ from torch import Tensor
 from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec, TableCosts, opaque
 from workbench.core.plan import Plan, Stage, homes_of
-from workbench.core.profile import (
-    LayerProfile,
-    Profile,
-    layers_seconds,
-    trainable_bytes,
-)
+from workbench.core.profile import LayerProfile, Profile, layers_seconds, trainable_bytes
 from workbench.core.program import Program
 from workbench.core.schedule import RECV, SEND, STEP, Op, Schedule, Value
 from workbench.methods.common.folder import INITIAL
-from workbench.methods.pac_plus.prepare import (
-    PreparedJob,
-    StageTaps,
-    crossing_of,
-    rank_taps,
-    record_layout,
-    whole_taps,
-)
+from workbench.methods.pac_plus.prepare import PreparedJob, StageTaps, crossing_of, rank_taps, record_layout, whole_taps
 from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch
 from workbench.methods.training.phases import Phase, RankJob
 from workbench.models.adapter_config import ParallelAdapterConfig
@@ -74,13 +62,7 @@ def shard_owners(stage: Stage, lengths: Sequence[int], world_size: int, seed: in
 
 
 def cached_steps(
-    stage: Stage,
-    owners: Sequence[int],
-    lengths: Sequence[int],
-    world_size: int,
-    *,
-    seed: int,
-    epoch: int,
+    stage: Stage, owners: Sequence[int], lengths: Sequence[int], world_size: int, *, seed: int, epoch: int
 ) -> tuple[PlannedStep, ...]:
     """Return the steps of an epoch from the cache; part r of a mini-batch is rank r's."""
     batches = cached_epoch_batches(owners, lengths, shard_weights(stage, world_size), seed, epoch)
@@ -88,19 +70,14 @@ def cached_steps(
 
 
 @cache
-def adapter_state(
-    config: ParallelAdapterConfig,
-) -> tuple[dict[str, Spec], dict[str, tuple[int, ...]]]:
+def adapter_state(config: ParallelAdapterConfig) -> tuple[dict[str, Spec], dict[str, tuple[int, ...]]]:
     """Return the whole adapter's parameters and moments by name, and the layer of each."""
     specs: dict[str, Spec] = {}
     layers: dict[str, tuple[int, ...]] = {}
     for layer in range(config.num_layers):
         for name, parameter in ParallelAdapterStage(config, layer, layer + 1).named_parameters():
             for kind in STATE_KINDS:
-                specs[f"{kind}/{name}"], layers[f"{kind}/{name}"] = (
-                    spec_of(parameter),
-                    (layer,),
-                )
+                specs[f"{kind}/{name}"], layers[f"{kind}/{name}"] = spec_of(parameter), (layer,)
     return specs, layers
 
 
@@ -129,12 +106,7 @@ class Programs:
     """Programs of a run.  Schedules are built once for each shape."""
 
     def __init__(self, job: PacPlusRankJob) -> None:
-        self._profile, self._cluster, self._plan, self._order = (
-            job.profile,
-            job.cluster,
-            job.plan,
-            ORDERS[job.schedule],
-        )
+        self._profile, self._cluster, self._plan, self._order = job.profile, job.cluster, job.plan, ORDERS[job.schedule]
         self._crossing = crossing_of(job.adapter, job.quantization.compute)
         self._schedules: dict[object, Schedule] = {}
 
@@ -145,21 +117,11 @@ class Programs:
         key = (shape.sizes, backbone_only)
         if key not in self._schedules:
             whole = insert_transfers(
-                hybrid_1f1b(
-                    self._plan,
-                    shape.sizes,
-                    world_size=self._cluster.world_size,
-                    order=self._order,
-                )
+                hybrid_1f1b(self._plan, shape.sizes, world_size=self._cluster.world_size, order=self._order)
             )
             self._schedules[key] = backbone_part(whole) if backbone_only else whole
         costs = plan_costs(
-            self._profile,
-            self._cluster,
-            self._plan,
-            sizes=shape.sizes,
-            lengths=shape.lengths,
-            crossing=self._crossing,
+            self._profile, self._cluster, self._plan, sizes=shape.sizes, lengths=shape.lengths, crossing=self._crossing
         )
         return Program.on(self._cluster, self._schedules[key], costs)
 
@@ -172,15 +134,9 @@ class Programs:
         key = ("cached", shape.sizes)
         if key not in self._schedules:
             self._schedules[key] = cached_step(
-                stage,
-                [shape.sizes[rank] for rank in stage.ranks],
-                world_size=len(shape.sizes),
+                stage, [shape.sizes[rank] for rank in stage.ranks], world_size=len(shape.sizes)
             )
-        return Program.on(
-            self._cluster,
-            self._schedules[key],
-            cached_costs(self._profile, self._cluster, shape),
-        )
+        return Program.on(self._cluster, self._schedules[key], cached_costs(self._profile, self._cluster, shape))
 
 
 def cached_costs(profile: Profile, cluster: Cluster, shape: StepShape) -> TableCosts:
@@ -217,10 +173,7 @@ def backbone_part(schedule: Schedule) -> Schedule:
     def belongs(op: Op) -> bool:
         return op.kind == "F" or (op.kind in (SEND, RECV) and (op.reads or op.writes)[0].name == "act")
 
-    return Schedule(
-        ops=tuple(tuple(op for op in ops if belongs(op)) for ops in schedule.ops),
-        inputs=schedule.inputs,
-    )
+    return Schedule(ops=tuple(tuple(op for op in ops if belongs(op)) for ops in schedule.ops), inputs=schedule.inputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,13 +188,7 @@ class PacPlusRankJob(RankJob):
         lengths = tuple(self.split.lengths[sample] for sample in samples)
         layout = asdict(record_layout(self.adapter, self.cache_dtype, taps))
         owner = self.cluster.devices[rank].name
-        return CacheManifest(
-            fingerprint=self.fingerprint,
-            owner=owner,
-            samples=samples,
-            lengths=lengths,
-            **layout,
-        )
+        return CacheManifest(fingerprint=self.fingerprint, owner=owner, samples=samples, lengths=lengths, **layout)
 
     @property
     def owners(self) -> tuple[int, ...]:
@@ -268,32 +215,15 @@ class PacPlusRankJob(RankJob):
         cached, owners, lengths = self.plan.cached, self.owners, self.split.lengths
 
         def steps(epoch: int) -> Sequence[PlannedStep]:
-            return cached_steps(
-                cached,
-                owners,
-                lengths,
-                self.cluster.world_size,
-                seed=self.job.seed,
-                epoch=epoch,
-            )
+            return cached_steps(cached, owners, lengths, self.cluster.world_size, seed=self.job.seed, epoch=epoch)
 
-        return first, Phase(
-            epochs=range(1, self.job.epochs),
-            cached=True,
-            steps=steps,
-            program=programs.cached,
-        )
+        return first, Phase(epochs=range(1, self.job.epochs), cached=True, steps=steps, program=programs.cached)
 
     def adapter_moves(self) -> tuple[Move, ...]:
         """Return the transfers that bring the whole adapter to every device (section V-B)."""
         assert self.plan.cached is not None, "a plan without shares for cached epochs"
         specs, layers = adapter_state(self.adapter)
-        return moves(
-            dict.fromkeys(specs, self.plan.cached.ranks),
-            homes_of(self.plan, layers),
-            specs,
-            self.cluster,
-        )
+        return moves(dict.fromkeys(specs, self.plan.cached.ranks), homes_of(self.plan, layers), specs, self.cluster)
 
     def filling_steps(self, samples: Sequence[int]) -> tuple[PlannedStep, ...]:
         """Return the steps in which the backbone recomputes the activations of some samples, exactly as in the first
@@ -357,10 +287,7 @@ class PacPlusRankJob(RankJob):
         steps = self.filling_steps([sample for sample in range(len(self.split)) if sample not in holders])
         programs = Programs(self)
         filling = [programs.hybrid(step.shape, backbone_only=True) for step in steps]
-        return (
-            *filling,
-            *(move.program for move in (*self.shard_moves(holders), *self.tape_moves(steps))),
-        )
+        return (*filling, *(move.program for move in (*self.shard_moves(holders), *self.tape_moves(steps))))
 
     def begins_with(self) -> tuple[Path, ...]:
         """Return the initial adapter's file (see RankJob)."""

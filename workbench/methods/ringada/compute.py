@@ -45,12 +45,7 @@ class RingCompute:
     """
 
     def __init__(self, config: TechniqueConfig, backbone: BackboneStage, first: BackboneStage) -> None:
-        self._backbone, self._first, self._side, self.side_width = (
-            backbone,
-            first,
-            None,
-            config.side_width,
-        )
+        self._backbone, self._first, self._side, self.side_width = backbone, first, None, config.side_width
         self._model = model = TechniqueStage(backbone.part(backbone.start, backbone.stop), config, has_head=True)
         if isinstance(model.adapters, ParallelAdapterStage):
             self._side = side = model.adapters
@@ -101,14 +96,7 @@ class RingCompute:
             taps = taps[side.num_taps :]
         return (output, (below, taps)) if first_unfrozen < layers.stop else (torch.cat([output, below], dim=2),)
 
-    def forward(
-        self,
-        states: Sequence[Any],
-        attention_mask: Tensor,
-        layers: range,
-        *,
-        is_lowest: bool,
-    ) -> StageContext:
+    def forward(self, states: Sequence[Any], attention_mask: Tensor, layers: range, *, is_lowest: bool) -> StageContext:
         """Run unfrozen layers.  is_lowest: no layer below is trained, so the gradient of their input is not needed.
 
         states: serial, the input.  Parallel: (side state, taps) from `ahead`; and the side state of the block below,
@@ -116,16 +104,10 @@ class RingCompute:
         """
         source = None if is_lowest else states[0 if self._side is None else 1].detach().requires_grad_()
         if self._side is None:
-            return StageContext(
-                source,
-                self._run(states[0] if source is None else source, attention_mask, layers)[0],
-            )
+            return StageContext(source, self._run(states[0] if source is None else source, attention_mask, layers)[0])
         frozen_below, taps = states[0]
         below = None if layers.start == 0 else frozen_below if source is None else source
-        return StageContext(
-            source,
-            self._side.part(layers.start, layers.stop)(below, taps, attention_mask),
-        )
+        return StageContext(source, self._side.part(layers.start, layers.stop)(below, taps, attention_mask))
 
     def score(self, states: Sequence[Tensor], attention_mask: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
         """Accumulate the head's gradient; return the loss, the sum over samples divided by the mini-batch's, and its
@@ -255,13 +237,7 @@ class PrefixCache:
         """Return the stored input of a layer, with zeros in the padding."""
         return torch.cat(self._caches[layer].batch(samples, padded_length), dim=1)
 
-    def take_over(
-        self,
-        moving: Sequence[tuple[int, int, int]],
-        rank: int,
-        run: Run,
-        cluster: Cluster,
-    ) -> None:
+    def take_over(self, moving: Sequence[tuple[int, int, int]], rank: int, run: Run, cluster: Cluster) -> None:
         """Continue with a ring's caches after layers have moved; all ranks do it at once.
 
         moving: (layer, the rank that has its inputs, the rank that needs them).
@@ -272,10 +248,7 @@ class PrefixCache:
         moving = [one for one in moving if one[1] != one[2]]
         specs = {str(layer): Spec((self._manifest(layer).nbytes,), "uint8") for layer, *_ in moving}
         rounds = moves(
-            {str(one[0]): one[2:] for one in moving},
-            {str(one[0]): one[1:2] for one in moving},
-            specs,
-            cluster,
+            {str(one[0]): one[2:] for one in moving}, {str(one[0]): one[1:2] for one in moving}, specs, cluster
         )
         held = {str(layer): torch.from_numpy(self._caches[layer].rows) for layer, holder, _ in moving if holder == rank}
         for layer, _, receiver in moving:

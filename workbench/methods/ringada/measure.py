@@ -15,35 +15,14 @@ from workbench.core.cluster import Cluster, Device
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.run_folder import scratch_folder
 from workbench.core.schedule import STEP
-from workbench.methods.common.scaling import (
-    BATCH_SIZES,
-    SEQUENCE_LENGTHS,
-    TARGET_LENGTH,
-    crossing_bytes,
-    lengths_up_to,
-)
+from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, TARGET_LENGTH, crossing_bytes, lengths_up_to
 from workbench.methods.ringada.compute import PrefixCache, RingCompute, RingOptimizer
-from workbench.methods.ringada.schedule import (
-    BACKWARD,
-    EMBED,
-    FORWARD,
-    HEAD,
-    HEAD_STEP,
-    LOAD,
-    LOWEST,
-    PREFIX,
-)
+from workbench.methods.ringada.schedule import BACKWARD, EMBED, FORWARD, HEAD, HEAD_STEP, LOAD, LOWEST, PREFIX
 from workbench.methods.training.handlers import StageContext, Targets
 from workbench.models.parallel_adapter import made_up_mask
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig
-from workbench.profiler.layers import (
-    Span,
-    Stacks,
-    kept_bytes,
-    profile_layers,
-    saved_by_autograd,
-)
+from workbench.profiler.layers import Span, Stacks, kept_bytes, profile_layers, saved_by_autograd
 from workbench.profiler.timing import Call, Maker, time_grids
 from workbench.runtime.flat_optimizer import LinearSchedule
 from workbench.schedules.costs import Crossing
@@ -75,57 +54,28 @@ def measure_layers(
 
     def nbytes(layer: int) -> dict[str, int]:
         frozen = sum(one.numel() * one.element_size() for one in stack.layers[layer].parameters())
-        return {
-            "frozen_bytes": frozen,
-            "trainable_bytes": trained[layer],
-        } | crossing_bytes(stack, layer)
+        return {"frozen_bytes": frozen, "trainable_bytes": trained[layer]} | crossing_bytes(stack, layer)
 
-    profiles = profile_layers(
-        stacks,
-        benches,
-        batch_sizes,
-        lengths,
-        budget_s=0.8 * budget_s,
-        layer_bytes=nbytes,
-    )
-    first, last = (
-        benches[Span(0, 1)],
-        benches[Span(stack.num_layers - 1, stack.num_layers)],
-    )
-    at_ends: dict[str, Maker] = {
-        EMBED: first.embed,
-        HEAD: last.score,
-        LOWEST: partial(last.backward, is_lowest=True),
-    }
+    profiles = profile_layers(stacks, benches, batch_sizes, lengths, budget_s=0.8 * budget_s, layer_bytes=nbytes)
+    first, last = benches[Span(0, 1)], benches[Span(stack.num_layers - 1, stack.num_layers)]
+    at_ends: dict[str, Maker] = {EMBED: first.embed, HEAD: last.score, LOWEST: partial(last.backward, is_lowest=True)}
     ends = time_grids(at_ends, batch_sizes, lengths, budget_s=0.15 * budget_s)
-    steps = {
-        STEP: partial(first.optimizer.update, range(1), 0),
-        HEAD_STEP: partial(first.optimizer.update_head, 0),
-    }
+    steps = {STEP: partial(first.optimizer.update, range(1), 0), HEAD_STEP: partial(first.optimizer.update_head, 0)}
     ends |= time_grids(
-        {kind: lambda *size, step=step: step for kind, step in steps.items()},
-        (1,),
-        (1,),
-        budget_s=0.05 * budget_s,
+        {kind: lambda *size, step=step: step for kind, step in steps.items()}, (1,), (1,), budget_s=0.05 * budget_s
     )
     of_all = {kind: ends.pop(kind) for kind in (LOWEST, STEP)}
     kept: Grid | None = None
     if caches:
         with scratch_folder() as folder:
-            of_cache: dict[str, Maker] = {
-                LOAD: partial(last.load, folder),
-                "KEEP": partial(last.keep, folder),
-            }
+            of_cache: dict[str, Maker] = {LOAD: partial(last.load, folder), "KEEP": partial(last.keep, folder)}
             found = time_grids(of_cache, batch_sizes, lengths, budget_s=0.1 * budget_s)
         of_all[LOAD], kept = found[LOAD], found["KEEP"]
 
     def whole(index: int, layer: LayerProfile) -> LayerProfile:
         """Return a layer's profile with what belongs to all layers alike, and to the first and the last."""
         times = layer.times | of_all | (ends if index in (0, stack.num_layers - 1) else {})
-        return replace(
-            layer,
-            times=times if kept is None else times | {PREFIX: layer.times[PREFIX].plus(kept)},
-        )
+        return replace(layer, times=times if kept is None else times | {PREFIX: layer.times[PREFIX].plus(kept)})
 
     return tuple(whole(index, layer) for index, layer in enumerate(profiles))
 
@@ -145,26 +95,12 @@ def from_adapters(profile: Profile, cluster: Cluster, embedding_bytes: int) -> P
         read_s = tuple(tuple(layer.output_bytes(batch, length) / rate for length in sizes[1]) for batch in sizes[0])
         load = replace(forward, seconds=read_s)
         if "SF" in layer.times:  # Parallel Adapters
-            side = {
-                LOAD: load,
-                FORWARD: layer.times["SF"],
-                BACKWARD: layer.times["SB"],
-                LOWEST: layer.times["SB"],
-            }
-            return replace(
-                layer,
-                times=layer.times | {PREFIX: layer.times[FORWARD]} | side,
-                frozen_bytes=frozen,
-            )
+            side = {LOAD: load, FORWARD: layer.times["SF"], BACKWARD: layer.times["SB"], LOWEST: layer.times["SB"]}
+            return replace(layer, times=layer.times | {PREFIX: layer.times[FORWARD]} | side, frozen_bytes=frozen)
         # An adapter has two matrix products forward, three backward: its weights' gradients and its narrow activation's
         # gradient.
         share = 1.5 * layer.trainable_bytes / (frozen + layer.trainable_bytes)
-        times = {
-            **layer.times,
-            PREFIX: forward,
-            LOWEST: forward.scaled(share),
-            LOAD: load,
-        }
+        times = {**layer.times, PREFIX: forward, LOWEST: forward.scaled(share), LOAD: load}
         return replace(layer, times=times, frozen_bytes=frozen)
 
     rows = zip(profile.layers, cluster.devices, strict=True)
@@ -179,11 +115,7 @@ class _Bench:
 
     def __init__(self, stack: LayerStack, config: TechniqueConfig, span: Span) -> None:
         self._stage = copy.deepcopy(stack.stage(*span))  # a copy: adapters that are inserted into layers stay in them
-        self._part, self.layers, self._kind = (
-            self._stage.part(*span),
-            range(*span),
-            config.kind,
-        )
+        self._part, self.layers, self._kind = self._stage.part(*span), range(*span), config.kind
         self._compute = RingCompute(config, self._stage, self._stage)
         self._side_width = self._compute.side_width
         schedule = LinearSchedule(peak=1e-3, num_steps=100_000)
@@ -241,11 +173,7 @@ class _Bench:
         def kept(length: int) -> int:
             run: Any = self.forward(batch, length)
             return saved_by_autograd(
-                run,
-                [
-                    *self._stage.parameters(),
-                    *(one for layer in self.layers for one in self.parameters(layer)),
-                ],
+                run, [*self._stage.parameters(), *(one for layer in self.layers for one in self.parameters(layer))]
             )[1]
 
         return kept_bytes(kept, batch, at=32, other=64, has_decoder=self._has_decoder)
@@ -261,11 +189,7 @@ class _Bench:
 
     def _cached(self, folder: Path, batch: int, length: int) -> tuple[PrefixCache, int, Tensor]:
         hidden, _ = self._inputs(batch, length)
-        crossing = Crossing(
-            hidden_size=hidden.shape[2],
-            target_length=hidden.shape[1] - length,
-            num_encoder_layers=0,
-        )
+        crossing = Crossing(hidden_size=hidden.shape[2], target_length=hidden.shape[1] - length, num_encoder_layers=0)
         # Every size replaces the file of the one before, whose memory map outlives it.
         prefix = PrefixCache(folder=folder, lengths=(length,) * batch, crossing=crossing)
         prefix.keep(self.layers.start, range(batch), hidden)

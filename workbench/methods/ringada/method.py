@@ -17,18 +17,8 @@ from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.base import Planned
 from workbench.methods.ringada.measure import from_adapters, measure_layers
 from workbench.methods.ringada.phases import phases_on
-from workbench.methods.ringada.planner import (
-    RingEstimate,
-    Segment,
-    plan_ring,
-    plan_segments,
-)
-from workbench.methods.ringada.prepare import (
-    PreparedJob,
-    check_plan,
-    prepare,
-    require_known,
-)
+from workbench.methods.ringada.planner import RingEstimate, Segment, plan_ring, plan_segments
+from workbench.methods.ringada.prepare import PreparedJob, check_plan, prepare, require_known
 from workbench.methods.ringada.rank_job import RingRankJob, beside_bytes
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod, nothing
 from workbench.methods.training.phases import Predictor
@@ -71,12 +61,7 @@ def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pl
     )
 
 
-def pricer(
-    prepared: PreparedJob,
-    profile: Profile,
-    cluster: Cluster,
-    rounds: range | None = None,
-) -> RingEstimate:
+def pricer(prepared: PreparedJob, profile: Profile, cluster: Cluster, rounds: range | None = None) -> RingEstimate:
     """Return a function that computes the cost of a ring for some rounds; None: all rounds."""
     policy, num_rounds = prepared.policy, prepared.steps_on(cluster.world_size)
     per_round = cluster.world_size * prepared.options.local_iterations
@@ -112,11 +97,7 @@ def segments(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> tuple
     ]
     begins = sorted({*begins[:: -(-len(begins) // _MOST_SEGMENTS)], full} - {num_rounds})
     return tuple(
-        Segment(
-            first,
-            per_round * (stop - first),
-            pricer(prepared, profile, cluster, range(first, stop)),
-        )
+        Segment(first, per_round * (stop - first), pricer(prepared, profile, cluster, range(first, stop)))
         for first, stop in pairwise([*begins, num_rounds])
     )
 
@@ -141,10 +122,7 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     once = plan_ring(pricer(prepared, profile, cluster))
     if not prepared.options.replan or prepared.policy.is_adaptive:
         return with_in_flight(rank_job(prepared, profile, cluster, once))
-    parts, run = (
-        segments(prepared, profile, cluster),
-        rank_job(prepared, profile, cluster, once),
-    )
+    parts, run = segments(prepared, profile, cluster), rank_job(prepared, profile, cluster, once)
     plan = plan_segments(once, parts, run.change_s)
     follows = bool(plan.later) and _simulated_s(replace(run, plan=plan), parts) < _simulated_s(run, parts)
     return with_in_flight(replace(run, plan=plan) if follows else run)
@@ -162,20 +140,12 @@ def _everywhere(prepared: PreparedJob, price: RingEstimate) -> Plan:
     usable = [rank for rank, lacking in lacking_bytes.items() if lacking <= 0]
     if not usable:
         raise _too_small(price, min(lacking_bytes, key=lambda rank: lacking_bytes[rank]), 0, stop)
-    whole = Stage(
-        start=0,
-        stop=stop,
-        shares=tuple(Share(rank=rank, samples=size) for rank in usable),
-    )
+    whole = Stage(start=0, stop=stop, shares=tuple(Share(rank=rank, samples=size) for rank in usable))
     notes = ("The samples of devices without room for the whole model are not trained on.",) * (
         len(usable) < cluster.world_size
     )
     return Plan(
-        method="ringada",
-        stages=(whole,),
-        micro_batch_size=size,
-        num_micro_batches=job.micro_batches,
-        notes=notes,
+        method="ringada", stages=(whole,), micro_batch_size=size, num_micro_batches=job.micro_batches, notes=notes
     )
 
 
@@ -208,10 +178,7 @@ def with_in_flight(run: RingRankJob) -> Plan:
         ):
             found[count] = sum(timeline.makespan_s for timeline in timelines)
     least_s = min(found.values())
-    return replace(
-        run.plan,
-        in_flight=min(count for count, seconds in found.items() if seconds <= 1.01 * least_s),
-    )
+    return replace(run.plan, in_flight=min(count for count, seconds in found.items() if seconds <= 1.01 * least_s))
 
 
 def _simulated_s(run: RingRankJob, parts: Sequence[Segment]) -> float:
@@ -263,30 +230,17 @@ class RingAda(TrainingMethod[PreparedJob]):
 
     def catalogue(self, prepared: PreparedJob, cluster: Cluster) -> Profile:
         """Return every layer's cost from the catalogue's figures (see ProfiledMethod)."""
-        return from_adapters(
-            super().catalogue(prepared, cluster),
-            cluster,
-            4 * prepared.facts.embedding_parameters,
-        )
+        return from_adapters(super().catalogue(prepared, cluster), cluster, 4 * prepared.facts.embedding_parameters)
 
     def technique(self, prepared: PreparedJob) -> AnalyticTechnique:
         """Return the adapters' sizes (see TrainingMethod)."""
         options = prepared.options
         if options.technique == "parallel":
             return AnalyticTechnique("parallel_adapters", TechniqueSizes(reduction=options.reduction))
-        return AnalyticTechnique(
-            "adapters",
-            TechniqueSizes(bottleneck=options.bottleneck, adapters_per_layer=1),
-        )
+        return AnalyticTechnique("adapters", TechniqueSizes(bottleneck=options.bottleneck, adapters_per_layer=1))
 
     def check(
-        self,
-        prepared: PreparedJob,
-        profile: Profile,
-        cluster: Cluster,
-        plan: Plan,
-        *,
-        folder: Path | None,
+        self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None
     ) -> None:
         """Check for errors that would end the run later (see Method)."""
         check_plan(prepared, cluster, plan)

@@ -27,10 +27,7 @@ _CHANGES = Effect(
     "unfreezing = steps or rounds",
     reads=("unfreezing",),
 )
-_LATER = Effect(
-    lambda at: at.job.epochs > 1,
-    "more than one epoch: in the first nothing is cached yet",
-)
+_LATER = Effect(lambda at: at.job.epochs > 1, "more than one epoch: in the first nothing is cached yet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +72,7 @@ class RingAdaOptions:
     threshold: Annotated[Dropout, _RING, _ADAPTIVE] = 0.01
     in_flight: Annotated[Times, _RING] | None = None
     cache: Annotated[bool, _RING_CACHE, _LATER] = False
-    replan: Annotated[
-        bool,
-        _RING,
-        _CHANGES,
-        SEVERAL_DEVICES,
-        Published(False, "section IV-B: assigned once"),
-    ] = True
+    replan: Annotated[bool, _RING, _CHANGES, SEVERAL_DEVICES, Published(False, "section IV-B: assigned once")] = True
     federated: bool = False
 
 
@@ -89,20 +80,13 @@ DECLARATION = Declaration(
     options=RingAdaOptions,
     title="RingAda",
     implementation="workbench.methods.ringada.method:RingAda",
-    calls=training_calls(
-        "workbench.methods.ringada.method:RingAda",
-        "workbench.methods.ringada.rank_job:RingRankJob",
-    ),
+    calls=training_calls("workbench.methods.ringada.method:RingAda", "workbench.methods.ringada.rank_job:RingRankJob"),
     form=JOB_FIELDS
     | {
         "unfreezing": FormField(label="Unfreezing", tooltip="When one more adapter is trained (Algorithm 1)"),
         "unfreeze_every": FormField(
-            label="Unfreeze every",
-            tooltip="Mini-batches or rounds until one more adapter is trained",
+            label="Unfreeze every", tooltip="Mini-batches or rounds until one more adapter is trained"
         ),
-        "depth": FormField(
-            label="Depth d",
-            tooltip="Adapters that are trained at the beginning, from the top",
-        ),
+        "depth": FormField(label="Depth d", tooltip="Adapters that are trained at the beginning, from the top"),
     },
 )

@@ -77,15 +77,8 @@ class RingHandlers:
     def _load(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         batch = self.batches[op.microbatch]
         assert self.prefix is not None
-        first, last = (
-            self.layout.first_unfrozen(op.microbatch),
-            self.layout.plan.num_layers,
-        )
-        read = partial(
-            self.prefix.read,
-            samples=batch.indices,
-            padded_length=batch.attention_mask.shape[1],
-        )
+        first, last = self.layout.first_unfrozen(op.microbatch), self.layout.plan.num_layers
+        read = partial(self.prefix.read, samples=batch.indices, padded_length=batch.attention_mask.shape[1])
         if not self.compute.side_width:
             return (read(first),)
         if op.stage == NONE:
@@ -121,11 +114,7 @@ class RingHandlers:
         The embedding's and, at the initiator, the last hidden state have records of their own, behind the layers'.
         """
         assert self.prefix is not None
-        keep, taps, beside = (
-            partial(self.prefix.keep, samples=batch.indices),
-            list[Tensor](),
-            state,
-        )
+        keep, taps, beside = partial(self.prefix.keep, samples=batch.indices), list[Tensor](), state
         for layer in layers:
             hidden, below = self.compute.parted(state)
             if layer == 0:
@@ -136,10 +125,7 @@ class RingHandlers:
                 beside, taps = (own if not taps else beside), [*taps, *more]
             else:
                 [state] = found
-            keep(
-                layer,
-                hidden=self.compute.widened(torch.cat([self.compute.parted(state)[0], below], dim=2)),
-            )
+            keep(layer, hidden=self.compute.widened(torch.cat([self.compute.parted(state)[0], below], dim=2)))
         return (state, (beside, taps)) if first < layers.stop else (state,)
 
     def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -161,21 +147,12 @@ class RingHandlers:
             self.optimizer.take_head(head[0], self.first_step + at)
         if self.prefix is not None and self.compute.side_width and op.microbatch not in self.cached:
             self.prefix.keep(
-                self.layout.plan.num_layers,
-                batch.indices,
-                self.compute.widened(named(op, reads, "act")[0]),
+                self.layout.plan.num_layers, batch.indices, self.compute.widened(named(op, reads, "act")[0])
             )
         total = sum(size for size, one in zip(self.layout.sizes, self.layout.iteration_of, strict=True) if one == at)
-        targets = Targets(
-            labels=batch.labels,
-            sample_ids=batch.sample_ids,
-            epoch=self.epoch,
-            total=total,
-        )
+        targets = Targets(labels=batch.labels, sample_ids=batch.sample_ids, epoch=self.epoch, total=total)
         loss, gradient = self.compute.score(
-            [*named(op, reads, "act"), *named(op, reads, "side")],
-            batch.attention_mask,
-            targets,
+            [*named(op, reads, "act"), *named(op, reads, "side")], batch.attention_mask, targets
         )
         own = loss / len(iterations)  # a round's loss is the mean of its mini-batches'
         self.noted[0] += own
@@ -229,10 +206,7 @@ class RingPhase(StagePhase[RingRankJob]):
         if not isinstance(self.optimizer, RingOptimizer) or self.optimizer.history is None:
             return shape
         lowest = self.rank_job.policy.adapted(self.optimizer.history[: self.optimizer.num_steps].tolist())[-1]
-        return replace(
-            shape,
-            iterations=tuple(one._replace(first_unfrozen=lowest) for one in shape.iterations),
-        )
+        return replace(shape, iterations=tuple(one._replace(first_unfrozen=lowest) for one in shape.iterations))
 
     def load(self, epoch: int) -> None:
         """Load the block (see RankPhase)."""
@@ -247,9 +221,7 @@ class RingPhase(StagePhase[RingRankJob]):
             self.optimizer = RingOptimizer(
                 self.compute,
                 LinearSchedule(
-                    peak=job.peak_learning_rate,
-                    num_steps=rank_job.num_steps,
-                    warmup_fraction=job.warmup_fraction,
+                    peak=job.peak_learning_rate, num_steps=rank_job.num_steps, warmup_fraction=job.warmup_fraction
                 ),
                 job.weight_decay,
                 updates=rank_job.updates,
@@ -259,10 +231,7 @@ class RingPhase(StagePhase[RingRankJob]):
             if rank_job.options.cache:
                 folder = self.session.context.own_folder(rank_job.folder) / "prefix"
                 self._prefix = PrefixCache(
-                    folder=folder,
-                    lengths=rank_job.lengths,
-                    crossing=rank_job.crossing,
-                    lowest=rank_job.lowest,
+                    folder=folder, lengths=rank_job.lengths, crossing=rank_job.crossing, lowest=rank_job.lowest
                 )
                 if rank_job.cache_homes:
                     self._take_over(self._prefix)
@@ -270,11 +239,7 @@ class RingPhase(StagePhase[RingRankJob]):
 
     def _take_over(self, prefix: PrefixCache) -> None:
         """Continue with the caches of former jobs, whose layers may have moved."""
-        rank_job, rank, start_s = (
-            self.rank_job,
-            self.session.rank,
-            self.session.context.now_s(),
-        )
+        rank_job, rank, start_s = self.rank_job, self.session.rank, self.session.context.now_s()
         homes = ring_homes(rank_job.present.stages)
         moving = [
             (layer, rank_job.cache_homes[layer], homes[layer]) for layer in rank_job.cached_layers(rank_job.start)

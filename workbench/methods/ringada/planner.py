@@ -60,11 +60,7 @@ class RingEstimate:
         rest_bytes: int = 0,
         has_side: bool = False,
     ) -> None:
-        profile, cluster, sequence_length = (
-            problem.profile,
-            problem.cluster,
-            problem.sequence_length,
-        )
+        profile, cluster, sequence_length = problem.profile, problem.cluster, problem.sequence_length
         self.profile, self.cluster, self.micro_batches, self._rest_bytes = (
             profile,
             cluster,
@@ -72,10 +68,7 @@ class RingEstimate:
             rest_bytes,
         )
         self.micro_batch_size = problem.batch_size // problem.micro_batches
-        size, layers = (
-            -(-problem.batch_size // problem.micro_batches),
-            profile.num_layers,
-        )
+        size, layers = -(-problem.batch_size // problem.micro_batches), profile.num_layers
         moments = [*depths.items(), *(cached or {}).items()]
         firsts = np.array([layers - depth for depth, _ in moments])  # the lowest unfrozen layer of each depth
         self._weights = np.array([count for _, count in moments]) / sum(count for _, count in moments)
@@ -98,11 +91,7 @@ class RingEstimate:
             ahead = np.where(is_frozen & ~is_cached, seconds["P"], read)
             if has_side:
                 own = np.where(is_frozen, 0.0, seconds["LOAD"]) if is_cached.any() else 0.0
-                ahead = np.where(
-                    is_cached,
-                    own,
-                    seconds["P"] + np.where(is_frozen, seconds["F"], 0.0),
-                )
+                ahead = np.where(is_cached, own, seconds["P"] + np.where(is_frozen, seconds["F"], 0.0))
             frozen.append(summed(ahead))
             forward.append(summed(np.where(is_frozen, 0.0, seconds["F"])))
             unfrozen.append(summed(np.where(is_frozen, 0.0, there_and_back)))
@@ -175,10 +164,7 @@ def plan_ring(pricer: RingEstimate) -> Plan:
     found = (_search(pricer, count) for count in range(most, 0, -1))
     order, cuts, price_s = next((one for one in found if one[2] < float("inf")), ((), (), float("inf")))
     if price_s == float("inf"):
-        rank = min(
-            range(cluster.world_size),
-            key=lambda rank: cluster.devices[rank].memory_bytes,
-        )
+        rank = min(range(cluster.world_size), key=lambda rank: cluster.devices[rank].memory_bytes)
         device, needed = cluster.devices[rank], pricer.needs(rank, 0, 1)
         raise PlanError(
             f"A ring of {', '.join(device.name for device in cluster.devices)} was asked for.",
@@ -216,11 +202,7 @@ class Segment(NamedTuple):
     pricer: RingEstimate
 
 
-def plan_segments(
-    once: Plan,
-    segments: Sequence[Segment],
-    change_s: Callable[[Stages, Stages, int], float],
-) -> Plan:
+def plan_segments(once: Plan, segments: Sequence[Segment], change_s: Callable[[Stages, Stages, int], float]) -> Plan:
     """Return a plan that follows the unfreezing by dynamic programming: each segment gets a new assignment or keeps the
     previous one.
 
@@ -230,20 +212,12 @@ def plan_segments(
     The sum of the rounds' and the moves' seconds is the least over all sequences of these assignments, so it never
     exceeds `once`'s.
     """
-    rings = {
-        (
-            tuple(stage.ranks[0] for stage in once.stages),
-            (0, *(stage.stop for stage in once.stages)),
-        ): once.stages
-    }
+    rings = {(tuple(stage.ranks[0] for stage in once.stages), (0, *(stage.stop for stage in once.stages))): once.stages}
     runs = (segments[first : first + size] for size in (1, 2, 4, 8, 16) for first in range(len(segments) - size + 1))
     for some in runs:
 
         def seconds(orders: np.ndarray, cuts: np.ndarray, some: Sequence[Segment] = some) -> np.ndarray:
-            return sum(
-                (one.num_steps * one.pricer(orders, cuts) for one in some),
-                np.zeros(len(orders)),
-            )
+            return sum((one.num_steps * one.pricer(orders, cuts) for one in some), np.zeros(len(orders)))
 
         order, cuts, _ = _search(segments[0].pricer, len(once.stages), seconds, members=once.busy_ranks)
         rings.setdefault((order, cuts), ring_stages(order, cuts, once.micro_batch_size))
@@ -262,22 +236,14 @@ _Way = tuple[float, float, tuple[int, ...]]
 
 
 def _cheapest(
-    rings: Sequence[tuple[Ring, Stages]],
-    segments: Sequence[Segment],
-    change_s: Callable[[Stages, Stages, int], float],
+    rings: Sequence[tuple[Ring, Stages]], segments: Sequence[Segment], change_s: Callable[[Stages, Stages, int], float]
 ) -> _Way:
     """Return the index of the ring for each segment, by dynamic programming."""
-    orders, cuts = (
-        np.array([order for (order, _), _ in rings]),
-        np.array([cuts for (_, cuts), _ in rings]),
-    )
+    orders, cuts = np.array([order for (order, _), _ in rings]), np.array([cuts for (_, cuts), _ in rings])
     ways: list[_Way] = [(0.0, 0.0, ())] * len(rings)  # the best sequence that ends with each ring
     for number, segment in enumerate(segments):
         rounds_s = segment.num_steps * segment.pricer(orders, cuts)
-        cheapest, longer = (
-            sorted(enumerate(ways), key=lambda pair: pair[1][0]),
-            list[_Way](),
-        )
+        cheapest, longer = sorted(enumerate(ways), key=lambda pair: pair[1][0]), list[_Way]()
         for ring, best in enumerate(ways):
             for before, (so_far_s, moves_s, chosen) in cheapest if number else ():
                 if so_far_s >= best[0]:
@@ -338,11 +304,7 @@ Ring = tuple[tuple[int, ...], tuple[int, ...]]  # the devices in order, and the 
 
 
 def _search(
-    pricer: RingEstimate,
-    count: int,
-    seconds: Seconds | None = None,
-    *,
-    members: Collection[int] | None = None,
+    pricer: RingEstimate, count: int, seconds: Seconds | None = None, *, members: Collection[int] | None = None
 ) -> tuple[tuple[int, ...], tuple[int, ...], float]:
     """Return the best ring of so many devices that was found, and its seconds, which are infinite if none fits.
 
@@ -367,17 +329,9 @@ def _search(
         orders = [tuple(order) for some in (fastest, largest) for order in (sorted(some), some, some[::-1])]
     best: tuple[float, Ring] = (float("inf"), ((), ()))
     for order in dict.fromkeys(orders):
-        weights = (
-            [speed[rank] for rank in order],
-            [speed[rank] / (1 + place) for place, rank in enumerate(order)],
-        )
+        weights = [speed[rank] for rank in order], [speed[rank] / (1 + place) for place, rank in enumerate(order)]
         starts = [_fitting_cuts(layers, one, [fits[rank] for rank in order]) for one in weights]
-        best = min(
-            [
-                best,
-                *(_improved(price, types, (order, cuts), usable) for cuts in starts if cuts),
-            ]
-        )
+        best = min([best, *(_improved(price, types, (order, cuts), usable) for cuts in starts if cuts)])
     if best[0] == float("inf") and (ring := _fitting_ring(layers, fits, usable, count)):
         best = _improved(price, types, ring, usable)
     return (*best[1], best[0])
@@ -389,10 +343,7 @@ def _improved(pricer: Seconds, types: Sequence[int], ring: Ring, usable: Sequenc
     """
 
     def best_of(rings: list[Ring]) -> tuple[float, Ring]:
-        seconds = pricer(
-            np.array([order for order, _ in rings]),
-            np.array([cuts for _, cuts in rings]),
-        )
+        seconds = pricer(np.array([order for order, _ in rings]), np.array([cuts for _, cuts in rings]))
         return float(seconds.min()), rings[int(seconds.argmin())]
 
     now_s, ring = best_of([ring])
@@ -480,10 +431,7 @@ def _swapped(ring: Ring, types: Sequence[int]) -> list[Ring]:
             other, sizes = list(order), [stop - start for start, stop in pairwise(cuts)]
             other[a], other[b] = other[b], other[a]
             sizes[a], sizes[b] = sizes[b], sizes[a]
-            found += [
-                (tuple(other), cuts),
-                (tuple(other), tuple(accumulate(sizes, initial=0))),
-            ]
+            found += [(tuple(other), cuts), (tuple(other), tuple(accumulate(sizes, initial=0)))]
     return found
 
 

@@ -14,12 +14,7 @@ from workbench.core.plan import Plan
 from workbench.methods.base import read_options, require_plan, require_width
 from workbench.methods.ringada.options import RingAdaOptions, Unfreezing
 from workbench.methods.training.policy import plateaus
-from workbench.methods.training.prepare import (
-    PreparedTechnique,
-    label_scale,
-    load_samples,
-    require_task_and_model,
-)
+from workbench.methods.training.prepare import PreparedTechnique, label_scale, load_samples, require_task_and_model
 from workbench.models.loading import model_facts
 from workbench.models.techniques import TechniqueConfig
 
@@ -83,8 +78,7 @@ class PreparedJob(PreparedTechnique):
     def steps_on(self, world_size: int) -> int:
         """Return the rounds of the whole run (see PreparedTraining)."""
         return self.job.epochs * rounds_per_epoch(
-            len(self.train),
-            self.job.batch_size * self.options.local_iterations * world_size,
+            len(self.train), self.job.batch_size * self.options.local_iterations * world_size
         )
 
     @property
@@ -106,11 +100,7 @@ def require_known(job: Job) -> RingAdaOptions:
     options = read_options("ringada", RingAdaOptions, job.options)
     if options.technique == "parallel" and options.federated:
         asked = "The option federated of ringada was asked for with technique = 'parallel'."
-        raise ConfigError(
-            asked,
-            "A network next to the model is trained on the ring alone.",
-            "Leave one out.",
-        )
+        raise ConfigError(asked, "A network next to the model is trained on the ring alone.", "Leave one out.")
     require_task_and_model(job)
     return options
 
@@ -126,9 +116,7 @@ def prepare(job: Job) -> PreparedJob:
     if options.technique == "parallel" and options.cache and facts.num_encoder_layers is not None:
         asked = f"The option cache of ringada was asked for with technique = 'parallel' and '{job.model}'."
         raise ConfigError(
-            asked,
-            "The cache keeps the layers of one stack, and this has an encoder and a decoder.",
-            "Leave one out.",
+            asked, "The cache keeps the layers of one stack, and this has an encoder and a decoder.", "Leave one out."
         )
     samples: dict[str, Any] = load_samples(job, facts)
     task = samples["task"]
@@ -155,8 +143,7 @@ def prepare(job: Job) -> PreparedJob:
         return prepared
     known = f"The policy '{options.unfreezing}' goes by what the run brings; it is predicted as one adapter every"
     return replace(
-        prepared,
-        notes=(f"{known} {options.unfreeze_every} mini-batches, and no layer is moved meanwhile.",),
+        prepared, notes=(f"{known} {options.unfreeze_every} mini-batches, and no layer is moved meanwhile.",)
     )
 
 
@@ -175,21 +162,11 @@ def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
             f"Its mini-batches are {plan.mini_batch_size}, the job's {prepared.job.batch_size}.",
             "Plan for the job's batch_size.",
         ),
-        (
-            bool(shared),
-            "A ring has one device at each stage.",
-            "Give each device layers of its own.",
-        ),
+        (bool(shared), "A ring has one device at each stage.", "Give each device layers of its own."),
         (
             federated and len(plan.stages) > 1,
             "Federated averaging has the whole model on each device.",
             "Make one stage of all layers.",
         ),
     ]
-    require_plan(
-        plan,
-        cluster,
-        model=prepared.job.model,
-        num_layers=prepared.facts.num_layers,
-        others=others,
-    )
+    require_plan(plan, cluster, model=prepared.job.model, num_layers=prepared.facts.num_layers, others=others)

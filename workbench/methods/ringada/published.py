@@ -18,12 +18,7 @@ from workbench.core.program import Program
 from workbench.core.published import constants_of
 from workbench.core.timeline import Timeline
 from workbench.methods.ringada.planner import RingEstimate, plan_ring
-from workbench.methods.ringada.schedule import (
-    Iteration,
-    RingLayout,
-    ring_costs,
-    ring_round,
-)
+from workbench.methods.ringada.schedule import Iteration, RingLayout, ring_costs, ring_round
 from workbench.planners import Problem
 from workbench.profiler.analytic import layer_costs
 from workbench.profiler.descriptions import ModelDescription
@@ -31,24 +26,13 @@ from workbench.schedules.costs import Crossing
 from workbench.simulator import simulate
 from workbench.simulator.steps import SAMPLES, equal_blocks
 
-SINGLE, PIPE, RING, FEDERATED, PARALLEL = (
-    "Single",
-    "PipeAdapter",
-    "RingAda",
-    "FedAvg",
-    "Parallel Adapters",
-)
+SINGLE, PIPE, RING, FEDERATED, PARALLEL = "Single", "PipeAdapter", "RingAda", "FedAvg", "Parallel Adapters"
 TOGETHER = 40
 """Mini-batches simulated one after the other and averaged: the paper's number between two unfreezings."""
 
 
 def simulated_round(
-    profile: Profile,
-    cluster: Cluster,
-    plan: Plan,
-    iterations: Sequence[Iteration],
-    *,
-    has_side: bool = False,
+    profile: Profile, cluster: Cluster, plan: Plan, iterations: Sequence[Iteration], *, has_side: bool = False
 ) -> Timeline:
     """Return a round of mini-batches of SAMPLES samples."""
     sizes = tuple(SAMPLES // one.num_micro_batches for one in iterations for _ in range(one.num_micro_batches))
@@ -117,13 +101,7 @@ def layer_times(constants: Constants, scheme: str, micro_batches: int) -> tuple[
     block = layer_costs(constants.model, "parallel_adapters", batch=1, sequence_length=128)[1]
     side = block.side_forward_flops / block.forward_flops if scheme == PARALLEL else 0.0
     profile, cluster = equal_blocks(layers, constants.devices, constants.backward, side=side)
-    problem = Problem(
-        profile,
-        cluster,
-        batch_size=SAMPLES,
-        micro_batches=micro_batches,
-        sequence_length=1,
-    )
+    problem = Problem(profile, cluster, batch_size=SAMPLES, micro_batches=micro_batches, sequence_length=1)
     plan = plan_ring(RingEstimate(problem, depths=depths, has_side=side > 0))
     rounds = {depth: [Iteration(0, layers - depth, micro_batches)] * TOGETHER for depth in depths}
     found = {

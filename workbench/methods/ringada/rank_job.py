@@ -24,13 +24,7 @@ from workbench.methods.common.scaling import TARGET_LENGTH
 from workbench.methods.ringada.options import RingAdaOptions
 from workbench.methods.ringada.planner import change_s, ring_homes
 from workbench.methods.ringada.prepare import Policy, PreparedJob, rounds_per_epoch
-from workbench.methods.ringada.schedule import (
-    Iteration,
-    RingLayout,
-    federated_round,
-    ring_costs,
-    ring_round,
-)
+from workbench.methods.ringada.schedule import Iteration, RingLayout, federated_round, ring_costs, ring_round
 from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch
 from workbench.methods.training.phases import Phase, RankJob
 from workbench.models.loading import ModelFacts
@@ -115,10 +109,7 @@ class RingRankJob(RankJob):
     @property
     def until(self) -> float:
         """Return the round before which all devices pause (see RankJob)."""
-        return min(
-            (first for first, _ in self.plan.later if first > self.start),
-            default=math.inf,
-        )
+        return min((first for first, _ in self.plan.later if first > self.start), default=math.inf)
 
     @property
     def cached_from(self) -> int:
@@ -132,20 +123,13 @@ class RingRankJob(RankJob):
             not self.options.cache or is_empty or self.policy.is_adaptive
         ):  # only the devices know which layers are frozen
             return self
-        return replace(
-            self,
-            cache_since=former.cached_from,
-            cache_homes=ring_homes(former.present.stages),
-        )
+        return replace(self, cache_since=former.cached_from, cache_homes=ring_homes(former.present.stages))
 
     def change_s(self, former: tuple[Stage, ...], stages: tuple[Stage, ...], first: int) -> float:
         """Return the seconds of moving layers from one assignment to another before a round (see
         methods.ringada.planner.change_s).
         """
-        width, tokens = (
-            4 * (self.crossing.hidden_size + self.crossing.side_width),
-            self.crossing.tokens,
-        )
+        width, tokens = 4 * (self.crossing.hidden_size + self.crossing.side_width), self.crossing.tokens
         return change_s(
             self.profile,
             self.cluster,
@@ -170,10 +154,7 @@ class RingRankJob(RankJob):
             return range(0)
         if self.config.side_width:  # the trained layers next to the model read their taps
             return range(self.lowest, self.plan.num_layers)
-        return range(
-            self.lowest,
-            self.policy.first_unfrozen(first, first * self.steps_per_round) + 1,
-        )
+        return range(self.lowest, self.policy.first_unfrozen(first, first * self.steps_per_round) + 1)
 
     @property
     def lowest(self) -> int:
@@ -226,18 +207,11 @@ class RingRankJob(RankJob):
 
     def round(self, number: int) -> Round:
         """Return a round of the run."""
-        parts, iterations, count = (
-            list[Sequence[int]](),
-            list[Iteration](),
-            self.options.local_iterations,
-        )
+        parts, iterations, count = list[Sequence[int]](), list[Iteration](), self.options.local_iterations
         for place, rank in enumerate(self.initiators):
             for local in range(count):
                 step = number * self.steps_per_round + place * count + local
-                own = cut_mini_batch(
-                    self._mini_batch(rank, number * count + local),
-                    self.plan.num_micro_batches,
-                )
+                own = cut_mini_batch(self._mini_batch(rank, number * count + local), self.plan.num_micro_batches)
                 parts += own
                 iterations.append(Iteration(rank, self.policy.first_unfrozen(number, step), len(own)))
         planned, passed = PlannedStep.of(parts, self.lengths), self._passed
@@ -246,13 +220,7 @@ class RingRankJob(RankJob):
         )
         since = max((change for change, _ in self.plan.later if change <= number), default=0)
         sizes, lengths = planned.shape.sizes, planned.shape.lengths
-        shape = RoundShape(
-            sizes=sizes,
-            lengths=lengths,
-            iterations=tuple(iterations),
-            cached=cached,
-            since=since,
-        )
+        shape = RoundShape(sizes=sizes, lengths=lengths, iterations=tuple(iterations), cached=cached, since=since)
         return Round(samples=planned.samples, shape=shape, number=number)
 
     def updates(self, num_rounds: int, brought: Sequence[float] = ()) -> dict[int, int]:
@@ -298,13 +266,7 @@ class RingRankJob(RankJob):
 
     def phases(self) -> tuple[Phase, ...]:
         """Return the only phase (see RankJob)."""
-        return (
-            Phase(
-                epochs=range(self.job.epochs),
-                steps=self.planned_epoch,
-                program=self.program,
-            ),
-        )
+        return (Phase(epochs=range(self.job.epochs), steps=self.planned_epoch, program=self.program),)
 
     def program(self, shape: StepShape) -> Program:
         """Return a round."""
@@ -314,10 +276,7 @@ class RingRankJob(RankJob):
         if key not in self._schedules:
             typical = self.costs(replace(shape, lengths=(self.typical_length,) * len(shape.sizes)))
             in_flight = self.options.in_flight or plan.in_flight or USUALLY_IN_FLIGHT
-            fixed: dict[str, int] = {
-                "in_flight": in_flight,
-                "world_size": self.cluster.world_size,
-            }
+            fixed: dict[str, int] = {"in_flight": in_flight, "world_size": self.cluster.world_size}
             if self.options.federated:
                 made = federated_round(plan, shape.iterations, typical.seconds, **fixed)
             else:
@@ -371,13 +330,7 @@ def initiator_order(cluster: Cluster, plan: Plan) -> tuple[int, ...]:
     ring = [rank for stage in plan.stages for rank in stage.ranks]
     order, left = [ring[0]], ring[1:]
     while left:
-        best = max(
-            left,
-            key=lambda rank: (
-                cluster.link(order[-1], rank).bytes_per_s,
-                -left.index(rank),
-            ),
-        )
+        best = max(left, key=lambda rank: (cluster.link(order[-1], rank).bytes_per_s, -left.index(rank)))
         order.append(best)
         left.remove(best)
     return tuple(order)

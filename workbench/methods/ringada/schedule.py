@@ -48,30 +48,12 @@ from workbench.core.costs import Spec, TableCosts, opaque
 from workbench.core.errors import ScheduleError
 from workbench.core.plan import Plan, Share
 from workbench.core.profile import LayerProfile, Profile, layers_seconds
-from workbench.core.schedule import (
-    ALLREDUCE,
-    NONE,
-    STEP,
-    Op,
-    Schedule,
-    Value,
-    paused_collector,
-    send,
-)
+from workbench.core.schedule import ALLREDUCE, NONE, STEP, Op, Schedule, Value, paused_collector, send
 from workbench.schedules.costs import Crossing, resident_bytes
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pieces import world_size_of
 
-EMBED, LOAD, PREFIX, FORWARD, HEAD, BACKWARD, HEAD_STEP, TAKE = (
-    "E",
-    "LOAD",
-    "P",
-    "F",
-    "H",
-    "B",
-    "HSTEP",
-    "TAKE",
-)
+EMBED, LOAD, PREFIX, FORWARD, HEAD, BACKWARD, HEAD_STEP, TAKE = "E", "LOAD", "P", "F", "H", "B", "HSTEP", "TAKE"
 HEAR, MEAN = "HEAR", "MEAN"
 LOWEST = "A"
 """In a profile, the backward pass of the lowest unfrozen layer: only of its adapter, because no layer below is
@@ -132,28 +114,14 @@ def ring_round(
     size = world_size_of(plan, world_size, (1,) * len(tasks))
     first, last = iterations[0].initiator, iterations[-1].initiator
     if first != last:
-        head, taken = (
-            Value("head", NONE, len(iterations) - 1),
-            Value("taken", NONE, len(iterations)),
-        )
-        tasks.append(
-            _Task(
-                first,
-                Op(TAKE, NONE, NONE, NONE, (head,), (taken,)),
-                (len(iterations), 0, 0),
-            )
-        )
+        head, taken = Value("head", NONE, len(iterations) - 1), Value("taken", NONE, len(iterations))
+        tasks.append(_Task(first, Op(TAKE, NONE, NONE, NONE, (head,), (taken,)), (len(iterations), 0, 0)))
     ordered = _in_order(tasks, size, seconds)
     return insert_transfers(_with_notes(plan, ordered) if is_noted else ordered)
 
 
 def federated_round(
-    plan: Plan,
-    iterations: Sequence[Iteration],
-    seconds: Seconds,
-    *,
-    in_flight: int,
-    world_size: int | None = None,
+    plan: Plan, iterations: Sequence[Iteration], seconds: Seconds, *, in_flight: int, world_size: int | None = None
 ) -> Schedule:
     """Return a round of federated averaging: each rank of the only stage trains its own mini-batches, then all take the
     average.
@@ -165,41 +133,15 @@ def federated_round(
     first = micro_batches = 0
     for rank, group in groupby(iterations, key=lambda one: one.initiator):
         own = list(group)
-        alone = replace(
-            plan,
-            stages=(replace(whole, shares=(Share(rank=rank, samples=plan.micro_batch_size),)),),
-        )
+        alone = replace(plan, stages=(replace(whole, shares=(Share(rank=rank, samples=plan.micro_batch_size),)),))
         tasks += _tasks(alone, own, in_flight, (), False, first, micro_batches)
-        first, micro_batches = (
-            first + len(own),
-            micro_batches + sum(one.num_micro_batches for one in own),
-        )
-        trained, mean = (
-            (Value("head", NONE, first - 1), Value("weight", 0, first - 1)),
-            Value("mean", NONE, NONE, rank),
+        first, micro_batches = first + len(own), micro_batches + sum(one.num_micro_batches for one in own)
+        trained, mean = (Value("head", NONE, first - 1), Value("weight", 0, first - 1)), Value("mean", NONE, NONE, rank)
+        tasks.append(
+            _Task(rank, Op(ALLREDUCE, 0, NONE, NONE, trained, (mean,), whole.ranks, "collective"), (first, 4, 0))
         )
         tasks.append(
-            _Task(
-                rank,
-                Op(
-                    ALLREDUCE,
-                    0,
-                    NONE,
-                    NONE,
-                    trained,
-                    (mean,),
-                    whole.ranks,
-                    "collective",
-                ),
-                (first, 4, 0),
-            )
-        )
-        tasks.append(
-            _Task(
-                rank,
-                Op(MEAN, NONE, NONE, NONE, (mean,), (Value("taken", NONE, NONE, rank),)),
-                (first, 5, 0),
-            )
+            _Task(rank, Op(MEAN, NONE, NONE, NONE, (mean,), (Value("taken", NONE, NONE, rank),)), (first, 5, 0))
         )
     return _in_order(tasks, world_size_of(plan, world_size, (1,) * len(tasks)), seconds)
 
@@ -246,15 +188,7 @@ def _tasks(
             is_cached = m in cached
             hidden = Value("mid", end, m) if is_cached else Value("emb", NONE, m)
             if is_cached and has_side:
-                add(
-                    home,
-                    LOAD,
-                    NONE,
-                    m,
-                    3,
-                    let_in,
-                    Value("act", len(plan.stages) - 1, m),
-                )
+                add(home, LOAD, NONE, m, 3, let_in, Value("act", len(plan.stages) - 1, m))
             elif is_cached:
                 add(plan.stages[end].ranks[0], LOAD, end, m, 3, let_in, hidden)
             else:
@@ -268,16 +202,7 @@ def _tasks(
                     add(rank, LOAD, s, m, 3, let_in, source)
                 elif has_side:
                     source = Value("mid", s, m)
-                    add(
-                        rank,
-                        PREFIX,
-                        s,
-                        m,
-                        3,
-                        (hidden,),
-                        after,
-                        *((source,) if s >= end else ()),
-                    )
+                    add(rank, PREFIX, s, m, 3, (hidden,), after, *((source,) if s >= end else ()))
                 elif stage.start < iteration.first_unfrozen and not is_cached:
                     source = Value("mid", s, m) if s == end else after
                     add(rank, PREFIX, s, m, 3, (hidden,), source)
@@ -285,69 +210,22 @@ def _tasks(
                     below = (Value("side", s - 1, m),) if has_side and s > end else ()
                     weights = (updated[s],) if s in updated else ()
                     trained = Value("side" if has_side else "act", s, m)
-                    add(
-                        rank,
-                        FORWARD,
-                        s,
-                        m,
-                        1,
-                        (source, *below, *weights),
-                        trained,
-                        Value("ctx", s, m),
-                    )
+                    add(rank, FORWARD, s, m, 1, (source, *below, *weights), trained, Value("ctx", s, m))
                 hidden = after
             stages = len(plan.stages)
-            scored = (
-                hidden,
-                *((Value("side", stages - 1, m),) if has_side else ()),
-                *head_before,
-            )
+            scored = (hidden, *((Value("side", stages - 1, m),) if has_side else ()), *head_before)
             add(
-                home,
-                HEAD,
-                NONE,
-                m,
-                1,
-                scored,
-                Value("loss", NONE, m),
-                Value("grad", stages, m),
-                Value("hacc", NONE, m),
+                home, HEAD, NONE, m, 1, scored, Value("loss", NONE, m), Value("grad", stages, m), Value("hacc", NONE, m)
             )
             for s in reversed(range(end, stages)):
                 passed = (Value("grad", s, m),) if s > end else ()
                 reads = (Value("ctx", s, m), Value("grad", s + 1, m))
-                add(
-                    plan.stages[s].ranks[0],
-                    BACKWARD,
-                    s,
-                    m,
-                    2,
-                    reads,
-                    *passed,
-                    Value("gacc", s, m),
-                )
+                add(plan.stages[s].ranks[0], BACKWARD, s, m, 2, reads, *passed, Value("gacc", s, m))
         gradients = tuple(Value("hacc", NONE, m) for m in micro_batches)
-        add(
-            home,
-            HEAD_STEP,
-            NONE,
-            at,
-            0,
-            gradients,
-            Value("head", NONE, at),
-            Value("free", NONE, at),
-        )
+        add(home, HEAD_STEP, NONE, at, 0, gradients, Value("head", NONE, at), Value("free", NONE, at))
         for s in range(end, len(plan.stages)):
             updated[s] = Value("weight", s, at)
-            add(
-                plan.stages[s].ranks[0],
-                STEP,
-                s,
-                at,
-                0,
-                tuple(Value("gacc", s, m) for m in micro_batches),
-                updated[s],
-            )
+            add(plan.stages[s].ranks[0], STEP, s, at, 0, tuple(Value("gacc", s, m) for m in micro_batches), updated[s])
     return tasks
 
 
@@ -357,10 +235,7 @@ def _with_notes(plan: Plan, schedule: Schedule) -> Schedule:
     for rank in ranks:
         own = tuple(value for op in ops[rank] for value in op.writes if value.name in ("loss", "weight"))
         told = (Value("told", NONE, NONE, rank),)
-        ops[rank] += (
-            Op(ALLREDUCE, NONE, NONE, NONE, own, told, ranks),
-            Op(HEAR, NONE, NONE, NONE, told),
-        )
+        ops[rank] += (Op(ALLREDUCE, NONE, NONE, NONE, own, told, ranks), Op(HEAR, NONE, NONE, NONE, told))
     return replace(schedule, ops=tuple(ops))
 
 
@@ -440,13 +315,7 @@ class RingLayout:
 
 
 def ring_costs(
-    profile: Profile,
-    cluster: Cluster,
-    layout: RingLayout,
-    *,
-    crossing: Crossing,
-    head_values: int,
-    beside_bytes: int,
+    profile: Profile, cluster: Cluster, layout: RingLayout, *, crossing: Crossing, head_values: int, beside_bytes: int
 ) -> TableCosts:
     """Return the costs of ring_round.
 
@@ -473,12 +342,7 @@ def ring_costs(
 
     def load_s(rank: int, op: Op) -> float:
         is_side = side_width and op.stage != NONE
-        return layers_s(
-            rank,
-            op,
-            LOAD,
-            layout.layers(op) if is_side else [layout.first_unfrozen(op.microbatch)],
-        )
+        return layers_s(rank, op, LOAD, layout.layers(op) if is_side else [layout.first_unfrozen(op.microbatch)])
 
     def frozen_s(rank: int, op: Op) -> float:
         if not side_width:
@@ -503,11 +367,7 @@ def ring_costs(
     def states(value: Value) -> Spec:
         name, m = value.name, value.microbatch
         first = layout.first_unfrozen(m)
-        done = {
-            "act": value.stage + 1,
-            "side": value.stage + 1,
-            "grad": value.stage,
-        }.get(name, 0)
+        done = {"act": value.stage + 1, "side": value.stage + 1, "grad": value.stage}.get(name, 0)
         layers = first if name == "mid" else plan.stages[done - 1].stop if done else 0
         tokens = crossing.tokens(layers, lengths[m])
         if side_width and name == "mid":

@@ -63,18 +63,9 @@ class _Work(VirtualWork):
     def done(self, job: VirtualJob, place: int, step: int, factor: float) -> c.StepDone:
         links, unslowed = self._links(), (1.0,) * job.job.cluster.world_size
         transfers = (
-            transfers_of(
-                job.job.cluster,
-                self._slowed(job, unslowed, links).messages(step, place),
-            )
-            if links
-            else ()
+            transfers_of(job.job.cluster, self._slowed(job, unslowed, links).messages(step, place)) if links else ()
         )
-        return c.StepDone(
-            step,
-            factor * self._slowed(job, unslowed).busy_s(step, place),
-            transfers=transfers,
-        )
+        return c.StepDone(step, factor * self._slowed(job, unslowed).busy_s(step, place), transfers=transfers)
 
     def part(self, job: VirtualJob, place: int, end: c.End, stop: int) -> int:
         return stop
@@ -95,10 +86,7 @@ class _Policy(StepPolicy):
 
     def __init__(self, method: Plans, planned: Planned[Any], first: RankJob) -> None:
         super().__init__(method, planned, first, ignore)
-        self._kept: tuple[int, Homes] = (
-            0,
-            {},
-        )  # the step of the last snapshot in memory, and the devices that keep it
+        self._kept: tuple[int, Homes] = 0, {}  # the step of the last snapshot in memory, and the devices that keep it
 
     def part(self, generation: Generation, place: int) -> VirtualJob:
         return generation.job if isinstance(generation.job, VirtualJob) else super().part(generation, place)
@@ -154,10 +142,7 @@ def with_faults(prediction: Prediction, method: Plans, planned: Planned[Any], fi
 
     Time-outs and the delay between a device's loss and its detection are those of emulated devices (VirtualWorld).
     """
-    policy, work = (
-        _Policy(method, planned, first),
-        _Work([device.name for device in first.cluster.devices]),
-    )
+    policy, work = _Policy(method, planned, first), _Work([device.name for device in first.cluster.devices])
     fleet = fleet_of(work.devices, first.cluster, first.job)
     coordinator = Coordinator(fleet=fleet, policy=policy, say=policy.say, adapts=True)
     try:
@@ -203,11 +188,7 @@ def predict(rank_job: PhasedJob) -> Prediction:
             own = predictor.records(epoch, planned)
             steps += own
             epochs.append(
-                EpochRecord(
-                    epoch=epoch,
-                    cached=phase.cached,
-                    seconds=sum(step.predicted_s or 0.0 for step in own),
-                )
+                EpochRecord(epoch=epoch, cached=phase.cached, seconds=sum(step.predicted_s or 0.0 for step in own))
             )
         for name, programs in phase.moves().items():
             phases_s[name] = sum(simulate(program, memory=False).makespan_s for program in programs)
@@ -218,10 +199,4 @@ def predict(rank_job: PhasedJob) -> Prediction:
         phases_s["snapshots"] = snapshot_s(rank_job) * sum(map(rank_job.snapshot.is_due, within))
     if rank_job.changes_s:
         phases_s["changes of the plan"] = rank_job.changes_s
-    return Prediction(
-        steps=tuple(steps),
-        epochs=tuple(epochs),
-        timelines=timelines,
-        phases_s=phases_s,
-        bytes=nbytes,
-    )
+    return Prediction(steps=tuple(steps), epochs=tuple(epochs), timelines=timelines, phases_s=phases_s, bytes=nbytes)

@@ -62,10 +62,7 @@ class PlannedStep:
     def of(cls, samples: Sequence[Sequence[int]], lengths: Sequence[int]) -> PlannedStep:
         """Return the step made of these parts.  lengths: tokens of every sample of the split."""
         padded = tuple(padded_length([lengths[sample] for sample in part]) if part else 0 for part in samples)
-        return cls(
-            samples=tuple(map(tuple, samples)),
-            shape=StepShape(sizes=tuple(map(len, samples)), lengths=padded),
-        )
+        return cls(samples=tuple(map(tuple, samples)), shape=StepShape(sizes=tuple(map(len, samples)), lengths=padded))
 
 
 def cut_mini_batch(mini_batch: Sequence[int], micro_batches: int) -> tuple[tuple[int, ...], ...]:
@@ -75,12 +72,7 @@ def cut_mini_batch(mini_batch: Sequence[int], micro_batches: int) -> tuple[tuple
 
 
 def planned_epoch(
-    lengths: Sequence[int],
-    batch_size: int,
-    micro_batches: int,
-    *,
-    seed: int,
-    epoch: int,
+    lengths: Sequence[int], batch_size: int, micro_batches: int, *, seed: int, epoch: int
 ) -> tuple[PlannedStep, ...]:
     """Return an epoch's mini-batches, split into micro-batches."""
     return tuple(
@@ -129,16 +121,7 @@ class Targets:
 
     def loss(self, logits: Tensor, config: TechniqueConfig | ParallelAdapterConfig) -> Tensor:
         """Return the loss: the sum over these samples divided by the mini-batch's samples."""
-        return (
-            task_loss(
-                logits,
-                self.labels,
-                config.kind,
-                reduction="sum",
-                label_std=config.label_std,
-            )
-            / self.total
-        )
+        return task_loss(logits, self.labels, config.kind, reduction="sum", label_std=config.label_std) / self.total
 
 
 @dataclass(slots=True)
@@ -181,22 +164,14 @@ class StepHandlers:
 
     def common(self) -> dict[str, Handler]:
         """Return the handlers shared by all methods, by operation kind."""
-        return {
-            ALLREDUCE: lambda op, reads: (self.optimizer.gradients,),
-            STEP: self.update,
-        }
+        return {ALLREDUCE: lambda op, reads: (self.optimizer.gradients,), STEP: self.update}
 
     def targets(self, op: Op) -> Targets | None:
         """Return the targets of a forward operation, None before the last stage."""
         if all(value.name != "loss" for value in op.writes):
             return None
         batch = self.batches[op.microbatch]
-        return Targets(
-            labels=batch.labels,
-            sample_ids=batch.sample_ids,
-            epoch=self.epoch,
-            total=self.total,
-        )
+        return Targets(labels=batch.labels, sample_ids=batch.sample_ids, epoch=self.epoch, total=self.total)
 
     def forwarded(self, op: Op, context: Any) -> tuple[Any, ...]:
         """Return the outputs of a forward operation.  context: for the backward pass; its output is sent in pieces, or
@@ -227,12 +202,7 @@ def share_of(rank: int, plan: Plan, planned: PlannedStep, split: TokenizedSplit)
     batches = [
         collate(split, samples).rows(*layout.samples(rank, number)) for number, samples in enumerate(planned.samples)
     ]
-    return {
-        "rank": rank,
-        "batches": batches,
-        "total": planned.shape.samples,
-        "layout": layout,
-    }
+    return {"rank": rank, "batches": batches, "total": planned.shape.samples, "layout": layout}
 
 
 def named(op: Op, reads: tuple[Any, ...], name: str) -> list[Any]:

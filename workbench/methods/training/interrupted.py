@@ -18,15 +18,7 @@ from typing import Any
 from workbench.core.errors import ConfigError, DamagedError
 from workbench.core.plan import Homes, Plan
 from workbench.core.report import StepRecord
-from workbench.core.sealed import (
-    SealedLog,
-    damaged,
-    owner_of,
-    read_lines,
-    read_sealed,
-    require_owner,
-    write_sealed,
-)
+from workbench.core.sealed import SealedLog, damaged, owner_of, read_lines, read_sealed, require_owner, write_sealed
 from workbench.core.serial import from_builtins, from_json
 from workbench.methods.common.folder import PLAN, STEPS
 from workbench.methods.common.session import RankResult, StepTrace, on_clock
@@ -149,12 +141,7 @@ def take_up(rank_job: RankJob, held: Mapping[Position, Homes] | None = None) -> 
     wherever it is.
     One within an epoch counts if the epoch's mini-batches are the same under the new plan.
     """
-    folder, plan, run, num_epochs = (
-        rank_job.folder,
-        rank_job.plan,
-        rank_job.fingerprint,
-        rank_job.job.epochs,
-    )
+    folder, plan, run, num_epochs = rank_job.folder, rank_job.plan, rank_job.fingerprint, rank_job.job.epochs
     mine = Ran(devices=tuple(device.name for device in rank_job.cluster.devices), plan=plan)
     damage: list[str] = []
     former = _former(folder, run, damage)
@@ -178,10 +165,7 @@ def take_up(rank_job: RankJob, held: Mapping[Position, Homes] | None = None) -> 
         whole = {file.at: covering(files, file.at, plan.num_layers) for file in files if file.at <= last}
         known = [
             position
-            for position in {
-                *(held or {}),
-                *(one for one, paths in whole.items() if paths),
-            }
+            for position in {*(held or {}), *(one for one, paths in whole.items() if paths)}
             if position <= last
         ]
         at = max(filter(counts, known), default=Position(0, 0))
@@ -225,11 +209,7 @@ def begin(rank_job: RankJob) -> Interrupted:
     """Record the devices that use a folder from the start."""
     devices = tuple(device.name for device in rank_job.cluster.devices)
     path = rank_job.folder / PLAN
-    write_sealed(
-        path,
-        owner_of(rank_job.fingerprint, path),
-        Ran(devices=devices, plan=rank_job.plan),
-    )
+    write_sealed(path, owner_of(rank_job.fingerprint, path), Ran(devices=devices, plan=rank_job.plan))
     return Interrupted()
 
 
@@ -246,10 +226,7 @@ def _read_logs(folder: Path, run: str, damage: list[str]) -> dict[int, dict[int,
             about = from_builtins(lines.owner, LogOwner, source=path.name)
             steps = tuple(from_json(line, StepTrace, source=path.name) for line in lines.contents)
             require_owner(path, about.owner, owner_of(run, path))
-        except (
-            ConfigError,
-            DamagedError,
-        ) as error:  # of another version, damaged from its first line on, or another's
+        except (ConfigError, DamagedError) as error:  # of another version, damaged from its first line on, or another's
             if lines.nbytes or lines.damage:
                 damage.append(
                     str(error if isinstance(error, DamagedError) else damaged(path, lines.damage or "it does not read"))
@@ -263,12 +240,7 @@ def _read_logs(folder: Path, run: str, damage: list[str]) -> dict[int, dict[int,
     return found
 
 
-def _is_finished(
-    epoch: int,
-    logs: Mapping[int, _Logs],
-    files: Sequence[SnapshotFile],
-    num_layers: int,
-) -> bool:
+def _is_finished(epoch: int, logs: Mapping[int, _Logs], files: Sequence[SnapshotFile], num_layers: int) -> bool:
     """Return whether an epoch's steps are logged, and the weights at its end are whole."""
     return _is_whole(logs.get(epoch, {})) and bool(covering(files, Position(epoch + 1, 0), num_layers, WEIGHTS))
 
@@ -325,13 +297,7 @@ def _results(logs: Mapping[int, _Logs], epochs: int, step: int, *, since: tuple[
                     trace if whole else trace._replace(spans=(), memory=()) for trace in log.steps if trace.step < end
                 ]
                 if own:
-                    results.append(
-                        RankResult(
-                            rank=rank,
-                            steps=own,
-                            resumed_at=(epoch, begin) if begin else None,
-                        )
-                    )
+                    results.append(RankResult(rank=rank, steps=own, resumed_at=(epoch, begin) if begin else None))
     return tuple(results)
 
 
@@ -347,9 +313,7 @@ class EpochLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         ranks = plan.cached.ranks if phase.phase.cached and plan.cached else plan.busy_ranks
         owner = LogOwner(
-            owner=owner_of(rank_job.fingerprint, path),
-            ranks=tuple(sorted(ranks)),
-            steps=len(phase.phase.steps(epoch)),
+            owner=owner_of(rank_job.fingerprint, path), ranks=tuple(sorted(ranks)), steps=len(phase.phase.steps(epoch))
         )
         self._lines = SealedLog(path, owner)
 

@@ -19,29 +19,10 @@ from workbench.core.profile import LayerProfile, Profile
 from workbench.core.report import EpochRecord, SweepPoint
 from workbench.core.sealed import owner_of
 from workbench.core.serial import to_json
-from workbench.methods.base import (
-    Event,
-    Notify,
-    Outcome,
-    Planned,
-    Prediction,
-    Prepared,
-    ignore,
-)
+from workbench.methods.base import Event, Notify, Outcome, Planned, Prediction, Prepared, ignore
 from workbench.methods.common import records
-from workbench.methods.common.folder import (
-    ADAPTER,
-    begin_folder,
-    holds_run,
-    weights_digest,
-)
-from workbench.methods.common.scaling import (
-    BATCH_SIZES,
-    HOST_MODELS,
-    describe_facts,
-    kept_layers,
-    scale_to_cluster,
-)
+from workbench.methods.common.folder import ADAPTER, begin_folder, holds_run, weights_digest
+from workbench.methods.common.scaling import BATCH_SIZES, HOST_MODELS, describe_facts, kept_layers, scale_to_cluster
 from workbench.methods.training.faults import predict, with_faults
 from workbench.methods.training.handlers import typical_steps
 from workbench.methods.training.interrupted import Interrupted, begin, take_up
@@ -139,12 +120,7 @@ class ProfiledMethod(ABC, Generic[A]):
         """Return every layer's FLOPs of a forward pass and its bytes, computed from sizes (see Method); nothing is
         trained.
         """
-        return layer_costs(
-            describe_facts(prepared.facts),
-            "frozen",
-            batch=batch,
-            sequence_length=sequence_length,
-        )
+        return layer_costs(describe_facts(prepared.facts), "frozen", batch=batch, sequence_length=sequence_length)
 
     def asked(self, prepared: A) -> Any:
         """Return the parts of a job that a device needs to measure itself."""
@@ -158,17 +134,9 @@ class ProfiledMethod(ABC, Generic[A]):
         """Return the notes of the settings without an effect, and of the job (see Method)."""
         prepared, profile, cluster, plan = planned
         at = Situation(
-            job=prepared.job,
-            cluster=cluster,
-            options=self.known(prepared.job),
-            prepared=prepared,
-            plan=plan,
+            job=prepared.job, cluster=cluster, options=self.known(prepared.job), prepared=prepared, plan=plan
         )
-        return (
-            *(idle.note for idle in idle_settings(at)),
-            *profile.notes,
-            *prepared.all_notes,
-        )
+        return (*(idle.note for idle in idle_settings(at)), *profile.notes, *prepared.all_notes)
 
     def prepare(self, job: Job, notify: Notify) -> A:
         """Find model and data (see Method)."""
@@ -197,10 +165,7 @@ class ProfiledMethod(ABC, Generic[A]):
             return self.joined(
                 prepared,
                 cluster,
-                engines.run(
-                    self.measure_rank,
-                    [(self.asked(prepared), refresh)] * cluster.world_size,
-                ),
+                engines.run(self.measure_rank, [(self.asked(prepared), refresh)] * cluster.world_size),
             )
         if emulated or all(device.model in HOST_MODELS and device.host_share for device in cluster.devices):
             return self.scaled(prepared, cluster, notify, refresh=refresh)
@@ -228,10 +193,7 @@ class LayerMethod(ProfiledMethod[L]):
 
         payload: the type of the function's second argument, by its name.  The method declares the function in `calls`.
         """
-        function.__module__, function.__qualname__ = (
-            cls.__module__,
-            f"{cls.__qualname__}.{function.__name__}",
-        )
+        function.__module__, function.__qualname__ = cls.__module__, f"{cls.__qualname__}.{function.__name__}"
         function.__annotations__ |= payload
         setattr(cls, function.__name__, staticmethod(function))
 
@@ -256,23 +218,11 @@ class LayerMethod(ProfiledMethod[L]):
             "batch_sizes": BATCH_SIZES,
             "max_length": max_length,
         }
-        return kept_layers(
-            prepared,
-            self.name,
-            key | settings,
-            partial(measure, max_length),
-            notify,
-            refresh=refresh,
-        )
+        return kept_layers(prepared, self.name, key | settings, partial(measure, max_length), notify, refresh=refresh)
 
     def joined(self, prepared: L, cluster: Cluster, rows: Sequence[Any]) -> Profile:
         """Return every layer's cost on every device (see ProfiledMethod)."""
-        return Profile(
-            model=prepared.job.model,
-            method=self.name,
-            source="measured",
-            layers=tuple(rows),
-        )
+        return Profile(model=prepared.job.model, method=self.name, source="measured", layers=tuple(rows))
 
     def scaled(self, prepared: L, cluster: Cluster, notify: Notify, *, refresh: bool) -> Profile:
         """Return every layer's cost on every device (see ProfiledMethod)."""
@@ -344,8 +294,7 @@ class TrainingMethod(LayerMethod[P], Plans):
         prediction = predict(first)
         if first.job.converged_after:
             prediction = replace(
-                prediction,
-                notes=(f"A simulation knows no losses: it does all {first.job.epochs} epochs.",),
+                prediction, notes=(f"A simulation knows no losses: it does all {first.job.epochs} epochs.",)
             )
         changes = planned.prepared.job.faults or any(
             device.leave_below or device.leave_if_throttled for device in planned.cluster.devices
@@ -372,11 +321,7 @@ class TrainingMethod(LayerMethod[P], Plans):
         spoilt = ""
         if resumes := resume and holds_run(folder, identity, job):
             spoilt = next(
-                filter(
-                    None,
-                    (damage_of(path, owner_of(identity, path)) for path in message.begins_with()),
-                ),
-                "",
+                filter(None, (damage_of(path, owner_of(identity, path)) for path in message.begins_with())), ""
             )
             resumes = not spoilt
         if not resumes:
@@ -386,13 +331,7 @@ class TrainingMethod(LayerMethod[P], Plans):
         if resumes:
             notify(Event("phase", message=notes[0]))
         self.begin(prepared, stack, message, not resumes, notify)
-        notify(
-            Event(
-                "phase",
-                message=f"Training on {cluster.size_words}, {engines.fidelity} links",
-                stage="train",
-            )
-        )
+        notify(Event("phase", message=f"Training on {cluster.size_words}, {engines.fidelity} links", stage="train"))
         policy = TrainingPolicy(self, planned, message, former, notify)
         with engines.service(self.serve_rank) as devices:
             recoveries = policy.run(devices, engines.cluster, job)
@@ -425,11 +364,7 @@ class TrainingMethod(LayerMethod[P], Plans):
             steps=steps,
             epochs=epochs,
             timelines=records.measured_timelines(
-                former.joined(results),
-                message,
-                prediction,
-                engines.fidelity,
-                _resident(message),
+                former.joined(results), message, prediction, engines.fidelity, _resident(message)
             ),
             metrics=metrics,
             chosen_epoch=best + 1,
@@ -447,13 +382,7 @@ class TrainingMethod(LayerMethod[P], Plans):
         )
 
     def sweep_point(
-        self,
-        planned: Planned[P],
-        name: str,
-        engines: Engines | None,
-        *,
-        num_steps: int,
-        folder: Path,
+        self, planned: Planned[P], name: str, engines: Engines | None, *, num_steps: int, folder: Path
     ) -> SweepPoint:
         """Simulate, and on engines measure, some steps of the first phase under a plan (see Method)."""
         prepared, profile, cluster, plan = planned
@@ -466,21 +395,12 @@ class TrainingMethod(LayerMethod[P], Plans):
         if engines is not None:
             begin_folder(folder, "sweep", prepared.job)
             self.begin(
-                prepared,
-                load_stack(prepared.job.model, with_head=prepared.predicts_words),
-                message,
-                True,
-                ignore,
+                prepared, load_stack(prepared.job.model, with_head=prepared.predicts_words), message, True, ignore
             )
             message = replace(message, sweep=steps)
             policy = OncePolicy(message, message.plan, Timetable(message), ignore)
             with engines.service(self.serve_rank) as devices:
-                policy.run(
-                    devices,
-                    message.cluster,
-                    replace(prepared.job, faults=""),
-                    adapts=False,
-                )
+                policy.run(devices, message.cluster, replace(prepared.job, faults=""), adapts=False)
             results = policy.results
         return records.sweep_point(name, plan, predicted, results)
 
@@ -531,13 +451,7 @@ def chosen_epoch(
     scores: of the model after some epochs on a split.  quality: the higher, the better; of equally good epochs the
     first is chosen.
     """
-    notify(
-        Event(
-            "phase",
-            message="Scoring every epoch on the validation split",
-            stage="evaluate",
-        )
-    )
+    notify(Event("phase", message="Scoring every epoch on the validation split", stage="evaluate"))
     metrics = scores(range(len(epochs)), "validation")
     best = max(range(len(epochs)), key=lambda epoch: quality(metrics[epoch]))
     notify(Event("phase", message="Scoring the chosen epoch on the test split"))

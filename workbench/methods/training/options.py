@@ -14,10 +14,7 @@ from workbench.schedules.pipeline import OrderName
 
 Paradigm = Literal["hybrid", "standalone", "data_parallel", "pipeline_parallel"]
 ASYNCHRONOUS = "asynchronous_1f1b"
-_DEVICES = Effect(
-    lambda at: at.cluster.world_size > 1 or at.options.paradigm == "standalone",
-    "two or more devices",
-)
+_DEVICES = Effect(lambda at: at.cluster.world_size > 1 or at.options.paradigm == "standalone", "two or more devices")
 _PIPELINE = only(paradigm=("hybrid", "pipeline_parallel"), is_refused=True)
 _ORDERED = Effect(
     lambda at: (
@@ -49,8 +46,7 @@ class PipelineOptions:
 PIPELINE_FIELDS = {
     "paradigm": FormField(label="Paradigm", tooltip="How the devices share the work (section VI-A)"),
     "backbone_dtype": FormField(
-        label="Backbone type",
-        tooltip="In what the backbone's weights are kept (section IV-D)",
+        label="Backbone type", tooltip="In what the backbone's weights are kept (section IV-D)"
     ),
 }
 

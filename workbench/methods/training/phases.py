@@ -27,28 +27,13 @@ from workbench.core.program import Program, chained
 from workbench.core.report import StepRecord
 from workbench.core.schedule import STEP
 from workbench.core.timeline import Timeline
-from workbench.methods.common.session import (
-    RankResult,
-    RankSession,
-    SessionJob,
-    loss_of,
-)
-from workbench.methods.training.handlers import (
-    PlannedStep,
-    StepShape,
-    planned_epoch,
-    share_of,
-)
+from workbench.methods.common.session import RankResult, RankSession, SessionJob, loss_of
+from workbench.methods.training.handlers import PlannedStep, StepShape, planned_epoch, share_of
 from workbench.models.loading import load_stage
 from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.stack import BackboneStage
 from workbench.runtime.executor import Execution, Handler
-from workbench.runtime.flat_optimizer import (
-    STATE_KINDS,
-    FlatAdamW,
-    LinearSchedule,
-    Optimizer,
-)
+from workbench.runtime.flat_optimizer import STATE_KINDS, FlatAdamW, LinearSchedule, Optimizer
 from workbench.runtime.memory import release_free_memory
 from workbench.runtime.snapshot import Snapshot, weights_after
 from workbench.schedules.pipeline import OrderName
@@ -114,10 +99,7 @@ class Predictor:
         while former is not None:
             programs.insert(0, self._phase.program(former))
             former = former.continues
-        whole, before = (
-            simulate(chained(programs), memory=False),
-            f"~{len(programs) - 2}",
-        )
+        whole, before = simulate(chained(programs), memory=False), f"~{len(programs) - 2}"
         begun_s = max(
             span.end_s for span in whole.spans if span.op.kind == STEP and span.op.writes[0].name.endswith(before)
         )
@@ -232,14 +214,7 @@ class RankJob(PhasedJob):
         """Return the job of a run under a plan, for every rank.  prepared: a PreparedTraining.  more: the method's own
         settings.
         """
-        return cls(
-            job=prepared.job,
-            cluster=cluster,
-            plan=plan,
-            profile=profile,
-            split=prepared.train,
-            **more,
-        )
+        return cls(job=prepared.job, cluster=cluster, plan=plan, profile=profile, split=prepared.train, **more)
 
     @property
     def begins_at(self) -> tuple[int, int]:
@@ -252,21 +227,13 @@ class RankJob(PhasedJob):
         job, stages = self.job, self.plan.stages
         trained = max(sum(layer.trainable_bytes for layer in self.layers[stage.start : stage.stop]) for stage in stages)
         is_small = len(STATE_KINDS) * trained <= self.small_bytes
-        return Snapshot(
-            every=job.snapshot_every or int(is_small),
-            to=job.snapshot_to,
-            keeps_moments=is_small,
-        )
+        return Snapshot(every=job.snapshot_every or int(is_small), to=job.snapshot_to, keeps_moments=is_small)
 
     def planned_epoch(self, epoch: int) -> tuple[PlannedStep, ...]:
         """Return an epoch's mini-batches, split as the plan says."""
         plan = self.plan
         return planned_epoch(
-            self.split.lengths,
-            plan.mini_batch_size,
-            plan.num_micro_batches,
-            seed=self.job.seed,
-            epoch=epoch,
+            self.split.lengths, plan.mini_batch_size, plan.num_micro_batches, seed=self.job.seed, epoch=epoch
         )
 
     def going_on(self, former: Self) -> Self:
@@ -313,14 +280,7 @@ class Plans:
     rank_job: Callable[[Any, Profile, Cluster, Plan], Any]
 
     def stand_in(
-        self,
-        prepared: Any,
-        profile: Profile,
-        cluster: Cluster,
-        plan: Plan,
-        rank: int,
-        idle: Sequence[int],
-        left: float,
+        self, prepared: Any, profile: Profile, cluster: Cluster, plan: Plan, rank: int, idle: Sequence[int], left: float
     ) -> int | None:
         """Return the idle device that takes over the part of one that leaves on notice; None: re-plan for the remaining
         devices.
@@ -339,12 +299,7 @@ class StepPhase(ABC, Generic[APhasedJob]):
     """The steps of a phase on one rank, however they train (see worker.run_steps)."""
 
     def __init__(self, session: RankSession[APhasedJob], phase: Phase, result: RankResult) -> None:
-        self.session, self.rank_job, self.phase, self.result = (
-            session,
-            session.rank_job,
-            phase,
-            result,
-        )
+        self.session, self.rank_job, self.phase, self.result = session, session.rank_job, phase, result
         self.compute: Any = None
 
     @property
@@ -436,10 +391,7 @@ class StagePhase(RankPhase[AJob]):
         self.index = plan.stage_of(session.rank)
         if self.index is not None:
             stage = plan.stages[self.index]
-            self.is_writer, self.layers = (
-                session.rank == stage.ranks[0],
-                (stage.start, stage.stop),
-            )
+            self.is_writer, self.layers = session.rank == stage.ranks[0], (stage.start, stage.stop)
 
     @property
     def steps_per_epoch(self) -> int:

@@ -50,12 +50,7 @@ class TrainingPolicy(StepPolicy):
     """
 
     def __init__(
-        self,
-        method: Plans,
-        planned: Planned[Any],
-        first: RankJob,
-        former: Interrupted,
-        notify: Notify,
+        self, method: Plans, planned: Planned[Any], first: RankJob, former: Interrupted, notify: Notify
     ) -> None:
         super().__init__(method, planned, first, notify)
         self._former = former

@@ -12,11 +12,7 @@ from typing import Any
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.methods.common.scaling import profiled_length
-from workbench.methods.training.handlers import (
-    PlannedStep,
-    planned_epoch,
-    typical_steps,
-)
+from workbench.methods.training.handlers import PlannedStep, planned_epoch, typical_steps
 from workbench.models.loading import ModelFacts, load_tokenizer
 from workbench.models.loading import require_known as require_known_model
 from workbench.models.techniques import TechniqueConfig
@@ -87,10 +83,9 @@ class PreparedTraining:
         """Return the notes for a report: the method's, and how much of the training data is left out."""
         if not self.train.left_out:
             return self.notes
-        what = {
-            "token_classification": "words beyond",
-            "text_generation": "an answer that ends beyond",
-        }.get(self.task.kind, "an answer that is longer than a window of")
+        what = {"token_classification": "words beyond", "text_generation": "an answer that ends beyond"}.get(
+            self.task.kind, "an answer that is longer than a window of"
+        )
         told = (
             f"{self.train.left_out} of {len(self.task.train)} training samples have {what} max_length tokens, which "
             "is not learnt."
@@ -138,10 +133,7 @@ def load_samples(job: Job, facts: ModelFacts, change: Callable[[Task], Task] | N
     tokenizer = load_tokenizer(job.model)
     splits = {
         name: tokenize(
-            getattr(task, name),
-            tokenizer,
-            max_length=min(job.max_length, facts.max_length),
-            words=task.words,
+            getattr(task, name), tokenizer, max_length=min(job.max_length, facts.max_length), words=task.words
         )
         for name in ("train", "validation", "test")
     }
@@ -159,8 +151,6 @@ def label_scale(task: Task, train: TokenizedSplit) -> dict[str, Any]:
     if 0 < std < max(SMALLEST_SPREAD, SMALLEST_SPREAD_OF_MEAN * abs(mean)):
         found = f"They are {mean:.9g} with a standard deviation of {std:.3g}, which float32 cannot tell apart."
         raise ConfigError(
-            f"The numbers of the task '{task.name}' were to be learnt.",
-            found,
-            "Subtract their mean, or scale them.",
+            f"The numbers of the task '{task.name}' were to be learnt.", found, "Subtract their mean, or scale them."
         )
     return {"label_mean": mean, "label_std": std or 1.0}

@@ -60,18 +60,9 @@ class Neighbours(Generic[AJob]):
     """
 
     def __init__(
-        self,
-        session: RankSession[AJob],
-        optimizer: Optimizer | None,
-        kept: KeptInMemory,
-        result: RankResult,
+        self, session: RankSession[AJob], optimizer: Optimizer | None, kept: KeptInMemory, result: RankResult
     ) -> None:
-        self._session, self._optimizer, self._kept, self._result = (
-            session,
-            optimizer,
-            kept,
-            result,
-        )
+        self._session, self._optimizer, self._kept, self._result = session, optimizer, kept, result
         own = self._tensors()
         specs = {name: spec_of(tensor) for name, tensor in own.items()}
         known = [from_json(text, dict[str, Spec], source="a device") for text in session.exchange(to_json(specs))]
@@ -97,13 +88,7 @@ class Neighbours(Generic[AJob]):
     def _tensors(self) -> Mapping[str, Tensor]:
         return {} if self._optimizer is None else self._optimizer.named_tensors()
 
-    def _move(
-        self,
-        name: str,
-        rounds: Sequence[Move],
-        held: Mapping[str, Tensor],
-        into: Mapping[str, Tensor],
-    ) -> None:
+    def _move(self, name: str, rounds: Sequence[Move], held: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
         session, result = self._session, self._result
         start_s = session.context.now_s()
         spans = carry_out(rounds, session.rank, session.run, held, into)
@@ -120,11 +105,7 @@ class RankSnapshots(Generic[AJob]):
 
     def __init__(self, phase: RankPhase[AJob], begins: Position, kept: KeptInMemory) -> None:
         rank_job, optimizer = phase.rank_job, phase.optimizer
-        self._rank_job, self._optimizer, self._rule = (
-            rank_job,
-            optimizer,
-            rank_job.snapshot,
-        )
+        self._rank_job, self._optimizer, self._rule = rank_job, optimizer, rank_job.snapshot
         self._at = begins
         self._taken: Position | None = begins
         self._neighbours: Neighbours[AJob] | None = None

@@ -27,14 +27,7 @@ _COPIES = 3
 def snapshot_s(rank_job: PhasedJob) -> float:
     """Return the expected seconds of one snapshot of a pipeline's stages in the devices' memory."""
     specs, homes = _homes(rank_job.plan, rank_job.profile)
-    return _seconds(
-        moves(
-            with_neighbours(homes, sorted(rank_job.plan.busy_ranks)),
-            homes,
-            specs,
-            rank_job.cluster,
-        )
-    )
+    return _seconds(moves(with_neighbours(homes, sorted(rank_job.plan.busy_ranks)), homes, specs, rank_job.cluster))
 
 
 class Substitution(NamedTuple):
@@ -66,9 +59,7 @@ def substitution(cluster: Cluster, profile: Profile, before: Plan, after: Plan) 
         name: ranks for name, ranks in _homes(after, profile)[1].items() if left[name]
     }  # if two neighbours leave: from the disk
     return Substitution(
-        loading_s,
-        _seconds(moves(kept, homes, specs, cluster)),
-        _seconds(moves(wanted, left, specs, cluster)),
+        loading_s, _seconds(moves(kept, homes, specs, cluster)), _seconds(moves(wanted, left, specs, cluster))
     )
 
 
@@ -112,10 +103,7 @@ def with_room(profile: Profile, job: Job) -> Profile:
     if job.snapshot_to != "neighbour":
         return profile
     kept = 2 * _COPIES * len(STATE_KINDS)
-    return replace(
-        profile,
-        optimizer_bytes_per_trainable_byte=profile.optimizer_bytes_per_trainable_byte + kept,
-    )
+    return replace(profile, optimizer_bytes_per_trainable_byte=profile.optimizer_bytes_per_trainable_byte + kept)
 
 
 def planning_problem(prepared: PreparedTraining, profile: Profile, cluster: Cluster) -> Problem:

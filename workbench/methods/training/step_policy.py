@@ -134,11 +134,7 @@ class StepPolicy(ToldPolicy):
     def __init__(self, method: Plans, planned: Planned[Any], first: PhasedJob, notify: Notify) -> None:
         super().__init__(notify)
         self.method, self.first = method, first
-        self.prepared, self.profile, self.cluster = (
-            first.handed_on(planned.prepared),
-            planned.profile,
-            planned.cluster,
-        )
+        self.prepared, self.profile, self.cluster = first.handed_on(planned.prepared), planned.profile, planned.cluster
         self.generations: list[Begun] = []
         self.now: Begun | None = None
         self.factors: dict[Any, float] = {}
@@ -165,12 +161,7 @@ class StepPolicy(ToldPolicy):
         """Return the last generation; if all was done before the first, a generation of the first plan."""
         if self.generations:
             return self.generations[-1]
-        return Begun(
-            members=self.everyone,
-            job=self.first,
-            timetable=self._timetable,
-            start=self._step,
-        )
+        return Begun(members=self.everyone, job=self.first, timetable=self._timetable, start=self._step)
 
     def expected(self, step: StepRecord) -> StepRecord:
         """Return a step's record with the seconds expected under the plan by which it was done, if it was done in this
@@ -231,18 +222,10 @@ class StepPolicy(ToldPolicy):
         if substituted is None:
             return self._generation(number, *self._next_job(ready, factors), factors)
         members, job, prepares = substituted
-        self._ahead = (
-            key,
-            self._generation(number, members, job, factors)._replace(prepares=prepares),
-        )
+        self._ahead = key, self._generation(number, members, job, factors)._replace(prepares=prepares)
         return self._ahead[1]
 
-    def differs(
-        self,
-        generation: Generation,
-        ready: tuple[int, ...],
-        factors: Mapping[int, float],
-    ) -> bool:
+    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
         """Return whether the devices' speeds call for another plan (see Policy), and whether it pays.
 
         The paper repartitions periodically and does not say when a new partition is accepted (Confidant, section 3.2).
@@ -281,21 +264,12 @@ class StepPolicy(ToldPolicy):
         )
         return pays
 
-    def _job(
-        self,
-        ranks: Sequence[int],
-        factors: Mapping[int, float],
-        plan: Plan | None = None,
-    ) -> PhasedJob:
+    def _job(self, ranks: Sequence[int], factors: Mapping[int, float], plan: Plan | None = None) -> PhasedJob:
         """Return the job of some devices, which it numbers by their places, under a new plan or a given one.  Raises
         PlanError.
         """
         part, profile = self.cluster.part(ranks, factors), self.profile.part(ranks)
-        plan = plan or self.method.plan(
-            self.prepared,
-            self.profile.part(ranks, factors),
-            part.with_slow_links(factors),
-        )
+        plan = plan or self.method.plan(self.prepared, self.profile.part(ranks, factors), part.with_slow_links(factors))
         job = self.method.rank_job(self.prepared, profile, part, plan)
         return replace(job, folder=self.first.folder, fingerprint=self.first.fingerprint)
 
@@ -315,34 +289,16 @@ class StepPolicy(ToldPolicy):
             ready = tuple(rank for place, rank in enumerate(ready) if place in used)
 
     def _generation(
-        self,
-        number: int,
-        members: tuple[int, ...],
-        job: PhasedJob,
-        factors: Mapping[int, float],
+        self, number: int, members: tuple[int, ...], job: PhasedJob, factors: Mapping[int, float]
     ) -> Generation:
         """Return a job of some devices as a generation."""
         timetable = _timetable(members, job, factors)
-        timeout_s = max(
-            job.timeout_s,
-            self.least_timeout_s,
-            SILENT_AFTER_STEPS * timetable.longest_s(),
-        )
-        return Generation(
-            number,
-            members,
-            job.plan,
-            replace(job, timeout_s=timeout_s),
-            timetable,
-            timeout_s,
-        )
+        timeout_s = max(job.timeout_s, self.least_timeout_s, SILENT_AFTER_STEPS * timetable.longest_s())
+        return Generation(number, members, job.plan, replace(job, timeout_s=timeout_s), timetable, timeout_s)
 
     def _require_room(self, generation: Generation, factors: Mapping[int, float]) -> None:
         """Raise PlanError if a generation no longer fits in its devices' memory."""
-        profile, part = (
-            self.profile.part(generation.members),
-            self.cluster.part(generation.members, factors),
-        )
+        profile, part = self.profile.part(generation.members), self.cluster.part(generation.members, factors)
         with suppress(CacheError):
             self.method.check(self.prepared, profile, part, generation.plan, folder=self.first.folder)
 
@@ -356,10 +312,7 @@ class StepPolicy(ToldPolicy):
             return None
         before = after = self.now.plan
         idle, exchanges = [rank for rank in ready if rank not in before.busy_ranks], []
-        names, slowed = (
-            [device.name for device in self.cluster.devices],
-            self.cluster.part(self.everyone, factors),
-        )
+        names, slowed = [device.name for device in self.cluster.devices], self.cluster.part(self.everyone, factors)
         left = 1 - self._step / self.num_steps
         for rank in sorted(before.busy_ranks.difference(ready)):
             substitute = self.method.stand_in(self.prepared, self.profile, slowed, after, rank, idle, left)
@@ -370,15 +323,8 @@ class StepPolicy(ToldPolicy):
             after = after.renumbered({one: substitute if one == rank else one for one in after.busy_ranks})
         if not exchanges:
             return None
-        members, prepares = (
-            tuple(sorted(after.busy_ranks)),
-            tuple(sorted(after.busy_ranks - before.busy_ranks)),
-        )
-        job = self._job(
-            members,
-            factors,
-            after.renumbered({rank: place for place, rank in enumerate(members)}),
-        )
+        members, prepares = tuple(sorted(after.busy_ranks)), tuple(sorted(after.busy_ranks - before.busy_ranks))
+        job = self._job(members, factors, after.renumbered({rank: place for place, rank in enumerate(members)}))
         price = substitution(self.cluster, self.profile, before, after)
         step_s = Timetable(job).longest_s()
         self.say(
@@ -437,19 +383,8 @@ class OncePolicy(ToldPolicy):
                 f"{len(ready)} of {self.job.cluster.world_size} are there.",
                 "Run again.",
             )
-        timeout_s = max(
-            self.job.timeout_s,
-            self.least_timeout_s,
-            SILENT_AFTER_STEPS * self._timetable.longest_s(),
-        )
-        return Generation(
-            number,
-            ready,
-            self.plan,
-            replace(self.job, timeout_s=timeout_s),
-            self._timetable,
-            timeout_s,
-        )
+        timeout_s = max(self.job.timeout_s, self.least_timeout_s, SILENT_AFTER_STEPS * self._timetable.longest_s())
+        return Generation(number, ready, self.plan, replace(self.job, timeout_s=timeout_s), self._timetable, timeout_s)
 
     def part(self, generation: Generation, place: int) -> Any:
         """Return the part of the job that a device gets (see Policy)."""
@@ -468,11 +403,6 @@ class OncePolicy(ToldPolicy):
         if not lost and all(ended.end == "finished" for ended in parts.values()):
             self.results = [ended.part for _, ended in sorted(parts.items())]
 
-    def differs(
-        self,
-        generation: Generation,
-        ready: tuple[int, ...],
-        factors: Mapping[int, float],
-    ) -> bool:
+    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
         """Return False: there is one plan."""
         return False

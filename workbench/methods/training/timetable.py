@@ -75,10 +75,7 @@ class Timetable:
         for number, phase in enumerate(self._phases):
             if phase.epochs:
                 steps = [phase.longest] if phase.longest is not None else self._steps(number, phase.epochs.start)
-                longest = max(
-                    steps,
-                    key=lambda step: sum(map(mul, step.shape.sizes, step.shape.lengths)),
-                )
+                longest = max(steps, key=lambda step: sum(map(mul, step.shape.sizes, step.shape.lengths)))
                 found_s = max(found_s, self._predictors[number].seconds(longest))
         return found_s
 

@@ -87,11 +87,7 @@ class DeviceWorker(Worker, Generic[ASessionJob]):
 
     @contextmanager
     def session(
-        self,
-        context: RankContext,
-        process_group: dist.ProcessGroup,
-        job: ASessionJob,
-        controls: Controls,
+        self, context: RankContext, process_group: dist.ProcessGroup, job: ASessionJob, controls: Controls
     ) -> Iterator[RankSession[ASessionJob]]:
         """Yield an open session of a job, reachable by the coordinator (see Worker.train)."""
         job.prepare_imports(job.cluster.devices[context.rank])
@@ -112,11 +108,7 @@ class StepWorker(DeviceWorker[ASessionJob]):
     result_type: ClassVar[type[RankResult]] = RankResult
 
     def train(
-        self,
-        context: RankContext,
-        process_group: dist.ProcessGroup,
-        job: ASessionJob,
-        controls: Controls,
+        self, context: RankContext, process_group: dist.ProcessGroup, job: ASessionJob, controls: Controls
     ) -> tuple[End, RankResult]:
         """Do a job (see Worker)."""
         result = self.result_type(rank=context.rank)
@@ -153,21 +145,12 @@ class TrainingWorker(StepWorker[AJob]):
 
     def __init__(self, phases_on: PhasesOn[AJob], dilation: float) -> None:
         super().__init__(dilation)
-        self._phases_on, self._kept, self._loaded = (
-            phases_on,
-            KeptInMemory(),
-            list[Loaded](),
-        )
+        self._phases_on, self._kept, self._loaded = phases_on, KeptInMemory(), list[Loaded]()
         self._reference_s = min(_reference_s(Pacer(0.0)) for _ in range(5))
 
     def work(self, session: RankSession[AJob], result: RankResult, controls: Controls) -> None:
         """Do all phases of a job (see StepWorker)."""
-        served = Served(
-            begins=controls.begins,
-            told=session.context.publish,
-            kept=self._kept,
-            loaded=self._loaded,
-        )
+        served = Served(begins=controls.begins, told=session.context.publish, kept=self._kept, loaded=self._loaded)
         try:
             phases = self._phases_on(session, result)
             if session.rank_job.sweep:
@@ -231,22 +214,12 @@ def _train_phase(phase: RankPhase, before: int, served: Served) -> None:
         steps = phase.phase.steps(epoch)
         begin = rank_job.start_step if epoch == rank_job.start_epoch else 0
         first = before + (epoch - phase.phase.epochs.start) * len(steps)
-        note = partial(
-            _note,
-            EpochLog(phase, epoch, begin),
-            snapshots,
-            served,
-            first,
-            len(steps) - 1,
-        )
+        note = partial(_note, EpochLog(phase, epoch, begin), snapshots, served, first, len(steps) - 1)
         with phase.epoch(epoch, begin):
             if epoch == epochs.start:
                 session.progress.phase(WAITING)
                 session.barrier(phase.phase.program(phase.shape(steps[0])))
-            session.progress.phase(
-                IDLE if phase.optimizer is None else phase.label or f"epoch {epoch + 1}",
-                epoch,
-            )
+            session.progress.phase(IDLE if phase.optimizer is None else phase.label or f"epoch {epoch + 1}", epoch)
 
             def begins(step: int, first: int = first) -> None:
                 if first + step >= rank_job.until or not served.begins(first + step):
@@ -269,14 +242,7 @@ def _train_phase(phase: RankPhase, before: int, served: Served) -> None:
     phase.release()
 
 
-def _note(
-    log: EpochLog,
-    snapshots: RankSnapshots,
-    served: Served,
-    first: int,
-    last: int,
-    trace: StepTrace,
-) -> None:
+def _note(log: EpochLog, snapshots: RankSnapshots, served: Served, first: int, last: int, trace: StepTrace) -> None:
     """Log a finished step of an epoch, keep its state and report it.  first: the number of the epoch's first step.
     last: its last one.
     """
@@ -323,15 +289,7 @@ def run_steps(
             begins(number)
         shape = phase.shape(planned)
         done = session.run((program or phase.phase.program)(shape), phase.handlers(epoch, planned))
-        trace = trace_of(
-            session,
-            done,
-            epoch,
-            number,
-            len(steps),
-            shape.samples,
-            phase.loss(done, epoch, number),
-        )
+        trace = trace_of(session, done, epoch, number, len(steps), shape.samples, phase.loss(done, epoch, number))
         trace = trace._replace(lowest_trained=shape.lowest_trained)
         session.progress.step(trace, len(steps), cached=phase.phase.cached, trains=program is None)
         traces.append(trace)

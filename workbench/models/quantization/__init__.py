@@ -2,11 +2,7 @@
 8).
 """
 
-from workbench.models.quantization.config import (
-    QuantizationConfig,
-    dequantize_blocks,
-    quantize_blocks,
-)
+from workbench.models.quantization.config import QuantizationConfig, dequantize_blocks, quantize_blocks
 from workbench.models.quantization.stored import (
     QuantizedEmbedding,
     QuantizedLinear,

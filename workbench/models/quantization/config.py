@@ -32,14 +32,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.names import FLOAT_TYPES, EmbeddingStorage, FloatType, StorageType
 from workbench.core.ranges import require_ranges
 
-UNPACK_FLOPS = {
-    "float32": 36,
-    "float16": 36,
-    "bfloat16": 36,
-    "int8": 90,
-    "int4": 100,
-    "nf4": 100,
-}
+UNPACK_FLOPS = {"float32": 36, "float16": 36, "bfloat16": 36, "int8": 90, "int4": 100, "nf4": 100}
 """Time of turning a stored weight into one to compute with, in operations of a float32 matmul on the same core.
 
 Measured on one thread, 768 x 768 weights to float32.  With 154 GFLOP/s: float16 36, bfloat16 37, int8 90.  With 100
@@ -140,10 +133,7 @@ def _pairs(values: Tensor) -> Tensor:
     return torch.complex(values.repeat_interleave(16), values.repeat(16))
 
 
-_PAIRS = {
-    "nf4": _pairs(_NF4),
-    "int4": _pairs(torch.tensor([*range(8), *range(-8, 0)], dtype=torch.float32)),
-}
+_PAIRS = {"nf4": _pairs(_NF4), "int4": _pairs(torch.tensor([*range(8), *range(-8, 0)], dtype=torch.float32))}
 
 
 def quantize_blocks(values: Tensor, storage: str, block_size: int) -> tuple[Tensor, Tensor]:

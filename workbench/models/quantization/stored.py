@@ -85,12 +85,7 @@ class BlockWeight(StoredWeight):
     codes: Tensor
 
     def __init__(
-        self,
-        weight: Tensor,
-        storage: str,
-        config: QuantizationConfig,
-        *,
-        block_size: int | None = None,
+        self, weight: Tensor, storage: str, config: QuantizationConfig, *, block_size: int | None = None
     ) -> None:
         super().__init__(weight.shape, config.compute_dtype)
         self.storage, self.block_size = storage, block_size or config.block_size
@@ -180,13 +175,7 @@ class QuantizedEmbedding(nn.Module):
         return rows if self.scale == 1.0 else rows * self.scale
 
 
-def store(
-    weight: Tensor,
-    storage: str,
-    config: QuantizationConfig,
-    *,
-    block_size: int | None = None,
-) -> StoredWeight:
+def store(weight: Tensor, storage: str, config: QuantizationConfig, *, block_size: int | None = None) -> StoredWeight:
     """Return a matrix (rows, columns) in a storage dtype.  block_size: None uses the configuration's."""
     if storage in FLOAT_TYPES:
         return CastWeight(weight, storage, config.compute_dtype)

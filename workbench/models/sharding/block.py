@@ -31,10 +31,7 @@ head."""
 
 _ROLES: dict[Kind, tuple[tuple[tuple[str, ...], ...], str]] = {
     "attention": ((("query", "key", "value"),), "output"),
-    "cross_attention": (
-        (("cross_query",), ("cross_key", "cross_value")),
-        "cross_output",
-    ),
+    "cross_attention": ((("cross_query",), ("cross_key", "cross_value")), "cross_output"),
     "feed_forward": ((("gate", "up"),), "down"),
 }
 """The projections of a block by role: groups of inputs, each computed as one matmul, and the output."""
@@ -140,25 +137,14 @@ class Block:
         size = self.facts.head_size
         return projected.view(count, length, width // size, size).transpose(1, 2)
 
-    def attend(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor | None,
-        *,
-        is_causal: bool,
-    ) -> Tensor:
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, *, is_causal: bool) -> Tensor:
         """Return the attention's context, (n, queries, heads x head size).
 
         queries: (n, heads, q, head size).  keys, values: (n, units, k, head size).
         """
         count, heads, length, head_size = queries.shape
         if length == 1:  # all queries of a group attend to the same keys, so they are treated like tokens
-            queries, is_causal = (
-                queries.reshape(count, keys.shape[1], -1, head_size),
-                False,
-            )
+            queries, is_causal = queries.reshape(count, keys.shape[1], -1, head_size), False
         context = F.scaled_dot_product_attention(
             queries,
             keys,
@@ -230,10 +216,7 @@ def turned(heads: Tensor, rotary: Rotary | None) -> Tensor:
     cosines, sines = rotary
     half = cosines.shape[-1]
     first, second, rest = heads.split((half, half, heads.shape[-1] - 2 * half), dim=-1)
-    halves = (
-        (first * cosines).addcmul_(second, sines, value=-1),
-        (second * cosines).addcmul_(first, sines),
-    )
+    halves = (first * cosines).addcmul_(second, sines, value=-1), (second * cosines).addcmul_(first, sines)
     return torch.cat((*halves, rest), dim=-1)
 
 

@@ -14,13 +14,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.inference import StackShape
 from workbench.models import loading
 from workbench.models.families import POSITION_OFFSET, Family, Part, family_of
-from workbench.models.partial_loading import (
-    Span,
-    StoredTensor,
-    parameters_on_meta,
-    require_finite,
-    stored_under,
-)
+from workbench.models.partial_loading import Span, StoredTensor, parameters_on_meta, require_finite, stored_under
 from workbench.models.sharding.block import Block, layer_blocks, norm_layout
 from workbench.models.sharding.layout import ITEM_BYTES, ModelLayout, StackLayout
 from workbench.models.stack import LayerStack, module_at
@@ -58,19 +52,11 @@ def model_layout(model: Any) -> ModelLayout:
 
 
 def _add_stack(
-    base: Any,
-    stack: LayerStack,
-    part: Part,
-    blocks: list[Block],
-    sizes: dict[str, tuple[int, ...]],
+    base: Any, stack: LayerStack, part: Part, blocks: list[Block], sizes: dict[str, tuple[int, ...]]
 ) -> StackLayout:
     """Append the blocks of the next stack to `blocks`, and return the stack's layout."""
     hidden_size, first_block = base.config.hidden_size, len(blocks)
-    layers, before, is_decoder = (
-        base.get_submodule(part.layers),
-        blocks[-1].layer + 1 if blocks else 0,
-        bool(blocks),
-    )
+    layers, before, is_decoder = base.get_submodule(part.layers), blocks[-1].layer + 1 if blocks else 0, bool(blocks)
     for index, layer in enumerate(layers):
         blocks += layer_blocks(
             base.config,
@@ -206,9 +192,5 @@ def weights_of(model: Any) -> WeightSource:
     if bias is not None:
         tensors["final_logits_bias"] = bias.detach()
     if any(tensor.is_meta for tensor in tensors.values()):
-        raise ConfigError(
-            "The weights of a model were asked for.",
-            "It is on the meta device.",
-            "Load it first.",
-        )
+        raise ConfigError("The weights of a model were asked for.", "It is on the meta device.", "Load it first.")
     return WeightSource(tensors)

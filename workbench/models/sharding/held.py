@@ -57,11 +57,7 @@ class _Piece(NamedTuple):
 
 
 def hold_block(
-    block: Block,
-    ranges: Ranges,
-    hidden_size: int,
-    source: WeightSource,
-    old: HeldBlock | None = None,
+    block: Block, ranges: Ranges, hidden_size: int, source: WeightSource, old: HeldBlock | None = None
 ) -> HeldBlock:
     """Return the slices of a block.  Parts already in `old` are copied, and only the rest is read.
 
@@ -82,13 +78,7 @@ def hold_block(
     output = torch.empty(hidden_size, block.output.width * count)
     held = (0, None, None) if old is None else (old.count, old.output.t(), None)
     _fill(output.t(), None, (block.output,), pieces, source, *held, is_output=True)
-    return HeldBlock(
-        ranges=ranges,
-        count=count,
-        inputs=tuple(inputs),
-        biases=tuple(biases),
-        output=output,
-    )
+    return HeldBlock(ranges=ranges, count=count, inputs=tuple(inputs), biases=tuple(biases), output=output)
 
 
 def hold_connection(norm: NormLayout, bias: str | None, hidden_size: int, source: WeightSource) -> Connection:
@@ -125,10 +115,7 @@ def _fill(
         for piece in pieces:
             to = slice(top + piece.to * cut.width, top + (piece.to + piece.length) * cut.width)
             if piece.old is not None and old_matrix is not None:
-                there = slice(
-                    old_top + piece.old * cut.width,
-                    old_top + (piece.old + piece.length) * cut.width,
-                )
+                there = slice(old_top + piece.old * cut.width, old_top + (piece.old + piece.length) * cut.width)
                 matrix[to] = old_matrix[there]
                 if bias is not None and old_bias is not None:
                     bias[to] = old_bias[there]

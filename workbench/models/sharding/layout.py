@@ -201,11 +201,7 @@ def _ranges_of(units: Sequence[int]) -> Ranges:
 
 
 def shard_spec(
-    plan: InferencePlan,
-    position: int,
-    stacks: Sequence[StackShape],
-    *,
-    held: Sequence[ShardSpec | None] | None = None,
+    plan: InferencePlan, position: int, stacks: Sequence[StackShape], *, held: Sequence[ShardSpec | None] | None = None
 ) -> ShardSpec:
     """Return the slices for a position of a plan.
 
@@ -216,18 +212,11 @@ def shard_spec(
     scheme 2.
     """
     if plan.paradigm in ("pipeline", "sequence"):
-        is_pipeline, every = (
-            plan.paradigm == "pipeline",
-            [stack for stack in stacks for _ in range(stack.num_layers)],
-        )
+        is_pipeline, every = plan.paradigm == "pipeline", [stack for stack in stacks for _ in range(stack.num_layers)]
         start = sum(plan.layers[:position])
         mine = range(start, start + plan.layers[position]) if is_pipeline else range(len(every))
         whole = [
-            LayerSlices(
-                units=((0, one.num_units),),
-                columns=((0, one.columns),),
-                own_columns=one.columns,
-            )
+            LayerSlices(units=((0, one.num_units),), columns=((0, one.columns),), own_columns=one.columns)
             for one in every
         ]
         held_layers = tuple(one if index in mine else LayerSlices() for index, one in enumerate(whole))
@@ -245,9 +234,7 @@ def shard_spec(
             layers.append(known[key])
     computes = position == 0 or not plan.shares or plan.shares[position] > 0
     return ShardSpec(
-        layers=tuple(layers),
-        has_ends=position == 0,
-        connects_all=computes or not all(one.is_empty for one in layers),
+        layers=tuple(layers), has_ends=position == 0, connects_all=computes or not all(one.is_empty for one in layers)
     )
 
 
@@ -282,18 +269,12 @@ def _slices(
     units, columns = plan.cut(stack)
     had = None if before is None else [layer or LayerSlices() for layer in before]
     own = deal(
-        stack.columns,
-        columns,
-        None if had is None else [units_of(layer.columns)[: layer.own_columns] for layer in had],
+        stack.columns, columns, None if had is None else [units_of(layer.columns)[: layer.own_columns] for layer in had]
     )[position]
     rest = sorted(set(range(stack.columns)).difference(own)) if is_whole else []
     return LayerSlices(
         units=_ranges_of(
-            deal(
-                stack.num_units,
-                units,
-                None if had is None else [units_of(layer.units) for layer in had],
-            )[position]
+            deal(stack.num_units, units, None if had is None else [units_of(layer.units) for layer in had])[position]
         ),
         columns=_ranges_of(own) + _ranges_of(rest),
         own_columns=len(own),

@@ -49,10 +49,7 @@ class KeyValueCache:
         cross-attention).
         """
         room = self.capacity - keys.shape[2] if grows else 0
-        self._blocks[number] = (
-            F.pad(keys, (0, 0, 0, room)).contiguous(),
-            F.pad(values, (0, 0, 0, room)).contiguous(),
-        )
+        self._blocks[number] = F.pad(keys, (0, 0, 0, room)).contiguous(), F.pad(values, (0, 0, 0, room)).contiguous()
 
     def extend(self, number: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append a token's keys and values (n, units, 1, head size), and return all up to it."""
@@ -112,12 +109,7 @@ class Positions:
         if run.past:
             if ranges not in run.biases:
                 run.biases[ranges] = _bias(
-                    self.layout,
-                    self.tables,
-                    block.stack,
-                    ranges,
-                    torch.arange(start, stop),
-                    stop,
+                    self.layout, self.tables, block.stack, ranges, torch.arange(start, stop), stop
                 )
             return run.biases[ranges]
         bias = self._whole_bias(block.stack, ranges, run.lengths[block.stack])
@@ -126,21 +118,11 @@ class Positions:
     def step(self, cache: KeyValueCache) -> Run:
         """Return the state for the attention of the next token of each sample."""
         rotary = _rotary(self.layout, torch.tensor([[cache.length]]))
-        return Run(
-            lengths=(1,) * len(self.layout.parts),
-            rotary=rotary,
-            cache=cache,
-            past=cache.length,
-        )
+        return Run(lengths=(1,) * len(self.layout.parts), rotary=rotary, cache=cache, past=cache.length)
 
 
 def _bias(
-    layout: ModelLayout,
-    tables: tuple[Tensor | None, ...],
-    stack: int,
-    ranges: Ranges,
-    queries: Tensor,
-    num_keys: int,
+    layout: ModelLayout, tables: tuple[Tensor | None, ...], stack: int, ranges: Ranges, queries: Tensor, num_keys: int
 ) -> Tensor:
     """Return T5's bias for the own units' scores, (1, units, queries, keys).  With causality keys after the query get
     -inf.

@@ -16,20 +16,8 @@ from torch import Tensor
 from workbench.core.errors import ConfigError
 from workbench.models.sharding.block import Block, Connection, turned
 from workbench.models.sharding.building import WeightSource
-from workbench.models.sharding.held import (
-    Ends,
-    HeldBlock,
-    What,
-    hold_block,
-    hold_connection,
-)
-from workbench.models.sharding.layout import (
-    ITEM_BYTES,
-    ModelLayout,
-    Ranges,
-    ShardSpec,
-    size,
-)
+from workbench.models.sharding.held import Ends, HeldBlock, What, hold_block, hold_connection
+from workbench.models.sharding.layout import ITEM_BYTES, ModelLayout, Ranges, ShardSpec, size
 from workbench.models.sharding.run import KeyValueCache, Positions, Run
 
 
@@ -59,10 +47,7 @@ class ModelShard:
         self.held: dict[int, HeldBlock] = {}
         self.connections: dict[int, Connection] = {}
         for block in layout.blocks:
-            number, known = (
-                block.number,
-                None if old is None else old.held.get(block.number),
-            )
+            number, known = block.number, None if old is None else old.held.get(block.number)
             self.held[number] = hold_block(block, _ranges(block, spec), layout.hidden_size, source, known)
             if _connects(spec, block.layer):
                 connection = None if old is None else old.connections.get(number)
@@ -133,12 +118,7 @@ class ModelShard:
         return F.linear(hidden, held.inputs[0], held.biases[0])
 
     def attend(
-        self,
-        number: int,
-        tiles: Sequence[Tensor],
-        run: Run,
-        start: int | None = None,
-        stop: int | None = None,
+        self, number: int, tiles: Sequence[Tensor], run: Run, start: int | None = None, stop: int | None = None
     ) -> Tensor:
         """Return the own units' context (n, stop - start, group x units x head size) for queries [start, stop), by
         default all.
@@ -156,19 +136,8 @@ class ModelShard:
                 run.cache.keep(number, keys, values, grows=True)
             run.projected = number, (queries, keys, values)
         queries, keys, values = run.projected[1]
-        first, last = (
-            run.past if start is None else start,
-            run.past + queries.shape[2] if stop is None else stop,
-        )
-        return self._attended(
-            number,
-            queries[:, :, first - run.past : last - run.past],
-            keys,
-            values,
-            run,
-            first,
-            last,
-        )
+        first, last = run.past if start is None else start, run.past + queries.shape[2] if stop is None else stop
+        return self._attended(number, queries[:, :, first - run.past : last - run.past], keys, values, run, first, last)
 
     def keys_values(self, number: int, projected: Tensor) -> Tensor:
         """Return contiguous keys and values of a qkv tile, which devices exchange under sequence parallelism."""
@@ -188,14 +157,7 @@ class ModelShard:
         return self._attended(number, queries, turned(keys, run.rotary), values, run, start, stop)
 
     def _attended(
-        self,
-        number: int,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        run: Run,
-        start: int,
-        stop: int,
+        self, number: int, queries: Tensor, keys: Tensor, values: Tensor, run: Run, start: int, stop: int
     ) -> Tensor:
         """Return the context for queries [start, stop) with all tokens' keys and values."""
         block = self._blocks[number]
@@ -210,13 +172,7 @@ class ModelShard:
         held = self.held[number]
         return F.linear(memory, held.inputs[1], held.biases[1])
 
-    def cross_attend(
-        self,
-        number: int,
-        queries: Sequence[Tensor],
-        keys_values: Sequence[Tensor],
-        run: Run,
-    ) -> Tensor:
+    def cross_attend(self, number: int, queries: Sequence[Tensor], keys_values: Sequence[Tensor], run: Run) -> Tensor:
         """Return the own units' context (n, s, units x head size) for these queries.  keys_values: of all encoder
         tokens, or cached.
         """
@@ -243,24 +199,13 @@ class ModelShard:
         2).
         """
         held, block = self.held[number], self._blocks[number]
-        matrix, bias, own = (
-            held.inputs[0],
-            held.biases[0],
-            self.spec.layers[block.layer].own_columns,
-        )
+        matrix, bias, own = held.inputs[0], held.biases[0], self.spec.layers[block.layer].own_columns
         if not is_divided or own == held.count:
             return block.activate(F.linear(hidden, matrix, bias).chunk(len(block.cuts), dim=-1))
         # Other devices' columns are stored after the own ones, in both gate and up.
         tops = range(0, len(matrix), held.count)
         return block.activate(
-            [
-                F.linear(
-                    hidden,
-                    matrix[top : top + own],
-                    None if bias is None else bias[top : top + own],
-                )
-                for top in tops
-            ]
+            [F.linear(hidden, matrix[top : top + own], None if bias is None else bias[top : top + own]) for top in tops]
         )
 
     def down(self, number: int, activations: Tensor) -> Tensor:

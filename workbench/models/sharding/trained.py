@@ -15,15 +15,7 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.models.families import LayerContext
-from workbench.models.sharding.block import (
-    Block,
-    Connection,
-    Cut,
-    layer_blocks,
-    original,
-    rotary_of,
-    turned,
-)
+from workbench.models.sharding.block import Block, Connection, Cut, layer_blocks, original, rotary_of, turned
 from workbench.models.techniques import TechniqueStage
 
 MOST_GROUPS = 48
@@ -76,16 +68,9 @@ class TrainedLayer:
         queries, keys, values = (self._project(cut, source, start, stop) for cut in block.cuts)
         rotary = None if context.rotary is None else rotary_of(*(angles.to(hidden.device) for angles in context.rotary))
         mask = None if context.mask is None else context.mask.to(hidden.device)
-        queries, keys = (
-            turned(block.heads(queries), rotary),
-            turned(block.heads(keys), rotary),
-        )
+        queries, keys = turned(block.heads(queries), rotary), turned(block.heads(keys), rotary)
         attended = block.attend(
-            queries,
-            keys,
-            block.heads(values),
-            mask,
-            is_causal=block.facts.is_causal and mask is None,
+            queries, keys, block.heads(values), mask, is_causal=block.facts.is_causal and mask is None
         )
         return self._out(block.output, attended, start, stop)
 
@@ -136,20 +121,14 @@ class TrainedLayer:
         product = F.linear(source, weight.T if cut.is_transposed else weight, bias)
         if base is module:
             return product
-        low = F.linear(
-            module.lora_dropout["default"](source),
-            self._there(module.lora_A["default"].weight, source),
-        )
+        low = F.linear(module.lora_dropout["default"](source), self._there(module.lora_A["default"].weight, source))
         return product + module.scaling["default"] * F.linear(
             low, self._there(module.lora_B["default"].weight, source, rows)
         )
 
     def _out(self, cut: Cut, source: Tensor, start: int, stop: int) -> Tensor:
         """Return the partial product of an output matrix with its inputs [start, stop)."""
-        weight, own = (
-            original(self._layer.get_submodule(cut.module)).weight,
-            slice(*cut.span(start, stop)),
-        )
+        weight, own = original(self._layer.get_submodule(cut.module)).weight, slice(*cut.span(start, stop))
         if cut.is_transposed:
             return F.linear(source, self._there(weight, source, own).T)
         return F.linear(source, self._there(weight, source, (slice(None), own)))

@@ -41,15 +41,9 @@ class EncodedRow:
         """Return the row of one unknown target, with generated tokens inserted before it."""
         if self.decoder_ids:
             return replace(
-                self,
-                decoder_ids=(*self.decoder_ids, *written),
-                first_position=self.first_position + len(written),
+                self, decoder_ids=(*self.decoder_ids, *written), first_position=self.first_position + len(written)
             )
-        return replace(
-            self,
-            ids=(*self.ids, *written),
-            first_position=self.first_position + len(written),
-        )
+        return replace(self, ids=(*self.ids, *written), first_position=self.first_position + len(written))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,12 +193,7 @@ class PromptEncoder:
                 fields[index] = self._shortened(samples[index], reserve, size)
         return fields
 
-    def _sizes(
-        self,
-        samples: Sequence[PromptSample],
-        fields: Sequence[Mapping[str, str]],
-        reserve: int,
-    ) -> list[int]:
+    def _sizes(self, samples: Sequence[PromptSample], fields: Sequence[Mapping[str, str]], reserve: int) -> list[int]:
         texts = [self.prompt.fill(mine) for mine in fields]
         if self.prompt.kind == "classification" or self.reader == "encoder_decoder":
             return [len(ids) + reserve for ids in self.encode(texts)]
@@ -282,30 +271,18 @@ class PromptEncoder:
     def _causal_row(self, whole: Sequence[int], start: int) -> EncodedRow:
         if start >= len(whole):
             raise ConfigError(
-                "An answer of no token was to be learnt.",
-                "The tokenizer makes nothing of it.",
-                "Choose another model.",
+                "An answer of no token was to be learnt.", "The tokenizer makes nothing of it.", "Choose another model."
             )
-        return EncodedRow(
-            ids=tuple(whole[:-1]),
-            targets=tuple(whole[start:]),
-            first_position=start - 1,
-        )
+        return EncodedRow(ids=tuple(whole[:-1]), targets=tuple(whole[start:]), first_position=start - 1)
 
     def _decoder_row(self, ids: Sequence[int], targets: Sequence[int]) -> EncodedRow:
         assert self.encoder.start_id is not None
         read = (self.encoder.start_id, *self.lead, *targets[:-1])
-        return EncodedRow(
-            ids=tuple(ids),
-            targets=tuple(targets),
-            first_position=len(self.lead),
-            decoder_ids=read,
-        )
+        return EncodedRow(ids=tuple(ids), targets=tuple(targets), first_position=len(self.lead), decoder_ids=read)
 
 
 def _common_prefix(one: Sequence[int], other: Sequence[int]) -> list[int]:
     count = next(
-        (at for at, (mine, its) in enumerate(zip(one, other, strict=False)) if mine != its),
-        min(len(one), len(other)),
+        (at for at, (mine, its) in enumerate(zip(one, other, strict=False)) if mine != its), min(len(one), len(other))
     )
     return list(one[:count])

@@ -71,17 +71,9 @@ def step_indices(num_samples: int, batch_size: int, seed: int, step: int) -> lis
     Raises ConfigError if there are no samples or batch_size is below 1.
     """
     if num_samples < 1:
-        raise ConfigError(
-            "Mini-batches of an empty dataset were asked for.",
-            "There are 0 samples.",
-            "Give data.",
-        )
+        raise ConfigError("Mini-batches of an empty dataset were asked for.", "There are 0 samples.", "Give data.")
     if batch_size < 1:
-        raise ConfigError(
-            f"Mini-batches of {batch_size} samples were asked for.",
-            "That is none.",
-            "Raise batch_size.",
-        )
+        raise ConfigError(f"Mini-batches of {batch_size} samples were asked for.", "That is none.", "Raise batch_size.")
     first = step * batch_size
     return [
         _permutation(num_samples, seed, at // num_samples)[at % num_samples] for at in range(first, first + batch_size)
@@ -105,18 +97,12 @@ def collate_prompts(encoded: EncodedPrompts, indices: Sequence[int], *, length: 
     Raises ConfigError if `indices` is empty or a row is longer than `length`.
     """
     if not indices:
-        raise ConfigError(
-            "A batch of 0 samples was asked for.",
-            "There is nothing to pad to.",
-            "Leave it out.",
-        )
+        raise ConfigError("A batch of 0 samples was asked for.", "There is nothing to pad to.", "Leave it out.")
     rows = [encoded.rows[index] for index in indices]
     if length is not None and (too_long := [index for index in indices if len(encoded.rows[index].ids) > length]):
         tokens = len(encoded.rows[too_long[0]].ids)
         raise ConfigError(
-            f"Padding to {length} tokens was asked for.",
-            f"Sample {too_long[0]} has {tokens}.",
-            "Raise the length.",
+            f"Padding to {length} tokens was asked for.", f"Sample {too_long[0]} has {tokens}.", "Raise the length."
         )
     labels = [encoded.labels[index] for index in indices]
     return batch_of(rows, labels, encoded.pad_id, indices, length=length, choices=encoded.choices)
@@ -221,18 +207,11 @@ def _row(ordered: Sequence[int], batch_size: int) -> PaddingRow:
             "Choose from 1 to that.",
         )
     mean = sum(ordered) / count
-    expected, share = (
-        0.0,
-        batch_size / count,
-    )  # C(n - 1, E - 1) / C(n, E), for the longest sample
+    expected, share = 0.0, batch_size / count  # C(n - 1, E - 1) / C(n, E), for the longest sample
     for rank in range(count, batch_size - 1, -1):
         expected += share * ordered[rank - 1]
         share *= (rank - batch_size) / (rank - 1) if rank > 1 else 0.0
-    return PaddingRow(
-        batch_size=batch_size,
-        share=max(0.0, 1 - mean / expected),
-        padded_length=expected,
-    )
+    return PaddingRow(batch_size=batch_size, share=max(0.0, 1 - mean / expected), padded_length=expected)
 
 
 Calibration = Literal["none", "content_free", "mean_prior"]
@@ -243,10 +222,7 @@ class."""
 
 
 def word_prior(
-    logits_at: LogitsAt,
-    encoder: PromptEncoder,
-    calibration: Calibration,
-    unlabelled: Sequence[PromptSample],
+    logits_at: LogitsAt, encoder: PromptEncoder, calibration: Calibration, unlabelled: Sequence[PromptSample]
 ) -> Tensor:
     """Return (classes,) float32, the log of the label words' prior probability, up to a constant; zeros without
     calibration.
@@ -286,12 +262,7 @@ def generate_answers(logits_at: LogitsAt, encoder: PromptEncoder, samples: Seque
 
 
 def generate(
-    logits_at: LogitsAt,
-    encoder: Any,
-    prompts: Sequence[EncodedRow],
-    ends: Sequence[int],
-    *,
-    lines: bool = False,
+    logits_at: LogitsAt, encoder: Any, prompts: Sequence[EncodedRow], ends: Sequence[int], *, lines: bool = False
 ) -> list[str]:
     """Return the text that the model generates after each prompt, greedily, up to one of the tokens `ends` or
     MAX_NEW_TOKENS.
@@ -399,11 +370,7 @@ def evaluate(
         return PromptScores(metric="f1", value=fmean(right), predictions=tuple(texts), correct=right)
     right = tuple(float(one == sample.label) for one, sample in zip(chosen, samples, strict=True))
     return PromptScores(
-        metric="accuracy",
-        value=fmean(right),
-        predictions=tuple(chosen),
-        correct=right,
-        calibration=calibration,
+        metric="accuracy", value=fmean(right), predictions=tuple(chosen), correct=right, calibration=calibration
     )
 
 
@@ -417,11 +384,7 @@ def require_room(task: Task, encoder: PromptEncoder) -> None:
 
 
 def choices(
-    logits_at: LogitsAt,
-    encoder: PromptEncoder,
-    samples: Sequence[PromptSample],
-    *,
-    calibration: Calibration = "none",
+    logits_at: LogitsAt, encoder: PromptEncoder, samples: Sequence[PromptSample], *, calibration: Calibration = "none"
 ) -> list[int]:
     """Return the number of the candidate that the model chooses for each sample."""
     if calibration == "mean_prior":

@@ -10,19 +10,9 @@ from workbench.core.catalogue import load_cluster
 from workbench.planners import Problem
 from workbench.planners.asynchronous import Equation3, plan_asynchronous
 from workbench.profiler.analytic import TechniqueSizes, analytic_profile
-from workbench_studies.papers.confidant.testbed import (
-    PAPER,
-    description,
-    mini_batches_s,
-)
+from workbench_studies.papers.confidant.testbed import PAPER, description, mini_batches_s
 from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import (
-    Number,
-    Result,
-    Settings,
-    printed,
-    read_constants,
-)
+from workbench_studies.papers.result import Number, Result, Settings, printed, read_constants
 
 CLUSTER, LORA_RANK, GB = "confidant-llm", 8, 1e9
 WARM_UP, TIMED = 8, 10
@@ -52,17 +42,11 @@ def trained(model: str, batch: int, constants: Constants) -> Found:
     """Simulate an asynchronous pipeline in float32 over the three devices in their order, partitioned by Eq. 3."""
     cluster = load_cluster(CLUSTER)
     cluster = replace(
-        cluster,
-        devices=tuple(replace(one, flops_per_s=constants.pace * one.flops_per_s) for one in cluster.devices),
+        cluster, devices=tuple(replace(one, flops_per_s=constants.pace * one.flops_per_s) for one in cluster.devices)
     )
     tokens, sizes = constants.tokens, TechniqueSizes(lora_rank=LORA_RANK)
     profile = analytic_profile(
-        description(model),
-        cluster,
-        technique="lora",
-        batch_sizes=(batch,),
-        sequence_lengths=(tokens,),
-        sizes=sizes,
+        description(model), cluster, technique="lora", batch_sizes=(batch,), sequence_lengths=(tokens,), sizes=sizes
     )
     costs = Equation3(Problem(profile, cluster, batch_size=batch, sequence_length=tokens))
     plan = plan_asynchronous(costs, searches=False, method="confidant")
@@ -74,20 +58,12 @@ def trained(model: str, batch: int, constants: Constants) -> Found:
     begun, done = (
         mini_batches_s(profile, cluster, plan, tokens=tokens, count=count) for count in (WARM_UP, WARM_UP + TIMED)
     )
-    return Found(
-        (done - begun) / TIMED,
-        fmean(used),
-        tuple(one.num_layers for one in plan.stages),
-        used,
-    )
+    return Found((done - begun) / TIMED, fmean(used), tuple(one.num_layers for one in plan.stages), used)
 
 
 def table8(item: Item, settings: Settings) -> Result:
     """Predict times and memory with two constants, each fitted to one cell."""
-    constants, paper = (
-        read_constants(PAPER, Constants, "table8"),
-        printed(PAPER, "table8"),
-    )
+    constants, paper = read_constants(PAPER, Constants, "table8"), printed(PAPER, "table8")
     found = {(model, batch): trained(model, int(batch), constants) for model, batch, _ in paper}
 
     def ours(model: str, batch: str, quantity: str) -> Number:
@@ -99,12 +75,7 @@ def table8(item: Item, settings: Settings) -> Result:
     times = {model: paper[model, "2", "time"] / paper[model, "1", "time"] for model in models}
     phi, llama = models
     rows = [
-        (
-            model,
-            batch,
-            ", ".join(map(str, one.blocks)),
-            ", ".join(f"{gb:.1f}" for gb in one.used),
-        )
+        (model, batch, ", ".join(map(str, one.blocks)), ", ".join(f"{gb:.1f}" for gb in one.used))
         for (model, batch), one in found.items()
     ]
     return item.result(

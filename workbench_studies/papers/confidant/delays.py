@@ -128,19 +128,9 @@ def trained(training: Training, rule: str, seed: int) -> tuple[TechniqueStage, l
         first = 0 if "embedding" in parameter_name else stack.num_layers - 1  # what has no layer is embedding or head
         layer = next((int(part) for part in parameter_name.split(".") if part.isdigit()), first)
         stage = next(index for index, stop in enumerate(training.cuts) if layer < stop)
-        decay, delay = (
-            WEIGHT_DECAY if parameter.ndim >= 2 else 0.0,
-            training.delays(rule)[stage],
-        )
+        decay, delay = WEIGHT_DECAY if parameter.ndim >= 2 else 0.0, training.delays(rule)[stage]
         history = deque([parameter.detach().clone()], maxlen=delay + 1)
-        groups.append(
-            {
-                "params": [parameter],
-                "weight_decay": decay,
-                "delay": delay,
-                "history": history,
-            }
-        )
+        groups.append({"params": [parameter], "weight_decay": decay, "delay": delay, "history": history})
     optimizer = torch.optim.AdamW(groups, lr=0.0)
     batches = [
         own
@@ -171,10 +161,7 @@ def trained(training: Training, rule: str, seed: int) -> tuple[TechniqueStage, l
 def train(training: Training, rule: str, seed: int) -> Trained:
     """Train by a rule, and score the test split."""
     model, losses = trained(training, rule, seed)
-    return Trained(
-        loss=fmean(losses[-len(losses) // 4 :]),
-        metrics=split_metrics(model, loaded(training)[1], "test"),
-    )
+    return Trained(loss=fmean(losses[-len(losses) // 4 :]), metrics=split_metrics(model, loaded(training)[1], "test"))
 
 
 def trained_by(rules: Sequence[str], training: Training, settings: Settings, folder: str) -> dict[str, list[Trained]]:
@@ -182,14 +169,7 @@ def trained_by(rules: Sequence[str], training: Training, settings: Settings, fol
     chosen, found = training.chosen(settings), dict[str, list[Trained]]()
     for rule in rules:
         for seed in settings.seeds:
-            one = chosen.kept(
-                settings.workdir,
-                folder,
-                rule,
-                seed,
-                Trained,
-                partial(train, chosen, rule, seed),
-            )
+            one = chosen.kept(settings.workdir, folder, rule, seed, Trained, partial(train, chosen, rule, seed))
             found.setdefault(rule, []).append(one)
             metrics = ", ".join(f"{name} {value:.2f}" for name, value in one.metrics.items())
             settings.progress(f"{training.task}, {rule}, seed {seed}: loss {one.loss:.4f}, test {metrics}")
@@ -199,10 +179,7 @@ def trained_by(rules: Sequence[str], training: Training, settings: Settings, fol
 def delays(item: Item, settings: Settings) -> Result:
     """Train by every rule with every seed."""
     training = Training()
-    found, stages = (
-        trained_by(tuple(DELAYS), training, settings, "delays"),
-        len(training.cuts),
-    )
+    found, stages = trained_by(tuple(DELAYS), training, settings, "delays"), len(training.cuts)
     paces = relative_paces(stages)
     rows, cells, means = [], [], dict[str, float]()
     for rule, runs in found.items():
@@ -224,21 +201,13 @@ def delays(item: Item, settings: Settings) -> Result:
                 pace,
             )
         )
-        quantities = {
-            "accuracy": means[rule],
-            "last loss": fmean(losses),
-            "versions": float(sum(each)),
-            "time": pace,
-        }
+        quantities = {"accuracy": means[rule], "last loss": fmean(losses), "versions": float(sum(each)), "time": pace}
         cells += [item.cell((rule, name), None, value) for name, value in quantities.items()]
     best = max((SCALED, VERTICAL, TWO), key=means.__getitem__)
     return item.result(
         cells,
         tables={"rules": rows},
-        holds={
-            "alike": means[STASHING] > means[SYNCHRONOUS] - 1,
-            "option": means[best] > means[STASHING] + 1,
-        },
+        holds={"alike": means[STASHING] > means[SYNCHRONOUS] - 1, "option": means[best] > means[STASHING] + 1},
         model=training.chosen(settings).model,
         seeds=len(settings.seeds),
         stashing=means[STASHING],
@@ -269,10 +238,7 @@ FOLDERS = "conll2003", "squad", "alpaca"
 
 def table5(item: Item, settings: Settings) -> Result:
     """Train a small model on the table's kinds of tasks, by the paper's two ways; what is not executed stays empty."""
-    tasks = {
-        "GPT2-Medium, SQuAD2.0": replace(THREE, task="questions", limits=(320, 64, 300)),
-        ALPACA: INSTRUCTED,
-    }
+    tasks = {"GPT2-Medium, SQuAD2.0": replace(THREE, task="questions", limits=(320, 64, 300)), ALPACA: INSTRUCTED}
     data = settings.data or Path()
     for folder in () if settings.data is None else [one for name in FOLDERS if (one := data / name).is_dir()] or [data]:
         if folder.name == "alpaca":
@@ -297,13 +263,7 @@ def table5(item: Item, settings: Settings) -> Result:
     for task, runs in found.items():
         for metric in runs[SYNCHRONOUS][0].metrics:
             own = [values(task, metric, way) for way in WAYS]
-            rows.append(
-                (
-                    task,
-                    metric,
-                    *(part for one in own for part in (fmean(one), spread(one))),
-                )
-            )
+            rows.append((task, metric, *(part for one in own for part in (fmean(one), spread(one)))))
             if metric == LOSS:
                 rise = 100 * (fmean(own[1]) / fmean(own[0]) - 1)
             else:

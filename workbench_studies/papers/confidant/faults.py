@@ -19,19 +19,9 @@ from workbench.profiler.analytic import analytic_profile
 from workbench.runtime.devices import PING_EVERY_S, SILENCE_S
 from workbench.schedules.moves import moves
 from workbench.simulator import simulate
-from workbench_studies.papers.confidant.testbed import (
-    PAPER,
-    description,
-    mini_batches_s,
-)
+from workbench_studies.papers.confidant.testbed import PAPER, description, mini_batches_s
 from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import (
-    Number,
-    Result,
-    Settings,
-    printed,
-    read_constants,
-)
+from workbench_studies.papers.result import Number, Result, Settings, printed, read_constants
 
 MODEL, TRAINING, QUITTING, IDLE = "BERT-Base", 3, 1, 3
 MBIT = 125_000
@@ -43,29 +33,13 @@ class Phones:
     """Three phones that train and two idle ones, all identical.  batch, tokens: of a mini-batch."""
 
     def __init__(
-        self,
-        *,
-        flops_per_s: float,
-        bytes_per_s: float,
-        batch: int,
-        tokens: int,
-        technique: Any = "full",
+        self, *, flops_per_s: float, bytes_per_s: float, batch: int, tokens: int, technique: Any = "full"
     ) -> None:
         link = Link(bytes_per_s=bytes_per_s, latency_s=LATENCY_S)
         phones = tuple(
-            Device(
-                name=f"phone {at}",
-                flops_per_s=flops_per_s,
-                memory_bytes=8 * 10**9,
-                link=link,
-            )
-            for at in range(5)
+            Device(name=f"phone {at}", flops_per_s=flops_per_s, memory_bytes=8 * 10**9, link=link) for at in range(5)
         )
-        self.cluster, self._batch, self._tokens = (
-            Cluster(name="five phones", devices=phones),
-            batch,
-            tokens,
-        )
+        self.cluster, self._batch, self._tokens = Cluster(name="five phones", devices=phones), batch, tokens
         sizes: dict[str, Any] = {"batch_sizes": (batch,), "sequence_lengths": (tokens,)}
         self.profile: Profile = analytic_profile(description(MODEL), self.cluster, technique=technique, **sizes)
 
@@ -74,12 +48,7 @@ class Phones:
         each = self.profile.num_layers // len(ranks)
         shares = [(Share(rank=rank, samples=self._batch),) for rank in ranks]
         stages = tuple(Stage(start=at * each, stop=(at + 1) * each, shares=own) for at, own in enumerate(shares))
-        return Plan(
-            method="confidant",
-            stages=stages,
-            micro_batch_size=self._batch,
-            num_micro_batches=1,
-        )
+        return Plan(method="confidant", stages=stages, micro_batch_size=self._batch, num_micro_batches=1)
 
     def trained_s(self, plan: Plan, count: int) -> float:
         """Return the seconds of some mini-batches through an empty pipeline."""
@@ -113,10 +82,7 @@ class Phones:
 
 def table7(item: Item, settings: Settings) -> Result:
     """Predict every part with two constants, each fitted to one part."""
-    constants, paper = (
-        read_constants(PAPER, dict[str, Any], "table7"),
-        printed(PAPER, "table7"),
-    )
+    constants, paper = read_constants(PAPER, dict[str, Any], "table7"), printed(PAPER, "table7")
     made = partial(Phones, **constants)
     phones = made()
     before, fewer = phones.plan(0, 1, 2), phones.plan(0, 2)
@@ -246,15 +212,7 @@ class Crowd:
         return self._draw.random() < share
 
 
-def goodput_of(
-    prices: Prices,
-    mean_s: float,
-    seed: int,
-    *,
-    keeps: bool,
-    noticed: float,
-    swing: float = 0.0,
-) -> float:
+def goodput_of(prices: Prices, mean_s: float, seed: int, *, keeps: bool, noticed: float, swing: float = 0.0) -> float:
     """Return an undisturbed run's seconds over those of a run on three of the devices, any of which may leave.
 
     keeps: whether devices back each other up; otherwise a loss costs the steps since the last epoch.  noticed: the
@@ -265,10 +223,7 @@ def goodput_of(
     for _ in range(TRAINING):
         members.append(crowd.another(0.0, members))
     now_s, step, each_s = 0.0, 0, prices.step_s + (prices.backup_s if keeps else 0.0)
-    recovered_s, lost = (
-        -1.0,
-        -1,
-    )  # when the last loss was repaired, and the place at which it occurred
+    recovered_s, lost = -1.0, -1  # when the last loss was repaired, and the place at which it occurred
     while now_s < GIVE_UP * STEPS * prices.step_s:
         place = min(range(TRAINING), key=lambda at: crowd.until_s[members[at]])
         leaves_s = crowd.until_s[members[place]]
@@ -292,20 +247,10 @@ def goodput(item: Item, settings: Settings) -> Result:
     constants = read_constants(PAPER, dict[str, Any], "table7")
     phones = Phones(**constants | {"bytes_per_s": 100 * MBIT, "technique": "lora"})
     before = phones.plan(0, 1, 2)
-    price = substitution(
-        phones.cluster,
-        phones.profile,
-        before,
-        before.renumbered({0: 0, QUITTING: IDLE, 2: 2}),
-    )
+    price = substitution(phones.cluster, phones.profile, before, before.renumbered({0: 0, QUITTING: IDLE, 2: 2}))
     step_s = (phones.trained_s(before, 36) - phones.trained_s(before, 24)) / 12
     loss_s = SILENCE_S + PING_EVERY_S / 2 + price.loading_s + price.moving_s + phones.trained_s(before, 1) - step_s
-    prices = Prices(
-        step_s=step_s,
-        backup_s=price.keeping_s / BACKUP_EVERY,
-        loss_s=loss_s,
-        substitution=price,
-    )
+    prices = Prices(step_s=step_s, backup_s=price.keeping_s / BACKUP_EVERY, loss_s=loss_s, substitution=price)
     ways: dict[str, dict[str, Any]] = {
         "proactive: all on notice": {"keeps": True, "noticed": 1.0},
         "proactive: half on notice": {"keeps": True, "noticed": 0.5},

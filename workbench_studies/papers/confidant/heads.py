@@ -19,11 +19,7 @@ from workbench.methods.confidant.heads import (
     without_surplus,
 )
 from workbench.profiler.descriptions import LayerShape
-from workbench_studies.papers.confidant.testbed import (
-    PAPER,
-    description,
-    load_constants,
-)
+from workbench_studies.papers.confidant.testbed import PAPER, description, load_constants
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.result import Result, Settings, printed
 
@@ -114,16 +110,7 @@ def fig4(item: Item, settings: Settings) -> Result:
     for model in dict.fromkeys(model for model, _ in paper):
         for tokens in (128, constants.tokens, 512):
             share = attention_share(model, tokens)
-            rows.append(
-                (
-                    model,
-                    tokens,
-                    100 * share,
-                    bound(share, 2),
-                    bound(share, float("inf")),
-                    bound(1.0, 2),
-                )
-            )
+            rows.append((model, tokens, 100 * share, bound(share, 2), bound(share, float("inf")), bound(1.0, 2)))
     most = max(row[-2] for row in rows)
     return item.result(
         comparisons,

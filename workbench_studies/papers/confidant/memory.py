@@ -18,34 +18,15 @@ from workbench.planners.asynchronous import Equation3, plan_asynchronous
 from workbench.planners.memory import Need, rank_need
 from workbench.profiler.analytic import analytic_profile
 from workbench.profiler.descriptions import FP32_BYTES
-from workbench_studies.papers.confidant.testbed import (
-    PAPER,
-    Constants,
-    description,
-    load_constants,
-)
+from workbench_studies.papers.confidant.testbed import PAPER, Constants, description, load_constants
 from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import (
-    OOM,
-    Number,
-    Result,
-    Settings,
-    printed,
-    read_constants,
-)
+from workbench_studies.papers.result import OOM, Number, Result, Settings, printed, read_constants
 
 GB = 1e9
 LENGTHS, MOST_TOKENS = (128, 256, 512), 2048
 ONE_DEVICE = Cluster(
     name="one device",
-    devices=(
-        Device(
-            name="device",
-            flops_per_s=1e12,
-            memory_bytes=10**12,
-            link=Link(bytes_per_s=1e9),
-        ),
-    ),
+    devices=(Device(name="device", flops_per_s=1e12, memory_bytes=10**12, link=Link(bytes_per_s=1e9)),),
 )
 
 
@@ -54,21 +35,9 @@ def need(model: str, tokens: int, batch: int) -> Need:
     logits.
     """
     profile = analytic_profile(
-        description(model),
-        ONE_DEVICE,
-        technique="full",
-        batch_sizes=(batch,),
-        sequence_lengths=(tokens,),
+        description(model), ONE_DEVICE, technique="full", batch_sizes=(batch,), sequence_lengths=(tokens,)
     )
-    return rank_need(
-        profile,
-        0,
-        0,
-        profile.num_layers,
-        samples=batch,
-        sequence_length=tokens,
-        in_flight=1,
-    )
+    return rank_need(profile, 0, 0, profile.num_layers, samples=batch, sequence_length=tokens, in_flight=1)
 
 
 def model_gb(model: str, tokens: int, batch: int) -> float:
@@ -149,20 +118,12 @@ def table4(item: Item, settings: Settings) -> Result:
 def frozen_embedding(model: str, cluster: Cluster, tokens: int, batch: int) -> Equation3:
     """Return the costs of full fine-tuning by SGD with a frozen embedding, which is what Table 6 has room for."""
     profile = analytic_profile(
-        description(model),
-        cluster,
-        technique="full",
-        batch_sizes=(batch,),
-        sequence_lengths=(tokens,),
+        description(model), cluster, technique="full", batch_sizes=(batch,), sequence_lengths=(tokens,)
     )
     words = FP32_BYTES * description(model).embedding_params
     rows = tuple(
         (
-            replace(
-                row[0],
-                trainable_bytes=row[0].trainable_bytes - words,
-                frozen_bytes=row[0].frozen_bytes + words,
-            ),
+            replace(row[0], trainable_bytes=row[0].trainable_bytes - words, frozen_bytes=row[0].frozen_bytes + words),
             *row[1:],
         )
         for row in profile.layers
@@ -182,13 +143,7 @@ def held(model: str, batch: int, device: str, tokens: int) -> tuple[Number, int]
         except PlanError:
             return OOM, 0
         used = [
-            costs.need(
-                one.ranks[0],
-                len(stages) - 1 - at,
-                one.start,
-                one.stop,
-                num_stages=len(stages),
-            ).total_bytes
+            costs.need(one.ranks[0], len(stages) - 1 - at, one.start, one.stop, num_stages=len(stages)).total_bytes
             for at, one in enumerate(stages)
         ]
         return fmean(used) / GB, costs.profile.num_layers
@@ -206,10 +161,7 @@ def table6(item: Item, settings: Settings) -> Result:
     """Predict the memory of single devices and of Confidant with one sequence length, which is fitted to BERT-Base on
     Redmi K50.
     """
-    tokens, paper = (
-        read_constants(PAPER, dict[str, int], "table6")["tokens"],
-        printed(PAPER, "table6"),
-    )
+    tokens, paper = read_constants(PAPER, dict[str, int], "table6")["tokens"], printed(PAPER, "table6")
     found = {labels[:3]: held(labels[0], int(labels[1]), labels[2], tokens) for labels in paper}
     comparisons = item.compare(lambda *labels: found[labels[:3]][labels[3] == "blocks"])
     means = [
@@ -219,11 +171,7 @@ def table6(item: Item, settings: Settings) -> Result:
     drops = all(four < three for three, four in means if isinstance(three, float) and isinstance(four, float))
     part, whole = (paper["GPT2-Medium", "2", device, "memory"] for device in ("Mi 10 Lite", "Redmi K50"))
     return item.result(
-        comparisons,
-        holds={"fewer": drops, "blocks": part < 0.8 * whole},
-        tokens=tokens,
-        part=part,
-        whole=whole,
+        comparisons, holds={"fewer": drops, "blocks": part < 0.8 * whole}, tokens=tokens, part=part, whole=whole
     )
 
 
@@ -235,11 +183,7 @@ def table3(item: Item, settings: Settings) -> Result:
 
 def table1(item: Item, settings: Settings) -> Result:
     """Predict each model's memory with one sequence length, which is fitted to BERT-Base."""
-    constants, paper, table6 = (
-        load_constants(),
-        printed(PAPER, "table1"),
-        printed(PAPER, "table6"),
-    )
+    constants, paper, table6 = load_constants(), printed(PAPER, "table1"), printed(PAPER, "table6")
     models = tuple(dict.fromkeys(model for model, _ in paper))
     printed_gb = {model: paper[model, "memory"] for model in models}
 
@@ -285,18 +229,10 @@ def table1(item: Item, settings: Settings) -> Result:
         for model in models
     }
     states = [
-        (
-            model,
-            *(state_gb(model, each) for each in (4, 8, 16)),
-            printed_gb[model],
-            *lengths_of[model],
-        )
+        (model, *(state_gb(model, each) for each in (4, 8, 16)), printed_gb[model], *lengths_of[model])
         for model in models
     ]
-    small, large = (
-        table6["BERT-Base", "4", "Redmi K50", "memory"],
-        table6["BERT-Base", "8", "Redmi K50", "memory"],
-    )
+    small, large = table6["BERT-Base", "4", "Redmi K50", "memory"], table6["BERT-Base", "8", "Redmi K50", "memory"]
     fixed = 2 * small - large
     bert = description("BERT-Base")
     frozen = FP32_BYTES * (2 * bert.params - bert.embedding_params) / GB

@@ -11,19 +11,10 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.plan import Plan
 from workbench.core.summary import BATTERY_V, device_j
 from workbench.planners import Problem
-from workbench.planners.asynchronous import (
-    Equation3,
-    asynchronous_plan,
-    partition_in_order,
-    plan_asynchronous,
-)
+from workbench.planners.asynchronous import Equation3, asynchronous_plan, partition_in_order, plan_asynchronous
 from workbench.profiler.analytic import analytic_profile
 from workbench.simulator.steps import mini_batches
-from workbench_studies.papers.confidant.testbed import (
-    PAPER,
-    description,
-    load_constants,
-)
+from workbench_studies.papers.confidant.testbed import PAPER, description, load_constants
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.result import Result, Settings
 
@@ -55,17 +46,9 @@ def mah(joules: float) -> float:
 @cache
 def trained(model: str, devices: int) -> Trained:
     """Simulate both partitions on Table 4's devices, in full fine-tuning with Table 1's sequence length."""
-    cluster, tokens, batch = (
-        load_cluster(f"confidant-{devices}"),
-        load_constants().tokens,
-        BATCH_SIZES[model],
-    )
+    cluster, tokens, batch = load_cluster(f"confidant-{devices}"), load_constants().tokens, BATCH_SIZES[model]
     profile = analytic_profile(
-        description(model),
-        cluster,
-        technique="full",
-        batch_sizes=(batch,),
-        sequence_lengths=(tokens,),
+        description(model), cluster, technique="full", batch_sizes=(batch,), sequence_lengths=(tokens,)
     )
     costs = Equation3(Problem(profile, cluster, batch_size=batch, sequence_length=tokens))
     alone_s = [MINI_BATCHES * float(costs.seconds(rank)[0, -1]) for rank in range(devices)]
@@ -101,10 +84,7 @@ def fastest(item: Item, settings: Settings) -> Result:
     rows = []
     for model in BATCH_SIZES:
         for devices in (3, 4):
-            found, best_s = (
-                trained(model, devices),
-                min(trained(model, devices).alone_s),
-            )
+            found, best_s = trained(model, devices), min(trained(model, devices).alone_s)
             rows.append(
                 (
                     model,
@@ -140,8 +120,5 @@ def fig8(item: Item, settings: Settings) -> Result:
         shares += [own < alone for own, alone in zip(together, found.alone_mah, strict=True)]
         totals.append(sum(together) / min(found.alone_mah))
     return item.result(
-        cells,
-        holds={"each": all(shares), "total": max(totals) < 1},
-        least=min(totals),
-        most=max(totals),
+        cells, holds={"each": all(shares), "total": max(totals) < 1}, least=min(totals), most=max(totals)
     )

@@ -10,11 +10,7 @@ from workbench.core.inference import InferencePlan
 from workbench.core.schedule import SEND
 from workbench.methods.galaxy_plus.costs import stack_sizes, working_bytes
 from workbench.methods.galaxy_plus.planners import needs
-from workbench.methods.galaxy_plus.schedules import (
-    InferenceLayout,
-    inference_costs,
-    inference_schedule,
-)
+from workbench.methods.galaxy_plus.schedules import InferenceLayout, inference_costs, inference_schedule
 from workbench.profiler.descriptions import FP32_BYTES
 from workbench_studies.papers.galaxy_plus.testbed import (
     GIB,
@@ -29,11 +25,7 @@ from workbench_studies.papers.galaxy_plus.testbed import (
 from workbench_studies.papers.items import Item, Rows, worst
 from workbench_studies.papers.result import OOM, Number, Result, Settings, printed
 
-MEMORY, PI, A100 = (
-    "memory footprint",
-    "latency per token on RPi-M",
-    "latency per token on A100",
-)
+MEMORY, PI, A100 = "memory footprint", "latency per token on RPi-M", "latency per token on A100"
 A100_FLOPS_PER_S = 19.5e12  # [datasheet] fp32
 MODEL = "Bert-L"
 COUNTS = (2, 4, 8)
@@ -59,18 +51,11 @@ def token_s(model: str, *, flops_per_s: float, weight_bytes_per_s: float, layer_
 
 def cell(constants: Constants, model: str, quantity: str) -> float | str:
     """Return a model's GB, seconds on an RPi-M or OOM, or milliseconds on an A100."""
-    needs, pi = (
-        footprint_bytes(constants, model),
-        cluster(constants, "Env. A").devices[0],
-    )
+    needs, pi = footprint_bytes(constants, model), cluster(constants, "Env. A").devices[0]
     if quantity == MEMORY:
         return needs / GIB
     if quantity == PI:
-        seconds = token_s(
-            model,
-            flops_per_s=pi.flops_per_s,
-            weight_bytes_per_s=constants.pi_weight_bytes_per_s,
-        )
+        seconds = token_s(model, flops_per_s=pi.flops_per_s, weight_bytes_per_s=constants.pi_weight_bytes_per_s)
         return seconds if needs <= pi.memory_bytes else OOM
     rate, layer_s = constants.a100_weight_bytes_per_s, constants.a100_layer_s
     return 1e3 * token_s(model, flops_per_s=A100_FLOPS_PER_S, weight_bytes_per_s=rate, layer_s=layer_s)
@@ -80,10 +65,7 @@ def table1(item: Item, settings: Settings) -> Result:
     """Count memory footprint and latency of a single token."""
     constants, claims = load_constants(), printed(PAPER, "claims")
     comparisons = item.compare(lambda *labels: cell(constants, *labels))
-    largest = max(
-        (one for one in comparisons if one.labels[1] == MEMORY),
-        key=lambda one: abs(one.deviation or 0.0),
-    )
+    largest = max((one for one in comparisons if one.labels[1] == MEMORY), key=lambda one: abs(one.deviation or 0.0))
     verdicts = [one.agrees for one in comparisons if one.agrees is not None]
     on_pi, on_a100 = (float(cell(constants, "Bert-L", quantity)) for quantity in (PI, A100))
     ratio = 1e3 * on_pi / on_a100
@@ -94,12 +76,7 @@ def table1(item: Item, settings: Settings) -> Result:
     # DistilBert's printed 0.11 s and 0.3 ms.
     scaled = [
         value * (MODELS[model].params / MODELS["DistilBert"].params)
-        for value, model in (
-            (0.11, "Bert-L"),
-            (0.3, "Bert-L"),
-            (0.3, "ViT-Huge"),
-            (0.3, "GPT2-L"),
-        )
+        for value, model in ((0.11, "Bert-L"), (0.3, "Bert-L"), (0.3, "ViT-Huge"), (0.3, "GPT2-L"))
     ]
     told = claims["latency of Bert-L on an RPi 4B against an A100", "about"]
     return item.result(
@@ -133,16 +110,7 @@ def _one_token_or_284(constants: Constants) -> Rows:
             sizes.num_layers * sizes.layer_flops(constants.tokens, constants.tokens) for sizes in stack_sizes(described)
         )
         reduce = 2 * described.num_layers * 1.5 * constants.tokens * described.hidden * FP32_BYTES / nominal
-        rows.append(
-            (
-                model,
-                per_token,
-                sequence,
-                flops / sequence / 1e9,
-                reduce,
-                1 + reduce / (sequence / count),
-            )
-        )
+        rows.append((model, per_token, sequence, flops / sequence / 1e9, reduce, 1 + reduce / (sequence / count)))
     return rows
 
 
@@ -211,10 +179,7 @@ def table2(item: Item, settings: Settings) -> Result:
     saved = [1 - sent[2, count] / sent[1, count] for count in COUNTS]
     return item.result(
         comparisons,
-        holds={
-            "volumes": largest < 1e-6,
-            "halves": all(abs(share - 0.5) < 1e-9 for share in saved),
-        },
+        holds={"volumes": largest < 1e-6, "halves": all(abs(share - 0.5) < 1e-9 for share in saved)},
         series={f"Scheme-{scheme}": tuple((float(count), sent[scheme, count]) for count in COUNTS) for scheme in RINGS},
         largest=largest,
         saved=", ".join(f"{share:.0%}" for share in saved),

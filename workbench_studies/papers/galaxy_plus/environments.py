@@ -55,10 +55,7 @@ def speed_ups(constants: Constants) -> Cells:
 
 
 def bounds(
-    cells: Cells,
-    environment: str,
-    systems: tuple[str, ...],
-    models: tuple[str, ...] = TABLE_V,
+    cells: Cells, environment: str, systems: tuple[str, ...], models: tuple[str, ...] = TABLE_V
 ) -> tuple[float, float]:
     """Return the minimum and the maximum speed-up over some baselines, over all bandwidths.  environment: 'any' for
     both.
@@ -78,10 +75,7 @@ def fig12(item: Item, settings: Settings) -> Result:
     comparisons = []
     for (environment, against, bound), value in printed(PAPER, "fig12").items():
         systems = (GALAXY,) if against == GALAXY else OTHERS
-        for name, models in (
-            ("models that fit the text", WITHIN),
-            ("all models", TABLE_V),
-        ):
+        for name, models in (("models that fit the text", WITHIN), ("all models", TABLE_V)):
             found = bounds(cells, environment, systems, models)[bound == "most"]
             comparisons.append(item.cell((environment, against, bound, name), value, found))
     behind = [key for key, value in cells.items() if value is not None and value < 1]
@@ -98,11 +92,7 @@ def fig12(item: Item, settings: Settings) -> Result:
 
     def score(changed: Constants) -> tuple[Number, ...]:
         made = speed_ups(changed)
-        return (
-            *bounds(made, a, OTHERS),
-            *bounds(made, b, OTHERS),
-            bounds(made, "any", (GALAXY,))[1],
-        )
+        return (*bounds(made, a, OTHERS), *bounds(made, b, OTHERS), bounds(made, "any", (GALAXY,))[1])
 
     # Table V's printed values, as if independent of bandwidth; over Galaxy its largest.
     table = printed(PAPER, "table5")
@@ -111,25 +101,11 @@ def fig12(item: Item, settings: Settings) -> Result:
     rows: list[tuple[Number, ...]] = []
     for environment, model, system in product(ENVIRONMENTS, TABLE_V, BASELINES):
         values = [cells[model, environment, system, mbits] for mbits in MBITS]
-        rows.append(
-            (
-                model,
-                environment,
-                system,
-                *(OOM if value is None else value for value in values),
-            )
-        )
-    trivial = (
-        *bounds(flat, a, OTHERS),
-        *bounds(flat, b, OTHERS),
-        bounds(flat, "any", (GALAXY,))[1],
-    )
+        rows.append((model, environment, system, *(OOM if value is None else value for value in values)))
+    trivial = (*bounds(flat, a, OTHERS), *bounds(flat, b, OTHERS), bounds(flat, "any", (GALAXY,))[1])
     return item.result(
         comparisons,
-        tables={
-            "all": rows,
-            "sensitivity": item.sensitivity(constants, score, trivial),
-        },
+        tables={"all": rows, "sensitivity": item.sensitivity(constants, score, trivial)},
         holds={
             "ahead": not behind,
             "slow": len(slow) >= 1,
@@ -174,12 +150,7 @@ def fig13(item: Item, settings: Settings) -> Result:
     found = {environment: factors(constants, environment) for environment in (NANOS, CARDS)}
     largest = {environment: most(constants, environment) for environment in found}
     comparisons = [
-        item.cell(
-            (environment, "most"),
-            paper[environment, "most"],
-            value,
-            note=f"{model} over {system}",
-        )
+        item.cell((environment, "most"), paper[environment, "most"], value, note=f"{model} over {system}")
         for environment, (value, model, system) in largest.items()
     ]
     rows: list[tuple[Number, ...]] = []
@@ -209,10 +180,7 @@ def fig13(item: Item, settings: Settings) -> Result:
     nanos, cards = (cluster(constants, environment).devices[0].memory_bytes / GB for environment in found)
     return item.result(
         comparisons,
-        tables={
-            "factors": rows,
-            "sensitivity": item.sensitivity(constants, score, (4.0, 4.0)),
-        },
+        tables={"factors": rows, "sensitivity": item.sensitivity(constants, score, (4.0, 4.0))},
         holds={
             "nanos": not behind[NANOS],
             "cards": not {"OPT-L", "OPT-XL"} & {model for model, _ in behind[CARDS]},

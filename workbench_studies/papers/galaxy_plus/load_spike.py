@@ -8,12 +8,7 @@ from dataclasses import dataclass, replace
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault
 from workbench.core.inference import InferenceProfile
-from workbench.methods.galaxy_plus.serving.records import (
-    Reaction,
-    ReschedulingSettings,
-    ServingReport,
-    StreamSettings,
-)
+from workbench.methods.galaxy_plus.serving.records import Reaction, ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import serve
 from workbench.runtime.engines import EngineCluster
 
@@ -69,11 +64,7 @@ def load_spike_executed(
     """
 
     def served(
-        name: str,
-        reaction: Reaction,
-        faults: tuple[Fault, ...],
-        until_s: float,
-        **plan: object,
+        name: str, reaction: Reaction, faults: tuple[Fault, ...], until_s: float, **plan: object
     ) -> ServingReport:
         notify(f"Serving for {until_s:.0f} s: {name}")
         report = serve(
@@ -89,25 +80,12 @@ def load_spike_executed(
         )
         return cut(report)
 
-    compared: dict[Reaction, str] = {
-        "none": "without re-scheduling",
-        "exclude": "with re-scheduling",
-    }
+    compared: dict[Reaction, str] = {"none": "without re-scheduling", "exclude": "with re-scheduling"}
     reports = {reaction: served(name, reaction, (spike,), until_s) for reaction, name in compared.items()}
-    best = served(
-        "the best plan without the device",
-        "none",
-        (),
-        min(10.0, until_s / 2),
-        left_out=(spike.rank,),
-    )
+    best = served("the best plan without the device", "none", (), min(10.0, until_s / 2), left_out=(spike.rank,))
     return LoadSpikeResult(spike=spike, reports=reports, best_per_s=best.throughput_per_s(1.0, best.end_s))
 
 
 def cut(report: ServingReport) -> ServingReport:
     """Return the report with the stream cut at the number of requests answered: the service ended at a time limit."""
-    return replace(
-        report,
-        stream=replace(report.stream, num_requests=max(1, len(report.requests))),
-        num_lost=0,
-    )
+    return replace(report, stream=replace(report.stream, num_requests=max(1, len(report.requests))), num_lost=0)

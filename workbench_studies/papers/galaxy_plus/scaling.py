@@ -59,29 +59,13 @@ def layer_plan(model: str, system: str, count: int, length: int) -> InferencePla
     [shape] = stack_sizes(MODELS[model])
     ranks = tuple(range(count))
     equal = (1.0,) * count
-    units, columns = (
-        proportional_parts(shape.num_units, equal),
-        proportional_parts(shape.columns, equal),
-    )
+    units, columns = proportional_parts(shape.num_units, equal), proportional_parts(shape.columns, equal)
     if count == 1:
-        return InferencePlan(
-            method="local",
-            paradigm="pipeline",
-            ranks=ranks,
-            layers=(LAYERS,),
-            length=length,
-        )
+        return InferencePlan(method="local", paradigm="pipeline", ranks=ranks, layers=(LAYERS,), length=length)
     if system == SEQUENCE:
         return InferencePlan(method=system, paradigm="sequence", ranks=ranks, shares=equal, length=length)
     if system == MEGATRON:
-        return InferencePlan(
-            method=system,
-            paradigm="tensor",
-            ranks=ranks,
-            units=units,
-            columns=columns,
-            length=length,
-        )
+        return InferencePlan(method=system, paradigm="tensor", ranks=ranks, units=units, columns=columns, length=length)
     return InferencePlan(
         method=system,
         paradigm="hybrid",
@@ -100,13 +84,7 @@ def layer_s(constants: Constants, model: str, system: str, count: int, length: i
     """Return the seconds of one layer.  system: of systems.py, or SCHEDULED."""
     plan = layer_plan(model, OURS if system == SCHEDULED else system, count, length)
     collectives = system in (MEGATRON, SEQUENCE)
-    on = cluster(
-        constants,
-        "Env. A",
-        constants.scaling_bandwidth_mbit_per_s,
-        count=count,
-        collectives=collectives,
-    )
+    on = cluster(constants, "Env. A", constants.scaling_bandwidth_mbit_per_s, count=count, collectives=collectives)
     costs = profile(constants, model, "Env. A", count, LAYERS)
     if system == SCHEDULED:
         return SequencePrice(Problem(costs, on, sequence_length=length), NO_MESSAGE_S)(plan) / LAYERS
@@ -133,12 +111,7 @@ def strong(constants: Constants, model: str, system: str, counts: tuple[int, ...
 
 
 def _result(
-    item: Item,
-    found: Found,
-    ours: Callable[[float], float],
-    trivial: float,
-    tables: dict[str, Rows],
-    **given: Any,
+    item: Item, found: Found, ours: Callable[[float], float], trivial: float, tables: dict[str, Rows], **given: Any
 ) -> Result:
     """Return a figure's result: ours (value with 4 devices) for each method next to the paper's for Galaxy+."""
     paper = {model: value for (model, _), value in printed(PAPER, item.name).items()}
@@ -150,11 +123,7 @@ def _result(
     given["holds"] = {"ahead": ahead} | given["holds"]
     return item.result(
         [
-            item.cell(
-                (model, system),
-                paper[model] if system == OURS else None,
-                ours(found[model, system][4]),
-            )
+            item.cell((model, system), paper[model] if system == OURS else None, ours(found[model, system][4]))
             for model, system in product(SCALED, SYSTEMS)
         ],
         tables=tables
@@ -187,10 +156,7 @@ def fig14(item: Item, settings: Settings) -> Result:
         lambda value: 100 * value / 4,
         100.0,
         {"share": rows},
-        holds={
-            "linear": all(value / 4 >= 0.82 for value in four.values()),
-            "larger": four["OPT-L"] > four["GPT2-L"],
-        },
+        holds={"linear": all(value / 4 >= 0.82 for value in four.values()), "larger": four["OPT-L"] > four["GPT2-L"]},
         shares=", ".join(f"{model} {value / 4:.0%}" for model, value in four.items()),
         percent=", ".join(f"{model} {100 * value / 4:.1f} %" for model, value in four.items()),
     )
@@ -229,14 +195,7 @@ def plans(constants: Constants) -> Rows:
         plan, devices = made.plan, cluster(constants, environment).devices
         parts = f"layers {plan.layers}" if plan.layers else f"heads {plan.units}" if plan.units else "all heads"
         rows.append(
-            (
-                model,
-                environment,
-                system,
-                parts,
-                ", ".join(devices[rank].name for rank in plan.ranks),
-                made.seconds,
-            )
+            (model, environment, system, parts, ", ".join(devices[rank].name for rank in plan.ranks), made.seconds)
         )
     return rows
 
@@ -250,17 +209,9 @@ def scheduled(constants: Constants) -> Rows:
         costs = profile(constants, model, environment)
         row: list[Number] = [model, environment]
         for system in (OURS, GALAXY, MEGATRON):
-            made, columns = (
-                run_system(constants, model, environment, system),
-                1 + (system == OURS),
-            )
+            made, columns = run_system(constants, model, environment, system), 1 + (system == OURS)
             on = cluster(constants, environment, collectives=system == MEGATRON)
-            asked = Problem(
-                costs,
-                on,
-                sequence_length=constants.length(model),
-                decoder_length=constants.decoder_tokens,
-            )
+            asked = Problem(costs, on, sequence_length=constants.length(model), decoder_length=constants.decoder_tokens)
             priced = SequencePrice(asked, NO_MESSAGE_S)
             ways = [] if made.plan is None else [made.plan, replace(made.plan, both_ways=True)]
             row.append(OOM if made.seconds is None else made.seconds)

@@ -33,14 +33,7 @@ from workbench_studies.papers.galaxy_plus.testbed import (
     profile,
 )
 from workbench_studies.papers.items import Item, Rows, median_off, swapped
-from workbench_studies.papers.result import (
-    OOM,
-    Comparison,
-    Number,
-    Result,
-    Settings,
-    printed,
-)
+from workbench_studies.papers.result import OOM, Comparison, Number, Result, Settings, printed
 
 CONFIGURATION = "HMP configuration"
 SPEED_UP = {system: f"speed-up over {system}" for system in BASELINES}
@@ -93,11 +86,7 @@ def columns_in_order(ours: Cells, paper: Cells, tie: float) -> tuple[int, int, l
             for system, label in SPEED_UP.items()
         ]
         wrong.append([f"{model} in {environment}: {pair}" for pair in swapped([(OURS, 1.0, 1.0), *row], tie)])
-    return (
-        sum(not pairs for pairs in wrong),
-        len(wrong),
-        [pair for pairs in wrong for pair in pairs],
-    )
+    return sum(not pairs for pairs in wrong), len(wrong), [pair for pairs in wrong for pair in pairs]
 
 
 def table5(item: Item, settings: Settings) -> Result:
@@ -129,10 +118,7 @@ def table5(item: Item, settings: Settings) -> Result:
     median, median_a, median_b = (
         median_deviation(ours, paper, each) for each in (ENVIRONMENTS, ENVIRONMENTS[:1], ENVIRONMENTS[1:])
     )
-    near, in_a = (
-        configurations_near(ours, paper),
-        configurations_near(ours, paper, ENVIRONMENTS[:1]),
-    )
+    near, in_a = configurations_near(ours, paper), configurations_near(ours, paper, ENVIRONMENTS[:1])
     agreeing, asked = verdicts(ours, paper)
     good, count, wrong = columns_in_order(ours, paper, TIE)
     return item.result(
@@ -141,9 +127,7 @@ def table5(item: Item, settings: Settings) -> Result:
             "plans": plans(constants),
             "scheduled": scheduled(constants),
             "sensitivity": item.sensitivity(
-                constants,
-                lambda changed: score(cells(changed), paper),
-                score(copied, others),
+                constants, lambda changed: score(cells(changed), paper), score(copied, others)
             ),
             **contradictions(constants, paper),
         },
@@ -176,18 +160,11 @@ def draw_table5(item: Item, result: Result) -> list[Captioned]:
     """Return the speed-ups, a figure for each environment, and the layers of scheme 2."""
     *charts, chart = item.figures
     layers = [
-        Comparison(
-            labels=(one.labels[1], one.labels[0]),
-            paper=_second(one.paper),
-            ours=_second(one.ours),
-        )
+        Comparison(labels=(one.labels[1], one.labels[0]), paper=_second(one.paper), ours=_second(one.ours))
         for one in sorted(result.comparisons, key=lambda one: one.labels[1])
         if one.labels[2] == CONFIGURATION
     ]
-    return [
-        *draw(charts, result),
-        Captioned(chart.name, chart.caption, paired_bars(result, layers, chart)),
-    ]
+    return [*draw(charts, result), Captioned(chart.name, chart.caption, paired_bars(result, layers, chart))]
 
 
 def contradictions(constants: Constants, paper: Cells) -> dict[str, Rows]:
@@ -231,16 +208,7 @@ def _weights(constants: Constants, paper: Cells) -> Rows:
             elif environment == ENVIRONMENTS[1] and not _fits(constants, model, environment, second):
                 found = "possible, but not with heads and columns in proportion to speed (Algorithm 1)"
             rows.append(
-                (
-                    model,
-                    environment,
-                    configuration,
-                    each / GB,
-                    min(budgets) / GB,
-                    total / GB,
-                    sum(budgets) / GB,
-                    found,
-                )
+                (model, environment, configuration, each / GB, min(budgets) / GB, total / GB, sum(budgets) / GB, found)
             )
     return rows
 
@@ -264,22 +232,15 @@ def _accounting(constants: Constants, paper: Cells) -> Rows:
     rows: list[tuple[Number, ...]] = []
     on = cluster(constants, ENVIRONMENTS[0])
     larger = replace(
-        on,
-        devices=tuple(replace(device, memory_bytes=round(device.memory_bytes / GB * GIB)) for device in on.devices),
+        on, devices=tuple(replace(device, memory_bytes=round(device.memory_bytes / GB * GIB)) for device in on.devices)
     )
-    for name, budgets, shares in (
-        ("10^9 bytes", on, SHARES),
-        ("2^30 bytes", larger, (constants.embedding_share,)),
-    ):
+    for name, budgets, shares in (("10^9 bytes", on, SHARES), ("2^30 bytes", larger, (constants.embedding_share,))):
         for share in shares:
             changed = replace(constants, embedding_share=share)
             found = [_second_layers(changed, model, budgets, ENVIRONMENTS[0]) for model in TABLE_V]
             rows.append((f"GB = {name}, {share:g} of the embedding on each device", *found))
     rows.append(
-        (
-            "the paper",
-            *(float(_second(str(paper[model, ENVIRONMENTS[0], CONFIGURATION]))) for model in TABLE_V),
-        )
+        ("the paper", *(float(_second(str(paper[model, ENVIRONMENTS[0], CONFIGURATION]))) for model in TABLE_V))
     )
     return rows
 
@@ -299,13 +260,5 @@ def _balance(constants: Constants, paper: Cells) -> Rows:
             seconds += held / weights / device.flops_per_s
             needed -= held
         most = seconds * sum(speeds)
-        rows.append(
-            (
-                model,
-                weights / GB,
-                told,
-                most,
-                told > most if isinstance(told, float) else None,
-            )
-        )
+        rows.append((model, weights / GB, told, most, told > most if isinstance(told, float) else None))
     return [(*row[:-1], "yes" if row[-1] else "no") for row in rows]

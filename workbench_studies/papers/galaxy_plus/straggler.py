@@ -9,25 +9,13 @@ from functools import lru_cache
 from workbench.core.device_faults import Fault
 from workbench.methods.base import ignore
 from workbench.methods.galaxy_plus.planners import algorithm_1, stack_lengths
-from workbench.methods.galaxy_plus.profiles import (
-    HostQuestion,
-    host_profile,
-    made_up_host,
-)
-from workbench.methods.galaxy_plus.serving.records import (
-    Reaction,
-    ReschedulingSettings,
-    ServingReport,
-    StreamSettings,
-)
+from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile, made_up_host
+from workbench.methods.galaxy_plus.serving.records import Reaction, ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
 from workbench.planners import Problem
 from workbench.runtime.engines import EngineCluster
-from workbench_studies.papers.galaxy_plus.load_spike import (
-    LoadSpikeResult,
-    load_spike_executed,
-)
+from workbench_studies.papers.galaxy_plus.load_spike import LoadSpikeResult, load_spike_executed
 from workbench_studies.papers.galaxy_plus.testbed import (
     FIG_16,
     PAPER,
@@ -47,10 +35,7 @@ FACTOR = 4.0
 inference'."""
 NUM_REQUESTS = 20
 STEP_S = 10.0
-REACTIONS: dict[str, Reaction] = {
-    "without re-scheduling": "none",
-    "with re-scheduling": "exclude",
-}
+REACTIONS: dict[str, Reaction] = {"without re-scheduling": "none", "with re-scheduling": "exclude"}
 WITHOUT, WITH = REACTIONS
 
 BEGINS_S, UNTIL_S = (20.0, 3.0), (45.0, 9.0)
@@ -66,10 +51,7 @@ def served(constants: Constants, factor: float) -> dict[str, ServingReport]:
     lengths = stack_lengths(costs, constants.length("GPT2-L"))
     begins = printed(PAPER, "fig16")[("external load begins",)]
     first = algorithm_1(Problem(costs, on, sequence_length=lengths[0]))
-    planner, times = (
-        planner_of(costs, on, lengths, first=first, is_priced=False),
-        simulated_times(costs, on, lengths),
-    )
+    planner, times = planner_of(costs, on, lengths, first=first, is_priced=False), simulated_times(costs, on, lengths)
     return {
         name: simulate_serving(
             costs,
@@ -78,10 +60,7 @@ def served(constants: Constants, factor: float) -> dict[str, ServingReport]:
             times,
             stream=StreamSettings(num_requests=NUM_REQUESTS, length=lengths[0]),
             rescheduling=ReschedulingSettings(
-                reaction=reaction,
-                report_every_s=1.0,
-                probe_every_s=10.0,
-                request_timeout_s=1e4,
+                reaction=reaction, report_every_s=1.0, probe_every_s=10.0, request_timeout_s=1e4
             ),
             faults=(Fault(kind="slow", rank=LOADED, start=begins, factor=factor),),
         )
@@ -128,15 +107,7 @@ def fig16(item: Item, settings: Settings) -> Result:
         for name, report in served(constants, factor).items():
             excluded = report.events_of("excluded", rank=LOADED)
             delay = excluded[0].time_s - report.faults[0].start if excluded else None
-            rows.append(
-                (
-                    factor,
-                    name,
-                    *rates(report),
-                    *(busy(report, rank)[1] for rank in range(3)),
-                    delay,
-                )
-            )
+            rows.append((factor, name, *rates(report), *(busy(report, rank)[1] for rank in range(3)), delay))
     settled = {name: rates(report)[1] for name, report in reports.items()}
     before, without, after = rates(reports[WITHOUT])[0], settled[WITHOUT], settled[WITH]
     starved, fed = ({rank: busy(reports[name], rank) for rank in others} for name in (WITHOUT, WITH))
@@ -179,10 +150,7 @@ def _series(
         for rank, device in enumerate(reports[name].cluster.devices):
             shares = reports[name].utilisation(rank, step_s)
             series[f"utilisation, {name}, {device.name}"] = tuple((at, 100 * share) for at, share in shares)
-        series[f"utilisation, {name}, load begins"] = (
-            (begins_s, 0.0),
-            (begins_s, 100.0),
-        )
+        series[f"utilisation, {name}, load begins"] = ((begins_s, 0.0), (begins_s, 100.0))
     return series
 
 
@@ -190,10 +158,7 @@ def fig16_executed(item: Item, settings: Settings) -> Result:
     """Serve the stream on emulated devices with and without re-scheduling, and by the best plan without the loaded
     device.
     """
-    on, spike = (
-        described(FIG_16),
-        Fault(kind="slow", rank=LOADED, start=BEGINS_S[settings.quick], factor=FACTOR),
-    )
+    on, spike = described(FIG_16), Fault(kind="slow", rank=LOADED, start=BEGINS_S[settings.quick], factor=FACTOR)
     model, length = ("tiny-bert", 16) if settings.quick else ("all-MiniLM-L6-v2", 128)
     # A tiny model would finish at once on this host: an imaginary slow core gives it a large model's time.
     host = (
@@ -203,14 +168,7 @@ def fig16_executed(item: Item, settings: Settings) -> Result:
     try:
         until_s = UNTIL_S[settings.quick]
         found = load_spike_executed(
-            model,
-            on,
-            engines,
-            host,
-            spike,
-            until_s=until_s,
-            length=length,
-            notify=settings.progress,
+            model, on, engines, host, spike, until_s=until_s, length=length, notify=settings.progress
         )
     finally:
         engines.stop()
@@ -219,10 +177,7 @@ def fig16_executed(item: Item, settings: Settings) -> Result:
 
 def result_of(item: Item, found: LoadSpikeResult, model: str, length: int) -> Result:
     """Return the result from the reports."""
-    (before, without), (_, after) = (
-        found.throughput_per_s("none"),
-        found.throughput_per_s("exclude"),
-    )
+    (before, without), (_, after) = found.throughput_per_s("none"), found.throughput_per_s("exclude")
     restored_s = found.restored_s("exclude", 0.9)
     reports = {name: found.reports[REACTIONS[name]] for name in (WITHOUT, WITH)}
     names = [device.name for device in reports[WITH].cluster.devices]

@@ -23,13 +23,7 @@ from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, StackCosts
 from workbench.methods.galaxy_plus import planners as galaxy_plus
 from workbench.planners import Problem
-from workbench_studies.papers.galaxy_plus.testbed import (
-    Constants,
-    cluster,
-    handling,
-    problem,
-    profile,
-)
+from workbench_studies.papers.galaxy_plus.testbed import Constants, cluster, handling, problem, profile
 from workbench_studies.papers.result import OOM
 
 
@@ -56,18 +50,12 @@ def printed_s(
         second = plan.schemes[first : first + shape.num_layers].count(2)
         first += shape.num_layers
         own, memory, (units, columns) = lengths[stack], lengths[0], plan.cut(shape)
-        tokens, costs = (
-            plan.tokens(own),
-            [profile.costs[rank][stack] for rank in plan.ranks],
-        )
+        tokens, costs = plan.tokens(own), [profile.costs[rank][stack] for rank in plan.ranks]
         lines = galaxy_plus.hop_lines(cluster, plan.ranks, shape.hidden_bytes)
         hops = [[fixed + slope * count if count else 0.0 for count in tokens] for fixed, slope in lines]
         byte_s = [handling_s_per_byte[rank] if handling_s_per_byte else 0.0 for rank in plan.ranks]
         handled = [[count * shape.hidden_bytes * seconds for count in tokens] for seconds in byte_s]
-        ring, slowest = (
-            partial(_ring_s, costs, tokens, hops, handled),
-            partial(_slowest_s, costs),
-        )
+        ring, slowest = partial(_ring_s, costs, tokens, hops, handled), partial(_slowest_s, costs)
         attention = ring("QKV", units) + slowest("ATT", own * own, units) + ring("OUT", units, scatters=True)
         if shape.has_cross_attention:
             attention += ring("CQ", units) + slowest("CKV", memory, units)
@@ -101,11 +89,7 @@ def _ring_s(
     of the processor.
     """
     n = len(costs)
-    done, sent, there = (
-        [0.0] * n,
-        [0.0] * n,
-        [0.0] * n,
-    )  # there: arrival of a tile, or of the sum of the tiles so far
+    done, sent, there = [0.0] * n, [0.0] * n, [0.0] * n  # there: arrival of a tile, or of the sum of the tiles so far
     for step in range(n):
         tile = [(i - step - scatters) % n for i in range(n)]
         begin = done if scatters else list(map(max, done, there))
@@ -138,11 +122,7 @@ def _staged(problem: Problem[InferenceProfile]) -> InferencePlan:
         left -= more
     ranks = tuple(range(on.world_size))
     plan = InferencePlan(
-        method="edgeshard",
-        paradigm="pipeline",
-        ranks=ranks,
-        layers=tuple(shares),
-        length=problem.sequence_length,
+        method="edgeshard", paradigm="pipeline", ranks=ranks, layers=tuple(shares), length=problem.sequence_length
     )
     galaxy_plus.check(problem, plan)
     return plan

@@ -18,12 +18,7 @@ GB = 1e9  # Table V's: with 2^30 bytes ViT-Huge would have two more layers of sc
 GIB = 2**30  # Table I's: GPT2-L's 774 million fp32 parameters are 2.88 of these and 3.10 of the others
 ENVIRONMENTS = ("Env. A", "Env. B")
 FIG_16 = "Fig. 16"  # two RPi-L and one RPi-M (section IV-F)
-CLUSTERS = {
-    "Env. A": "galaxy-env-a",
-    "Env. B": "galaxy-env-b",
-    "Env. C": "galaxy-env-c",
-    "Env. D": "galaxy-env-d",
-}
+CLUSTERS = {"Env. A": "galaxy-env-a", "Env. B": "galaxy-env-b", "Env. C": "galaxy-env-c", "Env. D": "galaxy-env-d"}
 
 # The paper counts 16 heads in OPT-L, the published model has 32.  T5-L's 'hidden size 2048' is twice the width of its
 # 16 heads;
@@ -89,12 +84,7 @@ def as_printed(
     """
     stacks = tuple(replace(shape, layer_bytes=0) for shape in profile.stacks)
     counted = replace(
-        profile,
-        stacks=stacks,
-        first_bytes=0,
-        last_bytes=0,
-        working_bytes_per_token=0,
-        full_everywhere=True,
+        profile, stacks=stacks, first_bytes=0, last_bytes=0, working_bytes_per_token=0, full_everywhere=True
     )
     less = 1 + round(embedding_share * profile.ends_bytes)
     devices = tuple(replace(device, memory_bytes=device.memory_bytes - less) for device in cluster.devices)
@@ -141,10 +131,7 @@ def described(environment: str) -> Cluster:
     """Return an environment from the catalogue; cached, because sensitivities request it often."""
     if environment == FIG_16:
         known = {device.name: device for device in load_cluster(CLUSTERS["Env. B"]).devices}
-        return Cluster(
-            name=FIG_16,
-            devices=tuple(known[name] for name in ("rpi-l-0", "rpi-l-1", "rpi-m")),
-        )
+        return Cluster(name=FIG_16, devices=tuple(known[name] for name in ("rpi-l-0", "rpi-l-1", "rpi-m")))
     return load_cluster(CLUSTERS[environment])
 
 
@@ -158,20 +145,13 @@ def _device(constants: Constants, device: Device, mbit_per_s: float | None, pi_e
         speed, efficiency = 1.0, 1.0
     # A path's latency is the sum of both ends': so every message costs message_s more, whatever sends it.
     message_s = constants.gtx_message_s if device.model.startswith("gtx") else constants.message_s
-    link = Link(
-        bytes_per_s=nominal * efficiency,
-        latency_s=device.link.latency_s + message_s / 2,
-    )
+    link = Link(bytes_per_s=nominal * efficiency, latency_s=device.link.latency_s + message_s / 2)
     return replace(device, flops_per_s=device.flops_per_s * speed, link=link)
 
 
 @lru_cache(maxsize=512)
 def profile(
-    constants: Constants,
-    model: str,
-    environment: str,
-    count: int | None = None,
-    num_layers: int = 0,
+    constants: Constants, model: str, environment: str, count: int | None = None, num_layers: int = 0
 ) -> InferenceProfile:
     """Return a model's analytic profile on an environment.  count: see cluster.  num_layers: of a single stack, instead
     of the model's.

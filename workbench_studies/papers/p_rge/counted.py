@@ -76,10 +76,7 @@ def forward_memory(
         "adapters": rule.activation_bytes * (frozen + trained),
         "copies of B": rule.copy_bytes * trained * (copies - 1),
         "workspace": rule.workspace_bytes,
-        "largest output": max(
-            logits,
-            rule.activation_bytes * layer_scratch(model) * rows * sequence_length,
-        ),
+        "largest output": max(logits, rule.activation_bytes * layer_scratch(model) * rows * sequence_length),
     }
 
 
@@ -96,12 +93,7 @@ def layer_scratch(model: ModelDescription) -> int:
 
 
 def first_order_memory(
-    model: ModelDescription,
-    rule: MemoryRule,
-    space: FirstOrder,
-    *,
-    rows: int,
-    sequence_length: float,
+    model: ModelDescription, rule: MemoryRule, space: FirstOrder, *, rows: int, sequence_length: float
 ) -> dict[str, float]:
     """Return the bytes at the peak of a mixed-precision step of SGD, by part.
 
@@ -119,14 +111,8 @@ def first_order_memory(
         "activations": share * kept * tokens,
     }
     if space == "full":
-        return parts | {
-            "gradients": (FP32_BYTES + FP16_BYTES) * model.params,
-            "besides": rule.full_bytes,
-        }
-    return parts | {
-        "adapters": FP32_BYTES * (frozen + trained),
-        "gradients": FP32_BYTES * trained,
-    }
+        return parts | {"gradients": (FP32_BYTES + FP16_BYTES) * model.params, "besides": rule.full_bytes}
+    return parts | {"adapters": FP32_BYTES * (frozen + trained), "gradients": FP32_BYTES * trained}
 
 
 def _kept_per_token(model: ModelDescription, space: FirstOrder, sequence_length: float) -> float:
@@ -143,10 +129,7 @@ def _kept_per_token(model: ModelDescription, space: FirstOrder, sequence_length:
     through = 2 * FP32_BYTES * hidden + 4 * FP16_BYTES * width + FP16_BYTES * gates * inner
     if space == "lora_fa":
         return through
-    norms, inputs = (
-        2 * FP32_BYTES * hidden,
-        FP16_BYTES * (3 * hidden + 2 * hidden + inner),
-    )
+    norms, inputs = 2 * FP32_BYTES * hidden, FP16_BYTES * (3 * hidden + 2 * hidden + inner)
     return through + norms + inputs + PROBABILITY_BYTES * model.heads * sequence_length
 
 
@@ -163,11 +146,7 @@ def first_order_step_s(
     values.
     """
     each = pass_s(
-        model,
-        machine,
-        rows=batch_size,
-        sequence_length=sequence_length,
-        adapted=updated_params < model.params,
+        model, machine, rows=batch_size, sequence_length=sequence_length, adapted=updated_params < model.params
     )
     return machine.step_s + (1 + backward) * each + updated_params * machine.sweep_s_per_param
 
@@ -180,10 +159,4 @@ def free_rows(model: ModelDescription, machine: Machine, *, sequence_length: flo
         (1 + machine.adapter_share) * pass_flops(model, rows=1, sequence_length=sequence_length) / machine.flops_per_s
     )
     reading = FP16_BYTES * matrix_params(model) / machine.memory_bytes_per_s
-    return (
-        max(
-            reading,
-            launched_s(model, machine, True) if machine.is_asynchronous else 0.0,
-        )
-        / per_row
-    )
+    return max(reading, launched_s(model, machine, True) if machine.is_asynchronous else 0.0) / per_row

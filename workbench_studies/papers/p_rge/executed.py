@@ -18,13 +18,7 @@ from workbench.trainings.queries import Method, Trial
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.p_rge.outcomes import Runner, TrialOutcome
 from workbench_studies.papers.p_rge.testbed import PAPER, TINY
-from workbench_studies.papers.result import (
-    Result,
-    Settings,
-    paper_folder,
-    printed,
-    spread,
-)
+from workbench_studies.papers.result import Result, Settings, paper_folder, printed, spread
 
 MODEL, QUICK_MODEL = "SmolLM2-135M", "tiny-llama-2"
 TASK = "sentiment"
@@ -37,13 +31,7 @@ NEARLY = 1.0
 """In points; a score on 500 sentences is uncertain by two points, and a smaller rate is safer."""
 LOSS: Literal["vocabulary", "label_words"] = "label_words"
 """MeZO's own loss: a few hundred steps are enough for it."""
-_QUICK: dict[str, Any] = {
-    "model": QUICK_MODEL,
-    "steps": 4,
-    "score_every": 2,
-    "samples": (16, 8, 8),
-    "max_length": 64,
-}
+_QUICK: dict[str, Any] = {"model": QUICK_MODEL, "steps": 4, "score_every": 2, "samples": (16, 8, 8), "max_length": 64}
 ZERO_SHOT, CALIBRATED = "zero-shot", "calibrated"
 MEZO, Q4, Q16 = "MeZO (LoRA-FA)", "P-RGE (q=4)", "P-RGE (q=16)"
 FEWER_STEPS = "MeZO (q=4, E=16, a quarter of the steps)"
@@ -62,12 +50,7 @@ def rows_of(table: str, settings: Settings) -> dict[str, Trial]:
 
 def trial(settings: Settings, method: Method, technique: str = "lora_fa", **changes: Any) -> Trial:
     """Return a trial of the comparison, or its quick version."""
-    given: dict[str, Any] = {
-        "model": MODEL,
-        "task": TASK,
-        "score_every": SCORE_EVERY,
-        "loss": LOSS,
-    }
+    given: dict[str, Any] = {"model": MODEL, "task": TASK, "score_every": SCORE_EVERY, "loss": LOSS}
     given |= {"epsilon": 1e-3 if technique == "full" else 1e-2} | changes  # Table 9's
     if settings.quick:
         given |= _QUICK | ({"rank": 8} if "rank" in changes else {})
@@ -130,15 +113,7 @@ def table2(item: Item, settings: Settings) -> Result:
     outcomes = run_searched(settings, wanted)
     single, four = mean_score(outcomes[MEZO]), mean_score(outcomes[Q4])
     held = {"queries": four >= single - 1.0}
-    return _result(
-        item,
-        outcomes,
-        held,
-        model=wanted[Q4].model,
-        steps=wanted[Q4].steps,
-        four=four,
-        single=single,
-    )
+    return _result(item, outcomes, held, model=wanted[Q4].model, steps=wanted[Q4].steps, four=four, single=single)
 
 
 def table2_long(item: Item, settings: Settings) -> Result:
@@ -159,22 +134,12 @@ def table2_long(item: Item, settings: Settings) -> Result:
 
 def table2_references(item: Item, settings: Settings) -> Result:
     """Execute first-order references, MeZO over all parameters, fewer steps, and the loss over the vocabulary."""
-    outcomes = run_searched(
-        settings,
-        rows_of(item.name, settings),
-        [name for _, name in item.notes],
-        {FEWER_STEPS: Q4},
-    )
+    outcomes = run_searched(settings, rows_of(item.name, settings), [name for _, name in item.notes], {FEWER_STEPS: Q4})
     batch, steps = mean_score(outcomes[Q4]), mean_score(outcomes[FEWER_STEPS])
     return _result(item, outcomes, {"batch": batch > steps}, batch=batch, steps=steps)
 
 
-def _result(
-    item: Item,
-    outcomes: dict[str, list[TrialOutcome]],
-    holds: dict[str, bool],
-    **said: Any,
-) -> Result:
+def _result(item: Item, outcomes: dict[str, list[TrialOutcome]], holds: dict[str, bool], **said: Any) -> Result:
     """Return each row's mean test score with the paper's (Tables 2 and 10), its training settings, and its validation
     scores by steps.
     """
@@ -190,15 +155,7 @@ def _result(
     for name, each in outcomes.items():
         one, values = each[0].trial, [outcome.test_score for outcome in each]
         how = (one.queries, one.batch_size, one.steps, one.learning_rate) if one.steps else (None, None, 0, None)
-        seeds.append(
-            (
-                name,
-                *how,
-                fmean(values),
-                spread(values),
-                ", ".join(f"{value:.1f}" for value in values),
-            )
-        )
+        seeds.append((name, *how, fmean(values), spread(values), ", ".join(f"{value:.1f}" for value in values)))
         if one.steps:
             curves[name] = {
                 step: fmean(outcome.curve[at][1] for outcome in each) for at, (step, _) in enumerate(each[0].curve)
@@ -234,15 +191,7 @@ def table7(item: Item, settings: Settings) -> Result:
     rows = []
     for name, each in outcomes.items():
         deviation = spread([one.test_score for one in each])
-        rows.append(
-            (
-                name,
-                each[0].trained_values,
-                each[0].trial.learning_rate,
-                means[name],
-                deviation,
-            )
-        )
+        rows.append((name, each[0].trained_values, each[0].trial.learning_rate, means[name], deviation))
     return item.result(
         [item.cell((name,), paper[(name,)], mean, "%") for name, mean in means.items()],
         tables={"trained": rows},

@@ -9,26 +9,12 @@ from functools import partial
 from itertools import pairwise, product
 from typing import Any
 
-from workbench.methods.p_rge.analytic import (
-    FP16_BYTES,
-    SWEEPS,
-    Execution,
-    pass_s,
-    step_s,
-)
+from workbench.methods.p_rge.analytic import FP16_BYTES, SWEEPS, Execution, pass_s, step_s
 from workbench.methods.p_rge.published import Constants, Precision, load_constants
 from workbench.profiler.descriptions import describe
 from workbench_studies.papers.items import Item, Rows
 from workbench_studies.papers.p_rge.counted import first_order_step_s, free_rows
-from workbench_studies.papers.p_rge.testbed import (
-    GIB,
-    LLAMA,
-    MODELS,
-    PAPER,
-    TINY,
-    deviations,
-    spread,
-)
+from workbench_studies.papers.p_rge.testbed import GIB, LLAMA, MODELS, PAPER, TINY, deviations, spread
 from workbench_studies.papers.result import Number, Result, Settings, printed
 
 MEZO, PRGE, SPEEDUP = "MeZO (LoRA-FA)", "P-RGE", "speedup"
@@ -38,23 +24,14 @@ PRECISIONS: tuple[Precision, ...] = ("float16", "int8", "nf4")
 LENGTHS, BATCHES = (64, 128, 256), (1, 8, 16)
 
 
-def relative_times(
-    constants: Constants,
-) -> dict[tuple[str, str, str, Execution], float]:
+def relative_times(constants: Constants) -> dict[tuple[str, str, str, Execution], float]:
     """Return the time of whole trainings relative to one query, for Table 1's rows and P-RGE's; q = 16, B = 16, 64
     tokens, Llama2-7B.
     """
 
     def seconds(queries: int, batch_size: int, execution: Execution) -> float:
         model, machine = describe(LLAMA), constants.a100()
-        return step_s(
-            model,
-            machine,
-            batch_size=batch_size,
-            sequence_length=64,
-            queries=queries,
-            execution=execution,
-        )
+        return step_s(model, machine, batch_size=batch_size, sequence_length=64, queries=queries, execution=execution)
 
     batch = constants.batch_size
     one = seconds(1, batch, "sequential")
@@ -82,10 +59,7 @@ def table1(item: Item, settings: Settings) -> Result:
     return item.result(
         comparisons,
         tables={"times": [(*labels, value) for labels, value in times.items()]},
-        holds={
-            "verdicts": all(one.agrees is not False for one in comparisons),
-            "parallel": parallel <= NO_LONGER,
-        },
+        holds={"verdicts": all(one.agrees is not False for one in comparisons), "parallel": parallel <= NO_LONGER},
         rows=", ".join(
             f"{' '.join(labels[:3])} {value:.2f}" for labels, value in times.items() if labels[3] == "sequential"
         ),
@@ -120,28 +94,18 @@ def table4(item: Item, settings: Settings) -> Result:
 
     machine, rows = constants.jetson(), []
     for model in map(describe, MODELS):
-        given: dict[str, Any] = {
-            "batch_size": 1,
-            "sequence_length": 64,
-            "execution": "both",
-            "weight_bytes": 0.53,
-        }
+        given: dict[str, Any] = {"batch_size": 1, "sequence_length": 64, "execution": "both", "weight_bytes": 0.53}
         empty = step_s(model, replace(machine, flops_per_s=1e18), **given)
         arithmetic = step_s(model, replace(machine, layer_s=0.0, dequantized_per_s=0.0), **given)
         prepared = machine.layer_s * model.stack_layers
         equal = free_rows(
-            model,
-            replace(machine, layer_s=empty / model.stack_layers, is_asynchronous=True),
-            sequence_length=64,
+            model, replace(machine, layer_s=empty / model.stack_layers, is_asynchronous=True), sequence_length=64
         )
         rows.append((model.name, prepared, empty - prepared, arithmetic, equal * 64))
     gains = [[jetson_s(constants, model, SPEEDUP, "64", batch) for batch in ("1", "2", "4", "8")] for model in MODELS]
     return item.result(
         comparisons,
-        tables={
-            "where": rows,
-            "sensitivity": deviations(item, constants, jetson_s, half),
-        },
+        tables={"where": rows, "sensitivity": deviations(item, constants, jetson_s, half)},
         holds={
             "cells": found["largest"] <= 25 and found["median"] <= 8,
             "falling": all(small > large for each in gains for small, large in pairwise(each)),
@@ -164,11 +128,7 @@ def phone(constants: Constants, quantity: str, length: str, batch: str) -> float
 
 def table5(item: Item, settings: Settings) -> Result:
     """Simulate the phone's NPU, and compare the paper's phone with its Jetson."""
-    constants, paper, board = (
-        load_constants(),
-        printed(PAPER, "table5"),
-        printed(PAPER, "table4"),
-    )
+    constants, paper, board = load_constants(), printed(PAPER, "table5"), printed(PAPER, "table4")
     comparisons = item.compare(partial(phone, constants))
     rows = []
     for length, both in product(("64", "128"), (2, 4, 8, 16)):
@@ -178,10 +138,7 @@ def table5(item: Item, settings: Settings) -> Result:
     found = spread(comparisons)
     trivial = deviations(item, constants, phone, lambda quantity, *_: paper[quantity, "64", "2"])
     return item.result(
-        comparisons,
-        tables={"jetson": rows, "sensitivity": trivial},
-        holds={"cells": found["largest"] <= 25},
-        **found,
+        comparisons, tables={"jetson": rows, "sensitivity": trivial}, holds={"cells": found["largest"] <= 25}, **found
     )
 
 
@@ -196,21 +153,14 @@ def full_s(constants: Constants, method: str, length: str, batch: str) -> float:
 
 def table6(item: Item, settings: Settings) -> Result:
     """Simulate MeZO's four sweeps over all parameters against first-order SGD."""
-    constants, paper, there = (
-        load_constants(),
-        printed(PAPER, "table6"),
-        printed(PAPER, "table13"),
-    )
+    constants, paper, there = load_constants(), printed(PAPER, "table6"), printed(PAPER, "table13")
     comparisons = item.compare(partial(full_s, constants))
     found = spread(comparisons)
     smallest, most = (
         full_s(constants, "MeZO-SGD", *at) / full_s(constants, "FO-SGD", *at) for at in (("64", "1"), ("256", "8"))
     )
     rises = [
-        (
-            where,
-            1e3 * ((cells[method, "256", "8"] - cells[method, "128", "8"]) / (8 * 128)),
-        )
+        (where, 1e3 * ((cells[method, "256", "8"] - cells[method, "128", "8"]) / (8 * 128)))
         for where, cells, method in (
             ("Table 6, MeZO-SGD, 8 samples", paper, "MeZO-SGD"),
             ("Table 13, MeZO (LoRA-FA), 8 samples", there, MEZO),
@@ -234,11 +184,7 @@ def server_s(constants: Constants, method: str, length: str, batch: str) -> floa
     """Return the seconds of a step of Llama2-7B on the A100, the signs one after the other or in one pass."""
     execution: Execution = "sequential" if method == MEZO else "inner"
     return step_s(
-        describe(LLAMA),
-        constants.a100(),
-        batch_size=int(batch),
-        sequence_length=int(length),
-        execution=execution,
+        describe(LLAMA), constants.a100(), batch_size=int(batch), sequence_length=int(length), execution=execution
     )
 
 
@@ -246,10 +192,7 @@ def table13(item: Item, settings: Settings) -> Result:
     """Simulate both signs separately and in one pass on the A100."""
     constants, paper = load_constants(), printed(PAPER, "table13")
     comparisons = item.compare(partial(server_s, constants))
-    found, ours = (
-        spread(comparisons),
-        {labels: server_s(constants, *labels) for labels in paper},
-    )
+    found, ours = spread(comparisons), {labels: server_s(constants, *labels) for labels in paper}
     mine, theirs = (
         {
             labels[1:]: value / cells["P-RGE (inner)", *labels[1:]]
@@ -260,10 +203,7 @@ def table13(item: Item, settings: Settings) -> Result:
     )
     few, many = ("64", "1"), ("256", "16")
     trivial = deviations(
-        item,
-        constants,
-        server_s,
-        lambda _, length, batch: paper[MEZO, "256", "16"] * int(length) * int(batch) / 4096,
+        item, constants, server_s, lambda _, length, batch: paper[MEZO, "256", "16"] * int(length) * int(batch) / 4096
     )
     return item.result(
         comparisons,
@@ -280,24 +220,10 @@ def table13(item: Item, settings: Settings) -> Result:
     )
 
 
-def speedup(
-    constants: Constants,
-    model: str,
-    precision: Precision,
-    sequence_length: int,
-    batch_size: int,
-) -> float:
+def speedup(constants: Constants, model: str, precision: Precision, sequence_length: int, batch_size: int) -> float:
     """Return a sequential step's time over a step with both signs in one pass."""
-    weight_bytes, described, machine = (
-        constants.weight_bytes(precision),
-        describe(model),
-        constants.a100(precision),
-    )
-    given: dict[str, Any] = {
-        "batch_size": batch_size,
-        "sequence_length": sequence_length,
-        "weight_bytes": weight_bytes,
-    }
+    weight_bytes, described, machine = constants.weight_bytes(precision), describe(model), constants.a100(precision)
+    given: dict[str, Any] = {"batch_size": batch_size, "sequence_length": sequence_length, "weight_bytes": weight_bytes}
     apart = step_s(described, machine, **given, execution="sequential")
     return apart / step_s(described, machine, **given, execution="inner")
 
@@ -315,17 +241,11 @@ def fig6(item: Item, settings: Settings) -> Result:
         claimed = model == LLAMA and (length, batch) == (64, 1) and precision in names
         paper = claims[(f"speedup of inner-loop parallelization, {names[precision]}",)] if claimed else None
         comparisons.append(item.cell((model, precision, str(length), str(batch)), paper, ours))
-    most, least = (
-        sum(nf4 >= max(plain, int8) for plain, int8, nf4 in found.values()),
-        min(map(min, found.values())),
-    )
+    most, least = sum(nf4 >= max(plain, int8) for plain, int8, nf4 in found.values()), min(map(min, found.values()))
     return item.result(
         comparisons,
         tables={"rates": _rates(constants)},
-        holds={
-            "nf4": most == len(found) and best["float16"] < best["int8"] < best["nf4"],
-            "gains": least >= 1.0,
-        },
+        holds={"nf4": most == len(found) and best["float16"] < best["int8"] < best["nf4"], "gains": least >= 1.0},
         most=most,
         cells=len(found),
         best=", ".join(f"{name} {value:.2f}" for name, value in best.items()),

@@ -19,28 +19,10 @@ from workbench.methods.p_rge.analytic import FP16_BYTES, SWEEPS, Execution, step
 from workbench.methods.p_rge.published import Constants, load_constants
 from workbench.profiler.descriptions import describe
 from workbench.tasks import load_task
-from workbench.tasks.prompts import (
-    PAPER_SAMPLES,
-    PROMPTS,
-    PaddingRow,
-    padding_statistics,
-)
+from workbench.tasks.prompts import PAPER_SAMPLES, PROMPTS, PaddingRow, padding_statistics
 from workbench_studies.papers.items import Item, Rows, median_deviation, swapped, worst
-from workbench_studies.papers.p_rge.counted import (
-    FirstOrder,
-    first_order_memory,
-    forward_memory,
-)
-from workbench_studies.papers.p_rge.testbed import (
-    GIB,
-    LLAMA,
-    MODELS,
-    PAPER,
-    TINY,
-    deviations,
-    memory_rule,
-    spread,
-)
+from workbench_studies.papers.p_rge.counted import FirstOrder, first_order_memory, forward_memory
+from workbench_studies.papers.p_rge.testbed import GIB, LLAMA, MODELS, PAPER, TINY, deviations, memory_rule, spread
 from workbench_studies.papers.result import Number, Result, Settings, printed
 
 MODEL_OF = {"table15": TINY, "table16": LLAMA}
@@ -104,24 +86,14 @@ def padded_lengths(constants: Constants, table: str) -> dict[tuple[str, int], fl
             at = partial(minutes, constants, MODEL_OF[table], method)
             target = max(value, at(1.0) * (1 + 1e-9))
             found[task, METHODS[method][0]] = float(
-                brentq(
-                    lambda tokens, at=at, target=target: at(tokens) - target,
-                    1.0,
-                    4096.0,
-                    xtol=1e-6,
-                )
+                brentq(lambda tokens, at=at, target=target: at(tokens) - target, 1.0, 4096.0, xtol=1e-6)
             )
     return found
 
 
 def run_minutes(table: str, constants: Constants, method: str, task: str) -> float:
     """Return the minutes of a run of a table."""
-    return minutes(
-        constants,
-        MODEL_OF[table],
-        method,
-        padded_lengths(constants, table)[task, METHODS[method][0]],
-    )
+    return minutes(constants, MODEL_OF[table], method, padded_lengths(constants, table)[task, METHODS[method][0]])
 
 
 def speedups(cells: Mapping[tuple[str, ...], Any], over: str) -> dict[str, float]:
@@ -140,21 +112,12 @@ def table15(item: Item, settings: Settings) -> Result:
     )
     tasks = list(dict.fromkeys(task for _, task in paper))
     padding = [
-        (
-            task,
-            *(lengths[task, queries] for queries in (1, 4, 16)),
-            100 * (1 - lengths[task, 16] / lengths[task, 1]),
-        )
+        (task, *(lengths[task, queries] for queries in (1, 4, 16)), 100 * (1 - lengths[task, 16] / lengths[task, 1]))
         for task in tasks
     ]
     sweeps = SWEEPS * describe(MODEL_OF[item.name]).params * constants.sweep_s_per_param
     pairs = [(task, paper[STANDARD, task], paper[FULL, task]) for task in tasks]
-    trivial = deviations(
-        item,
-        constants,
-        partial(run_minutes, item.name),
-        lambda _, task: paper[STANDARD, task],
-    )
+    trivial = deviations(item, constants, partial(run_minutes, item.name), lambda _, task: paper[STANDARD, task])
     return item.result(
         comparisons,
         tables={
@@ -165,10 +128,7 @@ def table15(item: Item, settings: Settings) -> Result:
             ],
             "sensitivity": trivial,
         },
-        holds={
-            "median": found["median"] <= 10,
-            "speedup": abs(own / theirs - 1) <= 0.2,
-        },
+        holds={"median": found["median"] <= 10, "speedup": abs(own / theirs - 1) <= 0.2},
         number=item.name.removeprefix("table"),
         model=MODEL_OF[item.name],
         own=own,
@@ -274,13 +234,7 @@ def footprint(constants: Constants, model: str, method: str, sequence_length: in
     signs = 2 if method == "P-RGE" else 1
     # The two signs of one query need no more than MeZO's B and noise: Tables 17 and 18 show no step between 'standard'
     # and 'inner' either.
-    return forward_memory(
-        described,
-        rule,
-        rows=signs * batch_size,
-        sequence_length=sequence_length,
-        copies=1,
-    )
+    return forward_memory(described, rule, rows=signs * batch_size, sequence_length=sequence_length, copies=1)
 
 
 def step_gb(constants: Constants, model: str, method: str, length: str, batch: str) -> float:
@@ -292,10 +246,7 @@ def table3(item: Item, settings: Settings) -> Result:
     """Count the memory of first-order, MeZO and P-RGE steps."""
     constants = load_constants()
     comparisons = item.compare(partial(step_gb, constants))
-    (largest, where), (forward, forward_where) = (
-        worst(comparisons),
-        worst(comparisons, ("computed",)),
-    )
+    (largest, where), (forward, forward_where) = worst(comparisons), worst(comparisons, ("computed",))
 
     def weights_alone(model: str, method: str, *_: str) -> Number:
         return (10 if method == "FO (full)" else 4 if "FO" in method else 2) * describe(model).params / GIB
@@ -313,20 +264,11 @@ def table3(item: Item, settings: Settings) -> Result:
             forward_memory(describe(model), memory_rule(constants), **given, targets=targets) for targets in (None, 1)
         )
         rows.append(
-            (
-                model,
-                length,
-                *(each["largest output"] / GIB for each in (whole, gathered)),
-                sum(gathered.values()) / GIB,
-            )
+            (model, length, *(each["largest output"] / GIB for each in (whole, gathered)), sum(gathered.values()) / GIB)
         )
     return item.result(
         comparisons,
-        tables={
-            "parts": parts,
-            "gathered": rows,
-            "sensitivity": deviations(item, constants, step_gb, weights_alone),
-        },
+        tables={"parts": parts, "gathered": rows, "sensitivity": deviations(item, constants, step_gb, weights_alone)},
         holds={"cells": largest <= 10, "forward": forward <= 3},
         largest=largest,
         where=where,
@@ -340,20 +282,11 @@ def outer(constants: Constants, quantity: str, length: str, queries: str, batch:
     count, rows, tokens = int(queries), int(batch), int(length)
     if quantity == "memory":
         parts = forward_memory(
-            describe(LLAMA),
-            memory_rule(constants),
-            rows=count * rows,
-            sequence_length=tokens,
-            copies=count,
+            describe(LLAMA), memory_rule(constants), rows=count * rows, sequence_length=tokens, copies=count
         )
         return sum(parts.values()) / GIB
     return step_s(
-        describe(LLAMA),
-        constants.a100(),
-        batch_size=rows,
-        sequence_length=tokens,
-        queries=count,
-        execution="outer",
+        describe(LLAMA), constants.a100(), batch_size=rows, sequence_length=tokens, queries=count, execution="outer"
     )
 
 
@@ -382,20 +315,11 @@ def table12(item: Item, settings: Settings) -> Result:
         for (quantity, length, queries, batch), value in paper.items()
         if quantity == "memory"
     ]
-    trivial = deviations(
-        item,
-        constants,
-        outer,
-        lambda quantity, length, *_: paper[quantity, length, "1", "16"],
-    )
+    trivial = deviations(item, constants, outer, lambda quantity, length, *_: paper[quantity, length, "1", "16"])
     return item.result(
         comparisons,
         tables={"equivalent": worth, "sensitivity": trivial},
-        holds={
-            "runtime": largest <= 15,
-            "memory": heaviest <= 10,
-            "queries": differs < 0.02,
-        },
+        holds={"runtime": largest <= 15, "memory": heaviest <= 10, "queries": differs < 0.02},
         largest=largest,
         where=where,
         heaviest=heaviest,
@@ -419,11 +343,7 @@ def peak_bytes(constants: Constants, model: str, method: str, tokens: float) -> 
     described = describe(model)
     if method == FULL:
         plain = forward_memory(
-            described,
-            memory_rule(constants),
-            rows=constants.batch_size,
-            sequence_length=tokens,
-            adapted=False,
+            described, memory_rule(constants), rows=constants.batch_size, sequence_length=tokens, adapted=False
         )
         return (
             sum(plain.values()) + FP16_BYTES * described.vocab * described.hidden
@@ -433,13 +353,7 @@ def peak_bytes(constants: Constants, model: str, method: str, tokens: float) -> 
     copies = queries if signs == 1 else 2 * queries - 1  # for one query, both signs are as large as MeZO's B and noise
     rows = signs * constants.batch_size
     return sum(
-        forward_memory(
-            described,
-            memory_rule(constants),
-            rows=rows,
-            sequence_length=tokens,
-            copies=copies,
-        ).values()
+        forward_memory(described, memory_rule(constants), rows=rows, sequence_length=tokens, copies=copies).values()
     )
 
 
@@ -459,27 +373,14 @@ def table17(item: Item, settings: Settings) -> Result:
         count += len(swapped(((name, theirs, 0.0) for name, theirs, _ in cells), 0.02))
     tiny, llama = (longest_tokens(constants, table) for table in MODEL_IN)
     tokens = [
-        (
-            task,
-            tiny.get(task),
-            llama.get(task),
-            llama[task] / tiny[task] if task in tiny and task in llama else None,
-        )
+        (task, tiny.get(task), llama.get(task), llama[task] / tiny[task] if task in tiny and task in llama else None)
         for task in dict.fromkeys([*tiny, *llama])
     ]
-    trivial = deviations(
-        item,
-        constants,
-        partial(run_gb, item.name),
-        lambda _, task: paper[STANDARD, task],
-    )
+    trivial = deviations(item, constants, partial(run_gb, item.name), lambda _, task: paper[STANDARD, task])
     return item.result(
         comparisons,
         tables={"tokens": tokens, "sensitivity": trivial},
-        holds={
-            "cells": found["largest"] <= 10,
-            "order": count - len(wrong) >= 0.95 * count,
-        },
+        holds={"cells": found["largest"] <= 10, "order": count - len(wrong) >= 0.95 * count},
         number=item.name.removeprefix("table"),
         model=MODEL_IN[item.name],
         ordered=count - len(wrong),

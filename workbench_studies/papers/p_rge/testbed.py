@@ -37,12 +37,7 @@ def spread(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     return {"largest": largest, "where": where, "median": median_deviation(comparisons)}
 
 
-def deviations(
-    item: Item,
-    constants: Constants,
-    ours: Callable[..., Number],
-    trivial: Callable[..., Number],
-) -> Rows:
+def deviations(item: Item, constants: Constants, ours: Callable[..., Number], trivial: Callable[..., Number]) -> Rows:
     """Return the sensitivity of the median and the largest deviation.  ours: (constants, *labels).  trivial: a rule,
     (*labels).
     """
@@ -51,7 +46,5 @@ def deviations(
         return median_deviation(comparisons), *worst(comparisons)
 
     return item.sensitivity(
-        constants,
-        lambda changed: score(item.compare(partial(ours, changed))),
-        score(item.compare(trivial)),
+        constants, lambda changed: score(item.compare(partial(ours, changed))), score(item.compare(trivial))
     )

@@ -60,14 +60,7 @@ def durations(constants: Constants) -> Cells:
             elif technique == "parallel_adapters":
                 assert made.plan is not None
                 cluster = testbed.nanos(constants, DEVICES)
-                spent = testbed.phases(
-                    constants,
-                    model,
-                    cluster,
-                    made.plan,
-                    made.seconds_per_sample,
-                    samples,
-                )
+                spent = testbed.phases(constants, model, cluster, made.plan, made.seconds_per_sample, samples)
                 found[technique, paradigm, model, task] = testbed.hours(spent, epochs)
             else:
                 found[technique, paradigm, model, task] = epochs * samples * made.seconds_per_sample / 3600
@@ -94,11 +87,7 @@ def columns_in_order(ours: Cells, paper: Cells, tie: float) -> tuple[int, int, l
     for model, task in product(MODELS, ("MRPC", "STS-B", "SST-2", "QNLI")):
         column = [(" ".join(row), *(cells[*row, model, task] for cells in (paper, ours))) for row in ROWS]
         wrong.append([f"{model} {task}: {pair}" for pair in swapped(column, tie)])
-    return (
-        sum(not pairs for pairs in wrong),
-        len(wrong),
-        [pair for pairs in wrong for pair in pairs],
-    )
+    return sum(not pairs for pairs in wrong), len(wrong), [pair for pairs in wrong for pair in pairs]
 
 
 def table5(item: Item, settings: Settings) -> Result:
@@ -108,11 +97,7 @@ def table5(item: Item, settings: Settings) -> Result:
 
     def score(cells: Cells) -> tuple[Number, ...]:
         deviations = [median_deviation(cells, paper, models) for models in (MODELS[:1], PREDICTED_MODELS)]
-        return (
-            verdicts(cells, paper),
-            *deviations,
-            columns_in_order(cells, paper, TIE)[0],
-        )
+        return verdicts(cells, paper), *deviations, columns_in_order(cells, paper, TIE)[0]
 
     base = describe(MODELS[0]).params
     scaled: dict[tuple[str, ...], Number] = {}
@@ -121,10 +106,7 @@ def table5(item: Item, settings: Settings) -> Result:
         scaled[technique, paradigm, model, task] = (
             value * describe(model).params / base if isinstance(value, float) else value
         )
-    median, agreeing = (
-        median_deviation(ours, paper, PREDICTED_MODELS),
-        verdicts(ours, paper),
-    )
+    median, agreeing = median_deviation(ours, paper, PREDICTED_MODELS), verdicts(ours, paper)
     good, count, wrong = columns_in_order(ours, paper, TIE)
     strict, _, close = columns_in_order(ours, paper, 0.0)
     return item.result(
@@ -137,11 +119,7 @@ def table5(item: Item, settings: Settings) -> Result:
             **contradictions(constants, paper),
         },
         columns={"epochs": (*(name for name, _, _ in constants.datasets), "spread %")},
-        holds={
-            "median": median <= 35,
-            "verdicts": agreeing >= 25,
-            "order": good == count,
-        },
+        holds={"median": median <= 35, "verdicts": agreeing >= 25, "order": good == count},
         median=median,
         base=median_deviation(ours, paper, MODELS[:1]),
         agreeing=agreeing,
@@ -167,20 +145,11 @@ def _speedups(ours: Cells, paper: Cells) -> Rows:
         return [value / own for value, own in pairs if isinstance(value, float) and isinstance(own, float)]
 
     return [
-        (
-            claim,
-            claims[claim, ""],
-            *(pick(ratios(cells, rows, tasks)) for cells in (paper, ours)),
-        )
+        (claim, claims[claim, ""], *(pick(ratios(cells, rows, tasks)) for cells in (paper, ours)))
         for claim, tasks, rows, pick in (
             ("speedup on SST-2 and QNLI, least", large, list(BASELINES), min),
             ("speedup on SST-2 and QNLI, most", large, list(BASELINES), max),
-            (
-                "speedup over pipeline parallelism on SST-2 and QNLI, most",
-                large,
-                pipelines,
-                max,
-            ),
+            ("speedup over pipeline parallelism on SST-2 and QNLI, most", large, pipelines, max),
             ("speedup on MRPC and STS-B, most", small, list(BASELINES), max),
         )
     ]
@@ -193,15 +162,7 @@ def _plans(constants: Constants) -> Rows:
             rows.append((*labels, OOM, "", "", made.reason))
         else:
             batches = f"{made.plan.num_micro_batches} x {made.plan.micro_batch_size}"
-            rows.append(
-                (
-                    *labels,
-                    made.seconds_per_sample,
-                    made.plan.grouping(),
-                    made.plan.partition(),
-                    batches,
-                )
-            )
+            rows.append((*labels, made.seconds_per_sample, made.plan.grouping(), made.plan.partition(), batches))
     return rows
 
 
@@ -222,13 +183,7 @@ def _readings(constants: Constants, paper: Cells) -> Rows:
 
 def contradictions(constants: Constants, paper: Cells) -> dict[str, Rows]:
     """Return the rows of each contradiction's table."""
-    tables = {
-        "epochs": _epochs,
-        "full": _full,
-        "idle": _idle,
-        "memory": _memory,
-        "minutes": _minutes,
-    }
+    tables = {"epochs": _epochs, "full": _full, "idle": _idle, "memory": _memory, "minutes": _minutes}
     return {name: rows_of(constants, paper) for name, rows_of in tables.items()}
 
 
@@ -251,16 +206,7 @@ def _full(constants: Constants, paper: Cells) -> Rows:
         ratio = sum(flops(constants, model, "full")) / sum(flops(constants, model, "adapters"))
         rows.append((model, full, adapters, full / adapters, ratio))
     first, second = rows
-    return [
-        *rows,
-        (
-            "BART-Large over T5-Base",
-            second[1] / first[1],
-            second[2] / first[2],
-            None,
-            None,
-        ),
-    ]
+    return [*rows, ("BART-Large over T5-Base", second[1] / first[1], second[2] / first[2], None, None)]
 
 
 def _idle(constants: Constants, paper: Cells) -> Rows:
@@ -282,14 +228,7 @@ def _idle(constants: Constants, paper: Cells) -> Rows:
         if isinstance(value, float):
             each = rate(model, technique, value) / DEVICES
             rows.append(
-                (
-                    technique,
-                    model,
-                    each / 1e9,
-                    100 * each / peak,
-                    each / slots / 1e9,
-                    100 * each / slots / peak,
-                )
+                (technique, model, each / 1e9, 100 * each / peak, each / slots / 1e9, 100 * each / slots / peak)
             )
     return rows
 
@@ -314,10 +253,6 @@ def _minutes(constants: Constants, paper: Cells) -> Rows:
     told = printed(PAPER, "claims")["standalone LoRA, one epoch", "T5-Base"]
     return [
         ("Table V, MRPC, three epochs", 60 * hours["MRPC"], seconds["MRPC"]),
-        (
-            "sections I and II-B: 'per training epoch', 'an epoch time'",
-            told,
-            told * 60 / constants.samples("MRPC"),
-        ),
+        ("sections I and II-B: 'per training epoch', 'an epoch time'", told, told * 60 / constants.samples("MRPC")),
         ("Table V, SST-2, one epoch", 60 * hours["SST-2"], seconds["SST-2"]),
     ]

@@ -35,18 +35,8 @@ from workbench_studies.papers.pac_plus.testbed import (
 )
 from workbench_studies.papers.result import OOM, Number, Result, Settings, printed
 
-OURS, HOMOGENEOUS, ASTEROID, HETPIPE = (
-    "pac_plus",
-    "pac_plus_homo",
-    "asteroid",
-    "hetpipe",
-)
-LABELS = {
-    OURS: "PAC+",
-    HOMOGENEOUS: "PAC+ (Homo)",
-    ASTEROID: "Asteroid",
-    HETPIPE: "HetPipe",
-}
+OURS, HOMOGENEOUS, ASTEROID, HETPIPE = "pac_plus", "pac_plus_homo", "asteroid", "hetpipe"
+LABELS = {OURS: "PAC+", HOMOGENEOUS: "PAC+ (Homo)", ASTEROID: "Asteroid", HETPIPE: "HetPipe"}
 TASK = "MRPC"
 EPOCHS = (1, 3)
 WAVES = 8  # of HetPipe: enough to fill its pipelines
@@ -74,11 +64,7 @@ def runs(constants: Constants) -> Mapping[tuple[str, str], Run]:
 
 
 def _run(constants: Constants, model: str, system: str) -> Run:
-    cluster, samples, counts = (
-        testbed.environment_b(constants),
-        constants.samples(TASK),
-        constants.micro_batches,
-    )
+    cluster, samples, counts = testbed.environment_b(constants), constants.samples(TASK), constants.micro_batches
     if system in (OURS, HOMOGENEOUS):
         plans: list[Plan] = []
         # Asteroid may split a mini-batch into more than 4; both get the same freedom.
@@ -87,10 +73,7 @@ def _run(constants: Constants, model: str, system: str) -> Run:
             plans += testbed.pipelines(asked, max_group=None) if system == OURS else [homogeneous(asked)]
         seconds, plan = testbed.fastest(asked, plans)
         spent = testbed.phases(constants, model, cluster, plan, seconds, samples)
-        return Run(
-            hours={epochs: testbed.hours(spent, epochs) for epochs in EPOCHS},
-            plan=_words(plan),
-        )
+        return Run(hours={epochs: testbed.hours(spent, epochs) for epochs in EPOCHS}, plan=_words(plan))
     asked = problem(constants, model, "full", cluster, micro_batches=counts)
     if system == ASTEROID:
         plan = asteroid(asked)
@@ -99,8 +82,7 @@ def _run(constants: Constants, model: str, system: str) -> Run:
         workers = plan_hetpipe(asked)
         costs = virtual_worker_costs(asked.profile, cluster, workers, sequence_length=asked.sequence_length)
         timeline = simulate(
-            Program.on(cluster, insert_transfers(schedule_hetpipe(workers, WAVES)), costs),
-            memory=False,
+            Program.on(cluster, insert_transfers(schedule_hetpipe(workers, WAVES)), costs), memory=False
         )
         seconds = timeline.makespan_s / (WAVES * workers.wave_samples)
         each = (
@@ -108,10 +90,7 @@ def _run(constants: Constants, model: str, system: str) -> Run:
             for plan in workers.pipelines
         )
         words = f"{'; '.join(each)}; {workers.in_flight} in flight"
-    return Run(
-        hours={epochs: epochs * samples * seconds / 3600 for epochs in EPOCHS},
-        plan=words,
-    )
+    return Run(hours={epochs: epochs * samples * seconds / 3600 for epochs in EPOCHS}, plan=words)
 
 
 def _words(plan: Plan) -> str:
@@ -149,15 +128,7 @@ def fig12(item: Item, settings: Settings) -> Result:
     for (model, system), made in found.items():
         own = found[model, OURS]
         ratios = [made.hours[epochs] / own.hours[epochs] if made.hours and own.hours else None for epochs in EPOCHS]
-        rows.append(
-            (
-                model,
-                LABELS[system],
-                *(made.hours.get(epochs, OOM) for epochs in EPOCHS),
-                *ratios,
-                made.plan,
-            )
-        )
+        rows.append((model, LABELS[system], *(made.hours.get(epochs, OOM) for epochs in EPOCHS), *ratios, made.plan))
 
     def score(changed: Constants) -> tuple[Number, ...]:
         values = claims(runs(changed))
@@ -173,9 +144,7 @@ def fig12(item: Item, settings: Settings) -> Result:
         tables={
             "hours": rows,
             "sensitivity": item.sensitivity(
-                constants,
-                score,
-                [0.0 if system == HOMOGENEOUS else trivial[bound] for _, system, bound in paper],
+                constants, score, [0.0 if system == HOMOGENEOUS else trivial[bound] for _, system, bound in paper]
             ),
         },
         holds={

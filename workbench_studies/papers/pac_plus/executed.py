@@ -27,41 +27,17 @@ from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import Batch, TokenizedSplit, collate
 from workbench.trainings import techniques as runs
 from workbench.trainings.inputs import Inputs, backbone, run_all, task_of
-from workbench.trainings.techniques import (
-    Outcome,
-    Training,
-    reached,
-    score_name,
-    taped,
-    taps_of,
-)
+from workbench.trainings.techniques import Outcome, Training, reached, score_name, taped, taps_of
 from workbench_studies.papers.items import Item
-from workbench_studies.papers.pac_plus.differences import (
-    RESAMPLES,
-    Difference,
-    ensemble,
-    paired_bootstrap,
-)
+from workbench_studies.papers.pac_plus.differences import RESAMPLES, Difference, ensemble, paired_bootstrap
 from workbench_studies.papers.pac_plus.testbed import PAPER
-from workbench_studies.papers.result import (
-    Number,
-    Result,
-    Settings,
-    paper_folder,
-    printed,
-    spread,
-)
+from workbench_studies.papers.result import Number, Result, Settings, paper_folder, printed, spread
 
 MODEL, QUICK_MODEL = "all-MiniLM-L6-v2", "tiny-bert"
 _COMPARED = read_toml(paper_folder(PAPER) / "trainings.toml")
 RATES, WAYS, VARIANTS = (_COMPARED[name] for name in ("learning_rates", "ways", "variants"))
 TITLES = {"sentiment": "sentiment", "mrpc": "MRPC", "stsb": "STS-B", "sst2": "SST-2"}
-LABELS = {
-    "full": "Full Model",
-    "adapters": "Adapters",
-    "lora": "LoRA",
-    "parallel_adapters": "Parallel Adapters",
-}
+LABELS = {"full": "Full Model", "adapters": "Adapters", "lora": "LoRA", "parallel_adapters": "Parallel Adapters"}
 SST2_TRAIN = 8000
 """Number of SST-2's 67,349 training phrases to use; all other tasks are used whole."""
 BACKWARD = ("full", "adapters", "lora")
@@ -82,17 +58,8 @@ def tasks_of(settings: Settings) -> tuple[str, ...]:
 
 def training(settings: Settings, task: str, technique: str, seed: int, **changes: Any) -> Training:
     """Return a training of the comparison, or its quick version."""
-    quick = {
-        "model": QUICK_MODEL,
-        "epochs": 1,
-        "max_length": 32,
-        "samples": (48, 24, 24),
-        "batch_size": 16,
-    }
-    full = {
-        "model": MODEL,
-        "samples": (SST2_TRAIN if task == "sst2" else None, None, None),
-    }
+    quick = {"model": QUICK_MODEL, "epochs": 1, "max_length": 32, "samples": (48, 24, 24), "batch_size": 16}
+    full = {"model": MODEL, "samples": (SST2_TRAIN if task == "sst2" else None, None, None)}
     given: dict[str, Any] = {"learning_rate": RATES[technique]} | (quick if settings.quick else full) | changes
     return Training(task=task, technique=technique, seed=seed, **given)
 
@@ -102,24 +69,14 @@ def outcomes_of(settings: Settings, plans: Mapping[Key, Iterable[Training]]) -> 
     folder = None if settings.workdir is None else settings.workdir / "trainings"
     wanted = {key: list(plan) for key, plan in plans.items()}
     # All trainings together, because some share the backbone's taps.
-    done = run_all(
-        [one for plan in wanted.values() for one in plan],
-        folder,
-        settings.data,
-        settings.progress,
-    )
+    done = run_all([one for plan in wanted.values() for one in plan], folder, settings.data, settings.progress)
     return {key: [done[one] for one in plan] for key, plan in wanted.items()}
 
 
 def less(settings: Settings, first: Sequence[Outcome], second: Sequence[Outcome]) -> Difference:
     """Return the first side's score minus the second's, on the same test samples."""
     own, other = ([one.test_outputs for one in side] for side in (first, second))
-    return paired_bootstrap(
-        task_of(first[0].training, settings.data),
-        own,
-        other,
-        50 if settings.quick else RESAMPLES,
-    )
+    return paired_bootstrap(task_of(first[0].training, settings.data), own, other, 50 if settings.quick else RESAMPLES)
 
 
 def tested(outcomes: Sequence[Outcome]) -> tuple[float, float]:
@@ -161,51 +118,21 @@ def table6(item: Item, settings: Settings) -> Result:
                 paper[OURS, title] - sum(paper[one, title] for one in others) / len(others) if printed_here else None
             )
             comparisons.append(
-                item.cell(
-                    (against, title),
-                    theirs,
-                    ours[OURS] - sum(ours[one] for one in others) / len(others),
-                )
+                item.cell((against, title), theirs, ours[OURS] - sum(ours[one] for one in others) / len(others))
             )
         for technique, label in LABELS.items():
             outcomes = found[technique, name]
             validation = statistics.fmean(one.validation_score for one in outcomes)
             parameters = outcomes[0].trainable_parameters
-            scores.append(
-                (
-                    title,
-                    label,
-                    parameters,
-                    *tested(outcomes),
-                    len(outcomes),
-                    score_name(name),
-                    validation,
-                )
-            )
+            scores.append((title, label, parameters, *tested(outcomes), len(outcomes), score_name(name), validation))
         own, lora = found[OURS, name], found["lora", name]
         difference = less(settings, own, lora)
-        significance.append(
-            (
-                title,
-                difference.points,
-                difference.low,
-                difference.high,
-                difference.p_value,
-            )
-        )
-        said: dict[str, Any] = {
-            "task": title,
-            "difference": difference.text,
-            "p": difference.p_value,
-        }
+        significance.append((title, difference.points, difference.low, difference.high, difference.p_value))
+        said: dict[str, Any] = {"task": title, "difference": difference.text, "p": difference.p_value}
         if name == "sentiment":
             checks.append(item.check("target", difference.points >= -TARGET_POINTS, **said))
         checks.append(item.check("parity", not difference.is_significant, **said))
-    return item.result(
-        comparisons,
-        tables={"scores": scores, "significance": significance},
-        checks=checks,
-    )
+    return item.result(comparisons, tables={"scores": scores, "significance": significance}, checks=checks)
 
 
 def parity(item: Item, settings: Settings) -> Result:
@@ -232,34 +159,15 @@ def parity(item: Item, settings: Settings) -> Result:
                 comparisons.append(item.cell((variant, title), None, single.points))
                 said = [(f"{variant} on {title}", single)]
                 if variant == "r = 8":
-                    said.append(
-                        (
-                            f"{variant}, {len(outcomes)} seeds together, against single LoRA on {title}",
-                            joined,
-                        )
-                    )
+                    said.append((f"{variant}, {len(outcomes)} seeds together, against single LoRA on {title}", joined))
                 checks += [
-                    item.check(
-                        "parity",
-                        one.high >= 0,
-                        what=what,
-                        difference=one.text,
-                        p=one.p_value,
-                    )
+                    item.check("parity", one.high >= 0, what=what, difference=one.text, p=one.p_value)
                     for what, one in said
                 ]
             validation = statistics.fmean(one.validation_score for one in outcomes)
             joint = runs.score(task, together, task.test.labels)
             rows.append(
-                (
-                    title,
-                    variant,
-                    outcomes[0].trainable_parameters,
-                    validation,
-                    *tested(outcomes),
-                    joint,
-                    *texts,
-                )
+                (title, variant, outcomes[0].trainable_parameters, validation, *tested(outcomes), joint, *texts)
             )
     return item.result(comparisons, tables={"variants": rows}, checks=checks)
 
@@ -283,33 +191,13 @@ def table7(item: Item, settings: Settings) -> Result:
             comparisons.append(item.cell((f"{precision} less float32", title), theirs, difference.points))
     scores: list[tuple[Number, ...]] = []
     for (precision, task), outcomes in found.items():
-        scores.append(
-            (
-                TITLES[task],
-                precision,
-                *tested(outcomes),
-                len(outcomes),
-                score_name(task),
-            )
-        )
+        scores.append((TITLES[task], precision, *tested(outcomes), len(outcomes), score_name(task)))
     checks = []
     for precision, each in differences.items():
         worst = min(each, key=lambda one: one.points)
-        checks.append(
-            item.check(
-                "loss",
-                worst.points >= -PAPER_LOSS_POINTS,
-                precision=precision,
-                worst=worst.text,
-            )
-        )
+        checks.append(item.check("loss", worst.points >= -PAPER_LOSS_POINTS, precision=precision, worst=worst.text))
     nbytes = [(precision, held_bytes(backbone(model, precision)) / 1e6) for precision in PRECISIONS]
-    return item.result(
-        comparisons,
-        tables={"scores": scores, "bytes": nbytes},
-        checks=checks,
-        model=model,
-    )
+    return item.result(comparisons, tables={"scores": scores, "bytes": nbytes}, checks=checks, model=model)
 
 
 def fig14(item: Item, settings: Settings) -> Result:
@@ -330,14 +218,7 @@ def fig14(item: Item, settings: Settings) -> Result:
     assert gaussian is not None, "a curve reaches its own end"
     rows: list[tuple[Number, ...]] = []
     for how, outcomes in found.items():
-        rows.append(
-            (
-                WAYS[how],
-                outcomes[0].losses[0],
-                outcomes[0].losses[-1],
-                *tested(outcomes),
-            )
-        )
+        rows.append((WAYS[how], outcomes[0].losses[0], outcomes[0].losses[-1], *tested(outcomes)))
     checks = []
     for how in ("distilled", "pruned", "torch_pruned", "fan_in"):
         if how in iterations:
@@ -351,12 +232,7 @@ def fig14(item: Item, settings: Settings) -> Result:
             checks.append(item.check("sooner", own is not None and own < gaussian, **said))
     return item.result(
         [
-            item.cell(
-                (WAYS[how],),
-                paper.get(("BART-Large", how)),
-                own,
-                note="" if own is not None else "not reached",
-            )
+            item.cell((WAYS[how],), paper.get(("BART-Large", how)), own, note="" if own is not None else "not reached")
             for how, own in iterations.items()
         ],
         tables={"scores": rows},
@@ -411,17 +287,11 @@ def fig18_executed(item: Item, settings: Settings) -> Result:
     without, with_cache = (sum(column) for column in zip(*seconds, strict=True))
     ratios = [backbone / own for backbone, own in seconds]
     told = {
-        f"saved over {epochs} epochs ({model})": (
-            value,
-            saving(int(epochs), without, with_cache),
-        )
+        f"saved over {epochs} epochs ({model})": (value, saving(int(epochs), without, with_cache))
         for (quantity, model, epochs), value in printed(PAPER, "fig18").items()
         if epochs.isdigit() and quantity == "latency saved"
     } | {"saved in one cached epoch, at most": (79.51, 100 * (1 - with_cache / without))}
-    named = {
-        "backbone and Parallel Adapters": without,
-        "Parallel Adapters from the cache": with_cache,
-    }
+    named = {"backbone and Parallel Adapters": without, "Parallel Adapters from the cache": with_cache}
     return item.result(
         [item.cell((label,), paper, ours) for label, (paper, ours) in told.items()],
         tables={

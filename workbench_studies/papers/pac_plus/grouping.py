@@ -62,10 +62,7 @@ def _plan(asked: Problem[Profile], paradigm: str) -> Plan | None:
         if paradigm == HYBRID:
             return fastest(asked, candidates(asked, objective="bottleneck"))[1]
         plans = candidates(asked, objective="bottleneck", max_group=1)
-        return next(
-            (plan for plan in plans if len(plan.stages) == asked.cluster.world_size),
-            None,
-        )
+        return next((plan for plan in plans if len(plan.stages) == asked.cluster.world_size), None)
     except PlanError:
         return None
 
@@ -110,9 +107,7 @@ def fig16(item: Item, settings: Settings) -> Result:
     cells, gained = scaling(constants), gains(constants)
     runs_out = {model: all(cells[DATA, model, count] is None for count in COUNTS) for model in MODELS}
 
-    def most_of(
-        found: Mapping[tuple[str, int], float],
-    ) -> tuple[float, float, list[float]]:
+    def most_of(found: Mapping[tuple[str, int], float]) -> tuple[float, float, list[float]]:
         return (
             min(found.values()),
             max(found.values()),
@@ -121,11 +116,7 @@ def fig16(item: Item, settings: Settings) -> Result:
 
     least, most, at_eight = most_of(gained)
     comparisons = [
-        item.cell(
-            (quantity, bound),
-            paper["throughput gained over pipeline_parallel", bound],
-            ours,
-        )
+        item.cell((quantity, bound), paper["throughput gained over pipeline_parallel", bound], ours)
         for quantity, bound, ours in (
             ("throughput gained over a pipeline", "least", least),
             ("throughput gained over a pipeline", "most", most),
@@ -134,11 +125,7 @@ def fig16(item: Item, settings: Settings) -> Result:
         )
     ]
     comparisons += [
-        item.cell(
-            (f"data parallelism, {model}", "any"),
-            OOM,
-            OOM if runs_out[model] else "fits",
-        )
+        item.cell((f"data parallelism, {model}", "any"), OOM, OOM if runs_out[model] else "fits")
         for model in MODELS[1:]
     ]
     rows: list[tuple[Number, ...]] = []
@@ -154,14 +141,8 @@ def fig16(item: Item, settings: Settings) -> Result:
     ideal = {count: 100 * (count - 1) / constants.micro_batches for count in COUNTS}
     return item.result(
         comparisons,
-        tables={
-            "throughput": rows,
-            "sensitivity": item.sensitivity(constants, score, (ideal[2], ideal[8], ideal[8])),
-        },
-        holds={
-            "memory": runs_out == {"T5-Base": False, "BART-Large": True, "T5-Large": True},
-            "faster": least >= 0,
-        },
+        tables={"throughput": rows, "sensitivity": item.sensitivity(constants, score, (ideal[2], ideal[8], ideal[8]))},
+        holds={"memory": runs_out == {"T5-Base": False, "BART-Large": True, "T5-Large": True}, "faster": least >= 0},
         series={
             f"{model}, {name}": tuple(
                 (count, cell[1]) for count in COUNTS if (cell := cells[paradigm, model, count]) is not None
@@ -194,26 +175,17 @@ def trivial_groupings(constants: Constants) -> dict[tuple[str, ...], Number]:
             [count // stages + (index < count % stages) for index in range(stages)] for stages in range(1, count + 1)
         )
         found[model, str(count)] = next(
-            (f"[{'-'.join(map(str, sizes))}]" for sizes in even if _fits(asked, sizes)),
-            OOM,
+            (f"[{'-'.join(map(str, sizes))}]" for sizes in even if _fits(asked, sizes)), OOM
         )
     return found
 
 
 def _fits(asked: Problem[Profile], sizes: list[int]) -> bool:
     """Return whether groups of these sizes have memory for all layers: each stage takes as many as fit."""
-    start, num_layers, budget = (
-        0,
-        asked.profile.num_layers,
-        asked.cluster.devices[0].memory_bytes,
-    )
+    start, num_layers, budget = 0, asked.profile.num_layers, asked.cluster.devices[0].memory_bytes
     for index, size in enumerate(sizes):
         live = in_flight(index, len(sizes), asked.micro_batches)
-        given = {
-            "samples": -(-sum(sizes) // size),
-            "sequence_length": asked.sequence_length,
-            "in_flight": live,
-        }
+        given = {"samples": -(-sum(sizes) // size), "sequence_length": asked.sequence_length, "in_flight": live}
         begun = start
         while start < num_layers and rank_need(asked.profile, 0, begun, start + 1, **given).total_bytes <= budget:
             start += 1
@@ -236,13 +208,7 @@ def fig17(item: Item, settings: Settings) -> Result:
     readings: list[tuple[Number, ...]] = []
     for micro_batches in (1, 2, 4, 8):
         made = groupings(constants, micro_batches)
-        readings.append(
-            (
-                micro_batches,
-                score(made, paper),
-                *(made["T5-Large", str(count)] for count in COUNTS),
-            )
-        )
+        readings.append((micro_batches, score(made, paper), *(made["T5-Large", str(count)] for count in COUNTS)))
     total, small, _ = scores(found)
     return item.result(
         [

@@ -21,12 +21,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec, TableCosts, busiest_s, opaque
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
-from workbench.core.profile import (
-    LayerProfile,
-    Profile,
-    layers_seconds,
-    trainable_bytes,
-)
+from workbench.core.profile import LayerProfile, Profile, layers_seconds, trainable_bytes
 from workbench.core.schedule import MERGE, PULL, STEP, Op, Value
 from workbench.core.virtual_workers import VirtualWorkers
 from workbench.planners.balance import Balanced, StageTimes, balance
@@ -63,12 +58,7 @@ def hetpipe(problem: Problem) -> VirtualWorkers:
         for mini_batches in range(1, max(map(len, groups)) + 1):
             pipelines = [_pipeline(problem, times[several], group, mini_batches) for group in groups]
             plans = tuple(
-                Plan(
-                    method="hetpipe",
-                    stages=balanced.stages,
-                    micro_batch_size=size,
-                    num_micro_batches=mini_batches,
-                )
+                Plan(method="hetpipe", stages=balanced.stages, micro_batch_size=size, num_micro_batches=mini_batches)
                 for balanced in pipelines
                 if balanced is not None
             )
@@ -79,24 +69,11 @@ def hetpipe(problem: Problem) -> VirtualWorkers:
             if any(need.total_bytes > cluster.devices[rank].memory_bytes for rank, need in held.items()):
                 break
             parts = wave_seconds(profile, cluster, workers, sequence_length=problem.sequence_length)
-            found.append(
-                (
-                    not several,
-                    sum(parts.values()) / workers.wave_samples,
-                    len(found),
-                    workers,
-                    parts,
-                )
-            )
+            found.append((not several, sum(parts.values()) / workers.wave_samples, len(found), workers, parts))
     if not found:
         # The setting with the least memory: one pipeline of all devices with one mini-batch at a time.
         whole = replace(problem, batch_size=size, micro_batches=1)
-        candidates(
-            whole,
-            order=range(min(cluster.world_size, profile.num_layers)),
-            max_group=1,
-            method="hetpipe",
-        )
+        candidates(whole, order=range(min(cluster.world_size, profile.num_layers)), max_group=1, method="hetpipe")
         raise PlanError(
             "HetPipe was asked for.",
             "The model fits on all devices together, but with no virtual workers.",
@@ -161,15 +138,9 @@ def wave_seconds(
         for stage in plan.stages:
             rank, (start, stop) = stage.ranks[0], (stage.start, stage.stop)
             update_s = layers_seconds(profile.layers[rank][start:stop], STEP, 1, 1)
-            turn_s = max(
-                turn_s,
-                profile.train_s(rank, plan.micro_batch_size, sequence_length, start, stop) + update_s,
-            )
+            turn_s = max(turn_s, profile.train_s(rank, plan.micro_batch_size, sequence_length, start, stop) + update_s)
         pipeline_s = max(pipeline_s, workers.in_flight * turn_s)
-    return {
-        "pipeline": pipeline_s,
-        "synchronization": _synchronization_s(profile, cluster, workers),
-    }
+    return {"pipeline": pipeline_s, "synchronization": _synchronization_s(profile, cluster, workers)}
 
 
 def _synchronization_s(profile: Profile, cluster: Cluster, workers: VirtualWorkers) -> float:
@@ -202,10 +173,7 @@ def allocations(profile: Profile, cluster: Cluster, sequence_length: int) -> lis
     for workers in range(1, count + 1):
         groups: list[list[int]] = [[] for _ in range(workers)]
         for rank in fastest:
-            min(
-                groups,
-                key=lambda group: (sum(speeds[member] for member in group), len(group)),
-            ).append(rank)
+            min(groups, key=lambda group: (sum(speeds[member] for member in group), len(group))).append(rank)
         divisions.append(groups)
     fits = [[sorted(group) for group in groups] for groups in divisions if max(map(len, groups)) <= profile.num_layers]
     return list(dict.fromkeys(tuple(sorted(map(tuple, groups))) for groups in fits))
@@ -266,10 +234,7 @@ def virtual_worker_costs(
         seconds_by_kind=dict.fromkeys((*COMPUTED, STEP, PULL), alone_s)
         | {MERGE: lambda rank, op: layers_seconds(shard(op.stage), STEP, 1, 1)},
         bytes_by_name=dict.fromkeys(("weight", "ctx", "act", "grad"), alone_spec)
-        | dict.fromkeys(
-            ("push", "global"),
-            lambda value: opaque(trainable_bytes(shard(value.stage))),
-        ),
+        | dict.fromkeys(("push", "global"), lambda value: opaque(trainable_bytes(shard(value.stage)))),
         resident_by_rank={rank: alone.resident_bytes(rank) for rank, alone in of_rank.items()},
         cluster=cluster,
     )

@@ -22,14 +22,7 @@ from workbench.profiler.descriptions import FP32_BYTES, ModelDescription
 from workbench.simulator.steps import simulated_cached_step, simulated_step
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.pac_plus import testbed
-from workbench_studies.papers.pac_plus.testbed import (
-    BASELINES,
-    GIB,
-    MODELS,
-    PAPER,
-    Constants,
-    load_constants,
-)
+from workbench_studies.papers.pac_plus.testbed import BASELINES, GIB, MODELS, PAPER, Constants, load_constants
 from workbench_studies.papers.result import Number, Result, Settings, printed
 
 TECHNIQUES: tuple[Technique, ...] = (*BASELINES, "parallel_adapters")
@@ -38,12 +31,7 @@ TERA = 1e12
 PARTS = ("weights", "activations", "gradients")
 BLOCK = 64  # weights that share a quantization constant of 4 bytes (Eq. 1, block-wise)
 SCALE_BYTES = FP32_BYTES / BLOCK
-PRECISIONS = {
-    "FP32": 4.0,
-    "FP16": 2.0,
-    "INT8": 1.0 + SCALE_BYTES,
-    "INT4": 0.5 + SCALE_BYTES,
-}
+PRECISIONS = {"FP32": 4.0, "FP16": 2.0, "INT8": 1.0 + SCALE_BYTES, "INT4": 0.5 + SCALE_BYTES}
 # hidden, layers on each side, heads, feed-forward: T5-Small, -Base, -Large as published, then wider and deeper ones of
 # the same form.
 SIZES = (
@@ -60,11 +48,7 @@ def _costs(constants: Constants, model: str | ModelDescription, technique: Techn
     described = testbed.description(constants, model) if isinstance(model, str) else model
     batch, length = constants.mini_batch, constants.sequence_length
     return layer_costs(
-        described,
-        technique,
-        batch=batch,
-        sequence_length=length,
-        sizes=testbed.technique_sizes(constants),
+        described, technique, batch=batch, sequence_length=length, sizes=testbed.technique_sizes(constants)
     )
 
 
@@ -87,25 +71,13 @@ def fig3(item: Item, settings: Settings) -> Result:
     comparisons = []
     for technique in BASELINES[1:]:
         forward, backward = counted[LARGE, technique]
-        saved, share = (
-            100 * (1 - (forward + backward) / full),
-            100 * forward / (forward + backward),
-        )
+        saved, share = 100 * (1 - (forward + backward) / full), 100 * forward / (forward + backward)
         reduction = paper["reduction of FLOPs by adapters and lora", LARGE]
         comparisons.append(
-            item.cell(
-                (LARGE, f"reduction of FLOPs by {technique}"),
-                reduction,
-                saved,
-                note='"around 30%"',
-            )
+            item.cell((LARGE, f"reduction of FLOPs by {technique}"), reduction, saved, note='"around 30%"')
         )
         comparisons.append(
-            item.cell(
-                (LARGE, f"forward share of {technique}"),
-                paper[f"forward share of {technique}", LARGE],
-                share,
-            )
+            item.cell((LARGE, f"forward share of {technique}"), paper[f"forward share of {technique}", LARGE], share)
         )
     rows: list[tuple[Number, ...]] = []
     for model in MODELS:
@@ -114,16 +86,7 @@ def fig3(item: Item, settings: Settings) -> Result:
         for technique in TECHNIQUES:
             forward, backward = counted[model, technique]
             total = forward + backward
-            rows.append(
-                (
-                    model,
-                    technique,
-                    forward / TERA,
-                    backward / TERA,
-                    total / TERA,
-                    100 * (1 - total / whole),
-                )
-            )
+            rows.append((model, technique, forward / TERA, backward / TERA, total / TERA, 100 * (1 - total / whole)))
     around = [one for one in comparisons if one.paper == 30.0]
     return item.result(
         comparisons,
@@ -136,20 +99,14 @@ def fig3(item: Item, settings: Settings) -> Result:
 
 
 def footprint(
-    constants: Constants,
-    model: str | ModelDescription,
-    technique: Technique,
-    backbone_bytes: float = FP32_BYTES,
+    constants: Constants, model: str | ModelDescription, technique: Technique, backbone_bytes: float = FP32_BYTES
 ) -> dict[str, float]:
     """Return bytes by part, for a mini-batch and a whole model on one device; 'parameters' is a number, not bytes.
 
     backbone_bytes: of each frozen weight.
     """
     costs = _costs(constants, model, technique)
-    trainable, frozen = (
-        sum(cost.trainable_params for cost in costs),
-        sum(cost.frozen_params for cost in costs),
-    )
+    trainable, frozen = sum(cost.trainable_params for cost in costs), sum(cost.frozen_params for cost in costs)
     kept = sum(
         (cost.context_bytes_per_token + cost.tap_bytes_per_token) * constants.sequence_length
         + cost.context_bytes_per_sample
@@ -189,10 +146,7 @@ def table1(item: Item, settings: Settings) -> Result:
     for target in (1, 2, 8, 16, 32, 128):
         changed = replace(constants, target_tokens=target)
         targets.append(
-            (
-                target,
-                *(footprint(changed, LARGE, technique)["activations"] / GIB for technique in TECHNIQUES),
-            )
+            (target, *(footprint(changed, LARGE, technique)["activations"] / GIB for technique in TECHNIQUES))
         )
     optimizers = [
         (
@@ -234,21 +188,13 @@ def fig15(item: Item, settings: Settings) -> Result:
     base = testbed.description(constants, LARGE)
     models = [
         replace(
-            base,
-            name=f"T5 {hidden}x{layers}",
-            hidden=hidden,
-            num_layers=layers,
-            heads=heads,
-            feed_forward=feed_forward,
+            base, name=f"T5 {hidden}x{layers}", hidden=hidden, num_layers=layers, heads=heads, feed_forward=feed_forward
         )
         for hidden, layers, heads, feed_forward in SIZES
     ]
     found = {model.name: memory(constants, model) for model in models}
     smaller = [
-        (
-            batch,
-            *_most({model.name: memory(replace(constants, mini_batch=batch), model) for model in models}).values(),
-        )
+        (batch, *_most({model.name: memory(replace(constants, mini_batch=batch), model) for model in models}).values())
         for batch in (constants.mini_batch // factor for factor in (1, 2, 4, 16))
     ]
     ours = _most(found)
@@ -337,10 +283,7 @@ def costs(constants: Constants) -> Mapping[tuple[str, str], Cost]:
     for model in MODELS:
         for technique in (*BASELINES, OURS):
             asked = _problem(constants, model, technique)
-            layers, groups = (
-                [asked.profile.num_layers // DEVICES] * DEVICES,
-                [[rank] for rank in range(DEVICES)],
-            )
+            layers, groups = [asked.profile.num_layers // DEVICES] * DEVICES, [[rank] for rank in range(DEVICES)]
             plan = fixed_plan(asked, layers=layers, groups=groups, check_memory=False)
             timeline = simulated_step(asked, plan, gpipe=True)
             given: dict[str, Any] = {
@@ -408,13 +351,7 @@ def fig13(item: Item, settings: Settings) -> Result:
         differences = [abs(values[labels] - value) for labels, value in paper.items()]
         return sum(difference <= FLOOR_POINTS for difference in differences), max(differences)
 
-    plain = replace(
-        constants,
-        backward_factor=1.0,
-        side_factor=1.0,
-        operation_overhead_s=0.0,
-        step_overhead_s=0.0,
-    )
+    plain = replace(constants, backward_factor=1.0, side_factor=1.0, operation_overhead_s=0.0, step_overhead_s=0.0)
     from_cache = []
     for model in MODELS:
         timeline, _ = simulated_cached_step(_problem(constants, model, OURS))

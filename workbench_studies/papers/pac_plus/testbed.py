@@ -101,8 +101,7 @@ def environment_b(constants: Constants) -> Cluster:
     """Return Env. B: Nano-H, Nano-L, TX2-H, TX2-L."""
     models = ("jetson-nano-h", "jetson-nano-l", "jetson-tx2-h", "jetson-tx2-l")
     return Cluster(
-        name="Env. B",
-        devices=tuple(constants.device(model, model.removeprefix("jetson-")) for model in models),
+        name="Env. B", devices=tuple(constants.device(model, model.removeprefix("jetson-")) for model in models)
     )
 
 
@@ -133,31 +132,15 @@ def profile(constants: Constants, model: str, technique: Technique, cluster: Clu
 @lru_cache(maxsize=512)
 def _layers(constants: Constants, model: str, technique: Technique, device: Device) -> tuple[LayerProfile, ...]:
     # Times are linear in the batch.
-    sizes: Any = {
-        "batch_sizes": (1, constants.mini_batch),
-        "sequence_lengths": (constants.sequence_length,),
-    }
-    described, alone = (
-        description(constants, model),
-        Cluster(name="one", devices=(device,)),
-    )
+    sizes: Any = {"batch_sizes": (1, constants.mini_batch), "sequence_lengths": (constants.sequence_length,)}
+    described, alone = description(constants, model), Cluster(name="one", devices=(device,))
     [layers] = analytic_profile(described, alone, technique=technique, sizes=technique_sizes(constants), **sizes).layers
-    factors = {
-        "B": constants.backward_factor,
-        "SF": constants.side_factor,
-        "SB": constants.side_factor,
-    }
+    factors = {"B": constants.backward_factor, "SF": constants.side_factor, "SB": constants.side_factor}
     overheads = {"STEP": constants.step_overhead_s / len(layers)}
 
     def real(kind: str, grid: Grid) -> Grid:
-        factor, overhead = (
-            factors.get(kind, 1.0),
-            overheads.get(kind, constants.operation_overhead_s),
-        )
-        return replace(
-            grid,
-            seconds=tuple(tuple(factor * cell + overhead for cell in row) for row in grid.seconds),
-        )
+        factor, overhead = factors.get(kind, 1.0), overheads.get(kind, constants.operation_overhead_s)
+        return replace(grid, seconds=tuple(tuple(factor * cell + overhead for cell in row) for row in grid.seconds))
 
     return tuple(
         replace(layer, times={kind: real(kind, grid) for kind, grid in layer.times.items()}) for layer in layers
@@ -179,16 +162,9 @@ def problem(
     """Return the problem of training a model on a cluster.  batch_size: of a mini-batch; the constants' if not
     given.
     """
-    costs, batch_size = (
-        profile(constants, model, technique, cluster),
-        batch_size or constants.mini_batch,
-    )
+    costs, batch_size = profile(constants, model, technique, cluster), batch_size or constants.mini_batch
     return Problem(
-        costs,
-        cluster,
-        batch_size=batch_size,
-        micro_batches=micro_batches,
-        sequence_length=constants.sequence_length,
+        costs, cluster, batch_size=batch_size, micro_batches=micro_batches, sequence_length=constants.sequence_length
     )
 
 
@@ -221,12 +197,7 @@ class Step(NamedTuple):
 
 
 def step(
-    constants: Constants,
-    model: str,
-    technique: Technique,
-    paradigm: Paradigm,
-    *,
-    alone: int | None = None,
+    constants: Constants, model: str, technique: Technique, paradigm: Paradigm, *, alone: int | None = None
 ) -> Step:
     """Return a method's step on Nano-H devices.
 
@@ -238,23 +209,10 @@ def step(
     pipeline'
     (section VI-B).  Of the plans of each number of stages, the one with the shortest simulated mini-batch is taken.
     """
-    is_alone, is_pipeline = (
-        paradigm == "standalone",
-        paradigm in ("pipeline_parallel", "hybrid"),
-    )
+    is_alone, is_pipeline = paradigm == "standalone", paradigm in ("pipeline_parallel", "hybrid")
     samples = (alone or constants.mini_batch // DEVICES) if is_alone else constants.mini_batch
-    micro_batches, cluster = (
-        constants.micro_batches if is_pipeline else 1,
-        nanos(constants, 1 if is_alone else DEVICES),
-    )
-    asked = problem(
-        constants,
-        model,
-        technique,
-        cluster,
-        batch_size=samples,
-        micro_batches=micro_batches,
-    )
+    micro_batches, cluster = constants.micro_batches if is_pipeline else 1, nanos(constants, 1 if is_alone else DEVICES)
+    asked = problem(constants, model, technique, cluster, batch_size=samples, micro_batches=micro_batches)
     try:
         if is_pipeline:
             plans = pipelines(asked, max_group=1 if paradigm == "pipeline_parallel" else None)
@@ -294,23 +252,12 @@ Phases = tuple[float, float, float]
 """Hours of PAC+'s first epoch, of the redistribution, and of an epoch from the cache."""
 
 
-def phases(
-    constants: Constants,
-    model: str,
-    cluster: Cluster,
-    plan: Plan,
-    first_s: float,
-    samples: int,
-) -> Phases:
+def phases(constants: Constants, model: str, cluster: Cluster, plan: Plan, first_s: float, samples: int) -> Phases:
     """Return the hours of PAC+'s phases.  first_s: of a sample in the first epoch."""
     asked = problem(constants, model, "parallel_adapters", cluster)
     timeline, cached = simulated_cached_step(asked)
     cached_s = samples * timeline.makespan_s / asked.batch_size
-    return (
-        samples * first_s / 3600,
-        redistribution_s(asked, plan, cached, samples) / 3600,
-        cached_s / 3600,
-    )
+    return samples * first_s / 3600, redistribution_s(asked, plan, cached, samples) / 3600, cached_s / 3600
 
 
 def hours(spent: Phases, epochs: int) -> float:

@@ -9,14 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-from workbench.methods.ringada.published import (
-    FEDERATED,
-    PIPE,
-    RING,
-    SINGLE,
-    depth_of,
-    load_constants,
-)
+from workbench.methods.ringada.published import FEDERATED, PIPE, RING, SINGLE, depth_of, load_constants
 from workbench.trainings.kept import read_kept
 from workbench.trainings.rings import Curve, Training, train_in_turn
 from workbench_studies.papers.items import Item
@@ -26,14 +19,7 @@ from workbench_studies.papers.ringada.testbed import PAPER, seconds_after
 
 def curve_of(training: Training, settings: Settings, item: str, scheme: str, seed: int) -> Curve:
     """Return the stored training of the same settings, or train now."""
-    found = training.kept(
-        settings.workdir,
-        item,
-        scheme,
-        seed,
-        Curve,
-        lambda: _train(training, scheme, seed),
-    )
+    found = training.kept(settings.workdir, item, scheme, seed, Curve, lambda: _train(training, scheme, seed))
     test = ", ".join(f"{name} {value:.1f} %" for name, value in found.test.items())
     settings.progress(f"{scheme}, seed {seed}: loss {found.losses[-1]:.3f}, test {test}")
     return found
@@ -41,10 +27,7 @@ def curve_of(training: Training, settings: Settings, item: str, scheme: str, see
 
 def kept_curves(folder: Path, seeds: Sequence[int] = (0, 1, 2)) -> dict[str, list[Curve]]:
     """Return the trainings of fig3 that a folder keeps, by scheme; those of which a seed is missing are left out."""
-    training, found = (
-        Training(steps=round(load_constants().epochs)),
-        dict[str, list[Curve]](),
-    )
+    training, found = Training(steps=round(load_constants().epochs)), dict[str, list[Curve]]()
     for scheme in (SINGLE, RING, FEDERATED):
         curves = [read_kept(training.place(folder, "fig3", scheme, seed), Curve) for seed in seeds]
         found |= {scheme: own} if len(own := [curve for curve in curves if curve]) == len(seeds) else {}
@@ -77,25 +60,14 @@ def fig3(item: Item, settings: Settings) -> Result:
         )
     target = score[RING][-1]
     reached = {
-        scheme: next(
-            (time for time, value in series[f"accuracy, {scheme}"] if value >= target),
-            None,
-        )
+        scheme: next((time for time, value in series[f"accuracy, {scheme}"] if value >= target), None)
         for scheme in clock
     }
     rows: list[tuple[Number, ...]] = []
     for scheme in clock:
         tests = [one.test["accuracy"] for one in curves[scheme]]
         rows.append(
-            (
-                scheme,
-                loss[scheme][0],
-                loss[scheme][-1],
-                score[scheme][-1],
-                fmean(tests),
-                spread(tests),
-                reached[scheme],
-            )
+            (scheme, loss[scheme][0], loss[scheme][-1], score[scheme][-1], fmean(tests), spread(tests), reached[scheme])
         )
     gap = [ring - single for ring, single in zip(loss[RING], loss[SINGLE], strict=True)]
     early, late = max(gap[: points // 2]), gap[-1]
@@ -127,9 +99,7 @@ def fig3(item: Item, settings: Settings) -> Result:
     )
 
 
-def question_scores(
-    settings: Settings,
-) -> tuple[list[tuple[Number, ...]], dict[tuple[str, str], float], str]:
+def question_scores(settings: Settings) -> tuple[list[tuple[Number, ...]], dict[tuple[str, str], float], str]:
     """Train on questions: the embedded ones, or SQuAD's files in the settings' data folder.
 
     Returns a row for each scheme, each scheme's means by F1 and EM, per cent, and the model in words.  PipeAdapter
@@ -139,52 +109,30 @@ def question_scores(
     training = Training(task="questions", limits=(None, 100, 400), steps=120, points=1, batch_size=16)
     if settings.data is not None and any(settings.data.glob("*.json")):
         training = replace(
-            training,
-            task="question_answering",
-            data=settings.data.resolve(),
-            limits=(2000, 100, 400),
-            max_length=192,
+            training, task="question_answering", data=settings.data.resolve(), limits=(2000, 100, 400), max_length=192
         )
     training = training.quick() if settings.quick else training
     rows, means = list[tuple[Number, ...]](), dict[tuple[str, str], float]()
     for scheme in (SINGLE, RING):
-        curves, row = (
-            [curve_of(training, settings, "table1", scheme, seed) for seed in settings.seeds],
-            list[Number](),
-        )
+        curves, row = [curve_of(training, settings, "table1", scheme, seed) for seed in settings.seeds], list[Number]()
         for name, metric in (("F1", "answer_f1"), ("EM", "exact_match")):
             values = [curve.test[metric] for curve in curves]
             row += [fmean(values), spread(values)]
             for label in (scheme, PIPE) if scheme == SINGLE else (scheme,):
                 means[label, name] = fmean(values)
         rows.append(
-            (
-                scheme,
-                training.task,
-                training.steps,
-                len(curves),
-                fmean(curve.losses[-1] for curve in curves),
-                *row,
-            )
+            (scheme, training.task, training.steps, len(curves), fmean(curve.losses[-1] for curve in curves), *row)
         )
     return rows, means, f"{training.model}{' (quick trial)' * settings.quick}"
 
 
 def _train(training: Training, scheme: str, seed: int) -> Curve:
     """Train; at every step the fraction of trained layers is that of the paper's twelve."""
-    constants, steps, is_federated = (
-        load_constants(),
-        training.steps,
-        scheme == FEDERATED,
-    )
+    constants, steps, is_federated = load_constants(), training.steps, scheme == FEDERATED
 
     def trained(step: int, num_layers: int, history: Sequence[float]) -> int:
         return -(-depth_of(constants, scheme, step * round(constants.epochs) // steps) * num_layers // constants.layers)
 
     return train_in_turn(
-        training,
-        seed,
-        trained,
-        devices=constants.devices if is_federated else 1,
-        is_federated=is_federated,
+        training, seed, trained, devices=constants.devices if is_federated else 1, is_federated=is_federated
     )

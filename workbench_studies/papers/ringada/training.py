@@ -29,10 +29,7 @@ def weights_mb(constants: Constants, scheme: str) -> float:
     III-A).
     """
     model = constants.model
-    embedding, blocks = (
-        model.embedding_params,
-        sum(model.layer_params(layer) for layer in range(model.num_layers)),
-    )
+    embedding, blocks = model.embedding_params, sum(model.layer_params(layer) for layer in range(model.num_layers))
     held = {
         SINGLE: embedding + blocks,
         PIPE: (embedding + blocks) / constants.devices,
@@ -41,12 +38,7 @@ def weights_mb(constants: Constants, scheme: str) -> float:
     return FP32_BYTES * held[scheme] / 1e6
 
 
-def ours(
-    constants: Constants,
-    executed: Mapping[tuple[str, str], float],
-    scheme: str,
-    quantity: str,
-) -> Number:
+def ours(constants: Constants, executed: Mapping[tuple[str, str], float], scheme: str, quantity: str) -> Number:
     """Return our value of a cell, None if nothing was executed.  executed: the scores."""
     if quantity == "memory":
         return weights_mb(constants, scheme)
@@ -61,15 +53,9 @@ def _deviations(paper: Mapping[tuple[str, ...], float], constants: Constants) ->
 def table1(item: Item, settings: Settings) -> Result:
     """Simulate the times, count the weights, and train for the scores, if the settings say so."""
     constants, paper = load_constants(), printed(PAPER, "table1")
-    scores, means, model = (
-        list[tuple[Number, ...]](),
-        dict[tuple[str, str], float](),
-        "",
-    )
+    scores, means, model = list[tuple[Number, ...]](), dict[tuple[str, str], float](), ""
     if settings.trains:
-        from workbench_studies.papers.ringada.executed import (
-            question_scores,
-        )  # torch is slow to import
+        from workbench_studies.papers.ringada.executed import question_scores  # torch is slow to import
 
         scores, means, model = question_scores(settings)
     rows: list[tuple[Number, ...]] = []
@@ -78,39 +64,18 @@ def table1(item: Item, settings: Settings) -> Result:
         single, pipe, own = (average(constants, scheme, count) for scheme in (SINGLE, PIPE, RING))
         plan = layer_times(constants, RING, count)[1]
         ratios[count], rings[count] = single / own, own
-        rows.append(
-            (
-                count,
-                single,
-                pipe,
-                own,
-                pipe / own,
-                single / own,
-                "" if plan is None else plan.partition(),
-            )
-        )
+        rows.append((count, single, pipe, own, pipe / own, single / own, "" if plan is None else plan.partition()))
     times = {scheme: seconds_after(constants, scheme)[-1] / constants.epochs for scheme in (SINGLE, PIPE, RING)}
     ring, beside = (layer_times(constants, scheme, constants.micro_batches)[0] for scheme in (RING, PARALLEL))
     deviations = _deviations(paper, constants)
     trivial = [
         100 * (paper[SINGLE, TIME] / constants.devices / paper[scheme, TIME] - 1) for scheme in (SINGLE, PIPE, RING)
     ]
-    stashing, memory = (
-        (1 + constants.backward) * constants.layers / constants.devices,
-        paper[RING, "memory"],
-    )
-    others = (
-        average(constants, PIPE, constants.micro_batches),
-        stashing,
-        average(constants, SINGLE, 1),
-    )
+    stashing, memory = (1 + constants.backward) * constants.layers / constants.devices, paper[RING, "memory"]
+    others = (average(constants, PIPE, constants.micro_batches), stashing, average(constants, SINGLE, 1))
     depths = [(depth, own, *(other / own for other in others), beside[depth]) for depth, own in ring.items()]
     sensitivity = item.sensitivity(constants, partial(_deviations, paper), trivial)
-    tables: dict[str, Rows] = {
-        "micro": rows,
-        "depths": depths,
-        "sensitivity": sensitivity,
-    }
+    tables: dict[str, Rows] = {"micro": rows, "depths": depths, "sensitivity": sensitivity}
     return item.result(
         item.compare(partial(ours, constants, means)),
         tables=tables | ({"scores": scores} if scores else {}),

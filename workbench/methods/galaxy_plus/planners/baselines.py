@@ -20,19 +20,9 @@ import numpy as np
 
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
-from workbench.methods.galaxy_plus.planners.memory import (
-    activation_bytes,
-    check,
-    least_missing,
-)
+from workbench.methods.galaxy_plus.planners.memory import activation_bytes, check, least_missing
 from workbench.methods.galaxy_plus.planners.planner import algorithm_1, plan
-from workbench.methods.galaxy_plus.planners.pricing import (
-    boundary_bytes,
-    ends_s,
-    layer_s,
-    lengths_of,
-    price_plan,
-)
+from workbench.methods.galaxy_plus.planners.pricing import boundary_bytes, ends_s, layer_s, lengths_of, price_plan
 from workbench.planners.problem import Problem
 
 InferencePlanner = Callable[[Problem[InferenceProfile]], InferencePlan]
@@ -44,12 +34,7 @@ def _finished(made: InferencePlan, problem: Problem[InferenceProfile]) -> Infere
     check(problem, made)
     return replace(
         made,
-        predicted_s=price_plan(
-            made,
-            problem.profile,
-            problem.cluster,
-            decoder_length=problem.decoder_length,
-        ).total_s,
+        predicted_s=price_plan(made, problem.profile, problem.cluster, decoder_length=problem.decoder_length).total_s,
     )
 
 
@@ -61,11 +46,7 @@ def local(problem: Problem[InferenceProfile]) -> InferencePlan:
     for rank in problem.members:
         layers = (problem.profile.num_layers,)
         one = InferencePlan(
-            method="local",
-            paradigm="pipeline",
-            ranks=(rank,),
-            layers=layers,
-            length=lengths_of(problem)[0],
+            method="local", paradigm="pipeline", ranks=(rank,), layers=layers, length=lengths_of(problem)[0]
         )
         try:
             made.append(_finished(one, problem))
@@ -97,12 +78,7 @@ def megatron_lm(problem: Problem[InferenceProfile]) -> InferencePlan:
     parts = (units // count,) * count
     length = lengths_of(problem)[0]
     made = InferencePlan(
-        method="megatron_lm",
-        paradigm="tensor",
-        ranks=ranks,
-        units=parts,
-        columns=columns,
-        length=length,
+        method="megatron_lm", paradigm="tensor", ranks=ranks, units=parts, columns=columns, length=length
     )
     return _finished(made, problem)
 
@@ -120,13 +96,7 @@ def sequence_parallel(problem: Problem[InferenceProfile]) -> InferencePlan:
             f"Use {min(lengths)} of the devices, or a planner that cuts unequally, such as galaxy_plus.",
         )
     shares = (1.0,) * len(ranks)
-    made = InferencePlan(
-        method="sequence_parallel",
-        paradigm="sequence",
-        ranks=ranks,
-        shares=shares,
-        length=lengths[0],
-    )
+    made = InferencePlan(method="sequence_parallel", paradigm="sequence", ranks=ranks, shares=shares, length=lengths[0])
     return _finished(made, problem)
 
 
@@ -149,11 +119,7 @@ def edgeshard(problem: Problem[InferenceProfile]) -> InferencePlan:
         raise least_missing(problem)
     ranks, layers = zip(*path, strict=True)
     made = InferencePlan(
-        method="edgeshard",
-        paradigm="pipeline",
-        ranks=ranks,
-        layers=layers,
-        length=problem.sequence_length,
+        method="edgeshard", paradigm="pipeline", ranks=ranks, layers=layers, length=problem.sequence_length
     )
     return _finished(made, problem)
 
@@ -162,11 +128,7 @@ class _Paths:
     """Seconds and bytes of every range of layers on every device.  Index d is ranks[d]; i layers are finished."""
 
     def __init__(self, problem: Problem[InferenceProfile]) -> None:
-        profile, cluster, lengths = (
-            problem.profile,
-            problem.cluster,
-            lengths_of(problem),
-        )
+        profile, cluster, lengths = problem.profile, problem.cluster, lengths_of(problem)
         ranks = self.ranks = problem.members
         self.layers = profile.num_layers
         stacks = [profile.stack_of(layer) for layer in range(self.layers)]
@@ -183,16 +145,8 @@ class _Paths:
         self.cost: list[dict[bool, np.ndarray]] = []  # [device][is first]: (layers + 1, layers + 1) seconds from i to j
         nbytes = held[None, :] - held[:, None]
         for rank in ranks:
-            done = np.concatenate(
-                [
-                    [0.0],
-                    np.cumsum([layer_s(profile, rank, stack, lengths) for stack in stacks]),
-                ]
-            )
-            seconds, budget = (
-                done[None, :] - done[:, None],
-                cluster.devices[rank].memory_bytes - working,
-            )
+            done = np.concatenate([[0.0], np.cumsum([layer_s(profile, rank, stack, lengths) for stack in stacks])])
+            seconds, budget = done[None, :] - done[:, None], cluster.devices[rank].memory_bytes - working
             rooms = {first: budget - first * profile.ends_bytes for first in (True, False)}
             self.cost.append(
                 {first: np.where((nbytes > 0) & (nbytes <= room), seconds, np.inf) for first, room in rooms.items()}

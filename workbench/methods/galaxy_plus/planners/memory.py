@@ -118,11 +118,7 @@ def least_missing(problem: Problem[InferenceProfile], *, schemes: int | None = N
 
     schemes: 2 if every layer had to be of scheme 2.
     """
-    profile, members, ends = (
-        problem.profile,
-        problem.members,
-        problem.profile.ends_bytes,
-    )
+    profile, members, ends = problem.profile, problem.members, problem.profile.ends_bytes
     feed_forward = sum(shape.num_layers * shape.feed_forward_bytes for shape in profile.stacks)
     need = feed_forward + sum(shape.num_layers * shape.attention_bytes for shape in profile.stacks)
     # Without embedding and head, which one device has in addition to its part.

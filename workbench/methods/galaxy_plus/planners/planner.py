@@ -19,19 +19,8 @@ from typing import Any
 
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
-from workbench.methods.galaxy_plus.planners.memory import (
-    check,
-    least_missing,
-    needs,
-    part_bytes,
-)
-from workbench.methods.galaxy_plus.planners.pricing import (
-    Cut,
-    capacity,
-    cut_of,
-    lengths_of,
-    price_plan,
-)
+from workbench.methods.galaxy_plus.planners.memory import check, least_missing, needs, part_bytes
+from workbench.methods.galaxy_plus.planners.pricing import Cut, capacity, cut_of, lengths_of, price_plan
 from workbench.methods.galaxy_plus.planners.programme import Programme
 from workbench.methods.galaxy_plus.planners.search import MOST_POSITIONS, Ranks, Search
 from workbench.planners.problem import Problem
@@ -42,10 +31,7 @@ GAINS = 1.25
 
 
 def algorithm_1(
-    problem: Problem[InferenceProfile],
-    *,
-    substitute: bool = True,
-    method: str = "algorithm_1",
+    problem: Problem[InferenceProfile], *, substitute: bool = True, method: str = "algorithm_1"
 ) -> InferencePlan:
     """Return the plan of heterogeneity and memory aware HMP planning as printed (Galaxy+, section III-C, Algorithm 1).
 
@@ -112,12 +98,7 @@ def algorithm_1(
 
     if min(spare_bytes(plan)) < 0:
         everyone = range(len(chosen))
-        plan = balanced(
-            balanced(plan, "columns", column_bytes, everyone),
-            "units",
-            unit_bytes,
-            everyone,
-        )
+        plan = balanced(balanced(plan, "columns", column_bytes, everyone), "units", unit_bytes, everyone)
         check(problem, plan)  # lines 34-35
         plan = replace(plan, notes=("heads and columns were shifted to devices with more memory",))
     elif substitute:
@@ -126,10 +107,7 @@ def algorithm_1(
             if min(spare_bytes(more)) < 0:
                 break
             plan = more
-    return replace(
-        plan,
-        predicted_s=price_plan(plan, profile, cluster, decoder_length=problem.decoder_length).total_s,
-    )
+    return replace(plan, predicted_s=price_plan(plan, profile, cluster, decoder_length=problem.decoder_length).total_s)
 
 
 def plan(problem: Problem[InferenceProfile], **settings: Any) -> InferencePlan:
@@ -162,11 +140,7 @@ def plans(
             "Let the portal take part.",
         )
     if schemes not in (None, 1, 2):
-        raise ConfigError(
-            f"Scheme {schemes} was asked for.",
-            "There are 1 and 2.",
-            "Choose one of them, or None.",
-        )
+        raise ConfigError(f"Scheme {schemes} was asked for.", "There are 1 and 2.", "Choose one of them, or None.")
     found = _candidates(Search(problem, method=method, portal=portal, schemes=schemes), effort)
     if not found:
         raise least_missing(problem, schemes=schemes)
@@ -176,20 +150,12 @@ def plans(
 def _candidates(search: Search, effort: int) -> list[InferencePlan]:
     tried = rings(search, 4 + 2 * effort)
     close = [cut for cut in tried if search.seconds(cut) <= GAINS * search.seconds(tried[0])]
-    looked = [
-        *tried,
-        *(cut for plain in close for cut in starts(search, plain.ranks, [plain.second])),
-    ]
+    looked = [*tried, *(cut for plain in close for cut in starts(search, plain.ranks, [plain.second]))]
     looked.sort(key=search.seconds)
     for at, ring in enumerate(
         list(dict.fromkeys(cut.ranks for cut in looked))[: 1 + effort] or [turned(search, search.ranks)]
     ):
-        looked += starts(
-            search,
-            ring,
-            numbers(search, 4 + 2 * effort if at == 0 else 2),
-            every=at == 0,
-        )
+        looked += starts(search, ring, numbers(search, 4 + 2 * effort if at == 0 else 2), every=at == 0)
     looked = sorted(dict.fromkeys(looked), key=search.seconds)
     firsts = sorted({cut.ranks: cut for cut in reversed(looked)}.values(), key=search.seconds)  # the best of each ring
     refined = [search.climbed(cut, 0.5**5) for cut in firsts[: 3 + effort]]
@@ -234,11 +200,7 @@ def rings(search: Search, most: int) -> list[Cut]:
         sets = [set(sorted(others, key=search.speed.__getitem__, reverse=True)[:count]) for count in counts]
     found = []
     all_of = [
-        turned(
-            search,
-            tuple(rank for rank in search.ranks if rank == search.portal or rank in some),
-        )
-        for some in sets
+        turned(search, tuple(rank for rank in search.ranks if rank == search.portal or rank in some)) for some in sets
     ]
     for ring in {_kinds(search, ring): ring for ring in reversed(all_of) if ring}.values():
         if cuts := list(starts(search, ring, numbers(search, 2), plain=True, every=search.schemes == 2)):
@@ -266,13 +228,7 @@ def turned(search: Search, ring: Ranks) -> Ranks:
     if first is None:
         if not search.profile.ends_bytes:
             return ring
-        first = max(
-            ring,
-            key=lambda rank: (
-                search.cluster.devices[rank].memory_bytes,
-                -ring.index(rank),
-            ),
-        )
+        first = max(ring, key=lambda rank: (search.cluster.devices[rank].memory_bytes, -ring.index(rank)))
     at = ring.index(first)
     return (*ring[at:], *ring[:at])
 
@@ -287,12 +243,7 @@ def numbers(search: Search, most: int) -> list[tuple[int, ...]]:
 
 
 def starts(
-    search: Search,
-    ring: Ranks,
-    seconds: Sequence[tuple[int, ...]],
-    *,
-    every: bool = False,
-    plain: bool = False,
+    search: Search, ring: Ranks, seconds: Sequence[tuple[int, ...]], *, every: bool = False, plain: bool = False
 ) -> Iterator[Cut]:
     """Yield the relaxed programme's plans, rounded, for some numbers of scheme-2 layers.
 
@@ -318,11 +269,7 @@ def starts(
                 break  # it has room for all of a scheme-2 layer
             if programme is None:
                 weights = [search.speed[rank] for rank in ring]
-                parts = [
-                    weights,
-                    weights,
-                    [one * has for one, has in zip(weights, holders, strict=True)],
-                ]
+                parts = [weights, weights, [one * has for one, has in zip(weights, holders, strict=True)]]
             else:
                 found = programme.solve(second, holders=holders)
                 if found.x is None:

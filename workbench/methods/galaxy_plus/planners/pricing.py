@@ -15,12 +15,7 @@ from typing import NamedTuple
 from workbench.core.cluster import Cluster
 from workbench.core.costs import collective_s
 from workbench.core.errors import ConfigError
-from workbench.core.inference import (
-    InferencePlan,
-    InferenceProfile,
-    StackShape,
-    proportional_parts,
-)
+from workbench.core.inference import InferencePlan, InferenceProfile, StackShape, proportional_parts
 from workbench.core.schedule import ALLREDUCE
 from workbench.planners.problem import Problem
 
@@ -51,12 +46,7 @@ def num_blocks(shape: StackShape) -> int:
 
 
 def attention_s(
-    profile: InferenceProfile,
-    rank: int,
-    stack: int,
-    units: int,
-    lengths: Sequence[int],
-    tokens: int | None = None,
+    profile: InferenceProfile, rank: int, stack: int, units: int, lengths: Sequence[int], tokens: int | None = None
 ) -> tuple[float, ...]:
     """Return T(MHA, A_d, d) of Eq. 5, one number for each attention block of a layer of the stack (two in a T5
     decoder).
@@ -83,13 +73,7 @@ def mha_s(profile: InferenceProfile, rank: int, stack: int, units: int, lengths:
     return sum(attention_s(profile, rank, stack, units, lengths))
 
 
-def mlp_tensor_s(
-    profile: InferenceProfile,
-    rank: int,
-    stack: int,
-    columns: int,
-    lengths: Sequence[int],
-) -> float:
+def mlp_tensor_s(profile: InferenceProfile, rank: int, stack: int, columns: int, lengths: Sequence[int]) -> float:
     """Return T(MLP, B_d, d) of Eq. 5, tensor parallel: some columns, every token."""
     costs, n = profile.costs[rank][stack], lengths[stack]
     return costs.seconds("UP", n, columns) + costs.seconds("DOWN", n, columns)
@@ -116,29 +100,14 @@ def block_lines(profile: InferenceProfile, rank: int, stack: int, lengths: Seque
     """
     shape = profile.stacks[stack]
     times: dict[str, tuple[Callable[[int], float], int]] = {
-        "own": (
-            lambda count: attention_s(profile, rank, stack, count, lengths)[0],
-            shape.num_units,
-        ),
-        "tensor": (
-            lambda count: mlp_tensor_s(profile, rank, stack, count, lengths),
-            shape.columns,
-        ),
-        "sequence": (
-            lambda count: mlp_sequence_s(profile, rank, stack, count),
-            lengths[stack],
-        ),
+        "own": (lambda count: attention_s(profile, rank, stack, count, lengths)[0], shape.num_units),
+        "tensor": (lambda count: mlp_tensor_s(profile, rank, stack, count, lengths), shape.columns),
+        "sequence": (lambda count: mlp_sequence_s(profile, rank, stack, count), lengths[stack]),
         "con": (lambda count: con_s(profile, rank, stack, count), lengths[stack]),
-        "add": (
-            lambda count: profile.costs[rank][stack].seconds("ADD", count),
-            lengths[stack],
-        ),
+        "add": (lambda count: profile.costs[rank][stack].seconds("ADD", count), lengths[stack]),
     }
     if shape.has_cross_attention:
-        times["cross"] = (
-            lambda count: attention_s(profile, rank, stack, count, lengths)[1],
-            shape.num_units,
-        )
+        times["cross"] = (lambda count: attention_s(profile, rank, stack, count, lengths)[1], shape.num_units)
     found = {}
     for what, (seconds, most) in times.items():
         low, high = seconds(1), seconds(most)
@@ -187,10 +156,7 @@ def all_gather_s(cluster: Cluster, ranks: Sequence[int], tokens: Sequence[int], 
 
 
 def hop_lines(
-    cluster: Cluster,
-    ranks: Sequence[int],
-    token_bytes: int,
-    adds: Sequence[Line] | None = None,
+    cluster: Cluster, ranks: Sequence[int], token_bytes: int, adds: Sequence[Line] | None = None
 ) -> list[Line]:
     """Return the line over tokens of each position's hop to the next.  adds: of each position; a reduce-scatter's
     receiver adds them.
@@ -198,10 +164,7 @@ def hop_lines(
     found = []
     for position, rank in enumerate(ranks if len(ranks) > 1 else ()):
         to = (position + 1) % len(ranks)
-        link, (fixed, slope) = (
-            cluster.link(rank, ranks[to]),
-            adds[to] if adds else (0.0, 0.0),
-        )
+        link, (fixed, slope) = cluster.link(rank, ranks[to]), adds[to] if adds else (0.0, 0.0)
         found.append((link.latency_s + fixed, token_bytes / link.bytes_per_s + slope))
     return found
 
@@ -248,12 +211,7 @@ def price_plan(
 ) -> SequenceTimes:
     """Return the predicted seconds of a sequence of `length` tokens (default: the plan's), for any paradigm."""
     lengths = stack_lengths(profile, length or plan.length or 1, decoder_length)
-    of_paradigm = {
-        "hybrid": _hybrid,
-        "tensor": _tensor,
-        "sequence": _sequence,
-        "pipeline": _pipeline,
-    }
+    of_paradigm = {"hybrid": _hybrid, "tensor": _tensor, "sequence": _sequence, "pipeline": _pipeline}
     layers, ways = of_paradigm[plan.paradigm](plan, profile, cluster, lengths)
     return SequenceTimes(layers, ways + ends_s(profile, plan.ranks[0], lengths))
 
@@ -314,12 +272,7 @@ class Equation9:
         """
         found = 0.0
         for shape, length in zip(self.profile.stacks, self.lengths, strict=True):
-            found += _star_s(
-                cut.ranks,
-                self.cluster,
-                proportional_parts(length, cut.shares),
-                shape.hidden_bytes,
-            )
+            found += _star_s(cut.ranks, self.cluster, proportional_parts(length, cut.shares), shape.hidden_bytes)
             if shape.has_cross_attention:
                 first = proportional_parts(self.lengths[0], cut.shares)
                 found += all_gather_s(self.cluster, cut.ranks, first, self.profile.stacks[0].hidden_bytes)
@@ -341,10 +294,7 @@ class Equation9:
         """Return T(MLP), tensor parallel, of a layer of each stack."""
         shapes = enumerate(self.profile.stacks)
         return [
-            slowest_s(
-                self._of("tensor", ranks, stack),
-                proportional_parts(shape.columns, parts),
-            )
+            slowest_s(self._of("tensor", ranks, stack), proportional_parts(shape.columns, parts))
             for stack, shape in shapes
         ]
 
@@ -370,12 +320,7 @@ class Equation9:
         """
         sequence, con, adds = (self._of(what, ranks, stack) for what in ("sequence", "con", "add"))
         nbytes = self.profile.stacks[stack].hidden_bytes
-        return (
-            sequence,
-            con,
-            hop_lines(self.cluster, ranks, nbytes),
-            hop_lines(self.cluster, ranks, nbytes, adds),
-        )
+        return sequence, con, hop_lines(self.cluster, ranks, nbytes), hop_lines(self.cluster, ranks, nbytes, adds)
 
 
 def _star_s(ranks: Ranks, cluster: Cluster, tokens: Sequence[int], token_bytes: int) -> float:
@@ -390,10 +335,7 @@ def _star_s(ranks: Ranks, cluster: Cluster, tokens: Sequence[int], token_bytes: 
 
 
 def _hybrid(
-    plan: InferencePlan,
-    profile: InferenceProfile,
-    cluster: Cluster,
-    lengths: Sequence[int],
+    plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]
 ) -> tuple[float, float]:
     """Return Galaxy+'s seconds, of the layers (Eq. 6 + Eq. 7) and of the ways."""
     pricer, cut = Equation9(profile, cluster, lengths), cut_of(plan, profile)
@@ -401,10 +343,7 @@ def _hybrid(
 
 
 def _tensor(
-    plan: InferencePlan,
-    profile: InferenceProfile,
-    cluster: Cluster,
-    lengths: Sequence[int],
+    plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]
 ) -> tuple[float, float]:
     """Return Megatron-LM's seconds: an all-reduce of the whole sequence after each block, connections computed on all
     devices.
@@ -422,18 +361,12 @@ def _tensor(
         )
         layer += max(con_s(profile, rank, stack, n) for rank in plan.ranks)
         layers += shape.num_layers * (layer + num_blocks(shape) * collective_s(cluster, ALLREDUCE, plan.ranks, nbytes))
-        ways += max(
-            (cluster.link(plan.ranks[0], rank).transfer_s(nbytes) for rank in plan.ranks[1:]),
-            default=0.0,
-        )
+        ways += max((cluster.link(plan.ranks[0], rank).transfer_s(nbytes) for rank in plan.ranks[1:]), default=0.0)
     return layers, ways
 
 
 def _sequence(
-    plan: InferencePlan,
-    profile: InferenceProfile,
-    cluster: Cluster,
-    lengths: Sequence[int],
+    plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]
 ) -> tuple[float, float]:
     """Return sequence parallelism's seconds: keys and values of all tokens are gathered, two all-gathers per layer
     (section IV-A).
@@ -450,20 +383,12 @@ def _sequence(
         layers += shape.num_layers * (attention + mlp + con + all_gather_s(cluster, plan.ranks, tokens, width))
         ways += _star_s(plan.ranks, cluster, tokens, shape.hidden_bytes)
         if shape.has_cross_attention:
-            ways += all_gather_s(
-                cluster,
-                plan.ranks,
-                plan.tokens(lengths[0]),
-                profile.stacks[0].hidden_bytes,
-            )
+            ways += all_gather_s(cluster, plan.ranks, plan.tokens(lengths[0]), profile.stacks[0].hidden_bytes)
     return layers, ways
 
 
 def _pipeline(
-    plan: InferencePlan,
-    profile: InferenceProfile,
-    cluster: Cluster,
-    lengths: Sequence[int],
+    plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]
 ) -> tuple[float, float]:
     """Return EdgeShard's seconds for one sequence: one device after the other, with the result sent back to the
     first.

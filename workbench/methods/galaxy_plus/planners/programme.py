@@ -46,12 +46,7 @@ class Programme:
     these.
     """
 
-    def __init__(
-        self,
-        problem: Problem[InferenceProfile],
-        ranks: Sequence[int],
-        room: Sequence[float],
-    ) -> None:
+    def __init__(self, problem: Problem[InferenceProfile], ranks: Sequence[int], room: Sequence[float]) -> None:
         """ranks: the ring.  room: bytes at each position for attention and feed-forward weights."""
         profile, lengths = problem.profile, lengths_of(problem)
         if any(
@@ -65,12 +60,7 @@ class Programme:
                 "A cost of the profile is below 0.",
                 "Profile again, or use an analytic profile.",
             )
-        self.profile, self.cluster, self.ranks, self.room = (
-            profile,
-            problem.cluster,
-            tuple(ranks),
-            room,
-        )
+        self.profile, self.cluster, self.ranks, self.room = profile, problem.cluster, tuple(ranks), room
         first = profile.stacks[0]
         self.totals = (first.num_units, first.columns, lengths[0])
         self.width = 6 * len(ranks)  # a, b, s and their flags
@@ -88,10 +78,7 @@ class Programme:
                 if what in lines[0]
             }
             adds = [one["add"] for one in lines]
-            times |= {
-                "gather": self._ring(stack, scales[2], None),
-                "scatter": self._ring(stack, scales[2], adds),
-            }
+            times |= {"gather": self._ring(stack, scales[2], None), "scatter": self._ring(stack, scales[2], adds)}
             self.times.append(times)
 
     def _new(self) -> int:
@@ -102,16 +89,7 @@ class Programme:
         """Return the variable that is at least every device's seconds of `part` (0 units, 1 columns, 2 tokens)."""
         variable, n = self._new(), len(self.ranks)
         for d, (fixed, slope) in enumerate(lines):
-            self.rows.append(
-                (
-                    {
-                        part * n + d: slope * scale,
-                        (3 + part) * n + d: fixed,
-                        variable: -1.0,
-                    },
-                    0.0,
-                )
-            )
+            self.rows.append(({part * n + d: slope * scale, (3 + part) * n + d: fixed, variable: -1.0}, 0.0))
         return variable
 
     def _ring(self, stack: int, scale: float, adds: Sequence[Line] | None) -> int:
@@ -125,11 +103,7 @@ class Programme:
             ends = [self._new() for _ in self.ranks]
             for i, (fixed, slope) in enumerate(lines):
                 owner = (i - step - shift) % n
-                hop = {
-                    2 * n + owner: slope * scale,
-                    5 * n + owner: fixed,
-                    ends[i]: -1.0,
-                }
+                hop = {2 * n + owner: slope * scale, 5 * n + owner: fixed, ends[i]: -1.0}
                 self.rows += [({**hop, before[j]: 1.0}, 0.0) for j in (i, i - 1)] if before else [(hop, 0.0)]
                 if step == n - 2:
                     self.rows.append(({ends[i]: 1.0, last: -1.0}, 0.0))
@@ -150,12 +124,7 @@ class Programme:
         n, price = len(self.ranks), np.zeros(self.width)
         for shape, second, times in zip(self.profile.stacks, q, self.times, strict=True):
             rings = shape.num_layers * num_blocks(shape) - second
-            weights = {
-                "tensor": shape.num_layers - second,
-                "sequence": second,
-                "gather": rings,
-                "scatter": rings,
-            }
+            weights = {"tensor": shape.num_layers - second, "sequence": second, "gather": rings, "scatter": rings}
             for what, variable in times.items():
                 price[variable] = weights.get(what, shape.num_layers)
         most = np.repeat(self.totals, n).astype(float)
@@ -172,8 +141,7 @@ class Programme:
         indices = [at for row, _ in rows for at in row]
         starts = np.cumsum([0, *(len(row) for row, _ in rows)])
         matrix = csr_matrix(
-            ([value for row, _ in rows for value in row.values()], indices, starts),
-            shape=(len(rows), self.width),
+            ([value for row, _ in rows for value in row.values()], indices, starts), shape=(len(rows), self.width)
         )
         low, high = np.zeros(self.width), np.full(self.width, np.inf)
         high[: 3 * n], high[3 * n : 6 * n] = most, 1
@@ -200,10 +168,7 @@ class Programme:
             else:
                 # with tokens all columns of scheme-2 layers, without tokens its own columns of them: both are lower
                 # bounds
-                rows += [
-                    ({a: unit, b: first, holds: full}, room),
-                    ({a: unit, b: first + second}, room),
-                ]
+                rows += [({a: unit, b: first, holds: full}, room), ({a: unit, b: first + second}, room)]
         return [({at: number / 1e6 for at, number in row.items()}, limit / 1e6) for row, limit in rows]
 
     def parts(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -222,8 +187,7 @@ def hybrid_plan(method: str, profile: InferenceProfile, cut: Cut) -> InferencePl
         columns=cut.columns,
         shares=tuple(map(float, cut.shares)),
         schemes=sum(
-            ((2,) * q + (1,) * (shape.num_layers - q) for shape, q in zip(profile.stacks, cut.second, strict=True)),
-            (),
+            ((2,) * q + (1,) * (shape.num_layers - q) for shape, q in zip(profile.stacks, cut.second, strict=True)), ()
         ),
         length=int(sum(cut.shares)),
     )
@@ -276,24 +240,14 @@ def oracle(problem: Problem[InferenceProfile]) -> Optimum | None:
         if found.status == 2:
             bound = min(bound, cutoff)
             continue
-        bound = min(
-            bound,
-            max(
-                lower,
-                found.mip_dual_bound if found.mip_dual_bound is not None else lower,
-            ),
-        )
+        bound = min(bound, max(lower, found.mip_dual_bound if found.mip_dual_bound is not None else lower))
         if found.x is None:
             unsolved += 1
             continue
         units, columns, tokens = (tuple(int(count) for count in np.rint(part)) for part in programme.parts(found.x))
         plan = hybrid_plan("oracle", profile, Cut(chosen, units, columns, tokens, q))
         value = price_plan(
-            plan,
-            profile,
-            problem.cluster,
-            length=problem.sequence_length,
-            decoder_length=problem.decoder_length,
+            plan, profile, problem.cluster, length=problem.sequence_length, decoder_length=problem.decoder_length
         ).layers_s
         if best is None or value < best[0]:
             best = value, plan

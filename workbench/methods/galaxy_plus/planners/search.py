@@ -10,15 +10,7 @@ from functools import cache, partial
 
 from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
 from workbench.methods.galaxy_plus.planners.memory import needs, part_bytes, room_bytes
-from workbench.methods.galaxy_plus.planners.pricing import (
-    Cut,
-    Equation9,
-    Line,
-    capacity,
-    cut_of,
-    ends_s,
-    lengths_of,
-)
+from workbench.methods.galaxy_plus.planners.pricing import Cut, Equation9, Line, capacity, cut_of, ends_s, lengths_of
 from workbench.methods.galaxy_plus.planners.programme import hybrid_plan
 from workbench.planners.problem import Problem
 
@@ -40,12 +32,7 @@ class Search:
     """One problem.  portal: is first.  schemes: of all layers, which at least two devices then split; None: free."""
 
     def __init__(
-        self,
-        problem: Problem[InferenceProfile],
-        *,
-        method: str,
-        portal: int | None,
-        schemes: int | None,
+        self, problem: Problem[InferenceProfile], *, method: str, portal: int | None, schemes: int | None
     ) -> None:
         profile, lengths, ranks = problem.profile, lengths_of(problem), problem.members
         self.problem, self.profile, self.cluster, self.lengths, self.ranks = (
@@ -60,26 +47,16 @@ class Search:
         self.speed = {rank: capacity(profile, rank, lengths) for rank in ranks}
         self.kind: dict[int, int] = {}
         for rank in ranks:
-            self.kind[rank] = next(
-                (first for first in set(self.kind.values()) if self._are_alike(first, rank)),
-                rank,
-            )
+            self.kind[rank] = next((first for first in set(self.kind.values()) if self._are_alike(first, rank)), rank)
         self._passed: set[Cut] = set()
         self._pricer = Equation9(profile, problem.cluster, lengths)
         self.room = cache(partial(room_bytes, problem))
         self.part_bytes = cache(lambda second: part_bytes(profile, second))
-        self._columns_line, self._columns = (
-            cache(self._line_of_columns),
-            cache(self._level),
-        )
+        self._columns_line, self._columns = cache(self._line_of_columns), cache(self._level)
 
     def _are_alike(self, a: int, b: int) -> bool:
         """Return whether a plan stays the same if two devices swap places; only one of them then needs to be tried."""
-        costs, link, others = (
-            self.profile.costs,
-            self.cluster.link,
-            [rank for rank in self.ranks if rank not in (a, b)],
-        )
+        costs, link, others = self.profile.costs, self.cluster.link, [rank for rank in self.ranks if rank not in (a, b)]
         if (
             self.portal in (a, b)
             or costs[a] != costs[b]
@@ -105,12 +82,7 @@ class Search:
             ends = self._pricer.ways_s(cut) + ends_s(self.profile, cut.ranks[0], self.lengths)
             return replace(made, predicted_s=self.seconds(cut) + ends)
         parts = {name: getattr(made, name) for name in ("ranks", "units", "columns", "shares", "schemes")}
-        return replace(
-            like,
-            **parts,
-            overlap=like.overlap and several > 1,
-            both_ways=like.both_ways and several > 2,
-        )
+        return replace(like, **parts, overlap=like.overlap and several > 1, both_ways=like.both_ways and several > 2)
 
     def fitted(self, cut: Cut | None) -> Cut | None:
         """Return the cut if it fits, if necessary with other columns; None if no columns fit."""
@@ -147,11 +119,7 @@ class Search:
         return cut._replace(columns=self._columns(cut.ranks, cut.second, tuple(caps)))
 
     def _level(self, ranks: Ranks, second: tuple[int, ...], caps: tuple[int, ...]) -> tuple[int, ...]:
-        return water_level(
-            [self._columns_line(rank, second) for rank in ranks],
-            caps,
-            self.profile.stacks[0].columns,
-        )
+        return water_level([self._columns_line(rank, second) for rank in ranks], caps, self.profile.stacks[0].columns)
 
     def _line_of_columns(self, rank: int, second: tuple[int, ...]) -> Line:
         """Return the line over columns of all tensor-parallel feed-forward networks; of all layers if there are no such
@@ -160,10 +128,7 @@ class Search:
         weights = [layers - q for layers, q in zip(self.layers, second, strict=True)]
         fixed = slope = 0.0
         for stack, weight in enumerate(weights if any(weights) else self.layers):
-            line, shape = (
-                self._pricer.lines(rank, stack)["tensor"],
-                self.profile.stacks[stack],
-            )
+            line, shape = self._pricer.lines(rank, stack)["tensor"], self.profile.stacks[stack]
             fixed, slope = (
                 fixed + weight * line[0],
                 slope + weight * line[1] * shape.columns / self.profile.stacks[0].columns,
@@ -173,11 +138,7 @@ class Search:
     def climb(self, plan: InferencePlan, price: Price, *, most: int) -> tuple[InferencePlan, float]:
         """Return the plan and its price after rating at most `most` others; each faster one is the next start."""
         cut, seconds = self._climb(
-            cut_of(plan, self.profile),
-            lambda cut: price(self.plan(cut, plan)),
-            GAIN,
-            most,
-            0.01,
+            cut_of(plan, self.profile), lambda cut: price(self.plan(cut, plan)), GAIN, most, 0.01
         )
         return self.plan(cut, plan), seconds
 
@@ -186,12 +147,7 @@ class Search:
         return self._climb(cut, None, 1e-6, 10_000, last_step)[0]
 
     def _climb(
-        self,
-        cut: Cut,
-        judge: Callable[[Cut], float] | None,
-        gain: float,
-        most: int,
-        last_step: float,
+        self, cut: Cut, judge: Callable[[Cut], float] | None, gain: float, most: int, last_step: float
     ) -> tuple[Cut, float]:
         """Climb with coarse moves before fine ones.  judge: default Eq. 9.  gain: the minimum relative gain of a
         step.
@@ -215,12 +171,7 @@ class Search:
                         if judge is None and one in self._passed:  # another climb by Eq. 9 continued from there
                             return one, value
                         self._passed.add(one)
-                        cut, best_s, now_s, improved = (
-                            one,
-                            value,
-                            self.seconds(one),
-                            True,
-                        )
+                        cut, best_s, now_s, improved = one, value, self.seconds(one), True
                         break
             if not improved:
                 step /= 4
@@ -228,11 +179,7 @@ class Search:
 
     def _neighbours(self, step: float, is_closed_form: bool) -> list[Move]:
         """Return the kinds of moves: devices that join, schemes, order of the ring, tokens, columns, units."""
-        kinds: list[Move] = [
-            self._tokens,
-            self._leveled if is_closed_form else _columns,
-            self._units,
-        ]
+        kinds: list[Move] = [self._tokens, self._leveled if is_closed_form else _columns, self._units]
         if self.schemes is None:
             kinds.insert(0, self._schemes)
         if step >= FIRST_STEP:
@@ -256,17 +203,8 @@ class Search:
                     for one, parts in zip(own, (cut.columns, cut.shares), strict=True)
                 )
                 for at in places if count < MOST_POSITIONS else places[-1:]:
-                    pairs = zip(
-                        (rank, 0, *own),
-                        (cut.ranks, cut.units, columns, shares),
-                        strict=True,
-                    )
-                    yield Cut._make(
-                        [
-                            *((*parts[:at], one, *parts[at:]) for one, parts in pairs),
-                            cut.second,
-                        ]
-                    )
+                    pairs = zip((rank, 0, *own), (cut.ranks, cut.units, columns, shares), strict=True)
+                    yield Cut._make([*((*parts[:at], one, *parts[at:]) for one, parts in pairs), cut.second])
 
     def _swapped(self, cut: Cut, step: float) -> Iterator[Cut]:
         """Yield the cut with two devices swapped in the ring, with or without their tokens; in a large ring only
@@ -277,12 +215,7 @@ class Search:
             if j == i + 1 or count <= MOST_POSITIONS:
                 order = list(range(count))
                 order[i], order[j] = order[j], order[i]
-                moved = Cut._make(
-                    [
-                        *(tuple(parts[at] for at in order) for parts in cut[:4]),
-                        cut.second,
-                    ]
-                )
+                moved = Cut._make([*(tuple(parts[at] for at in order) for parts in cut[:4]), cut.second])
                 if self.kind[cut.ranks[i]] != self.kind[cut.ranks[j]]:
                     yield moved
                 yield moved._replace(shares=cut.shares)

@@ -6,13 +6,7 @@ from __future__ import annotations
 
 from workbench.core.schedule import ALLREDUCE, BROADCAST, NONE, Schedule, Value
 from workbench.methods.galaxy_plus.schedules.hybrid import tiled_inference
-from workbench.methods.galaxy_plus.schedules.layout import (
-    Block,
-    Builder,
-    InferenceLayout,
-    after,
-    value_of,
-)
+from workbench.methods.galaxy_plus.schedules.layout import Block, Builder, InferenceLayout, after, value_of
 
 
 def whole_inference(layout: InferenceLayout, world_size: int | None = None) -> Schedule:
@@ -41,12 +35,7 @@ class _Whole(Builder):
                 self.collective(BROADCAST, first, [(embedded,)] + [()] * len(others), wide)
                 for position in self._connecting(block):
                     self.add(
-                        position,
-                        "ENTER",
-                        first,
-                        0,
-                        [wide],
-                        [value_of(name, first, tile) for name in ("hid", "res")],
+                        position, "ENTER", first, 0, [wide], [value_of(name, first, tile) for name in ("hid", "res")]
                     )
             else:
                 self._move(embedded, 0, block)
@@ -56,13 +45,7 @@ class _Whole(Builder):
                         self.memory_keys(block, position)
                     self.multiply(block, position, (tile,))
                     entered = value_of("qkv", block.number, tile)
-                    self.leave(
-                        block,
-                        position,
-                        (tile,),
-                        [entered],
-                        [self._product(block, position)],
-                    )
+                    self.leave(block, position, (tile,), [entered], [self._product(block, position)])
                 self._sum(block)
         self.head([Value("hid", layout.end, NONE, 0)])
         return self.schedule(world_size)
@@ -90,11 +73,7 @@ class _Whole(Builder):
 
     def _sum(self, block: Block) -> None:
         """Append the sum of a block's products and its connection, and send what other positions need."""
-        layout, members, connecting = (
-            self.layout,
-            self.layout.members(block),
-            self._connecting(block),
-        )
+        layout, members, connecting = self.layout, self.layout.members(block), self._connecting(block)
         [tile] = layout.tiles[block.stack]
         products = {position: self._product(block, position) for position in members}
         terms = list(products.values())
@@ -105,10 +84,7 @@ class _Whole(Builder):
         elif len(connecting) > 1:
             total = value_of("sum", block.number, tile)
             self.collective(
-                ALLREDUCE,
-                block.number,
-                [[products[at]] if at in products else [] for at in connecting],
-                total,
+                ALLREDUCE, block.number, [[products[at]] if at in products else [] for at in connecting], total
             )
             terms = [total]
         for position in connecting:

@@ -14,11 +14,7 @@ _WIDE = frozenset({"emb", "wide", "hid", "res", "prod", "sum", "mem"})
 
 
 def inference_costs(
-    profile: InferenceProfile,
-    cluster: Cluster,
-    layout: InferenceLayout,
-    *,
-    message_s: float = MESSAGE_S,
+    profile: InferenceProfile, cluster: Cluster, layout: InferenceLayout, *, message_s: float = MESSAGE_S
 ) -> TableCosts:
     """Return the costs of the schedules of this package.
 
@@ -36,10 +32,7 @@ def inference_costs(
         return profile.costs[rank][layout.stack_of(op.stage)].seconds(op.kind, tokens_of(op))
 
     def connection_s(rank: int, op: Op) -> float:
-        costs, tokens = (
-            profile.costs[rank][layout.blocks[op.stage].stack],
-            tokens_of(op),
-        )
+        costs, tokens = profile.costs[rank][layout.blocks[op.stage].stack], tokens_of(op)
         if op.kind != "CONN":
             return costs.seconds(op.kind, tokens)
         return costs.seconds("CONN", tokens) + max(0, len(op.reads) - 2) * costs.seconds("ADD", tokens)
@@ -87,11 +80,7 @@ def inference_costs(
             **dict.fromkeys(_WIDE, wide),
             "kv": keys_and_values,
             "ids": lambda value: Spec((layout.lengths[layout.stack_of(value.stage)],), "int64"),
-            "out": lambda value: sequence(
-                len(layout.stacks) - 1,
-                layout.lengths[-1],
-                layout.stacks[-1].hidden_bytes,
-            ),
+            "out": lambda value: sequence(len(layout.stacks) - 1, layout.lengths[-1], layout.stacks[-1].hidden_bytes),
         },
         resident_by_rank={rank: _resident_bytes(profile, layout, rank) for rank in range(cluster.world_size)},
         cluster=cluster,

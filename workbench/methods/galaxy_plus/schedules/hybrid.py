@@ -20,14 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from workbench.core.schedule import RING, Schedule, Value
-from workbench.methods.galaxy_plus.schedules.layout import (
-    Block,
-    Builder,
-    InferenceLayout,
-    Tile,
-    after,
-    value_of,
-)
+from workbench.methods.galaxy_plus.schedules.layout import Block, Builder, InferenceLayout, Tile, after, value_of
 
 Group = tuple[Tile, ...]
 
@@ -68,10 +61,7 @@ class _Hybrid(Builder):
 
     def embed_tiles(self, stack: int) -> None:
         """Embed a stack's tokens on the first position; the tiles go around the ring to all positions that compute."""
-        block, tiles = (
-            self.layout.blocks[self.layout.first_blocks[stack]],
-            self.layout.tiles[stack],
-        )
+        block, tiles = self.layout.blocks[self.layout.first_blocks[stack]], self.layout.tiles[stack]
         self.embed(stack, [value_of("emb", block.number, tile) for tile in tiles])
         for tile in tiles:
             path = self._path(block, tile)
@@ -89,32 +79,20 @@ class _Hybrid(Builder):
         """Append a position's part of a block with split weights, and the connection of its own tiles."""
         layout = self.layout
         tiles, own = layout.tiles[block.stack], self._own[block.stack][position]
-        is_member, is_first = (
-            position in layout.members(block),
-            block.number in layout.first_blocks,
-        )
+        is_member, is_first = position in layout.members(block), block.number in layout.first_blocks
         present = own
         if is_first:
             present = () if position else tiles if is_member else own
             for tile in present:
                 self.enter_stack(block, position, tile, is_own=tile.position == position)
-        arriving = self._arriving(
-            block.stack,
-            lambda tile: self._path(block, tile),
-            position,
-            keep_order=is_first,
-        )
+        arriving = self._arriving(block.stack, lambda tile: self._path(block, tile), position, keep_order=is_first)
         is_streamed = layout.plan.overlap
         groups: list[Group] = [present] if is_streamed and is_member and present else []
         for group in groups:
             self.multiply(block, position, group)
         for tile, following in arriving:
             if following is not None:
-                self.send(
-                    value_of("emb" if is_first else "hid", block.number, tile),
-                    position,
-                    following,
-                )
+                self.send(value_of("emb" if is_first else "hid", block.number, tile), position, following)
             if is_first:
                 self.enter_stack(block, position, tile, is_own=tile.position == position)
             if is_streamed and is_member:
@@ -130,11 +108,7 @@ class _Hybrid(Builder):
             self._leave(block, position, tiles, groups)
         elif is_member:
             if block.kind == "attention":
-                for tile in self._in_sum_order(
-                    block,
-                    position,
-                    [tile for tile in tiles if tile.position != position],
-                ):
+                for tile in self._in_sum_order(block, position, [tile for tile in tiles if tile.position != position]):
                     self._leave(block, position, (tile,), groups)
             if own:
                 self._leave(block, position, own, groups)
@@ -157,10 +131,7 @@ class _Hybrid(Builder):
 
         if is_attention:
             starts = [(tile, next(iter(path(tile)), None)) for tile in own]
-            for tile, following in [
-                *starts,
-                *self._arriving(block.stack, path, position),
-            ]:
+            for tile, following in [*starts, *self._arriving(block.stack, path, position)]:
                 if following is not None:
                     self.send(value_of("kv", number, tile), position, following)
         for tile in own:
@@ -168,13 +139,7 @@ class _Hybrid(Builder):
                 self.memory_keys(block, position)
             gathered = [value_of("kv", number, other) for other in self.layout.tiles[block.stack]]
             product = value_of("prod", number, tile)
-            self.leave(
-                block,
-                position,
-                (tile,),
-                [value_of("q", number, tile), *gathered],
-                [product],
-            )
+            self.leave(block, position, (tile,), [value_of("q", number, tile), *gathered], [product])
             self._connect(block, position, tile, [product])
 
     # Routes of tiles and sums.
@@ -190,12 +155,7 @@ class _Hybrid(Builder):
     def _memory_path(self, tile: Tile) -> tuple[int, ...]:
         """Return the positions that a tile of the encoder's output visits."""
         cross = next(block for block in self.layout.blocks if block.kind == "cross")
-        return after(
-            self.layout.members(cross),
-            tile.position,
-            tile.direction,
-            self.layout.num_positions,
-        )
+        return after(self.layout.members(cross), tile.position, tile.direction, self.layout.num_positions)
 
     def _chain(self, block: Block, tile: Tile) -> tuple[int, ...]:
         """Return the positions whose products add up to a tile's sum, in order; the owner's is last."""
@@ -207,12 +167,7 @@ class _Hybrid(Builder):
         return self._chains[key]
 
     def _arriving(
-        self,
-        stack: int,
-        path_of: Callable[[Tile], tuple[int, ...]],
-        position: int,
-        *,
-        keep_order: bool = False,
+        self, stack: int, path_of: Callable[[Tile], tuple[int, ...]], position: int, *, keep_order: bool = False
     ) -> list[tuple[Tile, int | None]]:
         """Return the tiles of a stack that reach a position, in ring order, each with its next position."""
         found = []
@@ -234,10 +189,7 @@ class _Hybrid(Builder):
         firsts = self._firsts[block.stack]
 
         def order(tile: Tile) -> tuple[int, int]:
-            step, piece = (
-                self._chain(block, tile).index(position),
-                tile.number - firsts[tile.position],
-            )
+            step, piece = self._chain(block, tile).index(position), tile.number - firsts[tile.position]
             return (piece, step) if block.kind != "feed_forward" and block.scheme == 2 else (step, piece)
 
         return sorted(tiles, key=order)
@@ -248,13 +200,7 @@ class _Hybrid(Builder):
         """Append the second half of a block on some tiles, and the ring's operations on their products here."""
         number = block.number
         attended = sorted(value_of("qkv", number, entered[0]) for entered in groups)
-        self.leave(
-            block,
-            position,
-            group,
-            attended,
-            [self._product(block, position, tile) for tile in group],
-        )
+        self.leave(block, position, group, attended, [self._product(block, position, tile) for tile in group])
         for tile in self._in_sum_order(block, position, group):
             chain = self._chain(block, tile)
             step = chain.index(position)
@@ -262,25 +208,9 @@ class _Hybrid(Builder):
                 continue
             total = value_of("sum", number, tile, step)
             if step:
-                reads = [
-                    self._product(block, position, tile),
-                    value_of("sum", number, tile, step - 1),
-                ]
-                self.add(
-                    position,
-                    "ADD",
-                    number,
-                    tile.number,
-                    reads,
-                    [total],
-                    step=step,
-                    stream=RING,
-                )
-            self.send(
-                total,
-                position,
-                chain[step + 1] if step + 1 < len(chain) else tile.position,
-            )
+                reads = [self._product(block, position, tile), value_of("sum", number, tile, step - 1)]
+                self.add(position, "ADD", number, tile.number, reads, [total], step=step, stream=RING)
+            self.send(total, position, chain[step + 1] if step + 1 < len(chain) else tile.position)
 
     def _product(self, block: Block, position: int, tile: Tile) -> Value:
         """Return the name of a position's term: the first term in the ring is already a sum."""
@@ -298,14 +228,7 @@ class _Hybrid(Builder):
                 chain = self._chain(block, tile)
                 terms = [value_of("prod", block.number, tile)] if position in chain else []
                 if chain != (position,):
-                    terms.append(
-                        value_of(
-                            "sum",
-                            block.number,
-                            tile,
-                            len(chain) - 1 - (position in chain),
-                        )
-                    )
+                    terms.append(value_of("sum", block.number, tile, len(chain) - 1 - (position in chain)))
                 self._connect(block, position, tile, terms)
             if is_own_next:
                 products = [value_of("prod", following.number, tile) for tile in group]
@@ -316,11 +239,7 @@ class _Hybrid(Builder):
 
     def _connect(self, block: Block, position: int, tile: Tile, terms: Sequence[Value]) -> None:
         """Append the connection of an own tile after a block, and send the tile to the next position."""
-        layout, written, number = (
-            self.layout,
-            self.connect(block, position, tile, terms),
-            block.number + 1,
-        )
+        layout, written, number = self.layout, self.connect(block, position, tile, terms), block.number + 1
         if number == layout.end:
             path: tuple[int, ...] = (0,) if position else ()
         else:

@@ -71,12 +71,7 @@ class InferenceLayout:
     is_decoding: bool = False
 
     @classmethod
-    def build(
-        cls,
-        plan: InferencePlan,
-        stacks: Sequence[StackShape],
-        lengths: Sequence[int] | int,
-    ) -> InferenceLayout:
+    def build(cls, plan: InferencePlan, stacks: Sequence[StackShape], lengths: Sequence[int] | int) -> InferenceLayout:
         """Return the layout of one sequence of `lengths` tokens (one number for each stack).  Raises ScheduleError if
         they disagree.
         """
@@ -84,9 +79,7 @@ class InferenceLayout:
         asked = f"A sequence of {given} tokens through {len(stacks)} stacks by '{plan.method}' was asked for."
         if len(given) != len(stacks) or min(given, default=0) < 1:
             raise ScheduleError(
-                asked,
-                "Each stack takes a sequence of at least one token.",
-                "Give one length for each stack.",
+                asked, "Each stack takes a sequence of at least one token.", "Give one length for each stack."
             )
         _require_complete(asked, plan, stacks)
         memory = given[0] if len(stacks) > 1 else 0
@@ -94,12 +87,7 @@ class InferenceLayout:
 
     @classmethod
     def decode(
-        cls,
-        plan: InferencePlan,
-        stacks: Sequence[StackShape],
-        *,
-        past: int,
-        memory_length: int = 0,
+        cls, plan: InferencePlan, stacks: Sequence[StackShape], *, past: int, memory_length: int = 0
     ) -> InferenceLayout:
         """Return the layout of one more token after `past` tokens; in an encoder-decoder only the decoder takes
         part.
@@ -111,12 +99,7 @@ class InferenceLayout:
         _require_complete(asked, plan, stacks)
         lengths = (0,) * (len(stacks) - 1) + (1,)
         return cls(
-            plan=plan,
-            stacks=tuple(stacks),
-            lengths=lengths,
-            past=past,
-            memory_length=memory_length,
-            is_decoding=True,
+            plan=plan, stacks=tuple(stacks), lengths=lengths, past=past, memory_length=memory_length, is_decoding=True
         )
 
     @property
@@ -233,18 +216,9 @@ class InferenceLayout:
             if is_cut and self.plan.both_ways and tokens > 1:
                 pieces = min(pieces + pieces % 2, tokens)  # as many in one direction as in the other
             for piece in range(pieces):
-                start, stop = (
-                    at + piece * tokens // pieces,
-                    at + (piece + 1) * tokens // pieces,
-                )
+                start, stop = at + piece * tokens // pieces, at + (piece + 1) * tokens // pieces
                 tiles.append(
-                    Tile(
-                        len(tiles),
-                        position,
-                        start,
-                        stop,
-                        -1 if is_cut and self.plan.both_ways and piece % 2 else 1,
-                    )
+                    Tile(len(tiles), position, start, stop, -1 if is_cut and self.plan.both_ways and piece % 2 else 1)
                 )
             at += tokens
         return tuple(tiles)
@@ -267,9 +241,7 @@ def _require_complete(asked: str, plan: InferencePlan, stacks: Sequence[StackSha
     missing = [name for name in needed[plan.paradigm] if not getattr(plan, name)]
     if missing:
         raise ScheduleError(
-            asked,
-            f"The plan does not say its {', '.join(missing)}.",
-            f"Give what paradigm '{plan.paradigm}' needs.",
+            asked, f"The plan does not say its {', '.join(missing)}.", f"Give what paradigm '{plan.paradigm}' needs."
         )
     layers = sum(shape.num_layers for shape in stacks)
     given = (
@@ -277,9 +249,7 @@ def _require_complete(asked: str, plan: InferencePlan, stacks: Sequence[StackSha
     )
     if given != layers:
         raise ScheduleError(
-            asked,
-            f"The plan speaks of {given} layers, the model has {layers}.",
-            "Plan for this model.",
+            asked, f"The plan speaks of {given} layers, the model has {layers}.", "Plan for this model."
         )
 
 
@@ -340,16 +310,7 @@ class Builder:
         """Append a collective of all positions; reads: by position."""
         for position, values in enumerate(reads):
             self.lists[position].append(
-                Op(
-                    kind,
-                    stage,
-                    NONE,
-                    NONE,
-                    tuple(values),
-                    (write,),
-                    self.layout.plan.ranks,
-                    "collective",
-                )
+                Op(kind, stage, NONE, NONE, tuple(values), (write,), self.layout.plan.ranks, "collective")
             )
 
     def send(self, value: Value, source: int, destination: int) -> None:
@@ -367,22 +328,9 @@ class Builder:
     def enter_stack(self, block: Block, position: int, tile: Tile, *, is_own: bool) -> None:
         """Append ENTER before a block.  is_own: the residual stream of the tile stays here."""
         writes = [value_of(name, block.number, tile) for name in ("hid", "res")[: 1 + is_own]]
-        self.add(
-            position,
-            "ENTER",
-            block.number,
-            tile.number,
-            [value_of("emb", block.number, tile)],
-            writes,
-        )
+        self.add(position, "ENTER", block.number, tile.number, [value_of("emb", block.number, tile)], writes)
 
-    def multiply(
-        self,
-        block: Block,
-        position: int,
-        tiles: Sequence[Tile],
-        names: Sequence[str] = (),
-    ) -> None:
+    def multiply(self, block: Block, position: int, tiles: Sequence[Tile], names: Sequence[str] = ()) -> None:
         """Append the first product of a block on some tiles.  names: of the values that it writes, if not the usual
         one.
         """
@@ -395,22 +343,10 @@ class Builder:
         memory = [
             value_of("mem", self.layout.first_blocks[block.stack], tile) for tile in self.layout.tiles[block.stack - 1]
         ]
-        self.add(
-            position,
-            "CKV",
-            block.number,
-            0,
-            memory,
-            [Value("kv", block.number, NONE, 0)],
-        )
+        self.add(position, "CKV", block.number, 0, memory, [Value("kv", block.number, NONE, 0)])
 
     def leave(
-        self,
-        block: Block,
-        position: int,
-        tiles: Sequence[Tile],
-        attended: Sequence[Value],
-        products: Sequence[Value],
+        self, block: Block, position: int, tiles: Sequence[Tile], attended: Sequence[Value], products: Sequence[Value]
     ) -> None:
         """Append the second half of a block on some tiles.  attended: what ATT reads.  products: of each tile."""
         number, first = block.number, tiles[0]
@@ -435,14 +371,7 @@ class Builder:
         elif layout.plan.paradigm == "pipeline" and layout.members(layout.blocks[number]) != (position,):
             names = ("emb",)
         writes = [value_of(name, number, tile) for name in names]
-        self.add(
-            position,
-            "CONN",
-            block.number,
-            tile.number,
-            [*terms, value_of("res", block.number, tile)],
-            writes,
-        )
+        self.add(position, "CONN", block.number, tile.number, [*terms, value_of("res", block.number, tile)], writes)
         return writes[0]
 
     def head(self, reads: Sequence[Value]) -> None:
@@ -459,17 +388,12 @@ class Builder:
         size = max(ranks) + 1 if world_size is None else world_size
         if max(ranks) >= size:
             raise ScheduleError(
-                f"A schedule for {size} ranks was asked for.",
-                f"The plan uses {ranks}.",
-                "Give the cluster's size.",
+                f"A schedule for {size} ranks was asked for.", f"The plan uses {ranks}.", "Give the cluster's size."
             )
         ops: list[tuple[Op, ...]] = [()] * size
         inputs: list[tuple[Value, ...]] = [()] * size
         outputs: list[tuple[Value, ...]] = [()] * size
         for position, rank in enumerate(ranks):
             ops[rank] = tuple(self.lists[position])
-            inputs[rank], outputs[rank] = (
-                tuple(self._inputs[position]),
-                tuple(self._outputs[position]),
-            )
+            inputs[rank], outputs[rank] = tuple(self._inputs[position]), tuple(self._outputs[position])
         return insert_receives(Schedule(ops=tuple(ops), inputs=tuple(inputs), outputs=tuple(outputs)))

@@ -18,20 +18,13 @@ PALE_RED = "#F6DFD6"
 MAX_STEPS = 80  # of a curve over time
 MIN_REQUESTS = 3  # minimum in a step of the throughput curve
 MAX_NAMED_EVENTS = 14
-CHARACTER_PIXELS, AXIS_PIXELS = (
-    6.5,
-    950,
-)  # approximate widths of a fault's name and of the time axis
+CHARACTER_PIXELS, AXIS_PIXELS = 6.5, 950  # approximate widths of a fault's name and of the time axis
 SHOWN_EVENTS = style.OPERATIONS["events"]
 """The portal's findings and actions.  Injected faults are shaded instead; probes, plans and loads are in the hover of
 later events."""
 
 
-def serving(
-    reports: ServingReport | Mapping[str, ServingReport],
-    *,
-    title: str = "A stream of requests",
-) -> go.Figure:
+def serving(reports: ServingReport | Mapping[str, ServingReport], *, title: str = "A stream of requests") -> go.Figure:
     """Return throughput over time, the processor use of each device for every report, and the events below.
 
     reports: one, or several of the same stream by name, such as with and without re-scheduling; injected faults are
@@ -44,10 +37,7 @@ def serving(
     if not shown:
         return style.empty(title=title, label=label, why="No request was answered.", note=note)
     first = next(iter(shown.values()))
-    end_s, step_s = (
-        max(report.end_s for report in shown.values()),
-        step_of(shown.values()),
-    )
+    end_s, step_s = max(report.end_s for report in shown.values()), step_of(shown.values())
     panels = [f"processors{', ' * bool(name)}{name}" for name in shown]
     heights = [170.0, *(110.0 for _ in shown), 20.0 + 52.0 * len(shown)]
     figure = make_subplots(
@@ -56,11 +46,7 @@ def serving(
         shared_xaxes=True,
         row_heights=heights,
         vertical_spacing=34 / sum(heights),
-        subplot_titles=[
-            f"answers per second{style.mark_of(note)}",
-            *panels,
-            "what the portal found and did",
-        ],
+        subplot_titles=[f"answers per second{style.mark_of(note)}", *panels, "what the portal found and did"],
     )
     for annotation in figure.layout.annotations:
         annotation.update(x=0, xanchor="left", font={"size": 12.5, "color": style.BLACK})
@@ -109,14 +95,7 @@ def _throughput(figure: go.Figure, name: str, report: ServingReport, index: int,
     figure.update_yaxes(rangemode="tozero", zeroline=False, row=1, col=1)
 
 
-def _processors(
-    figure: go.Figure,
-    report: ServingReport,
-    row: int,
-    step_s: float,
-    *,
-    in_legend: bool,
-) -> None:
+def _processors(figure: go.Figure, report: ServingReport, row: int, step_s: float, *, in_legend: bool) -> None:
     for rank, device in enumerate(report.cluster.devices):
         points = report.utilisation(rank, step_s)
         figure.add_scatter(
@@ -133,12 +112,7 @@ def _processors(
             col=1,
         )
     figure.update_yaxes(
-        range=[0, 105],
-        tickvals=[0, 50, 100],
-        ticktext=["0 %", "50 %", "100 %"],
-        zeroline=False,
-        row=row,
-        col=1,
+        range=[0, 105], tickvals=[0, 50, 100], ticktext=["0 %", "50 %", "100 %"], zeroline=False, row=row, col=1
     )
 
 
@@ -197,22 +171,11 @@ def _faults(figure: go.Figure, report: ServingReport, end_s: float, *, rows: int
             "line": {"width": 0},
         }
         for number in ("", *range(2, rows + 1)):
-            where = {
-                "xref": f"x{number}",
-                "yref": f"y{number} domain",
-                "x0": fault.start,
-                "x1": stop,
-                "y0": 0,
-                "y1": 1,
-            }
+            where = {"xref": f"x{number}", "yref": f"y{number} domain", "x0": fault.start, "x1": stop, "y0": 0, "y1": 1}
             shapes.append({"type": "rect", **look, **where})
         if fault.start >= free_from_s:
             name = report.cluster.devices[fault.rank].name
-            did = {
-                "slow": f"{fault.factor:g} times slower",
-                "kill": "killed",
-                "freeze": "frozen",
-            }[fault.kind]
+            did = {"slow": f"{fault.factor:g} times slower", "kill": "killed", "freeze": "frozen"}[fault.kind]
             text = f" {name} {did}"
             place = {
                 "x": fault.start,

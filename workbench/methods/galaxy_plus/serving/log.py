@@ -94,12 +94,7 @@ class ServingLog:
         return self.requests[-1].end_s if self.requests else 0.0
 
     def report(
-        self,
-        samples: Samples,
-        *,
-        stream: StreamSettings,
-        rescheduling: ReschedulingSettings,
-        **settings: Any,
+        self, samples: Samples, *, stream: StreamSettings, rescheduling: ReschedulingSettings, **settings: Any
     ) -> ServingReport:
         """Return the report of a finished service."""
         return ServingReport(

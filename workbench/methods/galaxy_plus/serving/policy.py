@@ -25,10 +25,7 @@ from workbench.methods.common.records import device_event
 from workbench.methods.galaxy_plus.planning import as_plan
 from workbench.methods.galaxy_plus.prepare import Request, is_right
 from workbench.methods.galaxy_plus.serving.log import Busy, Samples, ServingLog
-from workbench.methods.galaxy_plus.serving.records import (
-    ReschedulingSettings,
-    ServedRequest,
-)
+from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServedRequest
 from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler, means
 from workbench.methods.galaxy_plus.serving.worker import (
     SERVING,
@@ -145,10 +142,7 @@ class ServingPolicy:
     @property
     def state(self) -> ServingState:
         """Return where the service is, as data."""
-        rescheduler, names = (
-            self.rescheduler,
-            [device.name for device in self.cluster.devices],
-        )
+        rescheduler, names = self.rescheduler, [device.name for device in self.cluster.devices]
         serving, wanted = (
             tuple(names[rank] for rank in self.log.plans[index].ranks) if index >= 0 else ()
             for index in (rescheduler.current, rescheduler.wanted)
@@ -180,9 +174,7 @@ class ServingPolicy:
         plan = self.log.plans[index] if index >= 0 else None
         if plan is None or not set(plan.ranks) <= set(ready):
             raise PlanError(
-                "A plan for the devices that are there was asked for.",
-                "None fits.",
-                "Bring a device back.",
+                "A plan for the devices that are there was asked for.", "None fits.", "Bring a device back."
             )
         members = tuple(sorted(plan.ranks))
         job = ServiceJob(
@@ -201,13 +193,7 @@ class ServingPolicy:
         stages = as_plan(replace(plan, ranks=tuple(map(members.index, plan.ranks))), self.stacks)
         predictor = RequestTimes(plan.predicted_s, self.num_steps)
         return Generation(
-            number,
-            members,
-            stages,
-            job,
-            predictor,
-            job.timeout_s,
-            prepares=() if self._is_tight(plan) else members,
+            number, members, stages, job, predictor, job.timeout_s, prepares=() if self._is_tight(plan) else members
         )
 
     def _specs(self, plan: InferencePlan) -> dict[int, ShardSpec]:
@@ -216,10 +202,7 @@ class ServingPolicy:
 
     def _is_tight(self, plan: InferencePlan) -> bool:
         """Return whether a serving device lacks memory for this plan's weights in addition to its current ones."""
-        serving, specs = (
-            set() if self.rescheduler.plan is None else set(self.rescheduler.plan.ranks),
-            self._specs(plan),
-        )
+        serving, specs = set() if self.rescheduler.plan is None else set(self.rescheduler.plan.ranks), self._specs(plan)
         return not all(
             self.holds_both(rank, self._held[rank], specs[rank])
             for rank in serving.intersection(plan.ranks, self._held)
@@ -234,12 +217,7 @@ class ServingPolicy:
         self._reports.clear()
         return generation
 
-    def differs(
-        self,
-        generation: Generation,
-        ready: tuple[int, ...],
-        factors: Mapping[int, float],
-    ) -> bool:
+    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
         """Return whether another plan is wanted now."""
         return self.rescheduler.wanted not in (-1, generation.job.index)
 
@@ -285,12 +263,7 @@ class ServingPolicy:
         tokens = self.requests[done.step % len(self.requests)].length
         found = is_right(served.output, self.answers[done.step % len(self.answers)]) if self.answers else None
         self.answered(
-            self.log.answered(
-                served.until_s - begin_s,
-                tokens=tokens,
-                plan=generation.job.index,
-                is_right=found,
-            )
+            self.log.answered(served.until_s - begin_s, tokens=tokens, plan=generation.job.index, is_right=found)
         )
 
     def heard(self, generation: Generation | None, rank: int, event: Any) -> None:
@@ -316,9 +289,7 @@ class ServingPolicy:
                 self.rescheduler.probed(self.now_s, rank, event.slowness)
             case Failed():
                 raise RuntimeSetupError(
-                    f"Device '{self.fleet.name(rank)}' was serving request {event.number}.",
-                    event.error,
-                    "See above.",
+                    f"Device '{self.fleet.name(rank)}' was serving request {event.number}.", event.error, "See above."
                 )
 
     def _take_loaded(self, rank: int, loaded: Loaded) -> None:
@@ -336,18 +307,10 @@ class ServingPolicy:
             return  # a device reports it again when it begins to serve
         found[rank] = loaded
         if set(self.log.plans[loaded.plan].ranks) <= set(found):
-            before, nbytes = (
-                self.rescheduler.current,
-                sum(one.read_bytes for one in found.values()),
-            )
+            before, nbytes = self.rescheduler.current, sum(one.read_bytes for one in found.values())
             seconds = max(one.seconds for one in found.values())
             self.log.add(
-                self.now_s,
-                "loaded",
-                before=before,
-                after=loaded.plan,
-                value=seconds,
-                detail=f"{nbytes} bytes",
+                self.now_s, "loaded", before=before, after=loaded.plan, value=seconds, detail=f"{nbytes} bytes"
             )
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
@@ -422,16 +385,10 @@ class RunPolicy(OncePolicy):
             return
         self._told_s[rank] = now_s
         step_s = served.end_s - served.start_s
-        state = {
-            "step_s": step_s,
-            "busy_s": served.busy_s,
-            "used_bytes": served.used_bytes,
-        }
+        state = {"step_s": step_s, "busy_s": served.busy_s, "used_bytes": served.used_bytes}
         self.notify(
             device_event(
-                rank,
-                {"phase": SERVING, "epoch": 0, "step": done.step, "num_steps": count} | state,
-                " request",
+                rank, {"phase": SERVING, "epoch": 0, "step": done.step, "num_steps": count} | state, " request"
             )
         )
         if rank == self.job.plan.ranks[0]:

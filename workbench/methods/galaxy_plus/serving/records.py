@@ -18,15 +18,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan
-from workbench.core.ranges import (
-    Count,
-    Interval,
-    Seconds,
-    Seed,
-    Slowness,
-    Tokens,
-    require_ranges,
-)
+from workbench.core.ranges import Count, Interval, Seconds, Seed, Slowness, Tokens, require_ranges
 from workbench.core.serial import from_json, read_text
 from workbench.core.timeline import Kept
 
@@ -268,14 +260,7 @@ class ServingReport(Kept):
     def utilisation(self, rank: int, step_s: float) -> list[tuple[float, float]]:
         """Return (middle of the step, share of the time busy) of a device, from 0 to the last answer."""
         own = (sample for sample in self.samples if sample.rank == rank)
-        spans = (
-            (
-                sample.start_s,
-                sample.end_s,
-                (sample.end_s - sample.start_s) * sample.utilisation,
-            )
-            for sample in own
-        )
+        spans = ((sample.start_s, sample.end_s, (sample.end_s - sample.start_s) * sample.utilisation) for sample in own)
         return [(middle, min(1.0, share)) for middle, share in self._over(step_s, spans)]
 
     def _over(self, step_s: float, spans: Iterable[tuple[float, float, float]]) -> list[tuple[float, float]]:

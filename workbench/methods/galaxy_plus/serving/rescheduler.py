@@ -112,9 +112,7 @@ class Rescheduler:
     def __post_init__(self, world_size: int) -> None:
         self.candidates = [Candidate(wait_s=self.settings.probe_every_s) for _ in range(world_size)]
         self.pace = Pace(
-            window=self.settings.window,
-            repeats=self.settings.repeats,
-            threshold=self.settings.slow_factor,
+            window=self.settings.window, repeats=self.settings.repeats, threshold=self.settings.slow_factor
         )
         self.wanted = self.log.plan(self.planner(tuple(range(world_size))))
 
@@ -238,11 +236,7 @@ class Rescheduler:
     def _take_back(self, now_s: float, rank: int) -> None:
         device = self.candidates[rank]
         device.is_in, device.good_probes, device.is_reported = True, 0, False
-        device.next_probe_s, device.taken_back_s, device.is_kept = (
-            math.inf,
-            now_s,
-            False,
-        )
+        device.next_probe_s, device.taken_back_s, device.is_kept = math.inf, now_s, False
         self._plan_again(now_s)
         self.log.add(now_s, "readmitted", rank, before=self.current, after=self.wanted)
 
@@ -274,13 +268,7 @@ class Rescheduler:
     def _want(self, now_s: float, plan: InferencePlan) -> None:
         before, self.wanted = self.wanted, self.log.plan(plan)
         if self.wanted != before:
-            self.log.add(
-                now_s,
-                "planned",
-                before=self.current,
-                after=self.wanted,
-                value=plan.predicted_s,
-            )
+            self.log.add(now_s, "planned", before=self.current, after=self.wanted, value=plan.predicted_s)
 
     def _usable(self) -> tuple[int, ...]:
         return tuple(rank for rank, device in enumerate(self.candidates) if device.is_alive and device.is_in)

@@ -32,12 +32,7 @@ from workbench.methods.galaxy_plus.serving.records import (
     ServingReport,
     StreamSettings,
 )
-from workbench.methods.galaxy_plus.serving.rescheduler import (
-    BlockTimes,
-    Planner,
-    Rescheduler,
-    Times,
-)
+from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes, Planner, Rescheduler, Times
 from workbench.methods.galaxy_plus.serving.worker import serve_worker
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.sharding import ShardSpec, added_bytes, model_layout
@@ -83,13 +78,7 @@ def planner_of(
         if not excluded:
             return chosen
         return replan(
-            chosen,
-            profile,
-            cluster,
-            length=lengths[0],
-            decoder_length=decoder_length,
-            excluded=excluded,
-            price=price,
+            chosen, profile, cluster, length=lengths[0], decoder_length=decoder_length, excluded=excluded, price=price
         )
 
     return planner
@@ -105,10 +94,7 @@ def simulated_times(profile: InferenceProfile, cluster: Cluster, lengths: tuple[
         slower = profile
         for rank, factor in own:
             slower = slower.slowed(rank, factor)
-        timeline = simulate(
-            Programs(cluster, profile.stacks, slower).sequence(plan, lengths).program,
-            memory=False,
-        )
+        timeline = simulate(Programs(cluster, profile.stacks, slower).sequence(plan, lengths).program, memory=False)
         blocks: dict[int, dict[int, float]] = {}
         for span in timeline.spans:
             if not span.op.is_communication:
@@ -127,12 +113,7 @@ def simulated_times(profile: InferenceProfile, cluster: Cluster, lengths: tuple[
     return times
 
 
-def fleet_for(
-    devices: Devices,
-    cluster: Cluster,
-    faults: FaultSchedule,
-    settings: ReschedulingSettings,
-) -> Fleet:
+def fleet_for(devices: Devices, cluster: Cluster, faults: FaultSchedule, settings: ReschedulingSettings) -> Fleet:
     """Return the devices of a service with its faults."""
     names = [device.name for device in cluster.devices]
     return Fleet(devices, names, faults, silence_s=settings.silence_s, num_restarts=RESTARTS)
@@ -198,9 +179,7 @@ def serve(
         if is_real and fault.kind == "slow":
             asked = f"The fault 'slow' {fault.when} was asked for."
             raise ConfigError(
-                asked,
-                "A real device cannot be slowed down from here.",
-                "Kill or freeze it; or emulate the cluster.",
+                asked, "A real device cannot be slowed down from here.", "Kill or freeze it; or emulate the cluster."
             )
         if fault.kind in ("leave", "memory") or fault.unit != "s":
             raise ConfigError(
@@ -215,11 +194,7 @@ def serve(
                 "Name one of them.",
             )
     layout = model_layout(model)
-    requests = random_requests(
-        layout,
-        stream.length or min(DEFAULT_LENGTH, layout.max_length),
-        seed=stream.seed,
-    )
+    requests = random_requests(layout, stream.length or min(DEFAULT_LENGTH, layout.max_length), seed=stream.seed)
     lengths = requests[0].lengths
     profile = host if is_real else scaled_to(host, cluster)
     log = ServingLog(watch=on_event, arrivals_s=stream.arrival_times())

@@ -20,33 +20,12 @@ from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.methods.galaxy_plus.prepare import Request
 from workbench.methods.galaxy_plus.serving.log import Samples, ServingLog
 from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
-from workbench.methods.galaxy_plus.serving.records import (
-    ReschedulingSettings,
-    ServingReport,
-    StreamSettings,
-)
-from workbench.methods.galaxy_plus.serving.rescheduler import (
-    BlockTimes,
-    Planner,
-    Rescheduler,
-    Times,
-)
+from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingReport, StreamSettings
+from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes, Planner, Rescheduler, Times
 from workbench.methods.galaxy_plus.serving.serve import fleet_for, run_service
-from workbench.methods.galaxy_plus.serving.worker import (
-    Begun,
-    BlockReport,
-    Loaded,
-    Served,
-    ServiceJob,
-    UnderWay,
-)
+from workbench.methods.galaxy_plus.serving.worker import Begun, BlockReport, Loaded, Served, ServiceJob, UnderWay
 from workbench.runtime.commands import End, StepDone
-from workbench.runtime.virtual_devices import (
-    Factors,
-    VirtualDevices,
-    VirtualWork,
-    VirtualWorld,
-)
+from workbench.runtime.virtual_devices import Factors, VirtualDevices, VirtualWork, VirtualWorld
 
 
 def simulate_serving(
@@ -75,9 +54,7 @@ def simulate_serving(
     rescheduler = Rescheduler(settings, cluster.world_size, planner, times, log)
     work = _Work(profile, cluster, times, noise, random.Random(seed))
     devices = VirtualDevices(
-        cluster.world_size,
-        work,
-        replace(world or VirtualWorld(), report_s=settings.report_every_s),
+        cluster.world_size, work, replace(world or VirtualWorld(), report_s=settings.report_every_s)
     )
     work.now_s = devices.now_s
     schedule = FaultSchedule(faults)
@@ -126,10 +103,7 @@ def _held_bytes(plan: InferencePlan | None, profile: InferenceProfile, rank: int
         return []
     found = [profile.first_bytes + profile.last_bytes if position == 0 else 0]
     for shape, count, units, columns in plan.parts(profile.stacks):
-        held = (
-            units[position] * (shape.unit_bytes + shape.cross_unit_bytes),
-            columns[position] * shape.column_bytes,
-        )
+        held = units[position] * (shape.unit_bytes + shape.cross_unit_bytes), columns[position] * shape.column_bytes
         found += count * [*held, shape.layer_bytes if any(held) else 0]
     return found
 
@@ -138,12 +112,7 @@ class _Work(VirtualWork):
     """Requests on virtual devices.  now_s: the clock of these devices."""
 
     def __init__(
-        self,
-        profile: InferenceProfile,
-        cluster: Cluster,
-        times: Times,
-        noise: float,
-        draws: random.Random,
+        self, profile: InferenceProfile, cluster: Cluster, times: Times, noise: float, draws: random.Random
     ) -> None:
         self._profile, self._cluster, self._times = profile, cluster, times
         self._noise, self._draws = noise, draws
@@ -157,8 +126,7 @@ class _Work(VirtualWork):
 
     def _cost(self, job: ServiceJob, factors: Factors) -> BlockTimes:
         return self._times(
-            job.plan,
-            {rank: factors[place] for place, rank in enumerate(_members(job)) if factors[place] != 1},
+            job.plan, {rank: factors[place] for place, rank in enumerate(_members(job)) if factors[place] != 1}
         )
 
     def seconds(self, job: ServiceJob, step: int, factors: Factors) -> float:
@@ -168,13 +136,7 @@ class _Work(VirtualWork):
         return self._begin_s + job.arrivals_s[step] if job.arrivals_s else 0.0
 
     def reports(
-        self,
-        job: ServiceJob,
-        place: int,
-        step: int,
-        before: float,
-        after: float,
-        factors: Factors,
+        self, job: ServiceJob, place: int, step: int, before: float, after: float, factors: Factors
     ) -> Iterator[Any]:
         rank = _members(job)[place]
         if after == 0.0:
@@ -186,8 +148,7 @@ class _Work(VirtualWork):
         own = cost.blocks.get(rank, {})
         self._busy_s[place] += (after - before) * sum(own.values())
         numbers = self._numbers.setdefault(
-            job.index,
-            sorted({block for blocks in cost.blocks.values() for block in blocks}),
+            job.index, sorted({block for blocks in cost.blocks.values() for block in blocks})
         )
         first, last = (int(part * len(numbers) + 1e-9) for part in (before, after))
         done = {block: self._noisy(own[block]) for block in numbers[first:last] if block in own}
@@ -198,18 +159,7 @@ class _Work(VirtualWork):
         output = np.empty(0) if place == _members(job).index(job.plan.ranks[0]) else None
         now_s = self.now_s()
         return StepDone(
-            step,
-            0.0,
-            Served(
-                output,
-                self._since_s,
-                now_s,
-                self._since_s,
-                now_s,
-                self._busy_s[place],
-                0.0,
-                0.0,
-            ),
+            step, 0.0, Served(output, self._since_s, now_s, self._since_s, now_s, self._busy_s[place], 0.0, 0.0)
         )
 
     def part(self, job: ServiceJob, place: int, end: End, stop: int) -> None:
@@ -237,21 +187,14 @@ class _Work(VirtualWork):
             self._ready_s.pop(rank, None)
         seconds = max(loaded.seconds for loaded in loads)
         self._begin_s = now_s + seconds if job.begin_s is None else job.begin_s
-        return seconds, (
-            *enumerate(loads),
-            (members.index(job.plan.ranks[0]), Begun(job.index, self._begin_s)),
-        )
+        return seconds, (*enumerate(loads), (members.index(job.plan.ranks[0]), Begun(job.index, self._begin_s)))
 
     def _load(self, job: ServiceJob, rank: int) -> Loaded:
         """Return the reading of what a device lacks for a plan, or the rest of the time until it has read that."""
         if job.index in self._ready_s[rank]:
             return Loaded(job.index, max(0.0, self._ready_s[rank][job.index] - self.now_s()), 0)
         nbytes = bytes_to_read(self._held.get(rank), job.plan, self._profile, rank)
-        return Loaded(
-            job.index,
-            nbytes / self._cluster.devices[rank].storage_bytes_per_s if nbytes else 0.0,
-            nbytes,
-        )
+        return Loaded(job.index, nbytes / self._cluster.devices[rank].storage_bytes_per_s if nbytes else 0.0, nbytes)
 
     def ended(self, rank: int) -> None:
         self._held.pop(rank, None)

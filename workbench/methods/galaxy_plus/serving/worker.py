@@ -33,12 +33,7 @@ from workbench.methods.common.session import (
 )
 from workbench.methods.galaxy_plus.prepare import Answer, Request
 from workbench.methods.galaxy_plus.prices import Programs
-from workbench.methods.galaxy_plus.session import (
-    Holding,
-    InferenceSession,
-    SessionSetup,
-    Slices,
-)
+from workbench.methods.galaxy_plus.session import Holding, InferenceSession, SessionSetup, Slices
 from workbench.methods.training.worker import DeviceWorker, note_pace_and_memory
 from workbench.models.loading import import_family
 from workbench.models.sharding import ModelShard, ShardSpec, model_layout
@@ -54,11 +49,7 @@ WARM_UP = -1
 SERVING = "answering"
 _WARM_UPS = 2
 _PROBE_ROUNDS = 8  # one round of a small model is too short for a sleep to match
-_WAITS, _PAUSES, _GIVES_UP = (
-    -1,
-    -2,
-    -3,
-)  # codes that the plan's first device sends instead of a request's number
+_WAITS, _PAUSES, _GIVES_UP = -1, -2, -3  # codes that the plan's first device sends instead of a request's number
 _WORD_EVERY_S = 1.0
 
 
@@ -182,12 +173,7 @@ class ReportingPacer(Pacer):
         self._blocks: dict[int, float] = {}
         self._told_s = self._clock()
 
-    def run(
-        self,
-        function: Callable[[], Any],
-        duration_s: float,
-        begin_s: float | None = None,
-    ) -> Paced[Any]:
+    def run(self, function: Callable[[], Any], duration_s: float, begin_s: float | None = None) -> Paced[Any]:
         """See Pacer.run."""
         done = super().run(function, duration_s, begin_s)
         if isinstance(function, partial) and function.args and isinstance(function.args[0], Op):
@@ -237,10 +223,7 @@ class ServingWorker(DeviceWorker[Any]):
         self._fastest_probe_s: float | None = None
         self._reported = WARM_UP, -1  # the current request, and its plan
         self._pacer = ReportingPacer(
-            float(self._is_paced),
-            every_s=setup.report_every_s,
-            tell=self._report,
-            dilation=context.dilation,
+            float(self._is_paced), every_s=setup.report_every_s, tell=self._report, dilation=context.dilation
         )
 
     def __exit__(self, *exc: Any) -> None:
@@ -279,14 +262,7 @@ class ServingWorker(DeviceWorker[Any]):
             except Exception as error:  # of any kind: the coordinator waits for a message
                 if self._setup.is_run:
                     raise
-                self._context.publish(
-                    Loaded(
-                        job.index,
-                        now_s() - begin_s,
-                        0,
-                        f"{type(error).__name__}: {error}",
-                    )
-                )
+                self._context.publish(Loaded(job.index, now_s() - begin_s, 0, f"{type(error).__name__}: {error}"))
                 return None
             if self._is_paced and self._context.device.storage_bytes_per_s:
                 left_s = begin_s + read_bytes / self._context.device.storage_bytes_per_s - now_s()
@@ -299,11 +275,7 @@ class ServingWorker(DeviceWorker[Any]):
     # Requests.
 
     def train(
-        self,
-        context: RankContext,
-        process_group: dist.ProcessGroup,
-        job: ServiceJob,
-        controls: Controls,
+        self, context: RankContext, process_group: dist.ProcessGroup, job: ServiceJob, controls: Controls
     ) -> tuple[End, RankResult | None]:
         """Answer the requests of a job (see Worker)."""
         self._reported = WARM_UP, job.index
@@ -338,13 +310,7 @@ class ServingWorker(DeviceWorker[Any]):
             self._is_serving = False
         return end, on_rank_zeros_clock(result, self._context.clock_offset_s)
 
-    def _serve(
-        self,
-        session: InferenceSession,
-        job: ServiceJob,
-        controls: Controls,
-        result: RankResult,
-    ) -> End:
+    def _serve(self, session: InferenceSession, job: ServiceJob, controls: Controls, result: RankResult) -> End:
         """Load, warm up, and answer the requests; record all else in the result."""
         begin = self._context.now_s()
         holding = self._load(job)
@@ -381,24 +347,14 @@ class ServingWorker(DeviceWorker[Any]):
             since_s = self._now_s()
             if is_first:
                 self._context.publish(UnderWay(number, since_s))
-            self._context.publish(
-                StepDone(
-                    number,
-                    0.0,
-                    self._answer(session, holding, job, number, since_s, result),
-                )
-            )
+            self._context.publish(StepDone(number, 0.0, self._answer(session, holding, job, number, since_s, result)))
         self._reporter.phase(WAITING)
         session.barrier()
         self._reporter.phase(DONE)
         return end
 
     def _respond(
-        self,
-        session: InferenceSession,
-        holding: Holding,
-        job: ServiceJob,
-        request: Request,
+        self, session: InferenceSession, holding: Holding, job: ServiceJob, request: Request
     ) -> tuple[torch.Tensor | None, list[Answer]]:
         """Return the answer to a request, on the plan's first device, and the work on its steps: the text's, and each
         further token's.
@@ -409,14 +365,7 @@ class ServingWorker(DeviceWorker[Any]):
         answer = session.answer(holding, request)
         return answer.output, [answer]
 
-    def _lead(
-        self,
-        session: InferenceSession,
-        job: ServiceJob,
-        controls: Controls,
-        number: int,
-        begin_s: float,
-    ) -> int:
+    def _lead(self, session: InferenceSession, job: ServiceJob, controls: Controls, number: int, begin_s: float) -> int:
         """Wait for a request, announce it to the plan's other devices, and return its number; or return a code for
         another action.
         """
@@ -459,16 +408,7 @@ class ServingWorker(DeviceWorker[Any]):
         if number == job.shown:
             for step, answer in enumerate(answers[:2]):
                 result.steps.append(
-                    StepTrace(
-                        0,
-                        step,
-                        1,
-                        answer.start_s,
-                        answer.end_s,
-                        0.0,
-                        answer.spans,
-                        answer.memory,
-                    )
+                    StepTrace(0, step, 1, answer.start_s, answer.end_s, 0.0, answer.spans, answer.memory)
                 )
         is_returned = self._context.rank == job.plan.ranks[0] and (job.kept is None or number < job.kept)
         return Served(

@@ -84,12 +84,7 @@ class EngineDescription:
         return sum(slot.size for slot in self.slots)
 
 
-_TOOLKIT = (
-    "torchao",
-    "torchao.quantization",
-    "torchao.quantization.pt2e",
-    "torchao.quantization.pt2e.utils",
-)
+_TOOLKIT = ("torchao", "torchao.quantization", "torchao.quantization.pt2e", "torchao.quantization.pt2e.utils")
 _AFFINE = "quant_affine_configs"
 """XNNPACK patterns that need the toolkit just to be listed.  They match only quantized activations."""
 
@@ -104,9 +99,7 @@ def require_executorch() -> None:
         if (sys.platform, platform.machine()) == ("linux", "aarch64"):
             todo = "Use an x86-64 machine: the release for the torch of aarch64 Linux lacks what such a program needs."
         raise ConfigError(
-            "A program of the inference engine was asked for.",
-            "The package executorch is not installed.",
-            todo,
+            "A program of the inference engine was asked for.", "The package executorch is not installed.", todo
         )
 
 
@@ -114,9 +107,7 @@ def xnnpack_partitioner() -> Any:
     """Return the partitioner that selects the parts of a program for XNNPACK."""
     with quiet(), _toolkit():
         from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS
-        from executorch.backends.xnnpack.partition.xnnpack_partitioner import (
-            XnnpackPartitioner,
-        )
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     return XnnpackPartitioner(
         configs=[config for config in ALL_PARTITIONER_CONFIGS if not config.__module__.endswith(_AFFINE)]
     )
@@ -164,9 +155,7 @@ def _toolkit() -> Iterator[None]:
     aten = torch.ops.aten
     predicates._is_conv_node = _calls(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
     predicates._is_conv_transpose_node = _calls(
-        aten.conv_transpose1d.default,
-        aten.conv_transpose2d.input,
-        aten.conv_transpose3d.input,
+        aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input
     )
     try:
         yield
@@ -211,14 +200,7 @@ class EnginePrompts:
         try:
             with np.load(path, allow_pickle=False) as held:
                 return cls(**{name: held[name] for name in _FIELDS})
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            zipfile.BadZipFile,
-        ) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
             raise ConfigError(
                 f"The prompts in '{path}' were asked for.",
                 f"They do not load: {error}.",

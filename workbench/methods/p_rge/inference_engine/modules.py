@@ -65,16 +65,12 @@ def exportable(model: CausalModel) -> CausalModel:
     stage = model.backbone
     if not (stage.family.is_causal and model.is_first and model.is_last):
         raise _refused(
-            "a whole decoder-only model (Llama, GPT-2, OPT)",
-            type(next(iter(stage.layers.values()))).__name__,
+            "a whole decoder-only model (Llama, GPT-2, OPT)", type(next(iter(stage.layers.values()))).__name__
         )
     if model.config.technique != "lora_fa":
         raise _refused("a model with LoRA-FA", f"technique '{model.config.technique}'")
     if model.dtype != torch.float32 or any(type(module).__name__.startswith("Quantized") for module in model.modules()):
-        raise _refused(
-            "a model in float32 without quantization",
-            f"a quantized model, or one in {model.dtype}",
-        )
+        raise _refused("a model in float32 without quantization", f"a quantized model, or one in {model.dtype}")
     tensors = [*model.parameters(), *model.buffers()]
     copied = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
     for module in list(copied.modules()):
@@ -139,9 +135,7 @@ def attention(
 
 def _refused(wanted: str, found: str) -> ConfigError:
     return ConfigError(
-        "A program of the inference engine was asked for.",
-        f"It needs {wanted}; this is {found}.",
-        "Load such a model.",
+        "A program of the inference engine was asked for.", f"It needs {wanted}; this is {found}.", "Load such a model."
     )
 
 
@@ -210,12 +204,7 @@ class TrainStep(nn.Module):
         return self.losses(copies, input_ids, targets, positions, target_weights)
 
     def losses(
-        self,
-        copies: Tensor,
-        input_ids: Tensor,
-        targets: Tensor,
-        positions: Tensor,
-        target_weights: Tensor,
+        self, copies: Tensor, input_ids: Tensor, targets: Tensor, positions: Tensor, target_weights: Tensor
     ) -> Tensor:
         """Return the loss (P,) for each of P copies (P, D) of theta."""
         stage, parts = self.model.backbone, copies.shape[0]

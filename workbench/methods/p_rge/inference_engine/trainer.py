@@ -88,12 +88,7 @@ class EngineTrainer:
     """
 
     def __init__(
-        self,
-        path: Path | str,
-        *,
-        seed: int = 0,
-        noise_of: NoiseOf = philox_noise,
-        threads: int | None = None,
+        self, path: Path | str, *, seed: int = 0, noise_of: NoiseOf = philox_noise, threads: int | None = None
     ) -> None:
         runtime = bindings()
         if threads is not None:
@@ -116,9 +111,7 @@ class EngineTrainer:
         """
         if not 0 < learning_rate < float("inf"):
             raise ConfigError(
-                f"A learning rate of {learning_rate} was asked for.",
-                "It must be above 0.",
-                "Give such a rate.",
+                f"A learning rate of {learning_rate} was asked for.", "It must be above 0.", "Give such a rate."
             )
         self._fill(batch)
         seeds = self._seeds(self.step_number)
@@ -139,19 +132,9 @@ class EngineTrainer:
         scalars = tuple(gradients.tolist())
         log = None
         if self.config.noise == "input":
-            log = StepLog(
-                step=self.step_number,
-                seeds=seeds,
-                gradients=scalars,
-                learning_rate=learning_rate,
-            )
+            log = StepLog(step=self.step_number, seeds=seeds, gradients=scalars, learning_rate=learning_rate)
         self.step_number += 1
-        return EngineStep(
-            step=self.step_number - 1,
-            losses=tuple(losses.ravel().tolist()),
-            gradients=scalars,
-            log=log,
-        )
+        return EngineStep(step=self.step_number - 1, losses=tuple(losses.ravel().tolist()), gradients=scalars, log=log)
 
     def copies(self) -> Any:
         """Return the program's 2q perturbed copies of theta, (2q, D) float32 in the order +1 -1 +2 -2 ...."""
@@ -267,9 +250,7 @@ def _opened(runtime: Any, path: Path) -> tuple[Any, EngineDescription]:
         return program, from_json(text, EngineDescription, source="its description")
     except (RuntimeError, ValueError, TypeError) as error:
         raise ConfigError(
-            asked,
-            f"It is no program of ours: {str(error).splitlines()[0]}.",
-            "Export it with the workbench.",
+            asked, f"It is no program of ours: {str(error).splitlines()[0]}.", "Export it with the workbench."
         ) from error
 
 
@@ -341,11 +322,7 @@ def export_program(model: CausalModel, path: Path, config: EngineConfig, *, name
 
 def example_inputs(config: EngineConfig, num_values: int) -> tuple[Tensor, ...]:
     """Return example arguments of train_step with the right shapes."""
-    samples, length, targets = (
-        config.batch_size,
-        config.sequence_length,
-        config.num_targets,
-    )
+    samples, length, targets = config.batch_size, config.sequence_length, config.num_targets
     inputs = (
         torch.zeros(samples, length, dtype=torch.int64),
         torch.zeros(samples, targets, dtype=torch.int64),

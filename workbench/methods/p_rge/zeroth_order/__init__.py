@@ -3,14 +3,7 @@
 """
 
 from workbench.methods.p_rge.zeroth_order.causal_model import CausalModel, PromptLike
-from workbench.methods.p_rge.zeroth_order.estimators import (
-    FirstOrder,
-    Mezo,
-    Prge,
-    StepResult,
-    passes_of,
-    replay,
-)
+from workbench.methods.p_rge.zeroth_order.estimators import FirstOrder, Mezo, Prge, StepResult, passes_of, replay
 from workbench.methods.p_rge.zeroth_order.loading import (
     find_trained,
     load_causal_model,
@@ -18,11 +11,7 @@ from workbench.methods.p_rge.zeroth_order.loading import (
     metadata_of,
     save_for_peft,
 )
-from workbench.methods.p_rge.zeroth_order.rounding import (
-    PrecisionWarning,
-    smallest_epsilon,
-    warn_of_rounding,
-)
+from workbench.methods.p_rge.zeroth_order.rounding import PrecisionWarning, smallest_epsilon, warn_of_rounding
 from workbench.methods.p_rge.zeroth_order.step_log import (
     Copies,
     LogFile,

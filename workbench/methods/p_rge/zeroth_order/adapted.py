@@ -16,13 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
-from workbench.methods.p_rge.zeroth_order.trainables import (
-    HEAD,
-    Binding,
-    TrainableConfig,
-    Trainables,
-    flatten,
-)
+from workbench.methods.p_rge.zeroth_order.trainables import HEAD, Binding, TrainableConfig, Trainables, flatten
 from workbench.models.initialization import HEAD_DEVIATION, seeded_generator
 from workbench.models.lora import ROLES, projections
 from workbench.models.quantization import QuantizedLinear, dense_weight
@@ -73,14 +67,7 @@ class LoraFaLinear(PartModule):
 class LoraLinear(PartModule):
     """y = x W + alpha / r (x A) B.  A: (k, r).  B: (r, out) zeros."""
 
-    def __init__(
-        self,
-        base: nn.Module,
-        a: Tensor,
-        out_features: int,
-        binding: Binding,
-        scale: float,
-    ) -> None:
+    def __init__(self, base: nn.Module, a: Tensor, out_features: int, binding: Binding, scale: float) -> None:
         super().__init__(binding)
         self.base, self.scale = base, scale
         self.A = nn.Parameter(a.float())
@@ -98,14 +85,7 @@ class DoraLinear(LoraLinear):
     as |W|.
     """
 
-    def __init__(
-        self,
-        base: nn.Module,
-        a: Tensor,
-        out_features: int,
-        binding: Binding,
-        scale: float,
-    ) -> None:
+    def __init__(self, base: nn.Module, a: Tensor, out_features: int, binding: Binding, scale: float) -> None:
         super().__init__(base, a, out_features, binding, scale)
         self.magnitude = nn.Parameter(dense_weight(base).float().norm(dim=1))
 
@@ -160,25 +140,12 @@ class PooledHead(PartModule):
 
     def __init__(self, hidden_size: int, num_outputs: int, seed: int, binding: Binding) -> None:
         super().__init__(binding)
-        weight = (
-            torch.randn(
-                hidden_size,
-                num_outputs,
-                generator=seeded_generator(seed, "head.weight"),
-            )
-            * HEAD_DEVIATION
-        )
-        self.weight, self.bias = (
-            nn.Parameter(weight),
-            nn.Parameter(torch.zeros(num_outputs)),
-        )
+        weight = torch.randn(hidden_size, num_outputs, generator=seeded_generator(seed, "head.weight")) * HEAD_DEVIATION
+        self.weight, self.bias = nn.Parameter(weight), nn.Parameter(torch.zeros(num_outputs))
 
     def forward(self, hidden: Tensor, attention_mask: Tensor) -> Tensor:
         """Return logits (P, E, outputs) float32 for hidden states (P*E, t, d) and a mask (E, t)."""
-        weight, bias = (
-            self.values("weight", torch.float32),
-            self.values("bias", torch.float32),
-        )
+        weight, bias = self.values("weight", torch.float32), self.values("bias", torch.float32)
         share = (attention_mask / attention_mask.sum(dim=1, keepdim=True)).repeat(len(weight), 1)
         pooled = torch.bmm(share[:, None], hidden.float()).view(len(weight), -1, hidden.shape[-1])
         return torch.baddbmm(bias[:, None], pooled, weight)
@@ -199,12 +166,7 @@ def add_product(y: Tensor, low: Tensor, b: Tensor) -> Tensor:
 _NAMES = {"lora_fa": "LoRA-FA", "lora": "LoRA", "dora": "DoRA", "vera": "VeRA"}
 
 
-def inject(
-    stage: BackboneStage,
-    config: TrainableConfig,
-    pooled: PooledHead | None,
-    binding: Binding,
-) -> Trainables:
+def inject(stage: BackboneStage, config: TrainableConfig, pooled: PooledHead | None, binding: Binding) -> Trainables:
     """Replace the projections of a stage's layers with adapted ones, and return the trainable values.
 
     pooled: a head that is also trained.  The frozen matrices depend only on config.seed and the projections' places in
@@ -272,20 +234,13 @@ def shape_of(base: Any) -> tuple[int, int]:
 
 
 def _adapted(
-    base: nn.Module,
-    config: TrainableConfig,
-    name: str,
-    binding: Binding,
-    shared: tuple[Tensor, Tensor] | None,
+    base: nn.Module, config: TrainableConfig, name: str, binding: Binding, shared: tuple[Tensor, Tensor] | None
 ) -> LoraFaLinear | LoraLinear | VeraLinear:
     rows, columns = shape_of(base)
     dtype = base.weight.dtype
     if shared is not None:
         return VeraLinear(base, shared[0][:rows].to(dtype), shared[1][:, :columns].to(dtype), binding)
-    a, scale = (
-        frozen_a(config.seed, f"{name}.A", rows, config.rank),
-        config.alpha / config.rank,
-    )
+    a, scale = frozen_a(config.seed, f"{name}.A", rows, config.rank), config.alpha / config.rank
     if config.technique == "lora_fa":
         return LoraFaLinear(base, (a * scale).to(dtype), columns, binding)
     return (LoraLinear if config.technique == "lora" else DoraLinear)(base, a, columns, binding, scale)

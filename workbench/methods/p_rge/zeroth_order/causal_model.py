@@ -21,11 +21,7 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.methods.p_rge.packing import pack_length, packs_of
-from workbench.methods.p_rge.zeroth_order.adapted import (
-    PooledHead,
-    inject,
-    own_parameters,
-)
+from workbench.methods.p_rge.zeroth_order.adapted import PooledHead, inject, own_parameters
 from workbench.methods.p_rge.zeroth_order.trainables import Binding, TrainableConfig
 from workbench.models.families import LayerContext, call_layer, embed_words
 from workbench.models.products import ForwardLinear, filled_length, use_fastest
@@ -56,10 +52,7 @@ class CausalModel(nn.Module):
         super().__init__()
         self.config, self.binding, self.packs = config, Binding(), True
         self.predicts_words = backbone.family.is_causal or backbone.num_encoder_layers is not None
-        self.is_first, self.is_last = (
-            backbone.start == 0,
-            backbone.stop == backbone.num_layers,
-        )
+        self.is_first, self.is_last = backbone.start == 0, backbone.stop == backbone.num_layers
         backbone.requires_grad_(False)
         self.backbone = backbone
         self.head: Any = head if self.is_last and self.predicts_words else None
@@ -75,9 +68,7 @@ class CausalModel(nn.Module):
             self.pooled = PooledHead(backbone.hidden_size, config.num_outputs, config.seed, self.binding)
         elif self.is_last and head is None:
             raise ConfigError(
-                "A model that ends in words was asked for.",
-                "It has no language model head.",
-                "Give its head.",
+                "A model that ends in words was asked for.", "It has no language model head.", "Give its head."
             )
         if config.technique == "full":
             self.trainables = own_parameters(self, self.binding)
@@ -127,11 +118,7 @@ class CausalModel(nn.Module):
         return self.run_passes(states, batch, num_parts, [lambda layer: None])[0]
 
     def run_passes(
-        self,
-        states: list[Tensor],
-        batch: PromptLike,
-        num_parts: int,
-        enters: Sequence[Enter],
+        self, states: list[Tensor], batch: PromptLike, num_parts: int, enters: Sequence[Enter]
     ) -> list[Tensor]:
         """Run several passes of P parts each through this stage, layer by layer, with all passes in each layer.
 
@@ -145,12 +132,7 @@ class CausalModel(nn.Module):
         if stage.start < border:
             length, packing = self._fill(states, self.packing(batch))
             context = self._context(mask, states[0], packing, num_parts)
-            self._layers(
-                range(stage.start, min(stage.stop, border)),
-                states,
-                [context] * len(states),
-                enters,
-            )
+            self._layers(range(stage.start, min(stage.stop, border)), states, [context] * len(states), enters)
             if states[0].shape[1] > length:
                 states = [hidden[:, :length].contiguous() for hidden in states]
             if stage.encoder_final is not None:
@@ -178,11 +160,7 @@ class CausalModel(nn.Module):
         """Return the loss (P,) float32 of each part, given the result of `run` on the last stage."""
         if self.pooled is not None:
             logits = self._pooled_logits(hidden, batch)
-            found = F.cross_entropy(
-                logits.flatten(0, 1),
-                batch.targets[:, 0].repeat(len(logits)),
-                reduction="none",
-            )
+            found = F.cross_entropy(logits.flatten(0, 1), batch.targets[:, 0].repeat(len(logits)), reduction="none")
             return found.view(len(logits), -1).mean(dim=1)
         assert self.head is not None, "not the last stage"
         return word_losses(hidden, batch, num_parts, self._norm, self.head, self.packing(batch))
@@ -236,18 +214,14 @@ class CausalModel(nn.Module):
             return layer_context(stage.family, stage.rotary, mask, hidden, stage.position_bias)
         # Padding is on the right, where causal attention hides it from all real tokens; without a mask the kernels use
         # a faster path.
-        positions, within = (
-            torch.arange(hidden.shape[1], device=hidden.device)[None],
-            None,
-        )
+        positions, within = torch.arange(hidden.shape[1], device=hidden.device)[None], None
         if packing is not None:
             positions, within = packing.positions, packing.mask()
             if len(positions) > 1:  # otherwise the same for all rows
                 positions = _replicated(positions, num_parts)
                 within = None if within is None else _replicated(within, num_parts)
         return LayerContext(
-            mask=within,
-            rotary=None if stage.rotary is None else stage.rotary(hidden, position_ids=positions),
+            mask=within, rotary=None if stage.rotary is None else stage.rotary(hidden, position_ids=positions)
         )
 
     def _norm(self, hidden: Tensor) -> Tensor:
@@ -354,31 +328,18 @@ class Packing:
             return None
         longest = pack_length(packs, lengths)
         shape = len(packs), longest
-        source, positions = (
-            torch.zeros(shape, dtype=torch.int64),
-            torch.zeros(shape, dtype=torch.int64),
-        )
-        row, firsts = (
-            torch.full(shape, -1),
-            torch.zeros(len(lengths), dtype=torch.int64),
-        )
+        source, positions = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
+        row, firsts = torch.full(shape, -1), torch.zeros(len(lengths), dtype=torch.int64)
         for pack, rows in enumerate(packs):
             at = 0
             for one in rows:
                 span, within = slice(at, at + lengths[one]), torch.arange(lengths[one])
-                source[pack, span], row[pack, span], positions[pack, span] = (
-                    one * length + within,
-                    one,
-                    within,
-                )
+                source[pack, span], row[pack, span], positions[pack, span] = one * length + within, one, within
                 firsts[one] = pack * longest + at
                 at += lengths[one]
         device = attention_mask.device
         return cls(
-            source=source.to(device),
-            row=row.to(device),
-            positions=positions.to(device),
-            firsts=firsts.to(device),
+            source=source.to(device), row=row.to(device), positions=positions.to(device), firsts=firsts.to(device)
         )
 
     @property

@@ -24,12 +24,7 @@ from workbench.methods.p_rge.options import Execution
 from workbench.methods.p_rge.seeds import query_seed
 from workbench.methods.p_rge.zeroth_order.causal_model import CausalModel, PromptLike
 from workbench.methods.p_rge.zeroth_order.rounding import warn_of_rounding
-from workbench.methods.p_rge.zeroth_order.step_log import (
-    StepLog,
-    ZerothOrderConfig,
-    gradients_of,
-    make_log,
-)
+from workbench.methods.p_rge.zeroth_order.step_log import StepLog, ZerothOrderConfig, gradients_of, make_log
 from workbench.methods.p_rge.zeroth_order.trainables import HEAD, Trainables, fill
 
 Optimizer = Literal["sgd", "adam"]
@@ -69,12 +64,7 @@ class Perturbation:
         kept: bool,
     ) -> None:
         assert trainables.flat is not None
-        self._trainables, self._theta, self._epsilon, self._kept = (
-            trainables,
-            trainables.flat,
-            epsilon,
-            kept,
-        )
+        self._trainables, self._theta, self._epsilon, self._kept = trainables, trainables.flat, epsilon, kept
         used = sorted({query for parts in passes for query, _ in parts})
         self._generators = {query: trainables.generator(seeds[query]) for query in used}
         self._places = {
@@ -117,12 +107,7 @@ class Perturbation:
         for query, generator in self._generators.items():
             fill(drawn, generator, sizes)
             for number, row, sign in self._places[query]:
-                torch.add(
-                    theta,
-                    drawn,
-                    alpha=sign * self._epsilon,
-                    out=self._copies[number][row, :width],
-                )
+                torch.add(theta, drawn, alpha=sign * self._epsilon, out=self._copies[number][row, :width])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,11 +174,7 @@ class Prge(Estimator):
         return self.arranged(self.forward_stage(None, batch, step, numbers), len(numbers))
 
     def forward_stage(
-        self,
-        incoming: Sequence[Tensor] | None,
-        batch: PromptLike,
-        step: int,
-        queries: Sequence[int],
+        self, incoming: Sequence[Tensor] | None, batch: PromptLike, step: int, queries: Sequence[int]
     ) -> list[Tensor]:
         """Run a pipeline stage's part of the passes for some of a step's queries.
 
@@ -242,10 +223,7 @@ class Prge(Estimator):
         )
         states = [model.start(batch, count)] * len(passes) if incoming is None else list(incoming)
         states = model.run_passes(
-            states,
-            batch,
-            count,
-            [partial(perturbation.enter, number) for number in range(len(passes))],
+            states, batch, count, [partial(perturbation.enter, number) for number in range(len(passes))]
         )
         if not model.is_last:
             return states
@@ -279,12 +257,7 @@ class Mezo(Estimator):
         return torch.cat(found)
 
 
-def replay(
-    trainables: Trainables,
-    logs: Iterable[StepLog],
-    *,
-    in_place_epsilon: float | None = None,
-) -> int:
+def replay(trainables: Trainables, logs: Iterable[StepLog], *, in_place_epsilon: float | None = None) -> int:
     """Repeat the steps of a log, starting from the run's initial values; return the number of steps.
 
     The result equals the run's values bit for bit.  in_place_epsilon: of a run with Mezo, whose rounding is reproduced.

@@ -22,32 +22,15 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.core.serial import to_json
-from workbench.methods.p_rge.zeroth_order.adapted import (
-    LoraFaLinear,
-    LoraLinear,
-    sizes_of,
-)
+from workbench.methods.p_rge.zeroth_order.adapted import LoraFaLinear, LoraLinear, sizes_of
 from workbench.methods.p_rge.zeroth_order.causal_model import CausalModel
 from workbench.methods.p_rge.zeroth_order.trainables import TrainableConfig
-from workbench.models.loading import (
-    load_language_model_head,
-    load_stack,
-    load_stage,
-    model_config,
-    model_from_config,
-)
+from workbench.models.loading import load_language_model_head, load_stack, load_stage, model_config, model_from_config
 from workbench.models.lora import save_lora
 from workbench.models.partial_loading import parameters_on_meta, save_tensors
 from workbench.models.quantization import quantize
 from workbench.models.quantization.config import QuantizationConfig
-from workbench.models.saving import (
-    PeftTask,
-    Published,
-    TrainedDescription,
-    base_of,
-    published,
-    require_floats,
-)
+from workbench.models.saving import PeftTask, Published, TrainedDescription, base_of, published, require_floats
 from workbench.models.stack import BackboneStage, LayerStack
 
 
@@ -106,11 +89,7 @@ def metadata_of(description: TrainedDescription[TrainableConfig]) -> dict[str, s
     return {_METADATA: to_json(description, indent=-1)}
 
 
-def save_trained(
-    path: Path,
-    state: Mapping[str, Tensor],
-    description: TrainedDescription[TrainableConfig],
-) -> None:
+def save_trained(path: Path, state: Mapping[str, Tensor], description: TrainedDescription[TrainableConfig]) -> None:
     """Write trained values, trainables.state(), with their description."""
     save_tensors(path, state, metadata_of(description))
 
@@ -126,9 +105,7 @@ def find_trained(path: Path | str) -> Path | None:
     return None
 
 
-def load_trained(
-    path: Path | str,
-) -> tuple[CausalModel, TrainedDescription[TrainableConfig]]:
+def load_trained(path: Path | str) -> tuple[CausalModel, TrainedDescription[TrainableConfig]]:
     """Return a model with the values trained by a run, or by a program in an inference engine.
 
     path: as in find_trained.  Raises ConfigError if the file is missing, damaged or of another kind, and as
@@ -136,11 +113,7 @@ def load_trained(
     """
     asked, found = f"The trained values '{path}' were asked for.", find_trained(path)
     if found is None:
-        raise ConfigError(
-            asked,
-            f"There is no such file, and no {TRAINED} in such a folder.",
-            "Check the path.",
-        )
+        raise ConfigError(asked, f"There is no such file, and no {TRAINED} in such a folder.", "Check the path.")
     try:
         with safe_open(found, "pt") as file:
             text = (file.metadata() or {}).get(_METADATA, "")
@@ -152,12 +125,7 @@ def load_trained(
         wrong = "The file does not describe the model of its values, or an earlier version wrote it."
         raise ConfigError(asked, wrong, "Train again, or give one that P-RGE wrote.") from error
     dtype = getattr(torch, description.dtype)
-    model = load_causal_model(
-        description.model,
-        description.config,
-        quantization=description.quantization,
-        dtype=dtype,
-    )
+    model = load_causal_model(description.model, description.config, quantization=description.quantization, dtype=dtype)
     model.trainables.load_state(require_floats(state, asked))
     return model, description
 
@@ -182,12 +150,7 @@ def save_for_peft(folder: Path, model: CausalModel, *, name: str) -> Published |
             state[f"{path}.lora_A.default.weight"] = a.detach().float().T
             state[f"{path}.lora_B.default.weight"] = module.B.detach().T
     head = (
-        {}
-        if model.pooled is None
-        else {
-            "weight": model.pooled.weight.detach().T,
-            "bias": model.pooled.bias.detach(),
-        }
+        {} if model.pooled is None else {"weight": model.pooled.weight.detach().T, "bias": model.pooled.bias.detach()}
     )
     settings = {"r": config.rank, "lora_alpha": config.alpha, "lora_dropout": 0.0}
     save_lora(folder, state, head, model.backbone, base_of(name), shape, **settings)
@@ -199,12 +162,7 @@ KEPT_BYTES = 256 << 20
 _KEPT_SHARE = 16
 """... and at most this part of the machine's memory."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_CHOSEN = (
-    "MALLOC_TRIM_THRESHOLD_",
-    "MALLOC_MMAP_THRESHOLD_",
-    "MALLOC_TOP_PAD_",
-    "GLIBC_TUNABLES",
-)
+_CHOSEN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
 
 
 @functools.cache
@@ -221,8 +179,5 @@ def keep_freed_memory() -> bool:
     change = getattr(ctypes.CDLL(None), "mallopt", None)  # musl does not have it
     if change is None:
         return False
-    kept = min(
-        KEPT_BYTES,
-        os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _KEPT_SHARE,
-    )
+    kept = min(KEPT_BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _KEPT_SHARE)
     return bool(change(_MMAP_THRESHOLD, kept) and change(_TRIM_THRESHOLD, kept))

@@ -170,16 +170,7 @@ class LogFile:
 
     def append(self, log: StepLog) -> None:
         """Write a step and wait until it is on disk."""
-        self._lines.append(
-            _Line(
-                log.step,
-                log.learning_rate,
-                log.seeds,
-                log.gradients,
-                log.loss,
-                log.seconds,
-            )
-        )
+        self._lines.append(_Line(log.step, log.learning_rate, log.seeds, log.gradients, log.loss, log.seconds))
 
     def remark(self, value: Any) -> None:
         """Write a value that becomes a JSON object, and wait until it is on disk."""
@@ -201,9 +192,7 @@ def read_log(path: Path) -> tuple[dict[str, Any], tuple[StepLog, ...]]:
 
 def _damaged(path: Path, damage: str) -> ConfigError:
     return ConfigError(
-        f"The steps of '{path}' were asked for.",
-        f"{damage[0].upper()}{damage[1:]}.",
-        "Take a copy, or begin again.",
+        f"The steps of '{path}' were asked for.", f"{damage[0].upper()}{damage[1:]}.", "Take a copy, or begin again."
     )
 
 

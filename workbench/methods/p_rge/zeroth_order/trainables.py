@@ -58,12 +58,7 @@ class TrainableConfig:
     def sizes(self, inputs: int, outputs: int) -> tuple[int, ...]:
         """Return the sizes of the parameters added to a projection.  Empty for 'full'."""
         a, b = inputs * self.rank, self.rank * outputs
-        known = {
-            "lora_fa": (b,),
-            "lora": (a, b),
-            "dora": (a, b, outputs),
-            "vera": (self.rank, outputs),
-        }
+        known = {"lora_fa": (b,), "lora": (a, b), "dora": (a, b, outputs), "vera": (self.rank, outputs)}
         return known.get(self.technique, ())
 
 
@@ -108,18 +103,11 @@ class Trainables:
     """
 
     def __init__(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        layers: Sequence[int],
-        flat: Tensor | None,
-        binding: Binding,
+        self, parameters: Mapping[str, nn.Parameter], layers: Sequence[int], flat: Tensor | None, binding: Binding
     ) -> None:
         self.parameters = dict(parameters)
         self.flat, self.binding = flat, binding
-        starts = [
-            0,
-            *accumulate(parameter.numel() for parameter in self.parameters.values()),
-        ]
+        starts = [0, *accumulate(parameter.numel() for parameter in self.parameters.values())]
         self.slots = tuple(
             Slot(name=name, layer=layer, start=start, shape=tuple(parameter.shape))
             for (name, parameter), layer, start in zip(self.parameters.items(), layers, starts, strict=False)
