@@ -41,18 +41,23 @@ def _pace() -> Iterator[None]:
         yield
 
 
-def audit(prepared: PreparedJob, records: tuple[StepLog, ...]) -> None:
-    """Recompute every scalar of a log at the weights that the steps before it make: devices with other weights would
-    have found others."""
+def audited_losses(prepared: PreparedJob, records: tuple[StepLog, ...]) -> list[float]:
+    """Return each step's mean loss over its queries, by one process that makes the log's steps.
+
+    Every scalar of the log is computed again at the weights that the steps before it make: devices with other weights
+    would have found others.
+    """
     model = load_as_asked(prepared)
-    estimator = Prge(model, prepared.zeroth_order(prepared.setting))
+    estimator, found = Prge(model, prepared.zeroth_order(prepared.setting)), []
     for record in records:
         queries = [query for query in range(Q) if query_seed(prepared.job.seed, record.step, query) in record.seeds]
         assert record.seeds == tuple(query_seed(prepared.job.seed, record.step, query) for query in queries)
         batch = training_batch(prepared.train, E, prepared.job.seed, record.step)
-        expected = gradients_of(estimator.losses(batch, record.step, queries), prepared.options.epsilon)
-        assert record.gradients == pytest.approx(expected, abs=2e-3)
+        losses = estimator.losses(batch, record.step, queries)
+        assert record.gradients == pytest.approx(gradients_of(losses, prepared.options.epsilon), abs=2e-3)
+        found.append(float(losses.mean()))
         model.trainables.apply(record)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -105,62 +110,39 @@ def test_weights_of_a_precision(precision: str, compute: str | None, engines: En
     assert rounded == (model.dtype is torch.bfloat16 and smallest_epsilon(model) > prepared.options.epsilon)
 
 
-def losses_of(prepared: PreparedJob, records: tuple[StepLog, ...]) -> list[float]:
-    """Return each step's mean loss over its queries, by one process that makes the log's steps."""
-    model = load_as_asked(prepared)
-    estimator, found = Prge(model, prepared.zeroth_order(prepared.setting)), []
-    for record in records:
-        queries = [query for query in range(Q) if query_seed(prepared.job.seed, record.step, query) in record.seeds]
-        found.append(
-            float(
-                estimator.losses(
-                    training_batch(prepared.train, E, prepared.job.seed, record.step), record.step, queries
-                ).mean()
-            )
-        )
-        model.trainables.apply(record)
-    return found
-
-
 @pytest.mark.parametrize(
-    ("plan", "faults"),
+    ("plan", "faults", "steps", "row_s"),
     [
-        (shared(2, 1, 1), "slow:device-0:4@step1; kill:device-1@step2-4"),
-        (shared(2, 2), "freeze:device-0@step3"),
-        (chain(3, 6, ranks=(0, 1)), "kill:device-1@step3"),  # the only one that computes the loss
+        # Slow enough that the device is up again before the last step.
+        (shared(2, 1, 1), "slow:device-0:2@step1; kill:device-1@step2-4", 30, 6e-3),
+        (shared(2, 2), "freeze:device-0@step3", 14, 4e-4),
+        (chain(3, 6, ranks=(0, 1)), "kill:device-1@step3", 14, 4e-4),  # the only one that computes the loss
     ],
     ids=["killed and back", "frozen", "last of a chain"],
 )
-def test_losses_after_a_fault_are_those_of_one_process(
-    plan: Plan, faults: str, engines: EngineCluster, tmp_path: Path
+def test_weights_and_losses_after_a_fault_are_those_of_one_process(
+    plan: Plan, faults: str, steps: int, row_s: float, engines: EngineCluster, tmp_path: Path
 ) -> None:
-    """Whoever is lost, in whichever plan: the report's losses are whole."""
-    prepared = prepared_job(faults=faults, steps=14)
-    with one_pace(4e-4):
-        outcome = run(prepared, engines, plan, tmp_path, row_s=4e-4)
+    """Whoever is lost, in whichever plan: nobody's weights differ, and the report's losses are whole.
+
+    One that comes back makes all steps again from the log; its loss has cost its share of one step.
+    """
+    prepared = prepared_job(faults=faults, steps=steps)
+    with one_pace(row_s):
+        outcome = run(prepared, engines, plan, tmp_path, row_s=row_s)
     _, records = trained_by(outcome, prepared)
-    expected = losses_of(prepared, records)
+    expected = audited_losses(prepared, records)
     assert [(step.epoch, step.step) for step in outcome.steps] == [
-        divmod(step, prepared.steps_per_epoch) for step in range(14)
+        divmod(step, prepared.steps_per_epoch) for step in range(steps)
     ]
-    for step in outcome.steps:
-        number = step.epoch * prepared.steps_per_epoch + step.step
-        assert step.loss == pytest.approx(expected[number], rel=1e-4), number
-
-
-def test_a_device_that_dies_costs_its_share_of_one_step(engines: EngineCluster, tmp_path: Path) -> None:
-    """The others go on and it comes back, making all steps again from the log; nobody's weights differ."""
-    prepared = prepared_job(faults="kill:device-1@step2-4", steps=30)
-    with one_pace(6e-3):  # slow enough that the device is up again before the last step
-        outcome = run(prepared, engines, shared(2, 1, 1), tmp_path, row_s=6e-3)
-    _, records = trained_by(outcome, prepared)
-    audit(prepared, records)
-    told = [len(record.seeds) for record in records]
-    assert sorted(told) in ([Q] * 30, [Q - 1] + [Q] * 29)  # all were told already if it died at a step's very end
-    assert told.index(min(told)) >= 2 or min(told) == Q
-    assert "device-1 is lost" in " ".join(outcome.notes)
-    assert "device-1 has come back" in " ".join(outcome.notes)
-    assert outcome.bytes["device-1: sent"] > 0
+    assert [step.loss for step in outcome.steps] == pytest.approx(expected, rel=1e-4)
+    if "@step2-4" in faults:
+        queries = [len(record.seeds) for record in records]
+        assert sorted(queries) in ([Q] * 30, [Q - 1] + [Q] * 29)  # all were told already if it died at a step's end
+        assert queries.index(min(queries)) >= 2 or min(queries) == Q
+        assert "device-1 is lost" in " ".join(outcome.notes)
+        assert "device-1 has come back" in " ".join(outcome.notes)
+        assert outcome.bytes["device-1: sent"] > 0
 
 
 def test_a_slow_device_gets_fewer_queries_in_mid_run(engines: EngineCluster, tmp_path: Path) -> None:
