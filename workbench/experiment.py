@@ -238,20 +238,23 @@ def sweep(
     prepared = _prepared(method, job, cluster, notify, warms_up=is_emulated, engines=engines)
     costs = method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
 
-    def measured(engines: Engines | None, again: str = "") -> tuple[SweepPoint, ...]:
-        found = []
+    def measured(engines: Engines | None, again: str = "", latest: float = math.inf) -> tuple[SweepPoint, ...]:
+        """Return the plans' points up to the first one in which more than this share of a device's time is late."""
+        points: list[SweepPoint] = []
         for number, (name, plan) in enumerate(plans.items(), 1):
             notify(Event("phase", message=f"Plan {number} of {len(plans)}: {name}{again}", stage="sweep"))
             notify(Event("count", message="plans", step=number - 1, num_steps=len(plans)))
             planned = Planned(prepared, costs, cluster, plan)
-            found.append(method.sweep_point(planned, name, engines, num_steps=num_steps, folder=folder))
-        return tuple(found)
+            points.append(method.sweep_point(planned, name, engines, num_steps=num_steps, folder=folder))
+            if points[-1].overrun_share > latest:
+                break
+        return tuple(points)
 
     simulated = measured(None)  # reject an impossible plan before executing any
     if mode == "simulate":
         return simulated
     from workbench.runtime.engines import default_pool
-    from workbench.runtime.pacing import find_dilation
+    from workbench.runtime.pacing import LADDER, asked_dilation, find_dilation
 
     points: tuple[SweepPoint, ...] = ()
     rounds = itertools.count(1)
@@ -259,16 +262,18 @@ def sweep(
     def late_share(dilation: float) -> float:
         nonlocal points
         emulated.dilate(dilation)
-        # The host did not keep pace: everything is measured again on slower devices.
+        # The host did not keep pace: all plans are measured again on slower devices.
         again = f" (round {number}, time dilation {dilation:g})" if (number := next(rounds)) > 1 else ""
-        points = measured(emulated, again)
+        is_last = dilation >= LADDER[-1] or asked_dilation() is not None
+        points = measured(emulated, again, math.inf if is_last else BUSY_OVERRUN_SHARE)
         return max((point.overrun_share for point in points), default=0.0)
 
     try:
         if engines is not None:  # real devices have no deadlines
             return tuple(replace(point, overrun_share=0.0) for point in measured(engines))
         emulated = default_pool().acquire(cluster, fidelity)
-        dilation = find_dilation(late_share, tolerated=BUSY_OVERRUN_SHARE)
+        # The devices may still run as slowly as the job before needed.
+        dilation = find_dilation(late_share, BUSY_OVERRUN_SHARE, first=emulated.dilation)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return tuple(replace(point, dilation=dilation) for point in points)

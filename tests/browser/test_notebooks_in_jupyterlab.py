@@ -28,15 +28,20 @@ pytestmark = [
 
 
 def move_slider(notebook: Notebook, title: str, key: str, times: int = 1) -> None:
-    def pressed() -> bool:
+    """Press a key on the slider's handle, so many times; again where JupyterLab drew the cell meanwhile and lost it."""
+
+    def is_moved() -> bool:
         try:
-            notebook.named(".noUi-handle", title).send_keys(key)
-        except StaleElementReferenceException:  # JupyterLab draws a cell again when it comes into view
+            handle = notebook.named(".noUi-handle", title)
+            before = handle.get_attribute("aria-valuenow")
+            handle.send_keys(key)
+            after, first, last = (handle.get_attribute(f"aria-value{which}") for which in ("now", "min", "max"))
+        except StaleElementReferenceException:
             return False
-        return True
+        return after != before or after in (first, last)
 
     for _ in range(times):
-        wait_until(pressed, f"the slider '{title}'")
+        wait_until(is_moved, f"the slider '{title}'")
 
 
 def try_cluster_form(notebook: Notebook, device: str) -> None:

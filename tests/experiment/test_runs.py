@@ -13,9 +13,10 @@ from tests.experiment.running import KEPT_AFTER_A_RUN, predicted, run
 from workbench import experiment
 from workbench.core import Job, Report
 from workbench.core.errors import ConfigError, DivergedError
+from workbench.core.report import SweepPoint
 from workbench.core.serial import from_json, to_json
-from workbench.methods import calibration
-from workbench.runtime.engines import default_pool
+from workbench.methods import calibration, load_method
+from workbench.runtime.engines import EngineCluster, default_pool
 
 
 def test_a_run_reports_every_step_and_leaves_what_the_readme_says(whole: tuple[Report, Path]) -> None:
@@ -98,6 +99,30 @@ def test_a_sweep_may_have_more_steps_than_the_job(job: Job) -> None:
     )
     assert point.name == "own" and point.num_steps == 2
     assert point.predicted_s > 0 and point.measured_s
+
+
+def test_a_sweep_begins_where_the_run_before_ended_and_leaves_a_late_round(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the devices' dilation on; the first plan that is late ends the round, and the next one measures all."""
+    monkeypatch.delenv("WORKBENCH_DILATION", raising=False)
+    monkeypatch.setattr(experiment, "BUSY_OVERRUN_SHARE", 0.1)
+    cluster, short = two_devices(), replace(job, epochs=1, train_samples=32)
+    engines = default_pool().acquire(cluster, "paced")
+    measured: list[float] = []
+
+    def sweep_point(self: object, planned: object, name: str, engines: EngineCluster | None, **_: object) -> SweepPoint:
+        if engines is not None:
+            measured.append(engines.dilation)
+        share = 0.4 if engines is not None and engines.dilation < 3 else 0.0
+        return SweepPoint(name=name, plan=plan, predicted_s=1.0, measured_s=1.0, num_steps=2, overrun_share=share)
+
+    plan = experiment.plan(short, cluster, "execute")
+    monkeypatch.setattr(type(load_method(short.method)), "sweep_point", sweep_point)
+    engines.dilate(2.0)
+    points = experiment.sweep(short, cluster, {"one": plan, "other": plan}, fidelity="paced")
+    assert [(point.name, point.dilation) for point in points] == [("one", 4.0), ("other", 4.0)]
+    assert measured == [2.0, 4.0, 4.0]
 
 
 def test_files_of_other_people_stay(job: Job, tmp_path: Path) -> None:

@@ -227,19 +227,21 @@ def asked_dilation() -> float | None:
     return dilation
 
 
-def find_dilation(late_share: Callable[[float], float], tolerated: float = CALIBRATED_SHARE) -> float:
-    """Return the first dilation of LADDER at which no more than the tolerated share of the devices' time is late, else
-    the last one.
+def find_dilation(
+    late_share: Callable[[float], float], tolerated: float = CALIBRATED_SHARE, *, first: float = LADDER[0]
+) -> float:
+    """Return the first dilation of LADDER at which at most the tolerated share of the devices' time is late, else the
+    last one.
 
     late_share(dilation): a measurement.  If half of a device's time is late, it must run at least twice as slowly, so
-    the dilations in
-    between are skipped.  A dilation set by the environment is used without calibration.
+    the dilations in between are skipped.  first: the dilation to begin with, such as one that this machine is known to
+    need.  A dilation set by the environment is used without calibration.
     """
     asked = asked_dilation()
     if asked is not None:
         late_share(asked)
         return asked
-    dilation = LADDER[0]
+    dilation = first
     while (share := late_share(dilation)) > tolerated and dilation < LADDER[-1]:
         least = min(dilation / (1 - min(share, 0.9)), LADDER[-1])
         dilation = next(step for step in LADDER if step > dilation and step >= least)
