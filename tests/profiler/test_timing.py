@@ -51,6 +51,16 @@ def test_drift_hits_all_alike():
     assert found["a"] == pytest.approx(found["b"], rel=0.01)
 
 
+def test_rounds_end_when_they_no_longer_change_the_results(monkeypatch):
+    monkeypatch.delenv("WORKBENCH_TINY", raising=False)
+    clock = Clock()
+    time_calls({"steady": clock.call("steady", 1.0)}, budget_s=1e9, clock=clock)
+    assert len(clock.order) == 2 + 4
+    quicker = iter(100 / step for step in range(1, 10**6))
+    time_calls({"changing": clock.call("changing", lambda: next(quicker))}, budget_s=1e9, clock=clock)
+    assert clock.order.count("changing") == 2 + 9
+
+
 def test_the_budget_ends_it_after_at_least_one_round():
     clock = Clock()
     time_calls({"a": clock.call("a", 10.0)}, repeats=100, budget_s=45.0, clock=clock)

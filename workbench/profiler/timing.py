@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from statistics import fmean
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,6 +34,8 @@ TINY_VARIABLE = "WORKBENCH_TINY"
 SHORTEST_S = 2e-4
 MOST_LOOPS = 64
 LONG_S = 2.0
+FEWEST_ROUNDS, STABLE = 4, 0.005
+"""Rounds end early when one of them, at least the fourth, changes the calls' seconds by less than this share."""
 
 
 def tiny() -> bool:
@@ -51,18 +54,20 @@ def time_calls(
     budget_s: float = 30.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[K, float]:
-    """Return the seconds of each call, all timed in turn for `repeats` rounds or until budget_s is spent (at least one
-    round).
+    """Return the seconds of each call, all timed in turn: the lower quartile of the rounds.
 
-    The result is the lower quartile of the rounds.  repeats: None for 9, or 3 with the smallest settings (see tiny).
-    A call shorter than 0.2 ms runs several times per round.
+    repeats: number of rounds.  None for up to 9, or 3 with the smallest settings (see tiny); they end early when a
+    round no longer changes the results (STABLE), as on a quiet machine.  budget_s: no round begins after it, but one
+    is always done.  A call shorter than 0.2 ms runs several times per round.
     """
+    may_end_early = repeats is None
     repeats = (3 if tiny() else 9) if repeats is None else repeats
     if not calls or repeats < 1:
         raise ConfigError(
             f"Timing {len(calls)} calls {repeats} times was asked for.", "Both must be at least 1.", "Raise them."
         )
     began = clock()
+    seconds: dict[K, float] = {}
     with torch_threads(measuring_threads()):
         loops = {key: _warm_up(call, clock) for key, call in calls.items()}
         samples: dict[K, list[float]] = {key: [] for key in calls}
@@ -73,7 +78,15 @@ def time_calls(
             keys = list(calls) if round_number % 2 == 0 else list(calls)[::-1]
             for key in keys:
                 samples[key].append(_measure(calls[key], loops[key], clock))
-    return {key: Spread.of(values).low for key, values in samples.items()}
+            before, seconds = seconds, {key: Spread.of(values).low for key, values in samples.items()}
+            if may_end_early and round_number + 1 >= FEWEST_ROUNDS and _change(before, seconds) < STABLE:
+                break
+    return seconds
+
+
+def _change(before: Mapping[K, float], after: Mapping[K, float]) -> float:
+    """Return by which share the calls' seconds changed, in the mean over the calls."""
+    return fmean(abs(after[key] - before[key]) / max(before[key], 1e-9) for key in after)
 
 
 def time_grids(
@@ -86,17 +99,17 @@ def time_grids(
     settings.
 
     All kinds and sizes are timed in turn.  Small dents are smoothed: more samples or tokens never cost less.  After a
-    size that takes
-    longer than LONG_S, larger batches are not timed: their time grows with their samples.
+    size that takes longer than LONG_S, larger batches are not timed: their time grows with their samples.
     """
     calls: dict[tuple[str, int, int], Call] = {}
     largest: dict[tuple[str, int], int] = {}  # batch that is timed
-    for kind, length in itertools.product(make_calls, sequence_lengths):
-        for batch in sorted(batch_sizes):
-            largest[kind, length] = batch
-            call = calls[kind, batch, length] = make_calls[kind](batch, length)
-            if _measure(call, 1, settings.get("clock", time.perf_counter)) > LONG_S:
-                break
+    with torch_threads(measuring_threads()):
+        for kind, length in itertools.product(make_calls, sequence_lengths):
+            for batch in sorted(batch_sizes):
+                largest[kind, length] = batch
+                call = calls[kind, batch, length] = make_calls[kind](batch, length)
+                if _measure(call, 1, settings.get("clock", time.perf_counter)) > LONG_S:
+                    break
     measured = time_calls(calls, **settings)
 
     def seconds(kind: str, batch: int, length: int) -> float:
