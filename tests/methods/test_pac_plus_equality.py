@@ -14,9 +14,7 @@ from stopped_run import train_rank
 
 from tests.methods.builders import CACHED, LEARNING_RATE, PLANS, initial_adapter, losses_of, make_rank_job
 from tests.methods.conftest import four_devices
-from workbench.core.errors import DamagedError
 from workbench.methods.common.session import RankResult
-from workbench.methods.pac_plus.epochs import make_adapter
 from workbench.methods.pac_plus.rank_job import cached_steps, shard_owners
 from workbench.methods.training.interrupted import begin, take_up
 from workbench.models.adapter_config import Kind
@@ -313,13 +311,3 @@ def test_what_was_damaged_is_told_and_never_used(
     assert losses_of(former.results) == {step: loss for step, loss in whole[1].items() if step < at}
     again = take_up(job)  # what was damaged is gone, and nothing is told twice
     assert ((again.epochs, again.step), again.damage, again.results) == (at, (), former.results)
-
-
-def test_an_initial_state_that_was_changed_is_not_used(tmp_path: Path, whole: tuple[Path, object]) -> None:
-    shutil.copytree(whole[0], tmp_path / "run")
-    job = make_rank_job(
-        load_stack("tiny-bert"), "tiny-bert", WHOLE, four_devices(), tmp_path / "run", samples=SAMPLES, epochs=3
-    )
-    flip(tmp_path / "run" / "initial.safetensors")
-    with pytest.raises(DamagedError, match=r"'initial.safetensors' was to be read\. The values of .* were changed"):
-        make_adapter(job, 0, job.adapter.num_layers)

@@ -7,7 +7,6 @@ import torch
 from workbench.core.errors import ConfigError
 from workbench.models import loading
 from workbench.models.loading import load_language_model_head, load_stack, load_stage, model_facts
-from workbench.models.stack import LayerStack
 
 from .helpers import TARGET_LENGTH, batch_for, check_embeddings
 from .test_stack import reference
@@ -78,63 +77,6 @@ def test_without_a_target_the_decoder_reads_its_start_token(stack):
     assert states.shape == (8, 1, 32) and torch.equal(states, expected) and torch.equal(taps[-1], states)
 
 
-def test_a_later_target_token_changes_nothing_before_it(stack):
-    batch = batch_for(stack)
-    other = batch.decoder_ids.clone()
-    other[:, 2:] = 17
-    ours, _ = stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)
-    theirs, _ = stack(batch.input_ids, batch.attention_mask, other)
-    close(ours[:, :2], theirs[:, :2])
-    assert not torch.allclose(ours[:, 2:], theirs[:, 2:], atol=1e-3)
-
-
-def test_a_stage_holds_what_it_needs_and_names_what_others_hold_too(family, stack):
-    stages = [stack.stage(*bounds) for bounds in ((0, 2), (2, 4), (4, 6))]
-    assert [stage.embedding is not None for stage in stages] == [True, False, False]
-    assert [stage.decoder_embedding is not None for stage in stages] == [False, True, False]
-    shared = [set(stage.shared_parameters()) for stage in stages]
-    if family == "t5":
-        assert [stage.encoder_final is not None for stage in stages] == [False, True, False]
-        both = {"position bias", "decoder position bias"}
-        assert shared == [{"words", "position bias"}, {"words", *both}, {"decoder position bias"}]
-    else:
-        assert shared == [{"words"}, {"words"}, set()]
-    assert stages[0].shared_parameters()["words"] is stages[1].shared_parameters()["words"]
-
-
-def test_gradients_through_stages_equal_the_whole_models(family, stack):
-    """Full fine-tuning by hand: what crosses a stage boundary is the joint tensor, shared parameters' gradients are
-    added up."""
-    batch, model = batch_for(stack, (9, 4)), reference(f"tiny-{family}")
-    model.requires_grad_(True)
-    output = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, decoder_input_ids=batch.decoder_ids)
-    output.last_hidden_state.square().sum().backward()
-    wanted = {name: parameter.grad for name, parameter in model.named_parameters()}
-    model.zero_grad(set_to_none=True)
-    copies = [LayerStack(reference(f"tiny-{family}")).stage(*bounds) for bounds in ((0, 2), (2, 5), (5, 6))]
-    hidden, kept = batch.input_ids, []
-    for stage in copies:
-        stage.requires_grad_(True)
-        inputs = hidden if stage.start == 0 else hidden.detach().requires_grad_()
-        hidden, taps = stage(inputs, batch.attention_mask, batch.decoder_ids)
-        kept.append((inputs, hidden))
-    taps[-1].square().sum().backward()
-    for index in (1, 0):
-        kept[index][1].backward(kept[index + 1][0].grad)
-    words = "shared.weight"
-    found = sum(stage.shared_parameters()["words"].grad for stage in copies[:2])
-    scale = wanted[words].abs().max()
-    assert (found - wanted[words]).abs().max() < 1e-5 * scale
-    if family == "t5":
-        name = "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        found = sum(stage.shared_parameters()["decoder position bias"].grad for stage in copies[1:])
-        assert (found - wanted[name]).abs().max() < 1e-5 * wanted[name].abs().max() + 1e-7
-    layer = {"t5": "encoder.block.1.", "bart": "encoder.layers.1."}[family]
-    for name, parameter in copies[0].layers["1"].named_parameters():
-        target = wanted[layer + name]
-        assert (parameter.grad - target).abs().max() < 1e-5 * target.abs().max() + 1e-7, name
-
-
 def saved(folder, name, maker="AutoModel", **changes):
     """Save a random model of a changed configuration and return the Hugging Face model."""
     import transformers
@@ -162,18 +104,6 @@ def load_cut(folder):
         return taps[-1]
 
     return call
-
-
-def test_stacks_of_other_lengths(tmp_path):
-    model = saved(tmp_path, "tiny-bart", encoder_layers=2, decoder_layers=4)
-    stack = load_stack(str(tmp_path))
-    batch = batch_for(stack)
-    with torch.no_grad():
-        expected = model(
-            input_ids=batch.input_ids, attention_mask=batch.attention_mask, decoder_input_ids=batch.decoder_ids
-        )
-    close(load_cut(tmp_path)(batch.input_ids, batch.attention_mask, batch.decoder_ids), expected.last_hidden_state)
-    assert model_facts(str(tmp_path)).num_encoder_layers == stack.num_encoder_layers == model.config.encoder_layers
 
 
 def test_gated_t5_with_an_own_head_and_narrow_attention(tmp_path, monkeypatch):

@@ -209,6 +209,7 @@ ODD: dict[str, tuple[str, dict[str, Any], Spoil | None]] = {
         {"decoder_attention_heads": 8, "decoder_ffn_dim": 96, "activation_function": "quick_gelu"},
         None,
     ),
+    "bart: stacks of other lengths": ("bart", {"encoder_layers": 1, "decoder_layers": 3}, None),
     "bart: scaled": ("bart", {"scale_embedding": True, "activation_function": "relu"}, None),
 }
 

@@ -129,17 +129,6 @@ def test_without_the_hub_the_answer_comes_without_retries(name, monkeypatch, tmp
             load(name)
 
 
-def test_folders_that_are_no_models(tmp_path):
-    with pytest.raises(ConfigError, match=r"no config\.json"):
-        load_stack(str(tmp_path))
-    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
-    with pytest.raises(ConfigError, match=r"family 'mamba'.*t5, bart.*how one layer is called"):
-        load_stack(str(tmp_path))
-    (tmp_path / "config.json").write_text('{"model_type": "bert", "hidden_size": 32, "num_attention_heads": 4}')
-    with pytest.raises(MissingDataError, match="does not load"):
-        load_stack(str(tmp_path))
-
-
 def test_embedded_models_that_were_not_fetched(tmp_path, monkeypatch):
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
     with pytest.raises(MissingDataError, match="python -m workbench fetch"):

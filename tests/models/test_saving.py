@@ -1,10 +1,10 @@
-"""A saved adapter predicts the same after it is loaded; a damaged one is refused."""
+"""A saved adapter is the same after it is loaded; a damaged one is refused."""
 
 import pytest
 import torch
 
 from workbench.core.errors import ConfigError
-from workbench.models.evaluation import calibrate, predict, set_statistics
+from workbench.models.evaluation import calibrate, set_statistics
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.saving import DESCRIPTION, WEIGHTS, TrainedDescription, load_adapter, save_adapter
@@ -24,22 +24,11 @@ def saved(tmp_path):
             )
     description = TrainedDescription(config=adapter.config, model="tiny-gpt2")
     save_adapter(tmp_path / "adapter", adapter.state_dict(), description)
-    return tmp_path / "adapter", stack, adapter, batch, description
-
-
-def test_a_loaded_adapter_predicts_the_same(saved):
-    """On a stack that is loaded again; tests/experiment does so in a fresh process."""
-    folder, stack, adapter, batch, _ = saved
-    loaded, description = load_adapter(folder)
-    (expected,), (found,) = (
-        predict(stack, [adapter], [batch]),
-        predict(load_stack(description.model), [loaded], [batch]),
-    )
-    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-5, atol=1e-6)
+    return tmp_path / "adapter", adapter, description
 
 
 def test_everything_comes_back(saved):
-    folder, _, adapter, _, description = saved
+    folder, adapter, description = saved
     loaded, found = load_adapter(folder)
     assert found == description and not loaded.training
     assert all(torch.equal(tensor, adapter.state_dict()[name]) for name, tensor in loaded.state_dict().items())
@@ -47,7 +36,7 @@ def test_everything_comes_back(saved):
 
 
 def test_half_an_adapter_is_not_saved(saved, tmp_path):
-    _, _, adapter, _, description = saved
+    _, adapter, description = saved
     with pytest.raises(ConfigError, match="do not fit"):
         save_adapter(tmp_path / "half", dict(list(adapter.state_dict().items())[:3]), description)
     assert not (tmp_path / "half").exists()

@@ -50,30 +50,6 @@ def test_stashed_versions_follow_from_liveness(num_stages: int, num_batches: int
     assert peaks(schedule, "ctx", F=1.0, B=2.0) == expected
 
 
-def test_backward_reads_the_version_that_its_forward_read() -> None:
-    """On every stage; forward reads the newest; each update makes the next."""
-    schedule = asynchronous_1f1b(equal_plan(3), 7)
-    for ops in schedule.ops:
-        version_of = {(op.kind, op.microbatch): next(v.part for v in op.reads if v.name == "weight") for op in ops}
-        newest = 0
-        for op in ops:
-            if op.kind == "F":
-                assert version_of["F", op.microbatch] == newest
-            elif op.kind == "B":
-                assert version_of["B", op.microbatch] == version_of["F", op.microbatch]
-            else:
-                assert version_of["STEP", op.microbatch] == newest
-                newest += 1
-        assert newest == 7
-    # The first stage forwards batch 1 with the weights of batch 0, as in the paper's Fig. 2.
-    assert [next(v.part for v in op.reads if v.name == "weight") for op in schedule.ops[0] if op.kind == "F"][:4] == [
-        0,
-        0,
-        0,
-        1,
-    ]
-
-
 def test_groups_are_refused() -> None:
     """Confidant has one device per stage."""
     with pytest.raises(ScheduleError, match="2 ranks"):

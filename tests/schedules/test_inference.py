@@ -147,22 +147,6 @@ def sent(schedule: Schedule, name: str) -> list[tuple[int, int]]:
     return [op.ranks for ops in schedule.ops for op in ops if op.kind == SEND and op.reads[0].name == name]
 
 
-def test_scheme_2_halves_the_transfers() -> None:
-    """Table II: four transfers of each tile's worth in scheme 1 for two in scheme 2; neighbours only, both ways if
-    asked."""
-    for schemes, times in (((1, 1), 2), ((2, 2), 1)):
-        layout = InferenceLayout.build(even(4, schemes=schemes), (shape(2, 4, 4),), 8)
-        schedule = inference_schedule(layout)
-        assert len(sent(schedule, "sum")) == 4 * 3 * 2 * times
-        assert (
-            len(sent(schedule, "hid")) == 4 * 3 * (2 * times - 1) + 3
-        )  # the first block's tiles come embedded, the last go to the head
-    neighbours = {(rank, (rank + 1) % 4) for rank in range(4)}
-    assert set(sent(schedule, "sum")) == neighbours
-    both = inference_schedule(InferenceLayout.build(even(4, both_ways=True), (shape(1, 4, 4),), 8))
-    assert set(sent(both, "sum")) == neighbours | {(b, a) for a, b in neighbours}
-
-
 def test_positions_without_a_part_stand_aside() -> None:
     """No units: not in the ring of attention, but its own tile's sum comes and the tile starts there; no tokens: no
     tile, no connection."""

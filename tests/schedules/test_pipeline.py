@@ -51,12 +51,6 @@ def test_a_group_shares_a_stage() -> None:
     assert "1ALLREDUCE" not in labels(schedule, 2)
 
 
-def test_communication_is_not_free() -> None:
-    """Two stages, one micro-batch: f + s + f + b + s + b."""
-    schedule = insert_transfers(one_f_one_b(equal_plan(2), (1,)))
-    assert timed(schedule, F=1.0, B=2.0, SEND=0.5).makespan_s == 7.0
-
-
 def test_a_big_pipeline_needs_each_price_once() -> None:
     """256 stages, 32 micro-batches: the closed form holds with m < p too, and every activity is priced exactly once."""
     asked: list[Op] = []

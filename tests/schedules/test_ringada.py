@@ -111,7 +111,6 @@ def test_what_makes_no_round_is_refused(iterations: list[Iteration], in_flight: 
 
 BEST = {
     1: "1443 2442 1263 1164 1155 1146 1137 1128 1119 1119 1119 1119",
-    2: "1443 2442 2442 5421 2442 2442 3531 2442 2442 2442 2442 2442",
     4: "1443 2442 4422 3432 5322 4422 6222 3432 4332 4332 4332 4422",
     8: "1443 2442 4422 4422 4422 5322 5322 5322 5232 4332 4332 3333",
 }
@@ -120,7 +119,7 @@ all 165."""
 
 
 @pytest.mark.parametrize(
-    ("micro_batches", "average", "all_unfrozen"), [(1, 16.9, 24.3), (2, 10.5, 14.3), (4, 7.8, 10.0), (8, 6.7, 8.25)]
+    ("micro_batches", "average", "all_unfrozen"), [(1, 16.9, 24.3), (4, 7.8, 10.0), (8, 6.7, 8.25)]
 )
 def test_what_the_rule_costs(micro_batches: int, average: float, all_unfrozen: float) -> None:
     """Layer times of a mini-batch over a layer every 40 of 700 steps, and with all adapters unfrozen (PipeAdapter
@@ -139,7 +138,7 @@ def test_what_the_rule_costs(micro_batches: int, average: float, all_unfrozen: f
 
 @pytest.mark.parametrize(
     ("micro_batches", "cached", "once", "following"),
-    [(1, True, 16.46, 16.46), (4, True, 7.71, 7.21), (8, True, 6.65, 5.86), (8, False, 6.82, 6.57)],
+    [(1, True, 16.46, 16.46), (8, True, 6.65, 5.86), (8, False, 6.82, 6.57)],
 )
 def test_what_plans_that_follow_the_unfreezing_save(
     micro_batches: int, cached: bool, once: float, following: float

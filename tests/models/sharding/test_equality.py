@@ -58,18 +58,6 @@ def test_baselines_equal_the_local_model(family):
         assert_equal_to(run_plan(plan, shards_of(case, plan), case.ids, case.decoder_ids), expected)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "opt", "llama", "t5", "bart"])
-def test_heads(family):
-    case = tiny_case(family)
-    decoder = {} if case.decoder_ids is None else {"decoder_input_ids": case.decoder_ids}
-    with torch.no_grad():
-        expected = case.model(input_ids=case.ids, **decoder).logits
-    plan = hybrid(case, (1, case.layout.stacks[0].num_units - 1), (30, 34), (0.5, 0.5), (1, 2))
-    shards = shards_of(case, plan)
-    assert_equal_to(run_plan(plan, shards, case.ids, case.decoder_ids, what="all"), expected)
-    assert_equal_to(run_plan(plan, shards, case.ids, case.decoder_ids, what="last"), expected[:, -1])
-
-
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5"])
 def test_attention_of_parts_of_the_queries(family):
     """Asked for piece by piece, in any order, attention is what it is at once."""

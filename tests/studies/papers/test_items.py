@@ -11,9 +11,11 @@ from workbench_studies.papers.drawing import draw
 from workbench_studies.papers.items import canonical
 from workbench_studies.papers.result import as_quick_trial, paper_folder, paper_values, printed
 
+PAPERS = ("confidant", "galaxy_plus", "pac_plus", "ringada")
 TABLES = sorted(
-    path.stem
-    for folder in (paper_folder("pac_plus"), data_folder() / "papers/pac_plus")
+    (paper, path.stem)
+    for paper in PAPERS
+    for folder in (paper_folder(paper), data_folder() / "papers" / paper)
     for path in folder.glob("*.csv")
 )
 
@@ -49,14 +51,13 @@ def test_an_unknown_item_or_paper_is_answered_with_the_list():
         items_of("pac")
 
 
-@pytest.mark.parametrize("table", TABLES)
-def test_the_papers_values_load_with_unit_and_place(table):
-    values = paper_values("pac_plus", table)
-    assert values
-    assert len({tuple(one.labels.values()) for one in values}) == len(values), "two values have the same labels"
+@pytest.mark.parametrize(("paper", "table"), TABLES)
+def test_the_papers_values_load_with_unit_and_place(paper, table):
+    values = paper_values(paper, table)
+    assert len({tuple(one.labels.values()) for one in values}) == len(values) > 0, "two values have the same labels"
     for value in values:
         assert value.source
-        assert isinstance(value.value, float) or value.value == OOM or value.value.startswith("[")
+        assert paper != "pac_plus" or isinstance(value.value, float) or value.value == OOM or value.value[0] == "["
 
 
 def test_table_5_has_all_its_cells_and_table_6_its_own_means():
