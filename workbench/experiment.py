@@ -183,6 +183,8 @@ def run(
             nbytes = prediction.bytes | {TRAINED_WEIGHTS: trained, ALL_WEIGHTS: trained + frozen}
             prediction = replace(prediction, bytes=nbytes)
         notify(Event("predicted", predicted=prediction.steps))
+        timelines = {name.removesuffix(", predicted"): one for name, one in prediction.timelines.items()}
+        notify(Event("plan", step=0, plan=decided, timelines=timelines))
         if folder is None:
             return _report(job, cluster, decided, prediction, None, _spent(began), notes=notes)
         from workbench.methods.calibration import Calibration
@@ -244,6 +246,7 @@ def sweep(
         for number, (name, plan) in enumerate(plans.items(), 1):
             notify(Event("phase", message=f"Plan {number} of {len(plans)}: {name}{again}", stage="sweep"))
             notify(Event("count", message="plans", step=number - 1, num_steps=len(plans)))
+            notify(Event("plan", step=0, plan=plan))
             planned = Planned(prepared, costs, cluster, plan)
             points.append(method.sweep_point(planned, name, engines, num_steps=num_steps, folder=folder))
             if points[-1].overrun_share > latest:

@@ -72,12 +72,39 @@ def try_job_form(notebook: Notebook) -> None:
 
 def try_run_panel(notebook: Notebook) -> None:
     notebook.press("Simulate")
-    wait_until(lambda: "Finished in" in notebook.text_of(".widget-html [role=status]"), "the simulation")
+    wait_until(lambda: "Finished in" in notebook.text_of(".widget-vbox .workbench-head"), "the simulation")
     notebook.press("Run")
-    wait_until(lambda: "doing" in notebook.text_of(".widget-html"), "the devices to say what they are doing")
+    caption, device = ".widget-vbox .workbench-caption", ".widget-vbox .workbench-devices svg"
+    wait_until(lambda: "measured" in notebook.text_of(caption), "a measured step over the predicted one")
+    wait_until(lambda: "%" in notebook.text_of(device), "the devices' work")
+    assert labels_of(notebook, ".widget-vbox") == LIVE
     notebook.shoot("run-panel-running")
     wait_until(lambda: "after epoch" in notebook.text_of(".widget-html"), "the run")
     notebook.shoot("run-panel-finished")
+
+
+LIVE = ["Map of", "Training loss", "Devices:", "What each device does"]
+"""How the names of a live view's pictures begin."""
+
+
+def labels_of(notebook: Notebook, where: str) -> list[str]:
+    """Return which of these pictures of the last live view there can be seen."""
+    names = """
+        const views = [...document.querySelectorAll(`${arguments[0]} .workbench-live`)].filter(one => one.offsetHeight);
+        return [...(views.at(-1)?.querySelectorAll("[role=img]") ?? [])].map(one => one.ariaLabel);
+    """
+    found = notebook.js(names, where)
+    return [begin for begin in LIVE if any(label.startswith(begin) for label in found)]
+
+
+def try_live_view_without_kernel(notebook: Notebook) -> None:
+    """The last state of a run stays in the notebook."""
+    notebook.reopen()
+    wait_until(lambda: labels_of(notebook, ".workbench-reopened") == LIVE, "the pictures of the run")
+    notebook.wait_idle()
+    wait_until(lambda: notebook.faults() == [], "JupyterLab to look for the widgets no longer")
+    notebook.js("document.querySelector('.workbench-reopened .workbench-live').scrollIntoView()")
+    notebook.shoot("live-view-reopened")
 
 
 def try_player(notebook: Notebook) -> None:
@@ -92,6 +119,7 @@ def in_quickstart(notebook: Notebook) -> None:
     try_job_form(notebook)
     try_run_panel(notebook)
     try_player(notebook)
+    try_live_view_without_kernel(notebook)
 
 
 def try_keys(notebook: Notebook) -> None:
@@ -153,7 +181,7 @@ def try_while_a_cell_runs(notebook: Notebook) -> None:
 
 def try_reopening(notebook: Notebook) -> None:
     """Without its kernel a notebook keeps its figures, and says what a panel needs."""
-    says = "Controls stood here"
+    says = "The controls need their kernel"
     assert says not in notebook.text_of("body")
     notebook.reopen()
     wait_until(lambda: says in notebook.text_of("body"), "the panels to say what they need")

@@ -7,6 +7,8 @@ import pytest
 from tests.methods.builders import PLANS, make_rank_job
 from tests.methods.conftest import four_devices
 from workbench.core.job import Job
+from workbench.core.schedule import Op
+from workbench.core.timeline import Span
 from workbench.methods.base import Event
 from workbench.methods.common.session import DeviceReporter, StepTrace
 from workbench.methods.pac_plus.method import PacPlus
@@ -55,6 +57,14 @@ def test_devices_tell_phase_step_computing_and_memory(engines: EngineCluster, tm
         "done",
     ]
     assert phases[2][-2:] == ["idle", "done"]  # no share in the cached epochs
+    [began] = [event for event in events if event.kind == "plan"]
+    simulated = Timetable(job).timelines(0)
+    assert began.plan == job.plan and simulated.keys() == {"first epoch", "cached epoch"}
+    for event in (event for event in events if event.kind == "spans"):
+        predicted = simulated["cached epoch" if event.epoch else "first epoch"]
+        assert sorted(span.op.label for span in event.spans) == sorted(span.op.label for span in predicted.spans)
+        assert min(span.start_s for span in event.spans) >= 0
+    assert any(event.kind == "spans" for event in events)
     whole = [event for event in events if event.kind == "step"]
     assert [(event.epoch, event.step) for event in whole] == [(epoch, step) for epoch in (0, 1) for step in range(3)]
     assert all(sorted(event.samples for event in whole if event.epoch == epoch) == [6, 8, 8] for epoch in (0, 1))
@@ -81,13 +91,10 @@ def test_a_lost_devices_step_stays_known_between_phases() -> None:
     reporter = DeviceReporter(context, budget)
     reporter.phase("loading")
     reporter.phase("first epoch", 0)
-    reporter.step(StepTrace(epoch=0, step=3, samples=8, start_s=1.0, end_s=2.0, loss=0.5, busy_s=0.5), 10, cached=False)
-    reporter.step(
-        StepTrace(epoch=0, step=4, samples=8, start_s=2.5, end_s=4.0, loss=0.5, busy_s=0.5),
-        10,
-        cached=False,
-        trains=False,
-    )
+    trace = StepTrace(epoch=0, step=3, samples=8, start_s=1.0, end_s=2.0, loss=0.5, busy_s=0.5)
+    own = [Span(0, Op("F", 0, 0), 1.0, 1.5)]
+    reporter.step(trace, 10, own, cached=False)
+    reporter.step(trace._replace(step=4, start_s=2.5, end_s=4.0), 10, own * 999, cached=False, trains=False)
     reporter.phase("sharing the adapter")
     assert "epoch" not in told[0] and told[1]["epoch"] == 0
     assert told[2]["step_s"] == pytest.approx(1.0)
@@ -95,3 +102,7 @@ def test_a_lost_devices_step_stays_known_between_phases() -> None:
     assert "loss" in told[2] and "loss" not in told[3]
     assert (told[4]["epoch"], told[4]["step"], told[4]["phase"]) == (0, 4, "sharing the adapter")
     assert told[4]["used_bytes"] is None  # this system does not tell
+    assert told[2]["spans"] == tuple(own) and "spans" not in told[3]  # too many to be shown
+    for start_s, is_sent in ((2.7, False), (3.0, True), (3.4, False)):  # of one step in each half second
+        reporter.step(trace._replace(start_s=start_s), 10, own, cached=False)
+        assert ("spans" in told[-1]) is is_sent

@@ -22,7 +22,7 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.profile import Grid, LayerProfile, Profile
-from workbench.methods.base import Event
+from workbench.methods.base import DeviceState, Event
 from workbench.planners import Problem
 from workbench.trainings import queries
 from workbench.widgets.controls import FigureBox, Html, Message
@@ -55,8 +55,16 @@ def _run_panel() -> Any:
 
 def _live() -> Any:
     live = widgets.LiveProgress(JOB, LAPTOP)
+    timeline = replace(TIMELINE, device_names=tuple(one.name for one in LAPTOP.devices[: TIMELINE.world_size]))
     live.update(Event("phase", message=NAME))
     live.update(Event("note", message=NAME))
+    live.update(Event("plan", step=0, plan=REPORT.plan, timelines={NAME: timeline}))
+    live.update(Event("device", 0, 0, 0, 9, device=DeviceState(NAME, 1.0, 0.5, 9, NAME)))
+    live.update(Event("step", epoch=0, step=0, num_steps=9, loss=0.7))
+    live.update(Event("scores", epoch=0, metrics={NAME: 0.5}))
+    with live:
+        pass
+    assert all(part.count("&lt;img") for part in (live.view.map, live.view.devices, live.view.step, live.view.more))
     return live
 
 

@@ -42,7 +42,7 @@ def test_a_button_runs_what_the_forms_say(button: str, mode: str) -> None:
     getattr(panel, button).click()
     panel.wait()
     assert runner.calls == [(Job(), CLUSTER, mode, {"fidelity": "paced", "resume": False})]
-    assert "Finished in" in panel.progress.value and "4.0 times shorter" in panel.result.value
+    assert "Finished in" in panel.live.head and "4.0 times shorter" in panel.result.value
     assert not panel.run_button.disabled and panel.stop_button.disabled
 
 
@@ -63,7 +63,7 @@ def test_the_kernel_stays_free_and_stop_ends_the_run() -> None:
     panel.stop_button.click()
     stopped.set()
     panel.wait()
-    assert "Stopped" in panel.progress.value and "Stopped." in panel.message.value
+    assert "Stopped" in panel.live.head and "Stopped." in panel.message.value
     assert not panel.running and not panel.run_button.disabled
 
 
@@ -87,7 +87,7 @@ def test_resume_goes_on_with_the_very_run_that_was_interrupted() -> None:
     panel.resume_button.click()
     panel.wait()
     assert runner.calls[-1][3]["resume"] is True and panel.resume_button.disabled
-    assert "Finished in" in panel.progress.value
+    assert "Finished in" in panel.live.head
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_what_fails_is_shown(error: Exception) -> None:
     panel = panel_of(Runner(fail))
     panel.run_button.click()
     panel.wait()
-    assert "role='alert'" in panel.message.value and "Failed after" in panel.progress.value
+    assert "role='alert'" in panel.message.value and "Failed after" in panel.live.head
     assert ("Device &#39;beta&#39; was lost at step 3." in panel.message.value) != (
         "our own &lt;bug&gt;" in panel.message.value
     )
@@ -119,10 +119,10 @@ def test_a_form_that_means_nothing_is_told_before_anything_starts() -> None:
     form.controls["epochs"].value = 2
     panel.run_button.click()
     panel.wait()
-    assert panel.result.value and panel.progress.value
+    assert panel.result.value and panel.live.head
     form.controls["epochs"].value = 0
     panel.run_button.click()  # an old result does not stay under a new error
-    assert "epochs = 0" in panel.message.value and panel.result.value == panel.progress.value == ""
+    assert "epochs = 0" in panel.message.value and panel.result.value == panel.live.head == ""
 
 
 def test_a_notebook_shows_an_error_of_configuration_as_its_sentence() -> None:
@@ -164,7 +164,7 @@ def test_devices_leave_are_killed_and_come_back_while_a_run_goes_on() -> None:
     panel = panel_of(Runner(press))
     panel.run_button.click()
     panel.wait()
-    assert "Finished in" in panel.progress.value, panel.message.value
+    assert "Finished in" in panel.live.head, panel.message.value
     assert shown == ["flex"] and panel.devices.layout.display == "none"
 
 

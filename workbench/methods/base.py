@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -32,7 +33,7 @@ from workbench.core.profile import Profile
 from workbench.core.ranges import range_of, require_range
 from workbench.core.report import EpochRecord, Recovery, StepRecord, SweepPoint
 from workbench.core.serial import shown
-from workbench.core.timeline import Timeline
+from workbench.core.timeline import Span, Timeline
 from workbench.profiler.analytic import LayerCost
 
 if TYPE_CHECKING:  # a declaration, and so the help, needs no engine
@@ -59,12 +60,12 @@ class Event(NamedTuple):
     """A progress event for a waiting user.  epoch, step: from 0.
 
     kind: 'phase' (message, and the stage of the run if one begins), 'step' (loss and samples of a mini-batch that all
-    devices have
-    finished), 'count' (step of num_steps parts of the present phase are done; message names the parts), 'epoch', 'note'
-    (message),
-    'device' (the state of the device of `rank`; message describes it in words), 'predicted' (the steps' simulated
-    seconds), or 'faults'
-    (faults added to this object are injected into the run's devices).
+    devices have finished), 'count' (step of num_steps parts of the present phase are done; message names the parts),
+    'note' (message), 'device' (the state of the device of `rank`; message describes it in words), 'predicted' (the
+    steps' simulated seconds), 'plan' (who does the next steps; timelines: one of them as simulated, by name), 'spans'
+    (of a step that all devices have finished, from its beginning on), 'scores' (metrics on the validation split after
+    an epoch), or 'faults' (faults added to this object are injected into the run's devices).
+    Ranks are the cluster's; a timeline of fewer devices names them.
     """
 
     kind: str
@@ -80,6 +81,10 @@ class Event(NamedTuple):
     predicted: tuple[StepRecord, ...] = ()
     stage: str = ""
     faults: FaultSchedule | None = None
+    plan: Plan | None = None
+    timelines: Mapping[str, Timeline] = MappingProxyType({})
+    spans: tuple[Span, ...] = ()
+    metrics: Mapping[str, float] = MappingProxyType({})
 
 
 Notify = Callable[[Event], None]

@@ -12,6 +12,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.job import Job
 from workbench.core.methods import declaration_of
 from workbench.methods.base import DeviceState, Event
+from workbench.runs.course import GONE, Course, CourseLog
 
 LOSS_DECAY = 0.9
 """The share of the smoothed loss that each step keeps; about the last ten steps count."""
@@ -43,6 +44,11 @@ class DeviceRow:
     def is_lost(self) -> bool:
         """Return whether the device is lost; its work and memory are then not shown."""
         return self.phase == "lost"
+
+    @property
+    def is_away(self) -> bool:
+        """Return whether the device is lost or leaves."""
+        return self.phase in GONE
 
     @property
     def doing(self) -> str:
@@ -220,10 +226,18 @@ class RunState:
         self._part: PhaseRow | None = None
         self._predicted: dict[tuple[int, int], float] = {}
         self._cached: set[int] = set()
+        self._log = CourseLog(cluster)
+
+    @property
+    def course(self) -> Course:
+        """Return what the run's charts show now."""
+        with self._lock:
+            return self._log.course
 
     def update(self, event: Event) -> None:
         """Process one event; unknown kinds are ignored."""
         with self._lock:
+            self._log.update(event)
             now_s = self._elapsed_s()
             if event.kind == "step":
                 self._in_steps = self._trains = True

@@ -11,6 +11,7 @@ from msgspec import Meta
 from workbench.core.plan import Plan
 from workbench.core.ranges import Fraction, Seconds, Slowing
 from workbench.core.report import Recovery
+from workbench.core.timeline import Span
 
 End = Literal["finished", "paused", "lost"]
 """How a device's part of a generation ended: all work is done, it paused on request, or another device was lost."""
@@ -114,6 +115,10 @@ class Probed(NamedTuple):
     slowness: Slowing
 
 
+MOST_SPANS = 200
+"""Of a device's step that is shown while a run goes on; a step with more is not shown."""
+
+
 class Progress(TypedDict, total=False):
     """What a device publishes for the user to see.  Real devices send no other keys; each is missing where it has no
     meaning.
@@ -129,6 +134,7 @@ class Progress(TypedDict, total=False):
     step_s: Clock | None
     busy_s: Clock | None
     used_bytes: Annotated[int, Meta(ge=0, le=10**18)] | None
+    spans: Annotated[tuple[Span, ...], Meta(max_length=MOST_SPANS)]
 
 
 class Transfer(NamedTuple):

@@ -36,15 +36,16 @@ Control = TypeVar("Control", bound=widgets.Widget)
 
 BIG_FIRST = Markup("<div role='status' style='line-height:1.5'><b style='font-size:larger'>{}</b><br>{}</div>")
 """A headline in large letters, with a line below it."""
-REOPENED = """
-<div class="workbench-reopened" style="display:none">
-Controls stood here. They need their kernel: choose Run, then Run All Cells.
+REOPENED = Markup("""
+<div class="workbench-reopened">
+{}<p>The controls need their kernel: choose Run, then Run All Cells.</p>
 </div>
 <style>
-.jp-OutputArea:not(:has(.widget-vbox)) .workbench-reopened {display: block !important}
-.jp-OutputArea:has(.workbench-reopened):not(:has(.widget-vbox)) .jp-OutputArea-output.jupyter-widgets {display: none}
+.jp-OutputArea:has(.widget-vbox) .workbench-reopened {{display: none}}
+.jp-OutputArea:has(.workbench-reopened):not(:has(.widget-vbox)) .jp-OutputArea-output.jupyter-widgets {{display: none}}
 </style>
-"""
+""")
+"""What is seen of a panel where it is no widget: without its kernel, and where notebooks are only shown."""
 WIDE = {"description_width": "9em"}
 TITLE_PIXELS, TOP_PIXELS, WIDTH_PIXELS, LEAST_PIXELS, BORDER_PIXELS = 100, 55, 1000, 500, 8  # sizes of a figure
 
@@ -64,12 +65,19 @@ class Panel(widgets.VBox):
 
     def __init__(self, children: Sequence[widgets.Widget], **settings: Any) -> None:
         self._page = _Page(layout=widgets.Layout(display="none"))
+        self._still, self._handle = Markup(), None
         super().__init__([*children, self._page], **settings)
 
     def _ipython_display_(self) -> None:
-        """Show the panel, and leave a sentence for a notebook that is opened again without its kernel."""
+        """Show the panel, and leave its picture for a notebook that is opened again without its kernel."""
         display(self._repr_mimebundle_(), raw=True)
-        display(HTML(REOPENED))
+        self._handle = display(HTML(REOPENED.format(self._still)), display_id=True)
+
+    def keep(self, still: Markup) -> None:
+        """Leave a picture of the present state for a notebook that is opened again without its kernel."""
+        self._still = still
+        if self._handle is not None:
+            self._handle.update(HTML(REOPENED.format(still)))
 
 
 class Html(widgets.HTML):

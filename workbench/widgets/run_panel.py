@@ -24,14 +24,13 @@ from workbench.core.job import Fidelity, Job, Mode
 from workbench.core.plan import Plan
 from workbench.core.report import Report
 from workbench.methods.base import Event
-from workbench.plots.style import BLUE, LIGHT_GREY, ORANGE
-from workbench.runs.progress import DeviceRow, EpochRow, PhaseRow, RunState, Snapshot
+from workbench.runs.progress import RunState
 from workbench.widgets.controls import Html, Message, Panel, button, described
 from workbench.widgets.forms import ClusterForm, JobForm
+from workbench.widgets.live import LiveView, head_of, parts_of
 from workbench.widgets.tables import report_table
 
 T = TypeVar("T")
-RED = "var(--jp-error-color1, #B00020)"
 
 
 def bar(items: Sequence[T], what: str) -> Iterable[T]:
@@ -40,69 +39,15 @@ def bar(items: Sequence[T], what: str) -> Iterable[T]:
     return shown
 
 
-def as_html(now: Snapshot) -> Markup:
-    """Return the state with a bar for each epoch, a line for each device, and the time of each phase."""
-    colour = RED if now.outcome in ("stopped", "failed") else "inherit"
-    parts = [
-        Markup("<div style='font-weight:bold;color:{};margin-bottom:4px' role='status'>{}</div>").format(
-            colour, now.headline
-        )
-    ]
-    if bars := Markup().join(map(_bar, now.bars)):
-        grid = Markup(
-            "<div style='display:grid;grid-template-columns:max-content 14em 1fr;gap:2px "
-            "12px;align-items:center'>{}</div>"
-        )
-        parts.append(grid.format(bars))
-    if now.working:
-        parts.append(_devices(now.working))
-    small = [*now.notes]
-    if len(now.phases) > 1:
-        ends = [begin_s for _, begin_s in now.phases[1:]] + [now.elapsed_s]
-        took = [f"{name} {end_s - begin_s:.1f} s" for (name, begin_s), end_s in zip(now.phases, ends, strict=True)]
-        small.append("; ".join(took))
-    parts += [
-        Markup("<div style='margin-top:6px;font-size:smaller;opacity:.75'>{}</div>").format(line) for line in small
-    ]
-    return Markup("<div style='line-height:1.4'>{}</div>").format(Markup().join(parts))
-
-
-def _bar(epoch: EpochRow | PhaseRow) -> Markup:
-    bar = Markup(
-        "<span>{name}</span><div role='progressbar' aria-label='{name}' aria-valuenow='{share:.0f}' "
-        "aria-valuemin='0' aria-valuemax='100'"
-        " style='background:{behind};height:14px'><div "
-        "style='width:{share:.1f}%;background:{colour};height:100%'></div></div>"
-        "<span>{words}</span>"
-    )
-    colour = ORANGE if epoch.cached else BLUE
-    return bar.format(name=epoch.name, share=100 * epoch.share, behind=LIGHT_GREY, colour=colour, words=epoch.words)
-
-
-def _devices(devices: tuple[DeviceRow, ...]) -> Markup:
-    cells = Markup().join(
-        Markup("<i>{}</i>").format(name) for name in ("device", "doing", "computing", "memory of the job")
-    )
-    for device in devices:
-        cell = (
-            Markup("<span style='color:{};font-weight:bold'>{{}}</span>").format(RED)
-            if device.is_lost
-            else Markup("<span>{}</span>")
-        )
-        cells += Markup().join(cell.format(text) for text in device.cells)
-    return Markup(
-        "<div style='display:grid;grid-template-columns:repeat(4,max-content);gap:0 18px;margin-top:6px'>{}</div>"
-    ).format(cells)
-
-
-REFRESH_S = 0.5
+REFRESH_S = 0.25
+"""Time between two drawings: often enough for the eye, and at most a per cent of a step (`workbench bench live`)."""
 
 
 class LiveProgress:
     """A context manager whose `update` receives a run's events.
 
-    stop: once set, the next event ends the run as Ctrl-C would.  show: draws the run elsewhere than in the cell's
-    output.
+    stop: once set, the next event ends the run as Ctrl-C would.  view: shows the run; None: one in the cell's output,
+    which the last state replaces as HTML.
     """
 
     def __init__(
@@ -111,17 +56,19 @@ class LiveProgress:
         cluster: Cluster,
         *,
         stop: threading.Event | None = None,
-        show: Callable[[Snapshot], None] | None = None,
+        view: LiveView | None = None,
     ) -> None:
-        self.state = RunState(job, cluster)
-        self._stop, self._show = stop or threading.Event(), show
-        self._over = threading.Event()
+        self.state, self.view = RunState(job, cluster), view or LiveView()
+        self._cluster, self._stop = cluster, stop or threading.Event()
+        self._in_cell, self._handle = view is None, None
+        self._news, self._over = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._refresh, name="workbench-progress", daemon=True)
 
     def __enter__(self) -> Self:
-        if self._show is None:  # no handle exists outside a notebook
-            handle = display(self, display_id=True)
-            self._show = lambda _: handle.update(self) if handle is not None else None
+        self._news.set()
+        self._draw()
+        if self._in_cell:  # no handle exists outside a notebook
+            self._handle = display(self.view, display_id=True)
         self._thread.start()
         return self
 
@@ -131,11 +78,16 @@ class LiveProgress:
         self.state.finish(kind)
         self._over.set()
         self._thread.join()
+        self._news.set()
         self._draw()
+        if self._handle is not None:
+            self._handle.update(self)
+            self.view.close()
 
     def update(self, event: Event) -> None:
         """Process one of the run's events.  Raises KeyboardInterrupt if the run must stop."""
         self.state.update(event)
+        self._news.set()
         if self._stop.is_set():
             raise KeyboardInterrupt
 
@@ -145,12 +97,15 @@ class LiveProgress:
             self._over.wait(REFRESH_S)
 
     def _draw(self) -> None:
-        assert self._show is not None, "it is drawn from its beginning on"
-        self._show(self.state.snapshot())
+        now = self.state.snapshot()
+        if self._news.is_set():
+            self._news.clear()
+            self.view.show(parts_of(now, self.state.course, self._cluster))
+        else:
+            self.view.head = head_of(now)  # time goes on
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        now = self.state.snapshot()
-        return {"text/plain": str(now), "text/html": as_html(now)}
+        return {"text/plain": str(self.state.snapshot()), "text/html": self.view.still}
 
 
 Runner = Callable[..., Report]
@@ -228,13 +183,13 @@ class RunPanel(Panel):
         self.stop_button = button("Stop", "End the run at its next step", "stop", self.stop, "warning")
         goes_on = "Go on with the run that was stopped or failed, from its last completed step"
         self.resume_button = button("Resume", goes_on, "step-forward", lambda: self.start("execute", resume=True))
-        self.message, self.progress, self.result = Message(), Html(), Html()
+        self.message, self.live, self.result = Message(), LiveView(), Html()
         self.devices = DeviceButtons(cluster_form.cluster)
         cluster_form.on_change(self.devices.name)
         job_form.on_change(lambda _: self._enable())
         cluster_form.on_change(lambda _: self._enable())
         buttons = widgets.HBox([self.simulate_button, self.run_button, self.stop_button, self.resume_button])
-        super().__init__([buttons, self.devices, self.message, self.progress, self.result])
+        super().__init__([buttons, self.devices, self.message, self.live, self.result])
         self._enable()
 
     @property
@@ -248,7 +203,8 @@ class RunPanel(Panel):
             if self.running:
                 raise RuntimeSetupError("A run was asked for.", "One is in progress.", "Wait for it, or press Stop.")
             self.message.clear()
-            self.progress.value = self.result.value = Markup()  # an old result must not stay under a new error
+            self.live.show({})
+            self.result.value = Markup()  # an old result must not stay under a new error
             described = self._described()
         except Exception as error:  # nobody would see the error of a callback
             self.message.show_exception(error)
@@ -304,15 +260,13 @@ class RunPanel(Panel):
         """
         return self._job_form.job, self._cluster_form.cluster, self._chosen_plan() if self._chosen_plan else None
 
-    def _made(
-        self, described: Described, mode: Mode, *, resume: bool = False, show: Callable[[Snapshot], None] | None = None
-    ) -> Report:
+    def _made(self, described: Described, mode: Mode, *, resume: bool = False, view: LiveView | None = None) -> Report:
         """Run a job; meanwhile the buttons for its devices are offered."""
         job, cluster, plan = described
         how: dict[str, Any] = {"fidelity": self._fidelity, "resume": resume} | (
             {} if plan is None else {"chosen_plan": plan}
         )
-        with LiveProgress(job, cluster, stop=self._stop, show=show) as live:
+        with LiveProgress(job, cluster, stop=self._stop, view=view) as live:
 
             def take(event: Event) -> None:
                 if event.faults is not None:
@@ -331,11 +285,8 @@ class RunPanel(Panel):
         return made
 
     def _work(self, described: Described, mode: Mode, resume: bool) -> None:
-        def show(now: Snapshot) -> None:
-            self.progress.value = as_html(now)
-
         try:
-            made = self._made(described, mode, resume=resume, show=show)
+            made = self._made(described, mode, resume=resume, view=self.live)
             self.message.clear()
             self.result.value = report_table(made)._repr_html_()
         except BaseException as error:
@@ -347,6 +298,7 @@ class RunPanel(Panel):
                 self.message.show_exception(error)
         finally:
             self._enable(running=False)
+            self.keep(self.live.still + Markup(self.result.value))
 
     def _can_resume(self) -> bool:
         """Return whether the forms describe the interrupted run."""

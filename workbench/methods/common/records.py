@@ -14,7 +14,7 @@ from workbench.core.report import EpochRecord, StepRecord, SweepPoint
 from workbench.core.schedule import RECV, SEND
 from workbench.core.timeline import MemorySample, Span, Timeline
 from workbench.methods.base import DeviceState, Event, Notify, Prediction
-from workbench.methods.common.session import RankResult, SessionJob, StepTrace
+from workbench.methods.common.session import RankResult, SessionJob, StepTrace, moved
 
 WARM_UP_STEPS = 2
 """Steps that a sweep runs first and does not count."""
@@ -26,7 +26,7 @@ class Progress:
     def __init__(self, plan: Plan, notify: Notify) -> None:
         self._notify = notify
         self._reporters = {False: plan.busy_ranks, True: frozenset(plan.cached.ranks if plan.cached else ())}
-        self._losses: dict[tuple[int, int], list[float]] = defaultdict(list)
+        self._parts: dict[tuple[int, int], list[tuple[float, tuple[Span, ...]]]] = defaultdict(list)
 
     def __call__(self, rank: int, event: Mapping[str, Any]) -> None:
         """Handle an engine's event (see reporting.DeviceReporter)."""
@@ -36,11 +36,18 @@ class Progress:
         if not event.keys() >= {"loss", "epoch", "step", "num_steps"} or rank not in self._reporters[cached]:
             return
         epoch, step = event["epoch"], event["step"]
-        losses = self._losses[epoch, step]
-        losses.append(event["loss"])
-        if len(losses) == len(self._reporters[cached]):
-            loss = sum(self._losses.pop((epoch, step)))
-            self._notify(Event("step", rank, epoch, step, event["num_steps"], loss, samples=event.get("samples", 0)))
+        parts = self._parts[epoch, step]
+        parts.append((event["loss"], event.get("spans", ())))
+        if len(parts) < len(self._reporters[cached]):
+            return
+        del self._parts[epoch, step]
+        losses, spans = zip(*parts, strict=True)
+        at = (rank, epoch, step, event["num_steps"])
+        self._notify(Event("step", *at, sum(losses), samples=event.get("samples", 0)))
+        if all(spans):
+            begin_s = min(span.start_s for own in spans for span in own)
+            whole = moved([span for own in spans for span in own], -begin_s)
+            self._notify(Event("spans", *at, spans=tuple(settled(whole))))
 
 
 def show_device(notify: Notify, rank: int, state: str) -> None:

@@ -24,7 +24,7 @@ from workbench.core.schedule import RECV, SEND, Value
 from workbench.core.timeline import MemorySample, Span
 from workbench.models.loading import import_family
 from workbench.profiler.processors import place_of
-from workbench.runtime.commands import Transfer
+from workbench.runtime.commands import MOST_SPANS, Transfer
 from workbench.runtime.context import RankContext
 from workbench.runtime.executor import Execution, Executor, Handler
 from workbench.runtime.memory import MemoryBudget
@@ -39,6 +39,12 @@ LOADING, WAITING, IDLE, DONE = "loading", "waiting for the others", "idle", "don
 FIRST_EPOCH, CACHED_EPOCH = "first epoch", "cached epoch"
 
 
+SPANS_EVERY_S = 0.5
+"""A device sends the spans of the first step that begins in each such piece of time.  Devices begin a step together
+often enough that most of these steps are whole.
+"""
+
+
 class DeviceReporter:
     """Publishes one dict for each phase and each step; records.Progress reads them.
 
@@ -50,6 +56,7 @@ class DeviceReporter:
         self._where: dict[str, int] = {}
         self._phase = ""
         self._last_end_s: float | None = None
+        self._turn = -1.0
 
     def phase(self, name: str, epoch: int | None = None) -> None:
         """Report that a phase begins; if an epoch is given, the phase trains that epoch."""
@@ -59,16 +66,20 @@ class DeviceReporter:
             self._where = {"epoch": epoch}
         self._context.publish(self._where | {"phase": name, "used_bytes": self.used_bytes})
 
-    def step(self, trace: StepTrace, num_steps: int, *, cached: bool, trains: bool = True) -> None:
+    def step(
+        self, trace: StepTrace, num_steps: int, spans: Sequence[Span], *, cached: bool, trains: bool = True
+    ) -> None:
         """Report a step that this device has finished.  A step lasts from the end of the step before, so waiting
         counts.
 
-        trains: False for a step without a loss.
+        spans: of the step; of some steps they are sent.  trains: False for a step without a loss.
         """
+        turn, self._turn = self._turn, trace.start_s // SPANS_EVERY_S
+        sent = {"spans": tuple(moved(spans, self._context.clock_offset_s))} if turn != self._turn else {}
         begin_s = trace.start_s if self._last_end_s is None else self._last_end_s
         self._last_end_s = trace.end_s
         self._where = {"epoch": trace.epoch, "step": trace.step}
-        message: dict[str, Any] = {
+        message: dict[str, Any] = (sent if len(spans) <= MOST_SPANS else {}) | {
             "num_steps": num_steps,
             "cached": cached,
             "samples": trace.samples,

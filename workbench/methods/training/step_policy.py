@@ -16,6 +16,7 @@ from workbench.core.errors import CacheError, PlanError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.report import Recovery, StepRecord
+from workbench.core.timeline import Timeline
 from workbench.methods.base import SILENT_AFTER_STEPS, Event, Notify, Planned
 from workbench.methods.common.records import Progress, show_device
 from workbench.methods.common.session import RankResult
@@ -90,11 +91,25 @@ class ToldPolicy(Policy):
 
     def watch(self, generation: Generation) -> None:
         """Show the progress of a new generation."""
-        members, notify = generation.members, self.notify
-        self._progress = Progress(
-            generation.plan,
-            lambda event: notify(event._replace(rank=members[event.rank]) if event.rank >= 0 else event),
-        )
+        members = generation.members
+
+        def tell(event: Event) -> None:
+            spans = tuple(
+                span._replace(
+                    rank=members[span.rank],
+                    op=span.op._replace(ranks=tuple(members[rank] for rank in span.op.ranks)),
+                )
+                for span in event.spans
+            )
+            self.notify(event._replace(rank=members[event.rank], spans=spans))
+
+        self._progress = Progress(generation.plan, tell)
+        plan = generation.plan.renumbered(dict(enumerate(members)))
+        self.notify(Event("plan", step=self.step, plan=plan, timelines=self.timelines(generation)))
+
+    def timelines(self, generation: Generation) -> dict[str, Timeline]:
+        """Return steps of a generation as simulated, by name: by default those of the prediction hold."""
+        return {}
 
     def heard(self, generation: Generation | None, rank: int, event: Any) -> None:
         """Forward a device's progress."""
@@ -204,6 +219,10 @@ class StepPolicy(ToldPolicy):
         }
         self.now = Begun(**settings, former=former or Interrupted())
         self.generations.append(self.now)
+
+    def timelines(self, generation: Generation) -> dict[str, Timeline]:
+        """Return a step of each phase that is left, as simulated under the plan, by the phase's name."""
+        return self._timetable.timelines(self._step)
 
     def part(self, generation: Generation, place: int) -> Any:
         """Return the part of a job that a member gets (see Policy)."""

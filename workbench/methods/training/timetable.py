@@ -12,7 +12,7 @@ from statistics import fmean
 from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.schedule import RECV, SEND
-from workbench.core.timeline import Span
+from workbench.core.timeline import Span, Timeline
 from workbench.methods.training.handlers import PlannedStep
 from workbench.methods.training.phases import PhasedJob, Predictor
 
@@ -55,6 +55,19 @@ class Timetable:
         """Return the seconds of a step."""
         phase, planned = self._at(step)
         return self._predictors[phase].seconds(planned)
+
+    def timelines(self, begin: int) -> dict[str, Timeline]:
+        """Return a simulated step of each phase that is left from a step on, by the phase's name.  It is the middle one
+        of the phase's next epoch.
+        """
+        found: dict[str, Timeline] = {}
+        for epoch in range(self.epoch_of(begin)[0], len(self._begins) - 1):
+            first, end = max(begin, self._begins[epoch]), self._begins[epoch + 1]
+            if first < end:
+                phase, planned = self._at((first + end) // 2)
+                if (name := self._phases[phase].name) not in found:
+                    found[name] = self._predictors[phase].timeline(planned)
+        return found
 
     def busy_s(self, step: int, place: int) -> float:
         """Return the seconds of a step during which a device computes."""

@@ -291,7 +291,7 @@ def run_steps(
         done = session.run((program or phase.phase.program)(shape), phase.handlers(epoch, planned))
         trace = trace_of(session, done, epoch, number, len(steps), shape.samples, phase.loss(done, epoch, number))
         trace = trace._replace(lowest_trained=shape.lowest_trained)
-        session.progress.step(trace, len(steps), cached=phase.phase.cached, trains=program is None)
+        session.progress.step(trace, len(steps), done.spans, cached=phase.phase.cached, trains=program is None)
         traces.append(trace)
         if note is not None:
             note(trace)

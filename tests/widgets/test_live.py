@@ -1,0 +1,152 @@
+"""What a live view shows of a run: who holds what, what travels, the losses, a measured step over the predicted one."""
+
+from __future__ import annotations
+
+import re
+import threading
+from dataclasses import replace
+
+import pytest
+from hostile import shown_by
+from widget_reports import CLUSTER, PLAN, TIMELINE
+
+from workbench.core.job import Job
+from workbench.core.plan import Plan, Share, Stage
+from workbench.core.report import StepRecord
+from workbench.core.timeline import Timeline
+from workbench.methods.base import DeviceState, Event
+from workbench.plots import svg
+from workbench.plots.topology import Node, topology, traffic_of
+from workbench.runs.progress import RunState
+from workbench.widgets.live import parts_of, still
+
+ALONE = Plan(
+    method="pac_plus",
+    stages=(Stage(start=0, stop=6, shares=(Share(rank=0, samples=32),)),),
+    micro_batch_size=32,
+    num_micro_batches=1,
+)
+PREDICTED = tuple(
+    StepRecord(epoch=epoch, step=step, samples=32, cached=epoch > 0, predicted_s=1.0)
+    for epoch in range(2)
+    for step in range(5)
+)
+BEGUN = (
+    Event("predicted", predicted=PREDICTED),
+    Event("plan", step=0, plan=PLAN, timelines={"first epoch": TIMELINE}),
+    Event("phase", message="Training", stage="train"),
+    Event("device", 0, 0, 0, 5, device=DeviceState("first epoch", 2.0, 1.0, 150_000_000)),
+    Event("device", 1, 0, 0, 5, device=DeviceState("first epoch", 2.0, 0.5, 50_000_000, "71 °C")),
+    Event("step", epoch=0, step=0, num_steps=5, loss=0.7, samples=32),
+    Event("spans", epoch=0, step=0, num_steps=5, spans=TIMELINE.spans),
+)
+LOST = (
+    Event("device", 1, message="lost", device=DeviceState("lost")),
+    Event("plan", step=1, plan=ALONE, timelines={"first epoch": replace(TIMELINE, spans=TIMELINE.spans[:1])}),
+)
+
+
+def parts_after(*events: Event) -> dict[str, str]:
+    state = RunState(Job(epochs=2), CLUSTER)
+    for event in events:
+        state.update(event)
+    return parts_of(state.snapshot(), state.course, CLUSTER)
+
+
+def label_of(part: str) -> str:
+    [label] = re.findall(r'aria-label="([^"]*)"', part)
+    return label
+
+
+def test_before_there_is_a_plan_nothing_is_drawn() -> None:
+    parts = parts_after(Event("phase", message="Loading"))
+    assert parts.keys() == {"head", "notes"} and "Loading (0 s)" in parts["head"]
+
+
+def test_the_map_says_who_holds_what_and_what_travels() -> None:
+    label = label_of(parts_after(*BEGUN)["map"])
+    assert "alpha: 30 GFLOP/s (0.5 core), layers 0-3, 8 samples, computes 50% of a step" in label
+    assert "uses 150 MB of 800 MB" in label and "gamma: 16.2 GFLOP/s (0.27 core), no part in the plan" in label
+    assert label.endswith("In a step: alpha to beta 1000 B of activations.") and "71 °C" in label
+
+
+def test_work_memory_losses_and_both_steps_are_drawn() -> None:
+    parts = parts_after(*BEGUN)
+    assert "alpha first epoch, computes 50%, memory 150 MB of 800 MB" in label_of(parts["devices"])
+    assert label_of(parts["loss"]) == "Training loss: 0.7 in step 1, now 0.7 (smoothed) in step 1."
+    assert label_of(parts["step"]).endswith("measured 1000 ms (step 1 of epoch 1), predicted 1000 ms.")
+    assert "first epoch, step 1 of 5" in shown_by(parts["more"]) and "activations" in shown_by(parts["more"])
+
+
+def test_after_a_loss_the_device_is_away_and_the_new_plan_is_shown() -> None:
+    parts = parts_after(*BEGUN, *LOST, Event("step", epoch=0, step=0, num_steps=5, loss=0.6))
+    label = label_of(parts["map"])
+    assert "beta: lost." in label and "alpha: 30 GFLOP/s (0.5 core), layers 0-5, 32 samples" in label
+    assert "New plan" in parts["map"] and "beta lost" in shown_by(parts["loss"])
+    assert label_of(parts["loss"]).startswith("Training loss: 0.6 in step 1")  # it was done again
+    assert "measured" not in label_of(parts["step"])  # the spans were those of other devices
+
+
+def test_epochs_from_the_cache_and_their_scores() -> None:
+    cached = Event("step", epoch=1, step=0, num_steps=5, loss=0.5)
+    scores = [Event("scores", epoch=epoch, metrics={"accuracy": 0.7 + epoch / 10, "f1": 0.1}) for epoch in range(2)]
+    parts = parts_after(*BEGUN, cached, *scores)
+    assert "from the cache" in parts["map"]
+    assert "Accuracy on the validation split: 0.7 after step 5, 0.8 after step 10." in label_of(parts["loss"])
+    assert "step" not in parts  # the known ones are of the first epoch
+
+
+def test_a_collective_goes_round_its_members() -> None:
+    from workbench.core.schedule import ALLREDUCE, Op
+    from workbench.core.timeline import Span
+
+    ring = tuple(Span(rank, Op(ALLREDUCE, ranks=(0, 1, 2)), 0.0, 1.0, 400) for rank in range(3))
+    timeline = Timeline(source="simulated", device_names=("a", "b", "c"), spans=ring)
+    found = traffic_of(timeline, [0, 2, 3])
+    assert [(one.source, one.target, one.nbytes, one.is_collective) for one in found] == [
+        (0, 2, 400, True),
+        (2, 3, 400, True),
+        (3, 0, 400, True),
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 7, 16, 40])
+def test_a_map_of_any_size_stays_inside_its_frame(count: int) -> None:
+    cluster = replace(CLUSTER, devices=tuple(replace(CLUSTER.devices[0], name=f"d{rank}") for rank in range(count)))
+    nodes = [Node(name=device.name, speed="1 GFLOP/s") for device in cluster.devices]
+    drawn = topology(cluster, nodes, [])
+    frames = re.findall(
+        r'<rect x="([-\d.]+)" y="([-\d.]+)" width="([\d.]+)" height="([\d.]+)"[^>]*workbench-node', drawn
+    )
+    assert len(frames) == count
+    for x, y, width, height in (map(float, frame) for frame in frames):
+        assert x >= 0 and y >= 0 and x + width <= 480 and y + height <= 300
+
+
+def test_a_still_picture_needs_no_script_and_no_kernel() -> None:
+    picture = still(parts_after(*BEGUN))
+    assert "<script" not in picture and "<style>" in picture and picture.count('role="img"') == 4
+    assert still({}) == '<div class="workbench-live"></div>'
+
+
+def test_ticks_are_round_numbers() -> None:
+    assert svg.ticks(0.63, 0.69, 3) == pytest.approx([0.64, 0.66, 0.68])
+    assert svg.ticks(2, 2) == [2]
+
+
+def test_events_may_come_while_a_picture_is_drawn() -> None:
+    state, ended = RunState(Job(epochs=2), CLUSTER), threading.Event()
+    for event in BEGUN:
+        state.update(event)
+
+    def feed() -> None:
+        for step in range(300):
+            state.update(Event("step", epoch=0, step=step, num_steps=300, loss=0.5))
+        ended.set()
+
+    thread = threading.Thread(target=feed)
+    thread.start()
+    while not ended.is_set():
+        assert "loss" in parts_of(state.snapshot(), state.course, CLUSTER)
+    thread.join()
+    assert len(state.course.losses) == 300

@@ -1,0 +1,250 @@
+"""Draw a run as SVG: losses and scores, each device's work and memory, and a measured step over the predicted one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from workbench.core.timeline import Span, Timeline
+from workbench.plots import style, svg
+
+WIDTH, CHART_HEIGHT = 480, 178
+LEFT, RIGHT, TOP, BOTTOM = 44, 44, 22, 24
+MOST_POINTS = 240
+"""Of a line: more cannot be told apart on its width."""
+SMOOTHED = 0.9
+"""The share of the smoothed loss that each step keeps."""
+ROW, LANE, THIN = 40, 18, 8
+"""Heights: of a device's row, and of a measured and a predicted lane."""
+MOST_SPANS = 600
+MOST_LANES = 12
+LABEL = 15
+
+
+def loss_chart(
+    losses: Sequence[tuple[int, float]],
+    *,
+    num_steps: int,
+    scores: Sequence[tuple[int, float]] = (),
+    metric: str = "",
+    marks: Sequence[tuple[int, str]] = (),
+) -> str:
+    """Return the training loss by step, from 1; each step's pale, the smoothed one strong.
+
+    num_steps: of the whole run.  scores: (step, value) of the metric on the validation split, on an axis at the right.
+    marks: (step, words) of changes of the devices.
+    """
+    if not losses:
+        return _nothing("Loss", "No step is finished yet.")
+    smooth, last = [], losses[0][1]
+    for number, (step, loss) in enumerate(losses):
+        weight = min(SMOOTHED, number / (number + 1))
+        last = weight * last + (1 - weight) * loss
+        smooth.append((step, last))
+    values = [loss for _, loss in losses]
+    low, high = _padded(min(values), max(values))
+    most = max(num_steps, losses[-1][0], 2)
+
+    def x(step: float) -> float:
+        return LEFT + (step - 1) / (most - 1) * (WIDTH - LEFT - RIGHT)
+
+    def y(value: float) -> float:
+        return TOP + (high - value) / (high - low) * (CHART_HEIGHT - TOP - BOTTOM)
+
+    def points(of: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
+        return [(x(step), y(value)) for step, value in of[:: -(-len(of) // MOST_POINTS)]]
+
+    parts = [svg.text(LEFT, 14, "training loss", colour=svg.MUTED)]
+    for tick in svg.ticks(low, high, 3):
+        parts.append(svg.path([(LEFT, y(tick)), (WIDTH - RIGHT, y(tick))], svg.TRACK))
+        parts.append(svg.text(LEFT - 5, y(tick) + 4, f"{tick:.4g}", size=11, text_anchor="end", colour=svg.MUTED))
+    parts += _steps_axis(x, most)
+    for step, words in marks:
+        parts.append(svg.path([(x(step), TOP), (x(step), CHART_HEIGHT - BOTTOM)], svg.ALERT, stroke_dasharray="3 3"))
+        anchor = "end" if x(step) > WIDTH / 2 else "start"
+        parts.append(
+            svg.text(
+                x(step) + (4 if anchor == "start" else -4),
+                TOP + 10,
+                words,
+                size=10,
+                text_anchor=anchor,
+                class_="workbench-halo",
+            )
+        )
+    parts.append(svg.path(points(losses), style.BLUE, stroke_opacity=0.5))
+    parts.append(svg.path([*points(smooth), (x(smooth[-1][0]), y(last))], style.BLUE, stroke_width=2))
+    label = (
+        f"Training loss: {losses[0][1]:.4g} in step {losses[0][0]}, now {last:.4g} (smoothed) in step {losses[-1][0]}"
+    )
+    if scores:
+        parts.append(_scores(scores, metric, x))
+        told = ", ".join(f"{value:.3g} after step {step}" for step, value in scores)
+        label += f". {metric.capitalize()} on the validation split: {told}"
+    return svg.drawing("".join(parts), label=f"{label}.", height=CHART_HEIGHT, width=WIDTH)
+
+
+def _scores(scores: Sequence[tuple[int, float]], metric: str, x: Callable[[float], float]) -> str:
+    """Return the points of the validation split and their axis at the right."""
+    low, high = _padded(min(value for _, value in scores), max(value for _, value in scores))
+
+    def y(value: float) -> float:
+        return TOP + (high - value) / (high - low) * (CHART_HEIGHT - TOP - BOTTOM)
+
+    parts = [svg.text(WIDTH - RIGHT, 14, f"validation {metric}", colour=svg.MUTED, text_anchor="end")]
+    parts += [
+        svg.text(WIDTH - RIGHT + 5, y(tick) + 4, f"{tick:.3g}", size=11, colour=svg.MUTED)
+        for tick in svg.ticks(low, high, 3)
+    ]
+    for step, value in scores:
+        title = svg.tag("title", f"{value:.4g}")
+        parts.append(svg.tag("circle", title, cx=x(step), cy=y(value), r=4.5, fill=style.GREEN, stroke=svg.PAPER))
+    return "".join(parts)
+
+
+def _steps_axis(x: Callable[[float], float], most: int) -> list[str]:
+    numbers = [int(tick) for tick in svg.ticks(0, most, 5) if tick >= 1 and tick == int(tick)]
+    named = [
+        svg.text(x(number), CHART_HEIGHT - 8, str(number), size=11, text_anchor="middle", colour=svg.MUTED)
+        for number in numbers
+        if x(number) < WIDTH - RIGHT - 16
+    ]
+    return [*named, svg.text(WIDTH - RIGHT + 4, CHART_HEIGHT - 8, "step", size=11, colour=svg.MUTED)]
+
+
+def device_chart(
+    names: Sequence[str],
+    busy: Sequence[Sequence[float]],
+    used: Sequence[int | None],
+    budget: Sequence[int],
+    words: Sequence[str],
+) -> str:
+    """Return a row for each device: the share of its last steps in which it computed, oldest first, and its memory.
+
+    used, budget: bytes; None if unknown.  words: what it does, or what its sensors say.
+    """
+    parts, told = [], []
+    bars, percent, memory = 130, 322, 336
+    for rank, name in enumerate(names):
+        top = 20 + rank * ROW
+        parts.append(svg.text(6, top + 12, svg.shortened(name, bars - 14), font_weight="bold"))
+        parts.append(svg.text(6, top + 26, svg.shortened(words[rank], bars - 14, 10.5), size=10.5, colour=svg.MUTED))
+        parts.append(svg.box(bars, top, percent - bars - 34, 28, svg.TRACK))
+        room = (percent - bars - 34) / 40
+        for at, share in enumerate(busy[rank][-40:]):
+            tall = max(1.0, 28 * min(1.0, share))
+            parts.append(svg.box(bars + at * room, top + 28 - tall, max(0.8, room - 0.8), tall, style.BLUE))
+        now = f"{busy[rank][-1]:.0%}" if busy[rank] else ""
+        parts.append(svg.text(percent, top + 18, now, size=11, text_anchor="end"))
+        held = used[rank]
+        share = 0.0 if held is None or not budget[rank] else held / budget[rank]
+        parts.append(svg.box(memory, top + 4, WIDTH - memory - 6, 9, svg.TRACK))
+        colour = style.ORANGE if share <= 1 else style.VERMILLION
+        parts.append(svg.box(memory, top + 4, (WIDTH - memory - 6) * min(1.0, share), 9, colour))
+        known = "" if held is None else f"{svg.size_of(held)} of {svg.size_of(budget[rank])}"
+        parts.append(svg.text(memory, top + 26, known, size=10.5, colour=svg.MUTED))
+        told.append(f"{name} {words[rank]}".strip() + f", computes {now or 'not yet'}, memory {known or 'unknown'}")
+    heads = ((bars, "computing, share of a step"), (memory, "memory of the job"))
+    parts += [svg.text(x, 13, head, size=11, colour=svg.MUTED) for x, head in heads]
+    return svg.drawing("".join(parts), label=f"Devices: {'; '.join(told)}.", height=20 + ROW * len(names), width=WIDTH)
+
+
+def step_chart(measured: Timeline | None, predicted: Timeline | None, *, measured_step: str = "") -> str:
+    """Return the measured step of every device over the predicted one, on one axis of time.
+
+    Devices that do something have a lane each: the upper, thick half is measured, the lower, thin one predicted.
+    measured_step: which one, in words.
+    """
+    known = [one for one in (measured, predicted) if one is not None and one.spans]
+    if not known:
+        return _nothing("A step", "No step was simulated or measured yet.")
+    longest_s, unit = max(one.makespan_s for one in known), style.time_unit(max(one.makespan_s for one in known))
+    names = list(dict.fromkeys(one.device_names[span.rank] for one in reversed(known) for span in one.spans))
+    order = {name: rank for rank, name in enumerate(known[0].device_names)}
+    names.sort(key=lambda name: order.get(name, len(order)))
+    shown = [names[number] for number in style.evenly_spaced(len(names), MOST_LANES)]
+    lane = LABEL + (LANE if measured is not None else 0) + (THIN if predicted is not None else 0) + 5
+    parts = []
+    for number, name in enumerate(shown):
+        top = 4 + number * lane
+        parts.append(svg.text(0, top + 10, name, size=11, font_weight="bold"))
+        top += LABEL
+        for timeline, height in ((measured, LANE), (predicted, THIN)):
+            if timeline is not None:
+                parts.append(_lane(timeline, name, top, height, longest_s, is_pale=height == THIN and bool(measured)))
+                top += height
+    bottom = 4 + lane * len(shown)
+    for tick in svg.ticks(0, longest_s * unit.factor, 6):
+        at = _percent(tick / unit.factor, longest_s)
+        anchor = "start" if tick == 0 else "middle"
+        if tick / unit.factor < longest_s * 0.97:
+            parts.append(
+                svg.text(at, bottom + 12, f"{tick:.3g} {unit.name}", size=11, colour=svg.MUTED, text_anchor=anchor)
+            )
+    lines = [
+        f"{what} {unit.text(one.makespan_s)}{where}"
+        for what, one, where in (
+            ("measured", measured, f" ({measured_step})" if measured_step else ""),
+            ("predicted", predicted, ""),
+        )
+        if one is not None and one.spans
+    ]
+    label = f"What each device does in a step: {', '.join(lines)}."
+    drawn = svg.drawing("".join(parts), label=label, height=bottom + 18)
+    heading = svg.tag("div", f"<b>A step</b>: {svg.escape(', '.join(lines))}", class_="workbench-caption")
+    kinds = dict.fromkeys(style.class_of(span.op) for one in known for span in one.spans)
+    legend = "".join(
+        svg.tag("span", svg.tag("i", style=f"background:{svg.themed(style.COLOURS[name])}") + svg.escape(name))
+        for name in style.COLOURS
+        if name in kinds
+    )
+    return heading + drawn + svg.tag("div", legend, class_="workbench-legend")
+
+
+def _lane(timeline: Timeline, name: str, top: float, height: float, longest_s: float, *, is_pale: bool) -> str:
+    if name not in timeline.device_names:
+        return ""
+    rank = timeline.device_names.index(name)
+    spans = [span for span in timeline.spans if span.rank == rank]
+    parts = [svg.box("0%", top, _percent(timeline.makespan_s, longest_s), height - 1, svg.TRACK)]
+    # The network first and thin, so that computing stands in front of it.
+    for span in sorted(spans, key=lambda one: not one.op.is_communication)[:MOST_SPANS]:
+        colour = svg.themed(style.COLOURS[style.class_of(span.op)])
+        thick = height - 1 if not span.op.is_communication else max(2.0, (height - 1) / 4)
+        parts.append(
+            svg.box(
+                _percent(span.start_s, longest_s),
+                top + height - 1 - thick,
+                _percent(max(span.end_s - span.start_s, longest_s / 1000), longest_s),
+                thick,
+                colour,
+                title="" if is_pale else _told(span),
+            )
+        )
+    return svg.tag("g", "".join(parts), class_="workbench-predicted" if is_pale else None)
+
+
+def _told(span: Span) -> str:
+    took = span.end_s - span.start_s
+    sent = f", {svg.size_of(span.nbytes)}" if span.nbytes else ""
+    return f"{style.class_of(span.op)} {span.op.label}: {style.time_unit(took).text(took)}{sent}"
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return an HTML table, escaped."""
+    head = "".join(svg.tag("th", svg.escape(name), scope="col") for name in columns)
+    body = "".join(svg.tag("tr", "".join(svg.tag("td", svg.escape(cell)) for cell in row)) for row in rows)
+    return svg.tag("table", svg.tag("thead", svg.tag("tr", head)) + svg.tag("tbody", body))
+
+
+def _nothing(title: str, why: str) -> str:
+    words = svg.text(WIDTH / 2, 40, why, text_anchor="middle", colour=svg.MUTED)
+    return svg.drawing(words, label=f"{title}: {why}", height=70, width=WIDTH)
+
+
+def _padded(low: float, high: float) -> tuple[float, float]:
+    room = (high - low) * 0.08 or max(abs(high), 1e-6) * 0.05
+    return low - room, high + room
+
+
+def _percent(value: float, whole: float) -> str:
+    return f"{100 * value / whole if whole else 0:.3f}%"

@@ -1,0 +1,100 @@
+"""Write SVG as text: drawings that a panel changes many times a second, and that stay in a notebook without a kernel.
+
+Colours of text and ground are variables of live.css, so that a drawing follows a page's theme; a page without them
+shows the defaults.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from html import escape
+
+from workbench.plots import style
+
+INK, MUTED, PAPER = (
+    "var(--workbench-ink, #1F1F1F)",
+    "var(--workbench-muted, #595959)",
+    "var(--workbench-paper, #FFFFFF)",
+)
+TRACK = f"var(--workbench-track, {style.LIGHT_GREY})"
+"""The ground of a bar, and whatever is idle."""
+ALERT = "var(--workbench-alert, #B00020)"
+_THEMED = {
+    style.DARK_GREY: f"var(--workbench-dark-grey, {style.DARK_GREY})",
+    style.MID_GREY: f"var(--workbench-mid-grey, {style.MID_GREY})",
+    style.LIGHT_GREY: TRACK,
+    style.BLACK: INK,
+}
+CHARACTER = 0.53
+"""Mean width of a character relative to the size of its type."""
+
+
+def themed(colour: str) -> str:
+    """Return a colour of the palette as it is on the page's ground: greys are lighter on a dark one."""
+    return _THEMED.get(colour, colour)
+
+
+def tag(name: str, content: str = "", /, **attributes: object) -> str:
+    """Return an element.  content: markup.  attributes: escaped; '_' stands for '-', and None is left out."""
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(_number(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    return f"<{name}{written}>{content}</{name}>"
+
+
+def text(x: object, y: float, words: str, *, size: float = 12, colour: str = INK, **attributes: object) -> str:
+    """Return a line of text, escaped."""
+    return tag("text", escape(words), x=x, y=y, font_size=size, fill=colour, **attributes)
+
+
+def box(
+    x: object, y: float, width: object, height: float, colour: str, *, title: str = "", **attributes: object
+) -> str:
+    """Return a rectangle.  title: shown under the pointer."""
+    content = tag("title", escape(title)) if title else ""
+    return tag("rect", content, x=x, y=y, width=width, height=height, fill=colour, **attributes)
+
+
+def path(points: Iterable[tuple[float, float]], colour: str, **attributes: object) -> str:
+    """Return a line through some points."""
+    way = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+    return tag("path", d=way, fill="none", stroke=colour, **attributes)
+
+
+def drawing(content: str, *, label: str, height: float, width: float | None = None) -> str:
+    """Return a whole drawing, for screen readers one picture.  width: of its coordinates, which it is scaled from;
+    None: it is as wide as its place, and horizontal positions are per cent.
+    """
+    how = {"xmlns": "http://www.w3.org/2000/svg", "role": "img"}
+    if width is None:
+        return tag("svg", content, width="100%", height=height, aria_label=label, **how)
+    return tag("svg", content, viewBox=f"0 0 {width:g} {height:g}", aria_label=label, **how)
+
+
+def shortened(words: str, width: float, size: float = 12) -> str:
+    """Return words that fit into a width, cut with an ellipsis if they are longer."""
+    most = max(2, int(width / (CHARACTER * size)))
+    return words if len(words) <= most else words[: most - 1].rstrip() + "…"
+
+
+def size_of(nbytes: int) -> str:
+    """Return a number of bytes with its unit."""
+    return style.byte_unit(nbytes).text(nbytes)
+
+
+def ticks(low: float, high: float, count: int = 4) -> list[float]:
+    """Return about `count` round numbers from low to high."""
+    if not high > low:
+        return [low]
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [step * number for number in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _number(value: object) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

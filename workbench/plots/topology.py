@@ -1,0 +1,267 @@
+"""Draw a cluster as a map: devices with what they hold and do, links with what travels in a step.
+
+Whatever is lost or left is red, whatever the plan does not use is dashed.  A link carries the times of its messages, by
+which live.js moves packets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from workbench.core.cluster import Cluster, Device
+from workbench.core.plan import Plan
+from workbench.core.schedule import ALLGATHER, ALLREDUCE, BROADCAST, COLLECTIVES, REDUCESCATTER, SEND, Op
+from workbench.core.timeline import Timeline
+from workbench.plots import style, svg
+
+WIDTH, HEIGHT = 480, 300
+FULL, SMALL, DOT = (152, 70), (84, 24), (12, 12)
+"""Sizes of a node: with all words, with its name, and without."""
+FULL_DEVICES, SMALL_DEVICES = 6, 16
+"""Up to so many devices there is room for nodes of these sizes."""
+SPREAD = 9
+"""Distance of the two directions of a link, in pixels."""
+ARROW = 7
+
+Place = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A device on the map.  holds: its layers and share in words, '' if the plan does not use it.
+
+    away: how it is gone, such as 'lost', '' if it is not.  busy_share: of its last step, None if unknown.
+    used_bytes, health: see runs.progress.DeviceRow.
+    """
+
+    name: str
+    speed: str
+    holds: str = ""
+    away: str = ""
+    busy_share: float | None = None
+    used_bytes: int | None = None
+    budget_bytes: int = 0
+    health: str = ""
+
+    @property
+    def told(self) -> str:
+        """Describe it in words."""
+        parts = [self.speed, self.holds or "no part in the plan", *([self.health] if self.health else [])]
+        if self.busy_share is not None:
+            parts.append(f"computes {self.busy_share:.0%} of a step")
+        if self.used_bytes is not None:
+            parts.append(f"uses {svg.size_of(self.used_bytes)} of {svg.size_of(self.budget_bytes)}")
+        return f"{self.name}: {self.away or ', '.join(parts)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """What one device sends to another in a step.  what: the kinds of values.  times: (start, end) of each message, in
+    seconds.
+    """
+
+    source: int
+    target: int
+    what: tuple[str, ...]
+    nbytes: int
+    times: tuple[tuple[float, float], ...]
+    is_collective: bool = False
+
+
+def speed_of(device: Device) -> str:
+    """Return a device's speed in words."""
+    words = f"{device.flops_per_s / 1e9:.3g} GFLOP/s"
+    return f"{words} ({device.host_share:g} core)" if device.host_share else words
+
+
+def holds_of(plan: Plan, rank: int, *, cached: bool = False) -> str:
+    """Return what a device has to do under a plan, in words; '' for nothing.  cached: in epochs from the cache."""
+    stages = (plan.cached,) if cached and plan.cached else plan.stages
+    for stage in stages:
+        for share in stage.shares:
+            if share.rank == rank:
+                parts = ("samples", "queries", "heads", "tokens")
+                own = [f"{count} {name}" for name in parts if (count := getattr(share, name))]
+                return ", ".join([f"{stage.layers_in_words}", *own])
+    return ""
+
+
+def traffic_of(timeline: Timeline | None, ranks: Sequence[int]) -> list[Traffic]:
+    """Return what travels in a timeline; a collective goes round its members.  ranks: of its devices in the cluster."""
+    found: dict[tuple[int, int, bool], list[tuple[str, int, float, float]]] = defaultdict(list)
+    for span in timeline.spans if timeline is not None else ():
+        if span.op.kind == SEND:
+            pair, what = span.op.ranks, _value_of(span.op)
+        elif span.op.kind in COLLECTIVES:
+            at = span.op.ranks.index(span.rank)
+            pair, what = (span.rank, span.op.ranks[(at + 1) % len(span.op.ranks)]), _COLLECTIVE[span.op.kind]
+        else:
+            continue
+        key = (ranks[pair[0]], ranks[pair[1]], span.op.kind in COLLECTIVES)
+        found[key].append((what, span.nbytes, span.start_s, span.end_s))
+    return [
+        Traffic(
+            source=source,
+            target=target,
+            what=tuple(dict.fromkeys(what for what, *_ in sent)),
+            nbytes=sum(nbytes for _, nbytes, *_ in sent),
+            times=tuple((start_s, end_s) for *_, start_s, end_s in sent),
+            is_collective=is_collective,
+        )
+        for (source, target, is_collective), sent in sorted(found.items())
+        if source != target
+    ]
+
+
+_COLLECTIVE = {
+    ALLREDUCE: "all-reduce",
+    ALLGATHER: "all-gather",
+    REDUCESCATTER: "reduce-scatter",
+    BROADCAST: "broadcast",
+}
+
+
+def _value_of(op: Op) -> str:
+    [value] = op.reads or op.writes
+    known = str((style.OPERATIONS["tile_values"] | style.OPERATIONS["training_values"]).get(value.name, value.name))
+    return known if " " in known else f"{known}s"
+
+
+def topology(cluster: Cluster, nodes: Sequence[Node], traffic: Sequence[Traffic], *, caption: str = "") -> str:
+    """Return the map as SVG.  nodes: of all devices, by rank.  caption: a line above it."""
+    places = _places(len(nodes))
+    size = FULL if len(nodes) <= FULL_DEVICES else SMALL if len(nodes) <= SMALL_DEVICES else DOT
+    used = {(one.source, one.target) for one in traffic}
+    links = "".join(
+        _link(one, places, size, both=(one.target, one.source) in used, is_named=size == FULL and len(traffic) <= 12)
+        for one in traffic
+    )
+    drawn = "".join(
+        _node(node, place, size, rank) for rank, (node, place) in enumerate(zip(nodes, places, strict=True))
+    )
+    sent = ", ".join(
+        f"{nodes[one.source].name} to {nodes[one.target].name} {svg.size_of(one.nbytes)} of {' and '.join(one.what)}"
+        for one in traffic
+    )
+    label = f"Map of {cluster.size_words}. {'. '.join(node.told for node in nodes)}. In a step: {sent or 'nothing'}."
+    title = svg.text(8, 16, svg.shortened(caption, WIDTH - 16), colour=svg.MUTED) if caption else ""
+    return svg.drawing(title + links + drawn, label=label, height=HEIGHT, width=WIDTH)
+
+
+def _places(count: int) -> list[Place]:
+    """Return the centres of nodes, clockwise from the left."""
+    middle, radii = (WIDTH / 2, HEIGHT / 2 + 8), (WIDTH / 2 - FULL[0] / 2 - 4, HEIGHT / 2 - 50)
+    if count == 1:
+        return [middle]
+    if count == 4:  # corners leave the most room between them
+        return [(middle[0] + x * radii[0], middle[1] + y * radii[1]) for x, y in ((-1, -1), (1, -1), (1, 1), (-1, 1))]
+    angles = [math.pi + 2 * math.pi * number / count for number in range(count)]
+    return [(middle[0] + radii[0] * math.cos(one), middle[1] + radii[1] * math.sin(one)) for one in angles]
+
+
+def _edge(start: Place, end: Place, size: tuple[int, int], gap: float) -> Place:
+    """Return where the line from `start` to `end` leaves the node at `start`, `gap` outside of it."""
+    over, down = end[0] - start[0], end[1] - start[1]
+    half = (size[0] / 2 + gap, size[1] / 2 + gap)
+    share = min(half[0] / abs(over) if over else math.inf, half[1] / abs(down) if down else math.inf)
+    return start[0] + over * share, start[1] + down * share
+
+
+def _link(one: Traffic, places: Sequence[Place], size: tuple[int, int], *, both: bool, is_named: bool) -> str:
+    source, target = places[one.source], places[one.target]
+    length = math.dist(source, target) or 1.0
+    aside = SPREAD / 2 if both else 0.0
+    shift = (-(target[1] - source[1]) / length * aside, (target[0] - source[0]) / length * aside)
+    start, end = _edge(source, target, size, 2), _edge(target, source, size, 2)
+    start, end = (start[0] + shift[0], start[1] + shift[1]), (end[0] + shift[0], end[1] + shift[1])
+    colour = svg.themed(style.COLOURS["collective" if one.is_collective else "send"])
+    times = " ".join(f"{begin_s:.6g}:{end_s:.6g}" for begin_s, end_s in one.times)
+    line = svg.path(
+        [start, end],
+        colour,
+        stroke_width=2,
+        stroke_dasharray="5 3" if one.is_collective else None,
+        class_="workbench-link",
+        data_times=times,
+        data_source=one.source,
+        data_target=one.target,
+    )
+    turn = math.degrees(math.atan2(end[1] - start[1], end[0] - start[0]))
+    head = svg.tag(
+        "path",
+        d=f"M0 0L{-ARROW} {-ARROW / 2}L{-ARROW} {ARROW / 2}Z",
+        fill=colour,
+        transform=f"translate({end[0]:.1f} {end[1]:.1f}) rotate({turn:.1f})",
+    )
+    if not is_named:
+        return line + head
+    # The words of the two directions stand on the two sides of the pair, turned with the line but never upside down.
+    middle = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
+    upright = turn if -90 < turn <= 90 else turn + 180
+    below = upright == turn
+    room = math.dist(start, end)
+    words = svg.shortened(f"{svg.size_of(one.nbytes)} {' and '.join(one.what)}", room, 10.5)
+    name = svg.text(
+        0,
+        14 if below else -6,
+        words,
+        size=10.5,
+        text_anchor="middle",
+        transform=f"translate({middle[0]:.1f} {middle[1]:.1f}) rotate({upright:.1f})",
+        class_="workbench-halo",
+    )
+    return line + head + name
+
+
+def _node(node: Node, place: Place, size: tuple[int, int], rank: int) -> str:
+    (x, y), (width, height) = place, size
+    left, top = x - width / 2, y - height / 2
+    rim = svg.ALERT if node.away else svg.INK
+    frame = svg.box(
+        left,
+        top,
+        width,
+        height,
+        svg.PAPER,
+        title=node.told,
+        rx=6,
+        stroke=rim,
+        stroke_width=2.5 if node.away else 1.25,
+        stroke_dasharray="4 3" if node.away or not node.holds else None,
+        class_="workbench-node",
+        data_rank=rank,
+    )
+    if size == DOT:
+        return frame
+    name = svg.text(
+        x if size == SMALL else left + 8,
+        top + 16,
+        svg.shortened(node.name, width - 12),
+        font_weight="bold",
+        colour=rim,
+        text_anchor="middle" if size == SMALL else "start",
+    )
+    if size == SMALL:
+        return frame + name
+    room = width - 14
+    second = node.away or node.holds or "no part"
+    lines = svg.text(left + 8, top + 31, svg.shortened(second, room, 11), size=11, colour=rim if node.away else svg.INK)
+    third = node.health or node.speed
+    lines += svg.text(left + 8, top + 45, svg.shortened(third, room, 10), size=10, colour=svg.MUTED)
+    if node.away:
+        return frame + name + lines
+    busy = _meter(left + 8, top + 52, room, node.busy_share, style.COLOURS["forward"], "computes")
+    used = None if node.used_bytes is None or not node.budget_bytes else node.used_bytes / node.budget_bytes
+    return frame + name + lines + busy + _meter(left + 8, top + 59, room, used, style.ORANGE, "memory")
+
+
+def _meter(x: float, y: float, width: float, share: float | None, colour: str, what: str) -> str:
+    known = share or 0.0
+    title = f"{what}: {'unknown' if share is None else f'{known:.0%}'}"
+    over = colour if known <= 1 else style.VERMILLION
+    return svg.box(x, y, width, 4, svg.TRACK, title=title) + svg.box(
+        x, y, width * min(1.0, known), 4, over, title=title
+    )
