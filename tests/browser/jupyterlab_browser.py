@@ -311,7 +311,7 @@ _SCROLLER = "document.querySelector('.jp-WindowedPanel-outer')"
 _READY = f"""
     const panel = window.jupyterapp && {_PANEL};
     const kernel = panel && panel.sessionContext && panel.sessionContext.session && panel.sessionContext.session.kernel;
-    const is_open = panel && panel.context.path === arguments[0];
+    const is_open = panel?.context?.path === arguments[0];
     return Boolean(kernel) && is_open && kernel.status === 'idle' && panel.content.widgets.length > 1;
 """
 _AXE = """
