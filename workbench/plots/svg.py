@@ -1,7 +1,7 @@
 """Write SVG as text: drawings that a panel changes many times a second, and that stay in a notebook without a kernel.
 
-Colours of text and ground are variables of live.css, so that a drawing follows a page's theme; a page without them
-shows the defaults.
+Colours of text and ground are variables of the page's style sheet, so that a drawing follows its theme; a page without
+them shows the defaults.
 """
 
 from __future__ import annotations

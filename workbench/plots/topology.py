@@ -1,7 +1,7 @@
 """Draw a cluster as a map: devices with what they hold and do, links with what travels in a step.
 
 Whatever is lost or left is red, whatever the plan does not use is dashed.  A link carries the times of its messages, by
-which live.js moves packets.
+which a page moves packets.
 """
 
 from __future__ import annotations
@@ -77,14 +77,20 @@ def speed_of(device: Device) -> str:
     return f"{words} ({device.host_share:g} core)" if device.host_share else words
 
 
+_PARTS = {"samples": "sample", "queries": "query", "heads": "head", "tokens": "token"}
+
+
 def holds_of(plan: Plan, rank: int, *, cached: bool = False) -> str:
     """Return what a device has to do under a plan, in words; '' for nothing.  cached: in epochs from the cache."""
     stages = (plan.cached,) if cached and plan.cached else plan.stages
     for stage in stages:
         for share in stage.shares:
             if share.rank == rank:
-                parts = ("samples", "queries", "heads", "tokens")
-                own = [f"{count} {name}" for name in parts if (count := getattr(share, name))]
+                own = [
+                    f"{count} {one if count == 1 else name}"
+                    for name, one in _PARTS.items()
+                    if (count := getattr(share, name))
+                ]
                 return ", ".join([f"{stage.layers_in_words}", *own])
     return ""
 

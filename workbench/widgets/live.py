@@ -1,6 +1,6 @@
 """Show a run while it goes on: a map of its devices, losses, work, memory, and a measured step over the predicted one.
 
-Python draws every part as SVG or HTML; live.js puts those that changed into the page.  So the last state can stay in a
+Python draws every part as SVG or HTML; the page replaces those that changed.  So the last state can stay in a
 notebook as it is, without a kernel.
 """
 
