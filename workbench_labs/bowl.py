@@ -20,7 +20,8 @@ from workbench.core.errors import ConfigError
 from workbench.core.names import FLOAT_TYPES
 from workbench.methods.p_rge.seeds import query_seed
 from workbench.methods.p_rge.zeroth_order import CausalModel, Prge, PromptLike, ZerothOrderConfig
-from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Message, Panel, button, lab_controls
+from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Message, Panel, button
+from workbench.widgets.fields import lab_controls
 from workbench_labs.plots.zeroth_order import GradientError, Point, Probe
 from workbench_labs.plots.zeroth_order import bowl as draw_bowl
 

@@ -19,8 +19,8 @@ from workbench.core.timeline import Timeline
 from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.plots import gantt, needs
 from workbench.plots.style import byte_unit, evenly_spaced, time_unit
+from workbench.widgets.cluster_form import ClusterForm
 from workbench.widgets.controls import BIG_FIRST, ON_COLOUR, Explorer, Html, button, slider
-from workbench.widgets.forms import ClusterForm
 from workbench_labs.inference_problem import (
     PLANNERS,
     SequenceProblem,

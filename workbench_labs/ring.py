@@ -24,7 +24,8 @@ from workbench.models.loading import model_facts
 from workbench.plots import gantt, lines
 from workbench.simulator.steps import SAMPLES, equal_blocks
 from workbench.trainings.rings import Curve, Training, train_in_turn
-from workbench.widgets.controls import BIG_FIRST, Explorer, Html, lab_controls
+from workbench.widgets.controls import BIG_FIRST, Explorer, Html
+from workbench.widgets.fields import lab_controls
 from workbench.widgets.tables import Table
 
 TOGETHER = 4

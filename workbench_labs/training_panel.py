@@ -25,7 +25,8 @@ from workbench.methods.p_rge.inference_engine import EngineConfig, EngineTrainer
 from workbench.methods.p_rge.zeroth_order import CausalModel, Prge
 from workbench.tasks.tokenize import padded_length
 from workbench.trainings.queries import Curve, QueryTraining, Trial
-from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Message, Panel, button, lab_controls, number
+from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Message, Panel, button
+from workbench.widgets.fields import Field, lab_controls, ranged, require_valid
 from workbench.widgets.tables import Table
 from workbench_labs.plots.zeroth_order import learning
 
@@ -190,7 +191,7 @@ class TrainingPanel(Panel):
         self._stop = threading.Event()
         first = {name: getattr(settings, name) for name in FIELDS}
         self.controls = dict(zip(FIELDS, lab_controls("forward_passes", **first), strict=True))
-        self.steps = number("Steps", steps, "Steps in all, those of the log included")
+        self.steps = ranged("Steps", steps, "Steps in all, those of the log included", 1, 100_000)
         self.run_button = button("Learn", "Train in this process, on one thread or more", "play", self.start, "success")
         self.stop_button = button(
             "Pause", "End after this step; Learn goes on from it", "pause", self._stop.set, "warning"
@@ -249,14 +250,9 @@ class TrainingPanel(Panel):
         return self._train(settings, steps)
 
     def _described(self) -> tuple[Trial, int]:
+        require_valid(one for one in (*self.controls.values(), self.steps) if isinstance(one, Field))
         settings = self.settings
         _ = settings.zeroth_order  # refuses invalid settings
-        if settings.batch_size < 1 or self.steps.value < 1:
-            raise ConfigError(
-                f"{self.steps.value} steps of {settings.batch_size} samples were asked for.",
-                "Nothing would be learnt.",
-                "Give at least 1.",
-            )
         return settings, self.steps.value
 
     def _train(self, settings: Trial, steps: int) -> QueryTraining:

@@ -255,8 +255,8 @@ class Notebook:
 
     def named(self, css: str, tooltip: str) -> WebElement:
         """Return the element of the widget with this tooltip, scrolled into sight."""
-        label = self.driver.find_element(By.CSS_SELECTOR, f'label[title="{tooltip}"]')
-        element = label.find_element(By.XPATH, "..").find_element(By.CSS_SELECTOR, css)
+        named = f'{css}[title="{tooltip}"], :has(> label[title="{tooltip}"]) {css}'
+        element = self.driver.find_element(By.CSS_SELECTOR, named)
         self.js("arguments[0].scrollIntoView({block: 'center'})", element)
         return element
 

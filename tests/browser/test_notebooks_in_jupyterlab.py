@@ -108,6 +108,8 @@ def try_live_view_without_kernel(notebook: Notebook) -> None:
 
 
 def try_player(notebook: Notebook) -> None:
+    names = "return [...document.querySelectorAll('.widget-play button')].map(one => one.ariaLabel)"
+    assert {"Play", "Stop"} <= set(notebook.js(names))
     before = notebook.text_of("[aria-live] table")
     move_slider(notebook, "The moment that is shown", Keys.PAGE_UP, 25)
     wait_until(lambda: notebook.text_of("[aria-live] table") != before, "the player to move")
@@ -133,13 +135,32 @@ def try_keys(notebook: Notebook) -> None:
 
 def try_names(notebook: Notebook) -> None:
     nameless = """
-        const controls = document.querySelectorAll(".jupyter-widgets :is(.noUi-handle, input, select, button)");
+        const kinds = ".noUi-handle, input, select, button, .widget-readout[contenteditable]";
+        const controls = document.querySelectorAll(`.jupyter-widgets :is(${kinds})`);
         const label = one => one.labels?.length && one.labels[0].textContent;
         const named = one => one.ariaLabel || label(one) || one.textContent.trim() || one.title;
         return [controls.length, [...controls].filter(one => !named(one)).map(one => one.outerHTML)];
     """
     count, found = notebook.js(nameless)
     assert count and not found
+    spoken = "return [...document.querySelectorAll('.workbench-devices .noUi-handle')].map(one => one.ariaValueText)"
+    assert all(re.fullmatch(r"[\d.e+]+ (of a core|GFLOP/s|MB|Mbit/s|ms)", words) for words in notebook.js(spoken))
+
+
+def try_wrong_value(notebook: Notebook) -> None:
+    """What was typed stays, an alert belongs to its field, and nothing is drawn of it."""
+    field = notebook.named("input", "moss: link rate in Mbit/s, typed")
+    for typed, said in (("0", "at least 0.01"), ("abc", "must be a number")):
+        field.send_keys(Keys.CONTROL, "a")
+        field.send_keys(typed, Keys.ENTER)
+        wait_until(lambda said=said: said in notebook.text_of(".workbench-devices [role=alert]"), "the alert")
+    invalid = "return [arguments[0].value, arguments[0].ariaInvalid, document.getElementById(arguments[1])?.innerText]"
+    wait_until(lambda: field.get_attribute("aria-describedby"), "the alert to belong to its field")
+    value, is_invalid, alert = notebook.js(invalid, field, field.get_attribute("aria-describedby"))
+    assert (value, is_invalid) == ("abc", "true") and "must be a number" in alert
+    notebook.shoot("wrong-value")
+    notebook.press("Reset")
+    wait_until(lambda: "number" not in notebook.text_of(".workbench-devices [role=alert]"), "the alert to go")
 
 
 def try_narrow_and_dark(notebook: Notebook) -> None:
@@ -194,6 +215,7 @@ def try_reopening(notebook: Notebook) -> None:
 def in_devices(notebook: Notebook) -> None:
     try_while_a_cell_runs(notebook)
     try_cluster_form(notebook, "moss")
+    try_wrong_value(notebook)
     try_keys(notebook)
     try_names(notebook)
     try_narrow_and_dark(notebook)

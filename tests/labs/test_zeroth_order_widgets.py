@@ -162,7 +162,7 @@ def test_training_is_watched_paused_and_gone_on_with_from_its_log(tmp_path: Path
     assert max(loss for _, loss in among.curve.losses) < 2 < min(loss for _, loss in curve.losses)
     again.controls["learning_rate"].value = -1.0
     again.start()
-    assert "learning_rate" in again.message.value
+    assert "at least 1e-09" in again.message.value == again.controls["learning_rate"].alert.value
     again.controls["learning_rate"].value, again.steps.value = 5e-3, 0
     again.start()
     assert "at least 1" in again.message.value

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from workbench.cli import app
 from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import ConfigError, RuntimeSetupError
@@ -13,7 +16,8 @@ from workbench.core.methods import declaration_of, registered
 from workbench.methods.base import read_options
 from workbench.runtime import discovery
 from workbench.widgets import ClusterForm, JobForm
-from workbench.widgets.forms import form_of
+from workbench.widgets.copying import CopyButtons, as_command, as_python
+from workbench.widgets.job_form import form_of
 
 JOB = Job(
     model="tiny-gpt2",
@@ -51,7 +55,7 @@ def test_a_method_gets_only_the_options_that_it_knows() -> None:
     form.controls["method"].value = "fine_tuning"
     form.controls["technique"].value = "adapters"
     assert form.job.options == {"technique": "adapters", "backbone_dtype": "nf4"}
-    assert "reduction" not in form.controls
+    assert "cache_dtype" not in form.controls and form.controls["lora_rank"].disabled
     form.controls["method"].value = "galaxy_plus"
     form.controls["max_length"].value = 48
     assert form.job == replace(JOB, method="galaxy_plus", max_length=48, micro_batches=4, options={})
@@ -75,7 +79,7 @@ def test_the_papers_settings_are_one_choice_and_are_named() -> None:
 def test_every_option_of_a_form_is_one_of_its_method(method: str) -> None:
     declared = declaration_of(method)
     for name, entry in form_of(method).items():
-        if not hasattr(QUERIES, name):
+        if name in declared.defaults:
             values = list(entry.values.values())
             assert not values or declared.defaults[name] in (values[0], None)
             for value in set(values or [1]) - {"planned"}:
@@ -109,33 +113,116 @@ def test_a_method_may_have_a_form_of_its_own(
     form.controls[wrong].value = 16
     assert 16 in (form.job.max_length, form.job.options.get("queries"))
     form.controls[wrong].value = 0
-    assert f"{wrong} = 0" in form.message.value
+    assert f"{wrong} = 0" in form.controls[wrong].alert.value
     with pytest.raises(ConfigError):
         _ = form.job
 
 
 @pytest.mark.parametrize(
-    ("control", "value", "said"),
+    ("control", "typed", "said"),
     [
-        ("batch_size", 30, "not a multiple of 4"),
-        ("epochs", 0, "at least 1"),
-        ("train_samples", -3, "0 (all) or more"),
-        ("reduction", 0, "at least 1"),
+        ("epochs", "0", "at least 1"),
+        ("epochs", "abc", "a whole number"),
+        ("batch_size", "1e9", "at most 65,536"),
+        ("train_samples", "-3", "at least 1"),
+        ("train_samples", "1e99", "at most 1,000,000,000"),
+        ("seed", "-1", "at least 0"),
+        ("reduction", "0", "at least 1"),
+        ("reduction", "999", "is 384 wide"),
+        ("model", "tiny-bertt", "Did you mean &#39;tiny-bert&#39;?"),
         ("model", " ", "without a model"),
     ],
 )
-def test_job_form_says_in_one_line_what_cannot_be_meant(control: str, value: object, said: str) -> None:
+def test_a_field_says_what_is_wrong_and_keeps_what_was_typed(control: str, typed: str, said: str) -> None:
     form = JobForm()
-    good = form.controls[control].value
-    seen: list[Job] = []
+    field, seen = form.controls[control], list[Job]()
+    good = field.control.value
     form.on_change(seen.append)
-    form.controls[control].value = value
-    assert said in form.message.value and "role='alert'" in form.message.value
-    assert not seen
+    field.control.value = typed
+    assert said in field.alert.value and "role='alert'" in field.alert.value
+    assert field.control.value == typed and not form.is_valid and not seen and form.message.value == ""
     with pytest.raises(ConfigError):
         _ = form.job
-    form.controls[control].value = good
-    assert form.message.value == "" and form.job == Job() == seen[-1]
+    field.control.value = good
+    assert field.alert.value == "" and form.is_valid and form.job == Job() == seen[-1]
+
+
+def test_fields_that_contradict_each_other_are_named_below_them() -> None:
+    form = JobForm()
+    form.controls["batch_size"].value = 30
+    assert "not a multiple of 4" in form.message.value and not form.is_valid
+    form.controls["micro_batches"].value = 3
+    assert form.message.value == "" and form.is_valid
+
+
+@pytest.mark.parametrize(
+    ("slider", "typed", "said"),
+    [
+        ("bandwidth", "0", "at least 0.01"),
+        ("bandwidth", "-5", "at least 0.01"),
+        ("bandwidth", "abc", "a number"),
+        ("bandwidth", "1e9", "at most 1e+06"),
+        ("speed", "1.5", "at most 1"),
+        ("memory", "0.5", "a whole number"),
+        ("latency", "nan", "a number"),
+    ],
+)
+def test_a_device_cannot_have_every_value(slider: str, typed: str, said: str) -> None:
+    form = ClusterForm("laptop")
+    field, seen = form.sliders("beta")[slider], list[Cluster]()
+    good = field.field.control.value
+    form.on_change(seen.append)
+    field.field.control.value = typed
+    assert said in field.field.alert.value and "beta asks for" in field.field.alert.value
+    assert field.field.control.value == typed and not form.is_valid and not seen
+    with pytest.raises(ConfigError):
+        _ = form.cluster
+    field.field.control.value = good
+    assert field.field.alert.value == "" and form.is_valid and form.cluster == load_cluster("laptop") == seen[-1]
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        Job(),
+        JOB,
+        QUERIES,
+        REQUESTS,
+        Job(method="ringada", options={"unfreezing": "rounds", "cache": True, "threshold": 0.5}, micro_batches=1),
+        Job(method="p_rge", micro_batches=1, options={"words": "true", "precisions": "int8,nf4"}),
+        Job(
+            data="my data/it's.csv",
+            columns="text=a review,label=stars",
+            faults="kill:1@step4; return:1@step12",
+            as_published=True,
+        ),
+    ],
+)
+def test_a_job_is_copied_as_a_command_and_as_python(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[object, ...]] = []
+    monkeypatch.setattr(app, "_run", lambda *given, **_: told.append(given[:3]))
+    cluster = load_cluster("pac-env-b")
+    words = shlex.split(as_command(job, cluster))
+    assert words[:2] == ["workbench", "run"]
+    result = CliRunner().invoke(app.app, words[1:], catch_exceptions=False)
+    assert result.exit_code == 0 and told == [(job, "pac-env-b", "execute")]
+    ran: list[tuple[object, ...]] = []
+    monkeypatch.setattr("workbench.experiment.run", lambda *given: ran.append(given))
+    for one in (cluster, replace(cluster, name="mine")):
+        exec(as_python(job, one), {})
+        assert ran.pop() == (job, one, "execute")
+
+
+def test_only_what_differs_is_copied_and_only_what_is_valid() -> None:
+    job_form, cluster_form = JobForm(), ClusterForm("laptop")
+    copies = CopyButtons(job_form, cluster_form)
+    assert copies.command.text == "workbench run --cluster laptop"
+    job_form.controls["epochs"].value = 2
+    assert copies.command.text == "workbench run --epochs 2 --cluster laptop" and "Job(epochs=2)" in copies.python.text
+    cluster_form.sliders("beta")["memory"].value = 500
+    assert copies.command.text.startswith("# ") and "memory_bytes=500000000" in copies.python.text
+    job_form.controls["epochs"].value = 0
+    assert copies.command.text == copies.python.text == ""
 
 
 def test_every_control_is_described() -> None:
@@ -172,7 +259,7 @@ def test_sliders_change_one_device_and_reset_puts_it_back() -> None:
 def test_a_rate_may_be_typed_that_the_slider_does_not_have() -> None:
     form = ClusterForm("laptop")
     rate = form.sliders("beta")["bandwidth"]
-    rate.field.value = 30
+    rate.value = 30
     assert form.cluster.devices[1].link.bytes_per_s == 3.75e6 and rate.slider.value == 20 and rate.field.value == 30
     rate.slider.value = 50
     assert form.cluster.devices[1].link.bytes_per_s == 6.25e6 and rate.field.value == 50

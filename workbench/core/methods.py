@@ -51,25 +51,40 @@ class FormField:
 
     values: by the words that are shown; by default those of the option's type.  Without any the control is a number.
     is_typed: the values are only examples.
+    at_most, divides: a size of the model (see models.loading.ModelFacts), which the number must not exceed, or of which
+    it must be a divisor.
     """
 
     label: str
     tooltip: str
     values: Mapping[str, Any] = field(default_factory=dict)
     is_typed: bool = False
+    at_most: str = ""
+    divides: str = ""
 
 
 JOB_FIELDS = {
     "method": FormField(label="Method", tooltip="The published method that trains"),
     "model": FormField(
         label="Model",
-        tooltip="A name of the list, a folder, or a hub name",
+        tooltip="A name of the list, a folder, or a name on the Hugging Face hub",
         is_typed=True,
         values={
             name: name
             for name in (
-                *("all-MiniLM-L6-v2", "SmolLM2-135M", "tiny-bert", "tiny-gpt2", "tiny-llama"),
-                *("tiny-opt", "tiny-t5", "tiny-bart", "tiny-vit"),
+                "all-MiniLM-L6-v2",
+                "SmolLM2-135M",
+                "bert-base-uncased",
+                "distilbert-base-uncased",
+                "gpt2",
+                "t5-small",
+                "tiny-bert",
+                "tiny-gpt2",
+                "tiny-llama",
+                "tiny-opt",
+                "tiny-t5",
+                "tiny-bart",
+                "tiny-vit",
             )
         },
     ),

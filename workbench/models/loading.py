@@ -185,6 +185,16 @@ def load_tokenizer(name: str) -> TextTokenizer | ImageTokenizer:
     return TextTokenizer(tokenizer.backend_tokenizer, pad_id=pad_id, end_id=tokenizer.eos_token_id, **kind)
 
 
+def require_name(name: str) -> None:
+    """Check that a model can have this name.  A hub is not asked.  Raises ConfigError, or MissingDataError for an
+    embedded model that was not fetched.
+    """
+    if is_tiny(name):
+        _tiny_parts(name)
+    else:
+        locate(name)
+
+
 def model_facts(name: str) -> ModelFacts:
     """Return a model's shape without loading its weights.  Raises as load_stack does."""
     config = model_config(name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
@@ -25,9 +25,8 @@ from IPython.display import HTML, display
 from markupsafe import Markup, escape
 
 from workbench.assets.fetch import cache_folder
-from workbench.core.catalogue import data_folder
 from workbench.core.errors import WorkbenchError
-from workbench.core.serial import read_toml, write_text
+from workbench.core.serial import write_text
 from workbench.plots.style import CONFIG, only_our_tags
 from workbench.profiler.timing import tiny
 from workbench.tasks import load_task
@@ -124,36 +123,6 @@ def slider(
 ) -> widgets.IntSlider:
     """Return a slider over whole numbers."""
     return described(widgets.IntSlider, description, tooltip, width=width, value=value, min=least, max=most, **settings)
-
-
-def number(description: str, value: float, tooltip: str) -> Any:
-    """Return a field for a number; for a whole number if `value` is whole."""
-    kind = widgets.IntText if isinstance(value, int) else widgets.FloatText
-    return described(kind, description, tooltip, width="18em", value=value, continuous_update=False)
-
-
-def lab_controls(lab: str, options: Mapping[str, Sequence[Any]] | None = None, **values: Any) -> list[Any]:
-    """Return a lab's controls as data/labs.toml describes them, in its order.
-
-    options: of the menus that the file leaves open.  values: at first, instead of the file's.
-    """
-    made = []
-    for name, written in read_toml(data_folder() / "labs.toml")[lab].items():
-        settings = written | ({"value": values[name]} if name in values else {})
-        label, tooltip, is_slider = settings.pop("label"), settings.pop("tooltip"), settings.pop("is_slider", False)
-        choices = (options or {}).get(name, settings.pop("options", None))
-        kind = widgets.IntSlider if isinstance(settings.get("step"), int) else widgets.FloatSlider
-        if is_slider:
-            settings["options"] = [(f"{one:g}", one) for one in sorted({*choices, settings["value"]})]
-            kind = widgets.SelectionSlider
-        elif choices is not None:
-            settings["options"] = list(choices.items() if isinstance(choices, dict) else choices)
-            kind = widgets.Dropdown
-        is_number = choices is None and "step" not in settings
-        made.append(
-            number(label, settings["value"], tooltip) if is_number else described(kind, label, tooltip, **settings)
-        )
-    return made
 
 
 ON_COLOUR = "black"

@@ -25,8 +25,10 @@ from workbench.core.plan import Plan
 from workbench.core.report import Report
 from workbench.methods.base import Event
 from workbench.runs.progress import RunState
+from workbench.widgets.cluster_form import ClusterForm
 from workbench.widgets.controls import Html, Message, Panel, button, described
-from workbench.widgets.forms import ClusterForm, JobForm
+from workbench.widgets.copying import CopyButtons
+from workbench.widgets.job_form import JobForm
 from workbench.widgets.live import LiveView, head_of, parts_of
 from workbench.widgets.tables import report_table
 
@@ -186,10 +188,13 @@ class RunPanel(Panel):
         self.message, self.live, self.result = Message(), LiveView(), Html()
         self.devices = DeviceButtons(cluster_form.cluster)
         cluster_form.on_change(self.devices.name)
+        for form in (job_form, cluster_form):
+            form.observe(lambda _: self._enable(), names="is_valid")
         job_form.on_change(lambda _: self._enable())
         cluster_form.on_change(lambda _: self._enable())
         buttons = widgets.HBox([self.simulate_button, self.run_button, self.stop_button, self.resume_button])
-        super().__init__([buttons, self.devices, self.message, self.live, self.result])
+        copies = CopyButtons(job_form, cluster_form)
+        super().__init__([buttons, copies, self.devices, self.message, self.live, self.result])
         self._enable()
 
     @property
@@ -309,6 +314,7 @@ class RunPanel(Panel):
 
     def _enable(self, *, running: bool | None = None) -> None:
         busy = self.running if running is None else running
-        self.simulate_button.disabled = self.run_button.disabled = busy
+        is_valid = self._job_form.is_valid and self._cluster_form.is_valid
+        self.simulate_button.disabled = self.run_button.disabled = busy or not is_valid
         self.stop_button.disabled = not busy
         self.resume_button.disabled = busy or not self._can_resume()

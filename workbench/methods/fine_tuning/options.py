@@ -61,7 +61,22 @@ DECLARATION = Declaration(
         "workbench.methods.fine_tuning.method:FineTuning", "workbench.methods.fine_tuning.phases:FineTuningRankJob"
     ),
     form=JOB_FIELDS
-    | {"technique": FormField(label="Technique", tooltip="What is trained in or beside the backbone")}
-    | PIPELINE_FIELDS,
+    | {
+        "technique": FormField(label="Technique", tooltip="What is trained in or next to the backbone"),
+        "lora_rank": FormField(label="LoRA rank", tooltip="Rank of LoRA's matrices", at_most="hidden_size"),
+        "reduction": FormField(
+            label="Reduction r",
+            tooltip="Parallel Adapters are r times narrower than the backbone",
+            divides="hidden_size",
+        ),
+    }
+    | PIPELINE_FIELDS
+    | {
+        "schedule": FormField(
+            label="Schedule",
+            tooltip="The order of a pipeline's micro-batches, or of whole mini-batches",
+            values={"1F1B": "1f1b", "GPipe": "gpipe", "asynchronous 1F1B": ASYNCHRONOUS},
+        ),
+    },
     runs_jax=True,
 )

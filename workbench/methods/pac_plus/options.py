@@ -52,7 +52,13 @@ DECLARATION = Declaration(
         "workbench.methods.pac_plus.method:PacPlus", "workbench.methods.pac_plus.rank_job:PacPlusRankJob"
     ),
     form=JOB_FIELDS
-    | {"reduction": FormField(label="Reduction r", tooltip="The side network is r times narrower than the backbone")}
+    | {
+        "reduction": FormField(
+            label="Reduction r",
+            tooltip="The side network is r times narrower than the backbone",
+            divides="hidden_size",
+        )
+    }
     | PIPELINE_FIELDS
     | {
         "initialization": FormField(label="Initialization", tooltip="How the side network begins (section IV-C)"),

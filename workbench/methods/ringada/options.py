@@ -81,12 +81,29 @@ DECLARATION = Declaration(
     title="RingAda",
     implementation="workbench.methods.ringada.method:RingAda",
     calls=training_calls("workbench.methods.ringada.method:RingAda", "workbench.methods.ringada.rank_job:RingRankJob"),
-    form=JOB_FIELDS
+    form={name: JOB_FIELDS[name] for name in JOB_FIELDS if name != "micro_batches"}
     | {
+        "data": FormField(
+            label="Data of a device",
+            tooltip="How the training samples are divided among the devices",
+            values={
+                "equal parts (iid)": "iid",
+                "unequal labels (dirichlet:0.5)": "dirichlet:0.5",
+                "very unequal (dirichlet:0.1)": "dirichlet:0.1",
+            },
+        ),
+        "local_iterations": FormField(
+            label="Local iterations I", tooltip="Mini-batches of an initiator in a round (Algorithm 1)"
+        ),
         "unfreezing": FormField(label="Unfreezing", tooltip="When one more adapter is trained (Algorithm 1)"),
         "unfreeze_every": FormField(
             label="Unfreeze every", tooltip="Mini-batches or rounds until one more adapter is trained"
         ),
-        "depth": FormField(label="Depth d", tooltip="Adapters that are trained at the beginning, from the top"),
+        "depth": FormField(
+            label="Depth d",
+            tooltip="Adapters that are trained at the beginning, from the top",
+            at_most="num_layers",
+        ),
+        "micro_batches": JOB_FIELDS["micro_batches"],
     },
 )
