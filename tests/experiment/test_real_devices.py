@@ -116,7 +116,8 @@ def run_there(job: Job, emulated: Report, place: Place, tolerance: float, **opti
 
 @pytest.mark.parametrize("method", JOBS)
 def test_a_run_is_the_emulated_one(method: str, job: Job, place: Place, tmp_path: Path) -> None:
-    job = replace(job, method=method, epochs=2, **JOBS[method])
+    epochs = 2 if method == "pac_plus" else 1  # the second one runs from its cache
+    job = replace(job, method=method, epochs=epochs, **JOBS[method])
     emulated = run(job, tmp_path)
     report = run_there(job, emulated, place, 1e-5, chosen_plan=emulated.plan)
     assert report.source == "real" and report.plan.busy_ranks == {0, 1}

@@ -232,7 +232,7 @@ def test_a_policy_that_goes_by_the_run_is_resumed_and_survives_a_lost_device(job
     )
 
 
-@pytest.mark.parametrize(("lost", "to"), [("alpha", "disk"), ("alpha", "neighbour"), ("beta", "neighbour")])
+@pytest.mark.parametrize(("lost", "to"), [("alpha", "disk"), ("beta", "neighbour")])
 def test_the_other_goes_on_without_the_lost_device_s_data(
     lost: str, to: Any, job: Job, whole: Report, tmp_path: Path
 ) -> None:

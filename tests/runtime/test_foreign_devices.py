@@ -48,6 +48,7 @@ HOSTILE: tuple[Any, ...] = (
     ),
     *([], {}, [[]], {"": None}, ["x"] * 3000, b"", b"\0" * 3000),
 )
+CHANGES = 400
 NESTED = b"[" * 60_000 + b"]" * 60_000
 
 
@@ -123,7 +124,7 @@ def settled(future: Future[Any]) -> BaseException | None:
 
 
 @pytest.mark.parametrize("operation", ["hello", "ping", "facts"])
-def test_of_a_thousand_changed_answers_none_harms_more_than_its_device(
+def test_of_hundreds_of_changed_answers_none_harms_more_than_its_device(
     operation: str, scripted: list[ScriptedAgent]
 ) -> None:
     draw, lost = random.Random(operation), 0
@@ -131,7 +132,7 @@ def test_of_a_thousand_changed_answers_none_harms_more_than_its_device(
     scripted.append(honest)
     other = Connection("beta", ["ssh"])
     other.open()
-    for _ in range(1000):
+    for _ in range(CHANGES):
         scripted.append(
             ScriptedAgent(lambda asked, answer: changed_json(answer, draw) if asked["op"] == operation else None)
         )
@@ -147,7 +148,7 @@ def test_of_a_thousand_changed_answers_none_harms_more_than_its_device(
         connection.close()
     assert other.lost is None and settled(other.post("ping")) is None
     other.close()
-    assert lost > 500  # some changes leave a message that is right
+    assert lost > CHANGES / 2  # some changes leave a message that is right
 
 
 ENGINE_MESSAGES: dict[str, list[tuple[str, int, Any]]] = {
@@ -214,7 +215,7 @@ def engine_bytes(kind: str, number: int, content: Any, draw: random.Random) -> b
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("stage", ENGINE_MESSAGES)
-def test_of_a_thousand_changed_messages_of_an_engine_none_harms_another_device(
+def test_of_hundreds_of_changed_messages_of_an_engine_none_harms_another_device(
     stage: str, scripted: list[ScriptedAgent], tmp_path: Path
 ) -> None:
     draw, lost = random.Random(stage), 0
@@ -228,7 +229,7 @@ def test_of_a_thousand_changed_messages_of_an_engine_none_harms_another_device(
     beta.connection = Connection("beta", ["ssh"], beta._take)
     beta.connection.open()
     beta.call, beta.number = call, 1
-    for _ in range(1000):
+    for _ in range(CHANGES):
         agent = ScriptedAgent()
         scripted.append(agent)
         service = EngineService(engines, print, ())
@@ -261,10 +262,10 @@ def test_of_a_thousand_changed_messages_of_an_engine_none_harms_another_device(
     assert [one.content for one in service.news(LIMIT_S)] == [c.Pong()]
     assert beta.connection.lost is None and settled(beta.connection.post("ping")) is None
     beta.close()
-    assert lost > 300  # some changes leave a message that is right
+    assert lost > 0.3 * CHANGES  # some changes leave a message that is right
     kept = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert all(path.parent.name in ("steps", "snapshots") for path in kept)
-    assert sum(path.stat().st_size for path in kept) < 1000 * engines.inbox.most_bytes
+    assert sum(path.stat().st_size for path in kept) < CHANGES * engines.inbox.most_bytes
     assert not [path for path in kept if path.suffix == ".part"]
 
 

@@ -178,8 +178,9 @@ def test_few_layers_price_many() -> None:
         assert priced(plan) == pytest.approx(priced.timeline(plan).makespan_s, rel=1e-9)
 
 
-@pytest.mark.parametrize("speeds", [HOMOGENEOUS, HETEROGENEOUS], ids=["homogeneous", "heterogeneous"])
-@pytest.mark.parametrize("mbit_per_s", [125, 250, 1000])
+@pytest.mark.parametrize(
+    ("speeds", "mbit_per_s"), [(HETEROGENEOUS, 125), (HOMOGENEOUS, 250), (HETEROGENEOUS, 1000)], ids=str
+)
 def test_overlap_hides_what_is_shorter(speeds: tuple[float, ...], mbit_per_s: float) -> None:
     """A layer of scheme 1 takes at most 1.10 of the longer of computation and communication alone, with the tiles that
     are chosen."""

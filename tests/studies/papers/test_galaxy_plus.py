@@ -253,7 +253,9 @@ def test_sensitivity_varies_each_constant_both_ways():
     item = find_item("galaxy_plus", "fig14")
     rows = {row[0]: row[1:] for row in SENSITIVITY(item, CONSTANTS, lambda c: (c.collective_efficiency,), (0,))}
     assert len(rows) == 2 + 2 * len(item.varied)
-    assert rows["collective_efficiency +5%"][0] == pytest.approx(1.05 * CONSTANTS.collective_efficiency)
+    for change in ("-5%", "+5%"):
+        expected = (1 + float(change[:-1]) / 100) * CONSTANTS.collective_efficiency
+        assert rows[f"collective_efficiency {change}"][0] == pytest.approx(expected)
     assert {name for each in COMPUTED for name in each.varied} <= {field.name for field in fields(CONSTANTS)}
 
 
