@@ -24,6 +24,7 @@ from workbench.core.methods import declaration_of, registered
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS, Report, SweepPoint, dilation_note
+from workbench.core.run_files import REPORT
 from workbench.core.run_folder import require_temporary_space
 from workbench.core.serial import to_json, user_path
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
@@ -110,9 +111,8 @@ def run(
 ) -> Report:
     """Plan, simulate and (mode 'execute') run a job on a cluster.
 
-    workdir: where the run keeps snapshots, cache and the trained adapter; only one run may use it at a time.  By
-    default it is a
-    separate folder under the cache folder.
+    workdir: where the run keeps snapshots, cache, the trained adapter and its report; only one run may use it at a
+    time.  By default it is a separate folder under the cache folder.
     resume: continue an interrupted run of the same job from its newest snapshot.
     chosen_plan: run this plan instead of the planner's.  costs: plan and pace by these instead of measuring.
     engines: execute on these instead of on devices started here (see runtime.torchrun); fidelity is then ignored.
@@ -146,7 +146,9 @@ def run(
                 name: replace(kept, clock_bound_s=real.clock_bound_s) if kept.source == "real" else kept
                 for name, kept in report.timelines.items()
             }
-            return replace(report, notes=(*report.notes, *real.notes), timelines=timelines)
+            report = replace(report, notes=(*report.notes, *real.notes), timelines=timelines)
+            report.write(own / REPORT)
+            return report
     if mode == "execute" and engines is None:
         require_emulated(cluster)
         if fidelity == "paced":
@@ -204,6 +206,7 @@ def run(
             report = _report(job, cluster, decided, prediction, outcome, _spent(began), dilation, notes=notes)
             if outcome.technique:
                 write_result(report, prepared, outcome.technique)
+            report.write(folder / REPORT)
         if calibration is not None and not report.valid:
             calibration.forget()
         return report

@@ -42,6 +42,7 @@ from workbench.cli.output import (
     summary,
 )
 from workbench.cli.predict import evaluate, predict
+from workbench.cli.runs import runs
 from workbench.cli.schedule import schedule
 from workbench.cli.serve import serve
 from workbench.cli.sweep import compare, sweep
@@ -187,7 +188,7 @@ GROUPS = {
     "Start here": (doctor, fetch, devices, kit),
     "Run": (plan, simulate, run, sweep),
     "Use what was trained": (predict, evaluate),
-    "Look": (draw, compare, schedule),
+    "Look": (runs, draw, compare, schedule),
     "Methods' own": (serve, export, train),
 }
 FIRST_STEPS = """\

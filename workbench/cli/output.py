@@ -172,12 +172,12 @@ def print_json(value: Any) -> None:
 
 
 def print_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[int] = ()
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[int] = (), keys: int = 0
 ) -> None:
     """Print a table on stdout.  right: the indices of columns that are set flush right.
 
     Only columns of long texts wrap, between words; names and numbers stay whole, even where the terminal is too narrow
-    for that.
+    for that.  keys: the first columns, which name a row; a table that is too wide goes on below, with them repeated.
     Into a file or a pipe nothing wraps.
     """
     from rich.box import SIMPLE_HEAD
@@ -186,25 +186,32 @@ def print_table(
 
     print_text(title)
     columns, cells = list(map(plain, columns)), [[plain(str(cell)) for cell in row] for row in rows]
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    least = 0
-    for index, column in enumerate(columns):
-        longest = max((len(line) for row in [columns, *cells] for line in row[index].splitlines()), default=0)
-        wraps = index not in right and longest > LONG_TEXT
-        table.add_column(
-            column,
-            justify="right" if index in right else "left",
-            no_wrap=not wraps,
-            overflow="fold",
-            min_width=0 if wraps else longest,
-        )
-        least += (LONG_TEXT if wraps else longest) + 2
-    for row in cells:
-        table.add_row(*row)
+    everything = zip(columns, *cells, strict=True)
+    longest = [max(len(line) for text in column for line in [*text.splitlines(), ""]) for column in everything]
+    wraps = [index not in right and width > LONG_TEXT for index, width in enumerate(longest)]
+    least = [(LONG_TEXT if long else width) + 2 for long, width in zip(wraps, longest, strict=True)]
     console = Console(markup=False, highlight=False)
-    console.width = max(least, console.width if sys.stdout.isatty() else 10_000)
-    print()
-    console.print(table)
+    width = console.width if sys.stdout.isatty() else 10_000
+    parts: list[list[int]] = [list(range(keys))]
+    for index in range(keys, len(columns)):
+        if keys < len(parts[-1]) and keys and sum(least[at] for at in (*parts[-1], index)) > width:
+            parts.append(list(range(keys)))
+        parts[-1].append(index)
+    for part in parts:
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+        for index in part:
+            table.add_column(
+                columns[index],
+                justify="right" if index in right else "left",
+                no_wrap=not wraps[index],
+                overflow="fold",
+                min_width=0 if wraps[index] else longest[index],
+            )
+        for row in cells:
+            table.add_row(*(row[index] for index in part))
+        console.width = max(sum(least[index] for index in part), width)
+        print()
+        console.print(table)
     print()
 
 
@@ -280,7 +287,7 @@ def next_steps(report: Report, path: Path | None, *, program: str = "workbench")
         quoted = shlex.quote(str(path))
         steps += [f"{program} draw {quoted}", f"{program} compare {quoted} OTHER.json"]
     elif report.mode == "execute":
-        steps.append("the same command with --report FILE, for `workbench draw` and `workbench compare`")
+        steps.append(f"{program} runs, which lists this run and others: compare two, or draw one's report")
     return "\n".join(f"{'' if number else 'Next':<12}{step}" for number, step in enumerate(steps))
 
 
@@ -325,7 +332,7 @@ class RunProgress:
         """Return what the terminal shows now."""
         from rich.text import Text
 
-        return Text(plain(str(self.state.snapshot())), no_wrap=True, overflow="ellipsis")
+        return Text(plain(str(self.state.snapshot())))  # a line that is too long goes on below
 
     def _tell(self, event: Event) -> None:
         """Print a line for a phase, an epoch's begin and end, and every few seconds for the steps."""

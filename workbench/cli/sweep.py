@@ -150,7 +150,10 @@ def sweep(
 
 
 def compare(
-    reports: Annotated[list[Path], typer.Argument(help="Reports, or folders of them, such as a sweep's.")],
+    reports: Annotated[
+        list[str],
+        typer.Argument(help="Runs by name or tag (`workbench runs`), reports, or folders of them, such as a sweep's."),
+    ],
     out: Annotated[Path | None, typer.Option(help="Write a page with the table and figures (HTML) here.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -159,13 +162,15 @@ def compare(
     """
     require_writable(out)
     from workbench.runs.comparison import reports_frame, sides, write_page
+    from workbench.runs.history import reports_of
 
-    frame = reports_frame(reports)
+    files = reports_of(reports)
+    frame = reports_frame(files)
     page = None if out is None else write_page(sides(frame), out)
     if as_json:
         print_json(json.loads(frame.to_json(orient="records")))
         return
-    _show(reports)
+    _show(files)
     if page is not None:
         print_text(f"Page        {page}")
 
@@ -181,7 +186,7 @@ def _show(reports: Sequence[Path]) -> None:
     said = f"{sum(len(side.files) for side in compared)} runs ({labels})" + (
         "; mean ± standard deviation" if several else ""
     )
-    print_table(said, heads, rows, right=range(num_settings, len(heads)))
+    print_table(said, heads, rows, right=range(num_settings, len(heads)), keys=num_settings)
     if len(heads) < len(table(compared)[0]):
         print_text("Further metrics are in the page (--out) and in points.csv.")
 

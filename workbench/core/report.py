@@ -13,7 +13,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
-from workbench.core.serial import from_json, read_text, shown
+from workbench.core.serial import LARGEST_TEXT, from_json, read_text, shown
 from workbench.core.timeline import BUSY_OVERRUN_SHARE, INVALID_MARK, Kept, Timeline
 
 Time = Annotated[float, Meta(ge=0)]
@@ -153,11 +153,11 @@ class Report(Kept):
     artifacts: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path | str) -> Report:
-        """Read a report.  Raises ConfigError if the file is missing, is not a report, or contradicts itself (see
-        faults).
+    def read(cls, path: Path | str, *, most_bytes: int = LARGEST_TEXT) -> Report:
+        """Read a report.  Raises ConfigError if the file is missing or too large, is no report, or contradicts itself
+        (see faults).
         """
-        report = from_json(read_text(path, "the report"), cls, source=f"'{path}'")
+        report = from_json(read_text(path, "the report", most_bytes=most_bytes), cls, source=f"'{path}'")
         if fault := next(report.faults(), None):
             raise ConfigError(
                 f"Asked to read the report '{shown(str(path))}'.", f"{fault}.", "Take a copy of it, or run again."

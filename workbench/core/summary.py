@@ -40,14 +40,18 @@ def summary_rows(report: Report) -> list[tuple[str, str]]:
     return rows
 
 
+def main_metric(report: Report) -> str:
+    """Return the name of the metric that stands for a training's result; '' without any."""
+    names = () if report.plan.inference is not None else report.metrics
+    return "accuracy" if "accuracy" in names else min(names, default="")
+
+
 def headline(report: Report) -> str:
     """Return a run's result in one sentence: what it reached, what the cache saved, how well it was predicted."""
     parts = []
-    metrics = {} if report.plan.inference is not None else report.metrics
-    if metrics:
-        name = "accuracy" if "accuracy" in metrics else min(metrics)
+    if name := main_metric(report):
         epochs = f" after {report.chosen_epoch} epoch{'s' * (report.chosen_epoch > 1)}" if report.chosen_epoch else ""
-        parts.append(f"{name} {metrics[name]:.3g} on the test split{epochs}")
+        parts.append(f"{name} {report.metrics[name]:.3g} on the test split{epochs}")
     elif seconds := [found for step in report.steps if (found := step.measured_s or step.predicted_s)]:
         unit = "step" if report.plan.inference is None else "request"
         origin = report.label if any(step.measured_s for step in report.steps) else "simulated"

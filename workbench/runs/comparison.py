@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from workbench.core.errors import ConfigError
 from workbench.core.report import Report
+from workbench.core.run_files import PLAN, TAGS
 from workbench.core.serial import shown, to_builtins, write_text
 from workbench.core.spread import Spread
 from workbench.core.timeline import INVALID_MARK
@@ -71,7 +72,7 @@ def report_files(paths: Iterable[Path | str]) -> list[Path]:
     """
     found: list[Path] = []
     for path in map(Path, paths):
-        inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        inside = _reports_in(path) if path.is_dir() else [path]
         if not inside:
             raise ConfigError(
                 f"The reports in '{path}' were asked for.",
@@ -80,6 +81,11 @@ def report_files(paths: Iterable[Path | str]) -> list[Path]:
             )
         found += inside
     return list(dict.fromkeys(found))
+
+
+def _reports_in(folder: Path) -> list[Path]:
+    """Return a folder's .json files, without those of a run that are no reports."""
+    return [path for path in sorted(folder.glob("*.json")) if path.name not in (PLAN, TAGS)]
 
 
 def reports_frame(folder: Path | str | Sequence[Path | str]) -> pandas.DataFrame:
@@ -303,7 +309,8 @@ def write_page(compared: Sequence[Side], path: Path | str) -> Path:
 _LOOK = (
     "body{max-width:none} section{visibility:hidden;height:0;overflow:hidden;margin-top:1em} "
     "input[name=origin]{margin-left:1em}"
-    ".sides{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(34em,100%),1fr))} figure{min-width:0}"
+    ".sides{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(34em,100%),1fr))} figure{min-width:0} "
+    "figure:last-child{grid-column:1/-1}"
     "td,th{text-align:right} td.words,th.words{text-align:left}"
 )
 
@@ -362,13 +369,13 @@ def better(name: str) -> str:
 
 
 def figures(compared: Sequence[Side]) -> list[Any]:
-    """Return a plotly figure for each result that a side has, and one of the losses.
+    """Return a plotly figure for each result that a side has, and one of the losses and metrics while it trained.
 
     The horizontal axis is the bandwidth, or else the last numeric setting that differs.  The other settings that differ
     name the series.
     A result that only one of several sides has is left to the table.
     """
-    from workbench.plots import compared_bars, lines
+    from workbench.plots import compared_bars, overlay
 
     keys = list(dict.fromkeys(name for side in compared for name in side.settings))
     numbers = [name for name in keys if all(isinstance(side.settings.get(name), Real) for side in compared)]
@@ -402,18 +409,6 @@ def figures(compared: Sequence[Side]) -> list[Any]:
         if len({x for points in found.values() for x in points}) * len(found) < 4:
             figure.update_layout(bargap=0.7)  # few bars stay narrow
         drawn.append(figure)
-    curves = {side.name: list(enumerate(losses, 1)) for side in compared if (losses := _mean_losses(side.files))}
-    words = {
-        "title": "Training loss",
-        "label": label,
-        "subtitle": "mean over runs",
-        "x_title": "optimizer step",
-        "y_title": "loss",
-    }
-    return drawn + ([lines(curves, **words).update_yaxes(rangemode="normal")] if curves else [])
-
-
-def _mean_losses(files: Sequence[str]) -> list[float]:
-    """Return the mean loss of each step over the runs, for the steps that all runs have."""
-    runs = [[step.loss for step in Report.read(file).steps if step.loss is not None] for file in files]
-    return [sum(losses) / len(losses) for losses in zip(*runs, strict=False)]
+    trainings = {side.name: [Report.read(file) for file in side.files] for side in compared}
+    has_losses = any(step.loss is not None for reports in trainings.values() for one in reports for step in one.steps)
+    return [*drawn, overlay(trainings)] if has_losses else drawn

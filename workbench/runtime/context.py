@@ -10,9 +10,7 @@ from typing import Any, Literal, Protocol
 from urllib.parse import quote
 
 from workbench.core.cluster import Cluster, Device
-
-DEVICES = "devices"
-"""Subfolder of a run folder that holds each emulated device's disk."""
+from workbench.core.run_files import DEVICES
 
 
 class Channel(Protocol):

@@ -23,13 +23,12 @@ from torch import Tensor
 from workbench.core.errors import MissingDataError
 from workbench.core.files import quick_file, whole_file
 from workbench.core.job import SnapshotPlace
+from workbench.core.run_files import SNAPSHOTS
 from workbench.core.sealed import owner_of
 from workbench.models.sealed_tensors import Content, content_of, damage_of, write_sealed_tensors
 from workbench.runtime.flat_optimizer import STATE_KINDS, Optimizer
 from workbench.runtime.state import load_state
 
-SNAPSHOTS = "snapshots"
-"""The subfolder of a run's folder."""
 MOMENTS, WEIGHTS = KINDS = ("moments", "weights")
 SMALL_BYTES = 32_000_000
 """Parameters and moments of a stage that are saved after every step by default.  Saving more would cost more than a

@@ -4,6 +4,7 @@ from workbench.plots import lines
 from workbench.profiler.timing import tiny
 from workbench.widgets.cluster_form import ClusterForm
 from workbench.widgets.controls import output_folder, passages_folder
+from workbench.widgets.history import RunHistory
 from workbench.widgets.job_form import JobForm
 from workbench.widgets.run_panel import LiveProgress, RunPanel, bar
 from workbench.widgets.schedule_player import SchedulePlayer

@@ -25,7 +25,7 @@ from methods.p_rge.worlds import (
 )
 from workbench.core import Plan
 from workbench.core.errors import CacheError, ConfigError
-from workbench.methods.base import Event, Outcome, Planned, ignore
+from workbench.methods.base import SCORED, Event, Outcome, Planned, ignore
 from workbench.methods.p_rge import method as p_rge
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.methods.p_rge.seeds import query_seed
@@ -81,6 +81,9 @@ def test_equals_one_process(model: str, plan: Plan, engines: EngineCluster, tmp_
     torch.testing.assert_close(theta(trained), theta(expected), atol=2e-5, rtol=1e-4)
     assert theta(trained).abs().max() > 1e-3
     losses = [event.loss for event in events if event.kind == "step"]
+    counts = [(event.message, event.step, event.num_steps) for event in events if event.kind == "count"]
+    num_test, num_validation = len(prepared.task.test), len(prepared.task.validation)
+    assert (SCORED, num_validation, num_validation) in counts and counts[-1] == (SCORED, num_test, num_test)
     assert losses == pytest.approx([step.loss for step in outcome.steps])
     assert [step.samples for step in outcome.steps] == [E] * STEPS
     assert {"first epoch, predicted", "first epoch, measured"} == set(outcome.timelines)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ from torch import nn
 
 from workbench.core.errors import CacheError, ConfigError
 from workbench.core.job import Job
+from workbench.core.run_files import IDENTITY, WORK_FILES, remove_run_files
 from workbench.core.serial import from_json, shown, to_builtins, to_json, write_text
-from workbench.runtime.context import DEVICES
-from workbench.runtime.snapshot import SNAPSHOTS
 
 
 def weights_digest(module: nn.Module) -> str:
@@ -27,31 +25,19 @@ def weights_digest(module: nn.Module) -> str:
     return digest.hexdigest()
 
 
-IDENTITY, INITIAL = "fingerprint.txt", "initial.safetensors"
-STEPS, ADAPTER, PLAN = "steps", "adapter", "plan.json"
-
-
 def begin_folder(folder: Path, identity: str, job: Job) -> None:
     """Remove the files of an earlier run and record the folder's new owner.  Files that do not belong to a run stay.
 
     Raises ConfigError if files have a run's file names but belong to no run.
     """
-    mine = [
-        folder / name
-        for name in (IDENTITY, INITIAL, SNAPSHOTS, STEPS, ADAPTER, PLAN, DEVICES)
-        if (folder / name).exists()
-    ]
+    mine = [folder / name for name in WORK_FILES if (folder / name).exists()]
     if mine and not (folder / IDENTITY).is_file():
         raise ConfigError(
             f"A run in the folder '{folder}' was asked for.",
             f"It holds {', '.join(path.name for path in mine)}, which no run of the workbench wrote.",
             "Choose another folder with --workdir.",
         )
-    for path in mine:
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.name != IDENTITY:
-            path.unlink()
+    remove_run_files(folder, keep=(IDENTITY,))
     # Last, so that leftovers of an earlier run can never pass for this run's files.
     write_text(folder / IDENTITY, f"{identity}\n{to_json(job.identity)}\n")
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from workbench.core.errors import ConfigError, require_numbers
 from workbench.core.methods import attribute, declaration_of
 from workbench.core.report import Report
+from workbench.core.run_files import ADAPTER
 from workbench.core.serial import from_json, read_text, shown, text_lines, to_json, user_path, write_text
-from workbench.methods.common.folder import ADAPTER
 from workbench.methods.common.model_card import CARD, Result, model_card
 from workbench.models import evaluation, saving, techniques
 from workbench.models.loading import load_stack, load_tokenizer, local_folder, model_facts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from workbench.core.errors import DeviceLostError, PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile, trainable_bytes
 from workbench.core.report import Recovery, StepRecord, SweepPoint
-from workbench.methods.base import Event, Notify, Outcome, Planned, Prediction, ignore
-from workbench.methods.common.folder import ADAPTER
+from workbench.core.run_files import ADAPTER
+from workbench.methods.base import SCORED, Event, Notify, Outcome, Planned, Prediction, Told, counting, ignore
 from workbench.methods.common.records import (
     WARM_UP_STEPS,
     epoch_records,
@@ -52,6 +53,7 @@ from workbench.methods.training.phases import Plans
 from workbench.models.saving import TrainedDescription, kept_name, save_tokenizer
 from workbench.runtime.engine_service import Engines
 from workbench.tasks.prompts import evaluate
+from workbench.tasks.prompts.scoring import PromptBatch
 
 
 class PRGE(LayerMethod[PreparedJob], Plans):
@@ -260,7 +262,10 @@ def outcome_of(policy: QueryPolicy, model: CausalModel, prediction: Prediction, 
         model = load_model(prepared)
     trained = TrainedByLog(prepared, model, history.records)
     epochs, metrics, best = chosen_epoch(
-        epoch_records(steps), trained.scores, lambda metrics: metrics[prepared.task.metric], policy.notify
+        epoch_records(steps),
+        partial(trained.scores, notify=policy.notify),
+        lambda metrics: metrics[prepared.task.metric],
+        policy.notify,
     )
     saved = _save(prepared, model, history.folder / ADAPTER)
     counted = sum(max((len(part.steps) for part in parts.values()), default=0) for _, parts in policy.parts)
@@ -302,18 +307,33 @@ class TrainedByLog:
         self._encoder = model_encoder(prepared.task.template, prepared.job.model, prepared.job.max_length)
         self._best: tuple[float, int, dict[str, Tensor]] | None = None
 
-    def scores(self, epochs: Sequence[int], split: SplitName) -> list[dict[str, float]]:
+    def scores(self, epochs: Sequence[int], split: SplitName, notify: Notify = ignore) -> list[dict[str, float]]:
         """Return the metric on a split after each of some epochs, in their order; after the others the best epoch can
         be asked for.
         """
         task, found = self._prepared.task, []
-        for epoch in epochs:
+        samples = getattr(task, split).prompts
+        for number, epoch in enumerate(epochs):
             self._go_to(epoch)
-            value = evaluate(self.model.logits_at, getattr(task, split).prompts, self._encoder).value
+            told = counting(notify, SCORED, before=number, rounds=len(epochs))
+            value = evaluate(self._counted(len(samples), told), samples, self._encoder).value
             if self._best is None or value > self._best[0]:
                 self._best = value, epoch, self.model.trainables.state()
             found.append({task.metric: value})
         return found
+
+    def _counted(self, num_samples: int, told: Told) -> Callable[[PromptBatch], Tensor]:
+        """Return the model, which tells after each batch how many samples it has seen."""
+        rows = max(1, len(self._encoder.prompt.candidates))  # of a sample
+        seen: set[int] = set()
+
+        def logits_at(batch: PromptBatch) -> Tensor:
+            logits = self.model.logits_at(batch)
+            seen.update(batch.indices)
+            told(len(seen) // rows, num_samples)
+            return logits
+
+        return logits_at
 
     def _go_to(self, epoch: int) -> None:
         if self._best is not None and self._best[1] == epoch:

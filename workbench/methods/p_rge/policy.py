@@ -17,9 +17,10 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
+from workbench.core.run_files import STEPS
 from workbench.core.serial import from_json
 from workbench.methods.base import Notify, Planned
-from workbench.methods.common.folder import STEPS, begin_folder, holds_run, weights_digest
+from workbench.methods.common.folder import begin_folder, holds_run, weights_digest
 from workbench.methods.p_rge.adaptive import Price, Setting, candidates, choose
 from workbench.methods.p_rge.options import Precision
 from workbench.methods.p_rge.prepare import PreparedJob

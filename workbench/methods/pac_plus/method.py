@@ -11,8 +11,9 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
+from workbench.core.run_files import DEVICES, INITIAL
 from workbench.methods.base import MAX_SIMULATIONS, SCORED, Notify, counting, ignore
-from workbench.methods.common.folder import INITIAL, disk_bytes
+from workbench.methods.common.folder import disk_bytes
 from workbench.methods.common.scaling import number_format
 from workbench.methods.pac_plus.epochs import begin, phases_on
 from workbench.methods.pac_plus.measure import measure_layers
@@ -32,7 +33,6 @@ from workbench.planners import Problem, candidates, data_parallel, pipeline_para
 from workbench.planners.memory import check as check_memory
 from workbench.profiler.analytic import TechniqueSizes
 from workbench.runtime.activation_cache import cache_dtype
-from workbench.runtime.context import DEVICES
 from workbench.runtime.state import load_state
 from workbench.runtime.work_folder import require_disk
 from workbench.tasks.tokenize import TokenizedSplit, evaluation_batches

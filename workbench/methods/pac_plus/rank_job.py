@@ -16,8 +16,8 @@ from workbench.core.costs import Spec, TableCosts, opaque
 from workbench.core.plan import Plan, Stage, homes_of
 from workbench.core.profile import LayerProfile, Profile, layers_seconds, trainable_bytes
 from workbench.core.program import Program
+from workbench.core.run_files import INITIAL
 from workbench.core.schedule import RECV, SEND, STEP, Op, Schedule, Value
-from workbench.methods.common.folder import INITIAL
 from workbench.methods.pac_plus.prepare import PreparedJob, StageTaps, crossing_of, rank_taps, record_layout, whole_taps
 from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch
 from workbench.methods.training.phases import Phase, RankJob

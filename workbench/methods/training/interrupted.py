@@ -18,9 +18,9 @@ from typing import Any
 from workbench.core.errors import ConfigError, DamagedError
 from workbench.core.plan import Homes, Plan
 from workbench.core.report import StepRecord
+from workbench.core.run_files import PLAN, STEPS
 from workbench.core.sealed import SealedLog, damaged, owner_of, read_lines, read_sealed, require_owner, write_sealed
 from workbench.core.serial import from_builtins, from_json
-from workbench.methods.common.folder import PLAN, STEPS
 from workbench.methods.common.session import RankResult, StepTrace, on_clock
 from workbench.methods.training.phases import RankJob, RankPhase
 from workbench.runtime.snapshot import (

@@ -17,11 +17,12 @@ from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.report import EpochRecord, SweepPoint
+from workbench.core.run_files import ADAPTER, DEVICES
 from workbench.core.sealed import owner_of
 from workbench.core.serial import to_json
 from workbench.methods.base import Event, Notify, Outcome, Planned, Prediction, Prepared, ignore
 from workbench.methods.common import records
-from workbench.methods.common.folder import ADAPTER, begin_folder, holds_run, weights_digest
+from workbench.methods.common.folder import begin_folder, holds_run, weights_digest
 from workbench.methods.common.scaling import BATCH_SIZES, HOST_MODELS, describe_facts, kept_layers, scale_to_cluster
 from workbench.methods.training.faults import predict, with_faults
 from workbench.methods.training.handlers import typical_steps
@@ -44,7 +45,7 @@ from workbench.profiler.analytic import (
     analytic_profile,
     layer_costs,
 )
-from workbench.runtime.context import DEVICES, RankContext
+from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import serve_device
 from workbench.runtime.engine_service import Engines
 from workbench.runtime.snapshot import passing

@@ -1,0 +1,94 @@
+"""The history of runs in a real JupyterLab: two are chosen and drawn, tagged, removed; the figure outlives the kernel.
+
+WORKBENCH_SCREENSHOTS names a folder for pictures.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import made_up_report
+import nbformat
+import pytest
+from jupyterlab_browser import HEIGHT, WIDTH, Notebook, browser, jupyterlab, missing, wait_until
+from selenium.webdriver.common.by import By
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(bool(missing()), reason=missing()),
+]
+TRACES = """
+    const plots = [...document.querySelectorAll('.js-plotly-plot')];
+    return plots.flatMap(plot => plot._fullData || []).filter(one => one.showlegend).map(one => one.name);
+"""
+
+
+def keep_runs(folder: Path) -> None:
+    """Three finished runs: with other numbers, with another method, and one that the host was too busy for."""
+    made = made_up_report.report()
+    steps = tuple(
+        replace(step, step=at, epoch=epoch, loss=0.7 / (1 + 0.04 * (40 * epoch + at)) + 0.03 * (at * 7 % 5) / 5)
+        for epoch in range(3)
+        for at, step in enumerate([made.steps[2 * epoch]] * 40)
+    )
+    made = replace(made, steps=steps, chosen_epoch=3)
+    for number, name in enumerate(("narrow", "wide", "busy")):
+        job = replace(made.job, options={"reduction": 4 * (number + 1)}, epochs=3)
+        losses = tuple(replace(step, loss=step.loss * (1 - 0.1 * number)) for step in steps)
+        epochs = tuple(replace(one, metrics={"accuracy": 0.7 + 0.04 * number}) for one in made.epochs)
+        run = replace(made, job=job, steps=losses, epochs=epochs, valid=name != "busy")
+        (folder / name).mkdir(parents=True)
+        run.write(folder / name / "report.json")
+
+
+def choose(notebook: Notebook, run: str) -> None:
+    [box] = [one for one in notebook.driver.find_elements(By.CSS_SELECTOR, ".widget-checkbox label") if run in one.text]
+    notebook.js("arguments[0].scrollIntoView({block: 'center'})", box)
+    box.find_element(By.CSS_SELECTOR, "input").click()
+
+
+def traces(notebook: Notebook) -> list[str]:
+    return list(notebook.js(TRACES))
+
+
+def test_runs_are_chosen_drawn_tagged_and_removed(tmp_path: Path) -> None:
+    pictures = Path(os.environ.get("WORKBENCH_SCREENSHOTS", tmp_path / "screenshots"))
+    runs, file = tmp_path / "runs", tmp_path / "history.ipynb"
+    keep_runs(runs)
+    cells = [f"from workbench.widgets import RunHistory\nhistory = RunHistory([{str(runs)!r}])\nhistory", "1 + 1"]
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells]), file)
+    with jupyterlab(tmp_path / "lab", [file]) as address, browser(tmp_path) as driver:
+        notebook = Notebook(driver, address, file.name, pictures)
+        notebook.run_all()
+        wait_until(lambda: "Choose two or more" in notebook.text_of(".js-plotly-plot"), "the figure to say what to do")
+        for name in ("wide", "narrow"):
+            choose(notebook, name)
+        wait_until(lambda: traces(notebook) == ["wide", "narrow"], "both runs in the figure")
+        assert "reduction" in notebook.text_of(".widget-html table")
+        assert notebook.barriers() == []
+        for width, theme in ((WIDTH, "Light"), (1024, "Light"), (1024, "Dark")):
+            driver.set_window_size(width, HEIGHT)
+            notebook.js(f"jupyterapp.commands.execute('apputils:change-theme', {{theme: 'JupyterLab {theme}'}})")
+            is_dark = "return document.body.dataset.jpThemeLight === 'false'"
+            wait_until(lambda is_dark=is_dark, theme=theme: notebook.js(is_dark) is (theme == "Dark"), "the theme")
+            notebook.shoot(f"{width}-{theme}")
+        field = notebook.named("input", "Tags for the chosen runs")
+        choose(notebook, "narrow")
+        field.clear()
+        field.send_keys("baseline\n")
+        notebook.press("Tag")
+        wait_until(lambda: traces(notebook) == ["baseline"], "the figure to use the tag")
+        notebook.press("Remove")
+        notebook.press("Remove for good")
+        wait_until(lambda: not (runs / "wide").exists(), "the run to be removed")
+        choose(notebook, "busy")
+        wait_until(lambda: traces(notebook) == ["busy"], "the third run in the figure")
+        assert notebook.faults() == []
+        notebook.reopen()
+        wait_until(lambda: traces(notebook) == ["busy"], "the figure to be there without the kernel")
+        notebook.shoot("reopened")
+        notebook.close()

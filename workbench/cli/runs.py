@@ -1,0 +1,112 @@
+"""`workbench runs`: the runs that this computer keeps, newest first; give them tags, remove them."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from workbench.cli.output import Json, print_entry, print_json, print_text, say
+from workbench.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from workbench.runs.history import PastRun
+
+Action = Literal["list", "tag", "remove"]
+STATE_COLOURS = {"finished": "green", "running": "blue", "can be resumed": "yellow", "damaged": "red"}
+
+
+def runs(
+    action: Annotated[
+        Action,
+        typer.Argument(
+            help="list \\[FOLDER...]: this computer's runs, or those in folders; tag RUN WORD...: give a run these "
+            "tags, without a word none; remove RUN...: delete what they have kept."
+        ),
+    ] = "list",
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Runs by name, tag or folder; of list: folders that hold runs."),
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="List runs of this method only.")] = None,
+    model: Annotated[str | None, typer.Option(help="List runs with this model only.")] = None,
+    task: Annotated[str | None, typer.Option(help="List runs of this task only.")] = None,
+    tag: Annotated[str | None, typer.Option(help="List runs with this tag only.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List the runs that this computer keeps, newest first; tag or remove them."""
+    from workbench.runs import history
+
+    given = list(names or ())
+    if action == "list":
+        found = [
+            run
+            for run in history.find_runs(given)
+            if (tag is None or tag in run.tags)
+            and all(
+                wanted is None or (run.job is not None and getattr(run.job, field) == wanted)
+                for field, wanted in (("method", method), ("model", model), ("task", task))
+            )
+        ]
+        if as_json:
+            print_json(found)
+        else:
+            _show(found, given)
+        return
+    if not given:
+        raise ConfigError(f"`workbench runs {action}` was called.", "No run is named.", "`workbench runs` lists them.")
+    chosen = history.named_runs(given[:1] if action == "tag" else given)
+    if action == "tag":
+        if len(chosen) > 1:
+            raise ConfigError(
+                f"Tags for the run '{given[0]}' were given.", f"{len(chosen)} runs have that tag.", "Name one by name."
+            )
+        tagged = history.tag(chosen[0], given[1:])
+        if as_json:
+            print_json(tagged)
+        else:
+            print_text(f"{tagged.name}: {', '.join(tagged.tags) or 'no tags'}")
+        return
+    removed = _remove(chosen, asks=not yes)
+    if as_json:
+        print_json(removed)
+
+
+def _show(found: list[PastRun], places: list[str]) -> None:
+    from workbench.runs.history import ago, runs_folder
+
+    where = ", ".join(places) or str(runs_folder())
+    if not found:
+        print_text(f"No such run in {where}.")
+        print_text("Next        workbench run, which keeps a run there")
+        return
+    print_text(f"{len(found)} run{'s' * (len(found) > 1)} in {where}\n")
+    for run in found:
+        head = f"{run.state:<15}{ago(run.changed_s):>8}  "
+        tags = f" [{', '.join(run.tags)}]" if run.tags else ""
+        print_entry(head, f"{run.name}{tags}", colour=STATE_COLOURS[run.state], coloured=len(run.state))
+        print_entry(" " * len(head), run.words)
+    finished = [run.name for run in found if run.state == "finished"]
+    if len(finished) > 1 and not places:
+        print_text(f"\nNext        workbench compare {finished[1]} {finished[0]}")
+
+
+def _remove(chosen: list[PastRun], *, asks: bool) -> list[str]:
+    """Remove runs after the question, and return their folders."""
+    from workbench.runs import history
+
+    if asks:
+        if not sys.stdin.isatty():
+            todo = "Repeat with --yes."
+            raise ConfigError("Runs were to be removed.", "Nobody can be asked: this is no terminal.", todo)
+        for run in chosen:
+            say(f"{run.name}: {run.words}")
+        if not typer.confirm(f"Remove {len(chosen)} run{'s' * (len(chosen) > 1)} for good?", err=True):
+            say("Nothing was removed.")
+            return []
+    for run in chosen:
+        stays = ", ".join(history.remove(run)[:5])
+        say(f"Removed {run.name}.{f' Not of the run, and kept: {stays}.' if stays else ''}")
+    return [run.folder for run in chosen]

@@ -1,0 +1,287 @@
+"""The runs on this computer: find, describe, tag and remove the folders in which runs keep their state and report."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from workbench.assets.fetch import cache_folder
+from workbench.core.errors import ConfigError, WorkbenchError, did_you_mean
+from workbench.core.job import Job
+from workbench.core.report import Report
+from workbench.core.run_files import IDENTITY, PLAN, REPORT, TAGS, remove_run_files
+from workbench.core.sealed import read_lines
+from workbench.core.serial import from_json, read_text, shown, to_json, write_text
+from workbench.core.summary import main_metric
+from workbench.runs.comparison import results_in_words, results_of
+from workbench.runtime.work_folder import own_folder
+
+State = Literal["finished", "running", "can be resumed", "damaged"]
+LARGEST_REPORT, LARGEST_OTHER = 256 << 20, 4 << 20
+"""Bytes of a file that is read to describe a run."""
+MOST_TAGS = 20
+Tag = Annotated[str, Meta(pattern=r"^\S{1,40}$")]
+"""A word that a person gives a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tags:
+    """The content of a run's tags.json."""
+
+    tags: Annotated[tuple[Tag, ...], Meta(max_length=MOST_TAGS)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Devices:
+    """What is read of plan.json: the names of the devices."""
+
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastRun:
+    """A run's folder.  job: None if it cannot be read, for the reason `why`.
+
+    changed_s: when it last wrote, in seconds since 1970.  label: where its numbers come from, '' before there are any.
+    metric: the name of the result that its headline names.  results: as runs.comparison.results_of.
+    """
+
+    name: str
+    folder: str
+    state: State
+    changed_s: float
+    tags: tuple[str, ...] = ()
+    job: Job | None = None
+    cluster: str = ""
+    devices: tuple[str, ...] = ()
+    label: str = ""
+    valid: bool = True
+    metric: str = ""
+    results: dict[str, float] = field(default_factory=dict)
+    why: str = ""
+
+    @property
+    def report(self) -> Path:
+        """Return the path of its report, which a finished run has."""
+        return Path(self.folder) / REPORT
+
+    @property
+    def data(self) -> str:
+        """Return what it was trained on: the task, or a person's own file."""
+        return "" if self.job is None else self.job.task if self.job.data is None else Path(self.job.data).name
+
+    @property
+    def figures(self) -> str:
+        """Return its headline numbers as text: 'accuracy 0.8, step 471 ms (emulated, kernel links)'; '' without any."""
+        names = [name for name in (self.metric, "step_s", "cached_step_s") if name in self.results]
+        return f"{results_in_words({name: self.results[name] for name in names})} ({self.label})" if names else ""
+
+    @property
+    def did(self) -> str:
+        """Return method, model, data and devices as text, or why they are not known."""
+        if self.job is None:
+            return self.why or "It has not begun to train."
+        devices = f"{len(self.devices)} device{'s' * (len(self.devices) > 1)}" if self.devices else ""
+        where = " of ".join(filter(None, (devices, self.cluster)))
+        return ", ".join(filter(None, (self.job.method, self.job.model, self.data, where)))
+
+    @property
+    def words(self) -> str:
+        """Return what it did, and what came out, in a line."""
+        return f"{self.did}: {self.figures}" if self.figures else self.did
+
+    def matches(self, words: str) -> bool:
+        """Return whether every word occurs in its name, tags, method, model, data, devices or state."""
+        facts = [self.name, *self.tags, self.data, self.cluster, *self.devices, self.state, self.label]
+        facts += [] if self.job is None else [self.job.method, self.job.model]
+        text = " ".join(facts).lower()
+        return all(word in text for word in words.lower().split())
+
+
+def runs_folder() -> Path:
+    """Return the folder in which runs without a workdir keep theirs."""
+    return cache_folder() / "runs"
+
+
+def find_runs(folders: Sequence[Path | str] = ()) -> list[PastRun]:
+    """Return the runs in some folders, newest first: each is a run's folder, or holds some.  Without any: this
+    computer's.
+
+    Raises ConfigError for a folder that does not exist.
+    """
+    places = [runs_folder()] if not folders else [_existing(folder) for folder in folders]
+    found = {run: None for place in places for run in ([place] if _is_run(place) else _inside(place))}
+    return sorted((describe(folder) for folder in found), key=lambda run: -run.changed_s)
+
+
+def named_runs(names: Iterable[str]) -> list[PastRun]:
+    """Return runs by name, by tag (all that have it) or by folder, each once.  Raises ConfigError for another name."""
+    every = find_runs()
+    found: dict[str, PastRun] = {}
+    for name in names:
+        chosen = [run for run in every if run.name == name or name in run.tags]
+        if not chosen and _is_run(Path(name)):
+            chosen = [describe(Path(name))]
+        if not chosen:
+            todo = "`workbench runs` lists them."
+            known = [*(run.name for run in every), *(tag for run in every for tag in run.tags)]
+            raise ConfigError(
+                f"The run '{shown(name)}' was asked for.",
+                "No run of this computer has that name or tag, and no folder of that name holds a run.",
+                did_you_mean(name, known, todo),
+            )
+        found.update((run.folder, run) for run in chosen)
+    return list(found.values())
+
+
+def reports_of(names: Iterable[str]) -> list[Path]:
+    """Return the reports, or folders of them, that names stand for: a path as it is, or a run by name or tag.
+
+    Raises ConfigError for another name, and for a run without a report.
+    """
+    paths: list[Path] = []
+    for name in names:
+        if (path := Path(name)).exists():
+            paths.append(path)
+            continue
+        for run in named_runs([name]):
+            if run.state != "finished":
+                asked = f"The report of the run '{run.name}' was asked for."
+                raise ConfigError(asked, f"It is {run.state}. {run.why}".strip(), "Name finished runs.")
+            paths.append(run.report)
+    return paths
+
+
+def describe(folder: Path) -> PastRun:
+    """Return a run's description; what cannot be read makes it 'damaged'."""
+    folder = folder.absolute()
+    run = PastRun(name=folder.name, folder=str(folder), state="damaged", changed_s=_changed_s(folder))
+    try:
+        run = replace(run, tags=_tags(folder))
+        if (is_running := _is_locked(folder)) or not (folder / REPORT).exists():
+            state: State = "running" if is_running else "can be resumed"
+            return replace(run, state=state, job=_job(folder), devices=_devices(folder))
+        report = Report.read(folder / REPORT, most_bytes=LARGEST_REPORT)
+    except (WorkbenchError, OSError, msgspec.MsgspecError) as error:
+        why = f"{error.asked} {error.found}" if isinstance(error, WorkbenchError) else str(error)
+        return replace(run, why=shown(why, 300))
+    return replace(
+        run,
+        state="finished",
+        job=report.job,
+        cluster=report.cluster.name,
+        devices=tuple(device.name for device in report.cluster.devices),
+        label=report.label,
+        valid=report.valid,
+        metric=main_metric(report),
+        results=results_of(report),
+    )
+
+
+def tag(run: PastRun, words: Sequence[str]) -> PastRun:
+    """Give a run these tags instead of those it has, and return it.  Raises ConfigError for a word that is no tag."""
+    text = to_json({"tags": list(dict.fromkeys(words))})
+    from_json(text, Tags, source="the tags")
+    write_text(Path(run.folder) / TAGS, text + "\n")
+    return describe(Path(run.folder))
+
+
+def remove(run: PastRun) -> list[str]:
+    """Remove a run's files, and its folder if nothing else is in it; return the names of what stays.
+
+    Raises ConfigError if the run is in progress or the folder holds no run.
+    """
+    folder = Path(run.folder)
+    asked = f"The run in '{folder}' was to be removed."
+    is_ours = (folder / IDENTITY).is_file() or run.state == "finished" or folder.parent == runs_folder().absolute()
+    if folder.is_symlink() or not is_ours:
+        raise ConfigError(asked, "It is no run's folder.", "Remove it yourself if you do not need it.")
+    if run.state == "running":
+        raise ConfigError(asked, "It is in progress.", "Stop it first, or wait for its end.")
+    with own_folder(folder):
+        remove_run_files(folder)
+    left = sorted(path.name for path in folder.iterdir())
+    if not left:
+        folder.rmdir()
+    return left
+
+
+def ago(changed_s: float, *, clock: Callable[[], float] = time.time) -> str:
+    """Return how long ago a moment was, in words: '5 min', '3 h', '12 days'."""
+    seconds = max(0.0, clock() - changed_s)
+    for unit, size, most in (("s", 1, 100), ("min", 60, 100), ("h", 3600, 48)):
+        if seconds < most * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} days"
+
+
+def _existing(folder: Path | str) -> Path:
+    if not (path := Path(folder)).is_dir():
+        raise ConfigError(
+            f"The runs in '{shown(str(folder), 200)}' were asked for.",
+            "There is no such folder.",
+            "Name the folder of a run, or one that holds some; none for this computer's runs.",
+        )
+    return path
+
+
+def _inside(place: Path) -> Iterator[Path]:
+    with contextlib.suppress(OSError):
+        yield from (path for path in sorted(place.iterdir()) if path.is_dir() and _is_run(path))
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (IDENTITY, REPORT)) and folder.is_dir()
+
+
+def _changed_s(folder: Path) -> float:
+    times = []
+    for name in (REPORT, PLAN, IDENTITY):
+        with contextlib.suppress(OSError):
+            times.append((folder / name).stat().st_mtime)
+    return max(times, default=0.0)
+
+
+def _job(folder: Path) -> Job | None:
+    """Return the job of a run that has no report yet."""
+    if not (folder / IDENTITY).exists():  # it is running, and has not begun to train
+        return None
+    _, _, text = read_text(folder / IDENTITY, "the run's job", most_bytes=LARGEST_OTHER).partition("\n")
+    return from_json(text, Job, source=IDENTITY)
+
+
+def _devices(folder: Path) -> tuple[str, ...]:
+    path = folder / PLAN
+    if not path.is_file() or path.stat().st_size > LARGEST_OTHER:
+        return ()
+    contents = read_lines(path).contents
+    return msgspec.json.decode(contents[0], type=_Devices).devices if contents else ()
+
+
+def _tags(folder: Path) -> tuple[str, ...]:
+    if not (path := folder / TAGS).exists():
+        return ()
+    return from_json(read_text(path, "the run's tags", most_bytes=LARGEST_OTHER), Tags, source=f"'{path}'").tags
+
+
+def _is_locked(folder: Path) -> bool:
+    """Return whether a run uses the folder (see runtime.work_folder.own_folder)."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass  # the file system has no locks
+    finally:
+        os.close(descriptor)
+    return False
