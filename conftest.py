@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+IN_BROWSER = "tests/browser/test_notebooks_in_jupyterlab.py"
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the cells of a notebook that a browser runs in this session: all of them, and no error may occur there
@@ -15,7 +17,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     in_browser = set()
     for item in items:
-        if item.nodeid.startswith("tests/browser/") and not any(mark.args[0] for mark in item.iter_markers("skipif")):
+        if item.nodeid.startswith(IN_BROWSER) and not any(mark.args[0] for mark in item.iter_markers("skipif")):
             in_browser.add(f"notebooks/{item.callspec.params['name']}.ipynb")  # type: ignore[attr-defined]
     left_out = [item for item in items if item.nodeid.partition("::")[0] in in_browser]
     if left_out:

@@ -175,8 +175,8 @@ def try_narrow_and_dark(notebook: Notebook) -> None:
         wait_until(lambda: not notebook.js(cropped), "the figures to become narrower")
         assert min(notebook.js(tracks)) > 60
         notebook.js("jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
-        look = "return getComputedStyle(document.querySelector('.js-plotly-plot')).filter"
-        wait_until(lambda: "invert" in notebook.js(look), "the figures to become dark")
+        look = "return getComputedStyle(document.querySelector('.js-plotly-plot .main-svg')).backgroundColor"
+        wait_until(lambda: notebook.js(look) == "rgba(0, 0, 0, 0)", "the figures to become dark")
         notebook.shoot("narrow-and-dark")
     finally:
         notebook.js("jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'})")

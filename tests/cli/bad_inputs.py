@@ -20,7 +20,7 @@ TRAINING = {
 COMMANDS = """
 simulat -> Did you mean 'simulate'?
 dotcor -> Did you mean 'doctor'?
-runn -> Did you mean 'run'?
+runn -> Did you mean 'run', 'runs'?
 --no-such-option
 --verison
 run extra -> extra

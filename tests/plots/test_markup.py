@@ -70,6 +70,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "needs": lambda: plots.needs({0: {NAME: 10**12}, 1: {NAME: 1}}, REPORT.cluster, title=NAME),
     "not_kept": lambda: not_kept(NAME, NAME),
     "overlap": lambda: overlap([OverlapCell(NAME, POINT, POINT, POINT)], what=NAME, note=NAME, **SAID),
+    "overlay": lambda: plots.overlay({NAME: [REPORT]}),
     "placement": lambda: plots.placement(REPORT.plan, REPORT.cluster),
     "predicted_against_measured": lambda: plots.predicted_against_measured(REPORT),
     "request_latencies": lambda: request_latencies(SERVED),

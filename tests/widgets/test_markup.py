@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,6 +53,17 @@ def _run_panel() -> Any:
     panel.wait()
     assert NAME in shown_by(panel.result.value)
     return panel
+
+
+def _history() -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        for name, reduction in (("one", 4), ("other", 8)):
+            (Path(folder) / name).mkdir()
+            job = replace(REPORT.job, model=NAME, options={"reduction": reduction, "text": NAME})
+            replace(REPORT, job=job).write(Path(folder) / name / "report.json")
+        history = widgets.RunHistory([folder])
+        history.choose("one", "other")
+        return history
 
 
 def _live() -> Any:
@@ -103,6 +116,7 @@ SHOWN: dict[str, Callable[[], Any]] = {
     "PlannerExplorer": lambda: labs.PlannerExplorer(_planning()),
     "QueryDivider": lambda: labs.QueryDivider(_queries()),
     "RooflineExplorer": lambda: labs.RooflineExplorer({NAME: next(iter(labs.paper_machines().values()))}),
+    "RunHistory": _history,
     "RunPanel": _run_panel,
     "SchedulePlayer": lambda: widgets.SchedulePlayer({NAME: TIMELINE}),
     "SchemeEditor": lambda: labs.SchemeEditor(_inference(), planner="Algorithm 1"),

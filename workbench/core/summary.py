@@ -34,9 +34,28 @@ def summary_rows(report: Report) -> list[tuple[str, str]]:
                 f"{_three_figures(total)} J ({total / 3.6 / BATTERY_V:.3g} mAh at {BATTERY_V} V), modelled: {each}",
             )
         )
+    rows += _memory_rows(report)
     if report.spent_s:
         parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.spent_s.items())
         rows.append(("Time", f"{sum(report.spent_s.values()):.0f} s in all: {parts}"))
+    return rows
+
+
+def _memory_rows(report: Report) -> list[tuple[str, str]]:
+    """Return each device's largest values in a step, and the memory in use at the end of the epoch, as far as
+    measured.
+    """
+    rows: list[tuple[str, str]] = []
+    for name, timeline in report.timelines.items():
+        if not any(timeline.in_use_bytes):
+            continue
+        each = ", ".join(
+            f"{device} {_three_figures(timeline.peak_bytes(rank) / 1e6)} and {_three_figures(in_use / 1e6)} MB"
+            for rank, (device, in_use) in enumerate(zip(timeline.device_names, timeline.in_use_bytes, strict=True))
+            if in_use
+        )
+        epoch = name.removesuffix(", measured")
+        rows.append(("" if rows else "Memory", f"{each} ({epoch}: values in a step, and in use at its end)"))
     return rows
 
 

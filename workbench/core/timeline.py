@@ -101,6 +101,8 @@ class Timeline:
 
     source: simulated in virtual time; emulated on this machine (fidelity 'kernel' or 'paced' links); or real.
     memory[rank]: bytes in use over time, as a step function.  budget_bytes[rank]: the device's memory limit.
+    in_use_bytes[rank]: what counted against the limit at the end of the epoch: the values, the libraries' buffers, and
+    freed memory that the process keeps for later; 0 if it is not known.
     clock_bound_s: by how much the moments of one device may be shifted against another's.
     """
 
@@ -110,6 +112,7 @@ class Timeline:
     fidelity: Fidelity = ""
     memory: tuple[tuple[MemorySample, ...], ...] = ()
     budget_bytes: tuple[int, ...] = ()
+    in_use_bytes: tuple[int, ...] = ()
     title: str = ""
     clock_bound_s: float = 0.0
 
@@ -142,7 +145,11 @@ class Timeline:
                 yield f"Operation {span.op.label} is of device {span.rank} of {self.world_size}"
             if not 0 <= span.start_s <= span.end_s < math.inf or span.nbytes < 0 or not 0 <= span.late_s < math.inf:
                 yield f"Operation {span.op.label} of device {span.rank} lasts from {span.start_s:g} to {span.end_s:g} s"
-        for name, found in (("memory", self.memory), ("budget_bytes", self.budget_bytes)):
+        for name, found in (
+            ("memory", self.memory),
+            ("budget_bytes", self.budget_bytes),
+            ("in_use_bytes", self.in_use_bytes),
+        ):
             if found and len(found) != self.world_size:
                 yield f"'{name}' has {len(found)} entries for {self.world_size} devices"
         for rank, samples in enumerate(self.memory):

@@ -23,7 +23,7 @@ from workbench.plots.breakdown import breakdown
 from workbench.plots.gantt import gantt
 from workbench.plots.memory import cluster, memory
 from workbench.plots.predicted import predicted_against_measured
-from workbench.plots.style import CONFIG
+from workbench.plots.style import CONFIG, DARK_PAGE, dark_css
 from workbench.plots.training import curves, epoch_times
 
 PNG_WIDTH, PNG_SCALE, PNG_TIMEOUT_S = 1100, 2, 90
@@ -62,7 +62,7 @@ def figures(report: Report) -> list[Captioned]:
         caption = (
             f"{_sentence(name)}: what each device does when, in one step. Wide bars compute. Narrow ones are "
             "messages (green) and"
-            " collectives (dark grey). Light grey is idle."
+            " collectives (strong grey). The faintest grey is idle."
         )
         drawn.append(
             Captioned(
@@ -106,7 +106,9 @@ def write_html(figure: go.Figure, path: Path) -> Path:
     """Write a figure as a page that opens without network, next to the plotly.min.js that all pages of its folder
     share.
     """
-    write_text(path, figure.to_html(include_plotlyjs="directory", config=CONFIG))
+    dark = DARK_PAGE(f"body {{ background: #121212; }} {dark_css('.js-plotly-plot')}")
+    style = f"<style>:root {{ color-scheme: light dark; }} {dark}</style></head>"
+    write_text(path, figure.to_html(include_plotlyjs="directory", config=CONFIG).replace("</head>", style, 1))
     library = path.with_name("plotly.min.js")
     if not library.exists():
         write_text(library, get_plotlyjs())
@@ -215,6 +217,6 @@ def page(title: str, body: Markup) -> Markup:
     """Return a whole page with a title and the common style."""
     return Markup(
         Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8")).substitute(
-            title=escape(title), body=body
+            title=escape(title), body=body, figures=DARK_PAGE(dark_css(".js-plotly-plot"))
         )
     )

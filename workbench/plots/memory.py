@@ -64,7 +64,8 @@ MAX_POINTS = 2_000  # of one device's curve
 
 
 def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
-    """Return a panel per device: bytes in use (filled) and the budget (dashed); vermillion above the budget.
+    """Return a panel per device: the bytes of values (filled), the memory in use at the end of the epoch (dotted), if
+    it was measured, and the budget (dashed); vermillion above the budget.
 
     None: a timeline that the report does not have.
     """
@@ -76,10 +77,9 @@ def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
     ranks = style.shown_ranks(timeline.world_size)
     columns = 1 if len(ranks) <= 3 else 2 if len(ranks) <= 8 else 4
     rows = -(-len(ranks) // columns)
-    highest = max(*map(timeline.peak_bytes, range(timeline.world_size)), 1)
+    highest = max(*map(timeline.peak_bytes, range(timeline.world_size)), *timeline.in_use_bytes, 1)
     # All panels have one range, so that devices compare.  It follows the bytes in use: a budget far above them would
-    # press
-    # every curve flat, and the panel's heading names it anyway.
+    # press every curve flat, and the panel's heading names it anyway.
     top = 1.12 * max([highest, *(budget for budget in timeline.budget_bytes if budget <= BUDGET_IN_SIGHT * highest)])
     unit = style.byte_unit(top)
     clock = style.time_unit(timeline.makespan_s)
@@ -113,6 +113,12 @@ def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
             f"{clock.name}<extra>{timeline.device_names[rank]}</extra>",
             **panel,
         )
+        if timeline.in_use_bytes and (in_use := timeline.in_use_bytes[rank]):
+            line = {"dash": "dot", "color": style.DARK_GREY, "width": 1.5}
+            said = f"in use at the end of the epoch %{{y:.4g}} {unit.name}<extra></extra>"
+            figure.add_scatter(
+                x=[0, end], y=[in_use * unit.factor] * 2, line=line, name="in use", hovertemplate=said, **panel
+            )
         if 0 < budget <= top:
             line, said = (
                 {"dash": "dash", "color": style.BLACK, "width": 1.5},
@@ -128,7 +134,9 @@ def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
         figure.update_xaxes(title=f"time ({clock.name})", row=rows, col=column)
     figure.update_yaxes(title=unit.name, col=1)
     figure.update_annotations(font={"size": 12.5 if columns < 4 else 10.5})
-    lines = f"bytes of the job in use, in {unit.name}"
+    lines = f"filled: bytes of values (weights, activations, gradients), in {unit.name}"
+    if any(timeline.in_use_bytes):
+        lines += "; dotted: memory in use at the epoch's end, with buffers and what is kept for later"
     if any(budget <= top for budget in timeline.budget_bytes):
         lines += "; dashed: the device's budget"
     lines += style.more_devices(timeline.world_size, len(ranks))
@@ -145,14 +153,14 @@ def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
 
 
 def _heading(timeline: Timeline, rank: int) -> str:
-    peak = timeline.peak_bytes(rank)
+    peak, in_use = timeline.peak_bytes(rank), timeline.in_use_bytes[rank] if timeline.in_use_bytes else 0
+    heading = f"{timeline.device_names[rank]}: peak {style.byte_unit(peak).text(peak)}"
+    if in_use:
+        heading += f" of values, {style.byte_unit(in_use).text(in_use)} in use,"
     if not timeline.budget_bytes:
-        return f"{timeline.device_names[rank]}: peak {style.byte_unit(peak).text(peak)}"
+        return heading
     budget = timeline.budget_bytes[rank]
-    heading = (
-        f"{timeline.device_names[rank]}: peak {style.byte_unit(peak).text(peak)} of "
-        f"{style.byte_unit(budget).text(budget)}"
-    )
+    heading += f" of {style.byte_unit(budget).text(budget)}"
     return f"<b>{heading}: too much</b>" if peak > budget else heading
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
@@ -56,6 +57,18 @@ CONFIG = {"displaylogo": False, "displayModeBar": "hover", "responsive": True}
 """Plotly's settings that do not travel with a figure: whoever shows one passes them on."""
 for _renderer in ("plotly_mimetype", "notebook"):  # how a notebook shows a figure
     pio.renderers[_renderer].config.update(CONFIG)
+
+
+def dark_css(scope: str) -> str:
+    """Return the style of figures on a dark page: colours keep their hue, black, white and grey change (see dark.css).
+
+    scope: the selector of a figure's element on a dark page.
+    """
+    return Path(__file__).with_name("dark.css").read_text(encoding="utf-8").replace("FIGURE", scope)
+
+
+DARK_PAGE = "@media (prefers-color-scheme: dark) {{ {} }}".format
+"""A style for readers whose system is dark."""
 
 MAX_DEVICES = 64  # more rows cannot be distinguished on a screen
 

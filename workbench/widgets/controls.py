@@ -27,7 +27,7 @@ from markupsafe import Markup, escape
 from workbench.assets.fetch import cache_folder
 from workbench.core.errors import WorkbenchError
 from workbench.core.serial import write_text
-from workbench.plots.style import CONFIG, only_our_tags
+from workbench.plots.style import CONFIG, dark_css, only_our_tags
 from workbench.profiler.timing import tiny
 from workbench.tasks import load_task
 
@@ -54,7 +54,9 @@ class _Page(anywidget.AnyWidget):
 
     width = traitlets.Int(0).tag(sync=True)  # of the surrounding box, in pixels; 0: not known
     _esm = Path(__file__).with_name("page.js")
-    _css = Path(__file__).with_name("page.css")
+    _css = Path(__file__).with_name("page.css").read_text(encoding="utf-8") + dark_css(
+        'body[data-jp-theme-light="false"] .js-plotly-plot'
+    )
 
 
 class Panel(widgets.VBox):

@@ -22,18 +22,19 @@ from workbench.plots.style import empty
 from workbench.runs import history
 from workbench.runs.comparison import settings_of
 from workbench.runs.history import PastRun
-from workbench.widgets.controls import Html, Message, Panel, button, described
+from workbench.widgets.controls import FigureBox, Html, Message, Panel, button, described
 from workbench.widgets.tables import Table
 
 MOST_ROWS = 25
-_COLUMNS = "max-content max-content minmax(10em, 1fr) max-content max-content"
-_CELL = Markup("<span style='line-height:1.4{}'>{}</span>")
+_COLUMNS = "max-content max-content minmax(10em, 1fr) minmax(12em, 1fr) max-content"
+_CELL = Markup("<div style='line-height:1.4;padding-top:4px{}'>{}</div>")
 
 
 class RunHistory(Panel):
     """A row for each run of this computer, newest first, and below them a figure of those that are chosen.
 
-    folders: list the runs in these instead.  The figure is an output of the cell: it stays where no kernel runs.
+    folders: list the runs in these instead.  A copy of the figure is an output of the cell: it is hidden (page.css)
+    until the notebook is opened without its kernel.
     """
 
     def __init__(self, folders: Sequence[Path | str] = ()) -> None:
@@ -61,7 +62,7 @@ class RunHistory(Panel):
         )
         self.words = described(widgets.Text, "Tags", "Tags for the chosen runs", placeholder="words with blanks")
         self.table = widgets.GridBox(layout=widgets.Layout(grid_template_columns=_COLUMNS, grid_gap="0 14px"))
-        self.message, self.differences = Message(), Html()
+        self.message, self.differences, self.figure = Message(), Html(), FigureBox()
         self.tag = button("Tag", "Give the chosen runs these tags instead of theirs", "tag", self._tag)
         self.remove = button("Remove", "Delete what the chosen runs have kept", "trash", lambda: self._ask(True))
         self.confirm = button("Remove for good", "Delete them now", "trash", self._remove, "danger")
@@ -79,8 +80,10 @@ class RunHistory(Panel):
                 self.message,
                 widgets.HBox([self.axis, self.smoothing]),
                 self.differences,
+                self.figure,
             ]
         )
+        self.add_class("workbench-history")
         self._ask(False)
         self.refresh()
 
@@ -144,6 +147,7 @@ class RunHistory(Panel):
         for control in (self.tag, self.remove, self.words):
             control.disabled = not self.chosen
         figure = self._figure()
+        self.figure.show(figure)
         if self._is_displayed:
             display(self._bundle(figure), raw=True, display_id=self._display_id, update=True)
 

@@ -130,6 +130,10 @@ def epoch_records(steps: Sequence[StepRecord]) -> tuple[EpochRecord, ...]:
     return tuple(records)
 
 
+IN_USE = {False: "memory in use, first epoch", True: "memory in use, cached epoch"}
+"""By whether epochs are cached, the name of the bytes that counted against a device's budget at an epoch's end."""
+
+
 def measured_timelines(
     results: Sequence[RankResult],
     rank_job: SessionJob,
@@ -162,9 +166,11 @@ def measured_timelines(
             for own in chosen
         ]
         predicted = timelines[f"{name}, predicted"] = prediction.timelines[f"{name}, predicted"]
-        timelines[f"{name}, measured"] = measured_timeline(
+        measured = measured_timeline(
             parts, rank_job.cluster, fidelity, begin_s=begin_s, resident=resident[cached], title=predicted.title
         )
+        in_use = tuple(result.nbytes.get(IN_USE[cached], 0) for result in results)
+        timelines[f"{name}, measured"] = replace(measured, in_use_bytes=in_use if any(in_use) else ())
     return timelines
 
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from workbench.core.cluster import Device
 from workbench.core.errors import DeviceLostError
 from workbench.core.program import Program
-from workbench.methods.common.records import WARM_UP_STEPS
+from workbench.methods.common.records import IN_USE, WARM_UP_STEPS
 from workbench.methods.common.session import (
     DONE,
     IDLE,
@@ -232,6 +232,7 @@ def _train_phase(phase: RankPhase, before: int, served: Served) -> None:
                 snapshots.pause()
                 served.loaded[:] = filter(None, [phase.hand_on()])
                 raise
+        _note_memory(phase)
         snapshots.end_epoch(epoch)
         drains = epoch + 1 not in epochs or phase.phase.steps(epoch + 1)[0].shape.continues is None
         if drains and phase.optimizer is not None:
@@ -240,6 +241,13 @@ def _train_phase(phase: RankPhase, before: int, served: Served) -> None:
             raise Paused
     del snapshots, note  # they reference the optimizer
     phase.release()
+
+
+def _note_memory(phase: RankPhase) -> None:
+    """Record the memory that counts against the device's budget, if the system reports it."""
+    if phase.takes_part and (used := phase.session.progress.used_bytes) is not None:
+        name, nbytes = IN_USE[phase.phase.cached], phase.result.nbytes
+        nbytes[name] = max(used, nbytes.get(name, 0))
 
 
 def _note(log: EpochLog, snapshots: RankSnapshots, served: Served, first: int, last: int, trace: StepTrace) -> None:
