@@ -60,7 +60,9 @@ class RunHistory(Panel):
             continuous_update=False,
             readout_format=".2f",
         )
-        self.words = described(widgets.Text, "Tags", "Tags for the chosen runs", placeholder="words with blanks")
+        self.words = described(
+            widgets.Text, "Tags", "Tags for the chosen runs", placeholder="words with blanks", continuous_update=False
+        )
         self.table = widgets.GridBox(layout=widgets.Layout(grid_template_columns=_COLUMNS, grid_gap="0 14px"))
         self.message, self.differences, self.figure = Message(), Html(), FigureBox()
         self.tag = button("Tag", "Give the chosen runs these tags instead of theirs", "tag", self._tag)
