@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.core.report import Report
-from workbench.core.timeline import INVALID_MARK
+from workbench.core.timeline import INVALID_MARK, label_of
 from workbench.plots.predicted import DASHES
 from workbench.plots.style import BLACK, CYCLE, SYMBOLS, empty, finish
 
@@ -27,8 +27,9 @@ def overlay(runs: Mapping[str, Sequence[Report]], *, axis: Axis = "steps", smoot
     before that a step's smoothed loss keeps, from 0 to TOP_SMOOTHING; the losses themselves stay visible, pale.
     The lowest loss has a circle, and the epoch that was chosen on the validation split a star.
     """
-    labels = list(dict.fromkeys(report.label for reports in runs.values() for report in reports))
-    lost = any(not report.valid for reports in runs.values() for report in reports) and axis == "seconds"
+    every = [report for reports in runs.values() for report in reports]
+    labels = dict.fromkeys(label_of(report.source, report.fidelity) for report in every)
+    lost = any(not report.valid for report in every) and axis == "seconds"
     words = {
         "title": "Loss and metric of each training",
         "label": "; ".join(labels),
