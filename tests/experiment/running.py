@@ -19,7 +19,15 @@ from workbench.tasks import load_task
 from workbench.tasks.metrics import compute
 from workbench.tasks.tokenize import evaluation_batches, tokenize
 
-KEPT_AFTER_A_RUN = {"adapter", "snapshots", "steps", "initial.safetensors", "fingerprint.txt", "plan.json"}
+KEPT_AFTER_A_RUN = {
+    "adapter",
+    "snapshots",
+    "steps",
+    "initial.safetensors",
+    "fingerprint.txt",
+    "plan.json",
+    "report.json",
+}
 
 
 def run(

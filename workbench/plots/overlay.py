@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 from workbench.core.report import Report
 from workbench.core.timeline import INVALID_MARK, label_of
 from workbench.plots.predicted import DASHES
-from workbench.plots.style import BLACK, CYCLE, SYMBOLS, empty, finish
+from workbench.plots.style import BLACK, CYCLE, SYMBOLS, empty, finish, whole_ticks
 
 Axis = Literal["steps", "epochs", "seconds"]
 """What the horizontal axis of several trainings counts; seconds are those of the devices' steps."""
@@ -71,6 +71,9 @@ def overlay(runs: Mapping[str, Sequence[Report]], *, axis: Axis = "steps", smoot
                 figure.add_scatter(mode="markers", marker=star, showlegend=False, **best, **own)
     titles = {"steps": "optimizer step", "epochs": "epoch", "seconds": "time of the steps (s)"}
     figure.update_xaxes(title=titles[axis], zeroline=False)
+    if axis != "seconds":
+        last = max((place for course in drawn.values() for place in course.ends.values()), default=0.0)
+        figure.update_xaxes(**whole_ticks(round(last)))
     figure.update_yaxes(zeroline=False)
     figure.update_annotations(font={"size": 13})
     told = ["circle: the lowest loss", "star: the epoch that was chosen"][: len(panels)]

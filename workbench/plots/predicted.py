@@ -122,10 +122,11 @@ def points(report: Report) -> list[Point]:
     ]
     if swept:
         return swept
+    answers = report.plan.inference is not None
     return [
         Point(
-            f"epoch {one.epoch + 1}, step {one.step + 1}",
-            STEPS[one.cached],
+            f"request {one.step + 1}" if answers else f"epoch {one.epoch + 1}, step {one.step + 1}",
+            "request" if answers else STEPS[one.cached],
             one.predicted_s,
             one.measured_s,
             report.mark,
@@ -137,7 +138,8 @@ def points(report: Report) -> list[Point]:
 
 def predicted_against_measured(report: Report) -> go.Figure:
     """Return measured over predicted step times, with the line y = x and a band of 10 % to both sides."""
-    title = "Predicted against measured step time"
+    answers = report.plan.inference is not None
+    title = f"Predicted against measured {'latency' if answers else 'step time'}"
     found = points(report)
     if not found:
         why = "Nothing was measured: run with --mode execute to compare."
@@ -214,7 +216,7 @@ def predicted_against_measured(report: Report) -> go.Figure:
     figure.update_xaxes(title=f"predicted, simulated ({unit.name})", zeroline=False, **axis)
     figure.update_yaxes(title=f"measured, {measured_label} ({unit.name})", zeroline=False, **axis)
     within = sum(point.deviation <= BAND for point in found)
-    kind = "plans" if swept else "steps"
+    kind = "plans" if swept else "requests" if answers else "steps"
     return finish(
         figure,
         title=f"{title}: median deviation {median([point.deviation for point in found]):.1%}{mark}",
@@ -235,5 +237,5 @@ def _label_places(at: Mapping[Point, tuple[float, float]]) -> dict[Point, str]:
     for point, (x, y) in sorted(at.items(), key=lambda item: item[1]):
         wide, high = NAME_SIZE[0] * len(point.name + point.mark), NAME_SIZE[1]
         if all(abs(x - at[other][0]) > wide or abs(y - at[other][1]) > high for other in named):
-            named[point] = "middle right" if x < 0.7 else "middle left"
+            named[point] = "bottom right" if x < 0.6 else "top left"  # neither lies on the dashed line
     return dict.fromkeys(at, "") | named

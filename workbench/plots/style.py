@@ -129,6 +129,11 @@ def rows_for(names: Sequence[str]) -> dict[str, Any]:
     return {"tickvals": list(range(count)), "ticktext": [f"{name} " for name in names], "range": [count - 0.5, -0.5]}
 
 
+def whole_ticks(most: int) -> dict[str, Any]:
+    """Return the settings of an axis that counts whole things up to `most`: no tick stands between two of them."""
+    return {"dtick": 1} if most <= 8 else {}
+
+
 def panel_of_bars(
     figure: go.Figure,
     values: Sequence[float],

@@ -14,7 +14,19 @@ from workbench.core.methods import title_of
 from workbench.core.report import Report, StepRecord, busy_note, metrics_text
 from workbench.core.spread import Spread
 from workbench.plots.predicted import compared_bars
-from workbench.plots.style import BLACK, BLUE, CYCLE, DARK_GREY, GREY, ORANGE, SKY_BLUE, empty, finish, time_unit
+from workbench.plots.style import (
+    BLACK,
+    BLUE,
+    CYCLE,
+    DARK_GREY,
+    GREY,
+    ORANGE,
+    SKY_BLUE,
+    empty,
+    finish,
+    time_unit,
+    whole_ticks,
+)
 
 SMOOTHING_STEPS = 15  # of the running median over the losses of single steps
 
@@ -81,7 +93,7 @@ def curves(report: Report) -> go.Figure:
             row=1,
             col=2,
         )
-    figure.update_xaxes(title="optimizer step", zeroline=False, row=1, col=1)
+    figure.update_xaxes(title="optimizer step", zeroline=False, row=1, col=1, **whole_ticks(len(steps)))
     figure.update_xaxes(title="epoch", tickvals=[epoch.epoch + 1 for epoch in epochs], zeroline=False, row=1, col=2)
     if epochs:
         first, last = epochs[0].epoch + 1, epochs[-1].epoch + 1

@@ -20,7 +20,8 @@ def request_latencies(report: ServingReport) -> go.Figure:
     chosen = report.requests[:: max(1, len(report.requests) // MAX_POINTS)]
     unit, shares = style.time_unit(report.percentile_s(0.95)), ((0.5, "median"), (0.95, "95 %"), (0.99, "99 %"))
     by_plan: dict[str, list[ServedRequest]] = {}
-    for request in sorted(chosen, key=lambda request: request.plan):
+    # The legend shows the symbol of a plan's first request: a dot, and no cross, if there is any.
+    for request in sorted(chosen, key=lambda request: (request.plan, request.attempts > 1)):
         devices = ", ".join(report.cluster.devices[rank].name for rank in report.plans[request.plan].ranks)
         by_plan.setdefault(f"plan {request.plan}: {devices}", []).append(request)
     words = ", ".join(f"{name} {unit.text(report.percentile_s(share))}{report.mark}" for share, name in shares)

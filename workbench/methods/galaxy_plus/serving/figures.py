@@ -206,8 +206,8 @@ def _words(report: ServingReport, event: ServingEvent) -> str:
 
 def _summary(reports: Mapping[str, ServingReport]) -> str:
     parts = []
+    unit = style.time_unit(max(report.percentile_s(0.95) for report in reports.values()))
     for name, report in reports.items():
-        unit = style.time_unit(report.percentile_s(0.95))
         lost = f", {report.num_lost} lost" if report.num_lost else ", none lost"
         half, most = (f"{unit.text(report.percentile_s(share))}{report.mark}" for share in (0.5, 0.95))
         parts.append(
