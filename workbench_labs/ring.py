@@ -4,8 +4,9 @@ data, trained here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from statistics import fmean
 from typing import get_args
@@ -26,10 +27,13 @@ from workbench.simulator.steps import SAMPLES, equal_blocks
 from workbench.trainings.rings import Curve, Training, train_in_turn
 from workbench.widgets.controls import BIG_FIRST, Explorer, Html
 from workbench.widgets.fields import lab_controls
+from workbench.widgets.run_panel import bar
 from workbench.widgets.tables import Table
 
 TOGETHER = 4
 """Number of mini-batches shown."""
+SAID_EVERY = 10
+"""Mini-batches after which a training says how far it is."""
 
 
 def ring_plan(blocks: tuple[int, ...]) -> Plan:
@@ -150,8 +154,10 @@ class Learned:
     depths: tuple[int, ...]
 
 
-def learn(training: Training, tried: Tried) -> Learned:
-    """Train in this process, and simulate the time as that of twelve blocks on four equal devices."""
+def learn(training: Training, tried: Tried, counted: Callable[[range], Iterable[int]]) -> Learned:
+    """Train in this process, and simulate the time as that of twelve blocks on four equal devices.  counted: see
+    train_in_turn.
+    """
     num_layers, constants, depths = model_facts(training.model).num_layers, load_constants(), list[int]()
     policy, is_federated = (
         Policy(num_layers=num_layers, unfreezing=tried.unfreezing, every=tried.every),
@@ -169,7 +175,9 @@ def learn(training: Training, tried: Tried) -> Learned:
         depths.append(num_layers if is_federated else num_layers - lowest)
         return depths[-1]
 
-    curve = train_in_turn(training, 0, trained, devices=DEVICES, rule=tried.rule, is_federated=is_federated)
+    curve = train_in_turn(
+        training, 0, trained, devices=DEVICES, rule=tried.rule, is_federated=is_federated, counted=counted
+    )
     seconds = layer_times(constants, tried.scheme, constants.micro_batches)[0]
     passed = list(accumulate(seconds[depth * constants.layers // num_layers] for depth in depths))
     return Learned(curve=curve, times=tuple(passed[at - 1] for at in training.ends), depths=tuple(depths))
@@ -183,7 +191,10 @@ class LearningLab(Explorer):
     """
 
     def __init__(self, training: Training, tried: Sequence[Tried]) -> None:
-        self.training, self.learned, self._first = training, dict[Tried, Learned](), tuple(tried)
+        self.training, self.learned = training, dict[Tried, Learned]()
+        for number, one in enumerate(tried, 1):  # the cell's output says how far it is, before the lab is shown
+            words = f"Training {number} of {len(tried)}: {one.name}"
+            self.learned[one] = learn(training, one, partial(bar, what=words))
         last = tried[-1]
         names = [name for name in get_args(Unfreezing) if name != "gradient_norm"]
         first = {"unfreezing": last.unfreezing, "every": last.every, "rule": last.rule, "scheme": last.scheme}
@@ -203,12 +214,8 @@ class LearningLab(Explorer):
         return replace(asked, every=self.every.value) if asked.unfreezing in BY_NUMBER else asked
 
     def _answer_to(self, asked: Tried) -> None:
-        for one in (*self._first, asked):
-            if one not in self.learned:
-                self.headline.value = BIG_FIRST.format(
-                    f"Training {one.name}", f"{self.training.steps} mini-batches, in this process"
-                )
-                self.learned[one] = learn(self.training, one)
+        if asked not in self.learned:
+            self.learned[asked] = learn(self.training, asked, partial(self._counted, asked.name))
         own, metric = self.learned[asked].curve, next(iter(self.learned[asked].curve.test))
         words = f"{self.learned[asked].times[-1]:.0f} layer times for {self.training.steps} mini-batches (simulated)"
         self.headline.value = BIG_FIRST.format(
@@ -229,6 +236,14 @@ class LearningLab(Explorer):
             columns, rows, title="Tried so far; one seed, so a point or two means little"
         )._repr_html_()
         self.show(self.by_time, self.by_mini_batches, self.by_score)
+
+    def _counted(self, name: str, steps: range) -> Iterator[int]:
+        """Pass on the numbers of the mini-batches of a setting; the headline says how far they are."""
+        for step in steps:
+            if step % SAID_EVERY == 0:
+                words = f"mini-batch {step + 1} of {len(steps)}, in this process"
+                self.headline.value = BIG_FIRST.format(f"Training {name}", words)
+            yield step
 
     def by_time(self) -> go.Figure:
         """Return the losses of all settings so far by simulated time."""

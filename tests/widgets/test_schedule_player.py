@@ -24,6 +24,11 @@ def test_the_slider_moves_cursor_clock_and_table() -> None:
     assert player.time_s == pytest.approx(0.45)
     assert player.figure.shown.layout.shapes[0].x0 == pytest.approx(450)
     assert "450 ms" in player.clock.value
+    assert (
+        player.map.time_s == pytest.approx(0.45)
+        and "alpha: send activation 0 to beta, waits for data" in player.map.map
+    )
+    assert 'data-times="0.4:0.5"' in player.map.map  # by which the page moves packets
     assert "waits for data" in player.table.value and "2 MB of 800 MB" in player.table.value.replace("2000 kB", "2 MB")
 
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workbench.core.cluster import Cluster, Device
+from workbench.core.cluster import Device
 from workbench.core.plan import Plan
 from workbench.core.schedule import ALLGATHER, ALLREDUCE, BROADCAST, COLLECTIVES, REDUCESCATTER, SEND, Op
 from workbench.core.timeline import Timeline
@@ -31,7 +31,8 @@ Place = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A device on the map.  holds: its layers and share in words, '' if the plan does not use it.
+    """A device on the map.  speed: a small line below.  holds: its layers and share, or what it does now, in words; ''
+    if the plan does not use it.
 
     away: how it is gone, such as 'lost', '' if it is not.  busy_share: of its last step, None if unknown.
     used_bytes, health: see runs.progress.DeviceRow.
@@ -49,7 +50,7 @@ class Node:
     @property
     def told(self) -> str:
         """Describe it in words."""
-        parts = [self.speed, self.holds or "no part in the plan", *([self.health] if self.health else [])]
+        parts = [one for one in (self.speed, self.holds or "no part in the plan", self.health) if one]
         if self.busy_share is not None:
             parts.append(f"computes {self.busy_share:.0%} of a step")
         if self.used_bytes is not None:
@@ -136,7 +137,7 @@ def _value_of(op: Op) -> str:
     return known if " " in known else f"{known}s"
 
 
-def topology(cluster: Cluster, nodes: Sequence[Node], traffic: Sequence[Traffic], *, caption: str = "") -> str:
+def topology(nodes: Sequence[Node], traffic: Sequence[Traffic], *, caption: str = "") -> str:
     """Return the map as SVG.  nodes: of all devices, by rank.  caption: a line above it."""
     places = _places(len(nodes))
     size = FULL if len(nodes) <= FULL_DEVICES else SMALL if len(nodes) <= SMALL_DEVICES else DOT
@@ -152,7 +153,8 @@ def topology(cluster: Cluster, nodes: Sequence[Node], traffic: Sequence[Traffic]
         f"{nodes[one.source].name} to {nodes[one.target].name} {svg.size_of(one.nbytes)} of {' and '.join(one.what)}"
         for one in traffic
     )
-    label = f"Map of {cluster.size_words}. {'. '.join(node.told for node in nodes)}. In a step: {sent or 'nothing'}."
+    told = ". ".join(node.told for node in nodes)
+    label = f"Map of {len(nodes)} device{'s' * (len(nodes) != 1)}. {told}. In a step: {sent or 'nothing'}."
     title = svg.text(8, 16, svg.shortened(caption, WIDTH - 16), colour=svg.MUTED) if caption else ""
     return svg.drawing(title + links + drawn, label=label, height=HEIGHT, width=WIDTH)
 
@@ -265,9 +267,8 @@ def _node(node: Node, place: Place, size: tuple[int, int], rank: int) -> str:
 
 
 def _meter(x: float, y: float, width: float, share: float | None, colour: str, what: str) -> str:
-    known = share or 0.0
-    title = f"{what}: {'unknown' if share is None else f'{known:.0%}'}"
-    over = colour if known <= 1 else style.VERMILLION
-    return svg.box(x, y, width, 4, svg.TRACK, title=title) + svg.box(
-        x, y, width * min(1.0, known), 4, over, title=title
-    )
+    if share is None:
+        return ""
+    title = f"{what}: {share:.0%}"
+    full = svg.box(x, y, width * min(1.0, share), 4, colour if share <= 1 else style.VERMILLION, title=title)
+    return svg.box(x, y, width, 4, svg.TRACK, title=title) + full

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from statistics import fmean
@@ -70,6 +70,7 @@ def train_in_turn(
     devices: int = 1,
     rule: str = "iid",
     is_federated: bool = False,
+    counted: Callable[[range], Iterable[int]] = iter,
 ) -> Curve:
     """Train in this process on the data of devices that take turns.  It has the losses of a ring, or of federated
     averaging.
@@ -77,7 +78,7 @@ def train_in_turn(
     trained: returns the number of trained layers of a step, given the number of layers and the losses so far.
     rule: which device owns which samples.  On a ring each mini-batch is the next device's.
     is_federated: each device trains a copy, with its part of the mini-batches between two points; then all take the
-    average.
+    average.  counted: passes the numbers of the mini-batches on and shows how far they are.
     """
     steps, points = training.steps, training.points
     task, stack = limited_task(training.task, training.data, training.limits), load_stack(training.model)
@@ -95,7 +96,7 @@ def train_in_turn(
     owned = split_samples(task.train, devices, rule, seed) if devices > 1 else (range(len(lengths)),)
     sources = [mini_batches(own) for own in owned]
     losses, scores, history = list[float](), list[float](), list[float]()
-    for step in range(steps):
+    for step in counted(range(steps)):
         owner = step // local % devices  # one device after the other between two averages
         place, depth = owner % copies, trained(step, stack.num_layers, history)
         model = models[place]

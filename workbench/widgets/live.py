@@ -72,7 +72,7 @@ def parts_of(now: Snapshot, course: Course, cluster: Cluster) -> dict[str, str]:
     shown = course.measured or course.predicted
     traffic = traffic_of(shown, _ranks(shown, cluster))
     nodes = [_node(rank, row, course, cluster) for rank, row in enumerate(now.devices)]
-    parts = words | {"map": topology(cluster, nodes, traffic, caption=_caption(course))}
+    parts = words | {"map": topology(nodes, traffic, caption=_caption(course))}
     if now.trains and any(row.busy_share is not None or row.is_lost for row in now.devices):
         health = [row.health or row.phase for row in now.devices]
         used, budget = [row.used_bytes for row in now.devices], [row.budget_bytes for row in now.devices]

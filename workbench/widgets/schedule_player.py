@@ -1,11 +1,11 @@
-"""Step through a timeline: a slider over time, the Gantt chart with a cursor, and what each device does at that
-moment.
+"""Step through a timeline: a slider over time, a map with packets on its links, the Gantt chart with a cursor, and what
+each device does at that moment.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import ipywidgets as widgets
@@ -15,8 +15,12 @@ from markupsafe import Markup
 from workbench.core.schedule import COLLECTIVES, NONE, RECV, SEND, Op
 from workbench.core.timeline import Timeline
 from workbench.plots import gantt
-from workbench.plots.style import OPERATIONS, byte_unit, class_of, number_of, time_unit
+from workbench.plots.live_charts import step_chart
+from workbench.plots.style import OPERATIONS, class_of, number_of, time_unit
+from workbench.plots.svg import size_of
+from workbench.plots.topology import Node, topology, traffic_of
 from workbench.widgets.controls import FigureBox, Html, Panel, button, described, slider
+from workbench.widgets.live import LiveView, still
 from workbench.widgets.tables import Table
 
 TICKS = 400
@@ -34,6 +38,11 @@ class Moment(NamedTuple):
     computes: tuple[str, ...]
     network: tuple[str, ...]
     nbytes: int | None
+
+    @property
+    def does(self) -> str:
+        """Return what it does, in words."""
+        return ", ".join(self.computes) or ("waits for data" if self.network else "is idle")
 
 
 def moments(timeline: Timeline, time_s: float) -> list[Moment]:
@@ -69,6 +78,18 @@ def _words(op: Op, timeline: Timeline) -> str:
     return f"{op.kind.lower()} with {len(op.ranks) - 1} others" if op.kind in COLLECTIVES else name
 
 
+def _node(moment: Moment, timeline: Timeline) -> Node:
+    """Return a device on the map, with what it does and its memory at one moment."""
+    rank = timeline.device_names.index(moment.device)
+    return Node(
+        name=moment.device,
+        speed=", ".join(moment.network),
+        holds=moment.does,
+        used_bytes=moment.nbytes,
+        budget_bytes=timeline.budget_bytes[rank] if timeline.budget_bytes else 0,
+    )
+
+
 class SchedulePlayer(Panel):
     """Plays one of several timelines.  Controls above, outputs below; the arrow keys move the slider, two buttons step
     by operations.
@@ -92,15 +113,15 @@ class SchedulePlayer(Panel):
         self.forth = button("", "To where the next operation begins", "step-forward", lambda: self.step(1), **narrow)
         self.play = widgets.Play(min=0, max=TICKS, step=2, interval=120, show_repeat=False, tooltip="Play")
         widgets.jslink((self.play, "value"), (self.slider, "value"))
-        self.clock, self.table = Html(), Html()
+        self.clock, self.table, self.map = Html(), Html(), LiveView()
         self.figure = FigureBox(self._drawn())
         self.choice.observe(lambda _: self._load(), names="value")
         self.slider.observe(lambda _: self._show(), names="value")
         controls = widgets.VBox(
             [self.choice, widgets.HBox([self.slider, self.clock, self.back, self.forth, self.play])]
         )
-        super().__init__([controls, self.figure, self.table])
-        self._show()
+        super().__init__([controls, self.map, self.figure, self.table])
+        self._load()
 
     @property
     def timeline(self) -> Timeline:
@@ -131,27 +152,32 @@ class SchedulePlayer(Panel):
 
     def _load(self) -> None:
         self.figure.show(self._drawn())
+        self._traffic = traffic_of(self.timeline, range(self.timeline.world_size))
         self._show()
+        step = step_chart(*((None, self.timeline) if self.timeline.source == "simulated" else (self.timeline, None)))
+        self.keep(still({"map": self.map.map, "step": step}))
 
     def _show(self) -> None:
+        now = moments(self.timeline, self.time_s)
+        if self._traffic:
+            self.map.time_s = self.time_s
+            self.map.show({"map": topology([_node(one, self.timeline) for one in now], self._traffic)})
         unit = time_unit(self.timeline.makespan_s)
         at = self.time_s * unit.factor
         self.figure.shown.layout.shapes[0].update(x0=at, x1=at)
         self.clock.value = Markup("<b>{}</b>").format(unit.text(self.time_s))
-        self.table.value = _table(self.timeline, self.time_s, self._columns)
+        self.table.value = _table(self.timeline, self.time_s, self._columns, now)
 
 
-def _table(timeline: Timeline, time_s: float, columns: Mapping[str, Cell]) -> Markup:
+def _table(timeline: Timeline, time_s: float, columns: Mapping[str, Cell], now: Sequence[Moment]) -> Markup:
     rows = []
-    for rank, moment in enumerate(moments(timeline, time_s)):
+    for rank, moment in enumerate(now):
         memory = ""
         if moment.nbytes is not None:
-            unit = byte_unit(moment.nbytes)
-            memory = unit.text(moment.nbytes)
+            memory = size_of(moment.nbytes)
             if timeline.budget_bytes:
-                budget = timeline.budget_bytes[rank]
-                memory += f" of {byte_unit(budget).text(budget)}"
-        does = ", ".join(moment.computes) or ("waits for data" if moment.network else "is idle")
+                memory += f" of {size_of(timeline.budget_bytes[rank])}"
+        does = moment.does
         further = (cell(timeline, rank, time_s) for cell in columns.values())
         rows.append((moment.device, does, ", ".join(moment.network), *([memory] if timeline.memory else []), *further))
     table = Table(("device", "computes", "network", *(["memory"] if timeline.memory else []), *columns), rows)

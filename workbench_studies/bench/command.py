@@ -23,6 +23,7 @@ NAMES = [
     "confidant",
     "recovery",
     "serving",
+    "live",
     "kit",
 ]
 BENCHES = {name: f"workbench_studies.bench.{name}" for name in NAMES}

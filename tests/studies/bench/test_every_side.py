@@ -24,6 +24,7 @@ from workbench_studies.bench import (
     executor,
     galaxy_plus,
     inference_parts,
+    live,
     p_rge,
     pac_plus,
     recovery,
@@ -177,6 +178,15 @@ def test_serving(left: tuple[str, ...], monkeypatch: Patch) -> None:
     else:
         made = serving.bench(lambda line: None, soak=2)
         assert (made["requests"], made["repeated"], made["latency_p95_s"]) == (2, 1, 0.5)
+
+
+def test_live(monkeypatch: Patch) -> None:
+    [job] = live.jobs_of("live").values()
+    short = replace(job, batch_size=4, train_samples=60)
+    monkeypatch.setattr(live, "jobs_of", lambda name: {"pac_plus": short})
+    monkeypatch.setattr(live, "BLOCK", 5)
+    made = live.bench(lambda line: None)
+    assert made["ratio_min"] <= made["with_view_over_without"] <= made["ratio_max"] and made["drawing_ms"] > 0
 
 
 @pytest.mark.parametrize("method", recovery.jobs_of("recovery"))
