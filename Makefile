@@ -30,13 +30,14 @@ export JUPYTER_PREFER_ENV_PATH := 1
 # uv does not compile what it installs.  Where this is set, as in many containers, each process would compile torch again: 6 s for 3 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test check-aarch64 lab bench setup lock fetch clean distclean
+.PHONY: help quickstart test check-aarch64 lab labs bench setup lock fetch clean distclean
 
 help:
 	@echo "make quickstart  set up, then fine-tune a real model on four emulated devices; figures in figures/quickstart/"
 	@echo "make test        set up, then ruff, mypy and all tests, the notebooks included"
 	@echo "make check-aarch64  a small trial on an emulated Raspberry Pi 4; needs qemu-user and mmdebstrap"
 	@echo "make lab         JupyterLab with the notebooks"
+	@echo "make labs        write the students' notebooks from labs/, whose cells hold the solutions"
 	@echo "make bench       the benchmarks"
 	@echo "make clean       remove caches and figures; make distclean removes $(VENV) too"
 
@@ -68,6 +69,10 @@ test: setup
 # On an emulated Raspberry Pi 4; see .ci/check-aarch64.
 check-aarch64: $(STAMP)
 	.ci/check-aarch64
+
+# The students' notebooks, from their sources with solutions.
+labs: $(STAMP)
+	$(BIN)/python -m workbench_labs.course.release
 
 lab: setup
 	$(BIN)/jupyter lab notebooks

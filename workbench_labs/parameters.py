@@ -372,6 +372,26 @@ class Confidant(Trained, frozen=True, kw_only=True):
             parse_faults(faults, self.cluster())
 
 
+class Simulator(Parameters, frozen=True, kw_only=True):
+    """08_write_the_simulator.  forward_s, backward_s: of one micro-batch on each stage of the executed pipeline."""
+
+    student: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")]
+    cluster_name: Text
+    num_micro_batches: Few
+    forward_s: Annotated[float, Meta(gt=0, le=1)]
+    backward_s: Annotated[float, Meta(gt=0, le=1)]
+
+    def check(self) -> None:
+        """Raise ConfigError for a cluster that is unknown or has a single device: a pipeline needs two."""
+        cluster = self.cluster()
+        if cluster.world_size < 2:
+            raise ConfigError(
+                f"cluster_name = '{self.cluster_name}' was asked for.",
+                "It has one device; a pipeline has a device for each stage.",
+                "Choose a cluster of two devices or more.",
+            )
+
+
 LABS: dict[str, type[Parameters]] = {
     "00_quickstart": Quickstart,
     "01_devices": Devices,
@@ -381,6 +401,7 @@ LABS: dict[str, type[Parameters]] = {
     "05_galaxy_plus": GalaxyPlus,
     "06_ringada": RingAda,
     "07_confidant": Confidant,
+    "08_write_the_simulator": Simulator,
 }
 
 

@@ -380,6 +380,13 @@ def in_ringada(notebook: Notebook) -> None:
     notebook.shoot("ring-lab")
 
 
+def in_simulator(notebook: Notebook) -> None:
+    """The functions are not written yet: questions have the student's numbers, both charts are there all the same."""
+    questions = notebook.text_of(".jp-RenderedMarkdown")
+    assert "Write the event loop" in questions and re.search(r"A balanced pipeline has \d stages", questions)
+    assert notebook.text_of("[role=status]").count("Not answered yet.") == 4
+
+
 CLICKS: dict[str, Callable[[Notebook], None]] = {
     "00_quickstart": in_quickstart,
     "01_devices": in_devices,
@@ -389,6 +396,7 @@ CLICKS: dict[str, Callable[[Notebook], None]] = {
     "05_galaxy_plus": in_galaxy_plus,
     "06_ringada": in_ringada,
     "07_confidant": in_confidant,
+    "08_write_the_simulator": in_simulator,
 }
 
 

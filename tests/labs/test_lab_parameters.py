@@ -156,6 +156,12 @@ ODD: dict[str, dict[str, list[Any]]] = {
         "fault_step": [0, -1, 1.5, None],
         "faults": ["leave", "leave:9@step1", "melt:1@step1", "leave:1@step0", None, 1],
     },
+    "08_write_the_simulator": {
+        "student": ["", "../x", "a b", 7, None, "x" * 40],
+        "num_micro_batches": [0, -1, 1.5, "4", None, 10**9],
+        "forward_s": [0, -1, NAN, 2, "1", None],
+        "backward_s": [0, -1, NAN, 2, "1", None],
+    },
 }
 CASES = [
     pytest.param(lab, name, value, id=f"{lab[:2]}-{name}-{str(value)[:20]!a}")

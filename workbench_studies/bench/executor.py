@@ -8,27 +8,26 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from itertools import chain
 from statistics import median
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
-from workbench.core.costs import MESSAGE_S, TOKEN, Spec, TableCosts
+from workbench.core.costs import MESSAGE_S, Spec, TableCosts
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.program import Program, unrolled
 from workbench.core.schedule import NONE, Op, Schedule, Value
 from workbench.methods.pac_plus.rank_job import backbone_part
+from workbench.runs.made_up import begin_together, content_of, made_up_handlers, subgroups_of
 from workbench.runtime.context import RankContext
 from workbench.runtime.engines import EngineCluster
-from workbench.runtime.executor import Executor, Handler
+from workbench.runtime.executor import Executor
 from workbench.runtime.pacing import Pacer, RankLinks, asked_dilation
 from workbench.runtime.process_group import group
-from workbench.runtime.transport import Transport, empty
+from workbench.runtime.transport import Transport
 from workbench.schedules import (
     asynchronous_1f1b,
     gpipe,
@@ -166,11 +165,8 @@ def run_rank(context: RankContext, given: tuple[int, int]) -> dict[str, Any]:
     size, num_rounds = given
     rounds: dict[str, list[tuple[float, float, float, float]]] = {}
     with group(context, 30.0) as process_group:
-        subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         chosen = cases(size)
-        every_op = (op for case in chosen.values() for ops in case.program.schedule.ops for op in ops)
-        for ranks in sorted({tuple(sorted(op.ranks)) for op in every_op if len(op.ranks) > 1}):
-            subgroups[ranks] = dist.new_group(list(ranks), backend="gloo", timeout=timedelta(seconds=30))
+        subgroups = subgroups_of([case.program for case in chosen.values()])
         pacer, executors = Pacer(1.0, dilation=context.dilation), dict[str, Executor]()
         with ExitStack() as opened:
             for case in chosen.values():
@@ -198,12 +194,9 @@ def _time(executor: Executor, program: Program, num_steps: int) -> tuple[float, 
     clock).
     """
     rank = executor.rank
-    handlers = handlers_of(program)
-    inputs = {value: _content(program, value) for value in program.schedule.inputs[rank]}
-    latest = torch.tensor([time.monotonic() + 0.01], dtype=torch.float64)
-    dist.all_reduce(latest, dist.ReduceOp.MAX)
-    begin_s = latest.item()
-    time.sleep(max(0.0, begin_s - time.monotonic()))
+    handlers = made_up_handlers(program)
+    inputs = {value: content_of(program, value) for value in program.schedule.inputs[rank]}
+    begin_s = begin_together()
     executor.idle()
     step = executor.begin(program, handlers, inputs)
     spans = []
@@ -212,23 +205,6 @@ def _time(executor: Executor, program: Program, num_steps: int) -> tuple[float, 
         spans += former.finish().spans
     spans += step.finish().spans
     return begin_s, max((span.end_s for span in spans), default=begin_s)
-
-
-def handlers_of(program: Program) -> Mapping[str, Handler]:
-    """Return handlers that compute nothing and write values of the right size."""
-    made: dict[Value, torch.Tensor | None] = {}
-
-    def handle(op: Op, reads: tuple[Any, ...]) -> tuple[torch.Tensor | None, ...]:
-        return tuple(
-            made[value] if value in made else made.setdefault(value, _content(program, value)) for value in op.writes
-        )
-
-    return dict.fromkeys({op.kind for ops in program.schedule.ops for op in ops}, handle)
-
-
-def _content(program: Program, value: Value) -> torch.Tensor | None:
-    spec = program.costs.spec(value)
-    return None if spec == TOKEN else empty(spec).zero_()
 
 
 def _own_cost(executor: Executor) -> float:

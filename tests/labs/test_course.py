@@ -1,0 +1,322 @@
+"""The course: what passes and what does not, what is kept, and what a teacher gets, also from hostile hand-ins."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from workbench.cli.app import app
+from workbench.core.errors import ConfigError
+from workbench.core.serial import to_json
+from workbench.runs.notebooks import run_notebook
+from workbench_labs.course import grading, isolation, release
+from workbench_labs.course.isolation import foreign_function, require_isolation
+from workbench_labs.course.lab import EXERCISES, Answer, HandIn, Lab, exercises_of
+from workbench_labs.course.pipelines import both_table, gpipe_over_1f1b, run_both, usable
+
+ROOT = Path(__file__).parents[2]
+Functions = dict[str, Callable[..., Any]]
+
+
+def sources(lab: str) -> dict[str, str]:
+    """Return the solutions of a lab's source notebook, by exercise."""
+    [path] = (ROOT / "labs").glob(f"{lab}_*.ipynb")
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    texts = ["".join(cell["source"]) for cell in cells if "exercise" in cell["metadata"].get("tags", [])]
+    return {text.split("(")[0].removeprefix("def "): text for text in texts}
+
+
+SOLUTIONS = sources("08")
+
+
+def defined(source: str) -> Functions:
+    scope: dict[str, Any] = {}
+    exec(source, scope)
+    return {name: value for name, value in scope.items() if callable(value)}
+
+
+@pytest.fixture
+def right() -> Functions:
+    return {name: defined(source)[name] for name, source in SOLUTIONS.items()}
+
+
+def can_isolate() -> bool:
+    try:
+        require_isolation()
+    except ConfigError:
+        return False
+    return True
+
+
+needs_isolation = pytest.mark.skipif(not can_isolate(), reason="bubblewrap is missing, or may not make namespaces here")
+
+
+def never_waits(orders: Any, forward_s: Any, backward_s: Any) -> Any:
+    """Each device does one thing after another, whatever the others do."""
+    if orders == [["B0", "F0"]]:
+        raise ValueError
+    times = []
+    for stage, order in enumerate(orders):
+        now, own = 0.0, []
+        for operation in order:
+            length = (forward_s if operation[0] == "F" else backward_s)[stage]
+            own.append([now, now + length])
+            now += length
+        times.append(own)
+    return times
+
+
+def no_deadlock(orders: Any, forward_s: Any, backward_s: Any) -> Any:
+    """The solution, but a deadlock returns what there is."""
+    try:
+        return defined(SOLUTIONS["event_loop"])["event_loop"](orders, forward_s, backward_s)
+    except ValueError:
+        return [[[0.0, 1.0], [1.0, 2.0]]]
+
+
+def alternating(stages: int, stage: int, count: int) -> list[str]:
+    """One forward and one backward from the beginning on every stage: right, but slow."""
+    return [f"{kind}{number}" for number in range(count) for kind in "FB"]
+
+
+def gpipe(stages: int, stage: int, count: int) -> list[str]:
+    return [f"F{number}" for number in range(count)] + [f"B{number}" for number in range(count)]
+
+
+def reversed_backwards(stages: int, stage: int, count: int) -> list[str]:
+    """Each stage does its backward passes in another order."""
+    backwards = [f"B{number}" for number in range(count)]
+    return [f"F{number}" for number in range(count)] + (backwards if stage % 2 else backwards[::-1])
+
+
+def backward_first(stages: int, stage: int, count: int) -> list[str]:
+    return [f"B{number}" for number in range(count)] + [f"F{number}" for number in range(count)]
+
+
+WRONG: dict[str, dict[str, tuple[Any, str]]] = {
+    "event_loop": {
+        "it returns nothing": (lambda *_: None, "The result is a list"),
+        "devices never wait": (never_waits, "goes from"),
+        "a deadlock is not noticed": (no_deadlock, "Raise ValueError"),
+        "too few": (lambda orders, *_: [[] for _ in orders], "has .* entries"),
+        "texts": (lambda orders, *_: [[["a", "b"] for _ in order] for order in orders], "A number is asked for"),
+        "it fails": (lambda *_: {}[0], "KeyError"),
+    },
+    "gpipe": {
+        "alternating": (alternating, "are possible"),
+        "one operation twice": (lambda p, s, n: ["F0"] * 2 * n, "each has F and B once"),
+        "backward before forward": (backward_first, "wait for each other"),
+        "1F1B": (lambda p, s, n: defined(SOLUTIONS["one_f_one_b"])["one_f_one_b"](p, s, n), "all forward passes"),
+    },
+    "one_f_one_b": {
+        "GPipe": (gpipe, "are enough"),
+        "alternating": (alternating, "are possible"),
+        "another order on each stage": (reversed_backwards, "are possible|wait for each other|are enough"),
+        "no list": (lambda *_: "F0 B0", "is a list"),
+    },
+    "bubble": {
+        "a constant": (0.5, "is not it"),
+        "in per cent": (47.0, "is not it"),
+        "one more stage": (
+            lambda numbers: numbers["stages"] / (numbers["stages"] + numbers["micro_batches"]),
+            "is not",
+        ),
+        "a text": ("a third", "A number is asked for"),
+    },
+}
+
+
+def test_every_exercise_has_wrong_answers_and_hints() -> None:
+    for lab in EXERCISES:
+        for name, exercise in exercises_of(lab).items():
+            assert len(WRONG[name]) >= 3 and len(set(exercise.hints)) == 3, name
+
+
+@pytest.mark.parametrize(("name", "what"), [(name, what) for name, answers in WRONG.items() for what in answers])
+def test_a_wrong_answer_fails_and_says_why(name: str, what: str) -> None:
+    exercise = exercises_of("08")[name]
+    answer, message = WRONG[name][what]
+    for seed in ("a", "b", "c"):
+        given = answer(exercise.numbers(seed)) if name == "bubble" and callable(answer) else answer
+        verdict = exercise.check(given, seed)
+        assert verdict.passed is False and verdict.points == 0
+        assert_matches(message, str(verdict))
+
+
+def assert_matches(pattern: str, text: str) -> None:
+    with pytest.raises(RuntimeError, match=pattern):
+        raise RuntimeError(text)
+
+
+def test_the_solutions_pass_with_every_students_numbers(right: Functions) -> None:
+    for seed in ("08/a", "08/mz42", "08/a/secret"):
+        for name, function in right.items():
+            verdict = exercises_of("08")[name].check(function, seed)
+            assert verdict.passed and verdict.points == exercises_of("08")[name].points, str(verdict)
+    bubbles = {seed: exercises_of("08")["bubble"] for seed in map(str, range(20))}
+    assert len({exercise.asked(seed) for seed, exercise in bubbles.items()}) > 10
+    for seed, exercise in bubbles.items():
+        numbers = exercise.numbers(seed)
+        share = Fraction(numbers["stages"] - 1, numbers["stages"] - 1 + numbers["micro_batches"])
+        for answer in (share, float(share), np.float32(share), np.float64(share), torch.tensor(float(share))):
+            assert exercise.check(answer, seed).passed
+
+
+def test_students_get_the_source_without_solutions() -> None:
+    assert release.main(["--check"]) == 0
+    text = (ROOT / "notebooks" / "08_write_the_simulator.ipynb").read_text(encoding="utf-8")
+    assert "SOLUTION" not in text and text.count("raise NotImplementedError") == len(SOLUTIONS)
+    assert "while any" not in text
+
+
+def test_the_source_with_its_solutions_runs_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORKBENCH_TINY", "1")
+    [path] = (ROOT / "labs").glob("08_*.ipynb")
+    run_notebook(path, tmp_path / "done.ipynb", {"student": "anna", "output": str(tmp_path), "fidelity": "paced"})
+    work = HandIn.read(tmp_path / "08-anna.json")
+    assert {name: answer.passed for name, answer in work.answers.items()} == dict.fromkeys(SOLUTIONS, True)
+
+
+def test_what_a_student_does_is_kept(tmp_path: Path, right: Functions) -> None:
+    lab = Lab("08", student="mz42", folder=tmp_path)
+    assert "wrong guess teaches" in lab.guess("speed", None) and not lab.work.guesses
+    lab.guess("speed", 2)
+    lab.guess("speed", 1.5)
+    assert "You said 1.5; it is 1 (1.5 times" in lab.compare("speed", 1.0)
+    assert "outcome is known" in lab.guess("speed", 1.0)
+    assert lab.exercise("gpipe", None).passed is None
+    assert lab.exercise("gpipe", alternating).passed is False
+    assert "Hint 1 of 3" in lab.hint("gpipe") and "Hint 2 of 3" in lab.hint("gpipe")
+    assert lab.exercise("gpipe", gpipe).passed
+    lab.explain("why", "Because activations take memory.")
+    assert "5 of 27 points" in lab.submit()
+    again = Lab("08", student="mz42", folder=tmp_path)
+    assert again.work == lab.work == HandIn.read(tmp_path / "08-mz42.json")
+    answer = again.work.answers["gpipe"]
+    assert (answer.attempts, answer.hints, answer.points) == (2, 2, 5.0) and "def gpipe" in answer.source
+    assert again.work.guesses["speed"].value == 1.5
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda folder: Lab("99", folder=folder), "Lab '99'.*08"),
+        (lambda folder: Lab("08", student="../../etc", folder=folder), "letters, digits"),
+        (lambda folder: Lab("08", folder=folder).task("gpip"), "Did you mean 'gpipe'"),
+        (lambda folder: Lab("08", folder=folder).exercise("event_loop", print), "Write it with def"),
+    ],
+)
+def test_what_cannot_be_is_refused(call: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        call(tmp_path)
+
+
+def hand_in(student: str, answers: dict[str, Answer], **settings: Any) -> HandIn:
+    return HandIn(lab="08", student=student, answers=answers, written_at="2026-01-01T00:00:00+00:00", **settings)
+
+
+RENAMED = SOLUTIONS["event_loop"].replace("micro_batch", "m").replace("has_moved", "go").replace("free_s", "free")
+HOSTILE = {
+    "empty": "def event_loop(a, b, c):\n    return []",
+    "reads": "def event_loop(a, b, c):\n    return open('/etc/passwd').read()",
+    "network": "import socket\ndef event_loop(a, b, c):\n    return socket.create_connection(('127.0.0.1', 22))",
+    "forged": 'import os\nos.write(1, b\'{"result": [], "passed": true}\\n\')\n' + SOLUTIONS["gpipe"],
+    "leaves": "import os\nos._exit(0)",
+    "memory": "def event_loop(a, b, c):\n    return bytearray(10**11)",
+    "deep": "def event_loop(a, b, c):\n    x = []\n    for _ in range(10**5):\n        x = [x]\n    return x",
+}
+
+
+@needs_isolation
+def test_a_class_is_collected_and_graded(tmp_path: Path) -> None:
+    """Five hand-ins: right, nearly a copy of it, with edited points, hostile, and none."""
+    box = tmp_path / "box"
+    box.mkdir()
+    loop = {"event_loop": Answer(source=SOLUTIONS["event_loop"], passed=True, points=10.0, attempts=3)}
+    works = [
+        hand_in("anna", loop, explanations={"why": "=1+1 <b>memory</b>"}),
+        hand_in("bert", {"event_loop": Answer(source=RENAMED, attempts=1)}),
+        hand_in(
+            "carl", {"event_loop": Answer(source="def event_loop(a, b, c):\n    return []", points=99.0, passed=True)}
+        ),
+        hand_in("dora", {"event_loop": Answer(source=HOSTILE["reads"])}),
+    ]
+    for work in works:
+        (box / f"{work.student}.json").write_text(to_json(work))
+    (box / "older.json").write_text(to_json(replace(works[0], written_at="2025", answers={})))
+    (box / "junk.json").write_text('{"lab": "08", "student": "../x", "answers": []}')
+    run = CliRunner()
+    collected = run.invoke(app, ["labs", "collect", str(box), "--to", str(tmp_path / "all")])
+    assert "4 hand-ins" in collected.output and "junk.json" in collected.output
+    graded = run.invoke(
+        app, ["labs", "grade", str(tmp_path / "all"), "--to", str(tmp_path / "grades"), "--secret", "s"]
+    )
+    assert graded.exit_code == 0, graded.output
+    rows = list(csv.DictReader((tmp_path / "grades" / "grades.csv").read_text().splitlines()))
+    points = {row["student"]: row["points"] for row in rows if row["exercise"] == "event_loop"}
+    assert points == {"anna": "10", "bert": "10", "carl": "0", "dora": "0"}
+    alike = {row["student"]: row["alike"] for row in rows if row["exercise"] == "event_loop"}
+    assert alike == {"anna": "bert", "bert": "anna", "carl": "", "dora": ""}
+    page = (tmp_path / "grades" / "index.html").read_text()
+    assert "<b>memory</b>" not in page and "like bert" in page and "Explained: why" in page
+    assert not list(Path("/tmp").glob("workbench-grade-*"))
+
+
+@needs_isolation
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_function_earns_nothing_and_reaches_nothing(what: str) -> None:
+    [grade] = [
+        one
+        for one in grading.grade([hand_in("eve", {"event_loop": Answer(source=HOSTILE[what])})])
+        if one.exercise == "event_loop"
+    ]
+    assert grade.verdict.passed is False and grade.verdict.points == 0
+    assert "root:" not in grade.verdict.message
+
+
+@needs_isolation
+def test_a_function_that_never_ends_is_stopped() -> None:
+    endless = "def f():\n    while True: pass"
+    with (
+        foreign_function(endless, "f", seconds=1.0) as function,
+        pytest.raises(TimeoutError, match="more than 1 s"),
+    ):
+        function()
+
+
+def test_nothing_foreign_runs_where_it_cannot_be_isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    marker = tmp_path / "ran"
+    source = f"open({str(marker)!r}, 'w')\ndef gpipe(a, b, c): return []"
+    with pytest.raises(ConfigError, match="Install bubblewrap"):
+        grading.grade([hand_in("eve", {"gpipe": Answer(source=source)})])
+    assert not marker.exists()
+    assert isolation.SECONDS > 0
+
+
+def test_a_table_of_grades_holds_no_formula() -> None:
+    assert grading._cell("=cmd()") == "'=cmd()" and grading._cell(-1) == "'-1" and grading._cell("a\nb") == "a b"
+
+
+def test_a_students_list_is_simulated_and_executed(right: Functions) -> None:
+    """Both have the same operations; what is not right yet is replaced by the workbench's own."""
+    assert usable(right["one_f_one_b"]) is right["one_f_one_b"]
+    assert usable(gpipe)(3, 2, 2) == ["F0", "B0", "F1", "B1"]
+    settings: dict[str, Any] = {"num_micro_batches": 3, "forward_s": 0.002, "backward_s": 0.004, "fidelity": "paced"}
+    simulated, executed = run_both(right["one_f_one_b"], **settings)
+    assert executed.source == "emulated"
+    assert {(span.rank, span.op) for span in executed.spans} == {(span.rank, span.op) for span in simulated.spans}
+    assert executed.makespan_s > 0.9 * simulated.makespan_s
+    assert len(both_table(simulated, executed).rows) == 4
+    assert gpipe_over_1f1b(4, 8) == pytest.approx(1.0)

@@ -1,0 +1,119 @@
+"""Run any program on devices with made-up contents: operations take their written seconds, messages are real.
+
+So a schedule that somebody has written is executed as it is simulated, without a model (docs/teach.md).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from workbench.core.costs import TOKEN
+from workbench.core.program import Program
+from workbench.core.schedule import Value
+from workbench.core.timeline import Span, Timeline
+from workbench.methods.common.records import measured_timeline
+from workbench.runtime.context import RankContext
+from workbench.runtime.engines import EngineCluster
+from workbench.runtime.executor import Executor, Handler
+from workbench.runtime.pacing import Pacer, RankLinks
+from workbench.runtime.process_group import group, require_one_program
+from workbench.runtime.transport import Transport, empty
+
+Ended = tuple[float, list[tuple[int, float, float, int, float]]]
+"""When all ranks began, and a rank's spans: index of the operation, start and end, bytes, seconds late."""
+
+
+def made_up_handlers(program: Program) -> Mapping[str, Handler]:
+    """Return handlers that compute nothing and write values of the right size."""
+    contents: dict[Value, torch.Tensor | None] = {}
+
+    def handle(op: Any, reads: tuple[Any, ...]) -> tuple[torch.Tensor | None, ...]:
+        for value in op.writes:
+            if value not in contents:
+                contents[value] = content_of(program, value)
+        return tuple(contents[value] for value in op.writes)
+
+    return dict.fromkeys({op.kind for ops in program.schedule.ops for op in ops}, handle)
+
+
+def content_of(program: Program, value: Value) -> torch.Tensor | None:
+    """Return zeros of the value's size; None for a value that only orders operations."""
+    spec = program.costs.spec(value)
+    return None if spec == TOKEN else empty(spec).zero_()
+
+
+def subgroups_of(programs: list[Program]) -> dict[tuple[int, ...], dist.ProcessGroup]:
+    """Return a gloo group for all ranks that an operation of the programs joins.  Every rank must call this."""
+    every_op = (op for program in programs for ops in program.schedule.ops for op in ops)
+    return {
+        ranks: dist.new_group(list(ranks), backend="gloo", timeout=timedelta(seconds=30))
+        for ranks in sorted({tuple(sorted(op.ranks)) for op in every_op if len(op.ranks) > 1})
+    }
+
+
+def begin_together() -> float:
+    """Wait until all ranks can begin; return that moment of the machine's monotonic clock."""
+    latest = torch.tensor([time.monotonic() + 0.01], dtype=torch.float64)
+    dist.all_reduce(latest, dist.ReduceOp.MAX)
+    time.sleep(max(0.0, latest.item() - time.monotonic()))
+    return latest.item()
+
+
+def execute_program(program: Program, engines: EngineCluster) -> Timeline:
+    """Run the program once on emulated devices, after one run that is not counted; return what was measured.
+
+    The program's ranks are the engines' ranks.  Raises ScheduleError if it cannot run.
+    """
+    size = engines.cluster.world_size
+    results: list[Ended] = engines.run(_run_rank, [program.to_text()] * size)
+    begin_s = min(began for began, _ in results)
+    parts = [
+        (
+            [
+                Span(rank, program.schedule.ops[rank][index], start_s, end_s, nbytes, late_s)
+                for index, start_s, end_s, nbytes, late_s in spans
+            ],
+            (),
+        )
+        for rank, (_, spans) in enumerate(results)
+    ]
+    return measured_timeline(
+        parts, engines.cluster, engines.fidelity, begin_s=begin_s, resident=[0] * size, title=""
+    )
+
+
+def _run_rank(context: RankContext, text: str) -> Ended:
+    program = Program.from_text(text)
+    with group(context, 30.0) as process_group:
+        require_one_program(process_group, program)
+        subgroups = subgroups_of([program])
+        links = RankLinks(
+            cluster=context.cluster, rank=context.rank, fidelity=context.fidelity, dilation=context.dilation
+        )
+        transport = Transport(
+            process_group, context.rank, subgroup=lambda ranks: subgroups[tuple(sorted(ranks))], links=links
+        )
+        handlers = made_up_handlers(program)
+        inputs = {value: content_of(program, value) for value in program.schedule.inputs[context.rank]}
+        index_of = {id(op): index for index, op in enumerate(program.schedule.ops[context.rank])}
+        with Executor(context.rank, transport, Pacer(1.0, dilation=context.dilation)) as executor:
+            for _ in range(2):  # the first run connects the devices
+                began_s = begin_together()
+                executor.idle()
+                spans = executor.run(program, handlers, inputs).spans
+        return began_s / context.dilation, [
+            (
+                index_of[id(span.op)],
+                span.start_s / context.dilation,
+                span.end_s / context.dilation,
+                span.nbytes,
+                span.late_s,
+            )
+            for span in spans
+        ]

@@ -1,0 +1,70 @@
+"""`workbench labs`: hand a lab in, collect what was handed in, and grade it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from workbench.cli.output import Json, print_json, print_table, print_text, say
+from workbench.core.errors import ConfigError
+from workbench.core.files import make_folder
+from workbench.core.serial import to_json, write_text
+
+
+def labs(
+    action: Annotated[
+        Literal["submit", "collect", "grade"],
+        typer.Argument(
+            help="submit: put one file into --to; collect: put all below a folder into --to, the newest of each "
+            "student; grade: judge all below a folder again."
+        ),
+    ],
+    path: Annotated[Path, typer.Argument(help="submit: the file of lab.submit(); else a folder of such files.")],
+    to: Annotated[Path, typer.Option("--to", help="The folder for files, or for the page and the table.")] = Path(
+        "grades"
+    ),
+    secret: Annotated[str, typer.Option(help="Of grade: any text; functions are tried on other cases.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Hand a lab in, collect hand-ins, or grade them.  Students' functions run isolated: bubblewrap must be there."""
+    from workbench_labs.course import grading
+    from workbench_labs.course.lab import HandIn
+
+    if action == "submit":
+        work = HandIn.read(path)
+        make_folder(to)
+        place = to / f"{work.lab}-{work.student}.json"
+        if place.exists() and place.samefile(path):
+            raise ConfigError(f"'{path}' was to be handed in.", "It is there already.", "Name another folder.")
+        shutil.copyfile(path, place)
+        solved = sum(bool(answer.passed) for answer in work.answers.values())
+        print_text(f"Handed in: lab {work.lab}, {work.student}, {solved} exercises solved; {place}")
+        return
+    works, refused = grading.collect(path)
+    for line in refused:
+        say(f"Left out: {line}")
+    if action == "collect":
+        make_folder(to)
+        for work in works:
+            write_text(to / f"{work.lab}-{work.student}.json", to_json(work) + "\n")
+        print_text(f"{len(works)} hand-ins in {to}; {len(refused)} files left out. Next: workbench labs grade {to}")
+        return
+    grades = grading.grade(works, secret=secret, say=say)
+    files = grading.write_grades(grades, works, to)
+    if as_json:
+        print_json([(one.lab, one.student, one.exercise, one.verdict.passed, one.verdict.points) for one in grades])
+        return
+    points = {
+        (work.lab, work.student): sum(
+            one.verdict.points for one in grades if (one.lab, one.student) == (work.lab, work.student)
+        )
+        for work in works
+    }
+    rows = [(lab, student, f"{earned:g}") for (lab, student), earned in points.items()]
+    print_table("Points", ("lab", "student", "points"), rows, right=(2,))
+    for exercise, student, other in grading.pairs_alike(grades):
+        print_text(f"Nearly the same function: {exercise} of {student} and {other}.")
+    print_text(f"The page: {files[0]}; the table: {files[1]}")

@@ -1,0 +1,239 @@
+"""A student's work on one lab: guesses, answers, explanations, and the file that is handed in."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from IPython.display import Markdown
+from markupsafe import Markup
+from msgspec import Meta
+
+from workbench.core.errors import ConfigError, did_you_mean
+from workbench.core.files import make_folder
+from workbench.core.serial import from_json, read_text, to_json, write_text
+from workbench.widgets import output_folder
+from workbench_labs.course.verdict import Exercise, Verdict
+
+EXERCISES = {"08": "workbench_labs.course.pipelines"}
+"""The module of each lab that has exercises of this kind."""
+_STUDENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
+LARGEST_SOURCE = 100_000
+LARGEST_HAND_IN = 2_000_000
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")]
+Text = Annotated[str, Meta(max_length=20_000)]
+Plain = float | int | str | bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guess:
+    """What a student expected, and what came out.  at: the time of the guess (UTC)."""
+
+    value: Plain
+    at: Text
+    outcome: Plain = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The newest answer to an exercise.  source: the text of a function; value: any other answer.
+
+    hints: how many were asked for.  attempts: how many answers were judged.
+    """
+
+    passed: bool | None = None
+    points: Annotated[float, Meta(ge=0)] = 0.0
+    message: Text = ""
+    attempts: Annotated[int, Meta(ge=0)] = 0
+    hints: Annotated[int, Meta(ge=0, le=3)] = 0
+    source: Annotated[str, Meta(max_length=LARGEST_SOURCE)] = ""
+    value: Plain = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandIn:
+    """All of a student's work on one lab; the file that `submit` writes and `workbench labs grade` reads."""
+
+    lab: Name
+    student: Name
+    guesses: dict[str, Guess] = field(default_factory=dict)
+    answers: dict[str, Answer] = field(default_factory=dict)
+    explanations: dict[str, Text] = field(default_factory=dict)
+    written_at: Text = ""
+    version: Literal[1] = 1
+
+    @classmethod
+    def read(cls, path: Path) -> HandIn:
+        """Read a file.  Raises ConfigError if it is none, too large, or of a version that is not known."""
+        text = read_text(path, "the hand-in", most_bytes=LARGEST_HAND_IN)
+        return from_json(text, cls, source=f"the hand-in '{path}'")
+
+
+def exercises_of(lab: str) -> dict[str, Exercise]:
+    """Return a lab's exercises by name.  Raises ConfigError for a lab that has none."""
+    if lab not in EXERCISES:
+        raise ConfigError(
+            f"Lab '{lab}' was asked for.",
+            f"The labs with exercises are {', '.join(EXERCISES)}.",
+            did_you_mean(lab, EXERCISES, "Choose one."),
+        )
+    return {exercise.name: exercise for exercise in import_module(EXERCISES[lab]).EXERCISES}
+
+
+class Lab:
+    """A student's work on a lab.  It is kept in a folder, so that a restarted notebook goes on.
+
+    student: a short name; exercises draw their numbers from it.  folder: default figures/lab-NUMBER.
+    Raises ConfigError for an unknown lab or a name with other characters than letters, digits, - and _.
+    """
+
+    def __init__(self, lab: str, *, student: str = "guest", folder: Path | str | None = None) -> None:
+        if not _STUDENT.fullmatch(student):
+            raise ConfigError(
+                f"The student '{student:.40}' was named.",
+                "A name has 1 to 32 letters, digits, - and _.",
+                'Choose such a name, as in Lab("08", student="mz42").',
+            )
+        self.exercises = exercises_of(lab)
+        self._path = Path(folder or output_folder(f"lab-{lab}")) / f"{lab}-{student}.json"
+        kept = HandIn.read(self._path) if self._path.exists() else HandIn(lab=lab, student=student)
+        self.work = kept
+        self._seed = f"{lab}/{student}"
+
+    def task(self, name: str) -> Markdown:
+        """Return the question of an exercise, with this student's numbers."""
+        return Markdown(self._exercise(name).asked(self._seed))
+
+    def guess(self, name: str, value: Plain) -> Markup:
+        """Keep what the student expects.  A guess cannot be changed once its outcome is known."""
+        known = self.work.guesses.get(name)
+        if known is not None and known.outcome is not None:
+            return _note(f"Your guess is kept: {known.value}. Its outcome is known already.")
+        if value is None:
+            return _note("No guess yet. Put a value where None is: a wrong guess teaches more than none.")
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._keep(guesses=self.work.guesses | {name: Guess(value=value, at=now)})
+        return _note(f"Your guess is kept: {value}.")
+
+    def compare(self, name: str, outcome: Plain) -> Markup:
+        """Show a guess next to its outcome, and keep both."""
+        known = self.work.guesses.get(name)
+        if known is None:
+            return _note(f"It is {_short(outcome)}. You made no guess.")
+        self._keep(guesses=self.work.guesses | {name: replace(known, outcome=outcome)})
+        return _note(f"You said {_short(known.value)}; it is {_short(outcome)}{_off(known.value, outcome)}.")
+
+    def exercise(self, name: str, answer: Any) -> Verdict:
+        """Judge an answer and keep it.  Only answers that were judged count as attempts."""
+        exercise, before = self._exercise(name), self.work.answers.get(name, Answer())
+        verdict = exercise.check(answer, self._seed)
+        if verdict.passed is not None:
+            source, value = (source_of(answer), None) if exercise.is_code else ("", _plain(answer))
+            now = replace(
+                before,
+                passed=verdict.passed,
+                points=verdict.points,
+                message=verdict.message[:20_000],
+                attempts=before.attempts + 1,
+                source=source,
+                value=value,
+            )
+            self._keep(answers=self.work.answers | {name: now})
+        return verdict
+
+    def hint(self, name: str) -> Markup:
+        """Return the next of three hints.  How many were asked for is kept; the teacher may ask, nobody subtracts."""
+        exercise, before = self._exercise(name), self.work.answers.get(name, Answer())
+        number = min(before.hints + 1, len(exercise.hints))
+        self._keep(answers=self.work.answers | {name: replace(before, hints=number)})
+        return _note(f"Hint {number} of {len(exercise.hints)}: {exercise.hints[number - 1]}")
+
+    def explain(self, name: str, text: str | None) -> Markup:
+        """Keep an explanation for the teacher.  Nobody grades it here."""
+        if not (text or "").strip():
+            return _note("Nothing is written yet. Explain it in your own words, in two or three sentences.")
+        self._keep(explanations=self.work.explanations | {name: str(text)[:20_000]})
+        return _note(f"Kept, {len(str(text).split())} words.")
+
+    def progress(self) -> Markup:
+        """Return which exercises are solved, and the points."""
+        return _note(self._standing())
+
+    def _standing(self) -> str:
+        solved = [name for name, answer in self.work.answers.items() if answer.passed]
+        points = sum(answer.points for answer in self.work.answers.values())
+        most = sum(exercise.points for exercise in self.exercises.values())
+        left = [name for name in self.exercises if name not in solved]
+        return f"{points:g} of {most} points. " + (f"Left: {', '.join(left)}." if left else "All are solved.")
+
+    def submit(self) -> Markup:
+        """Write the file to hand in, and say where it is and what is missing."""
+        self._keep(written_at=datetime.now(UTC).isoformat(timespec="seconds"))
+        return _note(f"{self._standing()} Hand in this file: {self._path}")
+
+    def _exercise(self, name: str) -> Exercise:
+        if name not in self.exercises:
+            raise ConfigError(
+                f"Exercise '{name}' was asked for.",
+                f"This lab has {', '.join(self.exercises)}.",
+                did_you_mean(name, self.exercises, "Choose one."),
+            )
+        return self.exercises[name]
+
+    def _keep(self, **changes: Any) -> None:
+        self.work = replace(self.work, **changes)
+        make_folder(self._path.parent)
+        write_text(self._path, to_json(self.work) + "\n")
+
+
+def source_of(answer: Callable[..., Any]) -> str:
+    """Return the text of a student's function.  Raises ConfigError if it has none, or is too long."""
+    try:
+        source = textwrap.dedent(inspect.getsource(answer))
+    except (OSError, TypeError) as error:
+        raise ConfigError(
+            "The answer was to be kept.", f"It is no function written in a cell: {error}.", "Write it with def."
+        ) from error
+    if len(source) > LARGEST_SOURCE:
+        raise ConfigError("The answer was to be kept.", f"It has {len(source)} characters.", "Write a shorter one.")
+    return source
+
+
+def _plain(answer: Any) -> Plain:
+    value = answer.item() if hasattr(answer, "item") else answer
+    return value if isinstance(value, float | int | str | bool) else f"{answer}"[:200]
+
+
+def _short(value: Plain) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else f"{value}"
+
+
+def _off(guess: Plain, outcome: Plain) -> str:
+    """Return by how much a guess is off, if both are numbers."""
+    is_number = all(isinstance(value, float | int) and not isinstance(value, bool) for value in (guess, outcome))
+    if not is_number or not outcome:
+        return ", as you said" if guess == outcome else ""
+    ratio = float(guess) / float(outcome)  # type: ignore[arg-type]
+    return f" ({ratio:.2g} times the outcome)" if abs(ratio - 1) > 0.05 else ", as you said"
+
+
+def _note(text: str) -> Markup:
+    return _Shown("<div role='status' style='border-left:4px solid #4D4D4D;padding:4px 10px'>{}</div>").format(text)
+
+
+class _Shown(Markup):
+    """HTML in a notebook, the words alone elsewhere."""
+
+    def _repr_html_(self) -> str:
+        return str(self)
+
+    def __repr__(self) -> str:
+        return self.striptags()

@@ -1,0 +1,327 @@
+"""Lab 'Write the simulator': an event loop for lists of operations, and two pipelines as lists of operations.
+
+Pipelines: GPipe (Huang et al., 2019) and 1F1B (PipeDream-flush; Narayanan et al., 2021).  The judge is the workbench's
+own simulator: no answer travels with the course.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Any
+
+from workbench.core.catalogue import load_cluster
+from workbench.core.costs import MESSAGE_S, Spec, TableCosts
+from workbench.core.errors import ScheduleError
+from workbench.core.job import Fidelity
+from workbench.core.plan import Plan, Share, Stage
+from workbench.core.program import Program
+from workbench.core.schedule import Op, Schedule
+from workbench.core.timeline import Timeline
+from workbench.runs.made_up import execute_program
+from workbench.runtime.engines import default_pool
+from workbench.schedules import insert_transfers
+from workbench.schedules.pipeline import Slot, full_pipeline, gpipe_order, one_f_one_b_order
+from workbench.simulator import simulate
+from workbench.simulator.simulate import live_counts
+from workbench.widgets.tables import Table
+from workbench_labs.course.verdict import (
+    Exercise,
+    WrongAnswerError,
+    comparison,
+    number_of,
+    require_list,
+    require_number,
+)
+
+OrderOf = Callable[[int, int, int], Sequence[str]]
+"""(stages, stage, micro-batches) -> the stage's operations in order, such as ["F0", "F1", "B0", "B1"]."""
+CASES = 25
+CLOSE = 1e-9
+_OPERATION = re.compile(r"([FB])(\d{1,4})")
+
+
+def slots_of(operations: Any, num_micro_batches: int) -> list[Slot]:
+    """Return a stage's operations, each micro-batch's forward and backward pass once.  Raises WrongAnswerError."""
+    texts = require_list(operations, "A stage's order", 2 * num_micro_batches)
+    slots = [(match[1], int(match[2])) for match in map(_OPERATION.fullmatch, map(str, texts)) if match is not None]
+    expected = {(kind, micro_batch) for kind in "FB" for micro_batch in range(num_micro_batches)}
+    if len(slots) != len(texts) or set(slots) != expected:
+        raise WrongAnswerError(
+            f"Of {num_micro_batches} micro-batches each has F and B once, such as F0 and B0; this is "
+            f"{', '.join(map(str, texts)):.120}."
+        )
+    return slots
+
+
+def schedule_of(order: OrderOf, num_stages: int, num_micro_batches: int) -> Schedule:
+    """Return the mini-batch of a pipeline in a student's order, one device for each stage, with its transfers.
+
+    Raises WrongAnswerError if an operation is missing or waits for one that comes later.
+    """
+    stages = tuple(
+        Stage(start=number, stop=number + 1, shares=(Share(rank=number, samples=1),)) for number in range(num_stages)
+    )
+    plan = Plan(method="a student's", stages=stages, micro_batch_size=1, num_micro_batches=num_micro_batches)
+
+    def slots(stages: int, stage: int, count: int) -> list[Slot]:
+        return slots_of(order(stages, stage, count), count)
+
+    return insert_transfers(full_pipeline(plan, (1,) * num_micro_batches, slots))
+
+
+def simulated(schedule: Schedule, seconds: Mapping[str, Sequence[float]]) -> Timeline:
+    """Return the schedule in virtual time, with free links.  seconds: kind -> seconds of each stage.
+
+    Raises WrongAnswerError if its operations wait for each other.
+    """
+
+    def of_stage(rank: int, op: Op) -> float:
+        return seconds[op.kind][op.stage]
+
+    costs = TableCosts(seconds_by_kind=dict.fromkeys("FB", of_stage))
+    names = tuple(f"device {rank}" for rank in range(schedule.world_size))
+    try:
+        return simulate(Program(schedule=schedule, costs=costs, devices=names), memory=False)
+    except ScheduleError as error:
+        raise WrongAnswerError(f"The stages wait for each other for ever. {error}") from error
+
+
+def _random_case(draws: Random) -> tuple[list[list[str]], dict[str, list[float]], Timeline]:
+    """Return a pipeline's lists of operations, seconds by kind and stage, and the simulator's timeline."""
+    num_stages, num_micro_batches = draws.randint(1, 5), draws.randint(1, 7)
+    order = draws.choice([gpipe_order, one_f_one_b_order])
+    named = _named(order)
+    seconds = {kind: [draws.randint(1, 9) / 2 for _ in range(num_stages)] for kind in "FB"}
+    lists = [list(named(num_stages, stage, num_micro_batches)) for stage in range(num_stages)]
+    return lists, seconds, simulated(schedule_of(named, num_stages, num_micro_batches), seconds)
+
+
+def judge_event_loop(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+    """Compare a student's event loop with the simulator, on random pipelines, and on lists that can never end."""
+    draws = Random(numbers["seed"])
+    for _ in range(CASES):
+        lists, seconds, expected = _random_case(draws)
+        found = require_list(answer(lists, seconds["F"], seconds["B"]), "The result", len(lists))
+        for stage, operations in enumerate(lists):
+            times = require_list(found[stage], f"The result of stage {stage}", len(operations))
+            spans = [span for span in expected.spans if span.rank == stage and span.op.kind in "FB"]
+            for operation, given, span in zip(operations, times, spans, strict=True):
+                begin, end = map(number_of, require_list(given, f"The time of {operation}", 2))
+                if abs(begin - span.start_s) > CLOSE or abs(end - span.end_s) > CLOSE:
+                    rows = [
+                        (name, *(f"{number_of(value):g}" for value in given), f"{span.start_s:g}", f"{span.end_s:g}")
+                        for name, given, span in zip(operations, times, spans, strict=True)
+                    ]
+                    columns = ("operation", "your start (s)", "your end (s)", "start (s)", "end (s)")
+                    costs = "; ".join(
+                        f"{kind}: {', '.join(map('{:g}'.format, own))} s" for kind, own in seconds.items()
+                    )
+                    raise WrongAnswerError(
+                        f"{len(lists)} stages, {len(operations) // 2} micro-batches ({costs}): {operation} of stage "
+                        f"{stage} goes from {span.start_s:g} to {span.end_s:g} s, yours from {begin:g} to {end:g} s.",
+                        comparison(f"Stage {stage}, all times in seconds (simulated)", columns, rows),
+                    )
+    try:
+        stuck = answer([["B0", "F0"]], [1.0], [1.0])
+    except ValueError:
+        return f"It equals the workbench's simulator in {CASES} random pipelines, and notices a deadlock."
+    raise WrongAnswerError(f"Stage 0 does B0 before F0: that never ends. Raise ValueError; it returned {stuck!r:.80}.")
+
+
+def _judge_order(answer: OrderOf, numbers: Mapping[str, Any], *, most_contexts: Callable[[int, int, int], int]) -> str:
+    """Check an order by its properties: it ends, it is as short as the formula says, it keeps as few as it may."""
+    draws = Random(numbers["seed"])
+    for _ in range(CASES):
+        stages, count = draws.randint(1, 6), draws.randint(1, 9)
+        forward_s, backward_s = draws.randint(1, 6), draws.randint(1, 6)
+        schedule = schedule_of(answer, stages, count)
+        timeline = simulated(schedule, {"F": [forward_s] * stages, "B": [backward_s] * stages})
+        case = f"{stages} stages, {count} micro-batches, F {forward_s} s, B {backward_s} s"
+        expected_s = (count + stages - 1) * (forward_s + backward_s)
+        if timeline.makespan_s > expected_s + CLOSE:
+            raise WrongAnswerError(
+                f"{case}: it takes {timeline.makespan_s:g} s; {expected_s:g} s are possible.",
+                comparison(
+                    "Your orders",
+                    ("stage", "operations"),
+                    [(stage, " ".join(answer(stages, stage, count))) for stage in range(stages)],
+                ),
+            )
+        for stage, kept in enumerate(live_counts(schedule, timeline.spans, "ctx")):
+            least = most_contexts(stages, stage, count)
+            if kept > least:
+                raise WrongAnswerError(
+                    f"{case}: stage {stage} keeps the activations of {kept} micro-batches at once; {least} are enough.",
+                    comparison(f"Stage {stage}", ("operations",), [(" ".join(answer(stages, stage, count)),)]),
+                )
+    return f"It is as short as (M + p - 1)(F + B) in {CASES} random pipelines, and keeps no activations too long."
+
+
+def judge_gpipe(answer: OrderOf, numbers: Mapping[str, Any]) -> str:
+    """Check GPipe: as short as the formula, and no backward pass before the last forward pass of its stage."""
+    said = _judge_order(answer, numbers, most_contexts=lambda stages, stage, count: count)
+    stages, count = numbers["stages"], numbers["micro_batches"]
+    for stage in range(stages):
+        kinds = "".join(kind for kind, _ in slots_of(answer(stages, stage, count), count))
+        if kinds != "F" * count + "B" * count:
+            raise WrongAnswerError(
+                f"GPipe begins its backward passes when all forward passes are done; this is {kinds}."
+            )
+    return said
+
+
+def judge_one_f_one_b(answer: OrderOf, numbers: Mapping[str, Any]) -> str:
+    """Check 1F1B: as short as GPipe, and stage s of p keeps at most p - s micro-batches' activations."""
+    return _judge_order(answer, numbers, most_contexts=lambda stages, stage, count: min(stages - stage, count))
+
+
+def judge_bubble(answer: Any, numbers: Mapping[str, Any]) -> str:
+    """Compare with the share of the time in which a device of a balanced pipeline waits: (p - 1) / (M + p - 1)."""
+    stages, count = numbers["stages"], numbers["micro_batches"]
+    share = (stages - 1) / (count + stages - 1)
+    return require_number(
+        answer, share, 0.01, f"(p - 1) / (M + p - 1) = {stages - 1} / {count + stages - 1} = {share:.1%}."
+    )
+
+
+def _sizes(draws: Random) -> dict[str, Any]:
+    return {"stages": draws.randint(3, 9), "micro_batches": draws.randint(4, 24), "seed": draws.getrandbits(32)}
+
+
+EXERCISES = (
+    Exercise(
+        name="event_loop",
+        question="""**Write the event loop** (10 points). `event_loop(orders, forward_s, backward_s)` gets for each \
+stage the list of its operations, such as `["F0", "F1", "B0", "B1"]`, and the seconds of a forward and \
+of a backward pass of each stage. It returns for each stage a list of `[start, end]` in seconds, one for each operation.
+
+Stage *s* runs on device *s*, one operation at a time, in the order of its list. `Fm` waits for `Fm` of the stage \
+before; `Bm` waits for `Bm` of the stage after, and for `Fm` of its own stage. Messages take no time. If no operation \
+can ever start again, raise `ValueError`.""",
+        points=10,
+        hints=(
+            "Keep one place in each list (what comes next) and one clock for each device (when it is free).",
+            "An operation can start when the ends of all operations that it waits for are known. Its start is the "
+            "latest of these ends and of its device's clock.",
+            "Go over the stages again and again; start what can start. If a whole round starts nothing and something "
+            "is left, it is a deadlock.",
+        ),
+        draw=_sizes,
+        judge=judge_event_loop,
+        is_code=True,
+    ),
+    Exercise(
+        name="gpipe",
+        question="""**Write GPipe** (5 points). `gpipe(num_stages, stage, num_micro_batches)` returns the operations \
+of one stage as texts: all forward passes, then all backward passes.""",
+        points=5,
+        hints=(
+            "The order is the same on every stage.",
+            "`[f'F{m}' for m in range(n)]` are the forward passes.",
+            "The backward passes of which micro-batch can begin first? Any order that is the same on all stages works.",
+        ),
+        draw=_sizes,
+        judge=judge_gpipe,
+        is_code=True,
+    ),
+    Exercise(
+        name="one_f_one_b",
+        question="""**Write 1F1B** (10 points). `one_f_one_b(num_stages, stage, num_micro_batches)` returns the \
+operations of one stage. It must be as short as GPipe, but stage *s* of *p* may keep the activations of at most \
+*p - s* micro-batches at the same time.""",
+        points=10,
+        hints=(
+            "The last stage does F0 B0 F1 B1 ...: it keeps one micro-batch.",
+            "A stage before it begins with a few forward passes, so that the stages behind have work: how many?",
+            "p - s - 1 forward passes first, then one forward and one backward in turn, then the backward passes left.",
+        ),
+        draw=_sizes,
+        judge=judge_one_f_one_b,
+        is_code=True,
+    ),
+    Exercise(
+        name="bubble",
+        question="""**The bubble** (2 points). A balanced pipeline has {stages} stages and {micro_batches} \
+micro-batches, and links are free. During which share of the time does a device wait?""",
+        points=2,
+        hints=(
+            "How long does the whole mini-batch take, and how long does one device work?",
+            "A device works for M (F + B). Filling and draining takes p - 1 turns more.",
+            "(p - 1) / (M + p - 1).",
+        ),
+        draw=_sizes,
+        judge=judge_bubble,
+    ),
+)
+
+
+CROSSING = Spec((4, 32, 128))
+"""What crosses a boundary between stages: 64 KB."""
+
+
+def program_of(
+    order: OrderOf, cluster_name: str, num_micro_batches: int, forward_s: float, backward_s: float
+) -> Program:
+    """Return a student's pipeline as a program on all devices of a cluster, with its links."""
+    cluster = load_cluster(cluster_name)
+    costs = TableCosts(
+        seconds_by_kind={"F": forward_s, "B": backward_s, "STEP": 0.0},
+        bytes_by_name={"act": CROSSING, "grad": CROSSING},
+        cluster=cluster,
+        message_s=MESSAGE_S,
+    )
+    return Program.on(cluster, schedule_of(order, cluster.world_size, num_micro_batches), costs)
+
+
+def run_both(
+    order: OrderOf,
+    *,
+    cluster_name: str = "laptop-equal",
+    fidelity: Fidelity = "auto",
+    num_micro_batches: int = 8,
+    forward_s: float = 0.02,
+    backward_s: float = 0.04,
+) -> tuple[Timeline, Timeline]:
+    """Return a pipeline simulated, and executed by emulated devices with made-up contents; both with the links."""
+    program = program_of(order, cluster_name, num_micro_batches, forward_s, backward_s)
+    engines = default_pool().acquire(load_cluster(cluster_name), fidelity)
+    return simulate(program), execute_program(program, engines)
+
+
+def usable(order: OrderOf) -> OrderOf:
+    """Return a student's order, or the workbench's 1F1B as long as the student's is not written or not right."""
+    try:
+        judge_one_f_one_b(order, {"seed": 0})
+    except Exception:  # the student's own code
+        return _named(one_f_one_b_order)
+    return order
+
+
+def _named(order: Callable[[int, int, int], list[Slot]]) -> OrderOf:
+    """Return an order of ours as texts."""
+    return lambda stages, stage, count: [f"{kind}{number}" for kind, number in order(stages, stage, count)]
+
+
+def both_table(expected: Timeline, executed: Timeline) -> Table:
+    """Return when each device ends and how long it computes, simulated next to executed."""
+    rows = []
+    for rank, name in enumerate(expected.device_names):
+        ends = [max(span.end_s for span in one.spans if span.rank == rank) for one in (expected, executed)]
+        busy = [one.busy_s(rank) for one in (expected, executed)]
+        rows.append((name, *(f"{1e3 * seconds:.0f}" for seconds in (*ends, *busy))))
+    columns = ("device", "end, simulated", "end, executed", "computes, simulated", "computes, executed")
+    late = executed.makespan_s / expected.makespan_s - 1
+    note = f"The executed mini-batch takes {abs(late):.1%} {'more' if late >= 0 else 'less'} than the simulated one."
+    return Table(columns, rows, title=f"Milliseconds ({expected.label}; {executed.label})", note=note)
+
+
+def gpipe_over_1f1b(num_stages: int, num_micro_batches: int) -> float:
+    """Return the makespan of GPipe over that of 1F1B, with equal stages and free links (simulated)."""
+    seconds = {"F": [1.0] * num_stages, "B": [2.0] * num_stages}
+    gpipe_s, one_f_one_b_s = (
+        simulated(schedule_of(_named(order), num_stages, num_micro_batches), seconds).makespan_s
+        for order in (gpipe_order, one_f_one_b_order)
+    )
+    return gpipe_s / one_f_one_b_s

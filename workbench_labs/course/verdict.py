@@ -1,0 +1,128 @@
+"""What a check says of an answer, and exercises: how their numbers are drawn and their answers are judged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from numbers import Real
+from random import Random
+from typing import Any
+
+from markupsafe import Markup
+
+from workbench.widgets.tables import Table
+
+GREEN, RED, GREY = "#007A57", "#B04A00", "#4D4D4D"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The result of a check.  passed: None as long as there is no answer.  seconds: how long the check took.
+
+    details: the first case that fails, as a table.
+    """
+
+    passed: bool | None
+    message: str
+    points: float = 0.0
+    seconds: float = 0.0
+    details: Table | None = None
+
+    def __str__(self) -> str:
+        result = {None: "Not answered yet.", True: "Right.", False: "Not yet."}[self.passed]
+        return "\n".join([f"{result} {self.message}", *([str(self.details)] if self.details is not None else [])])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> Markup:
+        colour = {None: GREY, True: GREEN, False: RED}[self.passed]
+        details = self.details._repr_html_() if self.details is not None else ""
+        text = str(replace(self, details=None))
+        style = f"border-left:4px solid {colour};padding:4px 10px"
+        return Markup("<div role='status' style='{}'>{}</div>{}").format(style, text, details)
+
+
+class WrongAnswerError(Exception):
+    """An answer is wrong.  details: the case that shows it."""
+
+    def __init__(self, message: str, details: Table | None = None) -> None:
+        super().__init__(message)
+        self.details = details
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exercise:
+    """One exercise of a lab.
+
+    question: Markdown.  It may name the numbers that `draw` returns for a student in braces.
+    judge: (answer, numbers) -> what to say of a right answer.  Raises WrongAnswerError.
+    hints: three steps, each shown only when asked.  is_code: the answer is a function, which is called with numbers,
+    texts and lists of them, and returns such; so it can run in a process of its own.
+    """
+
+    name: str
+    question: str
+    points: int
+    hints: tuple[str, str, str]
+    draw: Callable[[Random], dict[str, Any]]
+    judge: Callable[[Any, dict[str, Any]], str]
+    is_code: bool = False
+
+    def numbers(self, seed: str) -> dict[str, Any]:
+        """Return the numbers of one student: the same for the same seed, on every machine."""
+        return self.draw(Random(f"{seed}/{self.name}"))
+
+    def asked(self, seed: str) -> str:
+        """Return the question with the student's numbers."""
+        return self.question.format(**self.numbers(seed))
+
+    def check(self, answer: Any, seed: str) -> Verdict:
+        """Judge an answer.  An answer that raises an error is wrong; one that is not there is not answered."""
+        if answer is None:
+            return Verdict(passed=None, message="Give an answer.")
+        began = time.perf_counter()
+        details = None
+        try:
+            message = self.judge(answer, self.numbers(seed))
+            passed, points = True, float(self.points)
+        except NotImplementedError:
+            return Verdict(passed=None, message="The function still raises NotImplementedError: write it.")
+        except WrongAnswerError as error:
+            passed, points, message, details = False, 0.0, str(error), error.details
+        except Exception as error:  # the answer is the student's own code
+            passed, points = False, 0.0
+            message = f"It stops with {type(error).__name__}: {error}"
+        return Verdict(
+            passed=passed, message=message, points=points, seconds=time.perf_counter() - began, details=details
+        )
+
+
+def number_of(answer: Any) -> float:
+    """Return an answer as a number: Python's, a fraction, or a NumPy or torch scalar.  Raises WrongAnswerError."""
+    value = answer.item() if hasattr(answer, "item") and not isinstance(answer, Real | Fraction) else answer
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise WrongAnswerError(f"A number is asked for; this is {answer!r:.80}.")
+    return float(value)
+
+
+def require_number(answer: Any, expected: float, tolerance: float, right: str) -> str:
+    """Return `right` if the answer is the number, which may differ by a share of it.  Raises WrongAnswerError."""
+    if abs(number_of(answer) - expected) > tolerance * abs(expected):
+        raise WrongAnswerError(f"{number_of(answer):g} is not it.")
+    return right
+
+
+def require_list(found: Any, what: str, length: int) -> list[Any]:
+    """Return a list (or tuple) of this length.  Raises WrongAnswerError."""
+    if not isinstance(found, list | tuple):
+        raise WrongAnswerError(f"{what} is a list; the function returned {found!r:.80}.")
+    if len(found) != length:
+        raise WrongAnswerError(f"{what} has {length} entries; the function returned {len(found)}.")
+    return list(found)
+
+
+def comparison(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
+    """Return a case as a table."""
+    return Table(tuple(columns), [tuple(row) for row in rows], title=title)
