@@ -83,9 +83,7 @@ def execute_program(program: Program, engines: EngineCluster) -> Timeline:
         )
         for rank, (_, spans) in enumerate(results)
     ]
-    return measured_timeline(
-        parts, engines.cluster, engines.fidelity, begin_s=begin_s, resident=[0] * size, title=""
-    )
+    return measured_timeline(parts, engines.cluster, engines.fidelity, begin_s=begin_s, resident=[0] * size, title="")
 
 
 def _run_rank(context: RankContext, text: str) -> Ended:
