@@ -44,5 +44,5 @@ def test_what_the_environment_asks_for_is_taken(monkeypatch: pytest.MonkeyPatch)
     assert find_dilation(late_share) == 2.5 and tried == [2.5]  # type: ignore[arg-type]
     for text in ("0.5", "17", "nan", "fast"):
         monkeypatch.setenv("WORKBENCH_DILATION", text)
-        with pytest.raises(ConfigError, match=f"WORKBENCH_DILATION = {text} .* no number from 1 to 16"):
+        with pytest.raises(ConfigError, match=f"WORKBENCH_DILATION = {text} .* not a number from 1 to 16"):
             find_dilation(late_share)  # type: ignore[arg-type]

@@ -173,9 +173,9 @@ CALLED: list[Callable[[Path], bytes]] = [lambda mark: call_of("os:system"), lamb
 def test_what_is_no_call_is_refused_and_runs_nothing(
     leader: TorchrunEngines, tmp_path: Path, hostile: Callable[[Path], bytes]
 ) -> None:
-    mark, seat = tmp_path / "mark", leader.seats[1]
-    seat.call, seat.number = CALLS.call(talk), 9
-    seat.send("call", hostile(mark), 9)
+    mark, slot = tmp_path / "mark", leader.slots[1]
+    slot.call, slot.number = CALLS.call(talk), 9
+    slot.send("call", hostile(mark), 9)
     deadline_s = time.monotonic() + LIMIT_S
     while not (taken := [content for rank, kind, content in leader.inbox.take(0.1) if kind == "ended"]):
         assert time.monotonic() < deadline_s

@@ -34,7 +34,7 @@ from workbench.methods.common.folder import require_resumable
 from workbench.profiler.cache import host_fingerprint
 from workbench.runtime.engine_service import Engines
 from workbench.runtime.network import require_loopback, require_open_files
-from workbench.runtime.work_folder import full_disk_told, own_folder
+from workbench.runtime.work_folder import own_folder, reporting_full_disk
 from workbench.tasks.own import FROM_FILES
 
 if TYPE_CHECKING:
@@ -50,10 +50,10 @@ def plan(
     """
     job = _settled(job)
     method, prepared, costs = _profiled(job, cluster, mode, progress or ignore)
-    made = _planned(method, prepared, costs, cluster)
+    plan = _planned(method, prepared, costs, cluster)
     note = differences_note(job)
-    notes = (*made.notes, *method.notes(Planned(prepared, costs, cluster, made)), *([note] if note else []))
-    return replace(made, notes=notes)
+    notes = (*plan.notes, *method.notes(Planned(prepared, costs, cluster, plan)), *([note] if note else []))
+    return replace(plan, notes=notes)
 
 
 def _settled(job: Job) -> Job:
@@ -63,9 +63,9 @@ def _settled(job: Job) -> Job:
 
 def _planned(method: Method, prepared: Any, costs: Profile, cluster: Cluster) -> Plan:
     """Return the method's plan, with a note on the devices that it leaves out."""
-    made = method.plan(prepared, costs, cluster)
-    note = made.idle_note([device.name for device in cluster.devices])
-    return replace(made, notes=(*made.notes, note)) if note else made
+    plan = method.plan(prepared, costs, cluster)
+    note = plan.idle_note([device.name for device in cluster.devices])
+    return replace(plan, notes=(*plan.notes, note)) if note else plan
 
 
 def profile(
@@ -79,10 +79,8 @@ def profile(
     """Return the cost of every layer on every device.
 
     The cost on an emulated device is measured on this host and scaled to the device's share of a core.  If the devices
-    are only
-    simulated, or real and not asked here, the cost on a different device model is computed from its FLOP/s.  refresh:
-    repeat
-    measurements that are cached.
+    are only simulated, or real and not asked here, the cost on a different device model is computed from its FLOP/s.
+    refresh: repeat measurements that are cached.
     """
     return _profiled(_settled(job), cluster, mode, progress or ignore, refresh=refresh)[2]
 
@@ -119,16 +117,16 @@ def run(
     Raises WorkbenchError for every error that a user can cause.  An interrupted run leaves its workdir for `resume`.
     """
     if not isinstance(job, Job) or not isinstance(cluster, Cluster):
-        found = f"They are {type(job).__name__} and {type(cluster).__name__}."
+        problem = f"They are {type(job).__name__} and {type(cluster).__name__}."
         raise ConfigError(
-            "A run of a job on a cluster was asked for.", found, "Give Job(...) and load_cluster('laptop')."
+            "A run of a job on a cluster was asked for.", problem, "Give Job(...) and load_cluster('laptop')."
         )
     if mode not in ("simulate", "execute"):
         raise ConfigError(f"The mode '{mode}' was asked for.", "There are simulate and execute.", "Choose one.")
     job = _settled(job)
     if mode == "execute" and engines is None and cluster.is_real:
-        own = (workdir or cache_folder() / "runs" / run_name(job, cluster)).absolute()
-        with connected(job, cluster, own, progress or ignore) as real:
+        run_folder = (workdir or cache_folder() / "runs" / run_name(job, cluster)).absolute()
+        with connected(job, cluster, run_folder, progress or ignore) as real:
 
             def with_health(event: Event) -> None:
                 if event.device is not None:
@@ -141,13 +139,13 @@ def run(
                 "chosen_plan": chosen_plan,
                 "costs": costs,
             }
-            report = run(job, cluster, mode, progress=with_health, workdir=own, engines=real, **settings)
+            report = run(job, cluster, mode, progress=with_health, workdir=run_folder, engines=real, **settings)
             timelines = {
-                name: replace(kept, clock_bound_s=real.clock_bound_s) if kept.source == "real" else kept
-                for name, kept in report.timelines.items()
+                name: replace(timeline, clock_bound_s=real.clock_bound_s) if timeline.source == "real" else timeline
+                for name, timeline in report.timelines.items()
             }
             report = replace(report, notes=(*report.notes, *real.notes), timelines=timelines)
-            report.write(own / REPORT)
+            report.write(run_folder / REPORT)
             return report
     if mode == "execute" and engines is None:
         require_emulated(cluster)
@@ -193,7 +191,7 @@ def run(
         from workbench.methods.common.result import write_result
         from workbench.runtime.engines import default_pool
 
-        with full_disk_told(folder):
+        with reporting_full_disk(folder):
             calibration, dilation, running = None, 1.0, engines
             if running is None:
                 notify(Event("phase", message=f"Starting {cluster.size_words}", stage="start devices"))
@@ -294,18 +292,18 @@ def require_possible(method: Method, job: Job, cluster: Cluster, engines: Engine
     declared = declaration_of(job.method)
     with_jax = [device.name for device in cluster.devices if device.framework == "jax"]
     if with_jax and not declared.runs_jax:
-        found = (
+        problem = (
             f"Only {' and '.join(name for name in registered() if declaration_of(name).runs_jax)} have layers that "
             "JAX computes."
         )
         raise ConfigError(
-            f"{job.method} on '{with_jax[0]}', which computes with JAX, was asked for.", found, "Leave framework out."
+            f"{job.method} on '{with_jax[0]}', which computes with JAX, was asked for.", problem, "Leave framework out."
         )
     method.require_known(job, cluster)
     if parse_faults(job.faults, cluster) and not declared.trains:
-        asked = f"The faults '{job.faults}' in a run of {job.method} were asked for."
+        request = f"The faults '{job.faults}' in a run of {job.method} were asked for."
         raise ConfigError(
-            asked, "It answers one request after the other and does not train.", "Use `workbench serve --fault`."
+            request, "It answers one request after the other and does not train.", "Use `workbench serve --fault`."
         )
     if job.faults and engines is not None and not engines.loses_devices:
         raise ConfigError(
@@ -314,12 +312,12 @@ def require_possible(method: Method, job: Job, cluster: Cluster, engines: Engine
             "Leave them out.",
         )
     if job.converged_after and not declared.converges:
-        asked = f"An end of {job.method} once its loss has not fallen for {job.converged_after} epochs was asked for."
-        raise ConfigError(asked, "It does not train by epochs.", "Leave converged_after out.")
+        request = f"An end of {job.method} once its loss has not fallen for {job.converged_after} epochs was asked for."
+        raise ConfigError(request, "It does not train by epochs.", "Leave converged_after out.")
     if job.data is not None and job.task not in FROM_FILES and not (data := user_path(job.data, "The data")).is_dir():
-        found = "It is a file." if data.exists() else "There is no such folder."
+        problem = "It is a file." if data.exists() else "There is no such folder."
         raise MissingDataError(
-            f"The data in '{job.data}' was asked for.", found, "Name a folder that holds the task's files."
+            f"The data in '{job.data}' was asked for.", problem, "Name a folder that holds the task's files."
         )
 
 
@@ -350,17 +348,19 @@ def _prepared(
     else:
         prepared = method.prepare(job, notify)
     for name in ("train", "validation", "test"):
-        wanted, split = getattr(job, f"{name}_samples"), getattr(prepared.task, name)
-        if wanted is not None and wanted > len(split):
-            found = f"The {name} split of '{job.task}' has {len(split)}."
+        num_samples, split = getattr(job, f"{name}_samples"), getattr(prepared.task, name)
+        if num_samples is not None and num_samples > len(split):
+            problem = f"The {name} split of '{job.task}' has {len(split)}."
             raise ConfigError(
-                f"A job with {name}_samples = {wanted} was asked for.", found, f"Lower {name}_samples, or leave it out."
+                f"A job with {name}_samples = {num_samples} was asked for.",
+                problem,
+                f"Lower {name}_samples, or leave it out.",
             )
     for fault in parse_faults(job.faults, cluster):
         num_steps = prepared.steps_on(cluster.world_size)
         if fault.start >= num_steps:
-            asked = f"The fault '{fault.kind}' of '{cluster.devices[fault.rank].name}' {fault.when} was asked for."
-            raise ConfigError(asked, f"The run has {num_steps} steps.", "Name an earlier step, or do more steps.")
+            request = f"The fault '{fault.kind}' of '{cluster.devices[fault.rank].name}' {fault.when} was asked for."
+            raise ConfigError(request, f"The run has {num_steps} steps.", "Name an earlier step, or do more steps.")
     return prepared
 
 
@@ -459,20 +459,20 @@ def _report(
     note = differences_note(job)
     differences = (note,) if note else ()
     if outcome is None:
-        told = prediction.notes + tuple(recovery.told for recovery in prediction.recoveries)
-        if job.faults and not told:
-            told = (
+        change_notes = prediction.notes + tuple(recovery.described for recovery in prediction.recoveries)
+        if job.faults and not change_notes:
+            change_notes = (
                 "The job's faults are injected into devices when it is executed; this is a simulation without them.",
             )
-        return replace(report, recoveries=prediction.recoveries, notes=notes + told + differences)
+        return replace(report, recoveries=prediction.recoveries, notes=notes + change_notes + differences)
     busy = outcome.overrun_share > BUSY_OVERRUN_SHARE
     metrics = {name: value for name, value in outcome.metrics.items() if math.isfinite(value)}
     waiting = {recovery.what: recovery for recovery in reversed(prediction.recoveries)}
     recoveries = tuple(
-        replace(one, predicted_s=waiting[one.what].seconds if one.what in waiting else None)
-        for one in outcome.recoveries
+        replace(recovery, predicted_s=waiting[recovery.what].seconds if recovery.what in waiting else None)
+        for recovery in outcome.recoveries
     )
-    notes += outcome.notes + tuple(recovery.told for recovery in recoveries)
+    notes += outcome.notes + tuple(recovery.described for recovery in recoveries)
     notes += tuple(f"The metric '{name}' is no number and left out." for name in outcome.metrics if name not in metrics)
     if dilation > 1:
         notes += (dilation_note(dilation),)

@@ -22,7 +22,7 @@ from workbench.core.profile import Profile
 from workbench.methods.base import ignore
 from workbench.methods.p_rge.method import PRGE
 from workbench.methods.p_rge.queries import plan_queries
-from workbench.methods.p_rge.query_costs import whole
+from workbench.methods.p_rge.query_costs import full_model_costs
 from workbench.planners import (
     Problem,
     candidates,
@@ -243,7 +243,7 @@ def query_seconds(problem: Problem[Profile], counts: Sequence[int]) -> tuple[flo
             f"There are {problem.cluster.world_size} devices and {problem.queries} queries.",
             "Give each device a number from 0 on; together they must be all queries.",
         )
-    costs = whole(problem)
+    costs = full_model_costs(problem)
     ranks = [rank for rank, count in enumerate(counts) if count]
     seconds = []
     for rank, count in enumerate(counts):
@@ -254,7 +254,7 @@ def query_seconds(problem: Problem[Profile], counts: Sequence[int]) -> tuple[flo
 
 def query_step_s(problem: Problem[Profile], counts: Sequence[int]) -> float:
     """Return the seconds of a step with such a division, the update included."""
-    costs = whole(problem)
+    costs = full_model_costs(problem)
     update = [costs[rank].noise_s(problem.queries) for rank, count in enumerate(counts) if count]
     return max(query_seconds(problem, counts)) + max(update, default=math.inf)
 

@@ -22,7 +22,7 @@ from workbench.methods.p_rge.analytic import (
 )
 from workbench.methods.p_rge.published import load_constants
 from workbench.methods.p_rge.zeroth_order import CausalModel, PromptLike
-from workbench.models.products import linear
+from workbench.models.matmul import linear
 from workbench.plots.style import time_unit
 from workbench.profiler.descriptions import describe
 from workbench.profiler.host import gemm_rate, memory_rate

@@ -52,7 +52,7 @@ def refused(*words: str) -> dict[str, str]:
         (("--method", "pac-plus"), "Known methods: confidant, fine_tuning", "'pac_plus'?"),
         (("--model", "tiny-bort"), "tiny-gpt2", "'tiny-bert'?"),
         (("--model", "all-MiniLM-L6"), "all-MiniLM-L6-v2", "'all-MiniLM-L6-v2'?"),
-        (("--model", "quite unknown"), "no hub name", "a folder or a hub name"),
+        (("--model", "quite unknown"), "not a hub name", "a folder or a hub name"),
         (("--task", "sentimnt"), "stsb", "'sentiment'?"),
         (("--cluster", "laptob"), "pac-env-a", "'laptop'?"),
         (("--cluster", "nowhere.toml"), "no such file", "Check the path"),
@@ -185,4 +185,4 @@ def test_unknown_commands() -> None:
 
 def test_scores_of_what_answers_no_prompts(tmp_path: Path) -> None:
     assert "predicts no words" in refused("evaluate", "tiny-bert")["found"]
-    assert "no folder" in refused("evaluate", str(tmp_path / "none"))["found"]
+    assert "not a folder" in refused("evaluate", str(tmp_path / "none"))["found"]

@@ -178,9 +178,9 @@ def test_what_is_no_address_is_refused_where_it_is_described(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "is no address of a device" in kit("init", "--", address, code=2)
+    assert "is not the address of a device" in kit("init", "--", address, code=2)
     Path("kit.toml").write_text(f'[defaults]\nmodel = "rpi-4b-m"\n[[device]]\nname = "a"\naddress = "{address}"\n')
-    with pytest.raises(ConfigError, match="is no address of a device"):
+    with pytest.raises(ConfigError, match="is not the address of a device"):
         load_cluster("kit.toml")
 
 
@@ -262,7 +262,7 @@ def test_a_kit_from_a_file_of_addresses_and_a_subnet(tmp_path: Path, monkeypatch
         "pi@10.0.0.4",
     ]
     assert "more than 1024 addresses" in kit("init", "pi@10.0.0.0/8", "--file", "more.toml", code=2)
-    assert "It is no subnet" in kit("init", "pi@10.0.0.0/x", "--file", "more.toml", code=2)
+    assert "It is not a subnet" in kit("init", "pi@10.0.0.0/x", "--file", "more.toml", code=2)
 
 
 def test_where_pip_finds_packages_uv_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

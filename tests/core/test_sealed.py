@@ -31,7 +31,7 @@ def test_a_log_is_read_and_goes_on_as_if_it_had_never_been_closed(tmp_path: Path
         lines = read_lines(path)
         assert not lines.damage
         assert lines.owner == (OWNER if b"\n" in whole[:cut] else None)
-        log = SealedLog(path, OWNER, kept=lines)
+        log = SealedLog(path, OWNER, intact=lines)
         for number in range(len(lines.contents), 4):
             log.append([number, 0.5 + number])
         assert path.read_bytes() == whole

@@ -135,7 +135,7 @@ def test_real_devices_over_ssh_go_on_likewise(
     report = experiment.run(job, real_cluster(names), workdir=tmp_path / "run", chosen_plan=HALVES)
     assert report.source == "real" and report.cluster.devices[0].address
     assert "beta is lost, in step" in told(report)
-    assert "clocks are laid beside this machine's" in told(report)
+    assert "clocks are aligned with this machine's" in told(report)
     assert [loss for *_, loss in losses(report)] == pytest.approx([loss for *_, loss in losses(unbroken)], rel=1e-5)
     assert not [path for name in names for path in (home(homes, name) / ".workbench-kit/runs").iterdir()]
 
@@ -263,7 +263,7 @@ def test_faults_are_simulated(method: str, options: dict, job: Job) -> None:
     killed = experiment.run(replace(job, faults="kill:beta@step3"), described, "simulate")
     [recovery] = killed.recoveries
     assert recovery.what == "kill beta" and 0 < recovery.seconds < 2 and recovery.step == 3
-    assert "beta is lost, in step 4" in told(killed) and recovery.told in killed.notes
+    assert "beta is lost, in step 4" in told(killed) and recovery.described in killed.notes
     seconds, before = ([step.predicted_s or 0.0 for step in report.steps] for report in (killed, whole))
     assert seconds[:3] == before[:3]
     assert sum(seconds) > sum(before)  # one device does what two did

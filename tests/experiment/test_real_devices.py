@@ -147,7 +147,7 @@ def test_a_device_gets_the_weights_of_its_stage_alone(job: Job, place: Place, tm
     place.real.bring_model(job.model)
     assert not (kept / "model.safetensors.tensors").exists()
     with pytest.raises(RuntimeSetupError, match="No model of this run has it"):
-        place.real.bring_weights(place.real.seats[0].link, ["brought/0123/../../id_rsa"])
+        place.real.bring_weights(place.real.slots[0].link, ["brought/0123/../../id_rsa"])
 
 
 @pytest.mark.parametrize("method", ("fine_tuning", "galaxy_plus"))

@@ -320,7 +320,7 @@ def test_a_plan_that_no_longer_fits_is_changed_at_any_price(job: Job) -> None:
     assert re.search("beta has 100% of its memory.* Another partition is not taken", said)
     assert [one.what for one in taken.recoveries] == ["memory beta"] and taken.recoveries[0].repeated == 0
     assert (
-        "The devices go on as they are. An asynchronous pipeline" in " ".join(too_much.notes)
+        "The devices continue as they are. An asynchronous pipeline" in " ".join(too_much.notes)
         and not too_much.recoveries
     )
 
@@ -396,10 +396,10 @@ def test_devices_wait_for_each_other_only_between_epochs_that_drain(
     phase.phase.epochs, phase.phase.steps.return_value = range(3), (step,)
     phase.rank_job = MagicMock(start_epoch=0, start_step=0, held={}, state=None)
     phase.rank_job.snapshot = Snapshot(every=0)
-    phase.session.some.return_value = pause
+    phase.session.any_rank.return_value = pause
     with pytest.raises(worker.Paused) if pause else nullcontext():
         worker._train_phase(phase, 0, MagicMock(loaded=[]))
-    assert phase.session.some.mock_calls == [call(False)] * meetings
+    assert phase.session.any_rank.mock_calls == [call(False)] * meetings
 
 
 def test_an_epoch_that_overlaps_the_one_before_counts_from_its_end() -> None:

@@ -87,7 +87,7 @@ def test_numbers_for_pairs_over_a_backbone_in_few_bits(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is text and pair. Give 2 for each sample"):
         model.predict(["a film"])
     card = (tmp_path / "result" / "README.md").read_text()
-    assert "`tiny-bert-2` is a random model" in card and "By the workbench alone" in card
+    assert "`tiny-bert-2` is a random model" in card and "Only by the workbench" in card
 
 
 def test_words_that_a_decoder_writes(tmp_path: Path) -> None:

@@ -90,5 +90,5 @@ def test_outputs_that_are_no_numbers_are_no_answers(kind, value):
     outputs = 1 if kind == "regression" else 2
     logits = [torch.zeros(2, outputs), torch.full((1, outputs), value)]
     predictions = Predictions(logits, [torch.zeros(2), torch.zeros(1)], [torch.arange(2), torch.tensor([2])])
-    with pytest.raises(DivergedError, match=r"no numbers.*Lower the learning rate"):
+    with pytest.raises(DivergedError, match=r"not numbers.*Lower the learning rate"):
         predictions.answers(kind)

@@ -361,7 +361,7 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
         "a has other bytes than its shape",
     ),
     "noise": (content(WEIGHTS, bytes(range(200, 256)) * 40), "do not load"),
-    "pickle": (unpickles, r"in pytorch_model\.bin alone, a pickle.*save_pretrained"),
+    "pickle": (unpickles, r"only in pytorch_model\.bin, a pickle.*save_pretrained"),
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "no file named model.safetensors"),
     "index malformed": (content(INDEX, b"{"), "index.json' is malformed"),
     "index that is a list": (content(INDEX, b"[]"), "malformed: Expected `object`"),
@@ -394,7 +394,7 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
                 found | {key: one * float("nan") for key, one in found.items() if "layer.0.output.dense" in key}
             )
         ),
-        "no numbers",
+        "not numbers",
     ),
     "a weight without an end": (
         tensors(
@@ -402,7 +402,7 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
                 found | {key: one / 0 for key, one in found.items() if "layer.3.attention.self.key.weight" in key}
             )
         ),
-        "no numbers",
+        "not numbers",
     ),
     "activation": (settings(hidden_act="nope"), "nope"),
     "used as a decoder": (settings(is_decoder=True), "is_decoder"),

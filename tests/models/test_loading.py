@@ -11,7 +11,7 @@ from tests.waiting import LIMIT_S
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.models.families import FAMILIES
 from workbench.models.loading import load_model, load_stack, load_stage, load_tokenizer, model_facts
-from workbench.models.partial_loading import LACKING, header_bytes, made_up_weights, parameters_on_meta
+from workbench.models.partial_loading import MISSING_WEIGHTS, header_bytes, made_up_weights, parameters_on_meta
 
 from .helpers import batch_for, check_embeddings
 
@@ -153,7 +153,7 @@ def test_a_real_device_has_the_tensors_sent_that_it_reads(tmp_path, monkeypatch)
             begin, end = map(int, path.name.split("-")) if "-" in path.name else (0, len(whole))
             path.write_bytes(whole[begin:end])
 
-    monkeypatch.setattr(LACKING, "fetch", fetch)
+    monkeypatch.setattr(MISSING_WEIGHTS, "fetch", fetch)
     with made_up_weights():
         assert load_stack(str(device)).num_layers == 2 and load_stage(str(device), 0, 1).layers
     assert not sent

@@ -14,7 +14,7 @@ from workbench.core.names import STORAGE_TYPES
 from workbench.models.families import FAMILIES
 from workbench.models.loading import load_stack
 from workbench.models.lora import import_bitsandbytes
-from workbench.models.products import LanguageModelHead
+from workbench.models.matmul import LanguageModelHead
 from workbench.models.quantization import (
     QuantizationConfig,
     QuantizedEmbedding,

@@ -15,7 +15,7 @@ from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.methods.p_rge.queries import _share_s, chain_s, chosen_passings, plan_queries
-from workbench.methods.p_rge.query_costs import Passing, RankCosts, passings, whole
+from workbench.methods.p_rge.query_costs import Passing, RankCosts, full_model_costs, passings
 from workbench.methods.p_rge.rank_job import QueryShape, QueryStep
 from workbench.planners import Problem
 from workbench.planners.shares import smallest_maximum
@@ -84,7 +84,7 @@ def step_of(profile: Profile, cluster: Cluster, queries: int, execution: str = "
 def step_s(problem: Problem[Profile], plan: Plan) -> float:
     """Return the slowest device's seconds, including sending its losses, and the update's; infinity if a share does not
     fit."""
-    costs, shares = whole(problem), plan.stages[0].shares
+    costs, shares = full_model_costs(problem), plan.stages[0].shares
     ranks = [share.rank for share in shares]
     slowest = max(_share_s(costs[share.rank], ranks, share.queries) for share in shares)
     return slowest + max(costs[rank].noise_s(problem.queries) for rank in ranks)

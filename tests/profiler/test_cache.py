@@ -25,7 +25,7 @@ class Measure:
 def test_a_profile_is_measured_once(tmp_path, profile):
     measure = Measure(profile)
     first, note = cache.cached({"model": "m"}, measure, Profile, folder=tmp_path, now=lambda: 1e9)
-    assert "measured now (none was kept)" in note
+    assert "measured now (none was stored)" in note
     second, note = cache.cached({"model": "m"}, measure, Profile, folder=tmp_path, now=lambda: 1e9 + 3 * 86400)
     assert "3 days ago" in note
     assert first == second == profile
@@ -81,7 +81,7 @@ def test_a_folder_that_cannot_be_written_to_costs_only_the_note(tmp_path, profil
     blocked.write_text("")
     found, note = cache.cached({}, Measure(profile), Profile, folder=blocked)
     assert found == profile
-    assert "could not be kept" in note
+    assert "could not be stored" in note
 
 
 def test_the_folder_follows_the_environment(tmp_path, monkeypatch):

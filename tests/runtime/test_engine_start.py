@@ -4,8 +4,8 @@ import pytest
 
 from workbench.core import Cluster, Device, Link
 from workbench.runtime.engine_session import EngineSession
+from workbench.runtime.engine_slots import Inbox
 from workbench.runtime.engine_starter import EnginesLate
-from workbench.runtime.seats import Inbox
 
 CLUSTER = Cluster(
     name="one",
@@ -17,4 +17,4 @@ def test_being_late_is_said_with_what_to_do() -> None:
     session = EngineSession(CLUSTER, "paced", Inbox(1))
     with pytest.raises(EnginesLate, match=r"cluster 'one'.*not up after 0 s.*try again"):
         session.open(0.0)
-    assert not session.healthy and not session.seats[0].is_alive
+    assert not session.healthy and not session.slots[0].is_alive

@@ -25,7 +25,7 @@ from workbench.runtime import ssh
 from workbench.runtime.engine_service import EngineService
 from workbench.runtime.frames import HEADER, LENGTH, MOST_FRAME_BYTES, Asked, FilePart, Message
 from workbench.runtime.jobs import Outcome
-from workbench.runtime.messages import AnswerMessage, CallTable, encode, encode_told
+from workbench.runtime.messages import AnswerMessage, CallTable, encode, encode_message
 from workbench.runtime.own_calls import Own
 from workbench.runtime.ssh import Connection
 from workbench.runtime.ssh_devices import SshEngines
@@ -115,7 +115,7 @@ def changed_json(answer: bytes, draw: random.Random) -> bytes:
 
 
 def told(value: Any) -> bytes:
-    return encode_told(value)
+    return encode_message(value)
 
 
 def settled(future: Future[Any]) -> BaseException | None:
@@ -223,7 +223,7 @@ def test_of_hundreds_of_changed_messages_of_an_engine_none_harms_another_device(
         real_cluster(), tmp_path / "run", CallTable({CALL: Parts(JOB, JOB)}), command_of=lambda device: ["ssh"]
     )
     engines.inbox.most_bytes = 10_000
-    alpha, beta = engines.seats
+    alpha, beta = engines.slots
     call = engines.table.named(CALL)
     scripted.append(ScriptedAgent())
     beta.connection = Connection("beta", ["ssh"], beta._take)
@@ -300,13 +300,13 @@ def test_what_loses_a_device_is_one_sentence(
     monkeypatch.setattr(SshEngines, "bring_weights", lambda self, link, places: waits.wait(LIMIT_S))
     engines = SshEngines(real_cluster(), tmp_path, CallTable({CALL: Parts(JOB, JOB)}))
     engines.inbox.most_bytes = 10_000
-    [seat, _] = engines.seats
-    seat.call, seat.number = engines.table.named(CALL), 1
+    [slot, _] = engines.slots
+    slot.call, slot.number = engines.table.named(CALL), 1
     agent = ScriptedAgent()
     scripted.append(agent)
-    with closing(seat):
-        seat.connection = Connection("alpha", ["ssh"], seat._take)
-        seat.connection.open()
+    with closing(slot):
+        slot.connection = Connection("alpha", ["ssh"], slot._take)
+        slot.connection.open()
         agent.send(sent)
         [(rank, kind, said)] = engines.inbox.take(LIMIT_S)
         waits.set()
@@ -316,19 +316,19 @@ def test_what_loses_a_device_is_one_sentence(
 def test_a_device_that_is_not_read_for_long_cannot_fill_the_memory(tmp_path: Path) -> None:
     engines = SshEngines(real_cluster(), tmp_path, CallTable({CALL: Parts(JOB, JOB)}))
     engines.inbox.most_bytes = 1000
-    [seat, _] = engines.seats
-    seat.call, seat.number = engines.table.named(CALL), 1
+    [slot, _] = engines.slots
+    slot.call, slot.number = engines.table.named(CALL), 1
     event = Message("event", 1, told({"text": "x" * 900}))
     for _ in range(4):
-        seat._take_message(event)
+        slot._take_message(event)
         engines.inbox.take(0)
-    seat._take_message(event)
-    seat._take_message(event)
+    slot._take_message(event)
+    slot._take_message(event)
     with pytest.raises(RuntimeSetupError, match="that nobody has read yet"):
-        seat._take_message(event)
+        slot._take_message(event)
     engines.inbox.put(0, "died", "it sent too much")  # its loss is noted all the same
     assert [kind for _, kind, _ in engines.inbox.take(0)] == ["event", "event", "died"]
-    seat._take_message(event)
+    slot._take_message(event)
 
 
 def test_a_mute_device_is_given_up_by_whoever_waits(scripted: list[ScriptedAgent]) -> None:

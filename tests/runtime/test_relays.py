@@ -22,9 +22,9 @@ from ssh_hosts import over_pipes, real_cluster
 from tests.waiting import LIMIT_S
 from workbench.core.errors import RuntimeSetupError
 from workbench.runtime import relays
+from workbench.runtime.engine_slots import KeyStore
 from workbench.runtime.pipe_engine import Asked, ChannelStore
 from workbench.runtime.relays import Relays, gloo_port, make_certificate
-from workbench.runtime.seats import KeyStore
 from workbench.runtime.ssh import Connection
 from workbench.runtime.ssh_agent import CERTIFICATE, LOWEST
 
@@ -132,7 +132,7 @@ def test_gloo_finds_its_peers_through_relays(agents: list[Connection], monkeypat
         mine: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         reply = mine.put
         if asked.operation == "set":
-            between.told(rank, agents[rank], asked.keys[0], asked.value)
+            between.publish(rank, agents[rank], asked.keys[0], asked.value)
         elif asked.operation == "get":
             reply = functools.partial(between.reply, rank, agents[rank], asked.keys[0], mine.put)
         kept.ask(rank, asked, reply)

@@ -1,4 +1,4 @@
-"""A snapshot outlives a kill and a full disk, and one that is not whole is never gone on from."""
+"""A snapshot outlives a kill and a full disk, and one that is not complete is never gone on from."""
 
 from __future__ import annotations
 

@@ -32,13 +32,13 @@ from workbench.core.methods import Parts
 from workbench.runtime import commands as c
 from workbench.runtime import kept_files, ssh, ssh_agent
 from workbench.runtime.engine_service import EngineService
+from workbench.runtime.engine_slots import KeyStore
 from workbench.runtime.frames import FROM_ENGINE, Asked, FilePart, Message, Messages
-from workbench.runtime.messages import AnswerMessage, CallTable, decode_told, encode, encode_told
+from workbench.runtime.messages import AnswerMessage, CallTable, decode_message, encode, encode_message
 from workbench.runtime.pipe_engine import ChannelStore, require_wireguard
 from workbench.runtime.relays import Relays
-from workbench.runtime.seats import KeyStore
 from workbench.runtime.ssh import Connection
-from workbench.runtime.ssh_devices import SshEngines, SshSeat
+from workbench.runtime.ssh_devices import SshEngines, SshSlot
 from workbench.runtime.ssh_login import BEGAN, Login, failure_of
 from workbench.runtime.ssh_setup import environment_python
 
@@ -90,11 +90,11 @@ def test_clock_files_and_refusals(agent: Agent, tmp_path: Path) -> None:
     assert connection.bring(file, "kit/cache/model/weights")
 
     for place in ("kit/../outside", "/etc/passwd", "elsewhere/x", "run/"):
-        with pytest.raises(RuntimeSetupError, match="is no place for a file"):
+        with pytest.raises(RuntimeSetupError, match="is not a valid place for a file"):
             connection.send_file(file, place).result(LIMIT_S)
     with pytest.raises(RuntimeSetupError, match="knows no 'import'"):
         connection.ask("import", module="os")
-    with pytest.raises(RuntimeSetupError, match="is no program"):
+    with pytest.raises(RuntimeSetupError, match="is not a program"):
         connection.ask("start", python="/nowhere/python", module="sleeper", environment={})
     with pytest.raises(RuntimeSetupError, match="another digest"):
         bad = connection.post("begin_file", [ssh._frame(ssh.DATA, b"abc")], path="run/x", size=3, sha256="0" * 64)
@@ -126,8 +126,8 @@ def test_a_device_that_is_sent_files_is_not_silent(agent: Agent, tmp_path: Path)
     job = "workbench.core.job:Job"
     table = CallTable({"workbench.methods.fine_tuning.method:FineTuning.serve_rank": Parts(job, job)})
     engines = SshEngines(real_cluster(), tmp_path / "run", table)
-    service, [seat, _] = EngineService(engines, print, ()), engines.seats
-    seat.connection, seat.call = (
+    service, [slot, _] = EngineService(engines, print, ()), engines.slots
+    slot.connection, slot.call = (
         agent.connection,
         table.named("workbench.methods.fine_tuning.method:FineTuning.serve_rank"),
     )
@@ -139,7 +139,7 @@ def test_a_device_that_is_sent_files_is_not_silent(agent: Agent, tmp_path: Path)
         yield ssh._frame(ssh.DATA, b"abc")
 
     last = c.Pong(charge=0.5)
-    seat._take_message(Message("event", seat.number, encode_told(last)))
+    slot._take_message(Message("event", slot.number, encode_message(last)))
     sent = agent.connection.post(
         "begin_file", frames(), path="run/x", size=3, sha256=hashlib.sha256(b"abc").hexdigest()
     )
@@ -334,9 +334,9 @@ def test_commands_and_events_are_typed() -> None:
         c.Ended(3, "paused", Job()),
         {"epoch": 1},
     ):
-        assert decode_told(encode_told(value), call, "It") == value
+        assert decode_message(encode_message(value), call, "It") == value
     with pytest.raises(RuntimeSetupError, match="It was expected"):
-        decode_told(encode_told(Asked("get", ("key",))), call, "It")
+        decode_message(encode_message(Asked("get", ("key",))), call, "It")
 
 
 def test_the_store_over_a_channel_forms_a_gloo_group() -> None:
@@ -368,34 +368,34 @@ LOG, SNAPSHOT = "steps/epoch-0-from-0-rank-1.jsonl", "snapshots/weights-epoch-1-
 
 
 @pytest.fixture
-def seat(tmp_path: Path) -> Iterator[SshSeat]:
+def slot(tmp_path: Path) -> Iterator[SshSlot]:
     """The laptop's side of a device whose files go to tmp_path / 'run' and may have 1000 bytes."""
     engines = SshEngines(real_cluster(), tmp_path / "run", CallTable({}), command_of=over_pipes(tmp_path))
     engines.inbox.most_bytes = 1000
-    made = SshSeat(0, engines.cluster.devices[0], engines)
+    made = SshSlot(0, engines.cluster.devices[0], engines)
     yield made
     made.close()
 
 
-def keep(seat: SshSeat, *parts: FilePart) -> None:
+def keep(slot: SshSlot, *parts: FilePart) -> None:
     for part in parts:
-        seat._take_message(Message("file", 0, encode(part)))
+        slot._take_message(Message("file", 0, encode(part)))
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_devices_files_come_into_the_runs_folder(seat: SshSeat, tmp_path: Path) -> None:
-    keep(seat, FilePart(SNAPSHOT, 0, b"ab", False), FilePart(SNAPSHOT, 2, b"c", True))
+def test_a_devices_files_come_into_the_runs_folder(slot: SshSlot, tmp_path: Path) -> None:
+    keep(slot, FilePart(SNAPSHOT, 0, b"ab", False), FilePart(SNAPSHOT, 2, b"c", True))
     keep(
-        seat,
+        slot,
         FilePart(LOG, 0, b"old and longer\n", True),
         FilePart(LOG, 0, b"new\n", True),
         FilePart(LOG, 4, b"newer\n", True),
     )
-    keep(seat, FilePart("snapshots/x.json", 0, b"begun", False))
-    seat.close()
+    keep(slot, FilePart("snapshots/x.json", 0, b"begun", False))
+    slot.close()
     assert files_of(tmp_path / "run") == {SNAPSHOT: b"abc", LOG: b"new\nnewer\n"}
 
 
@@ -421,38 +421,38 @@ def test_a_devices_files_come_into_the_runs_folder(seat: SshSeat, tmp_path: Path
         [FilePart(f"snapshots/{number}", 0, b"", False) for number in range(5)],
     ],
 )
-def test_a_part_of_a_file_that_does_not_fit_is_refused(parts: list[FilePart], seat: SshSeat, tmp_path: Path) -> None:
+def test_a_part_of_a_file_that_does_not_fit_is_refused(parts: list[FilePart], slot: SshSlot, tmp_path: Path) -> None:
     with pytest.raises(MessageError, match="a part of a file"):
-        keep(seat, *parts)
-    seat.close()
+        keep(slot, *parts)
+    slot.close()
     assert sum(len(data) for data in files_of(tmp_path).values()) <= 1
     assert not (tmp_path / "outside").exists()
 
 
 def test_a_device_keeps_so_many_files_and_no_more(
-    seat: SshSeat, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    slot: SshSlot, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(kept_files, "MOST_FILES", 3)
-    keep(seat, *(FilePart(f"snapshots/{number}", 0, b"x", True) for number in range(3)))
+    keep(slot, *(FilePart(f"snapshots/{number}", 0, b"x", True) for number in range(3)))
     (tmp_path / "run/snapshots/0").unlink()  # no longer needed: it counts no more
-    keep(seat, FilePart("snapshots/3", 0, b"x", True))
+    keep(slot, FilePart("snapshots/3", 0, b"x", True))
     with pytest.raises(MessageError, match="one more than 3 files"):
-        keep(seat, FilePart("snapshots/4", 0, b"x", True))
+        keep(slot, FilePart("snapshots/4", 0, b"x", True))
 
 
-def test_a_devices_files_take_so_many_bytes_and_no_more(seat: SshSeat, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_devices_files_take_so_many_bytes_and_no_more(slot: SshSlot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_files, "MOST_TIMES", 2)
     with pytest.raises(MessageError, match="above 2,000 bytes"):
-        keep(seat, *(FilePart(f"snapshots/{number}", 0, bytes(900), True) for number in range(1, 4)))
+        keep(slot, *(FilePart(f"snapshots/{number}", 0, bytes(900), True) for number in range(1, 4)))
 
 
-def test_a_full_disk_of_the_laptop_ends_the_run(seat: SshSeat, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_of_the_laptop_ends_the_run(slot: SshSlot, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(part: FilePart) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(seat._files, "take", refuse)
-    keep(seat, FilePart(LOG, 0, b"x", True))
-    [(rank, kind, outcome)] = seat.inbox.take(0)
+    monkeypatch.setattr(slot._files, "take", refuse)
+    keep(slot, FilePart(LOG, 0, b"x", True))
+    [(rank, kind, outcome)] = slot.inbox.take(0)
     assert (rank, kind) == (0, "ended") and "No space left" in outcome.text
 
 
@@ -488,7 +488,7 @@ def test_the_exposing_device_is_to_blame_for_a_relay_that_it_refuses() -> None:
         + bytes(128)
     )
     relays = Relays(lambda rank, error: blamed.append(rank))
-    relays.told(1, Agent(), "key", address)  # type: ignore[arg-type]
+    relays.publish(1, Agent(), "key", address)  # type: ignore[arg-type]
     relays.reply(0, Agent(), "key", lambda value: None, address)  # type: ignore[arg-type]
     at.set_exception(RuntimeSetupError("It was asked.", "It has no certificate."))
     assert blamed == [1]
@@ -511,9 +511,9 @@ def test_other_versions_than_the_laptops_are_refused(agent: Agent, tmp_path: Pat
     (agent.home / ".workbench-kit/env-0/ready").touch()
     with pytest.raises(RuntimeSetupError, match="other versions than the project's lock"):
         environment_python(agent.connection)
-    [seat, _] = SshEngines(real_cluster(), tmp_path / "run", CallTable({})).seats
-    seat._take_message(Message("ready", 0, b"0.0.1"))
-    assert seat.ready.is_set() and "its workbench is 0.0.1, this one" in seat.why
+    [slot, _] = SshEngines(real_cluster(), tmp_path / "run", CallTable({})).slots
+    slot._take_message(Message("ready", 0, b"0.0.1"))
+    assert slot.ready.is_set() and "its workbench is 0.0.1, this one" in slot.why
 
 
 SHA256 = "0" * 64

@@ -9,7 +9,7 @@ import pytest
 from safetensors import SafetensorError
 
 from workbench.core.errors import CacheError, ConfigError, PlanError, WriteError
-from workbench.runtime.work_folder import full_disk_told, own_folder, require_disk
+from workbench.runtime.work_folder import own_folder, reporting_full_disk, require_disk
 
 
 def test_one_run_at_a_time_and_no_trace_of_the_lock(tmp_path: Path) -> None:
@@ -44,7 +44,10 @@ def test_disk_is_looked_at_beforehand_without_making_the_folder(
     ],
 )
 def test_a_full_disk_is_told(error: Exception, tmp_path: Path) -> None:
-    with pytest.raises(CacheError, match=r"disk is full \(\d+\.\d MB are free\).*--resume"), full_disk_told(tmp_path):
+    with (
+        pytest.raises(CacheError, match=r"disk is full \(\d+\.\d MB are free\).*--resume"),
+        reporting_full_disk(tmp_path),
+    ):
         raise error
 
 
@@ -52,6 +55,6 @@ def test_a_full_disk_is_told(error: Exception, tmp_path: Path) -> None:
     "error", [OSError(errno.EACCES, "Permission denied"), PlanError("No space left on device"), KeyboardInterrupt()]
 )
 def test_other_errors_pass(error: BaseException, tmp_path: Path) -> None:
-    with pytest.raises(type(error)) as caught, full_disk_told(tmp_path):
+    with pytest.raises(type(error)) as caught, reporting_full_disk(tmp_path):
         raise error
     assert caught.value is error

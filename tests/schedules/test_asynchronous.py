@@ -61,7 +61,7 @@ def test_every_rule_keeps_as_many_versions_as_its_delay(versions: VersionRule) -
     """By the lifetimes of the weights, in a window that begins and ends in the middle of the training."""
     num_stages = 4
     schedule = check(
-        insert_transfers(asynchronous_1f1b(equal_plan(num_stages), 32, begun=3, ahead=3, versions=versions))
+        insert_transfers(asynchronous_1f1b(equal_plan(num_stages), 32, num_begun=3, ahead=3, versions=versions))
     )
     for rank, ops in enumerate(schedule.ops):
         last_read = {value: index for index, op in enumerate(ops) for value in op.reads if value.name == "weight"}

@@ -174,7 +174,7 @@ def test_forwards_alone_keep_no_context() -> None:
         ("0F0,0B0,0W0", "'0W0' was read in row 1, column 3. 0I0 is in no row."),
         ("0F0,0B0,0I0,0W0", "0I0 computes the same gradient"),
         (" \n", "It has no operation."),
-        ("0F0," + '"' + "0" * 200_000, "It is no CSV"),
+        ("0F0," + '"' + "0" * 200_000, "It is not CSV"),
     ],
 )
 def test_bad_rows_name_row_and_column(text: str, said: str) -> None:

@@ -110,7 +110,7 @@ def test_numbers_are_no_classes_so_dirichlet_takes_the_sources():
         (samples(10), 2, "dirichlet:0", "0 must be above 0. Raise the concentration"),
         (samples(10), 2, "dirichlet:-1", "-1 must be above 0"),
         (samples(10), 2, "dirichlet:nan", "nan must be above 0"),
-        (samples(10), 2, "dirichlet:much", "'much' are no numbers"),
+        (samples(10), 2, "dirichlet:much", "'much' are not numbers"),
         (samples(10), 3, "dirichlet:0.001", "would have no data. Raise the concentration, change the seed"),
         (samples(10), 3, "sizes:1,2", "'sizes' takes 3 numbers here, not 2"),
         (samples(10), 2, "sizes:1,1e-9", "Device 1 would have no data. Raise that device's number"),

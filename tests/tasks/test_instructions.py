@@ -133,6 +133,6 @@ def test_a_list_is_no_text(tmp_path: Path, role: str) -> None:
     ]
     (tmp_path / "a.json").write_text(json.dumps(rows))
     with pytest.raises(
-        ConfigError, match=rf"The column '{role}' was to be read. Row 3 of train has \['a'\], which is no text"
+        ConfigError, match=rf"The column '{role}' was to be read. Row 3 of train has \['a'\], which is not text"
     ):
         load_task("instruction_tuning", data=tmp_path / "a.json")

@@ -86,8 +86,8 @@ def test_any_other_metric_is_loaded_by_evaluate(tmp_path):
         (lambda: compute(["bleu"], [1], [1]), "accuracy, f1"),
         (lambda: compute(["f1"], [1], [1, 0]), "1 predictions"),
         (lambda: compute(["f1"], [], []), "0 references"),
-        (lambda: compute(["pearson"], [1.0, math.nan], [1, 0]), "Some predictions are no numbers"),
-        (lambda: compute(["f1"], [1, -math.inf], [1, 0]), "Some predictions are no numbers"),
+        (lambda: compute(["pearson"], [1.0, math.nan], [1, 0]), "Some predictions are not numbers"),
+        (lambda: compute(["f1"], [1, -math.inf], [1, 0]), "Some predictions are not numbers"),
         (lambda: compute([__file__], [1], [1]), "does not compute"),
     ],
 )

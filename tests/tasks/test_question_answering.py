@@ -91,7 +91,7 @@ def test_what_cannot_be_learnt_is_said(tmp_path: Path) -> None:
     path = squad(tmp_path, contexts=3)
     path.write_text(path.read_text().replace('"answer_start": 5', '"answer_start": 6'))
     with pytest.raises(
-        ConfigError, match=r"The context of 'Who came to town 0\?' does not have 'Rollo' at character 6\. Mend"
+        ConfigError, match=r"The context of 'Who came to town 0\?' does not have 'Rollo' at character 6\. Fix"
     ):
         load_task("question_answering", data=path)
     path.write_text('{"data": [{"paragraphs": [{"context": "x"}]}]}')

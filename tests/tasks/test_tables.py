@@ -106,9 +106,9 @@ def test_a_cell_of_several_lines_is_told_by_row(tmp_path: Path) -> None:
         ("a.jsonl", '{"text": "x", "text": "y", "label": 1}\n', "line 1: an object has the name 'text' twice"),
         ("a.jsonl", "[" * 100_000, "Its brackets are nested too deep"),
         ("a.json", '{"a":' * 100_000, "Its brackets are nested too deep"),
-        ("a.jsonl", "3\n", "row 1 is no object of columns and values"),
-        ("a.jsonl", '{"text": ["x"], "label": 1}\n', "Row 1 of train has ['x'], which is no text"),
-        ("a.jsonl", '{"text": "x", "label": {"a": 1}}\n', "Row 1 of train has {'a': 1}, which is no class"),
+        ("a.jsonl", "3\n", "row 1 is not an object of columns and values"),
+        ("a.jsonl", '{"text": ["x"], "label": 1}\n', "Row 1 of train has ['x'], which is not text"),
+        ("a.jsonl", '{"text": "x", "label": {"a": 1}}\n', "Row 1 of train has {'a': 1}, which is not a class"),
         ("a.csv", "text\0,label\n", "byte 4 is zero"),
         ("a.csv", ",".join(f"column{number}" for number in range(5000)) + "\n" + "," * 4999 + "\n", "and 4,980 more"),
     ],
@@ -121,7 +121,9 @@ def test_what_cannot_be_read_is_told(tmp_path: Path, name: str, text: str, told:
 
 @pytest.mark.parametrize("value", ["1e300", "-1e19", "1e400", "inf", "1_000", "x"])
 def test_a_number_that_cannot_be_learnt_is_told_by_row(tmp_path: Path, value: str) -> None:
-    with pytest.raises(ConfigError, match=rf"Row 3 of train has '{value}', which is no number from -1e\+18 to 1e\+18"):
+    with pytest.raises(
+        ConfigError, match=rf"Row 3 of train has '{value}', which is not a number from -1e\+18 to 1e\+18"
+    ):
         load_task("regression", data=write(tmp_path / "a.csv", table(["1", "2.5", value, "3"])))
 
 

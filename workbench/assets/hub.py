@@ -15,8 +15,8 @@ def hub_endpoint() -> str:
 
 
 def hub_is_reachable(wait_s: float = _WAIT_S) -> bool:
-    """Return whether the hub's host (or the proxy to it) accepts a connection; False in offline mode
-    ($HF_HUB_OFFLINE).
+    """Return whether the hub's host (or the proxy to it) accepts a connection; False in offline
+    mode ($HF_HUB_OFFLINE).
     """
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         return False

@@ -3,10 +3,10 @@
 An activity is one unit of work: a compute operation on its rank, a transfer (its SEND and RECV), or a collective on all
 its members.
 An edge is a dependency, as core/schedule.py defines it: a read waits for the write on its rank, an operation for the
-previous one on
-its stream, a transfer for the previous one in its channel.  A schedule can run if and only if this graph has no cycle.
+previous one on its stream, a transfer for the previous one in its channel.  A schedule can run if and only if this
+graph has no cycle.
 
-The errors for a faulty schedule each name the fault and show the grid with the wrong operation marked.
+Each error for a faulty schedule names the fault and shows the grid with the wrong operation marked.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Place = tuple[int, int]  # (rank, index in that rank's list)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activities:
-    """The dependency graph.  members[a]: the places of the activity's operations.  successors(a): the activities that
-    wait for it.
+    """The dependency graph.  members[a]: the places of the activity's operations.
+
+    successors(a): the activities that wait for it.
 
     num_waits[a]: how many edges lead to it; a dependency with several reasons counts several times.
-    targets: the successors of activity 0, then those of activity 1, and so on; those of a begin at firsts[a].  (Two
-    flat lists: one list
-    per activity takes twice as long, mostly in the garbage collector.)
+    targets: the successors of activity 0, then those of activity 1, and so on.  firsts[a]: index in `targets` of
+    activity a's first successor.  (One list per activity would take twice as long, mostly in the garbage collector.)
     """
 
     members: tuple[tuple[Place, ...], ...]
@@ -47,9 +47,8 @@ def activities(schedule: Schedule) -> Activities:
     """Return the schedule's activities, in O(operations + values).
 
     Raises ScheduleError naming the fault, with the grid: an unmatched or malformed transfer, a channel whose sides
-    disagree on the
-    order, a collective whose members disagree, a value never written, a value written twice.  `require_progress` finds
-    cycles.
+    disagree on the order, a collective whose members disagree, a value never written, a value written twice.
+    `require_progress` finds cycles.
     """
     members: list[tuple[Place, ...]] = []
     of_op: list[list[int]] = []
@@ -227,9 +226,9 @@ def written_twice(schedule: Schedule, rank: int, index: int, value: Value) -> Sc
 
 def output_never_written(schedule: Schedule, rank: int, value: Value) -> ScheduleError:
     """A value that a rank should have at the end and never gets."""
-    found, todo = _missing(schedule, rank, value)
+    problem, todo = _missing(schedule, rank, value)
     grid = schedule.grid((rank, len(schedule.ops[rank]) - 1))
-    return ScheduleError(f"The output {value} was asked for on rank {rank}.", found, f"{todo}\n{grid}")
+    return ScheduleError(f"The output {value} was asked for on rank {rank}.", problem, f"{todo}\n{grid}")
 
 
 def lonely_collective(schedule: Schedule, places: Sequence[Place]) -> ScheduleError:
@@ -261,18 +260,18 @@ def mismatched_channel(
     surplus_sends, surplus_receives = Counter(out) - Counter(into), Counter(into) - Counter(out)
     for value, place in zip(out, sent, strict=True):
         if value in surplus_sends:
-            found = f"The send of {value} is unmatched: rank {destination} has no RECV of it from rank {source}."
-            return _fault(schedule, *place, found, "Add the RECV.")
+            problem = f"The send of {value} is unmatched: rank {destination} has no RECV of it from rank {source}."
+            return _fault(schedule, *place, problem, "Add the RECV.")
     for value, place in zip(into, received, strict=True):
         if value in surplus_receives:
-            found = f"The receive of {value} is unmatched: rank {source} has no SEND of it to rank {destination}."
-            return _fault(schedule, *place, found, "Add the SEND.")
-    at = next(i for i in range(len(out)) if out[i] != into[i])
-    found = (
-        f"Wrong order in channel {source}>{destination}: its transfer {at} is sent as {out[at]} and received as "
-        f"{into[at]}."
+            problem = f"The receive of {value} is unmatched: rank {source} has no SEND of it to rank {destination}."
+            return _fault(schedule, *place, problem, "Add the SEND.")
+    transfer = next(i for i in range(len(out)) if out[i] != into[i])
+    problem = (
+        f"Wrong order in channel {source}>{destination}: its transfer {transfer} is sent as {out[transfer]} and "
+        f"received as {into[transfer]}."
     )
-    return _fault(schedule, *received[at], found, "Use one order on both sides.")
+    return _fault(schedule, *received[transfer], problem, "Use one order on both sides.")
 
 
 def stuck(
@@ -288,23 +287,23 @@ def stuck(
             if successor in unfinished:
                 before.setdefault(successor, activity)
     # Every unfinished activity waits for another unfinished one, so walking backwards finds a cycle.
-    seen: dict[int, int] = {}
-    at = min(unfinished, key=lambda activity: members[activity][0])
-    while at not in seen:
-        seen[at] = len(seen)
-        at = before[at]
-    circle = [activity for activity, order in seen.items() if order >= seen[at]]
+    order_of: dict[int, int] = {}
+    current = min(unfinished, key=lambda activity: members[activity][0])
+    while current not in order_of:
+        order_of[current] = len(order_of)
+        current = before[current]
+    circle = [activity for activity, order in order_of.items() if order >= order_of[current]]
     first = min(range(len(circle)), key=lambda i: (len(members[circle[i]]) == 2, members[circle[i]][0]))
     circle = circle[first:] + circle[:first]
     edges = [_edge(schedule, members[a], members[b]) for a, b in zip(circle, circle[1:] + circle[:1], strict=True)]
     if len(edges) > _MOST_EDGES:
         edges = [*edges[:_MOST_EDGES], f"and so on, {len(edges)} in all"]
     ranks = {rank for activity in circle for rank, _ in members[activity]}
-    what = "It is a cycle within one rank" if len(ranks) == 1 else "It deadlocks"
+    problem = "It is a cycle within one rank" if len(ranks) == 1 else "It deadlocks"
     rank, index = members[circle[0]][0]
     return ScheduleError(
         f"A schedule of {schedule.world_size} ranks was asked to run.",
-        f"{what}: {'; '.join(edges)}.",
+        f"{problem}: {'; '.join(edges)}.",
         f"Reorder one of them (the first is marked).\n{schedule.grid((rank, index))}",
     )
 
@@ -357,7 +356,7 @@ def _missing(schedule: Schedule, rank: int, value: Value) -> tuple[str, str]:
     return f"{value} is never written, on no rank.", "Write it, or name it among the inputs."
 
 
-def _fault(schedule: Schedule, rank: int, index: int, found: str, todo: str) -> ScheduleError:
+def _fault(schedule: Schedule, rank: int, index: int, problem: str, todo: str) -> ScheduleError:
     op = schedule.ops[rank][index]
     words = op.label
     if op.kind in (SEND, RECV):
@@ -365,5 +364,5 @@ def _fault(schedule: Schedule, rank: int, index: int, found: str, todo: str) -> 
     elif op.ranks:
         words = f"{op.label} {'+'.join(map(str, op.ranks))}"
     return ScheduleError(
-        f"Rank {rank} was asked to run {words} (operation {index}).", found, f"{todo}\n{schedule.grid((rank, index))}"
+        f"Rank {rank} was asked to run {words} (operation {index}).", problem, f"{todo}\n{schedule.grid((rank, index))}"
     )

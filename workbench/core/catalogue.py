@@ -69,14 +69,17 @@ def data_folder() -> Path:
 
 def kit_file() -> Path | None:
     """Return the file of the cluster named KIT; None if there is none."""
-    here = Path.cwd()
-    return next((file for folder in (here, *here.parents) if (file := folder / f"{KIT}.toml").is_file()), None)
+    working_folder = Path.cwd()
+    return next(
+        (file for folder in (working_folder, *working_folder.parents) if (file := folder / f"{KIT}.toml").is_file()),
+        None,
+    )
 
 
 def cluster_names() -> tuple[str, ...]:
     """Return the names of the clusters that come with the project, and KIT if there is one."""
-    own = [KIT] if kit_file() is not None else []
-    return tuple(sorted([*own, *(path.stem for path in (data_folder() / "clusters").glob("*.toml"))]))
+    kit_names = [KIT] if kit_file() is not None else []
+    return tuple(sorted([*kit_names, *(path.stem for path in (data_folder() / "clusters").glob("*.toml"))]))
 
 
 def device_models() -> tuple[str, ...]:
@@ -85,15 +88,15 @@ def device_models() -> tuple[str, ...]:
 
 
 def load_device(model: str, *, name: str | None = None) -> Device:
-    """Return a device of the catalogue, named `name` or else like its model.  Raises ConfigError for an unknown
-    model.
+    """Return a device of the catalogue, named `name` or else like its model.  Raises ConfigError for an
+    unknown model.
     """
     path = data_folder() / "devices.toml"
     return _device({"model": model, "name": name or model}, _Source(path))
 
 
 def cluster_file(name_or_path: str | Path) -> Path:
-    """Return the file of a cluster that is named, or whose file is.  Raises ConfigError for an unknown name."""
+    """Return the file of a cluster, given by its name or its file.  Raises ConfigError for an unknown name."""
     if not isinstance(name_or_path, str | Path):
         todo = "Give a name, such as 'laptop', or a .toml file."
         raise ConfigError(f"The cluster {shown(name_or_path)} was asked for.", "It is neither text nor a path.", todo)
@@ -145,8 +148,8 @@ class _Source:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def error(self, asked: str, found: str, todo: str, *, line_of: str = "") -> ConfigError:
-        return ConfigError(f"In '{shown(str(self.path), 200)}'{self._line(line_of)}: {asked}", found, todo)
+    def error(self, request: str, problem: str, todo: str, *, line_of: str = "") -> ConfigError:
+        return ConfigError(f"In '{shown(str(self.path), 200)}'{self._line(line_of)}: {request}", problem, todo)
 
     def wrap(self, error: ConfigError) -> ConfigError:
         """Return the error with the file's name added, unless the error has it already."""
@@ -182,41 +185,41 @@ class _Source:
     def text(self, table: Mapping[str, Any], key: str, owner: str) -> str:
         value = table.get(key)
         if not isinstance(value, str) or not value.strip() or not value.isprintable():
-            found = f"Its {key} is {shown(repr(value))}, not text without control characters."
-            raise self.error(f"{owner} was described.", found, f'Write {key} = "...".', line_of=key)
+            problem = f"Its {key} is {shown(repr(value))}, not text without control characters."
+            raise self.error(f"{owner} was described.", problem, f'Write {key} = "...".', line_of=key)
         return value
 
     def flag(self, table: Mapping[str, Any], key: str, owner: str) -> bool:
         """Return true or false at `key`; false if it is missing."""
         value = table.get(key, False)
         if not isinstance(value, bool):
-            asked = f"{owner} asks for {key} = {shown(repr(value))}."
-            raise self.error(asked, "It must be true or false.", "Write it without quotes.", line_of=key)
+            request = f"{owner} asks for {key} = {shown(repr(value))}."
+            raise self.error(request, "It must be true or false.", "Write it without quotes.", line_of=key)
         return value
 
     def table(self, value: object, where: str) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise self.error(f"{where} was read.", "It is not a table.", f"Write {where} on a line of its own.")
+            raise self.error(f"{where} was read.", "It is not a table.", f"Write {where} on a separate line.")
         return value
 
     def tables(self, value: object, where: str) -> list[dict[str, Any]]:
-        if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
             raise self.error(
                 f"{where} was read.", "It is not a list of tables.", f"Write {where} with double brackets."
             )
         return value
 
-    def _line(self, wanted: str) -> str:
+    def _line(self, setting: str) -> str:
         """Return ' line n' for the first line that sets a key ('key' or 'key=value'), '' if there is no such line."""
-        key, _, value = wanted.partition("=")
+        key, _, value = setting.partition("=")
         if not key:
             return ""
         pattern = re.compile(rf"\s*\[{{0,2}}{re.escape(key)}\s*(?:\]|=\s*([^#\s]*))")
         for number, line in enumerate(
             read_text(self.path, "the cluster", most_bytes=LARGEST_TOML).splitlines(), start=1
         ):
-            found = pattern.match(line)
-            if found and (not value or _same(found[1] or "", value)):
+            match = pattern.match(line)
+            if match and (not value or _same(match[1] or "", value)):
                 return f" line {number}"
         return ""
 
@@ -244,34 +247,36 @@ def _device(table: Mapping[str, Any], source: _Source, number: int = 1) -> Devic
                 did_you_mean(model, catalogue),
             )
         entry = {key: value for key, value in catalogue[model].items() if key != "title"}
-    whole = {**entry, **table}
-    described = source.tables(whole.get("processor", []), "[[device.processor]]")
-    for one in described:
-        source.require_known(one, ("name", "gflops"), f"[[device.processor]] of {owner[:1].lower()}{owner[1:]}")
+    settings = {**entry, **table}
+    described = source.tables(settings.get("processor", []), "[[device.processor]]")
+    for processor in described:
+        source.require_known(processor, ("name", "gflops"), f"[[device.processor]] of {owner[:1].lower()}{owner[1:]}")
     processors = tuple(
-        Processor(name=source.text(one, "name", owner), flops_per_s=source.number(one, "gflops", owner, None))
-        for one in described
+        Processor(
+            name=source.text(processor, "name", owner), flops_per_s=source.number(processor, "gflops", owner, None)
+        )
+        for processor in described
     )
     required = ("gflops", "memory_mb")
     fields: dict[str, Any] = {
-        name: source.number(whole, key, owner, None)
+        name: source.number(settings, key, owner, None)
         for key, (kind, name, _) in _NUMBERS.items()
-        if kind is Device and (key in whole or key in required)
+        if kind is Device and (key in settings or key in required)
     }
     fields |= {
-        key: source.text(whole, key, owner)
+        key: source.text(settings, key, owner)
         for key in ("address", "key", "python", "framework", "model")
-        if key in whole
+        if key in settings
     }
-    if (port := whole.get("port")) is not None:
+    if (port := settings.get("port")) is not None:
         try:
             require_range(port, range_of(Device, "port"), owner, "port")
         except ConfigError as error:
             raise source.error(error.asked, error.found, error.todo, line_of="port") from None
-    fields["leave_if_throttled"] = source.flag(whole, "leave_if_throttled", owner)
+    fields["leave_if_throttled"] = source.flag(settings, "leave_if_throttled", owner)
     try:
         fields["memory_bytes"] = round(fields["memory_bytes"])
-        return Device(**fields, name=name, link=_link(whole, source, owner), port=port, processors=processors)
+        return Device(**fields, name=name, link=_link(settings, source, owner), port=port, processors=processors)
     except ConfigError as error:
         raise source.wrap(error) from error
 

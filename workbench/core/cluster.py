@@ -40,12 +40,12 @@ def split_address(text: str) -> tuple[str, int | None]:
 
     Raises ConfigError for anything else, such as an option of ssh.
     """
-    found = _ADDRESS.fullmatch(text)
-    if found is None or not 0 < int(found["port"] or 22) < 65_536:
+    match = _ADDRESS.fullmatch(text)
+    if match is None or not 0 < int(match["port"] or 22) < 65_536:
         todo = "Write user@host, where host is a name, a number, or a Host of ~/.ssh/config."
-        raise ConfigError(f"The address '{shown(text)}' was given.", "It is no address of a device.", todo)
-    host = found["host"] or found["boxed"] or found["bare"]
-    return f"{found['user'] or ''}{host}", int(found["port"]) if found["port"] else None
+        raise ConfigError(f"The address '{shown(text)}' was given.", "It is not the address of a device.", todo)
+    host = match["host"] or match["boxed"] or match["bare"]
+    return f"{match['user'] or ''}{host}", int(match["port"]) if match["port"] else None
 
 
 DataPlane = Literal["tls", "plain", "wireguard"]
@@ -84,20 +84,17 @@ class Device:
     """One device of a cluster.
 
     flops_per_s: sustained FLOP/s in fp32, used for analytic costs.  memory_bytes: budget of a plan's tensors, without
-    what the runtime,
-    libraries and allocator take (see MemoryBudget).  host_share: the share of one host core at which the device is
-    emulated (0.5: half the
-    speed of a core), None if it is not emulated.  address: 'user@host' of a real device, reached over SSH.  port, key:
-    for SSH, if the SSH
-    settings do not give them.
+    what the runtime, libraries and allocator take (see MemoryBudget).  host_share: the share of one host core at which
+    the device is emulated (0.5: half the speed of a core), None if it is not emulated.  address: 'user@host' of a real
+    device, reached over SSH.  port, key: port and key file for SSH, if the SSH settings do not have them.
     python: the interpreter on the device that has the workbench's libraries, '' for the one that `workbench kit setup`
-    made.
-    watts_busy, watts_idle: power.  joules_per_byte: added for each byte that it sends.  storage_bytes_per_s: sequential
-    read rate.
-    battery: the remaining charge, 1 is full.  battery_wh: of a full one, by which the charge of an emulated device
-    falls; 0: mains power.
-    leave_below: the charge below which it gives notice and leaves, 0: never.  leave_if_throttled: the same if heat
-    slows it down.
+    installed.
+    watts_busy, watts_idle: power while it computes, and while it does not.  joules_per_byte: additional energy of each
+    byte that it sends.  storage_bytes_per_s: sequential read rate.
+    battery: the remaining charge, from 0 to 1.  battery_wh: capacity of the battery, which determines how fast the
+    charge of an emulated device falls; 0: mains power.
+    leave_below: the charge below which it gives notice and leaves, 0: never.  leave_if_throttled: whether it also
+    leaves if heat slows it down.
     framework: the library that computes its layers.
     """
 
@@ -126,8 +123,8 @@ class Device:
         require_ranges(self, f"Device '{shown(self.name)}'")
         names = [processor.name for processor in self.processors]
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-            asked = f"Device '{shown(self.name)}' names a processor '{shown(twice[0])}'."
-            raise ConfigError(asked, f"There are {names.count(twice[0])} of that name.", "Name each once.")
+            request = f"Device '{shown(self.name)}' names a processor '{shown(twice[0])}'."
+            raise ConfigError(request, f"There are {names.count(twice[0])} of that name.", "Name each once.")
         if self.address is None:
             return
         address, port = split_address(self.address)
@@ -138,15 +135,17 @@ class Device:
             )
 
     def processors_in_order(self, *, cores_first: bool) -> list[Processor]:
-        """Return the processors, the fastest first.  cores_first: groups of cores, as a real device names them, before
-        accelerators.
+        """Return the processors, the fastest first.
+
+        cores_first: whether groups of cores, as a real device names them, come before accelerators.
         """
         return sorted(
-            self.processors, key=lambda one: (cores_first and not one.name.startswith("cores "), -one.flops_per_s)
+            self.processors,
+            key=lambda processor: (cores_first and not processor.name.startswith("cores "), -processor.flops_per_s),
         )
 
     def charge(self, after_s: float) -> float:
-        """Return the charge after so many seconds of computing, by the power model; 1 is full."""
+        """Return the charge, from 0 to 1, after this many seconds of computing, by the power model."""
         used = after_s * self.watts_busy / (3600 * self.battery_wh) if self.battery_wh else 0.0
         return max(0.0, self.battery - used)
 
@@ -184,17 +183,17 @@ class Cluster:
         for device in self.devices:
             place = (device.address or device.name).rpartition("@")[2], device.port or 22
             if device.address and (other := places.setdefault(place, device.name)) != device.name:
-                asked = f"Cluster '{self.name}' names the address '{shown(device.address)}'."
+                request = f"Cluster '{self.name}' names the address '{shown(device.address)}'."
                 raise ConfigError(
-                    asked, f"'{other}' and '{device.name}' have it.", "Give every device an address of its own."
+                    request, f"'{other}' and '{device.name}' have it.", "Give every device a different address."
                 )
         for pair in self.pairs:
             unknown = [name for name in pair.split(">") if name not in names]
-            asked = f"Cluster '{self.name}' describes the link '{shown(pair)}'."
+            request = f"Cluster '{self.name}' describes the link '{shown(pair)}'."
             if unknown or pair.count(">") != 1:
-                raise ConfigError(asked, f"Its devices are {', '.join(names)}.", "Write 'name>name'.")
+                raise ConfigError(request, f"Its devices are {', '.join(names)}.", "Write 'name>name'.")
             if len(set(pair.split(">"))) == 1:
-                raise ConfigError(asked, "It leads from a device to itself.", "Name two devices.")
+                raise ConfigError(request, "It leads from a device to itself.", "Name two devices.")
 
     @property
     def world_size(self) -> int:
@@ -203,7 +202,7 @@ class Cluster:
 
     @property
     def is_real(self) -> bool:
-        """Return whether a device has an address: the cluster then runs over SSH."""
+        """Return whether a device has an address; the cluster then runs over SSH."""
         return any(device.address for device in self.devices)
 
     @property
@@ -214,9 +213,9 @@ class Cluster:
     def link(self, source: int, destination: int) -> Link:
         """Return the path between two ranks: the rate of the slower access link, and the sum of both latencies."""
         sender, receiver = self.devices[source], self.devices[destination]
-        own = self.pairs.get(f"{sender.name}>{receiver.name}")
-        if own is not None:
-            return own
+        described = self.pairs.get(f"{sender.name}>{receiver.name}")
+        if described is not None:
+            return described
         return _path(sender.link, receiver.link)
 
     def part(self, ranks: Sequence[int], factors: Mapping[Any, float] | None = None) -> Cluster:
@@ -227,7 +226,8 @@ class Cluster:
         devices = tuple(self.devices[rank] for rank in ranks)
         if factors:
             devices = tuple(
-                replace(one, memory_bytes=max(1, int(one.memory_bytes * factors.get(one.name, 1)))) for one in devices
+                replace(device, memory_bytes=max(1, int(device.memory_bytes * factors.get(device.name, 1))))
+                for device in devices
             )
         names = {device.name for device in devices}
         return replace(
@@ -270,8 +270,8 @@ class Cluster:
         )
 
     def host_shares(self) -> tuple[float, ...]:
-        """Return each device's share of a core of this machine.  Raises ConfigError if a device has no share: it cannot
-        be emulated.
+        """Return each device's share of a core of this machine.  Raises ConfigError if a device has no share and so
+        cannot be emulated.
         """
         without = [device.name for device in self.devices if device.host_share is None]
         if without:

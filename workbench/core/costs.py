@@ -42,7 +42,7 @@ class Spec(NamedTuple):
 
 
 def opaque(nbytes: int) -> Spec:
-    """Return the spec of a value whose size in bytes is all that is known."""
+    """Return the spec of a value of which only the size in bytes is known."""
     return Spec((nbytes,), "bytes")
 
 
@@ -54,8 +54,8 @@ class Costs(Protocol):
     """The costs of one schedule's operations and the specs of its values.  Equal operations of a rank cost the same."""
 
     def seconds(self, rank: int, op: Op) -> float:
-        """Return the seconds of a compute operation on a rank, of a transfer (asked for its SEND), or of a
-        collective.
+        """Return the seconds of a compute operation on a rank, of a transfer (asked for its SEND), or of
+        a collective.
         """
 
     def spec(self, value: Value) -> Spec:
@@ -72,8 +72,7 @@ class TableCosts:
     seconds_by_kind: kind -> seconds, or a function of (rank, op).  bytes_by_name: value name -> bytes, spec, or a
     function of the value.
     cluster: transfers and collectives that the table leaves out take the time of its links.  message_s: overhead of
-    each of their
-    messages, in addition to the link's time.
+    each of their messages, in addition to the link's time.
     """
 
     seconds_by_kind: Mapping[str, float | Callable[[int, Op], float]]
@@ -111,7 +110,7 @@ class TableCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenCosts:
-    """Costs that are written next to each operation and value: of a program's text, or of several programs in one."""
+    """Costs that are stated for each operation and value, as in a program's text or in several joined programs."""
 
     seconds_of: Mapping[tuple[int, Op], float] = field(repr=False)
     specs: Mapping[Value, Spec] = field(repr=False)
@@ -126,7 +125,7 @@ class WrittenCosts:
         return self.specs.get(value, TOKEN)
 
     def resident_bytes(self, rank: int) -> int:
-        """Return the bytes given for the rank's device."""
+        """Return the bytes stated for the rank's device."""
         return self.resident[rank]
 
 
@@ -148,8 +147,9 @@ def num_rounds(kind: str, size: int) -> int:
 
 
 def sent_bytes(kind: str, size: int, nbytes: int, *, is_root: bool = False) -> int:
-    """Return the bytes that one of `size` ranks sends.  nbytes: of the whole tensor.  is_root: of a broadcast; it sends
-    directly.
+    """Return the bytes that one of `size` ranks sends.
+
+    nbytes: size of the whole tensor.  is_root: whether the rank is a broadcast's root.
     """
     if kind == BROADCAST:
         return (size - 1) * nbytes if is_root else 0
@@ -181,8 +181,8 @@ def collective_latency_s(cluster: Cluster, kind: str, ranks: Sequence[int]) -> f
 
 
 def busiest_s(cluster: Cluster, transfers: Iterable[tuple[int, int, float]]) -> float:
-    """Return the seconds of transfers (source, destination, bytes) at once: of the busiest end of a link, and the
-    longest latency.
+    """Return the seconds of simultaneous transfers (source, destination, bytes): those of the busiest end of a link,
+    plus the longest latency.
 
     Devices send and receive in parallel; a device's own messages share its link.
     """

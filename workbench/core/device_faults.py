@@ -33,11 +33,9 @@ class Fault:
 
     unit: 'step' counts finished steps, 's' counts seconds since the run began.
     kind: 'slow' (computes `factor` times slower, by the pacer), 'memory' (another program leaves 1 / factor of its
-    memory to the run),
-    'kill' (SIGKILL), 'freeze' (SIGSTOP: it does not answer, and is ended when the timeout detects that), 'leave' (it
-    announces that it
-    leaves).  At `end` a new process replaces a device that is gone.
-    to: not the device is slow, but what it sends to this rank.
+    memory to the run), 'kill' (SIGKILL), 'freeze' (SIGSTOP: it does not answer, and is ended when the timeout detects
+    that), 'leave' (it announces that it leaves).  At `end` a new process replaces a device that is gone.
+    to: not the device itself is slow, but its messages to this rank.
     """
 
     kind: FaultKind
@@ -50,28 +48,28 @@ class Fault:
 
     def __post_init__(self) -> None:
         require_ranges(self, "A fault")
-        asked = f"A fault '{self.kind}' of device {self.rank} {self.when}, factor {self.factor:g}, was asked for."
+        request = f"A fault '{self.kind}' of device {self.rank} {self.when}, factor {self.factor:g}, was asked for."
         if self.end is not None and not self.start < self.end:
-            raise ConfigError(asked, "It must end after it begins.", "Give a later end.")
+            raise ConfigError(request, "It must end after it begins.", "Give a later end.")
         has_factor = self.kind in WITH_FACTOR
         if has_factor != (self.factor > 1):
-            found = "That changes nothing." if has_factor else f"Only {' and '.join(WITH_FACTOR)} have a factor."
+            problem = "That changes nothing." if has_factor else f"Only {' and '.join(WITH_FACTOR)} have a factor."
             raise ConfigError(
-                asked, found, "Give a factor above 1, such as 4." if has_factor else "Leave the factor out."
+                request, problem, "Give a factor above 1, such as 4." if has_factor else "Leave the factor out."
             )
 
     @property
     def text(self) -> str:
         """Return the fault in the format that parse_faults reads; in whole steps if it is counted in steps."""
-        what = (
+        effect = (
             f"{self.kind}:{self.rank}"
             + ("" if self.to is None else f">{self.to}")
             + (f":{self.factor:g}" if self.factor > 1 else "")
         )
         if self.unit == "s":
-            return f"{what}@{self.start:g}" + ("" if self.end is None else f"-{self.end:g}") + "s"
+            return f"{effect}@{self.start:g}" + ("" if self.end is None else f"-{self.end:g}") + "s"
         start = max(1, round(self.start))
-        return f"{what}@step{start}" + ("" if self.end is None else f"-{max(start + 1, round(self.end))}")
+        return f"{effect}@step{start}" + ("" if self.end is None else f"-{max(start + 1, round(self.end))}")
 
     @property
     def when(self) -> str:
@@ -84,69 +82,73 @@ class Fault:
 def parse_faults(text: str, cluster: Cluster, unit: Unit = "step") -> tuple[Fault, ...]:
     """Parse 'KIND:DEVICE[:FACTOR]@FROM[-TO]; ...' and return the faults by start time.
 
-    DEVICE: a name, or a number from 0; of 'slow' also 'SENDER>RECEIVER', a link between two devices that train.
+    DEVICE: a name, or a number from 0; for 'slow' also 'SENDER>RECEIVER', a link between two devices that train.
     FROM, TO: steps ('@step20', or '@20' if the unit is steps) or seconds ('@20s', or '@20').
     'return:DEVICE@WHEN' ends the device's previous fault.  Raises ConfigError naming the invalid part.
     """
     faults: list[Fault] = []
-    for word in (one.strip() for one in text.split(";")):
+    for word in (part.strip() for part in text.split(";")):
         if word:
             _add(faults, word, cluster, unit)
     return tuple(sorted(faults, key=lambda fault: (fault.unit, fault.start)))
 
 
 def _add(faults: list[Fault], word: str, cluster: Cluster, unit: Unit) -> None:
-    asked = f"The fault '{shown(word)}' was asked for."
-    what, at, when = word.rpartition("@")
-    kind, _, rest = what.partition(":")
+    request = f"The fault '{shown(word)}' was asked for."
+    target, separator, when = word.rpartition("@")
+    kind, _, rest = target.partition(":")
     device, colon, factor = rest.partition(":")
     kinds = [kind for kind in (*get_args(FaultKind), RETURN) if unit == "step" or kind not in ("memory", "leave")]
-    if not at or not device or (colon and not factor):
-        raise ConfigError(asked, "It is not KIND:DEVICE[:FACTOR]@FROM[-TO].", f"Write, for example, {EXAMPLES[unit]}.")
+    if not separator or not device or (colon and not factor):
+        raise ConfigError(
+            request, "It is not KIND:DEVICE[:FACTOR]@FROM[-TO].", f"Write, for example, {EXAMPLES[unit]}."
+        )
     if kind not in kinds:
-        raise ConfigError(asked, f"Kinds are {', '.join(kinds)}.", did_you_mean(kind, kinds))
-    names = [one.name for one in cluster.devices]
+        raise ConfigError(request, f"Kinds are {', '.join(kinds)}.", did_you_mean(kind, kinds))
+    names = [device_of.name for device_of in cluster.devices]
     ends = [device] if device in names or kind != "slow" or unit == "s" else device.split(">")
     for end in ends:
         if end not in names and not (end.isascii() and end.isdecimal() and len(end) < 10 and int(end) < len(names)):
-            found = f"The devices of '{cluster.name}' are {', '.join(names)}."
-            raise ConfigError(asked, found, "Name one of them, or its number from 0.")
+            problem = f"The devices of '{cluster.name}' are {', '.join(names)}."
+            raise ConfigError(request, problem, "Name one of them, or its number from 0.")
     rank, *receivers = (names.index(end) if end in names else int(end) for end in ends)
     if len(receivers) > 1 or rank in receivers:
         raise ConfigError(
-            asked,
+            request,
             "A link leads from one device to another.",
             f"Write, for example, slow:{names[0]}>{names[-1]}:4@step20.",
         )
-    start, stop, own_unit = _times(asked, when, unit)
+    start, stop, own_unit = _times(request, when, unit)
     if own_unit != unit:
         counts = "steps" if unit == "step" else "seconds"
-        raise ConfigError(asked, f"Here faults are counted in {counts}.", f"Write, for example, {EXAMPLES[unit]}.")
+        raise ConfigError(request, f"Here faults are counted in {counts}.", f"Write, for example, {EXAMPLES[unit]}.")
     try:
         slowness = _number(factor) if factor else (4.0 if kind in WITH_FACTOR else 1.0)
     except ValueError:
         raise ConfigError(
-            asked, f"The factor '{shown(factor)}' is no number.", "Write, for example, slow:beta:4@20."
+            request, f"The factor '{shown(factor)}' is not a number.", "Write, for example, slow:beta:4@20."
         ) from None
     if factor and kind not in WITH_FACTOR:
-        found = f"Only {' and '.join(WITH_FACTOR)} have a factor."
+        problem = f"Only {' and '.join(WITH_FACTOR)} have a factor."
         if kind == "leave":  # Confidant's alpha
-            found += (
+            problem += (
                 " How long before a device leaves it must give notice is computed, not set: a note of the report "
                 "says it."
             )
-        raise ConfigError(asked, found, f"Write {kind}:{shown(device)}@{shown(when)}.")
+        raise ConfigError(request, problem, f"Write {kind}:{shown(device)}@{shown(when)}.")
     if own_unit == "step":
         for name, value in (("step", start), ("last step", stop)):
             if value is not None:
                 require_range(int(value) if value == value // 1 else value, Count, f"The fault '{shown(word)}'", name)
     if kind == RETURN:
         before = [
-            i for i, one in enumerate(faults) if one.rank == rank and one.end is None and one.kind not in WITH_FACTOR
+            i
+            for i, other in enumerate(faults)
+            if other.rank == rank and other.end is None and other.kind not in WITH_FACTOR
         ]
         if stop is not None or not before:
-            found = "A return has one time." if stop is not None else f"By then '{names[rank]}' has not gone."
-            raise ConfigError(asked, found, "Name a kill, freeze or leave of the device before it.")
+            problem = "A return has one time." if stop is not None else f"By then '{names[rank]}' has not gone."
+            raise ConfigError(request, problem, "Name a kill, freeze or leave of the device before it.")
         gone = faults.pop(before[-1])
         kind, start, stop = gone.kind, gone.start, start
     require_range(slowness, range_of(Fault, "factor"), f"The fault '{shown(word)}'", "factor")
@@ -154,18 +156,18 @@ def _add(faults: list[Fault], word: str, cluster: Cluster, unit: Unit) -> None:
         to = receivers[0] if receivers else None
         faults.append(Fault(kind=kind, rank=rank, start=start, end=stop, factor=slowness, unit=unit, to=to))  # type: ignore[arg-type]
     except ConfigError as error:
-        raise ConfigError(f"{asked} {error.asked}", error.found, error.todo) from None
+        raise ConfigError(f"{request} {error.asked}", error.found, error.todo) from None
 
 
-def _times(asked: str, when: str, unit: Unit) -> tuple[float, float | None, Unit]:
+def _times(request: str, when: str, unit: Unit) -> tuple[float, float | None, Unit]:
     """Return start, end and unit of a fault's times."""
-    own: Unit = "step" if when.startswith("step") else "s" if when.endswith("s") else unit
+    fault_unit: Unit = "step" if when.startswith("step") else "s" if when.endswith("s") else unit
     start, dash, end = when.removeprefix("step").removesuffix("s").partition("-")
     try:
-        return _number(start), _number(end) if dash else None, own
+        return _number(start), _number(end) if dash else None, fault_unit
     except ValueError:
         raise ConfigError(
-            asked, f"'{shown(when)}' names no step and no seconds.", f"Write, for example, {EXAMPLES[unit]}."
+            request, f"'{shown(when)}' names no step and no seconds.", f"Write, for example, {EXAMPLES[unit]}."
         ) from None
 
 
@@ -222,12 +224,12 @@ class FaultSchedule:
 
     @property
     def next_s(self) -> float:
-        """Return the second of the next start or end, infinity if none is left."""
+        """Return the second of the next start or end, infinity if there is none."""
         return self._moments["s"][0][0] if self._moments["s"] else math.inf
 
     def due(self, now_s: float, step: int = 0) -> list[tuple[Fault, bool]]:
         """Return the faults that start (True) or end (False) by now.  step: the number of finished steps."""
-        found = []
+        changes = []
         for unit, now in (("s", now_s), ("step", step)):
             moments = self._moments[unit]  # type: ignore[index]
             while moments and moments[0][0] <= now:
@@ -239,8 +241,8 @@ class FaultSchedule:
                         factors[number] = fault.factor
                     else:
                         factors.pop(number, None)
-                found.append((fault, begins))
-        return found
+                changes.append((fault, begins))
+        return changes
 
     def factor(self, rank: int, to: int | None = None, *, kind: FaultKind = "slow") -> float:
         """Return how many times slower a device, or its link to another one, is now (or has less memory), by all its
@@ -258,12 +260,12 @@ def random_faults(
     unit: Unit = "s",
     kinds: Sequence[FaultKind] = ("slow", "kill", "freeze"),
 ) -> tuple[Fault, ...]:
-    """Return faults, with returns, at random times up to `until`, on average one every `every`.  seed: of the random
-    draws.
+    """Return faults, with returns, at random times up to `until`, on average one every `every`.
+
+    seed: seed of the random draws.
 
     Faults of one device do not overlap, and the device has time to return between them.  At any time at most half of
-    the devices are
-    down, and never all.
+    the devices are down, and never all.
     """
     draws, weights = random.Random(seed), {"slow": 5, "memory": 1, "kill": 4, "freeze": 1, "leave": 2}
     faults: list[Fault] = []

@@ -18,7 +18,7 @@ Direction = Literal["F", "B"]
 
 
 def measured_at(processor: int, layer: LayerProfile, kind: str) -> str:
-    """Return what a processor's own kinds end with; '' if it has not been measured separately."""
+    """Return the suffix of the kinds that were measured on this processor; '' if it was not measured separately."""
     return f"@{processor}" if f"{kind}@{processor}" in layer.times else ""
 
 
@@ -29,28 +29,27 @@ def part_s(
     never decreasing.
 
     kind: HF, HB, CF or CB.  Without a measured time of one group, the time is proportional to the groups.
-    processor: measured separately, or else as fast as the device's profile.
+    processor: number of the processor; if it was not measured separately, it is as fast as the device's profile.
     """
     if not groups:
         return 0.0
-    at = measured_at(processor, layer, kind)
-    whole = layer.seconds(f"{kind}{at}", samples, length)
-    if of == 1 or f"{kind}1{at}" not in layer.times:
-        return whole * groups / of
-    one = layer.seconds(f"{kind}1{at}", samples, length)
-    return one + max(0.0, whole - one) * (groups - 1) / (of - 1)
+    suffix = measured_at(processor, layer, kind)
+    full_s = layer.seconds(f"{kind}{suffix}", samples, length)
+    if of == 1 or f"{kind}1{suffix}" not in layer.times:
+        return full_s * groups / of
+    one_group_s = layer.seconds(f"{kind}1{suffix}", samples, length)
+    return one_group_s + max(0.0, full_s - one_group_s) * (groups - 1) / (of - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """How a device's processors share each of its layers.  The first processor computes everything not divided: the
-    fastest one, or a real
-    device's fastest group of cores.
+    """How a device's processors share each of its layers.  The first processor is the fastest one, or a real device's
+    fastest group of cores, and computes everything that is not divided.
 
     heads[j], columns[j]: groups of heads, and of feed-forward columns, of processor j; no columns: the first computes
     all of them.
-    slower[j]: the time of processor j relative to the device's profile (1 if the profile has its own).  names[j]: of
-    the processor.
+    slower[j]: the time of processor j relative to the device's profile (1 if the profile has its own).  names[j]: the
+    processor's name.
     """
 
     heads: tuple[int, ...]
@@ -84,7 +83,7 @@ class Division:
         return max(
             0.0,
             layer.seconds(direction, samples, length)
-            - sum(layer.seconds(one + direction, samples, length) for one in divided),
+            - sum(layer.seconds(part + direction, samples, length) for part in divided),
         )
 
     def layer_s(self, layer: LayerProfile, direction: Direction, samples: int, length: int) -> float:

@@ -1,5 +1,5 @@
-"""Whether a setting has an effect on a job.  A setting declares it in its type's annotation; here all of them are
-checked.
+"""Whether a setting has an effect on a job.  A setting declares it in its type's annotation; this module checks all of
+them.
 
     bottleneck: Annotated[Width, only(technique=("adapters", "serial"))] = 64
 
@@ -21,8 +21,9 @@ from workbench.core.serial import shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What decides on an effect.  job: the Job, whose settings declare effects themselves.  options: the method's
-    settings.
+    """The data that decides whether a setting has an effect.
+
+    job: the Job, whose settings declare effects themselves.  options: the method's settings.
 
     prepared, plan: see Method; None while they are not known.
     """
@@ -35,12 +36,13 @@ class Situation:
 
 
 class Effect(NamedTuple):
-    """When a setting has an effect.  needed: that condition in words, such as 'technique = lora'.
+    """When a setting has an effect.
+
+    needed: the condition in words, such as 'technique = lora'.
 
     reads: the options that decide on it; without them it depends on the job, the cluster or the plan.
-    is_refused: the setting says how the work is done, so a run without it would not be the one that was asked for.  It
-    is then refused
-    before anything is loaded; `holds` may read neither prepared nor plan.  Other settings are noted.
+    is_refused: the setting says how the work is done, so a run without it would not be the requested one.  It is then
+    refused before anything is loaded; `holds` may read neither prepared nor plan.  Other settings are noted.
     """
 
     holds: Callable[[Situation], bool]
@@ -52,25 +54,25 @@ class Effect(NamedTuple):
 def only(*, is_refused: bool = False, **values: Any) -> Effect:
     """Return the effect of a setting that is only read with some values of other options; a tuple lists several."""
     allowed = {name: value if isinstance(value, tuple) else (value,) for name, value in values.items()}
-    words = (f"{name} = {' or '.join(str(value) for value in known)}" for name, known in allowed.items())
+    words = (f"{name} = {' or '.join(str(value) for value in choices)}" for name, choices in allowed.items())
 
-    def holds(at: Situation) -> bool:
-        return all(getattr(at.options, name) in known for name, known in allowed.items())
+    def holds(situation: Situation) -> bool:
+        return all(getattr(situation.options, name) in choices for name, choices in allowed.items())
 
     return Effect(holds, " and ".join(words), is_refused, tuple(allowed))
 
 
 def prepared(needed: str, holds: Callable[[Any], bool]) -> Effect:
     """Return the effect of a setting that depends on the prepared job, which has the task and the model's shape."""
-    return Effect(lambda at: at.prepared is None or holds(at.prepared), needed)
+    return Effect(lambda situation: situation.prepared is None or holds(situation.prepared), needed)
 
 
 def planned(needed: str, holds: Callable[[Plan], bool]) -> Effect:
     """Return the effect of a setting that depends on the plan."""
-    return Effect(lambda at: at.plan is None or holds(at.plan), needed)
+    return Effect(lambda situation: situation.plan is None or holds(situation.plan), needed)
 
 
-SEVERAL_DEVICES = Effect(lambda at: at.cluster.world_size > 1, "two or more devices")
+SEVERAL_DEVICES = Effect(lambda situation: situation.cluster.world_size > 1, "two or more devices")
 SEVERAL_STAGES = planned("a plan of several stages", lambda plan: len(plan.stages) > 1)
 
 
@@ -89,49 +91,55 @@ class Idle(NamedTuple):
         return f"The {self.what} {self.name} = {shown(self.value)} has no effect {self.reason}."
 
 
-def idle_settings(at: Situation) -> Iterator[Idle]:
-    """Yield the settings without an effect: of the options those that were given, of the job those that are not its
-    defaults.
+def idle_settings(situation: Situation) -> Iterator[Idle]:
+    """Yield the settings without an effect: options that were given, and job settings that differ from
+    their defaults.
     """
-    given = {name: getattr(at.options, name) for name in at.job.options}
+    given_options = {name: getattr(situation.options, name) for name in situation.job.options}
     changed = {
-        name: getattr(at.job, name) for name, default in _defaults(type(at.job)) if getattr(at.job, name) != default
+        name: getattr(situation.job, name)
+        for name, default in _defaults(type(situation.job))
+        if getattr(situation.job, name) != default
     }
-    for what, owner, values in (("option", at.options, given), ("setting", at.job, changed)):
+    for category, owner, values in (("option", situation.options, given_options), ("setting", situation.job, changed)):
         effects = effects_of(type(owner))  # type: ignore[arg-type]  # mypy: a type is hashable
         for name, value in values.items():
             for effect in effects.get(name, ()):
-                if not effect.holds(at):
-                    others = " and ".join(f"{other} = {getattr(at.options, other)}" for other in effect.reads)
+                if not effect.holds(situation):
+                    others = " and ".join(f"{other} = {getattr(situation.options, other)}" for other in effect.reads)
                     yield Idle(
-                        what, name, value, effect, f"{f'with {others}' if others else 'here'}: it needs {effect.needed}"
+                        category,
+                        name,
+                        value,
+                        effect,
+                        f"{f'with {others}' if others else 'here'}: it needs {effect.needed}",
                     )
                     break
 
 
-def refuse_idle(at: Situation) -> None:
+def refuse_idle(situation: Situation) -> None:
     """Raise ConfigError for a setting without an effect that says how the work is done (see Effect), unless it is the
     default.
     """
-    for idle in idle_settings(at):
-        if idle.effect.is_refused and (idle.name, idle.value) not in _defaults(type(at.options)):
-            asked = f"The {idle.what} {idle.name} = {shown(idle.value)} of {at.job.method} was asked for."
-            raise ConfigError(asked, f"It has no effect {idle.reason}.", "Leave it out, or change the others.")
+    for idle in idle_settings(situation):
+        if idle.effect.is_refused and (idle.name, idle.value) not in _defaults(type(situation.options)):
+            request = f"The {idle.what} {idle.name} = {shown(idle.value)} of {situation.job.method} was asked for."
+            raise ConfigError(request, f"It has no effect {idle.reason}.", "Leave it out, or change the others.")
 
 
 def _defaults(settings: Any) -> tuple[tuple[str, Any], ...]:
-    return tuple((one.name, one.default) for one in fields(settings))
+    return tuple((field.name, field.default) for field in fields(settings))
 
 
 @functools.cache
 def effects_of(settings: type) -> dict[str, tuple[Effect, ...]]:
-    """Return what a dataclass's fields declare, by name."""
-    found = {name: tuple(_declared(hint)) for name, hint in get_type_hints(settings, include_extras=True).items()}
-    return {name: effects for name, effects in found.items() if effects}
+    """Return the effects that a dataclass's fields declare, by name."""
+    declared = {name: tuple(_declared(hint)) for name, hint in get_type_hints(settings, include_extras=True).items()}
+    return {name: effects for name, effects in declared.items() if effects}
 
 
 def _declared(hint: Any) -> Iterator[Effect]:
     if get_origin(hint) is Annotated:
-        yield from (one for one in hint.__metadata__ if isinstance(one, Effect))
+        yield from (effect for effect in hint.__metadata__ if isinstance(effect, Effect))
     for part in get_args(hint):
         yield from _declared(part)

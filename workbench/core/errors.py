@@ -11,8 +11,8 @@ from typing import Any
 class WorkbenchError(Exception):
     """Base class of all errors that a user can cause.
 
-    asked: the user's request.  found: the problem with it.  todo: how to solve it.
-    The message is one line made of the three.
+    asked: the user's request.  found: the problem with it.  todo: the remedy.
+    The message is one line that joins the three.
     """
 
     def __init__(self, asked: str, found: str = "", todo: str = "") -> None:
@@ -77,7 +77,7 @@ class RuntimeSetupError(WorkbenchError):
 
 
 class MessageError(RuntimeSetupError):
-    """Bytes of another process that are none of the declared messages, or exceed their ranges or sizes."""
+    """Bytes from another process that are not a declared message, or exceed its ranges or sizes."""
 
 
 class GroupNotFormedError(RuntimeSetupError):
@@ -89,8 +89,8 @@ def require_numbers(scores: Any, what: str) -> Any:
     an answer.
     """
     if not bool((scores < math.inf).all()):
-        found = "The model's output holds values that are no numbers."
-        raise DivergedError(f"{what} were asked for.", found, "Lower the learning rate, or check its weights.")
+        problem = "The model's output holds values that are not numbers."
+        raise DivergedError(f"{what} were asked for.", problem, "Lower the learning rate, or check its weights.")
     return scores
 
 
@@ -101,7 +101,7 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "Choose one o
 
 
 def check_choice(what: str, value: object, known: Iterable[str]) -> None:
-    """Raise ConfigError if the value is not one of `known`.  what: for example "task"."""
+    """Raise ConfigError if the value is not one of `known`.  what: the kind of the value, for example "task"."""
     names = list(known)
     if value not in names:
         raise ConfigError(

@@ -27,7 +27,7 @@ LIMITS = {
 
 
 def advice(number: int | None, otherwise: str = "Choose another place.") -> str:
-    """Return what to do about a file that the system refuses to open or write.  number: of the error."""
+    """Return what to do about a file that the system refuses to open or write.  number: the error's number."""
     if number in FULL_DISK:
         return "Free some space, or choose another place."
     return LIMITS.get(number or 0, otherwise)
@@ -73,8 +73,7 @@ def quick_file(path: Path, former: Path | None = None) -> Iterator[Path]:
     It outlives this process, however that ends, but perhaps not a power failure.  If the block fails, the old file is
     unchanged.
     former: a file whose place on the disk it takes.  The temporary file then has that file's content, which is to be
-    overwritten: this
-    needs no space on a full disk, and is quicker (14 MB: 9 ms instead of 29).
+    overwritten: this needs no space on a full disk, and is quicker (14 MB: 9 ms instead of 29).
     """
     part = path.with_name(f"{path.name}.part")
     with _told(path):
@@ -91,8 +90,8 @@ def quick_file(path: Path, former: Path | None = None) -> Iterator[Path]:
 
 
 def require_writable(*paths: Path | str | None) -> None:
-    """Raise WriteError if whole_file would refuse one of the paths.  Call it before the work whose result goes
-    there.
+    """Raise WriteError if whole_file would refuse one of the paths.  Call it before the work whose result
+    goes there.
     """
     for path in (path for path in paths if path is not None):
         with contextlib.suppress(_OnlyTried), whole_file(path):
@@ -100,8 +99,8 @@ def require_writable(*paths: Path | str | None) -> None:
 
 
 def make_folder(folder: Path | str) -> Path:
-    """Make a folder and its parents, and return it.  Raises WriteError if a file has that name or the system
-    refuses.
+    """Make a folder and its parents, and return it.  Raises WriteError if a file has that name or the
+    system refuses.
     """
     folder = Path(folder)
     with _told(folder):
@@ -135,8 +134,8 @@ def _told(path: Path) -> Iterator[None]:
 
 
 def _target(path: Path) -> tuple[Path, Path | int | None]:
-    """Return the file that a path refers to, and the target to write directly: a device, an open descriptor, or
-    None.
+    """Return the file that a path refers to, and the target to write directly: a device, an open descriptor,
+    or None.
     """
     opened = _OPEN_HERE.fullmatch(str(path))
     if opened or str(path) in _NAMED:
@@ -144,16 +143,16 @@ def _target(path: Path) -> tuple[Path, Path | int | None]:
         os.fstat(descriptor)  # raises if it is closed
         return path, descriptor
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return Path(os.path.realpath(path)), None
-    kind = stat.S_IFMT(found.st_mode)
-    asked = f"Writing '{path}' was asked for."
+    kind = stat.S_IFMT(status.st_mode)
+    request = f"Writing '{path}' was asked for."
     if kind == stat.S_IFDIR:
-        raise WriteError(asked, "It is a folder.", "Name a file in it.")
+        raise WriteError(request, "It is a folder.", "Name a file in it.")
     if kind not in (stat.S_IFREG, stat.S_IFCHR):
         names = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFBLK: "a disk"}
-        raise WriteError(asked, f"It is {names.get(kind, 'something else')}, not a file.", "Name a file.")
+        raise WriteError(request, f"It is {names.get(kind, 'something else')}, not a file.", "Name a file.")
     if not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     return (Path(os.path.realpath(path)), None) if kind == stat.S_IFREG else (path, path)

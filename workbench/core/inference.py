@@ -15,20 +15,19 @@ Paradigm = Literal["hybrid", "tensor", "sequence", "pipeline"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackShape:
-    """A stack of equal layers, an encoder's or a decoder's, as the partition sees it.
+    """A stack of equal layers, an encoder's or a decoder's, described for the partition.
 
     num_units: the smallest parts of the attention that can be split: heads, or groups of heads that share keys and
     values.
-    columns: of the first feed-forward matrix.  has_cross_attention: a third block between the other two.
-    *_bytes: bytes of one layer's weights in memory: of one unit of the self-attention (its slices of the four
-    matrices), of one unit of the
-    cross-attention, of one column (its slices of the two or three matrices), and of the weights on every device (norms,
-    output biases).
-    hidden_bytes: of one token's hidden state in a message.  kv_unit_bytes: of one token's keys and values of one unit
-    in a message, 0 if
-    they are as wide as the hidden state (twice hidden_bytes for all units).
-    head_size: width of one head's queries, keys or values; 0: not known, so that no FLOPs follow.  heads_per_unit: 1,
-    or those of a group.
+    columns: number of columns of the first feed-forward matrix.  has_cross_attention: a third block between the other
+    two.
+    _bytes: bytes of one layer's weights in memory: for one unit of the self-attention (its slices of the four
+    matrices), for one unit of the cross-attention, for one column (its slices of the two or three matrices), and for
+    the weights on every device (norms, output biases).
+    hidden_bytes: bytes of one token's hidden state in a message.  kv_unit_bytes: bytes of one token's keys and values
+    of one unit in a message, 0 if they are as wide as the hidden state (twice hidden_bytes for all units).
+    head_size: width of one head's queries, keys or values; 0: not known, so that FLOPs cannot be computed.
+    heads_per_unit: 1, or the number of heads in a group.
     """
 
     num_layers: int
@@ -61,12 +60,10 @@ class StackShape:
 
     @property
     def query_width(self) -> int:
-        """Return the numbers of one token's queries in one unit.  Raises ConfigError if the heads' size is not
-        known.
-        """
+        """Return the width of one token's queries in one unit.  Raises ConfigError if the heads' size is not known."""
         if self.head_size < 1:
-            asked = f"The FLOPs of a stack of {self.num_layers} layers were asked for."
-            raise ConfigError(asked, f"Its heads are {self.head_size} wide.", "Give head_size, at least 1.")
+            request = f"The FLOPs of a stack of {self.num_layers} layers were asked for."
+            raise ConfigError(request, f"Its heads are {self.head_size} wide.", "Give head_size, at least 1.")
         return self.heads_per_unit * self.head_size
 
     def unit_width(self, kind: str) -> int:
@@ -85,7 +82,7 @@ class StackShape:
         }[kind]
 
     def unit_flops(self, kind: str) -> float:
-        """Return the FLOPs of one unit for one token; for ATT and CATT of one query-key pair.  The kinds are those of
+        """Return the FLOPs of one unit for one token; for ATT and CATT for one query-key pair.  The kinds are those of
         StackCosts.
         """
         if kind in ("ATT", "CATT"):
@@ -99,7 +96,10 @@ class StackShape:
         return ("QKV", "ATT", "OUT", *crossed, "UP", "DOWN")
 
     def layer_flops(self, tokens: int, memory_tokens: int = 0) -> float:
-        """Return the FLOPs of one layer.  memory_tokens: of the encoder's output, for cross-attention."""
+        """Return the FLOPs of one layer.
+
+        memory_tokens: number of tokens of the encoder's output, for cross-attention.
+        """
         flops = 0.0
         for kind in self.kinds:
             units = self.columns if kind in ("UP", "DOWN") else self.num_units
@@ -137,8 +137,7 @@ class StackCosts:
     """Seconds of the operations of one layer of a stack on one device, by operation kind.
 
     Kinds: QKV, ATT, OUT (units: heads or groups), CQ, CKV, CATT, COUT (the cross-attention's), UP, DOWN (units:
-    columns), CONN and
-    ADD (units: 1), EMB and HEAD (units: 1; the whole model's, with the stack that they belong to).
+    columns), CONN and ADD (units: 1), EMB and HEAD (units: 1; the whole model's, with the stack that they belong to).
     """
 
     pieces: dict[str, PieceCost]
@@ -157,12 +156,11 @@ class StackCosts:
 class InferenceProfile:
     """The costs that inference planners read.  costs[rank][stack]; stacks: one, or encoder and decoder.
 
-    first_bytes, last_bytes: of embedding and head (final norm, language model head), which are on the first device of
-    the plan.
-    working_bytes_per_token: of activations, on every device that computes.
-    full_everywhere: every device has the whole feed-forward network of a scheme-2 layer (Galaxy+ Eq. 8 as printed), not
-    only devices
-    with tokens.
+    first_bytes, last_bytes: bytes of the embedding and of the head (final norm, language model head), which are on the
+    first device of the plan.
+    working_bytes_per_token: bytes of activations on every device that computes.
+    full_everywhere: whether every device has the whole feed-forward network of a scheme-2 layer (Galaxy+ Eq. 8 as
+    printed), not only devices with tokens.
     source: 'measured' on the devices, 'scaled' from a measurement of the host, or 'analytic'.
     """
 
@@ -226,19 +224,16 @@ class InferencePlan:
     order.
 
     paradigm: 'hybrid' (Galaxy+), 'tensor' (Megatron-LM: all-reduce, no sequence parallelism), 'sequence' (all weights
-    on all devices, keys
-    and values gathered), 'pipeline' (EdgeShard; Local with one device).
+    on all devices, keys and values gathered), 'pipeline' (EdgeShard; Local with one device).
     units, columns: partition A and B of Galaxy+ Table III, in units of the attention and columns of the feed-forward
-    network.  These are
-    the first stack's; the second stack of an encoder-decoder is split in the same proportion.
+    network.  These are the first stack's; the second stack of an encoder-decoder is split in the same proportion.
     shares: relative parts of the sequence, partition S; `tokens(length)` converts them to numbers of tokens.
     schemes: 1 or 2 for each layer of all stacks ('hybrid' only).  layers: numbers of layers by position ('pipeline'
     only).
-    overlap: transfers of tiles around the ring overlap with the GEMMs of tiles (section III-D).  both_ways: half of
-    each tile travels in
-    the opposite direction.
+    overlap: whether transfers of tiles around the ring overlap with the GEMMs of tiles (section III-D).  both_ways:
+    whether half of each tile travels in the opposite direction.
     tile_tokens: a tile is cut into pieces of at most this many tokens; 0: not cut.
-    predicted_s: of one sequence of `length` tokens, by the planner's cost model.
+    predicted_s: seconds of one sequence of `length` tokens, by the planner's cost model.
     """
 
     method: str
@@ -257,17 +252,17 @@ class InferencePlan:
     notes: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
-        asked = f"A plan of '{self.method}' on devices {self.ranks} was asked for."
+        request = f"A plan of '{self.method}' on devices {self.ranks} was asked for."
         if not self.ranks or len(set(self.ranks)) != len(self.ranks):
-            raise ConfigError(asked, "A device is missing or named twice.", "Name each device once.")
+            raise ConfigError(request, "A device is missing or named twice.", "Name each device once.")
         for name in ("units", "columns", "shares", "layers"):
-            given = getattr(self, name)
-            if given and not (len(given) == len(self.ranks) and min(given) >= 0 and 0 < sum(given) < math.inf):
+            parts = getattr(self, name)
+            if parts and not (len(parts) == len(self.ranks) and min(parts) >= 0 and 0 < sum(parts) < math.inf):
                 raise ConfigError(
-                    asked, f"Its {name} are {given}.", "Give one number of at least 0 for each device, not all 0."
+                    request, f"Its {name} are {parts}.", "Give one number of at least 0 for each device, not all 0."
                 )
         if not {1, 2}.issuperset(self.schemes):
-            raise ConfigError(asked, f"Its schemes are {self.schemes}.", "Give each layer 1 or 2.")
+            raise ConfigError(request, f"Its schemes are {self.schemes}.", "Give each layer 1 or 2.")
 
     @property
     def num_positions(self) -> int:
@@ -312,12 +307,12 @@ class InferencePlan:
             for kind, run in groupby(kinds[first:last] if kinds else (1,) * shape.num_layers):
                 count = len(list(run))
                 if is_pipeline:
-                    own = [position == kind for position in everywhere]
+                    is_kind = [position == kind for position in everywhere]
                     yield (
                         shape,
                         count,
-                        tuple(shape.num_units * one for one in own),
-                        tuple(shape.columns * one for one in own),
+                        tuple(shape.num_units * has_kind for has_kind in is_kind),
+                        tuple(shape.columns * has_kind for has_kind in is_kind),
                     )
                 elif kind == 1:
                     yield shape, count, units, columns
@@ -327,7 +322,7 @@ class InferencePlan:
                         shape,
                         count,
                         units,
-                        tuple(shape.columns if full else one for full, one in zip(is_full, columns, strict=True)),
+                        tuple(shape.columns if full else count for full, count in zip(is_full, columns, strict=True)),
                     )
             first = last
 
@@ -338,16 +333,16 @@ class InferencePlan:
 
 def proportional_parts(total: int, weights: Sequence[float]) -> tuple[int, ...]:
     """Split `total` items in proportion to the weights, by largest remainder; among equals the first gets more."""
-    whole = math.fsum(weights)
-    if not 0 < whole < math.inf or min(weights) < 0:
+    total_weight = math.fsum(weights)
+    if not 0 < total_weight < math.inf or min(weights) < 0:
         raise ConfigError(
             f"Dividing {total} was asked for.",
             f"The weights are {tuple(weights)}.",
             "Give numbers of at least 0, not all 0.",
         )
-    if whole == total and not any(weight % 1 for weight in weights):
+    if total_weight == total and not any(weight % 1 for weight in weights):
         return tuple(map(int, weights))
-    exact = [total * weight / whole for weight in weights]
+    exact = [total * weight / total_weight for weight in weights]
     parts = [math.floor(part + 1e-9) for part in exact]
     by_remainder = sorted(
         (index for index in range(len(weights)) if weights[index] > 0), key=lambda i: (round(parts[i] - exact[i], 9), i)

@@ -22,11 +22,15 @@ SnapshotPlace = Literal["disk", "neighbour"]
 ADAPTER_RATE, FULL_RATE = 2e-3, 5e-5
 """Default peak learning rates.  For adapters: within what Houlsby et al. (2019, 3.2) tried, 3e-5 to 3e-3.  For full
 fine-tuning: the highest that BERT's authors tried (Devlin et al., 2019, A.3)."""
-_TRAINS = Effect(lambda at: declaration_of(at.job.method).trains, "a method that trains")
-_BACKPROPAGATES = Effect(lambda at: declaration_of(at.job.method).backpropagates, "a method that backpropagates")
-_BY_EPOCHS = Effect(lambda at: getattr(at.options, "steps", None) is None, "steps left out")
+_TRAINS = Effect(lambda situation: declaration_of(situation.job.method).trains, "a method that trains")
+_BACKPROPAGATES = Effect(
+    lambda situation: declaration_of(situation.job.method).backpropagates, "a method that backpropagates"
+)
+_BY_EPOCHS = Effect(lambda situation: getattr(situation.options, "steps", None) is None, "steps left out")
 _CUT = Effect(
-    lambda at: at.plan is None or at.plan.num_micro_batches > 1 or at.job.micro_batches == 1,
+    lambda situation: (
+        situation.plan is None or situation.plan.num_micro_batches > 1 or situation.job.micro_batches == 1
+    ),
     "a plan that cuts mini-batches into micro-batches",
 )
 _READS_TEXT = prepared("a model that reads text", lambda prepared: prepared.facts.vocabulary_size > 0)
@@ -34,8 +38,9 @@ _READS_TEXT = prepared("a model that reads text", lambda prepared: prepared.fact
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """method, model, task: names (a model may also be a folder or a hub name).  batch_size: samples of one optimizer
-    step.
+    """method, model, task: names (a model may also be a folder or a hub name).
+
+    batch_size: number of samples of one optimizer step.
 
     train_samples, validation_samples, test_samples: None takes the task's whole split.
     learning_rate: the peak; None: ADAPTER_RATE, or FULL_RATE if the technique is full fine-tuning.
@@ -44,16 +49,15 @@ class Job:
     name.
     columns: the columns of own data whose names are not the usual ones: 'text=review,label=stars'.  options: the
     method's own settings.
-    faults: injected into an executed run, such as 'kill:beta@step20; slow:gamma:4@step30-50' (see core.device_faults).
-    converged_after: a run ends before its last epoch if the mean training loss has not fallen for so many epochs; 0:
-    never (see
-    methods.training.policy.plateaus).
-    as_published: take the paper's settings (see methods.base.Published) instead of our defaults; settings given
-    otherwise stay.
-    snapshot_every: steps between two snapshots of what is trained, from which a run goes on after a loss; 0: as often
-    as pays (see
-    runtime.snapshot).  snapshot_to: 'disk', the run's folder; 'neighbour', the devices' memory, each device's also in
-    the next one's.
+    faults: faults injected into an executed run, such as 'kill:beta@step20; slow:gamma:4@step30-50' (see
+    core.device_faults).
+    converged_after: a run ends before its last epoch if the mean training loss has not fallen for this many epochs; 0:
+    never (see methods.training.policy.plateaus).
+    as_published: take the paper's settings (see methods.base.Published) instead of our defaults; explicit settings
+    stay.
+    snapshot_every: steps between two snapshots of the trained state, from which a run continues after a loss; 0: as
+    often as it pays (see runtime.snapshot).  snapshot_to: 'disk', the run's folder; 'neighbour', the memory of the
+    device and of the next one.
     """
 
     method: Name = "pac_plus"
@@ -81,7 +85,7 @@ class Job:
 
     @property
     def identity(self) -> Job:
-        """Return the parts of the job that must match to resume a run: all but faults, snapshots against them, and when
+        """Return the parts of the job that must match to resume a run: all except faults, snapshots, and when
         to end.
         """
         return replace(
@@ -95,7 +99,7 @@ class Job:
 
     @property
     def peak_learning_rate(self) -> float:
-        """Return the learning rate that was asked for, or else the technique's default."""
+        """Return the requested learning rate, or else the technique's default."""
         if self.learning_rate is not None:
             return self.learning_rate
         by_default = self.method in registered() and declaration_of(self.method).trains_all_weights
@@ -107,7 +111,7 @@ class Job:
         if not isinstance(self.options, dict):
             raise ConfigError(
                 f"A job with options = {shown(self.options)} was asked for.",
-                "They are no dict.",
+                "They are not a dict.",
                 "Give {'name': value}.",
             )
         if self.batch_size % self.micro_batches:

@@ -1,8 +1,8 @@
-"""The methods that are installed: what each declares about itself, without torch.
+"""The installed methods and their declarations, without torch.
 
 A distribution registers a method by an entry point of the group `workbench.methods`: the method's name, and a
-Declaration in a module
-that imports nothing heavy.  Ours are in pyproject.toml; docs/a-new-method.md shows one in a package of its own.
+Declaration in a module that imports nothing heavy.  Ours are in pyproject.toml; docs/a-new-method.md shows one in a
+separate package.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def attribute(name: str) -> Any:
 class Parts(NamedTuple):
     """The method-specific types in the messages of runtime.commands, each as 'module:class'.
 
-    job: of Train and Prepare.  ended: of Ended.  done: of StepDone.  probe: of Probe.  '': the message carries none.
+    job: type in Train and Prepare.  ended: type in Ended.  done: type in StepDone.  probe: type in Probe.  '': the
+    message carries none.
     events: further named tuples that the device publishes.
     """
 
@@ -49,8 +50,9 @@ class Parts(NamedTuple):
 class FormField:
     """A control of the notebooks' form, for an attribute of the Job or an option of the method.
 
-    values: by the words that are shown; by default those of the option's type.  Without any the control is a number.
-    is_typed: the values are only examples.
+    values: the option's values by the words that are shown; by default those of the option's type.  Without values the
+    control is a number.
+    is_typed: whether the values are only examples, and others can be typed.
     at_most, divides: a size of the model (see models.loading.ModelFacts), which the number must not exceed, or of which
     it must be a divisor.
     """
@@ -106,20 +108,22 @@ SETTINGS_FIELD = FormField(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """What a method declares.  options: the dataclass of its settings in Job.options, with defaults.
+    """What a method declares.
 
-    title: its name in headings, such as 'PAC+'; '' for the name that it is registered by.
+    options: the dataclass of its settings in Job.options, with defaults.
+
+    title: its name in headings, such as 'PAC+'; '' for its registered name.
     implementation: its methods.base.Method, as 'module:class', which is imported when a job needs it.
-    calls: the functions that other devices may ask for, as 'module:function' or 'module:class.function', each with the
+    calls: the functions that other devices may call, as 'module:function' or 'module:class.function', each with the
     types of its messages besides dicts: the 'module:class' of its events ('' for none), or Parts if it serves a
     coordinator.
     form: the fields of the notebooks' form, by the name of the Job's attribute or the option.
     load_prompted: 'module:function' that loads a folder of weights that were trained by prompts, as (model,
-    TrainedDescription);
-    '' for a method that trains a head.
-    trains: False for a method that answers the test split's samples as requests.  backpropagates: False if forward
-    passes alone train.
-    converges: an epoch's mean loss says whether training may end.  runs_jax: JAX may compute a device's layers.
+    TrainedDescription); '' for a method that trains a head.
+    trains: False for a method that answers the test split's samples as requests.  backpropagates: False if it trains by
+    forward passes only.
+    converges: whether an epoch's mean loss decides if training may end.  runs_jax: whether JAX may compute a device's
+    layers.
     """
 
     options: type[Any]
@@ -136,7 +140,7 @@ class Declaration:
     @property
     def defaults(self) -> dict[str, Any]:
         """Return every option's default."""
-        return {one.name: one.default for one in fields(self.options)}
+        return {option.name: option.default for option in fields(self.options)}
 
     @property
     def trains_all_weights(self) -> bool:
@@ -175,14 +179,14 @@ def declaration_of(method: str) -> Declaration:
     """
     points = registered()
     if method not in points:
-        asked, known = f"The method '{method}' was asked for.", f"Known methods: {', '.join(points)}."
-        raise ConfigError(asked, known, did_you_mean(method, points))
+        request, known = f"The method '{method}' was asked for.", f"Known methods: {', '.join(points)}."
+        raise ConfigError(request, known, did_you_mean(method, points))
     return _loaded(points[method])
 
 
 def title_of(method: str) -> str:
-    """Return a method's name in headings; of a method that is not installed here, as in a report from elsewhere, the
-    name itself.
+    """Return a method's name in headings.  For a method that is not installed, as in a report from another machine,
+    this is the name itself.
     """
     try:
         return declaration_of(method).title or method
@@ -192,15 +196,15 @@ def title_of(method: str) -> str:
 
 @functools.cache
 def _loaded(point: EntryPoint) -> Declaration:
-    asked = f"The method '{point.name}' was asked for."
+    request = f"The method '{point.name}' was asked for."
     try:
         declaration = point.load()
     except Exception as error:  # whatever the package's own code raises
-        found = f"{point.value}{_of(point)} cannot be imported: {type(error).__name__}: {error}."
-        raise ConfigError(asked, found, "Mend that package, or uninstall it.") from error
+        problem = f"{point.value}{_of(point)} cannot be imported: {type(error).__name__}: {error}."
+        raise ConfigError(request, problem, "Fix that package, or uninstall it.") from error
     if not isinstance(declaration, Declaration):
-        found = f"{point.value}{_of(point)} is a {type(declaration).__name__}."
-        raise ConfigError(asked, found, "Name a workbench.core.methods.Declaration in its entry point.")
+        problem = f"{point.value}{_of(point)} is a {type(declaration).__name__}."
+        raise ConfigError(request, problem, "Name a workbench.core.methods.Declaration in its entry point.")
     return declaration
 
 

@@ -1,5 +1,5 @@
-"""Names that options, models and profiles share: the number types of stored weights, and the techniques of
-fine-tuning.
+"""Names that options, models and profiles share: the number types of stored weights, and the techniques
+of fine-tuning.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A plan assigns layers, samples, heads, columns, tokens or queries to devices, and so decides which ranks have each
+"""A plan assigns layers, samples, heads, columns, tokens or queries to devices.  So it decides which ranks have each
 tensor.
 
 Weights, optimizer moments, heads and cached activations are named by layer, not by stage, so a name means the same
@@ -84,8 +84,8 @@ class Plan:
     cached: the shares of the data-parallel epochs that run from the activation cache, if any.
     inference: the split of single sequences inside the layers, for inference methods; `stages` then gives the weights
     of each device.
-    later: steps of the run, counted from 0, each with the stages that apply from it on; `stages` applies before the
-    first.
+    later: steps of the run, counted from 0, each with the stages that apply from that step on; `stages` applies before
+    the first.
     in_flight: the number of mini-batches that may be computed at the same time; 0: the plan does not limit it.
     """
 
@@ -105,22 +105,22 @@ class Plan:
         if not self.stages:
             raise ConfigError("A plan without stages was asked for.", "No device has a layer.", "Add a stage.")
         for _, stages in self.assignments:
-            at = 0
+            next_layer = 0
             for stage in stages:
-                if stage.start != at:
-                    asked = f"A stage that begins at layer {stage.start} was asked for."
-                    raise ConfigError(asked, f"Layer {at} comes next.", "Close the gap.")
-                at = stage.stop
-            if at != self.num_layers:
+                if stage.start != next_layer:
+                    request = f"A stage that begins at layer {stage.start} was asked for."
+                    raise ConfigError(request, f"Layer {next_layer} comes next.", "Close the gap.")
+                next_layer = stage.stop
+            if next_layer != self.num_layers:
                 raise ConfigError(
-                    f"Later stages of {at} layers were asked for.",
+                    f"Later stages of {next_layer} layers were asked for.",
                     f"The first have {self.num_layers}.",
                     "Cut all layers.",
                 )
         begins = [first for first, _ in self.assignments]
         if any(second <= first for first, second in pairwise(begins)):
-            asked = f"Other stages from the steps {', '.join(map(str, begins[1:]))} on were asked for."
-            raise ConfigError(asked, "Each must follow the one before; the first step is 0.", "Put them in order.")
+            request = f"Other stages from the steps {', '.join(map(str, begins[1:]))} on were asked for."
+            raise ConfigError(request, "Each must follow the one before; the first step is 0.", "Put them in order.")
 
     @property
     def assignments(self) -> tuple[tuple[int, tuple[Stage, ...]], ...]:
@@ -161,8 +161,9 @@ class Plan:
         return frozenset(rank for stage in self.stages for rank in stage.ranks)
 
     def idle_note(self, names: Sequence[str]) -> str:
-        """Return a sentence that names the devices without a part in any step, '' if all have one.  names: of the
-        devices by rank.
+        """Return a sentence that names the devices without a part in any step, '' if all have one.
+
+        names: the devices' names by rank.
         """
         stages = [stage for _, assigned in self.assignments for stage in assigned] + (
             [self.cached] if self.cached else []
@@ -209,8 +210,8 @@ class Plan:
             f"device{'s' * (set(sizes) != {'1'})}{' each' * (alike and bool(first))}{later}"
         )
 
-    def told(self, names: Sequence[str]) -> str:
-        """Describe the work of each device.  names: of the devices by rank."""
+    def described(self, names: Sequence[str]) -> str:
+        """Describe the work of each device.  names: the devices' names by rank."""
 
         def shares(stage: Stage) -> str:
             counts = [
@@ -251,8 +252,10 @@ def homes_of(plan: Plan, layers: Mapping[str, Sequence[int]]) -> dict[str, tuple
     everyone = tuple(sorted({rank for stage in plan.stages for rank in stage.ranks}))
     ranks_of = [stage.ranks for stage in plan.stages for _ in range(stage.num_layers)]
     return {
-        name: tuple(sorted({rank for layer in own for rank in ranks_of[layer]})) if own else everyone
-        for name, own in layers.items()
+        name: tuple(sorted({rank for layer in tensor_layers for rank in ranks_of[layer]}))
+        if tensor_layers
+        else everyone
+        for name, tensor_layers in layers.items()
     }
 
 
@@ -260,31 +263,32 @@ def with_neighbours(homes: Homes, ranks: Sequence[int]) -> dict[str, tuple[int, 
     """Return the homes, with a second home on the next of `ranks` for each tensor that has only one."""
     following = dict(zip(ranks, (*ranks[1:], *ranks[:1]), strict=True))
     return {
-        name: tuple(dict.fromkeys((own[0], following[own[0]]))) if len(own) == 1 else tuple(own)
-        for name, own in homes.items()
+        name: tuple(dict.fromkeys((ranks_of[0], following[ranks_of[0]]))) if len(ranks_of) == 1 else tuple(ranks_of)
+        for name, ranks_of in homes.items()
     }
 
 
 def held_by(names_of: Mapping[int, Iterable[str]]) -> dict[str, tuple[int, ...]]:
-    """Return the homes of all tensors.  names_of: the tensors on each rank."""
-    found: dict[str, list[int]] = {}
+    """Return the ranks that hold each tensor.  names_of: the tensors on each rank."""
+    ranks_by_name: dict[str, list[int]] = {}
     for rank in sorted(names_of):
         for name in names_of[rank]:
-            found.setdefault(name, []).append(rank)
-    return {name: tuple(ranks) for name, ranks in found.items()}
+            ranks_by_name.setdefault(name, []).append(rank)
+    return {name: tuple(ranks) for name, ranks in ranks_by_name.items()}
 
 
-def whole_states(held: Mapping[T, Homes], names: Iterable[str]) -> dict[T, Homes]:
-    """Return the states of which every tensor is on some rank.  held: of each state, the ranks that have each
-    tensor.
+def whole_states(states: Mapping[T, Homes], names: Iterable[str]) -> dict[T, Homes]:
+    """Return the states of which every tensor is on some rank.
+
+    states: for each state, the ranks that have each tensor.
     """
     needed = tuple(names)
-    return {state: homes for state, homes in held.items() if all(homes.get(name) for name in needed)}
+    return {state: homes for state, homes in states.items() if all(homes.get(name) for name in needed)}
 
 
-def require_holders(held: Homes, names: Iterable[str]) -> None:
+def require_holders(homes: Homes, names: Iterable[str]) -> None:
     """Raise StateError naming the tensors that are on no rank."""
-    lost = [name for name in names if not held.get(name)]
+    lost = [name for name in names if not homes.get(name)]
     if lost:
         more = f" and {len(lost) - _SHOWN_NAMES} more" if len(lost) > _SHOWN_NAMES else ""
         raise StateError(

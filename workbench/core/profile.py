@@ -53,18 +53,18 @@ class Grid:
         return replace(self, seconds=tuple(tuple(factor * cell for cell in row) for row in self.seconds))
 
     def plus(self, other: Grid) -> Grid:
-        """Return the grid of both operations in sequence.  other: with the same axes."""
+        """Return the grid of both operations in sequence.  other: a grid with the same axes."""
         cells = tuple(
             tuple(map(sum, zip(*rows, strict=True))) for rows in zip(self.seconds, other.seconds, strict=True)
         )
         return replace(self, seconds=cells)
 
 
-def _bracket(axis: tuple[int, ...], at: float) -> tuple[int, int, float]:
+def _bracket(axis: tuple[int, ...], value: float) -> tuple[int, int, float]:
     if len(axis) == 1:
         return 0, 0, 0.0
-    low = min(max(bisect_right(axis, at) - 1, 0), len(axis) - 2)
-    return low, low + 1, (at - axis[low]) / (axis[low + 1] - axis[low])
+    low = min(max(bisect_right(axis, value) - 1, 0), len(axis) - 2)
+    return low, low + 1, (value - axis[low]) / (axis[low + 1] - axis[low])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +72,10 @@ class LayerBytes:
     """The bytes of one layer for one sample.
 
     output: everything sent to the next layer (from a decoder's layer the encoder's output and the decoder's states).
-    gradient: sent back by the next layer.  context: kept for the backward pass.  tap: kept in the activation cache.
+    gradient: everything that the next layer sends back.  context: activations kept for the backward pass.  tap:
+    activations kept in the activation cache.
     workspace: temporary memory of the forward pass.  Each is `per_token` of the sequence plus `per_sample`.  A
-    decoder's tokens count per
-    sample, because their number is one constant for the whole job.
+    decoder's tokens count per sample, because their number is one constant for the whole job.
     """
 
     output_bytes_per_token: int
@@ -114,8 +114,8 @@ class LayerBytes:
 class LayerProfile(LayerBytes):
     """One layer on one device; the first layer includes the embedding, the last the head.
 
-    times: seconds by operation kind: F backbone forward, B backbone backward, SF and SB side network,
-    LOAD from the activation cache, STEP optimizer.  frozen_bytes, trainable_bytes: parameters.
+    times: seconds by operation kind: F backbone forward, B backbone backward, SF and SB side network, LOAD from the
+    activation cache, STEP optimizer.  frozen_bytes, trainable_bytes: bytes of the parameters.
     """
 
     name: str
@@ -143,11 +143,13 @@ class LayerProfile(LayerBytes):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """layers[rank][layer] for every device.  optimizer_bytes_per_trainable_byte: 2 for AdamW in fp32.
+    """layers[rank][layer] for every device.
+
+    optimizer_bytes_per_trainable_byte: 2 for AdamW in fp32.
 
     source: 'measured' on the devices, 'scaled' from a measurement of the host, or 'analytic'.
     inference: the costs of operations inside the layers, for methods that split single sequences there.
-    notes: what the costs leave out.
+    notes: sentences on what the costs leave out.
     """
 
     model: str
@@ -177,7 +179,7 @@ class Profile:
         return len(self.layers)
 
     def train_s(self, rank: int, batch: int, sequence_length: int, start: int = 0, stop: int | None = None) -> float:
-        """Return t_f + t_b of layers [start, stop) on a device, by default of all, in seconds."""
+        """Return t_f + t_b of layers [start, stop), by default of all layers, on a device in seconds."""
         layers = self.layers[rank][start:stop]
         return sum(
             layer.forward_s(batch, sequence_length) + layer.backward_s(batch, sequence_length) for layer in layers

@@ -18,7 +18,9 @@ from workbench.core.schedule import COLLECTIVES, RECV, Op, Schedule, Value, valu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """devices: names, one for each rank.  budget_bytes: the memory limit of each device; empty for no limit.
+    """devices: the devices' names, one for each rank.
+
+    budget_bytes: the memory limit of each device; empty for no limit.
 
     Raises ScheduleError if the number of devices or budgets differs from the schedule's number of ranks.
     """
@@ -37,11 +39,11 @@ class Program:
                 "Name one device per rank.",
             )
         if len(self.budget_bytes) not in (0, len(self.devices)):
-            asked, found = (
+            request, problem = (
                 f"A program on {len(self.devices)} devices was asked for.",
                 f"{len(self.budget_bytes)} have a memory budget.",
             )
-            raise ScheduleError(asked, found, "Give every device a budget_bytes, or none.")
+            raise ScheduleError(request, problem, "Give every device a budget_bytes, or none.")
 
     @classmethod
     def on(cls, cluster: Cluster, schedule: Schedule, costs: Costs) -> Program:
@@ -57,21 +59,21 @@ class Program:
         """Return the seconds of a rank's operation by its index.  The result is cached, because a program may run many
         times.
         """
-        known = self._seconds.setdefault(rank, [None] * len(self.schedule.ops[rank]))
-        found = known[index]
-        if found is None:
-            found = known[index] = self.costs.seconds(rank, self.schedule.ops[rank][index])
-        return found
+        cache = self._seconds.setdefault(rank, [None] * len(self.schedule.ops[rank]))
+        duration_s = cache[index]
+        if duration_s is None:
+            duration_s = cache[index] = self.costs.seconds(rank, self.schedule.ops[rank][index])
+        return duration_s
 
     def values(self) -> list[Value]:
         """Return every value, ordered by its first occurrence in the ranks' lists."""
-        found: dict[Value, None] = {}
+        ordered: dict[Value, None] = {}
         for rank, ops in enumerate(self.schedule.ops):
-            found.update(dict.fromkeys(self.schedule.inputs[rank]))
+            ordered.update(dict.fromkeys(self.schedule.inputs[rank]))
             for op in ops:
-                found.update(dict.fromkeys(op.reads))
-                found.update(dict.fromkeys(op.writes))
-        return list(found)
+                ordered.update(dict.fromkeys(op.reads))
+                ordered.update(dict.fromkeys(op.writes))
+        return list(ordered)
 
     def to_text(self) -> str:
         """Return the program as text: devices, the schedule with its seconds, the values that have bytes.  `from_text`
@@ -113,14 +115,14 @@ class Program:
             )  # a device's name may contain '#'
             body, separator, amount = line.rpartition(" = ")
             word = line.partition(" ")[0]
-            kept = ""
+            content = ""
             try:
                 if word == "device":
                     devices.append(_device(line.removeprefix("device ")))
                 elif word == "value":
                     specs[value_from_text(body.removeprefix("value "))] = _spec(amount)
                 else:
-                    kept = body if separator else line
+                    content = body if separator else line
                     rank += word == "rank"
                     if line and word not in ("rank", "in", "out", "carry"):
                         listed.append((rank, float(amount) if separator else None))
@@ -128,7 +130,7 @@ class Program:
                 raise ScheduleError(
                     f"Line {number} of the program was read: '{line}'.", f"It is malformed: {error}.", _SEE
                 ) from error
-            schedule_lines.append(kept)
+            schedule_lines.append(content)
         schedule = Schedule.from_text("\n".join(schedule_lines))
         seconds: dict[tuple[int, Op], float] = {}
         for (of_rank, amount_s), op in zip(listed, (op for ops in schedule.ops for op in ops), strict=True):
@@ -146,21 +148,23 @@ class Program:
 def require_same(text: str, other: str, *, ranks: Sequence[int] = (0, 1)) -> None:
     """Raise ScheduleError if two programs' texts differ, naming the rank, the operation's index and both operations.
 
-    ranks: the ranks that made the two programs.
+    ranks: the ranks that built the two programs.
     """
     if text == other:
         return
     mine, theirs = text.splitlines(), other.splitlines()
-    at = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), min(len(mine), len(theirs)))
-    sides = [lines[at] if at < len(lines) else "nothing" for lines in (mine, theirs)]
-    begins = [i for i, line in enumerate(mine[:at]) if line.startswith("rank ")]
+    line_index = next(
+        (i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), min(len(mine), len(theirs))
+    )
+    sides = [lines[line_index] if line_index < len(lines) else "nothing" for lines in (mine, theirs)]
+    begins = [i for i, line in enumerate(mine[:line_index]) if line.startswith("rank ")]
     words = {side.partition(" ")[0] for side in sides}
     if "device" in words or not begins:
         place = "In the devices"
     elif words <= {"value", "nothing"}:
         place = "In the values"
     else:
-        ops = sum(not line.startswith(("in ", "out ", "carry ")) for line in mine[begins[-1] + 1 : at])
+        ops = sum(not line.startswith(("in ", "out ", "carry ")) for line in mine[begins[-1] + 1 : line_index])
         place = f"At rank {mine[begins[-1]].removeprefix('rank ')}, operation {ops},"
     raise ScheduleError(
         f"Ranks {ranks[0]} and {ranks[1]} were to run one program.",
@@ -181,13 +185,13 @@ _SPEC = re.compile(r"^(\w+)\[([\d,]*)\]$")
 
 
 def _device(text: str) -> dict:
-    found = json.loads(text)
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str) or "resident_bytes" not in found:
+    settings = json.loads(text)
+    if not isinstance(settings, dict) or not isinstance(settings.get("name"), str) or "resident_bytes" not in settings:
         raise ValueError("a device is written as a JSON object with name and resident_bytes")
     return {
-        key: found[key] if key == "name" else int(found[key])
+        key: settings[key] if key == "name" else int(settings[key])
         for key in ("name", "resident_bytes", "budget_bytes")
-        if key in found
+        if key in settings
     }
 
 
@@ -240,8 +244,8 @@ def chained(programs: Sequence[Program]) -> Program:
             handed_on = {output for output, _ in schedule.carried[rank]} if step < len(programs) - 1 else ()
             outputs[rank] += [name(value) for value in schedule.outputs[rank] if value not in handed_on]
             arrived = {given_as: name(output) for output, given_as in schedule.carried[rank]}
-    whole = Schedule(ops=tuple(map(tuple, ops)), inputs=tuple(map(tuple, inputs)), outputs=tuple(map(tuple, outputs)))
+    joined = Schedule(ops=tuple(map(tuple, ops)), inputs=tuple(map(tuple, inputs)), outputs=tuple(map(tuple, outputs)))
     costs = WrittenCosts(
         seconds_of=seconds, specs=specs, resident=tuple(map(programs[0].costs.resident_bytes, range(world)))
     )
-    return replace(programs[0], schedule=whole, costs=costs)
+    return replace(programs[0], schedule=joined, costs=costs)

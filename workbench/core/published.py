@@ -1,4 +1,4 @@
-"""What the papers print, and the constants fitted to it, as files that state the source of each value."""
+"""The values that the papers print, and the constants fitted to them, in files that state the source of each value."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class PaperValue:
 
 
 def constants_of(path: Path, kind: type[T], section: str = "") -> T:
-    """Return a paper's constants.toml, which states the source of each value: all of its sections in one, or one of
-    them.
+    """Return the constants of a paper's constants.toml, which states the source of each value: of one section, or of
+    all.
     """
     tables = read_toml(path)
     chosen = tables[section] if section else {name: value for table in tables.values() for name, value in table.items()}
@@ -37,17 +37,17 @@ def constants_of(path: Path, kind: type[T], section: str = "") -> T:
 
 def values_of(path: Path) -> tuple[PaperValue, ...]:
     """Return a table's values in the file's order.  Raises MissingDataError naming a missing or malformed file."""
-    asked = f"The values of '{path.stem}' of the paper '{path.parent.name}' were asked for."
+    request = f"The values of '{path.stem}' of the paper '{path.parent.name}' were asked for."
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file, strict=True)
             columns = tuple(reader.fieldnames or ())
             rows = list(reader)
     except (OSError, csv.Error) as error:
-        raise MissingDataError(asked, f"{error}.", "Reinstall.") from error
+        raise MissingDataError(request, f"{error}.", "Reinstall.") from error
     if columns[-len(FIXED) :] != FIXED or any(None in row or None in row.values() for row in rows):
         raise MissingDataError(
-            asked, f"'{path}' is not of the form LABELS..., {', '.join(FIXED)}.", "Mend or reinstall it."
+            request, f"'{path}' is not of the form LABELS..., {', '.join(FIXED)}.", "Fix or reinstall it."
         )
     return tuple(
         PaperValue(

@@ -49,11 +49,13 @@ def require_ranges(value: object, owner: str) -> None:
     and its value.
     """
     for name, kind, is_optional, exact, least, most in _stated(type(value)):  # type: ignore[arg-type]  # mypy: a type is hashable
-        found = getattr(value, name)
-        if type(found) is exact and least <= found <= most:  # the common case: planners create links by the thousand
+        field_value = getattr(value, name)
+        if (
+            type(field_value) is exact and least <= field_value <= most
+        ):  # the common case: planners create links by the thousand
             continue
-        if found is not None or not is_optional:
-            require_range(found, kind, owner, name)
+        if field_value is not None or not is_optional:
+            require_range(field_value, kind, owner, name)
 
 
 def require_range(value: Any, kind: Any, owner: str, name: str, *, unit: float = 1) -> None:
@@ -61,23 +63,23 @@ def require_range(value: Any, kind: Any, owner: str, name: str, *, unit: float =
 
     Raises ConfigError naming the field and its value.
     """
-    asked = f"{owner} asks for {name} = {shown(value)}."
+    request = f"{owner} asks for {name} = {shown(value)}."
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
-            known = [str(choice) for choice in get_args(kind)]
-            raise ConfigError(asked, f"Known are {', '.join(known)}.", did_you_mean(str(value), known))
+            choices = [str(choice) for choice in get_args(kind)]
+            raise ConfigError(request, f"Known are {', '.join(choices)}.", did_you_mean(str(value), choices))
         return
     base, meta = kind.__origin__, kind.__metadata__[0]
     if base is str:
         if not isinstance(value, str) or len(value) > meta.max_length:
-            raise ConfigError(asked, f"It must be text of at most {meta.max_length:,} characters.", "Shorten it.")
+            raise ConfigError(request, f"It must be text of at most {meta.max_length:,} characters.", "Shorten it.")
         if not value.isprintable():
-            raise ConfigError(asked, "It holds a control character.", "Leave that character out.")
+            raise ConfigError(request, "It holds a control character.", "Leave that character out.")
         return
     is_whole = base is int and unit == 1
     if isinstance(value, bool) or not isinstance(value, Integral if is_whole else Real):
         raise ConfigError(
-            asked, f"It must be a {'whole ' if is_whole else ''}number.", "Write a number, without quotes."
+            request, f"It must be a {'whole ' if is_whole else ''}number.", "Write a number, without quotes."
         )
     least, most = meta.gt if meta.ge is None else meta.ge, meta.lt if meta.le is None else meta.le
     if unit != 1:
@@ -88,7 +90,7 @@ def require_range(value: Any, kind: Any, owner: str, name: str, *, unit: float =
         low = f"{'above' if meta.ge is None else 'at least'} {_number(least)}"
         high = f"{'below' if meta.le is None else 'at most'} {_number(most)}"
         todo = f"Raise {name}." if value <= least else f"Lower {name}." if value >= most else f"Give {name} a number."
-        raise ConfigError(asked, f"It must be {low} and {high}.", todo)
+        raise ConfigError(request, f"It must be {low} and {high}.", todo)
 
 
 def range_of(kind: type, name: str) -> Any:
@@ -101,7 +103,7 @@ def _stated(kind: type) -> tuple[tuple[str, Any, bool, Any, float, float], ...]:
     """Return the fields with a range: (field, Annotated type or Literal, whether it may be None, and the number's type
     and range).
     """
-    found = []
+    rules = []
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if get_origin(hint) is Annotated and not isinstance(hint.__metadata__[0], Meta):
             hint = hint.__origin__  # other declarations around 'a number or None' (see effects)
@@ -112,15 +114,15 @@ def _stated(kind: type) -> tuple[tuple[str, Any, bool, Any, float, float], ...]:
             if get_origin(part) is Literal or isinstance(getattr(part, "__metadata__", (None,))[0], Meta)
         ]
         if len(stated) == 1 and all(part in (stated[0], NoneType) for part in parts):
-            [one], optional = stated, NoneType in parts
-            if get_origin(one) is Annotated and one.__origin__ in (int, float):
-                meta = one.__metadata__[0]
+            [field_kind], optional = stated, NoneType in parts
+            if get_origin(field_kind) is Annotated and field_kind.__origin__ in (int, float):
+                meta = field_kind.__metadata__[0]
                 least = math.nextafter(meta.gt, math.inf) if meta.ge is None else meta.ge
                 most = math.nextafter(meta.lt, -math.inf) if meta.le is None else meta.le
-                found.append((name, one, optional, one.__origin__, least, most))
+                rules.append((name, field_kind, optional, field_kind.__origin__, least, most))
             else:
-                found.append((name, one, optional, None, 0.0, 0.0))
-    return tuple(found)
+                rules.append((name, field_kind, optional, None, 0.0, 0.0))
+    return tuple(rules)
 
 
 def _number(value: float) -> str:

@@ -14,7 +14,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.serial import LARGEST_TEXT, from_json, read_text, shown
-from workbench.core.timeline import BUSY_OVERRUN_SHARE, INVALID_MARK, Kept, Timeline
+from workbench.core.timeline import BUSY_OVERRUN_SHARE, INVALID_MARK, SourcedReport, Timeline
 
 Time = Annotated[float, Meta(ge=0)]
 """Seconds."""
@@ -52,8 +52,10 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRecord:
-    """One epoch.  seconds: wall clock of its steps (emulated or real), or the simulated sum.  metrics: on the
-    validation split.
+    """One epoch.
+
+    seconds: wall clock of its steps (emulated or real), or the simulated sum.  metrics: metrics on the validation
+    split.
     """
 
     epoch: Index
@@ -87,15 +89,15 @@ class SweepPoint:
 class Recovery:
     """The cost of losing or regaining a device during a run, in seconds of the devices' clock.
 
-    what: such as 'kill beta'.  step: the number of steps finished before it.
-    noticed_s: until it was detected.  planned_s: from then until all devices had stopped their current work and there
-    was a new plan.
-    resumed_s: from then until the first step was finished, with moving state and loading layers.  step_s: the expected
-    time of that step.
-    stood_still_s: from the last step before to the first step after it, minus the time of a step.  repeated: steps
-    computed again.
-    noticed_steps: steps finished until it was detected.  predicted_s: simulated seconds to the end of the first step
-    after it.
+    what: the change, such as 'kill beta'.  step: the number of steps finished before it.
+    noticed_s: time until it was detected.  planned_s: time from then until all devices had stopped their current work
+    and there was a new plan.
+    resumed_s: time from then until the first step was finished, including moving state and loading layers.  step_s: the
+    expected time of that step.
+    stood_still_s: time from the last step before to the first step after it, minus the time of a step.  repeated:
+    number of steps computed again.
+    noticed_steps: number of steps finished until it was detected.  predicted_s: simulated seconds to the end of the
+    first step after it.
     """
 
     what: str
@@ -115,7 +117,7 @@ class Recovery:
         return self.noticed_s + self.planned_s + self.resumed_s
 
     @property
-    def told(self) -> str:
+    def described(self) -> str:
         """Describe the recovery in words."""
         simulated = "" if self.predicted_s is None else f" ({self.predicted_s:.2f} s simulated)"
         again = f", {self.repeated} step{'s' * (self.repeated > 1)} done again" if self.repeated else ""
@@ -127,12 +129,13 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report(Kept):
-    """timelines: by name, such as 'first epoch, predicted'.  metrics: on the test split, after chosen_epoch (from 1; 0
-    for no epoch).
+class Report(SourcedReport):
+    """timelines: timelines by name, such as 'first epoch, predicted'.
 
-    phases_s: seconds outside of the epochs (redistribution, snapshots).  spent_s: of this host's clock, by stage of the
-    run.
+    metrics: metrics on the test split, after chosen_epoch (from 1; 0 for no epoch).
+
+    phases_s: seconds outside of the epochs (redistribution, snapshots).  spent_s: seconds of this host's clock, by
+    stage of the run.
     plan: the first plan of the run; recoveries list devices lost or regained, and notes describe the later plans.
     """
 
@@ -190,13 +193,13 @@ def metrics_text(report: Report) -> str:
     return ", ".join(f"{name} {value:.3f}" for name, value in sorted(report.metrics.items())) + epoch
 
 
-def busy_note(report: Kept) -> str:
+def busy_note(report: SourcedReport) -> str:
     """Return the note for an invalid run's figures and summary, which also explains its mark; '' for a valid run."""
     if report.valid:
         return ""
-    said = [note for note in report.notes if note.startswith("Host too busy")]
+    busy_notes = [note for note in report.notes if note.startswith("Host too busy")]
     usual = f"Host too busy: {report.overrun_share:.0%} of the paced time was overrun, so these times mean little."
-    return f"{INVALID_MARK} {said[0] if said else usual}"
+    return f"{INVALID_MARK} {busy_notes[0] if busy_notes else usual}"
 
 
 def sweep_note(report: Report) -> str:

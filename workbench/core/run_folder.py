@@ -224,11 +224,11 @@ def remove_run_folder(folder: Path, *, spare: tuple[int, ...] = ()) -> None:
     """End every process of the folder (except `spare`), with its process group, and remove the folder."""
     deadline_s = time.monotonic() + _END_S
     while time.monotonic() < deadline_s and (
-        found := [process for process in processes_of(folder) if process.pid not in spare]
+        running := [process for process in processes_of(folder) if process.pid not in spare]
     ):
-        for process in found:
+        for process in running:
             process.kill()
-        for process in found:
+        for process in running:
             process.wait(0.5)
     shutil.rmtree(folder, ignore_errors=True)
 

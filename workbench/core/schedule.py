@@ -36,8 +36,7 @@ def paused_collector() -> Iterator[None]:
     """Disable the garbage collector inside the block, and enable it afterwards if it was enabled; also a decorator.
 
     A schedule of 400,000 operations has 2.5 million live tuples without a cycle.  The collector would scan all of them
-    repeatedly while
-    more are created; this takes half of the time to build and simulate such a schedule.
+    repeatedly while more are created; this takes half of the time to build and simulate such a schedule.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -144,13 +143,13 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for name in ("inputs", "outputs", "carried"):
-            given = getattr(self, name)
-            if not given:
+            per_rank = getattr(self, name)
+            if not per_rank:
                 object.__setattr__(self, name, ((),) * len(self.ops))
-            elif len(given) != len(self.ops):
+            elif len(per_rank) != len(self.ops):
                 raise ScheduleError(
                     f"A schedule for {len(self.ops)} ranks was asked for.",
-                    f"Its {name} name {len(given)}.",
+                    f"Its {name} name {len(per_rank)}.",
                     "Name one tuple per rank.",
                 )
         for rank, pairs in enumerate(self.carried):
@@ -277,18 +276,18 @@ def _value(token: str, number: int) -> Value:
 
 
 def _op(line: str, number: int) -> Op:
-    whole = _LINE.match(line)
-    label = _LABEL.match(whole.group(1)) if whole else None
-    if whole is None or label is None:
+    match = _LINE.match(line)
+    label = _LABEL.match(match.group(1)) if match else None
+    if match is None or label is None:
         raise _unreadable(number, line, "an operation is written LABEL [ranks] (reads) -> (writes) [@stream]")
-    ranks = tuple(int(rank) for rank in re.split(r"[>+]", whole.group(2))) if whole.group(2) else ()
+    ranks = tuple(int(rank) for rank in re.split(r"[>+]", match.group(2))) if match.group(2) else ()
     return Op(
         label.group(2),
         _index(label.group(1)),
         _index(label.group(3)),
         _index(label.group(4)),
-        tuple(_value(token, number) for token in whole.group(3).split()),
-        tuple(_value(token, number) for token in whole.group(4).split()),
+        tuple(_value(token, number) for token in match.group(3).split()),
+        tuple(_value(token, number) for token in match.group(4).split()),
         ranks,
-        whole.group(5) or "compute",
+        match.group(5) or "compute",
     )

@@ -1,5 +1,5 @@
-"""Seal what a run reads back: it names its owner and carries a digest, so that a changed, cut or swapped file is never
-used silently.
+"""Seal the files that a run reads back: each names its owner and carries a digest, so that a changed, truncated or
+swapped file is never used silently.
 
 A log is a text file of JSON lines [content, digest].  Its first line names the owner; the digest of a line covers all
 lines up to it.
@@ -39,7 +39,7 @@ def checksum(start: str | int, content: Content = b"") -> int:
 
 
 def digest(before: str, content: Content) -> str:
-    """Return a digest of some content and of everything before it.  before: the former digest, '' for none."""
+    """Return a digest of some content and of everything before it.  before: the previous digest, or ''."""
     return hashlib.blake2b(content, key=before.encode(), digest_size=8).hexdigest()
 
 
@@ -47,10 +47,9 @@ def digest(before: str, content: Content) -> str:
 class Lines:
     """The intact beginning of a log.
 
-    owner: None if the first line is not intact.  contents: of the lines after it, as JSON.  nbytes: length of the
-    intact lines in the
-    file.  seal: the last one's digest.  damage: what is wrong with the next line; '' if there is none, or if a crash
-    cut it off.
+    owner: None if the first line is not intact.  contents: contents of the lines after it, as JSON.  nbytes: length of
+    the intact lines in the file.  seal: the last one's digest.  damage: the fault of the next line; '' if there is no
+    line, or if a crash cut it off.
     """
 
     owner: Any = None
@@ -61,14 +60,14 @@ class Lines:
 
 
 class SealedLog:
-    """Writes a log.  Every line is a value as JSON; it is complete in the file, or cut off at its end by a crash."""
+    """Writes a log.  Every line is a value as JSON.  A crash can only cut off the last line."""
 
-    def __init__(self, path: Path, owner: Any, *, kept: Lines | None = None, syncs: bool = False) -> None:
-        """Begin a log, or go on behind its intact lines.  syncs: wait until every line is on the disk."""
+    def __init__(self, path: Path, owner: Any, *, intact: Lines | None = None, syncs: bool = False) -> None:
+        """Begin a log, or continue after its intact lines.  syncs: whether to wait until every line is on the disk."""
         self.path, self._syncs, self._seal = path, syncs, ""
-        if kept is not None and kept.nbytes:
-            os.truncate(path, kept.nbytes)
-            self._seal = kept.seal
+        if intact is not None and intact.nbytes:
+            os.truncate(path, intact.nbytes)
+            self._seal = intact.seal
         else:
             path.write_bytes(b"")
             self.append(owner)
@@ -97,14 +96,14 @@ def lines_of(data: bytes) -> Lines:
     """Return the intact lines of a log's content."""
     contents: list[bytes] = []
     nbytes, seal, damage = 0, "", ""
-    whole, newline, _ = data.rpartition(b"\n")
-    for number, line in enumerate(whole.split(b"\n") if newline else (), start=1):
+    complete, newline, _ = data.rpartition(b"\n")
+    for number, line in enumerate(complete.split(b"\n") if newline else (), start=1):
         try:
-            content, found = msgspec.json.decode(line, type=tuple[msgspec.Raw, str])
+            content, line_seal = msgspec.json.decode(line, type=tuple[msgspec.Raw, str])
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             damage = f"line {number} was changed after it was written"
             break
-        if found != (expected := digest(seal, content)):
+        if line_seal != (expected := digest(seal, content)):
             damage = f"line {number} was changed after it was written, or lines before it were"
             break
         contents.append(bytes(content))
@@ -113,18 +112,18 @@ def lines_of(data: bytes) -> Lines:
     return Lines(owner=owner, contents=tuple(contents[1:]), nbytes=nbytes, seal=seal, damage=damage)
 
 
-def require_owner(path: Path, found: Any, owner: Any) -> None:
+def require_owner(path: Path, stored_owner: Any, owner: Any) -> None:
     """Raise DamagedError if a file has another owner."""
-    if found != msgspec.to_builtins(owner):
-        raise damaged(path, f"it belongs to {shown(found) if found else 'nobody'}")
+    if stored_owner != msgspec.to_builtins(owner):
+        raise damaged(path, f"it belongs to {shown(stored_owner) if stored_owner else 'nobody'}")
 
 
 def damaged(path: Path, why: str) -> DamagedError:
-    """Return the error of a file that cannot be used.  why: a clause, such as 'line 3 was changed'."""
+    """Return the error for a file that cannot be used.  why: a clause, such as 'line 3 was changed'."""
     return DamagedError(
         f"'{path.name}' was to be read.",
         f"{why[0].upper()}{why[1:]}.",
-        "It is not used: what it held has to be made again.",
+        "It is not used; its content has to be computed again.",
     )
 
 
@@ -136,7 +135,9 @@ def write_sealed(path: Path, owner: Any, value: Any) -> None:
 
 
 def read_sealed(path: Path, owner: Any, kind: type[T]) -> T:
-    """Return a document's value.  Raises DamagedError if it was changed, cut, or is another owner's, and OSError."""
+    """Return a document's value.  Raises DamagedError if it was changed or truncated, or belongs to another owner, and
+    OSError.
+    """
     lines = read_lines(path)
     if lines.damage or len(lines.contents) != 1 or path.stat().st_size != lines.nbytes:
         raise damaged(path, lines.damage or "it was cut")

@@ -60,8 +60,9 @@ def from_builtins(value: Any, kind: type[T], *, source: str) -> T:
 
 
 def user_path(name: Path | str, what: str) -> Path:
-    """Return the path that a user named, with ~ replaced by the home folder.  The file need not exist.  what: such as
-    'The data'.
+    """Return the path that a user named, with ~ replaced by the home folder.  The file need not exist.
+
+    what: its role in the error, such as 'The data'.
 
     Raises ConfigError for a path that no file can have: an unknown user's home, a name that is too long, links in a
     circle.
@@ -71,12 +72,12 @@ def user_path(name: Path | str, what: str) -> Path:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
             path.stat()
     except RuntimeError:
-        found = "There is no such user here."
+        problem = "There is no such user here."
     except (OSError, ValueError) as error:  # ValueError: a zero byte
-        found = f"{getattr(error, 'strerror', None) or error}."
+        problem = f"{getattr(error, 'strerror', None) or error}."
     else:
         return path
-    raise ConfigError(f"{what} '{shown(str(name), 200)}' was asked for.", found, "Check the path.")
+    raise ConfigError(f"{what} '{shown(str(name), 200)}' was asked for.", problem, "Check the path.")
 
 
 def read_text(path: Path | str, what: str, *, most_bytes: int = LARGEST_TEXT) -> str:
@@ -85,7 +86,7 @@ def read_text(path: Path | str, what: str, *, most_bytes: int = LARGEST_TEXT) ->
     A byte-order mark is removed.  Raises ConfigError if the file is missing, not a regular file, too large or not
     UTF-8.
     """
-    asked = f"Asked to read {what} '{shown(str(path), 200)}'."
+    request = f"Asked to read {what} '{shown(str(path), 200)}'."
     data = bytearray()
     try:
         kind = stat.S_IFMT(Path(path).stat().st_mode)
@@ -96,21 +97,21 @@ def read_text(path: Path | str, what: str, *, most_bytes: int = LARGEST_TEXT) ->
                     if 0 in chunk:  # no text, however large a file of holes may be
                         break
     except FileNotFoundError:
-        found = "It is a link to a file that does not exist." if Path(path).is_symlink() else "There is no such file."
-        raise ConfigError(asked, found, "Check the path.") from None
+        problem = "It is a link to a file that does not exist." if Path(path).is_symlink() else "There is no such file."
+        raise ConfigError(request, problem, "Check the path.") from None
     except (OSError, ValueError) as error:  # ValueError: a path that contains a zero byte
-        raise ConfigError(asked, f"{getattr(error, 'strerror', error)}.", "Check the path.") from error
+        raise ConfigError(request, f"{getattr(error, 'strerror', error)}.", "Check the path.") from error
     if kind != stat.S_IFREG:
-        raise ConfigError(asked, f"It is {_KINDS.get(kind, 'something else')}.", "Name a file.")
+        raise ConfigError(request, f"It is {_KINDS.get(kind, 'something else')}.", "Name a file.")
     if len(data) > most_bytes:
-        raise ConfigError(asked, f"It is larger than {most_bytes:,} bytes.", "Name a smaller file.")
+        raise ConfigError(request, f"It is larger than {most_bytes:,} bytes.", "Name a smaller file.")
     if (zero := data.find(0)) >= 0:
-        raise ConfigError(asked, f"It is not UTF-8 text: byte {zero} is zero.", "Save it as UTF-8.")
+        raise ConfigError(request, f"It is not UTF-8 text: byte {zero} is zero.", "Save it as UTF-8.")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(
-            asked, f"It is not UTF-8 text: byte {error.start} is {data[error.start]:#04x}.", "Save it as UTF-8."
+            request, f"It is not UTF-8 text: byte {error.start} is {data[error.start]:#04x}.", "Save it as UTF-8."
         ) from error
 
 
@@ -120,12 +121,12 @@ def read_toml(path: Path, what: str = "the TOML file") -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        found = f"It is malformed: {shown(str(error), 200)}."
+        problem = f"It is malformed: {shown(str(error), 200)}."
     except RecursionError:
-        found = "Its brackets are nested too deep."
+        problem = "Its brackets are nested too deep."
     except ValueError:
-        found = "A number in it has thousands of digits."
-    raise ConfigError(f"Asked to read {what} '{path}'.", found, "Mend that line.")
+        problem = "A number in it has thousands of digits."
+    raise ConfigError(f"Asked to read {what} '{path}'.", problem, "Fix that line.")
 
 
 def shown(value: Any, most: int = 80) -> str:
@@ -147,8 +148,8 @@ def listed(names: Iterable[Any], most: int = 20) -> str:
 
 
 def text_lines(text: str) -> list[str]:
-    """Return the lines of a text.  Only the usual line ends divide it; str.splitlines also cuts at U+000B, U+0085 or
-    U+2028.
+    """Return the lines of a text.  Only the usual line ends divide it, whereas str.splitlines also splits at U+000B,
+    U+0085 or U+2028.
     """
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
@@ -156,9 +157,9 @@ def text_lines(text: str) -> list[str]:
 def plain(text: str, *, as_json: bool = False) -> str:
     r"""Return text as a terminal may show it: control characters become escapes (\x1b), line breaks and tabs stay.
 
-    as_json: escape them as JSON does (\u001b), so that JSON stays the same value.
+    as_json: whether to escape them as JSON does (\u001b), so that JSON keeps its value.
     """
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}" if as_json else repr(found[0])[1:-1], text)
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}" if as_json else repr(match[0])[1:-1], text)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -182,8 +183,7 @@ _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 
 
 def _require_known_fields(kind: inspect.Type, data: msgspec.Raw, source: str) -> None:
-    """Raise ConfigError for a field that the dataclasses of a `kind` do not have: msgspec itself leaves such fields
-    out.
+    """Raise ConfigError for a field that the dataclasses of a `kind` do not have: msgspec itself ignores such fields.
 
     data: valid JSON of that kind.  Only the parts that may hold a dataclass are decoded again.
     """
@@ -197,14 +197,16 @@ def _require_known_fields(kind: inspect.Type, data: msgspec.Raw, source: str) ->
                 if first == (b"[" if is_list else b"{"):
                     _require_known_fields(choice, data, source)
         case inspect.DataclassType():
-            known = {field.encode_name: field.type for field in kind.fields}
+            fields = {field.encode_name: field.type for field in kind.fields}
             for name, part in msgspec.json.decode(data, type=dict[str, msgspec.Raw]).items():
-                if name not in known:
-                    asked = f"Asked to read {source} as a {kind.cls.__name__}."
+                if name not in fields:
+                    request = f"Asked to read {source} as a {kind.cls.__name__}."
                     raise ConfigError(
-                        asked, f"It has no field '{shown(name)}'.", did_you_mean(name, known, "Leave that field out.")
+                        request,
+                        f"It has no field '{shown(name)}'.",
+                        did_you_mean(name, fields, "Leave that field out."),
                     )
-                _require_known_fields(known[name], part, source)
+                _require_known_fields(fields[name], part, source)
         case inspect.DictType():
             for part in msgspec.json.decode(data, type=dict[str, msgspec.Raw]).values():
                 _require_known_fields(kind.value_type, part, source)
@@ -234,27 +236,27 @@ def _holds_dataclass(kind: inspect.Type) -> bool:
     return isinstance(kind, inspect.DataclassType)
 
 
-def _malformed(kind: type, source: str, error: Exception, whole: Callable[[], Any]) -> ConfigError:
+def _malformed(kind: type, source: str, error: Exception, decode_all: Callable[[], Any]) -> ConfigError:
     # A ConfigError from a dataclass's __post_init__ comes wrapped; its message is better than msgspec's.
     cause = error.__cause__
     if isinstance(cause, ConfigError):
         return ConfigError(f"In {source}: {cause.asked}", cause.found, cause.todo)
-    asked = f"Asked to read {source} as a {kind.__name__}."
+    request = f"Asked to read {source} as a {kind.__name__}."
     if isinstance(error, RecursionError):
-        return ConfigError(asked, "Its brackets are nested too deep.", "Mend the file.")
+        return ConfigError(request, "Its brackets are nested too deep.", "Fix the file.")
     place = _PLACE.fullmatch(str(error))
     if place is None:
-        return ConfigError(asked, f"{error}.", "Mend that place.")
+        return ConfigError(request, f"{error}.", "Fix that place.")
     if place[2].endswith("schema_version"):
-        found = f"Another version of the workbench wrote it: schema_version{_found(whole, place[2])}."
-        return ConfigError(asked, found, "Read it with that version, or make it again.")
-    return ConfigError(asked, f"{place[2].lstrip('.')}{_found(whole, place[2])}: {place[1]}.", "Mend that field.")
+        problem = f"Another version of the workbench wrote it: schema_version{_found(decode_all, place[2])}."
+        return ConfigError(request, problem, "Read it with that version, or make it again.")
+    return ConfigError(request, f"{place[2].lstrip('.')}{_found(decode_all, place[2])}: {place[1]}.", "Fix that field.")
 
 
-def _found(whole: Callable[[], Any], path: str) -> str:
+def _found(decode_all: Callable[[], Any], path: str) -> str:
     """Return ' = value' for a path such as '.job.epochs' or '.steps[3].loss', '' if it cannot be shown."""
     try:
-        value = whole()
+        value = decode_all()
         for step in _STEP.finditer(path):
             value = value[step[1] or int(step[2])]
     except (

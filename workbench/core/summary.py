@@ -27,7 +27,10 @@ def summary_rows(report: Report) -> list[tuple[str, str]]:
     chosen = report.plan.inference
     rows = _training_rows(report) if chosen is None else _inference_rows(report, chosen)
     if joules := energy_j(report):
-        total, each = sum(joules.values()), ", ".join(f"{name} {_three_figures(own)} J" for name, own in joules.items())
+        total, each = (
+            sum(joules.values()),
+            ", ".join(f"{name} {_three_figures(device_joules)} J" for name, device_joules in joules.items()),
+        )
         rows.append(
             (
                 "Energy",
@@ -66,12 +69,14 @@ def main_metric(report: Report) -> str:
 
 
 def headline(report: Report) -> str:
-    """Return a run's result in one sentence: what it reached, what the cache saved, how well it was predicted."""
+    """Return a run's result in one sentence: its metrics, the time that the cache saved, and how well it
+    was predicted.
+    """
     parts = []
     if name := main_metric(report):
         epochs = f" after {report.chosen_epoch} epoch{'s' * (report.chosen_epoch > 1)}" if report.chosen_epoch else ""
         parts.append(f"{name} {report.metrics[name]:.3g} on the test split{epochs}")
-    elif seconds := [found for step in report.steps if (found := step.measured_s or step.predicted_s)]:
+    elif seconds := [step_s for step in report.steps if (step_s := step.measured_s or step.predicted_s)]:
         unit = "step" if report.plan.inference is None else "request"
         origin = report.label if any(step.measured_s for step in report.steps) else "simulated"
         parts.append(f"a {unit} takes {median(seconds) * 1e3:.3g} ms{report.mark} ({origin})")
@@ -79,8 +84,8 @@ def headline(report: Report) -> str:
     cached_s = [epoch.seconds for epoch in report.epochs if epoch.cached]
     if full_s and cached_s and mean(cached_s) > 0:
         ratio = mean(full_s) / mean(cached_s)
-        told = f"{ratio:.1f} times shorter" if ratio >= 1 else f"{1 / ratio:.1f} times longer"
-        parts.append(f"an epoch from the cache is {told}{report.mark}")
+        change = f"{ratio:.1f} times shorter" if ratio >= 1 else f"{1 / ratio:.1f} times longer"
+        parts.append(f"an epoch from the cache is {change}{report.mark}")
     swept = [(point.predicted_s, point.measured_s) for point in report.sweep if point.measured_s]
     steps = [(step.predicted_s, step.measured_s) for step in report.steps if step.predicted_s and step.measured_s]
     if pairs := swept or steps:
@@ -100,11 +105,10 @@ def energy_j(report: Report) -> dict[str, float]:
     out.
 
     A device uses watts_idle all the time, up to watts_busy while it computes, and joules_per_byte for each byte it
-    sends.  The report keeps
-    one timeline per kind of step, and it stands for all steps of that kind.  The result is empty if a kind has no
-    timeline.
+    sends.  The report has one timeline per kind of step, which represents all steps of that kind.  The result is empty
+    if a kind has no timeline.
     """
-    found: dict[str, float] = {}
+    joules: dict[str, float] = {}
     devices = {device.name: device for device in report.cluster.devices if device.watts_busy}
     for cached, name in ((False, "first epoch"), (True, "cached epoch")):
         seconds = sum(epoch.seconds for epoch in report.epochs if epoch.cached == cached)
@@ -113,18 +117,18 @@ def energy_j(report: Report) -> dict[str, float]:
             continue
         if timeline is None or not timeline.makespan_s:
             return {}
-        for rank, own in enumerate(timeline.device_names):
-            if own in devices:
-                found[own] = found.get(own, 0.0) + seconds / timeline.makespan_s * device_j(
-                    timeline, rank, devices[own]
+        for rank, device_name in enumerate(timeline.device_names):
+            if device_name in devices:
+                joules[device_name] = joules.get(device_name, 0.0) + seconds / timeline.makespan_s * device_j(
+                    timeline, rank, devices[device_name]
                 )
-    return found
+    return joules
 
 
 def device_j(timeline: Timeline, rank: int, device: Device) -> float:
     """Return the joules of a device over a timeline (see energy_j)."""
-    sent = sum(span.nbytes for span in timeline.spans if span.rank == rank and span.op.kind == SEND)
-    active_j = (device.watts_busy - device.watts_idle) * timeline.busy_s(rank) + device.joules_per_byte * sent
+    sent_bytes = sum(span.nbytes for span in timeline.spans if span.rank == rank and span.op.kind == SEND)
+    active_j = (device.watts_busy - device.watts_idle) * timeline.busy_s(rank) + device.joules_per_byte * sent_bytes
     return device.watts_idle * timeline.makespan_s + active_j
 
 
@@ -141,23 +145,29 @@ def plan_words(chosen: InferencePlan) -> str:
 
 
 def plan_rows(plan: Plan, cluster: Cluster) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
-    """Return the columns and rows of a plan: the layers of each stage, and each device's samples or queries; of a
-    sequence's the parts.
+    """Return the columns and rows of a plan: the layers of each stage, and each device's samples or queries, or its
+    parts of a sequence.
     """
     rows: list[tuple[object, ...]] = []
     if (chosen := plan.inference) is not None:
         for position, rank in enumerate(chosen.ranks):
             cells: tuple[object, ...] = ("-",) * 4
-            if (at := plan.stage_of(rank)) is not None:
-                own = next(share for share in plan.stages[at].shares if share.rank == rank)
-                cells = (f"{plan.stages[at].start}-{plan.stages[at].stop - 1}", own.heads, own.columns, own.tokens)
+            if (stage_index := plan.stage_of(rank)) is not None:
+                device_share = next(share for share in plan.stages[stage_index].shares if share.rank == rank)
+                cells = (
+                    f"{plan.stages[stage_index].start}-{plan.stages[stage_index].stop - 1}",
+                    device_share.heads,
+                    device_share.columns,
+                    device_share.tokens,
+                )
             rows.append((position, cluster.devices[rank].name, *cells))
         return ("position", "device", "layers", "heads", "columns", f"tokens of {chosen.length}"), rows
     by_queries = any(share.queries for stage in plan.stages for share in stage.shares)
 
     def shares(stage: Stage) -> str:
         return ", ".join(
-            f"{cluster.devices[one.rank].name} {one.queries if by_queries else one.samples}" for one in stage.shares
+            f"{cluster.devices[share.rank].name} {share.queries if by_queries else share.samples}"
+            for share in stage.shares
         )
 
     for first, stages in plan.assignments:
@@ -192,19 +202,24 @@ def _training_rows(report: Report) -> list[tuple[str, str]]:
         count = f"{_three_figures(trained / 4e6)} million" if trained >= 4e6 else f"{trained // 4:,}"
         rows.append(("Weights", f"{trained / report.bytes[ALL_WEIGHTS]:.1%} are trained at most: {count} numbers"))
     lowest = [step.lowest_trained for step in report.steps]
-    begins = [at for at, layer in enumerate(lowest) if layer is not None and (not at or layer != lowest[at - 1])]
+    begins = [
+        step for step, layer in enumerate(lowest) if layer is not None and (not step or layer != lowest[step - 1])
+    ]
     if len(begins) > 1:
-        depths = [f"{plan.num_layers - (lowest[at] or 0)} from step {at + 1}" for at in begins]
+        depths = [f"{plan.num_layers - (lowest[step] or 0)} from step {step + 1}" for step in begins]
         rows.append(("Trained", f"layers from the top: {', '.join(depths)}"))
     swept = [abs(point.predicted_s - point.measured_s) / point.measured_s for point in report.sweep if point.measured_s]
     if swept:
         mark = next((point.mark for point in report.sweep if point.mark), "")
         rows.append(("Prediction", f"median deviation {median(swept):.1%}{mark} over {len(swept)} plans"))
     # The bytes sent in a step, if the method counts them, and the bytes that first-order data parallelism would send.
-    sent = report.bytes.get("sent in a step, measured", report.bytes.get("sent in a step"))
-    if sent is not None and (other := report.bytes.get("sent in a step of first-order data parallelism")):
+    sent_bytes = report.bytes.get("sent in a step, measured", report.bytes.get("sent in a step"))
+    if sent_bytes is not None and (other := report.bytes.get("sent in a step of first-order data parallelism")):
         rows.append(
-            ("Sent", f"{sent:,} bytes in a step, by all devices; first-order data parallelism would send {other:,}")
+            (
+                "Sent",
+                f"{sent_bytes:,} bytes in a step, by all devices; first-order data parallelism would send {other:,}",
+            )
         )
     return rows
 
@@ -217,28 +232,30 @@ def _inference_rows(report: Report, chosen: InferencePlan) -> list[tuple[str, st
     rows = [("Plan", plan_words(chosen)), ("", f"{', '.join(names)}{': ' if parts else ''}{', '.join(parts)}")]
     if times := _times(report, report.steps, digits=1):
         rows.append(("Latency", f"{times}, median of {len(report.steps)} requests"))
-    found = report.metrics
+    metrics = report.metrics
     if any(step.measured_s is not None for step in report.steps):
         latencies = ", ".join(
-            f"{name} {found[f'latency {name} s'] * 1e3:.1f} ms{mark}" for name in ("mean", "p50", "p95", "p99")
+            f"{name} {metrics[f'latency {name} s'] * 1e3:.1f} ms{mark}" for name in ("mean", "p50", "p95", "p99")
         )
-        rows.append(("", f"{latencies}; {found['requests per s']:.3g}{mark} requests per s"))
-    if "first token s" in found:
+        rows.append(("", f"{latencies}; {metrics['requests per s']:.3g}{mark} requests per s"))
+    if "first token s" in metrics:
         further = (
-            f", every further one {found['further token s'] * 1e3:.1f} ms{mark}" if "further token s" in found else ""
+            f", every further one {metrics['further token s'] * 1e3:.1f} ms{mark}"
+            if "further token s" in metrics
+            else ""
         )
-        rows.append(("Text", f"first token after {found['first token s'] * 1e3:.1f} ms{mark}{further}"))
-    if "largest error" in found:
-        largest = found["largest error"]
+        rows.append(("Text", f"first token after {metrics['first token s'] * 1e3:.1f} ms{mark}{further}"))
+    if "largest error" in metrics:
+        largest = metrics["largest error"]
         differ = (
             f"differ from the local model's by at most {largest:.1e} of the largest number"
             if largest
             else "equal the local model's"
         )
         rows.append(("Checked", f"answers {differ}"))
-    if "texts that differ" in found:
+    if "texts that differ" in metrics:
         rows.append(
-            ("Checked", f"{found['texts that differ']:.0f} of the compared texts differ from the local model's")
+            ("Checked", f"{metrics['texts that differ']:.0f} of the compared texts differ from the local model's")
         )
     return rows
 

@@ -33,15 +33,15 @@ def label_of(source: Source, fidelity: str, *, valid: bool = True) -> str:
 
 
 def _require_origin(source: Source, fidelity: Fidelity) -> None:
-    """Raise ConfigError if links that were not emulated are said to be."""
+    """Raise ConfigError for a fidelity of links that were not emulated."""
     if fidelity and source != "emulated":
-        asked = f"Numbers from links emulated by '{fidelity}' were asked for."
-        raise ConfigError(asked, f"They are {source}.", "Leave the fidelity empty.")
+        request = f"Numbers from links emulated by '{fidelity}' were asked for."
+        raise ConfigError(request, f"They are {source}.", "Leave the fidelity empty.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """Base of reports: the origin of their numbers, and writing as JSON.
+class SourcedReport:
+    """Base class of reports: states the origin of the numbers, and writes JSON.
 
     dilation: the factor by which the devices were emulated slower than real speed; all times of the devices are in
     device time.
@@ -103,7 +103,7 @@ class Timeline:
     memory[rank]: bytes in use over time, as a step function.  budget_bytes[rank]: the device's memory limit.
     in_use_bytes[rank]: what counted against the limit at the end of the epoch: the values, the libraries' buffers, and
     freed memory that the process keeps for later; 0 if it is not known.
-    clock_bound_s: by how much the moments of one device may be shifted against another's.
+    clock_bound_s: how much the times of one device may be shifted against another's.
     """
 
     source: Source
@@ -126,8 +126,8 @@ class Timeline:
 
     @property
     def label(self) -> str:
-        """Return the origin of the numbers: 'simulated', 'emulated, kernel links', 'emulated, paced links' or
-        'real'.
+        """Return the origin of the numbers: 'simulated', 'emulated, kernel links', 'emulated, paced links'
+        or 'real'.
         """
         return label_of(self.source, self.fidelity)
 
@@ -137,7 +137,7 @@ class Timeline:
         return max((span.end_s for span in self.spans), default=0.0)
 
     def faults(self) -> Iterator[str]:
-        """Yield contradictions: ranks that are no device, times and sizes that are negative or infinite, lists of the
+        """Yield contradictions: ranks without a device, times and sizes that are negative or infinite, lists of the
         wrong length.
         """
         for span in self.spans:
@@ -145,23 +145,23 @@ class Timeline:
                 yield f"Operation {span.op.label} is of device {span.rank} of {self.world_size}"
             if not 0 <= span.start_s <= span.end_s < math.inf or span.nbytes < 0 or not 0 <= span.late_s < math.inf:
                 yield f"Operation {span.op.label} of device {span.rank} lasts from {span.start_s:g} to {span.end_s:g} s"
-        for name, found in (
+        for name, values in (
             ("memory", self.memory),
             ("budget_bytes", self.budget_bytes),
             ("in_use_bytes", self.in_use_bytes),
         ):
-            if found and len(found) != self.world_size:
-                yield f"'{name}' has {len(found)} entries for {self.world_size} devices"
+            if values and len(values) != self.world_size:
+                yield f"'{name}' has {len(values)} entries for {self.world_size} devices"
         for rank, samples in enumerate(self.memory):
             if any(not 0 <= sample.time_s < math.inf or sample.nbytes < 0 for sample in samples):
                 yield f"The memory of device {rank} has a time or size below 0"
 
     def by_rank(self) -> list[list[Span]]:
         """Return the spans of each rank."""
-        found: list[list[Span]] = [[] for _ in self.device_names]
+        spans: list[list[Span]] = [[] for _ in self.device_names]
         for span in self.spans:
-            found[span.rank].append(span)
-        return found
+            spans[span.rank].append(span)
+        return spans
 
     def busy_s(self, rank: int) -> float:
         """Return the seconds in which at least one compute stream of the rank was busy."""
@@ -170,10 +170,10 @@ class Timeline:
     @property
     def bubble_fraction(self) -> float:
         """Return the share of all ranks' time in which they did not compute (0: never idle)."""
-        whole = self.makespan_s * self.world_size
-        if whole == 0:
+        total_s = self.makespan_s * self.world_size
+        if total_s == 0:
             return 0.0
-        return 1.0 - sum(map(busy_of, self.by_rank())) / whole
+        return 1.0 - sum(map(busy_of, self.by_rank())) / total_s
 
     def peak_bytes(self, rank: int) -> int:
         """Return the peak memory of the rank in bytes."""

@@ -28,8 +28,8 @@ class VirtualWorkers:
     """pipelines[v]: the plan of virtual worker v; its stages have one rank each, and its micro-batches are the worker's
     mini-batches.
 
-    in_flight: N_m, the mini-batches of a wave and the most that a virtual worker has in its pipeline; it pushes once
-    per wave.
+    in_flight: N_m, the number of mini-batches in a wave, and the most that a virtual worker has in its pipeline; it
+    pushes once per wave.
     HetPipe's clock distance D, the most waves that the fastest worker may be ahead of the slowest, is 0.
     predicted_s: named parts of the predicted seconds of a wave of all virtual workers.
     """
@@ -39,19 +39,19 @@ class VirtualWorkers:
     predicted_s: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        asked = f"{len(self.pipelines)} virtual workers with {self.in_flight} mini-batches in flight were asked for."
+        request = f"{len(self.pipelines)} virtual workers with {self.in_flight} mini-batches in flight were asked for."
         if not self.pipelines or self.in_flight < 1:
-            raise ConfigError(asked, "There must be at least one of each.", "Raise them.")
+            raise ConfigError(request, "There must be at least one of each.", "Raise them.")
         if len({plan.num_layers for plan in self.pipelines}) > 1:
-            found = f"Their models have {[plan.num_layers for plan in self.pipelines]} layers."
-            raise ConfigError(asked, found, "Let each hold the whole model.")
+            problem = f"Their models have {[plan.num_layers for plan in self.pipelines]} layers."
+            raise ConfigError(request, problem, "Let each hold the whole model.")
         for plan in self.pipelines:
             for stage in plan.stages:
                 if len(stage.shares) > 1:
-                    raise ConfigError(asked, f"A stage has the ranks {stage.ranks}.", "Give each stage one.")
+                    raise ConfigError(request, f"A stage has the ranks {stage.ranks}.", "Give each stage one.")
         for rank in self.ranks:
             if self.ranks.count(rank) > 1:
-                raise ConfigError(asked, f"Rank {rank} has more than one stage.", "Give it one.")
+                raise ConfigError(request, f"Rank {rank} has more than one stage.", "Give it one.")
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -68,8 +68,7 @@ class VirtualWorkers:
         0) begins.
 
         These are all earlier mini-batches except the last s_global = 2 N_m - 2, the most of another virtual worker that
-        a worker may not
-        have seen yet, rounded up to whole waves.
+        a worker may not have seen yet, rounded up to whole waves.
         """
         return max(0, -(-(mini_batch - 2 * self.in_flight + 2) // self.in_flight))
 
@@ -96,13 +95,12 @@ two versions (2BW)."""
 
 
 def delay_of(rule: VersionRule, behind: int, num_stages: int) -> int:
-    """Return the updates between the weights with which a stage computes a mini-batch and those that its gradient
-    updates.
+    """Return the number of updates between the weights with which a stage computes a mini-batch and those that its
+    gradient updates.
 
-    It is also the number of versions that the stage keeps besides the newest.  behind: stages after it.  Stashing: the
-    newest version at
-    the time of the forward pass.  Vertical sync: the first stage's version on all stages.  Two: the version before the
-    newest, with a
-    mini-batch split into as many micro-batches as there are stages (Narayanan et al., ICML 2021).
+    It is also the number of versions that the stage keeps besides the newest.  behind: number of stages after it.
+    Stashing: the newest version at the time of the forward pass.  Vertical sync: the first stage's version on all
+    stages.  Two: the version before the newest, with a mini-batch split into as many micro-batches as there are stages
+    (Narayanan et al., ICML 2021).
     """
     return {"stashing": behind, "vertical_sync": num_stages - 1, "two": 1}[rule]

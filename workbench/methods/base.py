@@ -100,10 +100,10 @@ def counting(notify: Notify, parts: str, *, before: int = 0, rounds: int = 1) ->
     already.
     """
 
-    def told(done: int, count: int) -> None:
+    def report(done: int, count: int) -> None:
         notify(Event("count", message=parts, step=before * count + done, num_steps=rounds * count))
 
-    return told
+    return report
 
 
 def ignore(event: Event) -> None:
@@ -180,8 +180,8 @@ class Method(Protocol):
     """A published method; its folder's options.py names it (see core.methods.Declaration)."""
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
-        """Raise ConfigError for an unknown option, task, model or device, or an idle option, before anything is
-        loaded.
+        """Raise ConfigError for an unknown option, task, model or device, or an idle option, before anything
+        is loaded.
         """
 
     def prepare(self, job: Job, notify: Notify) -> Any:
@@ -214,8 +214,7 @@ class Method(Protocol):
         simulated.
 
         Raises ConfigError if the plan is for other layers, devices or batches, PlanError if a device has too little
-        memory, CacheError if
-        the disk has too little space.
+        memory, CacheError if the disk has too little space.
         """
 
     def notes(self, planned: Planned[Any]) -> tuple[str, ...]:
@@ -260,13 +259,13 @@ MAX_SIMULATIONS = 200
 def require_plan(
     plan: Plan, cluster: Cluster, *, model: str, num_layers: int, others: Iterable[tuple[bool, str, str]] = ()
 ) -> None:
-    """Raise ConfigError for a plan with other layers or devices.  others: further checks as (is wrong, found,
-    advice).
+    """Raise ConfigError for a plan with other layers or devices.  others: further checks as (is wrong,
+    found, advice).
     """
     stages = plan.stages + ((plan.cached,) if plan.cached is not None else ())
     ranks = [rank for stage in plan.stages for rank in stage.ranks]
     outside = max(rank for stage in stages for rank in stage.ranks) >= cluster.world_size
-    for is_wrong, found, todo in (
+    for is_wrong, problem, todo in (
         (
             any(layers != num_layers for layers in (plan.num_layers, stages[-1].stop)),
             f"It has {plan.num_layers} layers; '{model}' has {num_layers}.",
@@ -280,7 +279,7 @@ def require_plan(
         *others,
     ):
         if is_wrong:
-            raise ConfigError(f"The plan {plan.partition()} on {plan.grouping()} was asked for.", found, todo)
+            raise ConfigError(f"The plan {plan.partition()} on {plan.grouping()} was asked for.", problem, todo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,11 +302,11 @@ def published_settings(settings: type) -> tuple[dict[str, Published], dict[str, 
     options' class.
     """
     hints = get_type_hints(settings, include_extras=True)
-    found = {
-        name: [one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Published)]
+    declared_by_name = {
+        name: [marker for marker in getattr(hint, "__metadata__", ()) if isinstance(marker, Published)]
         for name, hint in hints.items()
     }
-    return {name: declared[0] for name, declared in found.items() if declared}, dict(
+    return {name: declared[0] for name, declared in declared_by_name.items() if declared}, dict(
         getattr(settings, "published_job", {})
     )
 
@@ -323,11 +322,15 @@ def as_published(job: Job) -> Job:
     settings = declaration_of(job.method).options
     options, of_job = published_settings(settings)
     if not options and getattr(settings, "published_job", None) is None:
-        asked, found = f"The published settings of {job.method} were asked for.", "It is no paper's own method."
-        raise ConfigError(asked, found, "Leave --as-published out.")
-    own = {one.name: one.default for one in fields(Job)}
-    changed = {name: one.value for name, one in of_job.items() if getattr(job, name) == own[name]}
-    more = {name: one.value for name, one in options.items() if name not in job.options and _applies(one, job)}
+        request, problem = f"The published settings of {job.method} were asked for.", "It is no paper's own method."
+        raise ConfigError(request, problem, "Leave --as-published out.")
+    defaults = {field.name: field.default for field in fields(Job)}
+    changed = {name: published.value for name, published in of_job.items() if getattr(job, name) == defaults[name]}
+    more = {
+        name: published.value
+        for name, published in options.items()
+        if name not in job.options and _applies(published, job)
+    }
     return replace(job, **changed, options=job.options | more)
 
 
@@ -338,13 +341,19 @@ def differences_note(job: Job) -> str:
     declared = declaration_of(job.method)
     options, of_job = published_settings(declared.options)
     defaults = declared.defaults
-    found = {name: (job.options.get(name, defaults[name]), one) for name, one in options.items() if _applies(one, job)}
-    found |= {
-        name: (job.peak_learning_rate if name == "learning_rate" else getattr(job, name), one)
-        for name, one in of_job.items()
+    values = {
+        name: (job.options.get(name, defaults[name]), published)
+        for name, published in options.items()
+        if _applies(published, job)
+    }
+    values |= {
+        name: (job.peak_learning_rate if name == "learning_rate" else getattr(job, name), published)
+        for name, published in of_job.items()
     }
     words = [
-        f"{name}={_shown(value)} ({_shown(one.value)})" for name, (value, one) in found.items() if value != one.value
+        f"{name}={_shown(value)} ({_shown(published.value)})"
+        for name, (value, published) in values.items()
+        if value != published.value
     ]
     if not words:
         return "All settings that the paper states are the paper's." if job.as_published else ""
@@ -352,10 +361,10 @@ def differences_note(job: Job) -> str:
     return f"Settings that differ from the paper, whose values are in brackets{advice}: {', '.join(words)}."
 
 
-def _applies(one: Published, job: Job) -> bool:
-    if one.given is None:
+def _applies(published: Published, job: Job) -> bool:
+    if published.given is None:
         return True
-    name, value = one.given
+    name, value = published.given
     return bool(job.options.get(name, declaration_of(job.method).defaults[name]) == value)
 
 
@@ -366,14 +375,14 @@ def _shown(value: Any) -> str:
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
-def read_options(method: str, settings: type[T], given: Mapping[str, Any]) -> T:
+def read_options(method: str, settings: type[T], options: Mapping[str, Any]) -> T:
     """Return a method's settings, a dataclass with defaults, from Job.options.  Raises ConfigError that names the wrong
     option.
     """
     kinds = get_type_hints(settings)
     stated = get_type_hints(settings, include_extras=True)
-    found: dict[str, Any] = {}
-    for name, value in given.items():
+    values: dict[str, Any] = {}
+    for name, value in options.items():
         if name not in kinds:
             raise ConfigError(
                 f"The option '{name}' of {method} was asked for.",
@@ -383,13 +392,13 @@ def read_options(method: str, settings: type[T], given: Mapping[str, Any]) -> T:
         try:
             msgspec.convert(value, kinds[name], strict=False)
         except msgspec.ValidationError:
-            asked = (
+            request = (
                 f"The option {name} = {shown(repr(value) if isinstance(value, str) else value)} of {method} was "
                 "asked for."
             )
-            raise ConfigError(asked, f"It must be {_wanted(kinds[name])}.", "Change it.") from None
+            raise ConfigError(request, f"It must be {_wanted(kinds[name])}.", "Change it.") from None
         try:
-            found[name] = msgspec.convert(value, stated[name], strict=False)
+            values[name] = msgspec.convert(value, stated[name], strict=False)
         except msgspec.ValidationError:
             require_range(
                 msgspec.convert(value, kinds[name], strict=False),
@@ -398,7 +407,7 @@ def read_options(method: str, settings: type[T], given: Mapping[str, Any]) -> T:
                 name,
             )
             raise  # msgspec refuses a range that ours accepts
-    return settings(**found)
+    return settings(**values)
 
 
 def require_width(method: str, name: str, value: int, model: str, most: int) -> None:

@@ -43,9 +43,9 @@ class ParallelAdapterConfig:
     target_length: number of decoder tokens, the same for the whole job; 0 without a decoder.
     kind: 'sequence_to_sequence' needs an encoder-decoder, 'text_generation' a decoder-only model; their own language
     model head is read.
-    dropout: rate for the pooled features.  seed: for the initial weights and the dropout.
-    label_mean, label_std: of a regression's training labels.  The head learns standardised labels and predicts in the
-    original units.
+    dropout: rate for the pooled features.  seed: seed of the initial weights and the dropout.
+    label_mean, label_std: mean and standard deviation of a regression's training labels.  The head learns standardised
+    labels and predicts in the original units.
     """
 
     hidden_size: int
@@ -64,14 +64,16 @@ class ParallelAdapterConfig:
     label_std: float = 1.0
 
     def __post_init__(self) -> None:
-        asked = (
+        request = (
             f"A parallel adapter with reduction {self.reduction} on a backbone {self.hidden_size} wide was asked for."
         )
         if self.reduction < 1 or self.hidden_size % self.reduction:
-            raise ConfigError(asked, f"{self.hidden_size} is not a multiple of {self.reduction}.", "Choose a divisor.")
+            raise ConfigError(
+                request, f"{self.hidden_size} is not a multiple of {self.reduction}.", "Choose a divisor."
+            )
         if self.num_heads is not None and (self.num_heads < 1 or self.width % self.num_heads):
             raise ConfigError(
-                asked, f"Its width {self.width} is not a multiple of {self.num_heads} heads.", "Change num_heads."
+                request, f"Its width {self.width} is not a multiple of {self.num_heads} heads.", "Change num_heads."
             )
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"A dropout of {self.dropout} was asked for.", "It must be in [0, 1).", "Change it.")

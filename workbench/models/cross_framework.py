@@ -1,9 +1,8 @@
 """Exchange tensors between PyTorch, NumPy and JAX (Confidant, section 3.5).
 
 Within a process this uses DLPack: both sides share the memory, except that XLA gets a copy if the address is
-unsuitable.  Between
-devices it uses the paper's four fields: flat data, shape, an integer for the dtype, and a map of framework-specific
-information.
+unsuitable.  Between devices it uses the paper's four fields: flat data, shape, an integer for the dtype, and a map of
+framework-specific information.
 A pipeline over gloo sends only the data: its program states shape and dtype of every value, and our frameworks share
 one layout.
 """
@@ -45,8 +44,8 @@ def check_jax() -> None:
 
 @cache
 def require_jax() -> Any:
-    """Return the module jax, on the CPU, with one thread if torch uses one.  Raises ConfigError if it is not
-    installed.
+    """Return the module jax, on the CPU, with one thread if torch uses one.  Raises ConfigError if it is
+    not installed.
     """
     check_jax()
     if "jax" not in sys.modules and torch.get_num_threads() == 1:  # an emulated device has only one core
@@ -64,8 +63,8 @@ def to_torch(tensor: Any) -> Tensor:
         return tensor.detach()
     if isinstance(tensor, np.ndarray):
         is_narrow = tensor.dtype.name == "bfloat16"  # NumPy has no bfloat16; ml_dtypes, a dependency of JAX, adds it
-        found = torch.from_numpy(tensor.view(np.int16) if is_narrow else tensor)
-        return found.view(torch.bfloat16) if is_narrow else found
+        array = torch.from_numpy(tensor.view(np.int16) if is_narrow else tensor)
+        return array.view(torch.bfloat16) if is_narrow else array
     shared: Tensor = torch.from_dlpack(tensor)
     return shared
 
@@ -87,7 +86,7 @@ def from_torch(tensor: Tensor, framework: str) -> Any:
     if type_name(tensor) in _WIDE and not jax.config.jax_enable_x64:
         raise ConfigError(
             f"A tensor of {type_name(tensor)} for JAX was asked for.",
-            "JAX computes with 32 bits unless it is told otherwise.",
+            "JAX computes with 32 bits by default.",
             "Convert the tensor to float32 or int32 first, or set JAX_ENABLE_X64=1.",
         )
     return jax.numpy.from_dlpack(tensor.contiguous())
@@ -99,8 +98,9 @@ def type_name(tensor: Tensor) -> str:
 
 
 class Adapted(NamedTuple):
-    """A tensor in the paper's four fields.  data: (values,), of any dtype in TYPES.  info: framework-specific
-    information.
+    """A tensor in the paper's four fields.
+
+    data: (values,), any dtype in TYPES.  info: framework-specific information.
     """
 
     data: Tensor
@@ -111,9 +111,9 @@ class Adapted(NamedTuple):
     @classmethod
     def of(cls, tensor: Any, **info: str) -> Adapted:
         """Return the fields of a tensor of any of the FRAMEWORKS.  Raises ConfigError for a dtype without a number."""
-        own = to_torch(tensor)
-        check_choice("type", type_name(own), TYPES)
-        return cls(own.reshape(-1), tuple(own.shape), TYPES.index(type_name(own)), info)
+        torch_tensor = to_torch(tensor)
+        check_choice("type", type_name(torch_tensor), TYPES)
+        return cls(torch_tensor.reshape(-1), tuple(torch_tensor.shape), TYPES.index(type_name(torch_tensor)), info)
 
     def to(self, framework: str) -> Any:
         """Return the tensor in one of the FRAMEWORKS (see from_torch)."""
@@ -126,9 +126,9 @@ class Adapted(NamedTuple):
             return bytearray(json.dumps(fields).encode())
         sizes, info = struct.pack(f"<{len(self.shape)}Q", *self.shape), json.dumps(self.info).encode()
         info += b" " * (-(_HEAD.size + len(sizes) + len(info)) % _ALIGNED)
-        found = bytearray(_HEAD.pack(self.type_number, len(self.shape), len(info)) + sizes + info)
-        found += self.data.contiguous().view(torch.uint8).numpy().data
-        return found
+        content = bytearray(_HEAD.pack(self.type_number, len(self.shape), len(info)) + sizes + info)
+        content += self.data.contiguous().view(torch.uint8).numpy().data
+        return content
 
     @classmethod
     def read(cls, message: bytearray, form: Literal["binary", "json"] = "binary") -> Adapted:
@@ -143,17 +143,17 @@ class Adapted(NamedTuple):
                     torch.tensor(fields["data"], dtype=getattr(torch, TYPES[number])), shape, number, fields["info"]
                 )
             number, axes, length = _HEAD.unpack_from(message)
-            shape, at = struct.unpack_from(f"<{axes}Q", message, _HEAD.size), _HEAD.size + 8 * axes
-            dtype, begin = getattr(torch, TYPES[number]), at + length
+            shape, position = struct.unpack_from(f"<{axes}Q", message, _HEAD.size), _HEAD.size + 8 * axes
+            dtype, begin = getattr(torch, TYPES[number]), position + length
             data = (
                 torch.frombuffer(message, dtype=dtype, offset=begin)
                 if len(message) > begin
                 else torch.empty(0, dtype=dtype)
             )
-            found = cls(data, shape, number, json.loads(message[at:begin]))
-            found.data.reshape(shape)
+            adapted = cls(data, shape, number, json.loads(message[position:begin]))
+            adapted.data.reshape(shape)
         except (struct.error, ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:
             raise ConfigError(
                 f"A message of {len(message)} bytes was read as a tensor.", f"It is none: {error}.", "Send it again."
             ) from None
-        return found
+        return adapted

@@ -1,13 +1,10 @@
 """Distill the backbone's hidden states and soft labels into the narrow network's initial weights (PAC+, section IV-C).
 
 The student sees only b_0 (lambda = 0), and its activation after each layer learns the backbone's.  The target is W_down
-b_i with one
-orthonormal W_down for all taps, their joint principal directions, because a residual stream has one basis.  A backbone
-without a
-language model head has no labels to give.  Its soft label for a sentence is a distribution over the batch's other
-sentences, by
-similarity.  Distillation needs only unlabelled text and no validation or test data, so a server can do it once for all
-devices.
+b_i with one orthonormal W_down for all taps, their joint principal directions, because a residual stream has one basis.
+A backbone without a language model head has no labels to give.  Its soft label for a sentence is a distribution over
+the batch's other sentences, by similarity.  Distillation needs only unlabelled text and no validation or test data, so
+a server can do it once for all devices.
 """
 
 from __future__ import annotations
@@ -59,8 +56,8 @@ def distill(
 
     epochs: epochs(epoch) returns that epoch's mini-batches, the same number in each.  The state includes the input
     statistics of the text.
-    Raises ConfigError if the adapter is not for this backbone, or if a mini-batch has only one sample (there is no
-    other sentence).
+    Raises ConfigError if the adapter is not for this backbone, or if a mini-batch has only one sample, because a soft
+    label needs other sentences.
     """
     batches = epochs(0)
     require_own_backbone(config, stack)
@@ -141,14 +138,18 @@ def _is_projection(name: str) -> bool:
 
 
 class _Student:
-    """An adapter in training: it sees only the backbone's embedding, its W_down is frozen, and its layers' outputs are
-    recorded.
+    """An adapter in training.  Its only input is the backbone's embedding, its W_down is frozen, and its layers'
+    outputs are recorded.
     """
 
     def __init__(self, adapter: ParallelAdapter) -> None:
         self._adapter = adapter
-        self._mixes = {name: one.detach().clone() for name, one in adapter.named_parameters() if name.endswith(".mix")}
-        self._fixed = [one for name, one in adapter.named_parameters() if _is_projection(name) or name.endswith(".mix")]
+        self._mixes = {
+            name: parameter.detach().clone() for name, parameter in adapter.named_parameters() if name.endswith(".mix")
+        }
+        self._fixed = [
+            parameter for name, parameter in adapter.named_parameters() if _is_projection(name) or name.endswith(".mix")
+        ]
         for parameter in self._fixed:
             parameter.requires_grad_(False)
             if parameter.ndim == 0:
@@ -169,14 +170,14 @@ class _Student:
         side = self._adapter(None, taps, attention_mask)
         first_decoder = self._adapter.config.num_encoder_layers
         by_layer = []
-        for index, seen in self._seen.items():
+        for index, output in self._seen.items():
             # An encoder-decoder has one more tap, the decoder's embedding, and its states follow the encoder's.
             in_decoder = first_decoder is not None and index >= first_decoder
             tap = taps[index + 1 + in_decoder]
             with torch.no_grad():
                 target = self._adapter.layers[str(index)].down(tap)
             share = torch.ones(tap.shape[:2]) if in_decoder else attention_mask.to(target.dtype)
-            error = (seen[:, -tap.shape[1] :] - target).square().sum(dim=2)
+            error = (output[:, -tap.shape[1] :] - target).square().sum(dim=2)
             by_layer.append((error * share).sum() / (target.square().sum(dim=2) * share).sum())
         return torch.stack(by_layer).mean(), self._label_loss(side, taps[-1], attention_mask)
 
@@ -192,16 +193,16 @@ class _Student:
         )
         student = head.up(torch.bmm(share, head.norm(side[:, -length:])).squeeze(1))
         teacher = (torch.bmm(share, last_hidden.to(side.dtype)).squeeze(1) - head.mean) * head.inverse_std
-        own, wanted = (_similarities(one) for one in (student, teacher))
-        return F.kl_div(own, wanted, log_target=True, reduction="batchmean")
+        student_similarities, teacher_similarities = (_similarities(states) for states in (student, teacher))
+        return F.kl_div(student_similarities, teacher_similarities, log_target=True, reduction="batchmean")
 
     def release(self) -> dict[str, Tensor]:
         """Return the distilled state with the original lambda, and detach from the adapter."""
         for hook in self._hooks:
             hook.remove()
         state = {
-            name: one.detach().clone()
-            for name, one in self._adapter.state_dict().items()
+            name: tensor.detach().clone()
+            for name, tensor in self._adapter.state_dict().items()
             if not name.startswith(_OWN_HEAD)
         }
         return state | self._mixes
@@ -219,17 +220,16 @@ def load_distilled(adapter: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Load a distilled state into an adapter or a stage of one, except for the task head.  Raises ConfigError if it
     does not fit.
     """
-    own = adapter.state_dict()
-    wanted = [name for name in own if not name.startswith(_OWN_HEAD)]
-    wrong = next((name for name in wanted if name not in state or state[name].shape != own[name].shape), None)
+    own_state = adapter.state_dict()
+    names = [name for name in own_state if not name.startswith(_OWN_HEAD)]
+    wrong = next((name for name in names if name not in state or state[name].shape != own_state[name].shape), None)
     if wrong is not None:
-        found = (
-            f"'{wrong}' is {list(state[wrong].shape) if wrong in state else 'missing'}, not {list(own[wrong].shape)}."
-        )
-        raise ConfigError("Distilled initial weights were to be used.", found, "Distill for this adapter's shape.")
+        actual = list(state[wrong].shape) if wrong in state else "missing"
+        problem = f"'{wrong}' is {actual}, not {list(own_state[wrong].shape)}."
+        raise ConfigError("Distilled initial weights were to be used.", problem, "Distill for this adapter's shape.")
     with torch.no_grad():
-        for name in wanted:
-            own[name].copy_(state[name])
+        for name in names:
+            own_state[name].copy_(state[name])
 
 
 def distillation_fingerprint(model: str, weights: str, config: ParallelAdapterConfig, texts: Iterable[str]) -> str:

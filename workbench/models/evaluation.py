@@ -91,10 +91,8 @@ class Predictions:
     """Logits, labels and sample ids of a split, ordered by sample id.
 
     logits: (samples, outputs) float32; for sequence-to-sequence the log-likelihoods of the label words; for text
-    generation those of
-    answer_scores; for spans and tags (rows, tokens, outputs), where rows are windows.  labels: (samples,), classes also
-    for label words, or
-    as in a batch.  sample_ids: (samples,) int64.
+    generation those of answer_scores; for spans and tags (rows, tokens, outputs), where rows are windows.  labels:
+    (samples,), for label words the classes, otherwise as in a batch.  sample_ids: (samples,) int64.
     """
 
     def __init__(self, logits: Sequence[Tensor], labels: Sequence[Tensor], sample_ids: Sequence[Tensor]) -> None:
@@ -152,8 +150,8 @@ class ActivationMemory:
 
 
 def attach_head(stack: LayerStack, adapter: ParallelAdapterStage) -> None:
-    """Attach the backbone's language model head to a whole adapter, or its last stage, for a task of words, unless it
-    already has one.
+    """Attach the backbone's language model head to a complete adapter or its last stage, for a task that predicts
+    words.  Does nothing if it already has one.
     """
     if adapter.config.kind in WORD_KINDS and not adapter.has_language_model_head:
         assert stack.language_model_head is not None, "a backbone without its head"
@@ -212,13 +210,15 @@ def _score(
             sample_ids.append(batch.sample_ids)
             for adapter, into in zip(adapters, logits, strict=True):
                 rows = answered(batch.labels, adapter.config.kind)
-                found = [adapter.predict(taps, batch.attention_mask, batch.sample_ids, rows=rows) for taps in per_word]
+                outputs = [
+                    adapter.predict(taps, batch.attention_mask, batch.sample_ids, rows=rows) for taps in per_word
+                ]
                 if batch.choices is None:
-                    into.append(found[0].float() if rows is None else answer_scores(found[0], batch.labels))
+                    into.append(outputs[0].float() if rows is None else answer_scores(outputs[0], batch.labels))
                 else:
-                    scores = [word_scores(one, word) for one, word in zip(found, batch.choices, strict=True)]
+                    scores = [word_scores(output, word) for output, word in zip(outputs, batch.choices, strict=True)]
                     into.append(torch.stack(scores, dim=1))
-    return [Predictions(one, labels, sample_ids) for one in logits]
+    return [Predictions(adapter_logits, labels, sample_ids) for adapter_logits in logits]
 
 
 def _classes(batch: BatchLike) -> Tensor:

@@ -41,7 +41,7 @@ class Part:
     embedding: modules by role, as paths; modules missing from a checkpoint are left out.
     weights: a layer's projections by role (query, key, value or all three in one, output, up, down, gate), as paths.
     gated_weights: the same for checkpoints whose layers have a module at the path `gate`.
-    norms: of a layer, in the order of its blocks (attention, cross-attention, feed-forward).
+    norms: paths of a layer's norms, in the order of its blocks (attention, cross-attention, feed-forward).
     """
 
     layers: str
@@ -57,8 +57,8 @@ class Part:
 class Family(Part):
     """The structure of one Hugging Face architecture: its only stack or its encoder, and properties of the whole model.
 
-    rotary: path of the module that makes the tables of rotary positions, '' without.
-    is_pre_norm: whether a block's norm comes before it or after the residual addition; the name of a setting if that
+    rotary: path of the module that makes the tables of rotary positions, '' if there is none.
+    is_pre_norm: whether a block's norm comes before it or after the residual addition; the name of a setting if this
     varies.
     activation: the setting that names the feed-forward network's activation function.
     has_head_bias: whether the language model head has a bias ('final_logits_bias').

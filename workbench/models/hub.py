@@ -33,13 +33,13 @@ def known_models() -> str:
 
 def suggestion(name: str) -> str:
     """Return advice for an unknown model name."""
-    known = (*EMBEDDED_MODELS, *(f"tiny-{family}" for family in FAMILIES), *_HUB_NAMES_WITHOUT_OWNER)
-    return did_you_mean(name, known, "Choose one of them, a folder or a hub name.")
+    names = (*EMBEDDED_MODELS, *(f"tiny-{family}" for family in FAMILIES), *_HUB_NAMES_WITHOUT_OWNER)
+    return did_you_mean(name, names, "Choose one of them, a folder or a hub name.")
 
 
 def brought_folder(name: str, cache: Path) -> Path:
-    """Return the folder in which a real device keeps a model's files that were sent to it, whatever the name means
-    elsewhere.
+    """Return the folder in which a real device keeps the files of a model that was sent to it, even if the name is a
+    hub name or a folder elsewhere.
     """
     return cache / "brought" / hashlib.sha256(name.encode()).hexdigest()[:16]
 
@@ -68,7 +68,7 @@ def locate(name: str) -> Path | str:
         return name
     raise ConfigError(
         f"The model '{name}' was asked for.",
-        f"It is none of {known_models()}, no folder, and no hub name (OWNER/NAME).",
+        f"It is not one of {known_models()}, not a folder, and not a hub name (OWNER/NAME).",
         suggestion(name),
     )
 
@@ -78,7 +78,7 @@ def loaded(name: str, load: Callable[[bool], Any]) -> Any:
 
     Raises MissingDataError for unusable files and without a hub, ConfigError if the hub does not know the name.
     """
-    asked, todo = (
+    request, todo = (
         f"The model '{name}' was asked for.",
         f"Connect to the network, give a model folder, or choose one of {known_models()}.",
     )
@@ -92,15 +92,15 @@ def loaded(name: str, load: Callable[[bool], Any]) -> Any:
     except (OSError, ValueError):
         if not hub_is_reachable():
             raise MissingDataError(
-                asked, f"It is not in the local cache, and {hub_endpoint()} cannot be reached.", todo
+                request, f"It is not in the local cache, and {hub_endpoint()} cannot be reached.", todo
             ) from None
     try:
         return load(False)
     except OSError as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         if "is not a" in lines[0] or "not found" in lines[0].lower() or "404" in lines[0]:
-            raise ConfigError(asked, f"The hub said: {lines[0]}", todo) from error
-        raise MissingDataError(asked, f"The hub said: {lines[0]}", todo) from error
+            raise ConfigError(request, f"The hub said: {lines[0]}", todo) from error
+        raise MissingDataError(request, f"The hub said: {lines[0]}", todo) from error
 
 
 MOST_LAYERS, MOST_UNITS, MOST_TOKENS = 1_000, 100_000, 100_000_000
@@ -121,20 +121,19 @@ def require_settings(name: str, settings: Mapping[str, Any], common_names: Mappi
     """Reject the settings of a config.json that no model can have, before transformers makes a configuration of them.
 
     Missing settings and None are allowed.  common_names: a family's own name of each setting that has a common one
-    (`n_embd` of
-    `hidden_size`).  Raises MissingDataError.
+    (`n_embd` of `hidden_size`).  Raises MissingDataError.
     """
     for common, most in _LIMITS.items():
         for setting in {common, common_names.get(common, common)}:
             value = settings.get(setting)
             if value is not None and not (type(value) is int and 1 <= value <= most):
-                found = f"Its configuration has {setting} = {shown(value)}, which must be 1 to {most}."
-                raise refused(name, found, "Mend its config.json.")
+                problem = f"Its configuration has {setting} = {shown(value)}, which must be 1 to {most}."
+                raise refused(name, problem, "Fix its config.json.")
     if quantization := settings.get("quantization_config"):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        found = f"Its weights are already quantized, by {shown(method)}."
+        problem = f"Its weights are already quantized, by {shown(method)}."
         todo = "Give the model with its full weights. Methods with the option backbone_dtype quantize them."
-        raise refused(name, found, todo)
+        raise refused(name, problem, todo)
 
 
 def require_layers(name: str, config: Any, tensors: Mapping[str, object]) -> None:
@@ -167,15 +166,15 @@ def require_layers(name: str, config: Any, tensors: Mapping[str, object]) -> Non
             )
 
 
-def require_whole(name: str, found: Mapping[str, Any]) -> None:
-    """Raise MissingDataError if a checkpoint left parameters at random values.  found: transformers' loading_info."""
-    for key, stored, expected in sorted(found["mismatched_keys"]):
+def require_whole(name: str, loading_info: Mapping[str, Any]) -> None:
+    """Raise MissingDataError if a checkpoint left parameters at random values.  loading_info: from transformers."""
+    for key, stored, expected in sorted(loading_info["mismatched_keys"]):
         raise refused(
             name,
             f"Its {key} is {tuple(stored)}, by its configuration {tuple(expected)}.",
             "Take weights and configuration of one model.",
         )
-    missing = sorted(found["missing_keys"])
+    missing = sorted(loading_info["missing_keys"])
     if missing:
         more = f" and {len(missing) - SHOWN_MISSING} more" if len(missing) > SHOWN_MISSING else ""
         raise refused(
@@ -185,13 +184,13 @@ def require_whole(name: str, found: Mapping[str, Any]) -> None:
         )
 
 
-def refused(name: str, found: str, todo: str) -> MissingDataError:
+def refused(name: str, problem: str, todo: str) -> MissingDataError:
     """Return the error for a model with unusable files."""
-    return MissingDataError(f"The model '{name}' was asked for.", found, todo)
+    return MissingDataError(f"The model '{name}' was asked for.", problem, todo)
 
 
 def in_one_line(error: BaseException) -> str:
     """Return a library's error message without heading and line breaks."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    found = lines[-1] if lines[0].endswith(":") else lines[0]  # a heading alone is not informative
-    return found.partition("TypeError: ")[2] or found.rstrip(".")
+    message = lines[-1] if lines[0].endswith(":") else lines[0]  # a heading alone is not informative
+    return message.partition("TypeError: ")[2] or message.rstrip(".")

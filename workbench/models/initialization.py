@@ -2,13 +2,11 @@
 IV-C).
 
 Uniform slicing: one set of hidden channels for the whole model (because the residual stream ties the layers together),
-and a
-separate set of feed-forward neurons and attention channels for each layer.  A channel's importance is the L2 norm of
-all its weights.
+and a separate set of feed-forward neurons and attention channels for each layer.  A channel's importance is the L2 norm
+of all its weights.
 
 Torch-Pruning, the toolkit used in the paper (Fang et al., CVPR 2023), is an alternative for BERT.  It traces the model,
-finds the
-channels that depend on each other and removes those with the smallest norm.
+finds the channels that depend on each other and removes those with the smallest norm.
 """
 
 from __future__ import annotations
@@ -35,8 +33,7 @@ def copy_pruned(adapter: Any, stack: LayerStack) -> None:
     W_down of b_i selects the kept channels, W_up puts them back, attention and feed-forward weights are the kept rows
     and columns.
     Slices are scaled by sqrt(d / kept), so that sums over fewer inputs keep their magnitude.  Norms, biases and lambdas
-    keep their
-    initial values: the side network normalises its own activations, whose scale differs from the backbone's.
+    keep their initial values: the side network normalises its own activations, whose scale differs from the backbone's.
     """
     config = adapter.config
     require_own_backbone(config, stack)
@@ -53,12 +50,12 @@ SHAPE = ("hidden_size", "num_layers", "num_encoder_layers", "is_causal")
 """Of an adapter's configuration: what it has in common with its backbone."""
 
 
-def require_own_backbone(config: Any, stack: LayerStack, asked: str = "An adapter's initialization") -> None:
+def require_own_backbone(config: Any, stack: LayerStack, purpose: str = "An adapter's initialization") -> None:
     """Raise ConfigError unless an adapter's configuration has its backbone's shape."""
     for name in SHAPE:
-        if (own := getattr(config, name)) != (other := getattr(stack, name)):
+        if (value := getattr(config, name)) != (other := getattr(stack, name)):
             todo = "Use its own backbone, or make the configuration by adapter_config(model)."
-            raise ConfigError(f"{asked} was asked for.", f"Its {name} is {own}, the backbone's is {other}.", todo)
+            raise ConfigError(f"{purpose} was asked for.", f"Its {name} is {value}, the backbone's is {other}.", todo)
 
 
 @torch.no_grad()
@@ -146,11 +143,11 @@ def _attention(
     """Return the slices of query, key, value and output."""
     width = len(hidden)
     size = scale(weights["query"].shape[1], width)
-    kept = attention_channels(weights, backbone_heads, heads, width)
-    query, key, value = (weights[role][kept][:, hidden] * size for role in ("query", "key", "value"))
+    channels = attention_channels(weights, backbone_heads, heads, width)
+    query, key, value = (weights[role][channels][:, hidden] * size for role in ("query", "key", "value"))
     if not scales_attention:
         query = query * (width // heads) ** 0.5  # cancels the scaling in the side network's attention
-    return query, key, value, weights["output"][hidden][:, kept] * scale(weights["output"].shape[1], width)
+    return query, key, value, weights["output"][hidden][:, channels] * scale(weights["output"].shape[1], width)
 
 
 def attention_channels(weights: dict[str, Tensor], backbone_heads: int, heads: int, width: int) -> Tensor:
@@ -168,9 +165,9 @@ def attention_channels(weights: dict[str, Tensor], backbone_heads: int, heads: i
     return torch.cat([head * by_head.shape[1] + top(by_head[head], width // heads) for head in best])
 
 
-def scale(full: int, kept: int) -> float:
+def scale(full: int, part: int) -> float:
     """Return sqrt(full / kept)."""
-    return (full / kept) ** 0.5
+    return (full / part) ** 0.5
 
 
 HEAD_DEVIATION = 0.02
@@ -190,8 +187,7 @@ def initialize(adapter: nn.Module, how: How, *, stack: LayerStack | None = None)
     'zero' sets the last projection of each residual branch to zero, as LoRA does with B: each branch starts with output
     0 and then learns.
     'all_zero' sets all projections inside the side layers to zero, as the paper literally says.  No gradient then
-    reaches either end of
-    a branch, so its projections never change.
+    reaches either end of a branch, so its projections never change.
     """
     check_choice("initialization", how, get_args(How))
     with torch.no_grad():
@@ -239,14 +235,14 @@ _TRACE_TOKENS = 4
 def require_torch_pruning(family: str, *, config: Any, num_heads: int) -> None:
     """Raise ConfigError if the package is missing, or cannot prune this family to an adapter's configuration.
 
-    num_heads: of the backbone.
+    num_heads: the backbone's number of attention heads.
     """
-    asked = "An initialization by Torch-Pruning"
+    purpose = "An initialization by Torch-Pruning"
     if family != PRUNED_FAMILY:
-        found = f"Its trace does not take '{family}' apart; it does {PRUNED_FAMILY}."
+        problem = f"Its trace does not take '{family}' apart; it does {PRUNED_FAMILY}."
         raise ConfigError(
-            f"{asked} for a backbone of the family '{family}' was asked for.",
-            found,
+            f"{purpose} for a backbone of the family '{family}' was asked for.",
+            problem,
             "Choose the initialization 'pruned'.",
         )
     if find_spec("torch_pruning") is None:
@@ -254,22 +250,23 @@ def require_torch_pruning(family: str, *, config: Any, num_heads: int) -> None:
             "Install the extra 'pruning' (pip install 'edge-llm-workbench[pruning]'), or choose the initialization "
             "'pruned'."
         )
-        raise ConfigError(f"{asked} was asked for.", "The package torch-pruning is not installed.", todo)
+        raise ConfigError(f"{purpose} was asked for.", "The package torch-pruning is not installed.", todo)
     _kept_heads(config.width, config.heads, config.hidden_size, num_heads)
 
 
 def _kept_heads(width: int, heads: int, hidden_size: int, num_heads: int) -> int:
-    """Return how many of the backbone's heads are left.  Raises ConfigError if they cannot share the width.
+    """Return how many of the backbone's heads remain.  Raises ConfigError if they cannot share the width.
 
-    Whole heads are removed until one is left per side head, where each then keeps its best channels; else all stay.
+    Heads are removed until one remains for each side head, and each of these then keeps its best channels.  If the
+    heads are too few or too narrow, all remain.
     """
-    kept = heads if heads <= num_heads and width // heads <= hidden_size // num_heads else num_heads
-    if width % kept:
-        found = f"Its {num_heads} heads do not share {width} channels evenly."
+    kept_heads = heads if heads <= num_heads and width // heads <= hidden_size // num_heads else num_heads
+    if width % kept_heads:
+        problem = f"Its {num_heads} heads do not share {width} channels evenly."
         raise ConfigError(
-            "An initialization by Torch-Pruning was asked for.", found, "Choose the initialization 'pruned'."
+            "An initialization by Torch-Pruning was asked for.", problem, "Choose the initialization 'pruned'."
         )
-    return kept
+    return kept_heads
 
 
 def copy_torch_pruned(adapter: Any, stack: LayerStack) -> None:
@@ -277,9 +274,8 @@ def copy_torch_pruned(adapter: Any, stack: LayerStack) -> None:
     not change.
 
     Attention keeps the best channels of the best heads, one head for each side head.  As in `copy_pruned`, W_down
-    selects the kept hidden
-    channels, W_up puts them back, weights are scaled by sqrt(d / kept), and norms, biases and lambdas keep their
-    initial values.
+    selects the kept hidden channels, W_up puts them back, weights are scaled by sqrt(d / kept), and norms, biases and
+    lambdas keep their initial values.
     Raises ConfigError as `require_torch_pruning` does, or if the shapes are impossible.
     """
     config = adapter.config
@@ -326,7 +322,7 @@ def _prune(stack: LayerStack, width: int, heads: int, neurons: int) -> tuple[Lay
             for dependency, removed in group:
                 is_output = dependency.handler.__name__ == "prune_out_channels"
                 if dependency.target.module in writers and is_output and len(hidden) == stack.hidden_size:
-                    hidden = torch.tensor(sorted(set(range(stack.hidden_size)) - {int(one) for one in removed}))
+                    hidden = torch.tensor(sorted(set(range(stack.hidden_size)) - {int(channel) for channel in removed}))
             group.prune()
     return narrow, hidden
 
@@ -351,14 +347,14 @@ def _copy_narrow(side: Any, layer: nn.Module, stack: LayerStack, index: int) -> 
     weights = {role: layer.get_submodule(path).weight.detach().float() for role, path in stack.family.weights.items()}
     width = side.query_key_value.in_features
     if weights["query"].shape != (width, width):
-        found = f"Of layer {index} it left {list(weights['query'].shape)} query weights, not {[width, width]}."
+        problem = f"Of layer {index} it left {list(weights['query'].shape)} query weights, not {[width, width]}."
         raise ConfigError(
-            "An initialization by Torch-Pruning was asked for.", found, "Choose the initialization 'pruned'."
+            "An initialization by Torch-Pruning was asked for.", problem, "Choose the initialization 'pruned'."
         )
     size = scale(stack.hidden_size, width)
     side.query_key_value.weight.copy_(torch.cat([weights[role] for role in ("query", "key", "value")]) * size)
     side.attention_output.weight.copy_(weights["output"] * size)
-    kept = len(weights["up"])
+    num_neurons = len(weights["up"])
     full = len(narrow_weight(stack, index, "up").weight)
-    side.expand.weight[:kept] = weights["up"] * size
-    side.contract.weight[:, :kept] = weights["down"] * scale(full, kept)
+    side.expand.weight[:num_neurons] = weights["up"] * size
+    side.contract.weight[:, :num_neurons] = weights["down"] * scale(full, num_neurons)

@@ -1,8 +1,7 @@
 """Compute encoder blocks of BERT and DistilBERT with JAX: jit forward, vjp backward (Confidant, section 3.5).
 
 Parameters and gradients stay in the torch layers, and JAX accesses them through DLPack.  Optimizer, snapshots and
-stashed versions
-therefore remain the runtime's.  Import this module after `require_jax`.
+stashed versions therefore remain the runtime's.  Import this module after `require_jax`.
 """
 
 from __future__ import annotations
@@ -26,12 +25,17 @@ Weights = dict[str, jax.Array]
 
 
 def load_compiler() -> None:
-    """Compile something, so that a memory budget that begins later does not count XLA's threads and libraries."""
+    """Compile a small function, so that a memory budget that begins later does not count XLA's threads
+    and libraries.
+    """
     jax.block_until_ready(jax.jit(jnp.sin)(jnp.zeros(1)))
 
 
 class BlockShape(NamedTuple):
-    """Constants for compilation.  eps: of the norms after attention and feed-forward.  lora_scale: alpha / r."""
+    """Constants for compilation.
+
+    eps: the constants of the norms after attention and feed-forward.  lora_scale: alpha / r.
+    """
 
     heads: int
     eps: tuple[float, ...]
@@ -75,7 +79,7 @@ def _backward(pullback: Any, gradient: jax.Array) -> Any:
 
 
 class _Block:
-    """One layer's parameters by role.  activation, heads: settings of the model."""
+    """One layer's parameters by role.  activation, heads: the model's activation function and number of heads."""
 
     def __init__(self, layer: nn.Module, backbone: BackboneStage, *, activation: str, heads: int) -> None:
         self._parameters: dict[str, nn.Parameter] = {}
@@ -88,10 +92,10 @@ class _Block:
                     f"{role}.{name}": getattr(module, name)["default"].weight for name in ("lora_A", "lora_B")
                 }
                 module = module.base_layer
-            self._parameters |= {f"{role}.{name}": one for name, one in module.named_parameters()}
+            self._parameters |= {f"{role}.{name}": parameter for name, parameter in module.named_parameters()}
         norms: list[Any] = [layer.get_submodule(path) for path in backbone.family.norms]
         for number, norm in enumerate(norms):
-            self._parameters |= {f"norm {number}.{name}": one for name, one in norm.named_parameters()}
+            self._parameters |= {f"norm {number}.{name}": parameter for name, parameter in norm.named_parameters()}
         self._shape = BlockShape(heads, tuple(norm.eps for norm in norms), activation, scale)
 
     def forward(self, hidden: jax.Array, bias: jax.Array) -> tuple[jax.Array, Any]:
@@ -105,10 +109,10 @@ class _Block:
         """Return the input's gradient.  adds: whether to add the parameters' gradients to torch's."""
         gradients, gradient = _backward(pullback, gradient)
         jax.block_until_ready(gradient)
-        for name, own in gradients.items() if adds else ():
-            kept = self._parameters[name].grad
-            assert kept is not None
-            kept.add_(to_torch(own))
+        for name, parameter_gradient in gradients.items() if adds else ():
+            torch_gradient = self._parameters[name].grad
+            assert torch_gradient is not None
+            torch_gradient.add_(to_torch(parameter_gradient))
         return gradient
 
 
@@ -130,22 +134,23 @@ class JaxBlocks:
         """
         lowest = torch.finfo(hidden.dtype).min
         bias = from_torch((1 - attention_mask[:, None, None, :]).to(hidden.dtype) * lowest, "jax")
-        at, pullbacks = from_torch(hidden, "jax"), []
+        states, pullbacks = from_torch(hidden, "jax"), []
         for block in self._blocks:
-            at, pullback = block.forward(at, bias)
+            states, pullback = block.forward(states, bias)
             pullbacks.append(pullback)
         # JAX computes asynchronously and reads torch's memory.  Wait here, because torch may change the weights
         # afterwards.
-        return to_torch(jax.block_until_ready(at)), pullbacks
+        return to_torch(jax.block_until_ready(states)), pullbacks
 
     def backward(self, pullbacks: list[Any], gradient: Tensor) -> Tensor:
-        """Add the trainable parameters' gradients, and return the input's gradient, (n, t, d).  gradient: of the
-        output.
+        """Add the trainable parameters' gradients, and return the input's gradient, (n, t, d).
+
+        gradient: gradient of the output.
         """
-        at = from_torch(gradient, "jax")
+        input_gradient = from_torch(gradient, "jax")
         for block, pullback in zip(reversed(self._blocks), reversed(pullbacks), strict=True):
-            at = block.backward(pullback, at)
-        return to_torch(at)
+            input_gradient = block.backward(pullback, input_gradient)
+        return to_torch(input_gradient)
 
     def compile(self, sizes: Iterable[tuple[int, int]]) -> None:
         """Compile for batches of these (samples, tokens).  All blocks share the compiled code."""

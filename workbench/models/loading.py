@@ -29,9 +29,10 @@ from workbench.models.hub import (
     require_whole,
     suggestion,
 )
+from workbench.models.matmul import Head, head_of
 from workbench.models.partial_loading import (
     HEADER,
-    LACKING,
+    MISSING_WEIGHTS,
     StoredTensor,
     parameters_on_meta,
     read_head,
@@ -39,7 +40,6 @@ from workbench.models.partial_loading import (
     require_finite,
     stored_tensors,
 )
-from workbench.models.products import Head, head_of
 from workbench.models.stack import BackboneStage, LayerStack
 from workbench.models.tokenizer import (
     ImageTokenizer,
@@ -61,7 +61,7 @@ def load_stack(name: str, dtype: torch.dtype = torch.float32, *, with_head: bool
 
     name: all-MiniLM-L6-v2, SmolLM2-135M, tiny-FAMILY or tiny-FAMILY-LAYERS (random, seeded, 32 wide), a folder, or a
     hub name.
-    with_head: load the language model head of a decoder-only model, too; that of an encoder-decoder always is.
+    with_head: also load the language model head of a decoder-only model.  An encoder-decoder's head is always loaded.
     Raises ConfigError for an unknown name or family, MissingDataError if the files are unavailable.
     """
     model = (
@@ -83,10 +83,11 @@ def load_stage(
     after_layer: Callable[[nn.Module], object] | None = None,
     with_head: bool = False,
 ) -> BackboneStage:
-    """Return layers [start, stop) of a model.  after_layer: called with each layer, where possible before the next one
-    is read.
+    """Return layers [start, stop) of a model.
 
-    with_head: load the head of a decoder-only model, too.
+    after_layer: called with each layer, where possible before the next one is read.
+
+    with_head: also load the head of a decoder-only model.
     From a folder with safetensors only these layers are read.  Otherwise the whole model is loaded and the rest
     released.
     """
@@ -219,7 +220,9 @@ def model_config(name: str) -> Any:
     # builds a huge list.
     if "model_type" not in settings:
         raise refused(
-            name, "Its config.json is no JSON object that names a model_type.", "Save the model's configuration again."
+            name,
+            "Its config.json is not a JSON object that names a model_type.",
+            "Save the model's configuration again.",
         )
     family_of(settings["model_type"])
     config_class = CONFIG_MAPPING[settings["model_type"]]
@@ -227,7 +230,7 @@ def model_config(name: str) -> Any:
     try:
         config = config_class.from_dict(settings)
     except Exception as error:  # libraries raise many kinds of errors for a user's files
-        raise refused(name, f"Its config.json does not load: {in_one_line(error)}.", "Mend its config.json.") from error
+        raise refused(name, f"Its config.json does not load: {in_one_line(error)}.", "Fix its config.json.") from error
     require_layers(name, config, stored_weights(name) or {})
     return config
 
@@ -236,14 +239,15 @@ def model_from_config(config: Any, name: str = "") -> Any:
     """Return the base model of a configuration, with random weights.  The caller decides whether its parameters get
     memory.
 
-    name: for the error message, by default the configuration's.  Raises MissingDataError for an unusable configuration.
+    name: the model's name in the error message; by default the configuration's name.  Raises MissingDataError for an
+    unusable configuration.
     """
     try:
         return _from_config(config)
     except Exception as error:  # libraries raise many kinds of errors for a user's configuration
         name = name or getattr(config, "_name_or_path", "") or config.model_type
         raise refused(
-            name, f"Its configuration makes no model: {in_one_line(error)}.", "Mend its config.json."
+            name, f"Its configuration makes no model: {in_one_line(error)}.", "Fix its config.json."
         ) from error
 
 
@@ -285,12 +289,12 @@ def local_folder(name: str) -> Path | None:
         return place
     from transformers.utils.hub import try_to_load_from_cache
 
-    found = (try_to_load_from_cache(place, file) for file in ("model.safetensors.index.json", "model.safetensors"))
-    return next((Path(path).parent for path in found if isinstance(path, str)), None)
+    paths = (try_to_load_from_cache(place, file) for file in ("model.safetensors.index.json", "model.safetensors"))
+    return next((Path(path).parent for path in paths if isinstance(path, str)), None)
 
 
 def is_tiny(name: str) -> bool:
-    """Return whether a name is that of a random model, which is generated, not read."""
+    """Return whether a name belongs to a random model, which is generated and not read."""
     return name.startswith("tiny-") and not Path(name).is_dir()
 
 
@@ -303,19 +307,19 @@ def _tiny_parts(name: str) -> tuple[str, int]:
 
 
 def _tiny_settings(family: str, layers: int) -> dict[str, Any]:
-    own = FAMILIES[family]
+    facts = FAMILIES[family]
     # Dropout is zero, so that training mode gives the same results; token ids beyond the vocabulary would not load.
     settings: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
-    if not own.reads_images:
-        vocabulary = tiny_tokenizer(is_causal=own.is_causal).backend.get_vocab_size()
+    if not facts.reads_images:
+        vocabulary = tiny_tokenizer(is_causal=facts.is_causal).backend.get_vocab_size()
         settings |= {"vocab_size": vocabulary, "max_position_embeddings": 128}
-    if own.decoder is None:
+    if facts.decoder is None:
         settings |= {"hidden_size": 32, "num_hidden_layers": layers}
     else:
         encoder, decoder = layers - layers // 2, layers // 2
         settings |= {"d_model": 32, "num_layers": encoder, "num_decoder_layers": decoder}
         settings |= {"encoder_layers": encoder, "decoder_layers": decoder}
-    return settings | dict(own.tiny)
+    return settings | dict(facts.tiny)
 
 
 def _from_config(config: Any) -> Any:
@@ -328,7 +332,7 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, *, with_head: bool =
     """Return the base model of a checkpoint, but a complete encoder-decoder, whose head may differ from its word
     embedding.
 
-    with_head: return a complete decoder-only model too.
+    with_head: also return a complete model for a decoder-only one.
     """
     import transformers
 
@@ -343,14 +347,14 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, *, with_head: bool =
 
     place = locate(name)
     if isinstance(place, Path) and any(place.glob("pytorch_model*.bin")) and stored_weights(name) is None:
-        found = "Its weights are in pytorch_model.bin alone, a pickle, whose code would run when it is read."
+        problem = "Its weights are only in pytorch_model.bin, a pickle, whose code would run when it is read."
         todo = (
             "Convert a copy that you trust: AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER) writes "
             "model.safetensors."
         )
-        raise refused(name, found, todo)
+        raise refused(name, problem, todo)
     headers = place.glob(f"*{HEADER}") if isinstance(place, Path) else ()
-    if not LACKING.has(*(path.with_name(path.name.removesuffix(HEADER)) for path in headers)):
+    if not MISSING_WEIGHTS.has(*(path.with_name(path.name.removesuffix(HEADER)) for path in headers)):
         return maker.from_config(config, dtype=dtype, attn_implementation="sdpa", **options).eval()
 
     def load(local_only: bool) -> Any:
@@ -366,8 +370,8 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, *, with_head: bool =
         )
 
     with _quiet_transformers():
-        model, found = loaded(name, load)
-    require_whole(name, found)
+        model, loading_info = loaded(name, load)
+    require_whole(name, loading_info)
     for parameter in model.parameters():
         require_finite(parameter, f"The weights of '{name}'")
     return model
@@ -397,10 +401,11 @@ UNLIMITED_LENGTH = 512
 class ModelFacts:
     """A model's shape.
 
-    num_layers: of both stacks in an encoder-decoder.  num_encoder_layers: of its encoder, None for a single stack.
-    embedding_parameters: before the layers; decoder_embedding_parameters: between an encoder-decoder's two stacks.
-    Shared word embeddings
-    are counted once, with the first stack; T5's position tables count as embedding.
+    num_layers: number of layers, in an encoder-decoder of both stacks.  num_encoder_layers: number of its encoder's
+    layers, None for a single stack.
+    embedding_parameters: number of parameters before the layers.  decoder_embedding_parameters: number of parameters
+    between an encoder-decoder's two stacks.
+    Shared word embeddings are counted once, with the first stack; T5's position tables count as embedding.
     num_key_value_heads: fewer than num_heads with grouped-query attention.  is_gated: two up projections (Llama's
     SwiGLU).
     shares_words: whether an encoder-decoder's two stacks share one word embedding.
@@ -456,10 +461,10 @@ def facts_of(name: str, model: Any) -> ModelFacts:
 
 def _count(modules: Iterable[nn.Module | None], *, without: nn.Module | None = None) -> int:
     left_out = set() if without is None else {id(parameter) for parameter in without.parameters()}
-    found = {
+    sizes = {
         id(parameter): parameter.numel()
         for module in modules
         if module is not None
         for parameter in module.parameters()
     }
-    return sum(count for key, count in found.items() if key not in left_out)
+    return sum(count for key, count in sizes.items() if key not in left_out)

@@ -4,8 +4,7 @@
 GPT-2 keeps queries, keys and values in one matrix.  There LoRA is applied to the whole matrix, as peft does.
 
 Adapters: Houlsby et al., ICML 2019, section 2.1; PAC+, section II, Fig. 2.  Each layer has two, after the last
-projection of the
-attention and of the feed-forward network, before the residual connection.
+projection of the attention and of the feed-forward network, before the residual connection.
 """
 
 from __future__ import annotations
@@ -42,23 +41,23 @@ def projections(
 ) -> dict[str, dict[str, str]]:
     """Return each layer's projections for some roles: layer number -> role -> path in the layer.
 
-    all_of_them: a layer needs every role, otherwise at least one.  Raises ConfigError for a family whose table does not
-    name them.
+    all_of_them: whether a layer needs every role, or only one of them.  Raises ConfigError for a family whose table
+    does not name them.
     """
-    found = {}
+    projections_of = {}
     for index, layer in stage.layers.items():
         paths = layer_paths(part_of(stage, int(index)), layer)
-        own = {role: paths[role] for role in roles if role in paths}
-        missing = [role for role in roles if role not in own]
-        if not own or (all_of_them and missing):
+        own_paths = {role: paths[role] for role in roles if role in paths}
+        missing = [role for role in roles if role not in own_paths]
+        if not own_paths or (all_of_them and missing):
             raise ConfigError(
                 f"{technique} on layers of type {type(layer).__name__} was asked for.",
                 "Their family names no projection in the role of "
                 f"{(' and ' if all_of_them else ' or ').join(missing)}.",
                 "Add it to the family's `weights` in workbench/models/families.py, or choose another technique.",
             )
-        found[index] = own
-    return found
+        projections_of[index] = own_paths
+    return projections_of
 
 
 class Bottleneck(nn.Module):
@@ -86,16 +85,16 @@ biases."""
 
 def inject_serial_adapters(stage: BackboneStage, width: int) -> nn.ModuleDict:
     """Insert an adapter at the end of each layer and return the adapters by layer.  The stage must not have any yet."""
-    found = nn.ModuleDict({index: SerialAdapter(stage.hidden_size, width) for index in stage.layers})
+    adapters = nn.ModuleDict({index: SerialAdapter(stage.hidden_size, width) for index in stage.layers})
 
     def adapted(adapter: nn.Module, output: Any) -> Any:
         return (adapter(output[0]), *output[1:]) if isinstance(output, tuple) else adapter(output)
 
-    for index, adapter in found.items():
+    for index, adapter in adapters.items():
         stage.layers[index].register_forward_hook(
             lambda module, inputs, output, adapter=adapter: adapted(adapter, output)
         )
-    return found
+    return adapters
 
 
 def inject_adapters(stage: BackboneStage, width: int) -> nn.ModuleDict:
@@ -105,18 +104,18 @@ def inject_adapters(stage: BackboneStage, width: int) -> nn.ModuleDict:
     The layers' norms are trained too, as Houlsby et al. do.  Raises ConfigError for a family whose table names no
     projections.
     """
-    found = nn.ModuleDict()
+    adapters = nn.ModuleDict()
     for index, paths in projections(stage, ADAPTER_ROLES, technique="Adapters", all_of_them=True).items():
         layer = stage.layers[index]
-        found[index] = nn.ModuleDict({role: Bottleneck(stage.hidden_size, width) for role in ADAPTER_ROLES})
-        for role, adapter in found[index].items():
+        adapters[index] = nn.ModuleDict({role: Bottleneck(stage.hidden_size, width) for role in ADAPTER_ROLES})
+        for role, adapter in adapters[index].items():
             layer.get_submodule(paths[role]).register_forward_hook(
                 lambda module, inputs, output, adapter=adapter: adapter(output)
             )
         for module in layer.modules():
             if "Norm" in type(module).__name__:
                 module.requires_grad_(True)
-    return found
+    return adapters
 
 
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -125,8 +124,8 @@ ROLES = ("query", "value", "cross_query", "cross_value", "query_key_value")
 
 @cache
 def import_bitsandbytes() -> None:
-    """Import bitsandbytes, if it is installed, without its notes and without its attempt to download a kernel: peft
-    imports it.
+    """Import bitsandbytes if it is installed, because peft imports it.  This suppresses its notes and its attempt to
+    download a kernel.
 
     If the package `kernels` is installed, bitsandbytes asks the hub for a kernel during its import, and prints a note
     if it gets none.
@@ -205,24 +204,26 @@ def peft_names(stage: BackboneStage, names: Iterable[str], prefix: str) -> dict[
     """Return the names that peft's files use for LoRA matrices (layers.I.PATH.lora_A.default.weight, ... in the whole
     stack's stage).
 
-    prefix: of the base model's parameters in the class given to peft (see Published).
+    prefix: prefix of the base model's parameters in the class given to peft (see Published).
     """
-    found = {}
+    names_in_peft = {}
     for name in names:
         _, index, rest = name.split(".", 2)
         part = part_of(stage, int(index))
         # peft's files omit the adapter's name, 'default'; Hugging Face counts a decoder's layers from 0.
         number = int(index) if part is stage.family else int(index) - (stage.num_encoder_layers or 0)
-        found[name] = f"base_model.model.{prefix}{part.layers}.{number}.{rest.replace('.default', '')}"
-    return found
+        names_in_peft[name] = f"base_model.model.{prefix}{part.layers}.{number}.{rest.replace('.default', '')}"
+    return names_in_peft
 
 
 PeftTask = Literal["TOKEN_CLS", "QUESTION_ANS", "CAUSAL_LM", "SEQ_2_SEQ_LM"]
 
 
 class Published(NamedTuple):
-    """task: peft's name of the task.  prefix: of the base model's parameters in the class.  head: the name of its last
-    matrix.
+    """How transformers' class for a task stores a model.
+
+    task: peft's name of the task.  prefix: prefix of the base model's parameters in the class.  head: name of the
+    class's last matrix.
     """
 
     task: PeftTask
@@ -243,9 +244,8 @@ def save_lora(
     adapter_model.safetensors.
 
     state: the LoRA matrices (see peft_names).  head: weight and bias of the matrix on the last hidden states, empty for
-    a model that
-    predicts words.  base: where transformers finds the base model.  shape: its class.  settings: r, lora_alpha,
-    lora_dropout.
+    a model that predicts words.  base: where transformers finds the base model.  shape: its class.  settings: r,
+    lora_alpha, lora_dropout.
     """
     names = peft_names(stage, state, shape.prefix)
     weights = {names[name]: tensor for name, tensor in state.items()}

@@ -21,14 +21,14 @@ class _Seed(torch.autograd.Function):
         return output.new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, one: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return ctx.gradient, None
 
 
 def backpropagate(output: Tensor, gradient: Tensor | None) -> None:
-    """Do as torch.autograd.backward(output, gradient).
+    """Backpropagate like torch.autograd.backward(output, gradient), but without torch's comparison of the two shapes.
 
-    To compare the two shapes, torch imports an algebra system at the first gradient, which takes 37 MB and .5 to 1.5 s.
+    For this comparison torch imports an algebra system at the first gradient, which takes 37 MB and 0.5 to 1.5 s.
     """
     (output if gradient is None else _Seed.apply(output, gradient)).backward()
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from workbench.core.errors import ConfigError
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.initialization import initialize
-from workbench.models.products import Head
+from workbench.models.matmul import Head
 from workbench.models.side_layers import TOKEN_KINDS, WORD_KINDS, SequenceHead, SideHead, SideLayer, TapProjection
 from workbench.models.stack import padding_mask
 
@@ -34,7 +34,7 @@ class ParallelAdapterStage(nn.Module):
     """
 
     def __init__(self, config: ParallelAdapterConfig, start: int, stop: int, *, has_head: bool = False) -> None:
-        """has_head: add a head even if the stage does not include the last layer."""
+        """has_head: whether to add a head even if the stage does not include the last layer."""
         super().__init__()
         if not 0 <= start < stop <= config.num_layers:
             raise ConfigError(
@@ -69,8 +69,8 @@ class ParallelAdapterStage(nn.Module):
         return bool(self._language_model_head)
 
     def attach(self, head: Head) -> None:
-        """Attach the backbone's frozen head to the last stage, for tasks of words.  It is not saved with the
-        adapter.
+        """Attach the backbone's frozen head to the last stage, for tasks of words.  It is not saved with
+        the adapter.
         """
         self._language_model_head = (head,)
 
@@ -85,22 +85,22 @@ class ParallelAdapterStage(nn.Module):
             raise ValueError(
                 f"stage [{self.start}, {self.stop}) got {len(taps)} taps and {'no' if side is None else 'a'} side input"
             )
-        at, border = 0, self.config.border
+        tap, border = 0, self.config.border
         if self.first is not None:
-            side, at = self.first(taps[0]), 1
+            side, tap = self.first(taps[0]), 1
         assert side is not None
         if self.start < border:
             mask = padding_mask(attention_mask, is_causal=self.config.is_causal)
-            side = self._run(self.start, min(self.stop, border), side, taps[at:], mask)
-            at += min(self.stop, border) - self.start
+            side = self._run(self.start, min(self.stop, border), side, taps[tap:], mask)
+            tap += min(self.stop, border) - self.start
         if self.stop <= border:
             return side
         length = attention_mask.shape[1]
         memory, states = side[:, :length], side[:, length:]
         for project in self.decoder_first.values():
-            states, at = project(taps[at]), at + 1
+            states, tap = project(taps[tap]), tap + 1
         memory_mask = padding_mask(attention_mask, is_causal=False)
-        states = self._run(max(self.start, border), self.stop, states, taps[at:], None, memory, memory_mask)
+        states = self._run(max(self.start, border), self.stop, states, taps[tap:], None, memory, memory_mask)
         return torch.cat([memory, states], dim=1)
 
     def _run(
@@ -119,12 +119,12 @@ class ParallelAdapterStage(nn.Module):
 
     def part(self, start: int, stop: int) -> ParallelAdapterStage:
         """Return adapters [start, stop) of this stage.  Modules are shared with it."""
-        own = copy.copy(self)
-        own._modules, own.start, own.stop = dict(self._modules), start, stop
-        own.first = self.first if start == 0 else None
-        own.layers = nn.ModuleDict({str(index): self.layers[str(index)] for index in range(start, stop)})
-        own.decoder_first = self.decoder_first if start <= self.config.border < stop else nn.ModuleDict()
-        return own
+        part = copy.copy(self)
+        part._modules, part.start, part.stop = dict(self._modules), start, stop
+        part.first = self.first if start == 0 else None
+        part.layers = nn.ModuleDict({str(index): self.layers[str(index)] for index in range(start, stop)})
+        part.decoder_first = self.decoder_first if start <= self.config.border < stop else nn.ModuleDict()
+        return part
 
     def head(
         self,
@@ -138,8 +138,8 @@ class ParallelAdapterStage(nn.Module):
         """Return the logits.  Only the last stage has a head.
 
         last_hidden: b_L, the last tap.  Returns (n, num_outputs), from the first decoder state if there is a decoder;
-        for
-        sequence-to-sequence (n, s, V), for text generation (n, t, V), of `rows` alone (N, V).  rows: see `answered`.
+        for sequence-to-sequence (n, s, V), for text generation (n, t, V), or (N, V) for `rows` only.  rows: see
+        `answered`.
         Raises ConfigError for words without `attach`.
         """
         assert self.last is not None, f"stage [{self.start}, {self.stop}) has no head"
@@ -180,15 +180,15 @@ class ParallelAdapter(ParallelAdapterStage):
 
 
 def answered(labels: Tensor, kind: str) -> Tensor | None:
-    """Return the tokens (n, t) bool whose logits text generation needs: the others' would fill memory.  None for other
-    tasks.
+    """Return the tokens (n, t) bool whose logits text generation needs, because all tokens' logits would fill the
+    memory.  None for other tasks.
     """
     return labels.ne(IGNORED) if kind == "text_generation" else None
 
 
 def made_up_mask(batch: int, length: int) -> Tensor:
-    """Return a mask (batch, length) with some padding: without any, attention takes a faster path that real batches do
-    not.
+    """Return a mask (batch, length) with some padding.  Without padding, attention takes a faster path than with real
+    batches.
     """
     mask = torch.ones(batch, length, dtype=torch.int64)
     mask[::2, -max(1, length // 8) :] = 0
@@ -199,10 +199,8 @@ def task_loss(logits: Tensor, labels: Tensor, kind: str, *, reduction: str = "me
     """Return cross-entropy (classification, labels (n,) int64) or squared error (regression, labels (n,) float).
 
     For words and tagged tokens (labels (n, s) int64, IGNORED where padded) a sample's loss is the mean over its tokens;
-    for spans (logits
-    (n, t, 2), labels (n, 2) int64) the mean of the cross-entropies of its first and last token.  Text generation also
-    takes the logits
-    (N, V) of the labelled tokens alone.
+    for spans (logits (n, t, 2), labels (n, 2) int64) the mean of the cross-entropies of its first and last token.  Text
+    generation also takes the logits (N, V) of the labelled tokens alone.
     reduction: 'mean', 'sum' when devices share a mini-batch and each divides by its total size, or 'none', (n,).
     label_std: the unit of a regression's errors (see ParallelAdapterConfig).
     """

@@ -1,11 +1,10 @@
-"""Read only one stage's weights from a model folder, so that a small device never maps or stores other weights; write
+"""Read only one stage's weights from a model folder, so that a small device never maps or stores other weights.  Write
 tensors.
 
 safetensors' own reader does not serve here.  Its `safe_open` maps the whole file as private memory, which counts
-against a device's
-limit: with room for 50 MB, a file of 269 MB does not open.  With backend="pread" a slice of 10 of 49,152 rows reads the
-whole tensor.
-A real device may have nothing but the file's header.
+against a device's limit: with room for 50 MB, a file of 269 MB does not open.  With backend="pread" a slice of 10 of
+49,152 rows reads the whole tensor.
+A real device may have only the file's header.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from workbench.core.errors import MissingDataError, WriteError
 from workbench.core.files import advice, whole_file
 from workbench.core.serial import shown
 from workbench.models.families import Family, family_of, words_of
-from workbench.models.products import LanguageModelHead, head_scale
+from workbench.models.matmul import LanguageModelHead, head_scale
 from workbench.models.stack import BackboneStage, LayerStack
 
 T = TypeVar("T")
@@ -53,10 +52,11 @@ HEADER, TENSORS = ".header", ".tensors"
 were sent."""
 
 
-class Lacking:
-    """What a real device does about weights that it does not have.
+class MissingWeights:
+    """How a real device gets missing weights.
 
-    fetch: has missing files sent; set by the device's engine, None elsewhere.  makes_up: takes random numbers instead.
+    fetch: requests missing files; set by the device's engine, None elsewhere.  makes_up: whether to use random numbers
+    instead.
     """
 
     def __init__(self) -> None:
@@ -64,26 +64,26 @@ class Lacking:
         self.makes_up = False
 
     def has(self, *paths: Path) -> bool:
-        """Return whether files are present, after those that are missing have been sent if possible, all at once."""
+        """Return whether files are present.  Missing ones are first requested, all at once, if that is possible."""
         missing = [] if self.fetch is None else [path for path in paths if not path.exists()]
         if missing and self.fetch is not None and not self.makes_up:
             self.fetch(missing)
         return not (missing and self.makes_up)
 
 
-LACKING = Lacking()
+MISSING_WEIGHTS = MissingWeights()
 
 
 @contextmanager
 def made_up_weights() -> Iterator[None]:
-    """In this block a real device makes up the weights that it does not have: its speed does not depend on their
+    """Let a real device use random numbers for missing weights in this block.  Its speed does not depend on their
     values.
     """
-    before, LACKING.makes_up = LACKING.makes_up, True
+    before, MISSING_WEIGHTS.makes_up = MISSING_WEIGHTS.makes_up, True
     try:
         yield
     finally:
-        LACKING.makes_up = before
+        MISSING_WEIGHTS.makes_up = before
 
 
 _LARGE = 1 << 16
@@ -94,7 +94,7 @@ Span = tuple[int, int]
 
 
 class StoredTensor(NamedTuple):
-    """A tensor's location in a safetensors file.  offset: of its first byte in the file."""
+    """A tensor's location in a safetensors file.  offset: position of its first byte in the file."""
 
     path: Path
     dtype: torch.dtype
@@ -118,14 +118,14 @@ class StoredTensor(NamedTuple):
         read.
 
         columns: None reads all.  A vector counts as a matrix with one column.  Complete rows are read at once, others
-        one by one, without
-        extra memory.  Data that must be converted or transposed passes through a small buffer, several rows at a time.
+        one by one, without extra memory.  Data that must be converted or transposed passes through a small buffer,
+        several rows at a time.
         """
         width = math.prod(self.shape[1:])
         start, stop = (0, width) if columns is None else columns
         is_whole = (start, stop) == (0, width)
         count, itemsize = rows[1] - rows[0], self.dtype.itemsize
-        if not LACKING.has(self.path):
+        if not MISSING_WEIGHTS.has(self.path):
             torch.nn.init.normal_(out, std=0.02)
             return 0
         is_direct = self.dtype == out.dtype and (out.is_contiguous() if is_whole else out.stride(-1) == 1)
@@ -134,33 +134,34 @@ class StoredTensor(NamedTuple):
             for first in range(0, count, max(1, band)):
                 part = out[first : first + band]
                 target = part if is_direct else torch.empty(part.shape, dtype=self.dtype)
-                at = self.offset + (rows[0] + first) * width * itemsize
+                begin = self.offset + (rows[0] + first) * width * itemsize
                 raw = (target.view(1, -1) if is_whole else target).view(torch.uint8).numpy()
                 for index in range(len(raw)):
-                    _read(file, at + (index * width + start) * itemsize, memoryview(raw[index]))
+                    _read(file, begin + (index * width + start) * itemsize, memoryview(raw[index]))
                 if target is not part:
                     part.copy_(target)
         return count * (stop - start) * itemsize
 
 
 def require_finite(tensor: Tensor, owner: str) -> Tensor:
-    """Return a weight unchanged.  owner: begins the error's sentence.  Raises MissingDataError if the weight holds NaN
-    or infinity.
+    """Return a weight unchanged.
+
+    owner: the beginning of the error's sentence.  Raises MissingDataError if the weight holds NaN or infinity.
     """
     # A sum needs no memory of the tensor's size, and NaN and infinity survive in it.
     if tensor.is_floating_point() and not bool(tensor.sum(dtype=torch.float64).isfinite()):
-        found = "A tensor holds values that are no numbers."
-        raise MissingDataError(f"{owner} were asked for.", found, "Take the model's files from their source again.")
+        problem = "A tensor holds values that are not numbers."
+        raise MissingDataError(f"{owner} were asked for.", problem, "Take the model's files from their source again.")
     return tensor
 
 
-def _read(file: IO[bytes], at: int, view: memoryview) -> None:
-    file.seek(at)
+def _read(file: IO[bytes], offset: int, view: memoryview) -> None:
+    file.seek(offset)
     while view:
-        got = file.readinto(view)  # type: ignore[attr-defined]
-        if not got:
+        num_bytes = file.readinto(view)  # type: ignore[attr-defined]
+        if not num_bytes:
             raise OSError(f"'{file.name}' ends within a tensor")
-        view = view[got:]
+        view = view[num_bytes:]
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor] | None:
@@ -183,7 +184,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor] | None:
 def tensors_in(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     """Return a safetensors file's tensors by name, and its metadata.  Raises OSError or ValueError if it is damaged.
 
-    On a real device that has only the file's header, every tensor is in a file of its own, or will be.
+    On a real device that has only the file's header, every tensor is in a separate file, or will be.
     """
     is_whole = path.is_file() or not path.with_name(path.name + HEADER).is_file()
     stored = path if is_whole else path.with_name(path.name + HEADER)
@@ -194,7 +195,7 @@ def tensors_in(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
             raise OSError(f"'{path}' is truncated")
         header = _decoded(path, file.read(length), dict[str, msgspec.Raw])
     metadata = _decoded(path, header.pop("__metadata__", msgspec.Raw(b"{}")), dict[str, str])
-    found: dict[str, StoredTensor] = {}
+    stored_tensors: dict[str, StoredTensor] = {}
     for key, raw in header.items():
         if (entry := _decoded(path, raw, _Entry)).dtype not in DTYPES:
             continue
@@ -206,11 +207,13 @@ def tensors_in(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
                 f"the header of '{path}' is malformed: {shown(key)} has other bytes than its shape {entry.shape}"
             )
         begin, end = 8 + length + begin, 8 + length + end
-        own = path.with_name(path.name + TENSORS) / f"{begin}-{end}"
-        found[key] = (
-            StoredTensor(path, dtype, entry.shape, begin) if is_whole else StoredTensor(own, dtype, entry.shape, 0)
+        piece_path = path.with_name(path.name + TENSORS) / f"{begin}-{end}"
+        stored_tensors[key] = (
+            StoredTensor(path, dtype, entry.shape, begin)
+            if is_whole
+            else StoredTensor(piece_path, dtype, entry.shape, 0)
         )
-    return found, metadata
+    return stored_tensors, metadata
 
 
 def header_bytes(path: Path) -> int:
@@ -246,21 +249,25 @@ class _LargeOnMeta(TorchFunctionMode):
     """Creates large uninitialised tensors (weights) without memory: loaders that free them one by one would fragment
     the heap.
 
-    They get no values either: for tensors without memory torch computes their shape in Python, and imports sympy for
-    it.
+    They are not initialised either, because torch computes the shapes of tensors without memory in Python and imports
+    sympy for that.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        given = kwargs or {}
-        if func is torch.empty and given.get("device") is None and math.prod(torch.Size(_sizes(args, given))) >= _LARGE:
-            given = {**given, "device": "meta"}
-        if func is nn.init.normal_ and (args or tuple(given.values()))[0].is_meta:
-            return args[0] if args else given["tensor"]
-        return func(*args, **given)
+        arguments = kwargs or {}
+        if (
+            func is torch.empty
+            and arguments.get("device") is None
+            and math.prod(torch.Size(_sizes(args, arguments))) >= _LARGE
+        ):
+            arguments = {**arguments, "device": "meta"}
+        if func is nn.init.normal_ and (args or tuple(arguments.values()))[0].is_meta:
+            return args[0] if args else arguments["tensor"]
+        return func(*args, **arguments)
 
 
-def _sizes(args: tuple[Any, ...], given: dict[str, Any]) -> tuple[int, ...]:
-    size = args or (given["size"],)
+def _sizes(args: tuple[Any, ...], arguments: dict[str, Any]) -> tuple[int, ...]:
+    size = args or (arguments["size"],)
     return tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else tuple(size)
 
 
@@ -270,8 +277,8 @@ _CREATING = threading.RLock()
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Create modules in this block without memory for parameters; buffers are created as usual, and so is all in other
-    threads.
+    """Create modules in this block without memory for parameters.  Buffers are created as usual, and other threads are
+    not affected.
 
     accelerate's `init_empty_weights` first creates the weights (0.10 s for SmolLM2-135M, here 0.03 s), and also in
     other threads.
@@ -311,34 +318,34 @@ def read_stage(
     stack = LayerStack(model, language_model_head=head)
     under = stored_under(model, stack.family)
     names = {
-        (id(module), own): f"{path}.{own}".lstrip(".")
+        (id(module), parameter_name): f"{path}.{parameter_name}".lstrip(".")
         for path, module in model.named_modules()
-        for own in module._parameters
+        for parameter_name in module._parameters
     }
     stage = stack.stage(start, stop)
 
-    def stored_as(module: nn.Module, own: str) -> StoredTensor | None:
-        return next((tensors[name] for name in under[names[id(module), own]] if name in tensors), None)
+    def stored_as(module: nn.Module, parameter_name: str) -> StoredTensor | None:
+        return next((tensors[name] for name in under[names[id(module), parameter_name]] if name in tensors), None)
 
     missing = [
-        (module, own)
+        (module, parameter_name)
         for module in stage.modules()
-        for own, one in module.named_parameters(recurse=False)
-        if one.is_meta
+        for parameter_name, parameter in module.named_parameters(recurse=False)
+        if parameter.is_meta
     ]
-    LACKING.has(*{stored.path: None for key in missing if (stored := stored_as(*key)) is not None})
+    MISSING_WEIGHTS.has(*{stored.path: None for key in missing if (stored := stored_as(*key)) is not None})
     # Before anything is quantized, because the quantized form of a layer may be a buffer.
     for module in stage.modules():
         cast_buffers(module, dtype)
     for part in (*stage.layers.values(), stage):
         for module in part.modules():
-            for own, parameter in list(module.named_parameters(recurse=False)):
+            for parameter_name, parameter in list(module.named_parameters(recurse=False)):
                 if not parameter.is_meta:
                     continue
-                stored = stored_as(module, own)
+                stored = stored_as(module, parameter_name)
                 if stored is None or tuple(parameter.shape) != stored.shape:
                     return None
-                module.register_parameter(own, nn.Parameter(stored.read(dtype), requires_grad=False))
+                module.register_parameter(parameter_name, nn.Parameter(stored.read(dtype), requires_grad=False))
         if after_layer is not None and part is not stage:
             after_layer(part)
     return stage.eval()
@@ -355,25 +362,26 @@ def stored_under(model: Any, family: Family) -> dict[str, tuple[str, ...]]:
     """Return the names under which checkpoint files may store each parameter of a base model, most likely first.
 
     A tied weight may be stored under any of its names; a weight stored under its own name is not tied, as in
-    transformers.  Files of a
-    model with a head use the base model's prefix.
+    transformers.  Files of a model with a head use the base model's prefix.
     """
     groups: dict[int, list[str]] = defaultdict(list)
     named = list(model.named_parameters(remove_duplicate=False))
     for name, parameter in named:
         groups[id(parameter)].append(name)
-    found: dict[str, tuple[str, ...]] = {}
+    names_of: dict[str, tuple[str, ...]] = {}
     for name, parameter in named:
         ordered: dict[str, None] = {}
-        for own in (name, *groups[id(parameter)]):
-            other = own
+        for stored_name in (name, *groups[id(parameter)]):
+            other = stored_name
             for ours, theirs in family.stored_names.items():
                 other = other.replace(ours, theirs)
             ordered |= dict.fromkeys(
-                f"{prefix}{one}" for one in (own, other) for prefix in ("", f"{model.base_model_prefix}.")
+                f"{prefix}{candidate}"
+                for candidate in (stored_name, other)
+                for prefix in ("", f"{model.base_model_prefix}.")
             )
-        found[name] = tuple(ordered)
-    return found
+        names_of[name] = tuple(ordered)
+    return names_of
 
 
 def read_head(config: Any, tensors: dict[str, StoredTensor], dtype: torch.dtype) -> LanguageModelHead | None:

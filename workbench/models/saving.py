@@ -1,13 +1,11 @@
 """Save trained parameters atomically as safetensors and JSON, and load them in a new process with the same predictions.
 
 LoRA is saved for peft and full fine-tuning for transformers, if one of their classes can represent the model.  Adapters
-and all other
-techniques use our own format.
+and all other techniques use our own format.
 Our head is a matrix on the mean of the last hidden states.  W mean(h) + b is the mean of W h + b, so a token
-classification whose logits
-are averaged over the attention mask is the same model.  Spans and tags are directly the logits of those classes.
-Families with another
-pooling (encoder-decoders) or without such a class (OPT, ViT) are saved in our own format.
+classification whose logits are averaged over the attention mask is the same model.  Spans and tags are directly the
+logits of those classes.
+Families with another pooling (encoder-decoders) or without such a class (OPT, ViT) are saved in our own format.
 """
 
 from __future__ import annotations
@@ -56,9 +54,12 @@ WEIGHTS, DESCRIPTION = "adapter.safetensors", "adapter.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedDescription(Generic[Config]):
-    """Describes trained parameters.  config: how they are added to the backbone.  model: the backbone's name.
+    """Describes trained parameters.
 
-    quantization: of the backbone.  dtype: of P-RGE's weights and activations without quantization.
+    config: how they are added to the backbone.  model: the backbone's name.
+
+    quantization: how the backbone's weights are stored.  dtype: dtype of P-RGE's weights and activations without
+    quantization.
     """
 
     config: Config
@@ -85,48 +86,52 @@ def save_adapter(
 
 def load_adapter(folder: Path | str) -> tuple[ParallelAdapter, TrainedDescription[ParallelAdapterConfig]]:
     """Return a saved adapter, in evaluation mode.  Raises ConfigError if the folder holds none or it is damaged."""
-    asked = f"The adapter '{folder}' was asked for."
-    description, state = _load(Path(folder), asked, TrainedDescription[ParallelAdapterConfig], DESCRIPTION, WEIGHTS)
+    request = f"The adapter '{folder}' was asked for."
+    description, state = _load(Path(folder), request, TrainedDescription[ParallelAdapterConfig], DESCRIPTION, WEIGHTS)
     return _build(description.config, state, f"The adapter '{folder}'").eval(), description
 
 
 def _load(
-    folder: Path, asked: str, kind: type[T], description: str, weights: str | None
+    folder: Path, request: str, kind: type[T], description: str, weights: str | None
 ) -> tuple[T, dict[str, Tensor]]:
-    """Read a description and the trained tensors from the files with these names.  asked: sentence for the error."""
+    """Read a description and the trained tensors from the files with these names.
+
+    request: the first sentence of the error.
+    """
     try:
-        found = from_json((folder / description).read_bytes(), kind, source=f"'{folder / description}'")
-        return found, {} if weights is None else require_floats(load_file(folder / weights), asked)
+        content = from_json((folder / description).read_bytes(), kind, source=f"'{folder / description}'")
+        return content, {} if weights is None else require_floats(load_file(folder / weights), request)
     except OSError as error:
         raise ConfigError(
-            asked, f"{error.strerror or error}: '{error.filename or weights}'.", "Check the folder."
+            request, f"{error.strerror or error}: '{error.filename or weights}'.", "Check the folder."
         ) from error
     except SafetensorError as error:
-        raise ConfigError(asked, f"Its {weights} is damaged: {error}.", "Train it again, or take a copy.") from error
+        raise ConfigError(request, f"Its {weights} is damaged: {error}.", "Train it again, or take a copy.") from error
 
 
-def require_floats(state: dict[str, Tensor], asked: str) -> dict[str, Tensor]:
-    """Return trained tensors unchanged.  asked: sentence for the error.  Raises ConfigError if one holds integers, or
-    NaN or infinity.
+def require_floats(state: dict[str, Tensor], request: str) -> dict[str, Tensor]:
+    """Return trained tensors unchanged.
+
+    request: the first sentence of the error.  Raises ConfigError if one holds integers, or NaN or infinity.
     """
     for name, tensor in state.items():
         if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
-            found = (
+            problem = (
                 f"Its weight '{shown(name)}' holds "
-                f"{'values that are no numbers' if tensor.is_floating_point() else 'integers'}."
+                f"{'values that are not numbers' if tensor.is_floating_point() else 'integers'}."
             )
-            raise ConfigError(asked, found, "Train it again, or take a copy.")
+            raise ConfigError(request, problem, "Train it again, or take a copy.")
     return state
 
 
-def _build(config: ParallelAdapterConfig, state: Mapping[str, Tensor], what: str) -> ParallelAdapter:
+def _build(config: ParallelAdapterConfig, state: Mapping[str, Tensor], name: str) -> ParallelAdapter:
     adapter = ParallelAdapter(config)
     try:
         adapter.load_state_dict(dict(state))
     except RuntimeError as error:
         first = " ".join(str(error).split("\n")[1:2]).strip() or str(error)
         raise ConfigError(
-            f"{what} was asked for.", f"Its weights do not fit its description: {first}", "Check the folder."
+            f"{name} was asked for.", f"Its weights do not fit its description: {first}", "Check the folder."
         ) from error
     return adapter
 
@@ -142,10 +147,10 @@ def set_trained(model: TechniqueStage, weights: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, parameter in model.trained().items():
             if name not in weights or weights[name].shape != parameter.shape:
-                found = f"It has the shape {tuple(weights[name].shape)}." if name in weights else "It is missing."
+                problem = f"It has the shape {tuple(weights[name].shape)}." if name in weights else "It is missing."
                 raise ConfigError(
                     f"The trained parameter '{name}' was asked for.",
-                    found,
+                    problem,
                     "Check which model and technique it is for.",
                 )
             parameter.copy_(weights[name])
@@ -181,8 +186,10 @@ def save_trained(
         settings = {"r": config.lora_rank, "lora_alpha": config.lora_alpha, "lora_dropout": config.lora_dropout}
         save_lora(folder, matrices, head, model.backbone, base_of(name), shape, **settings)
     save_tokenizer(name, folder)
-    kept = replace(description, model=kept_name(name), config=replace(config, label_mean=0.0, label_std=1.0))
-    write_text(folder / TRAINED_DESCRIPTION, to_json(kept) + "\n")
+    full_description = replace(
+        description, model=kept_name(name), config=replace(config, label_mean=0.0, label_std=1.0)
+    )
+    write_text(folder / TRAINED_DESCRIPTION, to_json(full_description) + "\n")
     return folder
 
 
@@ -192,13 +199,13 @@ def _save_whole(
     config = model_config(base)
     config.id2label, config.label2id = dict(enumerate(names)), {name: number for number, name in enumerate(names)}
     with parameters_on_meta():
-        whole = published_model(config, shape.task)
-    whole.to_empty(device="cpu")
-    stage = LayerStack(whole.base_model).stage(0, model.backbone.num_layers)
+        full_model = published_model(config, shape.task)
+    full_model.to_empty(device="cpu")
+    stage = LayerStack(full_model.base_model).stage(0, model.backbone.num_layers)
     stage.load_state_dict(model.backbone.state_dict())
-    whole.get_submodule(shape.head).load_state_dict(dict(head))
-    config.architectures, config.dtype = [type(whole).__name__], "float32"
-    save_tensors(folder / "model.safetensors", whole.state_dict(), {"format": "pt"})
+    full_model.get_submodule(shape.head).load_state_dict(dict(head))
+    config.architectures, config.dtype = [type(full_model).__name__], "float32"
+    save_tensors(folder / "model.safetensors", full_model.state_dict(), {"format": "pt"})
     write_text(folder / WHOLE_MODEL, config.to_json_string())
 
 
@@ -206,10 +213,10 @@ def load_trained(folder: Path | str) -> tuple[TechniqueStage, TrainedDescription
     """Return the whole trained model, in evaluation mode.  Raises ConfigError if the folder holds none or it is
     damaged.
     """
-    folder, asked = Path(folder), f"The fine-tuned model '{folder}' was asked for."
+    folder, request = Path(folder), f"The fine-tuned model '{folder}' was asked for."
     is_whole, is_peft = (folder / WHOLE_MODEL).is_file(), (folder / PEFT_CONFIG).is_file()
     weights = None if is_whole else PEFT_WEIGHTS if is_peft else TRAINED
-    description, state = _load(folder, asked, TrainedDescription[TechniqueConfig], TRAINED_DESCRIPTION, weights)
+    description, state = _load(folder, request, TrainedDescription[TechniqueConfig], TRAINED_DESCRIPTION, weights)
     generates = description.config.kind == "text_generation"
     stack = load_stack(str(folder) if is_whole else description.model, with_head=generates)
     if description.quantization is not None:
@@ -229,7 +236,9 @@ def load_trained(folder: Path | str) -> tuple[TechniqueStage, TrainedDescription
             matrices = [name.removeprefix(_BACKBONE) for name in model.trained() if name.startswith(_BACKBONE)]
             read, prefix = state, "base_model.model."
             names = peft_names(model.backbone, matrices, shape.prefix)
-            state = {f"{_BACKBONE}{own}": read[name] for own, name in names.items() if name in read}
+            state = {
+                f"{_BACKBONE}{parameter_name}": read[name] for parameter_name, name in names.items() if name in read
+            }
         for key in ("weight", "bias"):
             state.pop(f"{_HEAD}{key}", None)
             if (name := f"{prefix}{shape.head}.{key}") in read:
@@ -264,12 +273,16 @@ def published(name: str, task: PeftTask) -> Published | None:
         return None
     try:
         with parameters_on_meta():
-            whole = published_model(config, task)
+            full_model = published_model(config, task)
     except ValueError:  # raised by transformers if there is no such class
         return None
-    prefix = next(f"{path}." if path else "" for path, module in whole.named_modules() if module is whole.base_model)
+    prefix = next(
+        f"{path}." if path else "" for path, module in full_model.named_modules() if module is full_model.base_model
+    )
     return Published(
-        task, prefix, next((own for own in ("classifier", "score", "qa_outputs") if hasattr(whole, own)), "")
+        task,
+        prefix,
+        next((head_name for head_name in ("classifier", "score", "qa_outputs") if hasattr(full_model, head_name)), ""),
     )
 
 
@@ -287,8 +300,8 @@ def head_task(kind: str) -> PeftTask:
 
 
 def kept_name(name: str) -> str:
-    """Return a model name that works from any working folder: the full path of a local folder, other names
-    unchanged.
+    """Return a model name that works from any working folder: the full path of a local folder, other
+    names unchanged.
     """
     path = user_path(name, "The model")
     return str(path.resolve()) if name not in EMBEDDED_MODELS and path.is_dir() else name
@@ -316,8 +329,9 @@ def save_tokenizer(name: str, folder: Path) -> None:
                 shutil.copyfile(path, part)
     if not (folder / "tokenizer.json").is_file():
         tokens = {"pad_token": tokenizer.backend.id_to_token(tokenizer.pad_id), "sep_token": "[SEP]"}
-        known = {role: token for role, token in tokens.items() if role == "pad_token" or not tokenizer.joins_pairs}
+        settings = {role: token for role, token in tokens.items() if role == "pad_token" or not tokenizer.joins_pairs}
         write_text(folder / "tokenizer.json", tokenizer.backend.to_str())
         write_text(
-            folder / "tokenizer_config.json", json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **known}) + "\n"
+            folder / "tokenizer_config.json",
+            json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **settings}) + "\n",
         )

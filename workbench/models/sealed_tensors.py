@@ -40,7 +40,7 @@ def save_sealed(path: Path, owner: str, tensors: Mapping[str, Tensor]) -> None:
 
 
 def write_sealed_tensors(path: Path, owner: str, contents: Mapping[str, Content]) -> None:
-    """Write tensors into an existing file, over its content.  The tensors need no further memory.
+    """Write tensors into an existing file, over its content.  The tensors need no additional memory.
 
     safetensors' own writer makes a new file, whose space the system has to find again (see core.files.quick_file).
     """
@@ -61,28 +61,29 @@ def write_sealed_tensors(path: Path, owner: str, contents: Mapping[str, Content]
 
 
 def load_sealed(path: Path, owner: str, into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Return tensors by name.  into: memory for those to load; None loads all.
+    """Return tensors by name.
 
-    Tensors whose name or shape is not in `into` are left out, and nothing else is read: a device may have less memory
-    than the file is
-    long.  Raises DamagedError if what is read was changed, cut or is another owner's.
+    into: memory for those to load; None loads all.
+
+    Tensors whose name or shape is not in `into` are left out, and nothing else is read, because a device may have less
+    memory than the file's size.  Raises DamagedError if the data was changed or truncated, or belongs to another owner.
     """
     stored, checksums = _opened(path, owner)
-    found = {}
-    for name, one in stored.items():
+    tensors = {}
+    for name, entry in stored.items():
         if into is None:
-            found[name] = _read(path, owner, name, one, checksums)
-        elif name in into and one.shape == into[name].shape:
-            found[name] = _read(path, owner, name, one, checksums, into[name])
-    return found
+            tensors[name] = _read(path, owner, name, entry, checksums)
+        elif name in into and entry.shape == into[name].shape:
+            tensors[name] = _read(path, owner, name, entry, checksums, into[name])
+    return tensors
 
 
 def damage_of(path: Path, owner: str) -> str:
-    """Return in a sentence why a file cannot be used; '' if it is intact.  One tensor at a time is in memory."""
+    """Return a sentence about a file's damage; '' if it is intact.  One tensor at a time is in memory."""
     try:
         stored, checksums = _opened(path, owner)
-        for name, one in stored.items():
-            _read(path, owner, name, one, checksums)
+        for name, entry in stored.items():
+            _read(path, owner, name, entry, checksums)
     except DamagedError as error:
         return str(error)
     return ""

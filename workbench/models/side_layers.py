@@ -69,8 +69,7 @@ class TapProjection(nn.Module):
     """W_down of one tap: standardise each channel of a backbone activation, then project it from d to d / r.
 
     mean, inverse_std: (d,) constants from calibration (`set_statistics`).  They are folded into weight and bias, which
-    is cheaper than
-    standardising the activations.
+    is cheaper than standardising the activations.
     """
 
     mean: Tensor

@@ -26,7 +26,7 @@ from workbench.models.families import (
     family_of,
     layer_paths,
 )
-from workbench.models.products import Head
+from workbench.models.matmul import Head
 
 
 class LayerStack(nn.Module):
@@ -35,10 +35,10 @@ class LayerStack(nn.Module):
     family: an entry of FAMILIES.
     b_0 is the embedding's output, b_i the output of layer i - 1; b_L is taken after the final norm if the family has
     one.
-    num_encoder_layers: of an encoder-decoder, whose last encoder output is also taken after the encoder's norm; None
-    for a single stack.
-    decoder_start_id: the first token of every target.  language_model_head: of an encoder-decoder, of others only if
-    asked for.
+    num_encoder_layers: number of an encoder-decoder's encoder layers, whose last output is also taken after the
+    encoder's norm; None for a single stack.
+    decoder_start_id: the first token of every target.  language_model_head: the head of an encoder-decoder; for other
+    models only if it was requested.
     """
 
     def __init__(self, model: Any, *, language_model_head: Head | None = None) -> None:
@@ -104,8 +104,8 @@ class LayerStack(nn.Module):
         return layer_paths(part_of(self, index), self.layers[index])
 
     def stage(self, start: int, stop: int) -> BackboneStage:
-        """Return layers [start, stop) as a module that owns only those layers.  The weights are shared with this
-        stack.
+        """Return layers [start, stop) as a module that owns only those layers.  The weights are shared with
+        this stack.
         """
         if not 0 <= start < stop <= self.num_layers:
             raise ConfigError(
@@ -128,9 +128,8 @@ class BackboneStage(nn.Module):
     include the last.
 
     While all parameters are frozen no autograd graph is built; it is built once requires_grad_() is set on some of
-    them.  Call under
-    torch.no_grad() if the taps are used in training (inference tensors cannot be saved for a backward pass);
-    torch.inference_mode() is enough for prediction.
+    them.  Call under torch.no_grad() if the taps are used in training (inference tensors cannot be saved for a backward
+    pass); torch.inference_mode() is enough for prediction.
     """
 
     def __init__(self, stack: LayerStack, start: int, stop: int) -> None:
@@ -164,11 +163,10 @@ class BackboneStage(nn.Module):
         hidden_or_ids: (n, t) token ids in the first stage (for images (n, t, patch values)), otherwise the previous
         stage's output.
         attention_mask: (n, t), 1 for real tokens.  decoder_ids: (n, s) for the stage that owns the decoder's first
-        layer, ignored by
-        the others; None is one start token for each sample.
+        layer, ignored by the others; None is one start token for each sample.
         Returns the output, (n, t, d) for encoder layers and (n, t + s, d) after a decoder layer, and the taps: the
-        layers'
-        outputs, (n, t, d) or (n, s, d) each, preceded by b_0 in the first stage, and a decoder's taps by its embedding.
+        layers' outputs, (n, t, d) or (n, s, d) each, preceded by b_0 in the first stage, and a decoder's taps by its
+        embedding.
         """
         taps: list[Tensor] = []
         hidden = hidden_or_ids
@@ -196,25 +194,25 @@ class BackboneStage(nn.Module):
 
     @property
     def language_model_head(self) -> Head | None:
-        """Return the head of a decoder-only model that was loaded with it.  It is no part of this module."""
+        """Return the head of a decoder-only model that was loaded with it.  It is not part of this module."""
         return next(iter(self._words), None)
 
     def part(self, start: int, stop: int) -> BackboneStage:
         """Return layers [start, stop) of this stage, with a hidden state as input.  Modules and hooks are shared with
         this stage.
         """
-        own = copy.copy(self)
-        own._modules, own.start, own.stop = dict(self._modules), start, stop
-        own.embedding = None
-        own.layers = nn.ModuleDict({str(index): self.layers[str(index)] for index in range(start, stop)})
-        own.encoder_final = self.encoder_final if start < self._border <= stop else None
-        own.final = self.final if stop == self.num_layers else None
-        own.decoder_embedding = self.decoder_embedding if start <= self._border < stop else None
-        return own
+        part = copy.copy(self)
+        part._modules, part.start, part.stop = dict(self._modules), start, stop
+        part.embedding = None
+        part.layers = nn.ModuleDict({str(index): self.layers[str(index)] for index in range(start, stop)})
+        part.encoder_final = self.encoder_final if start < self._border <= stop else None
+        part.final = self.final if stop == self.num_layers else None
+        part.decoder_embedding = self.decoder_embedding if start <= self._border < stop else None
+        return part
 
     def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return b_0 (n, t, d), which is also an input of forward (see `part`).  Only the first stage has an
-        embedding.
+        """Return b_0 (n, t, d), which is also an input of forward (see `part`).  Only the first stage has
+        an embedding.
         """
         assert self.embedding is not None, f"stage [{self.start}, {self.stop}) has no embedding"
         length, most = input_ids.shape[1], self.max_positions
@@ -222,14 +220,14 @@ class BackboneStage(nn.Module):
             return embed(self.family, self.embedding, input_ids)
         # Batches are padded to a multiple of 8 tokens, which may be more than a learned table has positions.
         if bool(attention_mask[:, most:].any()):
-            asked = f"A text of {int(attention_mask.sum(dim=1).max())} tokens was given to the model."
-            raise ConfigError(asked, f"It has {most} positions.", "Lower max_length.")
+            request = f"A text of {int(attention_mask.sum(dim=1).max())} tokens was given to the model."
+            raise ConfigError(request, f"It has {most} positions.", "Lower max_length.")
         return functional.pad(embed(self.family, self.embedding, input_ids[:, :most]), (0, 0, 0, length - most))
 
     @property
     def max_positions(self) -> int | None:
-        """Return the number of positions in the learned table; None for a family that needs no table or reads
-        pictures.
+        """Return the number of positions in the learned table; None for a family that needs no table or
+        reads pictures.
         """
         family = self.family
         has_table = not (family.rotary or family.position_bias or family.reads_images)
@@ -239,21 +237,20 @@ class BackboneStage(nn.Module):
         """Return the parameters that other stages may also have, by a name that is the same in all of them.
 
         These are the word embeddings of an encoder-decoder and T5's position tables.  While frozen they are copies.  To
-        train them, add up
-        their gradients over the stages.
+        train them, add up their gradients over the stages.
         """
-        found: dict[str, nn.Parameter] = {}
+        parameters: dict[str, nn.Parameter] = {}
         if self.shares_words:
             words = self.embedding or self.decoder_embedding
             if words is not None:
-                found["words"] = _weight(words["words"])
+                parameters["words"] = _weight(words["words"])
         for name, bias in (
             ("position bias", self.position_bias),
             ("decoder position bias", self.decoder_position_bias),
         ):
             if bias is not None:
-                found[name] = _weight(bias.table)
-        return found
+                parameters[name] = _weight(bias.table)
+        return parameters
 
     def make_inputs(self, count: int, length: int, target_length: int = 1) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return placeholder arguments of forward for measurements: `count` samples of `length` tokens."""
@@ -296,9 +293,9 @@ class PositionBias(nn.Module):
 
     def forward(self, length: int) -> Tensor:
         """Return the bias, (1, heads, length, length)."""
-        at = torch.arange(length, device=self.table.weight.device)
+        positions = torch.arange(length, device=self.table.weight.device)
         buckets = buckets_of(
-            self.table.num_embeddings, at, length, is_causal=self.is_causal, max_distance=self.max_distance
+            self.table.num_embeddings, positions, length, is_causal=self.is_causal, max_distance=self.max_distance
         )
         return self.table(buckets).permute(2, 0, 1)[None]
 
@@ -356,7 +353,7 @@ def layer_context(
 ) -> LayerContext:
     """Return the mask and position tables for a batch.
 
-    attention_mask: (n, t), 1 for real tokens, padding on the right.  hidden: (n, t, d), for its dtype and device.
+    attention_mask: (n, t), 1 for real tokens, padding on the right.  hidden: (n, t, d), which decides dtype and device.
     Without padding the mask is None, so that the attention kernels can use their faster path.
     """
     length = attention_mask.shape[1]
@@ -394,14 +391,14 @@ def module_at(model: Any, path: str) -> nn.Module | None:
     if not path:
         return None
     parent, _, name = path.rpartition(".")
-    found = getattr(model.get_submodule(parent), name, None)
-    return found if isinstance(found, nn.Module) else None
+    module = getattr(model.get_submodule(parent), name, None)
+    return module if isinstance(module, nn.Module) else None
 
 
 def modules_at(model: Any, paths: Mapping[str, str]) -> nn.ModuleDict:
     """Return the modules by role.  Modules missing from the checkpoint are left out."""
-    found = {role: module_at(model, path) for role, path in paths.items()}
-    return nn.ModuleDict({role: module for role, module in found.items() if module is not None})
+    modules = {role: module_at(model, path) for role, path in paths.items()}
+    return nn.ModuleDict({role: module for role, module in modules.items() if module is not None})
 
 
 def _position_bias(model: Any, path: str, *, is_causal: bool) -> PositionBias | None:

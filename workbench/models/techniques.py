@@ -1,8 +1,7 @@
 """Fine-tuning techniques that backpropagate through the backbone (PAC+, section II, Fig. 2; section VI-A).
 
 Full fine-tuning, LoRA, Adapters (Houlsby et al.), serial adapters (RingAda, section II-A).  And Parallel Adapters
-(PAC+, section IV-A),
-whose gradient does not pass through the backbone.
+(PAC+, section IV-A), whose gradient does not pass through the backbone.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from workbench.models.adapter_config import ParallelAdapterConfig, check_labels
 from workbench.models.evaluation import BatchLike, Predictions, answer_scores
 from workbench.models.initialization import HEAD_DEVIATION, seeded_generator
 from workbench.models.lora import DEVIATION, inject_adapters, inject_lora, inject_serial_adapters
+from workbench.models.matmul import Head
 from workbench.models.parallel_adapter import ParallelAdapterStage, answered
-from workbench.models.products import Head
 from workbench.models.side_layers import TOKEN_KINDS, pooling_matrix, stateless_dropout, token_logits
 from workbench.models.stack import BackboneStage
 
@@ -33,14 +32,13 @@ class TechniqueConfig:
     """The configuration from which a technique's model can be rebuilt.
 
     hidden_size, num_layers: the backbone's d and L.
-    lora_rank, lora_alpha: r and alpha, the update is alpha / r B A.  lora_dropout: before A; each device draws its own
-    masks, so that
-    with a value above 0 a distributed run differs from one process.
+    lora_rank, lora_alpha: r and alpha, the update is alpha / r B A.  lora_dropout: rate of the dropout before A.  Each
+    device draws its own masks, so that with a value above 0 a distributed run differs from one process.
     bottleneck: width of an adapter.  reduction: r of Parallel Adapters, whose inputs are not standardised here (as if
     never calibrated).
-    dropout: rate for the pooled features.  seed: for the initial weights and that dropout.
-    label_mean, label_std: of a regression's training labels.  The head learns standardised labels and predicts in the
-    original units.
+    dropout: rate for the pooled features.  seed: seed of the initial weights and that dropout.
+    label_mean, label_std: mean and standard deviation of a regression's training labels.  The head learns standardised
+    labels and predicts in the original units.
     """
 
     technique: Technique
@@ -79,7 +77,7 @@ class TechniqueConfig:
 
     @property
     def side_width(self) -> int:
-        """Return the width d / r of Parallel Adapters' state, which follows the hidden state in a message; 0 of other
+        """Return the width d / r of Parallel Adapters' state, which follows the hidden state in a message; 0 for other
         techniques.
         """
         return self.hidden_size // self.reduction if self.technique == "parallel" else 0
@@ -89,8 +87,7 @@ class _LookUp(torch.autograd.Function):
     """The rows of an embedding's table.  The backward pass adds to their gradients only.
 
     torch makes a gradient of the whole table in each backward pass: for 30,522 words of width 384 this is 47 MB, and
-    takes 30 ms for 4,096
-    tokens on one core instead of 3.
+    takes 30 ms for 4,096 tokens on one core instead of 3.
     """
 
     @staticmethod
@@ -119,7 +116,7 @@ class TaskHead(nn.Module):
     """Mean over the tokens (every token separately for spans and tags), dropout, one matrix; a regression uses its
     labels' units.
 
-    words: in text generation the backbone's own head, frozen, in place of that matrix and of dropout.
+    words: the backbone's own frozen head, which text generation uses instead of that matrix and the dropout.
     """
 
     def __init__(self, config: TechniqueConfig, words: Head | None = None) -> None:
@@ -133,8 +130,8 @@ class TaskHead(nn.Module):
     def forward(
         self, hidden: Tensor, attention_mask: Tensor, sample_ids: Tensor, epoch: int, rows: Tensor | None = None
     ) -> Tensor:
-        """Return logits (n, num_outputs), for spans and tags (n, t, num_outputs), for words (n, t, V), of `rows` alone
-        (N, V).
+        """Return logits (n, num_outputs), for spans and tags (n, t, num_outputs), for words (n, t, V), or (N, V) for
+        `rows` only.
 
         hidden: (n, t, d).  attention_mask: (n, t).  rows: see `answered`.
         """
@@ -151,14 +148,13 @@ class TaskHead(nn.Module):
 class TechniqueStage(nn.Module):
     """Layers [start, stop) of a backbone with their trainable parts, and the head if they include the last layer.
 
-    backbone: is modified: trainable parts stay in its layers, so two TechniqueStages must not share layers.
+    backbone: it is modified.  Trainable parts stay in its layers, so two TechniqueStages must not share layers.
     Trainable parameters are named by global layer index, so the union of all stages' is the whole model's.  Initial
-    weights
-    depend only on config.seed and the name.  The backbone's own dropout stays off, even in training.
+    weights depend only on config.seed and the name.  The backbone's own dropout stays off, even in training.
     """
 
     def __init__(self, backbone: BackboneStage, config: TechniqueConfig, *, has_head: bool = False) -> None:
-        """has_head: add a head even if the stage does not include the last layer."""
+        """has_head: whether to add a head even if the stage does not include the last layer."""
         super().__init__()
         self.config = config
         has_head = has_head or backbone.stop == backbone.num_layers
@@ -210,9 +206,8 @@ class TechniqueStage(nn.Module):
         d), for `logits`.
 
         Arguments as in BackboneStage.forward.  With Parallel Adapters input and output are (n, t, d + d / r), the
-        hidden state without
-        gradient, then the side network's; the last stage returns the latter alone; and `logits` takes it with the last
-        layer's output.
+        hidden state without gradient, then the side network's; the last stage returns only the latter, and `logits`
+        takes it together with the last layer's output.
         """
         if not isinstance(self.adapters, ParallelAdapterStage):
             output, taps = self.backbone(hidden_or_ids, attention_mask, decoder_ids)
@@ -229,8 +224,8 @@ class TechniqueStage(nn.Module):
     def logits(
         self, last_hidden: Any, attention_mask: Tensor, sample_ids: Tensor, epoch: int, rows: Tensor | None = None
     ) -> Tensor:
-        """Return the head's logits for what `forward` returns last, of a decoder for its first state.  Only the last
-        stage has a head.
+        """Return the head's logits for the last layer's output from `forward`; for a decoder those of its first state.
+        Only the last stage has a head.
 
         rows: see `answered`.
         """
@@ -243,8 +238,9 @@ class TechniqueStage(nn.Module):
         return self.head(last_hidden, attention_mask, sample_ids, epoch, rows)
 
     def batch_logits(self, batch: BatchLike, epoch: int = 0) -> Tensor:
-        """Return a whole model's logits for a mini-batch, of text generation those of the answers.  epoch: selects the
-        head's dropout.
+        """Return a complete model's logits for a mini-batch; for text generation only those of the answers.
+
+        epoch: selects the head's dropout.
         """
         rows = answered(batch.labels, self.config.kind)
         return self.logits(
@@ -262,9 +258,9 @@ def predict(model: TechniqueStage, batches: Iterable[BatchLike]) -> Predictions:
     model.eval()
     with torch.inference_mode():
         for batch in batches:
-            found = model.batch_logits(batch)
+            outputs = model.batch_logits(batch)
             logits.append(
-                answer_scores(found, batch.labels) if model.config.kind == "text_generation" else found.float()
+                answer_scores(outputs, batch.labels) if model.config.kind == "text_generation" else outputs.float()
             )
             labels.append(batch.labels)
             sample_ids.append(batch.sample_ids)
@@ -275,7 +271,9 @@ def _side(config: TechniqueConfig, backbone: BackboneStage) -> ParallelAdapterCo
     """Return the shape of a backbone's Parallel Adapters."""
     border = backbone.num_encoder_layers
     common: dict[str, Any] = {
-        one.name: getattr(config, one.name) for one in fields(ParallelAdapterConfig) if hasattr(config, one.name)
+        field.name: getattr(config, field.name)
+        for field in fields(ParallelAdapterConfig)
+        if hasattr(config, field.name)
     }
     common |= {
         "num_encoder_layers": border,
@@ -286,8 +284,8 @@ def _side(config: TechniqueConfig, backbone: BackboneStage) -> ParallelAdapterCo
 
 def _initialize(name: str, parameter: Tensor, seed: int) -> None:
     """Initialize a parameter added by a technique.  Pretrained weights do not change."""
-    own = name.startswith(("adapters.", "head."))
-    if ".lora_B." in name or (own and parameter.ndim < 2):
+    is_added = name.startswith(("adapters.", "head."))
+    if ".lora_B." in name or (is_added and parameter.ndim < 2):
         parameter.zero_()
         return
     generator = seeded_generator(seed, name)
@@ -296,5 +294,5 @@ def _initialize(name: str, parameter: Tensor, seed: int) -> None:
         parameter.uniform_(-bound, bound, generator=generator)
     elif name.startswith("adapters."):
         nn.init.trunc_normal_(parameter, std=DEVIATION, a=-2 * DEVIATION, b=2 * DEVIATION, generator=generator)
-    elif own:
+    elif is_added:
         parameter.normal_(std=HEAD_DEVIATION, generator=generator)

@@ -25,7 +25,9 @@ LEAST_TOKENS = 4
 
 
 class Located(NamedTuple):
-    """ids: of all tokens.  first, stop: range of the tokens of the text.  offsets: characters [start, end) of each
+    """The tokens of a text.
+
+    ids: ids of all tokens.  first, stop: range of the text's own tokens.  offsets: characters [start, end) of each
     token in that range.
     """
 
@@ -40,7 +42,7 @@ class TextTokenizer:
 
     joins_pairs: whether a pair is one text with a line feed in it, as for decoder-only models; others have their own
     format.
-    has_token_types: whether the model is told which text of a pair a token belongs to: ~id stands for a token of the
+    has_token_types: whether the model reads which text of a pair a token belongs to; ~id stands for a token of the
     second text.
     start_id: the first token of a decoder's target, None without a decoder.  end_id: ends a text, None if none is
     known.
@@ -74,8 +76,8 @@ class TextTokenizer:
         In a pair ~id stands for a token of the second text if the model has token types.
         """
         if max_length < LEAST_TOKENS:
-            found = f"Special tokens alone take up to {LEAST_TOKENS - 1}."
-            raise ConfigError(f"max_length = {max_length} was asked for.", found, "Raise max_length.")
+            problem = f"Special tokens take up to {LEAST_TOKENS - 1}."
+            raise ConfigError(f"max_length = {max_length} was asked for.", problem, "Raise max_length.")
         inputs: list[Any]
         texts = self._beginnings(texts, max_length)
         if pairs is None:
@@ -91,20 +93,24 @@ class TextTokenizer:
             self.backend.no_truncation()
 
     def locate(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Located]:
-        """Return the tokens of each text, or of each pair with the positions of the second text.  Nothing is
-        truncated.
+        """Return the tokens of each text, or of each pair with the positions of the second text.  Nothing
+        is truncated.
         """
         inputs: list[Any] = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
-        found = []
+        located = []
         for encoding in self._encoded(inputs):
-            own = [at for at, sequence in enumerate(encoding.sequence_ids) if sequence == int(pairs is not None)]
-            first, stop = (own[0], own[-1] + 1) if own else (len(encoding.ids),) * 2
-            found.append(Located(self._ids(encoding), first, stop, encoding.offsets[first:stop]))
-        return found
+            positions = [
+                position
+                for position, sequence in enumerate(encoding.sequence_ids)
+                if sequence == int(pairs is not None)
+            ]
+            first, stop = (positions[0], positions[-1] + 1) if positions else (len(encoding.ids),) * 2
+            located.append(Located(self._ids(encoding), first, stop, encoding.offsets[first:stop]))
+        return located
 
     def _beginnings(self, texts: Sequence[str], max_length: int) -> list[str]:
-        """Return texts of which a very long one has lost its end, but still has more than twice as many tokens as are
-        kept.
+        """Return the texts, with the end of very long ones cut off.  They still have more than twice as many tokens as
+        are used.
         """
 
         def beginning(text: str) -> str:
@@ -120,8 +126,8 @@ class TextTokenizer:
 
     def _encoded(self, inputs: Sequence[Any]) -> Iterator[Any]:
         """Yield the encoding of each input.  Only so many exist at a time, because they take kilobytes each."""
-        for at in range(0, len(inputs), ENCODED_AT_ONCE):
-            yield from self.backend.encode_batch(inputs[at : at + ENCODED_AT_ONCE])
+        for begin in range(0, len(inputs), ENCODED_AT_ONCE):
+            yield from self.backend.encode_batch(inputs[begin : begin + ENCODED_AT_ONCE])
 
     def _ids(self, encoding: Any) -> list[int]:
         ids = list(map(self._numbers.__getitem__, encoding.ids))
@@ -152,10 +158,10 @@ def tiny_tokenizer(*, is_causal: bool, has_token_types: bool = False, start_id: 
 def read_settings(path: Path) -> dict[str, Any]:
     """Return the settings in a JSON file.  Empty if it is missing or damaged; callers that need it report that."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return settings if isinstance(settings, dict) else {}
 
 
 _USUAL_TOKENS = {
@@ -168,7 +174,7 @@ _USUAL_TOKENS = {
 def tokenizer_from_folder(folder: Path, config: Mapping[str, Any], **kind: Any) -> TextTokenizer:
     """Return the tokenizer of a model folder that has a tokenizer.json.
 
-    config: of the model.  kind: settings of TextTokenizer that the model's family decides.
+    config: the model's configuration.  kind: settings of TextTokenizer that depend on the model's family.
     """
     settings = read_settings(folder / "special_tokens_map.json") | read_settings(folder / "tokenizer_config.json")
     path = folder / "tokenizer.json"
@@ -192,13 +198,13 @@ def tokenizer_from_folder(folder: Path, config: Mapping[str, Any], **kind: Any) 
             *(number if isinstance(number, list) else [number]),
             *(special.get(name) for name in _USUAL_TOKENS[role]),
         ]
-        known = (
-            one
-            for one in numbers
-            if isinstance(one, int) and 0 <= one < 1 << 32 and backend.id_to_token(one) is not None
+        token_ids = (
+            token_id
+            for token_id in numbers
+            if isinstance(token_id, int) and 0 <= token_id < 1 << 32 and backend.id_to_token(token_id) is not None
         )
         # A token that was added later may lie beyond the model's embedding.
-        return next((one for one in known if not isinstance(num_rows, int) or one < num_rows), None)
+        return next((token_id for token_id in token_ids if not isinstance(num_rows, int) or token_id < num_rows), None)
 
     end_id = id_of("eos")
     pad_id = next((index for index in (id_of("pad"), end_id) if index is not None), 0)

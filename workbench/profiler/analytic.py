@@ -35,7 +35,8 @@ def analytic_profile(
 ) -> Profile:
     """Return a profile computed from sizes and each device's flops_per_s.
 
-    sizes: of the technique's additions (default: TechniqueSizes').  numbers: of the frozen backbone (default: float32).
+    sizes: sizes of the technique's additions (default: TechniqueSizes').  numbers: number format of the frozen backbone
+    (default: float32).
     Bytes per token are those at the longest sequence length.
     """
     described, form = describe(model), numbers or NumberFormat()
@@ -70,7 +71,7 @@ def analytic_profile(
             times=times,
             frozen_bytes=longest.frozen_bytes,
             trainable_bytes=longest.trainable_params * FP32_BYTES,
-            **{one.name: getattr(longest, one.name) for one in fields(LayerBytes)},
+            **{field.name: getattr(longest, field.name) for field in fields(LayerBytes)},
         )
 
     rows = tuple(
@@ -87,12 +88,12 @@ Technique = Literal["full", "lora", "adapters", "parallel_adapters", "frozen"]
 class NumberFormat:
     """The bytes of a frozen backbone's numbers, and the work of using them.
 
-    matrix_bytes: of a weight in a layer's matrices, with its share of the blocks' constants.  table_bytes: of one in
-    the tables of words
-    and positions, which are the matrix of predicted words, too.  value_bytes: of hidden states, norms and biases.
+    matrix_bytes: bytes of a weight in a layer's matrices, with its share of the blocks' constants.  table_bytes: bytes
+    of a weight in the tables of words and positions, which are also the matrix of predicted words.  value_bytes: bytes
+    of a value in hidden states, norms and biases.
     unpack_flops: operations to turn a stored weight into one to compute with, each time that its matrix is used.
-    tap_bytes, stored_tap_bytes: of a cached value, in memory and on the disk.
-    notes: what the times leave out.
+    tap_bytes, stored_tap_bytes: bytes of a cached value, in memory and on the disk.
+    notes: sentences on what the times leave out.
     """
 
     matrix_bytes: float = FP32_BYTES
@@ -106,7 +107,10 @@ class NumberFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCost(LayerBytes):
-    """One layer's FLOPs for a batch, and its bytes.  frozen_bytes: of the frozen parameters in their number format."""
+    """One layer's FLOPs for a batch, and its bytes.
+
+    frozen_bytes: bytes of the frozen parameters in their number format.
+    """
 
     forward_flops: float
     backward_flops: float
@@ -126,15 +130,15 @@ class LayerCost(LayerBytes):
 class TechniqueSizes:
     """The sizes of a technique's additions to a model.
 
-    reduction: r of the Parallel Adapters (section IV-A); side_apart: they have operations and an activation cache of
-    their own.
-    lora_rank: on q and v of every attention; lora_dropout: a dropout before A, as in peft.
+    reduction: r of the Parallel Adapters (section IV-A); side_apart: whether they have separate operations and an
+    activation cache.
+    lora_rank: rank of LoRA on q and v of every attention.  lora_dropout: whether there is a dropout before A, as in
+    peft.
     bottleneck: width of an adapter; adapters_per_layer: two (Houlsby et al.) or one at the layer's end (PAC+, section
-    II);
-    adapter_norms: the backbone's norms are trained together with the adapters (Houlsby et al., section 2.1).
-    predicts_words: the head is the model's own, a frozen copy, on the last quarter of the tokens.  The defaults give
-    PAC+ Table
-    I's 9 and 12 million parameters for T5-Large.
+    II); adapter_norms: whether the backbone's norms are trained together with the adapters (Houlsby et al., section
+    2.1).
+    predicts_words: whether the head is a frozen copy of the model's own, on the last quarter of the tokens.  The
+    defaults give PAC+ Table I's 9 and 12 million parameters for T5-Large.
     """
 
     reduction: int = 8
@@ -149,7 +153,10 @@ class TechniqueSizes:
 
 @dataclass(slots=True)
 class _Sum:
-    """The sum of a layer's costs, for one sample.  matrices, tables: of the frozen parameters."""
+    """The sum of a layer's costs, for one sample.
+
+    matrices, tables: numbers of frozen parameters in matrices and in tables.
+    """
 
     shape: LayerShape
     frozen: int
@@ -183,21 +190,21 @@ def layer_costs(
     chosen, form = sizes or TechniqueSizes(), numbers or NumberFormat()
     costs = []
     for layer in range(model.stack_layers):
-        one = _layer(model, layer, technique, sequence_length, chosen, form)
+        layer_sum = _layer(model, layer, technique, sequence_length, chosen, form)
         if layer == 0:
-            _add(one, technique, model.embedding_params, model.embedding_tables)
+            _add(layer_sum, technique, model.embedding_params, model.embedding_tables)
         if layer == model.stack_layers - 1:
-            _add(one, technique, model.head_params, 0 if model.tied_head else model.vocab * model.hidden)
+            _add(layer_sum, technique, model.head_params, 0 if model.tied_head else model.vocab * model.hidden)
             if technique != "frozen":
-                _add_head(one, model, technique, chosen, num_labels)
+                _add_head(layer_sum, model, technique, chosen, num_labels)
         if technique == "parallel_adapters" and not chosen.side_apart:
-            one.forward, one.backward, one.context = (
-                one.forward + one.side_forward,
-                one.side_backward,
-                one.context + one.tap,
+            layer_sum.forward, layer_sum.backward, layer_sum.context = (
+                layer_sum.forward + layer_sum.side_forward,
+                layer_sum.side_backward,
+                layer_sum.context + layer_sum.tap,
             )
-            one.side_forward, one.side_backward, one.tap = 0.0, 0.0, Bytes()
-        costs.append(_cost(one, technique, batch, form))
+            layer_sum.side_forward, layer_sum.side_backward, layer_sum.tap = 0.0, 0.0, Bytes()
+        costs.append(_cost(layer_sum, technique, batch, form))
     return tuple(costs)
 
 
@@ -212,28 +219,36 @@ def _layer(
     """Return a layer without embedding and head."""
     shape = LayerShape(model, layer, sequence_length)
     forward = shape.product_flops + shape.attention_flops
-    one = _Sum(shape, model.layer_params(layer), matrices=model.layer_matrices(layer), forward=forward)
-    one.output = one.gradient = shape.output(form.value_bytes)
+    layer_sum = _Sum(shape, model.layer_params(layer), matrices=model.layer_matrices(layer), forward=forward)
+    layer_sum.output = layer_sum.gradient = shape.output(form.value_bytes)
     if technique == "frozen":
-        one.gradient = Bytes()
+        layer_sum.gradient = Bytes()
     elif technique == "full":
-        one.frozen, one.matrices, one.trained = 0, 0, one.frozen
-        one.backward = 2 * one.forward
-        one.context = shape.kept(trained_norms=True) + shape.weight_inputs()
+        layer_sum.frozen, layer_sum.matrices, layer_sum.trained = 0, 0, layer_sum.frozen
+        layer_sum.backward = 2 * layer_sum.forward
+        layer_sum.context = shape.kept(trained_norms=True) + shape.weight_inputs()
     elif technique == "lora":
-        one.trained = shape.lora_params(sizes.lora_rank)
+        layer_sum.trained = shape.lora_params(sizes.lora_rank)
         extra = shape.lora_flops(sizes.lora_rank)
-        one.forward, one.backward = one.forward + extra, shape.product_flops + 2 * shape.attention_flops + 2 * extra
-        one.context = shape.kept(trained_norms=False) + shape.lora_inputs(sizes.lora_rank, dropout=sizes.lora_dropout)
+        layer_sum.forward, layer_sum.backward = (
+            layer_sum.forward + extra,
+            shape.product_flops + 2 * shape.attention_flops + 2 * extra,
+        )
+        layer_sum.context = shape.kept(trained_norms=False) + shape.lora_inputs(
+            sizes.lora_rank, dropout=sizes.lora_dropout
+        )
     elif technique == "adapters":
         number = sizes.adapters_per_layer
-        one.trained = number * (2 * model.hidden * sizes.bottleneck + model.hidden + sizes.bottleneck)
-        extra = 2.0 * shape.own_tokens * one.trained
-        one.forward, one.backward = one.forward + extra, shape.product_flops + 2 * shape.attention_flops + 2 * extra
+        layer_sum.trained = number * (2 * model.hidden * sizes.bottleneck + model.hidden + sizes.bottleneck)
+        extra = 2.0 * shape.own_tokens * layer_sum.trained
+        layer_sum.forward, layer_sum.backward = (
+            layer_sum.forward + extra,
+            shape.product_flops + 2 * shape.attention_flops + 2 * extra,
+        )
         if sizes.adapter_norms:
             norms = (shape.attentions + 1) * model.norm_vectors * model.hidden
-            one.frozen, one.trained = one.frozen - norms, one.trained + norms
-        one.context = shape.kept(trained_norms=sizes.adapter_norms) + shape.own(
+            layer_sum.frozen, layer_sum.trained = layer_sum.frozen - norms, layer_sum.trained + norms
+        layer_sum.context = shape.kept(trained_norms=sizes.adapter_norms) + shape.own(
             number * FP32_BYTES * (model.hidden + sizes.bottleneck)
         )
     else:
@@ -241,70 +256,78 @@ def _layer(
         side = LayerShape(narrow, layer, sequence_length)
         down = model.hidden * narrow.hidden
         side_flops = side.product_flops + side.attention_flops
-        one.trained = narrow.layer_params(layer) + down + 1  # 1: lambda
-        one.side_forward = side_flops + 2.0 * shape.own_tokens * down
-        one.side_backward = 2 * side_flops + 2.0 * shape.own_tokens * down  # no gradient into the backbone
-        one.context = side.kept(trained_norms=True) + side.weight_inputs() + side.own(2 * FP32_BYTES * narrow.hidden)
+        layer_sum.trained = narrow.layer_params(layer) + down + 1  # 1: lambda
+        layer_sum.side_forward = side_flops + 2.0 * shape.own_tokens * down
+        layer_sum.side_backward = 2 * side_flops + 2.0 * shape.own_tokens * down  # no gradient into the backbone
+        layer_sum.context = (
+            side.kept(trained_norms=True) + side.weight_inputs() + side.own(2 * FP32_BYTES * narrow.hidden)
+        )
         # b_1, b_2, ...; the first layer of a side network keeps b_0, its embedding, as well.
         firsts = (0, model.num_layers) if model.kind == "encoder-decoder" else (0,)
-        one.tap = shape.own(form.tap_bytes * model.hidden * (2 if layer in firsts else 1))
-        one.output, one.gradient = one.output + side.output(), side.output()
-    return one
+        layer_sum.tap = shape.own(form.tap_bytes * model.hidden * (2 if layer in firsts else 1))
+        layer_sum.output, layer_sum.gradient = layer_sum.output + side.output(), side.output()
+    return layer_sum
 
 
-def _add(one: _Sum, technique: Technique, params: int, tables: int) -> None:
+def _add(layer_sum: _Sum, technique: Technique, params: int, tables: int) -> None:
     """Add pretrained parameters outside the layers, with those in tables; only full fine-tuning trains them."""
     if technique == "full":
-        one.trained += params
+        layer_sum.trained += params
     else:
-        one.frozen, one.tables = one.frozen + params, one.tables + tables
+        layer_sum.frozen, layer_sum.tables = layer_sum.frozen + params, layer_sum.tables + tables
 
 
-def _add_head(one: _Sum, model: ModelDescription, technique: Technique, sizes: TechniqueSizes, num_labels: int) -> None:
-    """Add a classification head or one of words, and with PA the up-projection before it (section IV-A)."""
-    own = one.shape.own_tokens
+def _add_head(
+    layer_sum: _Sum, model: ModelDescription, technique: Technique, sizes: TechniqueSizes, num_labels: int
+) -> None:
+    """Add a classification head or a head that predicts words, and with Parallel Adapters the up-projection before it
+    (section IV-A).
+    """
+    own_tokens = layer_sum.shape.own_tokens
     up = model.hidden // sizes.reduction * model.hidden if technique == "parallel_adapters" else 0
-    flops = 2.0 * own * up
+    flops = 2.0 * own_tokens * up
     back, words = 2 * flops, model.hidden * model.vocab
-    one.trained += up
-    one.context += one.shape.own(FP32_BYTES * model.hidden * bool(up))
+    layer_sum.trained += up
+    layer_sum.context += layer_sum.shape.own(FP32_BYTES * model.hidden * bool(up))
     if sizes.predicts_words:
-        flops, back = flops + 0.5 * own * words, back + 0.5 * own * words
+        flops, back = flops + 0.5 * own_tokens * words, back + 0.5 * own_tokens * words
         copied = words if model.tied_head else 0
-        one.frozen, one.tables = one.frozen + copied, one.tables + copied
-        one.context += one.shape.own(FP32_BYTES * model.vocab / 4)
+        layer_sum.frozen, layer_sum.tables = layer_sum.frozen + copied, layer_sum.tables + copied
+        layer_sum.context += layer_sum.shape.own(FP32_BYTES * model.vocab / 4)
     else:
         flops, back = flops + 2.0 * model.hidden * num_labels, back + 4.0 * model.hidden * num_labels
-        one.trained += model.hidden * num_labels + num_labels
-        one.context += Bytes(per_sample=FP32_BYTES * model.hidden)
+        layer_sum.trained += model.hidden * num_labels + num_labels
+        layer_sum.context += Bytes(per_sample=FP32_BYTES * model.hidden)
     if technique == "parallel_adapters":
-        one.side_forward, one.side_backward = one.side_forward + flops, one.side_backward + back
+        layer_sum.side_forward, layer_sum.side_backward = layer_sum.side_forward + flops, layer_sum.side_backward + back
     else:
-        one.forward, one.backward = one.forward + flops, one.backward + back
+        layer_sum.forward, layer_sum.backward = layer_sum.forward + flops, layer_sum.backward + back
 
 
-def _cost(one: _Sum, technique: Technique, batch: int, form: NumberFormat) -> LayerCost:
-    workspace = one.shape.workspace(form.value_bytes)
+def _cost(layer_sum: _Sum, technique: Technique, batch: int, form: NumberFormat) -> LayerCost:
+    workspace = layer_sum.shape.workspace(form.value_bytes)
     sizes = {
-        "output": one.output,
-        "gradient": one.gradient,
-        "context": one.context,
-        "tap": one.tap,
+        "output": layer_sum.output,
+        "gradient": layer_sum.gradient,
+        "context": layer_sum.context,
+        "tap": layer_sum.tap,
         "workspace": workspace,
     }
-    per_token = {f"{what}_bytes_per_token": round(nbytes.per_token) for what, nbytes in sizes.items()}
-    per_sample = {f"{what}_bytes_per_sample": round(nbytes.per_sample) for what, nbytes in sizes.items()}
-    stored = form.matrix_bytes * one.matrices + form.table_bytes * one.tables
-    unpacked = form.unpack_flops * one.matrices  # once for the whole batch
-    returns = one.backward > 0 and technique != "parallel_adapters"  # the pass back through the backbone unpacks again
+    per_token = {f"{quantity}_bytes_per_token": round(nbytes.per_token) for quantity, nbytes in sizes.items()}
+    per_sample = {f"{quantity}_bytes_per_sample": round(nbytes.per_sample) for quantity, nbytes in sizes.items()}
+    stored = form.matrix_bytes * layer_sum.matrices + form.table_bytes * layer_sum.tables
+    unpacked = form.unpack_flops * layer_sum.matrices  # once for the whole batch
+    returns = (
+        layer_sum.backward > 0 and technique != "parallel_adapters"
+    )  # the pass back through the backbone unpacks again
     return LayerCost(
-        forward_flops=batch * one.forward + unpacked,
-        backward_flops=batch * one.backward + unpacked * returns,
-        side_forward_flops=batch * one.side_forward,
-        side_backward_flops=batch * one.side_backward,
-        frozen_params=one.frozen,
-        frozen_bytes=round(stored + form.value_bytes * (one.frozen - one.matrices - one.tables)),
-        trainable_params=one.trained,
+        forward_flops=batch * layer_sum.forward + unpacked,
+        backward_flops=batch * layer_sum.backward + unpacked * returns,
+        side_forward_flops=batch * layer_sum.side_forward,
+        side_backward_flops=batch * layer_sum.side_backward,
+        frozen_params=layer_sum.frozen,
+        frozen_bytes=round(stored + form.value_bytes * (layer_sum.frozen - layer_sum.matrices - layer_sum.tables)),
+        trainable_params=layer_sum.trained,
         **per_token,
         **per_sample,
     )

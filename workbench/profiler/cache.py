@@ -1,4 +1,4 @@
-"""Keep measured profiles on disk, keyed by machine, versions, model and settings."""
+"""Store measured profiles on disk, keyed by machine, versions, model and settings."""
 
 from __future__ import annotations
 
@@ -63,33 +63,33 @@ def cached(
     source and age.
 
     key: everything that the measurement depends on besides the machine (model, sizes, settings), as JSON values.  kind:
-    the measurement's
-    class.  An unreadable file is measured again.  If the folder cannot be written, only the note says so.
+    the measurement's class.  An unreadable file is measured again.  If the folder cannot be written, only the note says
+    so.
     """
-    whole, path = _place(key, folder)
+    conditions, path = _place(key, folder)
     why = "asked for"
     if not refresh:
         try:
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            if kept.get("format") != FORMAT or kept.get("whole") != json.loads(json.dumps(whole)):
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            if stored.get("format") != FORMAT or stored.get("whole") != json.loads(json.dumps(conditions)):
                 raise ValueError("made by another version")
-            profile = from_builtins(kept["profile"], kind, source=f"'{path}'")
-            at = kept["measured_at"]
+            profile = from_builtins(stored["profile"], kind, source=f"'{path}'")
+            measured_at = stored["measured_at"]
             return (
                 profile,
-                f"Profile measured {_age(now() - at)} ago on this machine "
-                f"({datetime.fromtimestamp(at):%Y-%m-%d %H:%M}).",
+                f"Profile measured {_age(now() - measured_at)} ago on this machine "
+                f"({datetime.fromtimestamp(measured_at):%Y-%m-%d %H:%M}).",
             )
         except FileNotFoundError:
-            why = "none was kept"
+            why = "none was stored"
         except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
-            why = f"the kept one was unreadable: {error}"
+            why = f"the stored one was unreadable: {error}"
     profile = measure()
-    text = json.dumps({"format": FORMAT, "whole": whole, "measured_at": now(), "profile": to_builtins(profile)})
+    text = json.dumps({"format": FORMAT, "whole": conditions, "measured_at": now(), "profile": to_builtins(profile)})
     try:
         write_text(path, text + "\n")
     except WriteError as error:
-        return profile, f"Profile measured now ({why}); it could not be kept in '{path.parent}': {error.found}"
+        return profile, f"Profile measured now ({why}); it could not be stored in '{path.parent}': {error.found}"
     return profile, f"Profile measured now ({why})."
 
 
@@ -101,9 +101,9 @@ def forget(key: Mapping[str, Any], *, folder: Path | None = None) -> None:
 
 def _place(key: Mapping[str, Any], folder: Path | None) -> tuple[dict[str, Any], Path]:
     """Return everything that a measurement depends on, and its file."""
-    whole = {"host": host_fingerprint(), "key": dict(key)}
-    digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:20]
-    return whole, (folder or cache_folder() / "profiles") / f"{digest}.json"
+    conditions = {"host": host_fingerprint(), "key": dict(key)}
+    digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()[:20]
+    return conditions, (folder or cache_folder() / "profiles") / f"{digest}.json"
 
 
 def _age(seconds: float) -> str:

@@ -5,9 +5,8 @@ The module also counts one layer's FLOPs, and the bytes that PyTorch's autograd 
 FLOPs: 2 for each weight and token, 4 x tokens x tokens x width for the attention's two products; norms and activations
 not counted.
 Bytes: fp32, eager attention, with dropout, as torch.autograd.graph.saved_tensors_hooks counts them (a test compares the
-two for T5 and
-BART); Korthikanti et al., 'Reducing Activation Recomputation in Large Transformer Models' (2022), section 4, count in
-the same way.
+two for T5 and BART); Korthikanti et al., 'Reducing Activation Recomputation in Large Transformer Models' (2022),
+section 4, count in the same way.
 """
 
 from __future__ import annotations
@@ -61,8 +60,8 @@ class ModelDescription:
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden", "heads", "feed_forward", "vocab", "target_tokens"):
             if getattr(self, name) < 1:
-                asked = f"Model '{self.name}' was described with {name} = {getattr(self, name)}."
-                raise ConfigError(asked, "It must be at least 1.", "Raise it.")
+                request = f"Model '{self.name}' was described with {name} = {getattr(self, name)}."
+                raise ConfigError(request, "It must be at least 1.", "Raise it.")
         if not self.head_dim and self.hidden % self.heads:
             raise ConfigError(
                 f"Model '{self.name}' was described with {self.heads} heads.",
@@ -140,9 +139,9 @@ class ModelDescription:
 
 
 MODELS: dict[str, ModelDescription] = {
-    one["name"]: from_builtins(family | one, ModelDescription, source=f"'{one['name']}' of 'models.toml'")
+    entry["name"]: from_builtins(family | entry, ModelDescription, source=f"'{entry['name']}' of 'models.toml'")
     for family in read_toml(data_folder() / "models.toml").values()
-    for one in family.pop("models")
+    for entry in family.pop("models")
 }
 
 
@@ -151,8 +150,8 @@ def describe(model: ModelDescription | str) -> ModelDescription:
     if isinstance(model, ModelDescription):
         return model
     if model not in MODELS:
-        asked, found = f"The sizes of model '{model}' were asked for.", f"Known: {', '.join(MODELS)}."
-        raise ConfigError(asked, found, did_you_mean(model, MODELS, "Write a ModelDescription."))
+        request, problem = f"The sizes of model '{model}' were asked for.", f"Known: {', '.join(MODELS)}."
+        raise ConfigError(request, problem, did_you_mean(model, MODELS, "Write a ModelDescription."))
     return MODELS[model]
 
 
@@ -217,10 +216,8 @@ class LayerShape:
         """Return the bytes that the backward pass needs for any trained parameters: gradients flow through everything.
 
         These are the inputs of the norms (with a trained weight an eager RMSNorm also keeps its normalised input), and
-        q, k, v.  Of the
-        scores they are the softmax's result, its dropout's mask and result.  Then come the feed-forward's activation
-        and the mask after it,
-        and the masks of the other dropouts.
+        q, k, v.  Of the scores they are the softmax's result, its dropout's mask and result.  Then come the
+        feed-forward's activation and the mask after it, and the masks of the other dropouts.
         """
         model = self.model
         norm = 2 if trained_norms and model.norm_vectors == 1 else 1

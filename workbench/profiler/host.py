@@ -31,8 +31,8 @@ SMALL_BYTES = 1 << 10
 class LinkSample:
     """One message size between two ranks.
 
-    round_trip_s: seconds until its answer of one byte is there, the median of the repeats.  answer_s: what of them the
-    answer took.
+    round_trip_s: seconds until its answer of one byte arrives, the median of the repeats.  answer_s: the part of them
+    that the answer took.
     """
 
     source: int
@@ -108,15 +108,15 @@ def measure_links(
     Links are measured one after the other, so none disturbs another.
     """
     count = group.size()
-    found = {}
+    samples_of = {}
     for source in range(count):
         for destination in range(count):
             if source != destination:
                 samples = measure_link(group, rank, source, destination, sizes=sizes, repeats=repeats)
                 if rank == source:
-                    found[source, destination] = samples
+                    samples_of[source, destination] = samples
                 group.barrier().wait()
-    return found
+    return samples_of
 
 
 def fit_link(samples: Sequence[LinkSample]) -> Link:
@@ -153,11 +153,12 @@ class ProcessorRate(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostProfile:
-    """A machine's rates, with cache.measuring_threads().  gemm_flops_per_s: fp32.  memory_bytes_per_s: of a large copy,
-    reads and writes counted.
+    """A machine's rates, with cache.measuring_threads().
 
-    storage_bytes_per_s: sequential read; storage_is_cold: False if the page cache could not be emptied first, so that
-    the rate is memory's.
+    gemm_flops_per_s: rate in fp32.  memory_bytes_per_s: rate of a large copy, reads and writes counted.
+
+    storage_bytes_per_s: rate of a sequential read.  storage_is_cold: False if the page cache could not be emptied
+    first, so that the rate is the memory's.
     """
 
     gemm_flops_per_s: float
@@ -193,13 +194,13 @@ def measure_processors(*, seconds: float = 0.25) -> tuple[ProcessorRate, ...]:
 
     JAX does not let us pin its threads, so it is measured only if all cores are alike.
     """
-    found, everywhere = list[ProcessorRate](), places()
+    rates, everywhere = list[ProcessorRate](), places()
     are_alike = sum(place.device.type == "cpu" for place in everywhere.values()) == 1
     for name, place in everywhere.items():
         libraries: dict[str, Callable[[Tensor, Tensor], object]] = {"torch": torch.mm}
         if place.device.type != "cpu":
-            there = torch.ones(GEMM_SIZE, GEMM_SIZE, device=place.device)
-            libraries["torch"] = partial(lambda there, *_: (there @ there)[0, 0].item(), there)
+            square = torch.ones(GEMM_SIZE, GEMM_SIZE, device=place.device)
+            libraries["torch"] = partial(lambda matrix, *_: (matrix @ matrix)[0, 0].item(), square)
         elif hasattr(torch.ops.mkldnn, "_linear_pointwise"):
             libraries["torch, oneDNN"] = lambda left, right: torch.ops.mkldnn._linear_pointwise(
                 left, right, None, "none", [], ""
@@ -210,8 +211,8 @@ def measure_processors(*, seconds: float = 0.25) -> tuple[ProcessorRate, ...]:
             libraries["JAX"] = partial(lambda dot, matrix, *_: dot(matrix, matrix).block_until_ready(), dot, matrix)
         for library, product in libraries.items():
             with pinned(place):
-                found.append(ProcessorRate(name, library, gemm_rate(seconds=seconds, product=product)))
-    return tuple(found)
+                rates.append(ProcessorRate(name, library, gemm_rate(seconds=seconds, product=product)))
+    return tuple(rates)
 
 
 def gemm_rate(

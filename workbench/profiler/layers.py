@@ -1,10 +1,9 @@
 """Profile every layer of a model: seconds by kind of operation, and bytes (PAC+, section V-A, 'Profiling').
 
 The cost of each layer follows from a stack of equal layers, its first and its last layer.
-Each stack (encoder and decoder separately) is measured whole, then its first and its last layer.  The layers between
-share the remaining
-time, so that the sum over all layers is the time of the whole stack.  Embeddings and head count to the first and last
-layers.
+Each stack (encoder and decoder separately) is measured as a whole, then its first and its last layer.  The layers
+between share the remaining time, so that the sum over all layers is the time of the whole stack.  Embeddings and head
+count to the first and last layers.
 """
 
 from __future__ import annotations
@@ -31,9 +30,11 @@ class Span(NamedTuple):
 
 
 class Stacks:
-    """The stacks of a model.  num_encoder_layers: None for a single stack.
+    """The stacks of a model.
 
-    stacks: whole.  spans: all that are measured.
+    num_encoder_layers: None for a single stack.
+
+    stacks: spans of the whole stacks.  spans: all spans that are measured.
     """
 
     def __init__(self, num_layers: int, num_encoder_layers: int | None) -> None:
@@ -68,44 +69,46 @@ class Stacks:
         number between.
         """
         start, stop = next(stack for stack in self.stacks if layer < stack.stop)
-        own = measured[Span(layer, layer + 1)] if layer in (start, stop - 1) else None
+        own_times = measured[Span(layer, layer + 1)] if layer in (start, stop - 1) else None
         return (
-            own,
+            own_times,
             (measured[Span(start, stop)], measured[Span(start, start + 1)], measured[Span(stop - 1, stop)]),
             stop - start - 2,
         )
 
 
-def kept_bytes(kept: Callable[[int], int], batch: int, *, at: int, other: int, has_decoder: bool) -> tuple[int, int]:
+def kept_bytes(
+    measure_bytes: Callable[[int], int], batch: int, *, length: int, other: int, has_decoder: bool
+) -> tuple[int, int]:
     """Return the bytes that a backward pass needs of its forward pass: (per token, per sample).
 
-    kept(length): bytes for `batch` samples of a length.  at: the length that counts.  other: a second length; for an
-    encoder-decoder it
-    shows the part that does not grow with the length.
+    measure_bytes(length): bytes for `batch` samples of a length.  length: the length that counts.  other: a second
+    length; for an encoder-decoder it shows the part that does not grow with the length.
     """
-    own = kept(at)
+    own_bytes = measure_bytes(length)
     if not has_decoder or other < 1:
-        return own // (batch * at), 0
-    per_token = (kept(other) - own) // (batch * (other - at))
-    return per_token, max(0, own // batch - per_token * at)
+        return own_bytes // (batch * length), 0
+    per_token = (measure_bytes(other) - own_bytes) // (batch * (other - length))
+    return per_token, max(0, own_bytes // batch - per_token * length)
 
 
-def saved_by_autograd(forward: Callable[[], Any], besides: Iterable[Tensor]) -> tuple[Any, int]:
-    """Return the result of a forward pass, and the bytes that autograd keeps for it.  besides: tensors that exist
-    anyway.
+def saved_by_autograd(forward: Callable[[], Any], existing: Iterable[Tensor]) -> tuple[Any, int]:
+    """Return the result of a forward pass, and the bytes that autograd keeps for it.
+
+    existing: tensors that exist anyway and do not count.
     """
-    own = {tensor.untyped_storage().data_ptr() for tensor in besides}
-    kept: dict[int, int] = {}
+    ignored = {tensor.untyped_storage().data_ptr() for tensor in existing}
+    saved: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in ignored:
+            saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         result = forward()
-    return result, sum(kept.values())
+    return result, sum(saved.values())
 
 
 class Bench(Protocol):
@@ -133,8 +136,8 @@ def profile_layers(
 ) -> tuple[LayerProfile, ...]:
     """Return the profile of every layer on one core of this host at full speed.  All calls are timed in turn.
 
-    benches: of each of `stacks.spans`.  layer_bytes: a layer's fields of LayerProfile in bytes, but for those of the
-    context.
+    benches: one for each of `stacks.spans`.  layer_bytes: returns a layer's fields of LayerProfile in bytes, except
+    those of the context.
     shared: calls for all layers together; each layer gets an equal part.
     update: calls that update the weights of all layers together, for `update_counts`; each layer gets a part by its
     trained bytes.

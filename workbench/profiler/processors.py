@@ -61,8 +61,8 @@ def places() -> dict[str, Place]:
     kinds = [f"cuda:{number}" for number in range(torch.cuda.device_count())] + [
         "mps"
     ] * torch.backends.mps.is_available()
-    found = {named(cores): Place(host, tuple(cores)) for cores in groups}
-    return found | {kind: Place(torch.device(kind), tuple(groups[0])) for kind in kinds}
+    core_places = {named(cores): Place(host, tuple(cores)) for cores in groups}
+    return core_places | {kind: Place(torch.device(kind), tuple(groups[0])) for kind in kinds}
 
 
 def place_of(name: str, owner: str) -> Place:
@@ -71,20 +71,20 @@ def place_of(name: str, owner: str) -> Place:
 
     Raises ConfigError if the machine has no such processor.
     """
-    found, usable = places(), {core for group in core_groups() for core in group}
+    known_places, usable = places(), {core for group in core_groups() for core in group}
     with suppress(ValueError):
         kind, _, listed = name.partition(" ")
         ends = [[int(end) for end in run.split("-")] for run in listed.split(",")]
         cores = tuple(core for run in ends for core in range(run[0], run[-1] + 1))
         if kind == "cores" and cores and usable.issuperset(cores):
             return Place(torch.device("cpu"), cores)
-    if name not in found:
+    if name not in known_places:
         raise ConfigError(
             f"Processor '{name}' of device '{owner}' was asked for.",
-            f"That machine has {', '.join(found)}.",
+            f"That machine has {', '.join(known_places)}.",
             "Name those, let `workbench devices --measure` write them, or leave [[device.processor]] out.",
         )
-    return found[name]
+    return known_places[name]
 
 
 @contextmanager

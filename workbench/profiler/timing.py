@@ -156,9 +156,9 @@ def _measure(call: Call, loops: int, clock: Callable[[], float]) -> float:
         prepare, run = call
         total = 0.0
         for _ in range(loops):
-            given = prepare()
+            argument = prepare()
             began = clock()
-            run(given)
+            run(argument)
             total += clock() - began
         return total / loops
     began = clock()

@@ -2,11 +2,9 @@
 epochs.
 
 A record holds one sample's taps without padding (see activation_records).  All records lie in one file, in sample
-order, which is
-read through a memory map.  A sealed manifest names the cache's owner, model and data, and holds a checksum for each
-record.  While the
-cache is being written, a second file holds the checksums of the complete records, so that an interrupted epoch can
-continue.
+order, which is read through a memory map.  A sealed manifest names the cache's owner, model and data, and holds a
+checksum for each record.  While the cache is being written, a second file holds the checksums of the complete records,
+so that an interrupted epoch can continue.
 """
 
 from __future__ import annotations
@@ -34,10 +32,11 @@ _NOT_WRITTEN = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheManifest(RecordLayout):
-    """Describes the contents of a cache file.  fingerprint: hash of backbone, quantization, tokenizer and data.  owner:
-    the device's name.
+    """Describes the contents of a cache file.
 
-    checksums: of every record (see core.sealed), None while the cache is being written.
+    fingerprint: hash of backbone, quantization, tokenizer and data.  owner: the device's name.
+
+    checksums: one for each record (see core.sealed); None while the cache is being written.
     """
 
     fingerprint: str
@@ -117,16 +116,15 @@ class ActivationCache:
         records.
 
         With verify, a record that differs from its checksum counts as not written.  Raises CacheError if the cache is
-        missing, truncated
-        or was made for another manifest.
+        missing, truncated or was made for another manifest.
         """
-        found = _read_manifest(folder, manifest.fingerprint, manifest.owner)
-        _require_alike(folder, found, manifest)
+        stored = _read_manifest(folder, manifest.fingerprint, manifest.owner)
+        _require_alike(folder, stored, manifest)
         cache = cls(folder, replace(manifest, checksums=None))
-        if found.checksums is not None:
-            np.asarray(found.checksums, dtype=np.int64).tofile(folder / WRITTEN)
+        if stored.checksums is not None:
+            np.asarray(stored.checksums, dtype=np.int64).tofile(folder / WRITTEN)
         elif not (folder / WRITTEN).is_file() or (folder / WRITTEN).stat().st_size != 8 * len(manifest.samples):
-            raise _unusable(folder, "Its list of whole records is missing or truncated.")
+            raise _unusable(folder, "Its list of complete records is missing or truncated.")
         cache._map_checksums()
         if verify:
             cache._checksums[cache._damaged(range(len(manifest.samples)))] = _NOT_WRITTEN
@@ -216,10 +214,10 @@ class ActivationCache:
             place = self._place[sample]
             self._checksums[place] = _NOT_WRITTEN  # until the record is complete again
             length = self.manifest.lengths[place]
-            own = [tap[row, :length] for tap in taps[: self.manifest.num_taps]] + [
+            hidden_states = [tap[row, :length] for tap in taps[: self.manifest.num_taps]] + [
                 tap[row] for tap in taps[self.manifest.num_taps :]
             ]
-            self.manifest.encode(torch.cat(own), self.raw(sample))
+            self.manifest.encode(torch.cat(hidden_states), self.raw(sample))
             self._checksums[place] = self._checksum(place)
 
     def _will_need(self, starts: Sequence[int], lengths: Sequence[int]) -> None:
@@ -238,13 +236,17 @@ class ActivationCache:
     def _checksum(self, place: int) -> int:
         start, manifest = self._starts[place], self.manifest
         # The record's own name comes first: a record in another's place, or of another device, differs.
-        own = checksum(f"{manifest.owner} {manifest.fingerprint} {manifest.samples[place]}")
-        return checksum(own, memoryview(self.rows[start : start + manifest.rows(manifest.lengths[place])].reshape(-1)))
+        expected = checksum(f"{manifest.owner} {manifest.fingerprint} {manifest.samples[place]}")
+        return checksum(
+            expected, memoryview(self.rows[start : start + manifest.rows(manifest.lengths[place])].reshape(-1))
+        )
 
     def _damaged(self, places: Iterable[int]) -> list[int]:
         """Return the records that differ from their checksum.  A record without a checksum does not count."""
-        known = self._checksums.tolist()
-        return [place for place in places if known[place] != _NOT_WRITTEN and known[place] != self._checksum(place)]
+        checksums = self._checksums.tolist()
+        return [
+            place for place in places if checksums[place] != _NOT_WRITTEN and checksums[place] != self._checksum(place)
+        ]
 
 
 def _read_manifest(folder: Path, fingerprint: str, owner: str) -> CacheManifest:
@@ -266,15 +268,15 @@ def _read_manifest(folder: Path, fingerprint: str, owner: str) -> CacheManifest:
     return manifest
 
 
-def _require_alike(folder: Path, found: CacheManifest, wanted: CacheManifest) -> None:
-    if replace(found, checksums=None) != replace(wanted, checksums=None):
+def _require_alike(folder: Path, stored: CacheManifest, manifest: CacheManifest) -> None:
+    if replace(stored, checksums=None) != replace(manifest, checksums=None):
         raise _unusable(folder, "It was made for other samples or taps.")
 
 
-def _unusable(folder: Path, found: str) -> CacheError:
+def _unusable(folder: Path, problem: str) -> CacheError:
     return CacheError(
         f"The activation cache in '{folder}' was to be used.",
-        found,
+        problem,
         "It is not used; the backbone has to fill it again.",
     )
 

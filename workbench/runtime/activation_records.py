@@ -4,8 +4,7 @@ Eq. 1-2).
 A record is a sequence of rows, tap after tap: `num_taps` times the sample's length, then `num_target_taps` times the
 target length.
 A row is one token's `width` values.  An int8 row stores the scales of its blocks after its codes.  Any range of rows
-can therefore be
-copied, sent and checked without decoding it.
+can therefore be copied, sent and checked without decoding it.
 """
 
 from __future__ import annotations
@@ -77,8 +76,7 @@ class RecordLayout:
     """Layout of a record.  dtype: a storage dtype.  width: the backbone's hidden size d.
 
     num_taps: number of taps with one row per token of the sample.  num_target_taps: number of taps with `target_length`
-    tokens (the
-    decoder side of an encoder-decoder).
+    tokens (the decoder side of an encoder-decoder).
     """
 
     dtype: str
@@ -164,15 +162,14 @@ class RecordLayout:
         """Return the file rows of a batch, tap-major, and the batch rows that are padding.
 
         starts: first row of each record in the file.  padded_length: number of tokens per record in the batch; None
-        packs the tokens
-        without padding.  Padding rows point to the first row of their record.
+        packs the tokens without padding.  Padding rows point to the first row of their record.
         """
         start, length = np.asarray(starts, dtype=np.int64), np.asarray(lengths, dtype=np.int64)
-        own = length if padded_length is None else np.full_like(length, padded_length)  # rows in the batch
-        token = np.arange(own.sum()) - np.repeat(np.cumsum(own) - own, own)
-        record_length = np.repeat(length, own)
+        num_rows = length if padded_length is None else np.full_like(length, padded_length)  # rows in the batch
+        token = np.arange(num_rows.sum()) - np.repeat(np.cumsum(num_rows) - num_rows, num_rows)
+        record_length = np.repeat(length, num_rows)
         is_padding = token >= record_length
-        first = np.repeat(start, own) + np.where(is_padding, 0, token)
+        first = np.repeat(start, num_rows) + np.where(is_padding, 0, token)
         rows = first + np.arange(self.num_taps)[:, None] * record_length
         target = np.repeat(start + self.num_taps * length, self.target_length) + np.tile(
             np.arange(self.target_length), len(start)
@@ -190,8 +187,8 @@ class RecordLayout:
         return _aligned(rows * self.row_bytes) + (rows * self._decoded_row_bytes if self.dtype == "int8" else 0)
 
     def raw_part(self, buffer: Tensor | None, rows: int) -> Tensor:
-        """Return the part of a buffer for a batch's raw bytes, (rows, row_bytes) uint8.  buffer: None allocates
-        memory.
+        """Return the part of a buffer for a batch's raw bytes, (rows, row_bytes) uint8.  buffer: None
+        allocates memory.
         """
         size = rows * self.row_bytes
         return (torch.empty(size, dtype=torch.uint8) if buffer is None else buffer[:size]).view(-1, self.row_bytes)

@@ -52,7 +52,10 @@ class Abort(NamedTuple):
 
 
 class Slow(NamedTuple):
-    """Run `factor` times slower from the next operation on, or send so to the device named `to` (an injected fault)."""
+    """Slow down by `factor` from the next operation on (an injected fault).
+
+    to: name of a device; then only messages to it are slowed down.
+    """
 
     factor: float
     to: str = ""
@@ -94,9 +97,9 @@ class Prepared(NamedTuple):
 class Pong(NamedTuple):
     """The reply to a Ping; real devices fill it in.
 
-    charge: of the battery, 1 is full; None: mains power.  is_throttled: heat slows it down.  meter_j: joules used since
-    any moment.
-    memory_bytes: what the run may use in all, without the memory of other programs; None: as described.
+    charge: charge of the battery from 0 to 1; None: mains power.  is_throttled: heat slows it down.  meter_j: joules
+    used since any moment.
+    memory_bytes: memory that the run may use in all, without the memory of other programs; None: as described.
     """
 
     charge: Fraction | None = None
@@ -138,10 +141,10 @@ class Progress(TypedDict, total=False):
 
 
 class Transfer(NamedTuple):
-    """One end of a message in a step.  pair: 'sender>receiver'.  time_s: when its sender began, or its receiver had it,
-    on one clock.
+    """One end of a message in a step.
 
-    expected_s: by the cluster's description.
+    pair: 'sender>receiver'.  time_s: the time at which its sender began, or at which its receiver had it, on one clock.
+    expected_s: seconds by the cluster's description.
     """
 
     pair: Annotated[str, Meta(max_length=300)]
@@ -151,7 +154,9 @@ class Transfer(NamedTuple):
 
 
 class StepDone(NamedTuple):
-    """Sent by every member after each step.  content: data of the method, such as the step's record.
+    """Sent by every member after each step.
+
+    content: the method's data, such as the step's record.
 
     busy_s: compute time, without delays caused by a host too busy to meet an emulated device's deadlines; 0: unknown.
     transfers: this member's ends of the step's long messages.
@@ -166,7 +171,7 @@ class StepDone(NamedTuple):
 class Ended(NamedTuple):
     """The device's result for a generation's job.
 
-    part: data of the method; None if the device did not reach its first step.  why: what kept it from joining the
+    part: the method's data; None if the device did not reach its first step.  why: what kept it from joining the
     others, or ''.
     """
 
@@ -191,7 +196,7 @@ class Generation(NamedTuple):
 
     members: their ranks in the cluster.  plan, job, predictor: number the devices by their position among the members.
     job: the job that is sent to the members (see Policy.part).
-    timeout_s: a member that is silent for longer is given up.
+    timeout_s: a member that is silent for longer counts as lost.
     prepares: the members that prepare for this generation while the previous one is still working.
     """
 
@@ -227,14 +232,16 @@ class Policy(Protocol):
     def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
         """Return the next generation: the remaining steps as a job for some of the ready devices.
 
-        number: of the generation, starting at 1.  factors: each device's measured slowdown relative to its profile, by
-        rank; of links by
-        'sender>receiver'; and the share of its memory that a device has for the run, by its name.
+        number: the generation's number, starting at 1.  factors: each device's measured slowdown relative to its
+        profile, by rank; each link's, by 'sender>receiver'; and the share of its memory that a device has for the run,
+        by its name.
         Raises PlanError if the work does not fit on the devices.
         """
 
     def part(self, generation: Generation, place: int) -> Any:
-        """Return the part of a generation's job that is sent to the member at a position: by default all of it."""
+        """Return the part of a generation's job that is sent to the member at `place`.  By default this is the whole
+        job.
+        """
         return generation.job
 
     def begun(self, generation: Generation) -> Generation:
@@ -259,11 +266,10 @@ class Policy(Protocol):
 class Change:
     """A device fault or return and its consequences, in seconds of the devices' clock.
 
-    what: such as 'kill beta'.  step: number of completed steps at that time; known: number of completed steps when it
-    was noticed.
+    what: the change, such as 'kill beta'.  step: number of completed steps at that time; known: number of completed
+    steps when it was noticed.
     begun_s: start of the generation that followed; stopped_s: when the last member completed the last step before the
-    change;
-    first: generation and step of the first step afterwards; resumed_s: when the last member completed it.
+    change; first: generation and step of the first step afterwards; resumed_s: when the last member completed it.
     For the other fields see core.report.Recovery.
     """
 

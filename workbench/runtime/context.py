@@ -37,10 +37,8 @@ class RankContext:
 
     interface: where gloo binds ('' lets gloo choose).  generation: number of the run.
     clock_offset_s: added to this rank's monotonic clock, it gives rank 0's clock.  local_folder: where this rank stores
-    large private
-    files ('' uses the job's folder).  dilation: all emulated devices and links run this many times slower, so that this
-    machine can
-    keep up; reported times are in emulated seconds (`now_s`).
+    large private files ('' uses the job's folder).  dilation: all emulated devices and links run this many times
+    slower, so that this machine can keep up; reported times are in emulated seconds (`now_s`).
     """
 
     rank: int

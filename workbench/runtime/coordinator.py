@@ -2,9 +2,8 @@
 each change.
 
 Between two changes, in one generation, the devices work without the coordinator.  A generation ends when its work is
-done, when its
-members pause together, or when one of them is lost.  The method's Policy decides what the next generation does and what
-it repeats.
+done, when its members pause together, or when one of them is lost.  The method's Policy decides what the next
+generation does and what it repeats.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from workbench.runtime.commands import (
     Stop,
     Train,
 )
-from workbench.runtime.devices import Fleet, Told
+from workbench.runtime.devices import DeviceNotice, Fleet
 
 PROBE_EVERY = 4
 """Number of steps between two probes of an idle device that was found slow."""
@@ -47,14 +46,14 @@ _TICK_S = 0.02
 
 @dataclass(kw_only=True)
 class Coordinator:
-    """Coordinates one run; cannot be reused.  say: receives messages for the user.  show: receives lost, leaving and
-    returning devices.
+    """Coordinates one run; cannot be reused.
 
-    adapts: whether to react to changes in speed.  turn: called in every loop iteration, returns whether the run
-    continues; the policy
-    is then asked whether it wants another plan.  injected: receives each fault when it begins (True) or ends.  clock:
-    time in seconds by
-    which faults are due; None: time since all devices were ready.
+    say: receives messages for the user.  show: receives lost, leaving and returning devices.
+
+    adapts: whether to react to changes in speed.  turn: called in every loop iteration; returns whether the run
+    continues.  After that the policy may ask for another plan.  injected: receives each fault when it begins (True) or
+    ends.  clock: returns the time in seconds that decides when a fault is due; None: the time since all devices were
+    ready.
     """
 
     fleet: Fleet
@@ -86,7 +85,7 @@ class Coordinator:
     _last_step_s: float = 0.0
     _last_step: int = -1
     _fruitless: int = 0
-    _why: str = ""  # what last kept a device from joining the others
+    _why: str = ""  # the last reason why a device could not join the others
 
     def run(self) -> None:
         """Run all remaining steps.
@@ -116,7 +115,7 @@ class Coordinator:
         while policy.step < policy.num_steps or self._generation is not None:
             if self._generation is None:
                 self._begin()
-            # The clock of virtual devices goes on only here: a fault comes in its moment.
+            # The clock of virtual devices advances only here, so a fault is injected at its time.
             self._take_news(max(1e-6, min(_TICK_S, fleet.faults.next_s - self._seconds())))
             for fault, begins in fleet.inject(self._seconds(), policy.step):
                 self._injected(fault, begins)
@@ -136,14 +135,14 @@ class Coordinator:
     # News.
 
     def _take_news(self, timeout_s: float) -> None:
-        for told in self.fleet.news(timeout_s):
-            self._take(told)
+        for news in self.fleet.news(timeout_s):
+            self._take(news)
 
-    def _take(self, told: Told) -> None:
-        rank, generation = told.rank, self._generation
-        match told.what:
+    def _take(self, news: DeviceNotice) -> None:
+        rank, generation = news.rank, self._generation
+        match news.what:
             case "said":
-                self._hear(rank, told.content)
+                self._hear(rank, news.content)
             case "back":
                 self.say(f"{self.fleet.name(rank)} has come back after {self.policy.step} steps")
                 self.show(rank, "back")
@@ -206,8 +205,8 @@ class Coordinator:
             if other_s is None:
                 self._sent[done.step, pair, value] = time_s
             else:  # others may have waited for each other
-                found = abs(time_s - other_s), described_s
-                fastest[pair] = min(fastest.get(pair, found), found, key=lambda one: one[0] / one[1])
+                timing = abs(time_s - other_s), described_s
+                fastest[pair] = min(fastest.get(pair, timing), timing, key=lambda timing: timing[0] / timing[1])
         for pair, (took_s, described_s) in fastest.items():
             self.pace.observe(pair, took_s, described_s)
 
@@ -225,7 +224,7 @@ class Coordinator:
             f"{self.fleet.name(rank)} is lost, in step "
             f"{min(self.policy.step + 1, self.policy.num_steps)}{self.fleet.why(rank)}"
         )
-        if generation is None or rank in self._ended:  # between two generations: the next one does without the device
+        if generation is None or rank in self._ended:  # between two generations: the next one does not use the device
             return
         self._lost.add(rank)
         self.fleet.command(generation.members, Abort(generation.number))
@@ -254,13 +253,15 @@ class Coordinator:
 
     def _begin(self) -> None:
         """Begin a generation on the ready devices.  Wait instead if a required device may still come."""
-        asked = f"Step {self.policy.step + 1} was to be done"
+        request = f"Step {self.policy.step + 1} was to be done"
         ready = self._ready
         if not ready:
             if self._awaits_some():
                 return
             raise DeviceLostError(
-                f"{asked}.", f"No device is left: {self.fleet.losses}.", "Run with --resume to go on from what is kept."
+                f"{request}.",
+                f"No device is left: {self.fleet.losses}.",
+                "Run with --resume to continue from the last snapshot.",
             )
         try:
             generation = self.policy.generation(self._number + 1, ready, self.pace.factors)
@@ -269,7 +270,7 @@ class Coordinator:
                 return
             lost = self.fleet.absent
             raise DeviceLostError(
-                f"{asked} without {lost}." if lost else "Another setting was to be taken.",
+                f"{request} without {lost}." if lost else "Another setting was to be taken.",
                 f"{error.asked} {error.found}",
                 "Bring the device back and run with --resume, or resume on other devices.",
             ) from error
@@ -287,7 +288,7 @@ class Coordinator:
                 change.repeated = max(0, change.known - self.policy.step)
         if self._number > 1:
             names = [self.fleet.name(rank) for rank in generation.members]
-            self.say(f"From step {self.policy.step + 1} on: {generation.plan.at(self.policy.step).told(names)}")
+            self.say(f"From step {self.policy.step + 1} on: {generation.plan.at(self.policy.step).described(names)}")
         self._last_step = -1
         for place, rank in enumerate(generation.members):
             self.fleet.command(
@@ -302,20 +303,20 @@ class Coordinator:
             self._fruitless + 1 if self._number and self._last_step < 0 and not self._lost and not self._pausing else 0
         )
         if self._fruitless > 2:
-            asked, found = (
+            request, problem = (
                 f"Step {self.policy.step + 1} was to be done.",
                 "The devices tried three times and did not come together.",
             )
             raise DeviceLostError(
-                asked, f"{found} {self._why}".rstrip(), "See whether the machine is very busy; run with --resume."
+                request, f"{problem} {self._why}".rstrip(), "See whether the machine is very busy; run with --resume."
             )
 
     def _awaits_some(self) -> bool:
         return bool(self.fleet.awaited or self._preparing) or self.fleet.awaits_return()
 
     def _close_generation(self) -> None:
-        """Close the generation once every surviving member has reported its end: the policy then settles the completed
-        steps.
+        """Close the generation once every surviving member has reported its end: the policy then decides which steps
+        are completed.
         """
         generation = self._generation
         if generation is None or any(rank not in self._ended and rank not in self._lost for rank in generation.members):
@@ -391,7 +392,7 @@ class Coordinator:
             self._deadline_s = None
             for rank in generation.members:
                 if rank not in self._ended and rank not in self._lost:
-                    self.fleet.end(rank, "the others waited for it in vain")
+                    self.fleet.end(rank, "the others waited for it without success")
         if not self.adapts or self._pausing:
             return
         self._probe(generation)
@@ -405,14 +406,14 @@ class Coordinator:
             return
         self.pace.accept(changed | shares)
         if changed:
-            told = ", ".join(f"{self._name(rank)} {factor:.1f} times" for rank, factor in changed.items())
-            self.say(f"Pace changed, over the profile's seconds: {told}")
+            paces = ", ".join(f"{self._name(rank)} {factor:.1f} times" for rank, factor in changed.items())
+            self.say(f"Pace changed, over the profile's seconds: {paces}")
         for name, share in shares.items():
             self.say(f"{name} has {share:.0%} of its memory for the run")
         try:
             differs = self.policy.differs(generation, self._ready, factors)
         except PlanError as error:
-            self.say(f"The devices go on as they are. {error.asked} {error.found}".rstrip("."))
+            self.say(f"The devices continue as they are. {error.asked} {error.found}".rstrip("."))
             return
         if differs:
             for kind, part in (*product(("slow", "restore"), changed), *product(("memory", "restore"), shares)):

@@ -74,7 +74,10 @@ class Controls:
                 self._executor.abort(self._given_up)
 
     def slow_down(self, factor: float, to: str = "") -> None:
-        """Run this many times slower from the next operation on, or send so to the device of a name."""
+        """Slow down by `factor` from the next operation on.
+
+        to: name of a device; then only messages to it are slowed down.
+        """
         if to:
             self._slow_links[to] = factor
             return
@@ -105,9 +108,8 @@ class Worker(Protocol):
         """Run a job as a member of `process_group`.  Returns how it ended, and the part that Ended reports to the
         policy.
 
-        context: with the rank and size of this group.  Publishes StepDone after each step.  If another device is lost,
-        this method
-        either returns 'lost' or raises.
+        context: has the rank and size of this group.  Publishes StepDone after each step.  If another device is lost,
+        this method either returns 'lost' or raises.
         """
 
     def prepare(self, job: Any, place: int) -> None:
@@ -122,7 +124,7 @@ class Worker(Protocol):
 def serve_device(context: RankContext, worker: Worker) -> None:
     """Run the commands of the coordinator until it sends Stop.
 
-    If another device is lost, this is reported.  An error of this device is raised.
+    The loss of another device is reported to the coordinator.  An error of this device is raised.
     """
     with worker:
         server = _Server(context, worker)
@@ -181,9 +183,9 @@ class _Server:
                 self._worker.prepare(command.job, command.place)
                 self._context.publish(c.Prepared())
             case c.Probe():
-                found = self._worker.slowness(self.controls.factor, command.detail)
-                if found is not None:
-                    self._context.publish(c.Probed(found))
+                slowness = self._worker.slowness(self.controls.factor, command.detail)
+                if slowness is not None:
+                    self._context.publish(c.Probed(slowness))
 
     def _take(self, command: Any) -> None:
         match command:

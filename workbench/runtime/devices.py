@@ -24,11 +24,11 @@ class News(NamedTuple):
 
 
 class Devices(Protocol):
-    """The interface between whoever leads and the devices: implemented by engine_service.EngineService and
+    """The interface between the coordinator's process and the devices: implemented by engine_service.EngineService and
     virtual_devices.VirtualDevices.
 
-    silence_s: a device that does not reply for longer counts as lost.  timeout_s: the least time-out of their jobs.
-    is_real: they are not emulated.
+    silence_s: a device that does not reply for longer counts as lost.  timeout_s: the shortest time-out of their jobs.
+    is_real: whether they are real, not emulated.
     """
 
     silence_s: float
@@ -60,9 +60,9 @@ class Devices(Protocol):
         """Return the time of the devices' clock in seconds."""
 
 
-class Told(NamedTuple):
-    """A change of a device: it is 'ready', is 'back', is 'leaving', has 'left' or was 'lost'; or an event that it
-    'said' (content).
+class DeviceNotice(NamedTuple):
+    """A change of a device: it is 'ready', is 'back', is 'leaving', has 'left' or was 'lost'; or it published an event
+    ('said', with the event as content).
     """
 
     rank: int
@@ -91,8 +91,8 @@ RETURNS = 3
 class Watch:
     """The devices' jobs as their leader sees them: it pings them, and ends those that do not reply.
 
-    names: of the devices.  silence_s: a device that is silent for longer is ended.  reasons: why devices were lost, by
-    rank.
+    names: the devices' names.  silence_s: a device that is silent for longer is ended.  reasons: why devices were lost,
+    by rank.
     """
 
     def __init__(self, devices: Devices, names: Sequence[str], silence_s: float) -> None:
@@ -120,14 +120,17 @@ class Watch:
         self._devices.kill(rank)
 
     def replied(self, rank: int, pong: Pong) -> None:
-        """Note a device's reply."""
+        """Record a device's reply to a ping."""
         self._health[rank] = pong
         self._first.setdefault(rank, pong)
         if rank in self._pinged_s:
             self._answers_s[rank] = self.now_s() - self._pinged_s.pop(rank)
 
     def forget(self, rank: int, why: str | None) -> None:
-        """Await no reply of a device that is lost, or whose job has ended.  why: it is lost, if that is known."""
+        """Stop waiting for replies of a device that is lost or whose job has ended.
+
+        why: the reason of the loss, if known.
+        """
         if why is not None:
             self.reasons.setdefault(rank, why)
         self._pinged_s.pop(rank, None)
@@ -141,7 +144,7 @@ class Watch:
         """Ping devices and end those that do not reply.  `news` will report that they are lost."""
         now_s = self.now_s()
         late_s = now_s - self._listened_s
-        if late_s > _TURN_S:  # whoever leads was delayed itself
+        if late_s > _TURN_S:  # the leading process itself was delayed
             self._pinged_s = {rank: pinged_s + late_s for rank, pinged_s in self._pinged_s.items()}
         self._listened_s = now_s
         silence_s = max(self._silence_s, _SLOW_ANSWERS * max(self._answers_s.values(), default=0.0))
@@ -176,7 +179,9 @@ class Fleet(Watch):
         num_restarts: int = 0,
         described: Sequence[Device] = (),
     ) -> None:
-        """names: of the devices.  silence_s: see Watch; by default as the devices say.
+        """names: the devices' names.
+
+        silence_s: see Watch; the default is the devices' own value.
 
         num_restarts: how often a device is restarted after its process dies or its job fails; with 0 a job's error is
         raised.
@@ -237,15 +242,15 @@ class Fleet(Watch):
         """Return why a device is lost, as far as known, as the end of a sentence."""
         return f": {self.reasons[rank].rstrip('.')}" if rank in self.reasons else ""
 
-    def news(self, timeout_s: float) -> list[Told]:
+    def news(self, timeout_s: float) -> list[DeviceNotice]:
         """Return the device changes since the last call.  Waits up to timeout_s for the first one.
 
         Raises the error of a failed job, unless its device may be restarted.
         """
-        found: list[Told] = []
+        news: list[DeviceNotice] = []
         for rank, kind, content in self._devices.news(timeout_s):
             if kind == "event":
-                self._hear(rank, content, found)
+                self._hear(rank, content, news)
             elif kind == "restarted":
                 self.awaited.discard(rank)
                 if content is None:
@@ -253,10 +258,10 @@ class Fleet(Watch):
                 else:
                     self._come_back(rank)
             else:
-                self._gone(rank, content, found)
-        return found
+                self._gone(rank, content, news)
+        return news
 
-    def _hear(self, rank: int, content: Any, found: list[Told]) -> None:
+    def _hear(self, rank: int, content: Any, news: list[DeviceNotice]) -> None:
         match content:
             case Pong():
                 self.replied(rank, content)
@@ -266,16 +271,16 @@ class Fleet(Watch):
                 self.reasons.pop(rank, None)
                 if self.faults.factor(rank) != 1:
                     self._devices.command(rank, Slow(self.faults.factor(rank)))
-                found.append(Told(rank, "back" if rank in self._known else "ready"))
+                news.append(DeviceNotice(rank, "back" if rank in self._known else "ready"))
                 self._known.add(rank)
             case Leaving():
                 self.ready.discard(rank)
                 self.leaving.add(rank)
-                found.append(Told(rank, "leaving"))
+                news.append(DeviceNotice(rank, "leaving"))
             case _:
-                found.append(Told(rank, "said", content))
+                news.append(DeviceNotice(rank, "said", content))
 
-    def _gone(self, rank: int, outcome: Any, found: list[Told]) -> None:
+    def _gone(self, rank: int, outcome: Any, news: list[DeviceNotice]) -> None:
         """Record that a device's process has died (outcome: why, if known) or its job has ended."""
         self.forget(rank, outcome if isinstance(outcome, str) else None)
         if isinstance(outcome, str):
@@ -291,7 +296,7 @@ class Fleet(Watch):
             ranks.discard(rank)
         if rank not in self._kept_down:
             self._come_back(rank)
-        found.append(Told(rank, "left" if has_left else "lost"))
+        news.append(DeviceNotice(rank, "left" if has_left else "lost"))
 
     def _come_back(self, rank: int) -> None:
         self._restarted[rank] += 1
@@ -305,7 +310,7 @@ class Fleet(Watch):
 
         A fault whose device is already down is left out.
         """
-        found = []
+        changes = []
         for fault, begins in self.faults.due(now_s, step):
             rank = fault.rank
             is_there = rank in self.ready or rank in self.leaving
@@ -330,8 +335,8 @@ class Fleet(Watch):
                     self._come_back(rank)
             else:
                 continue
-            found.append((fault, begins))
-        return found
+            changes.append((fault, begins))
+        return changes
 
     @property
     def metered_j(self) -> dict[str, float]:
@@ -346,23 +351,23 @@ class Fleet(Watch):
     def memory_shares(self) -> dict[str, float]:
         """Return the share of its described memory that each device has for the run now, by its name.
 
-        Of an emulated device the injected faults say it; a real one counts what is free and what the run uses.
+        For an emulated device the injected faults decide it; a real one adds its free memory and the memory that the
+        run uses.
         """
-        found = {}
+        shares = {}
         for rank in sorted(self.ready) if self._described else ():
             device, read = self._described[rank], self._health.get(rank, Pong()).memory_bytes
             share = 1.0 if read is None else min(1.0, max(0, read) / device.memory_bytes)
-            found[device.name] = share / self.faults.factor(rank, kind="memory")
-        return found
+            shares[device.name] = share / self.faults.factor(rank, kind="memory")
+        return shares
 
     def departures(self, now_s: float) -> list[tuple[int, str]]:
-        """Let devices leave on notice whose charge is too low, or that heat slows down; return each with its reason.
+        """Let devices leave on notice if their charge is too low or heat slows them down.  Return each with its reason.
 
-        now_s: since the run began.  The charge of an emulated device falls as if it computed all the time; an injected
-        slowdown counts as
-        heat.
+        now_s: seconds since the run began.  The charge of an emulated device falls as if it computed all the time; an
+        injected slowdown counts as heat.
         """
-        found = []
+        departures = []
         for rank in sorted(self.ready - self._kept_down) if self._described else ():
             device, health = self._described[rank], self._health.get(rank, Pong())
             charge = device.charge(now_s) if device.address is None else health.charge
@@ -374,8 +379,8 @@ class Fleet(Watch):
             if reason:
                 self._kept_down.add(rank)
                 self._devices.command(rank, Leave())
-                found.append((rank, reason))
-        return found
+                departures.append((rank, reason))
+        return departures
 
     def listen(self) -> None:
         """Ping the devices (see Watch)."""

@@ -69,24 +69,24 @@ def announced(
     """
     import zeroconf
 
-    asked = f"Announcing this device as '{name}' was asked for."
-    found = list(interfaces) if interfaces else _own_addresses()
-    if not found:
-        raise RuntimeSetupError(asked, "This machine has no network.", "Connect it.")
-    network = _network(asked, interfaces)
+    request = f"Announcing this device as '{name}' was asked for."
+    own_addresses = list(interfaces) if interfaces else _own_addresses()
+    if not own_addresses:
+        raise RuntimeSetupError(request, "This machine has no network.", "Connect it.")
+    network = _network(request, interfaces)
     try:
-        addresses = [ipaddress.ip_address(one).packed for one in found]
+        addresses = [ipaddress.ip_address(address).packed for address in own_addresses]
         service = zeroconf.ServiceInfo(
             OURS, f"{name}.{OURS}", port=port, addresses=addresses, properties=dict(about), server=f"{name}.local."
         )
         network.register_service(service)
-        yield ", ".join(found)
+        yield ", ".join(own_addresses)
     except zeroconf.NonUniqueNameException:
         raise ConfigError(
-            asked, "Another device in this network has that name.", "Choose another with --name."
+            request, "Another device in this network has that name.", "Choose another with --name."
         ) from None
     except zeroconf.BadTypeInNameException:
-        raise ConfigError(asked, "That cannot be a device's name.", "Take letters, digits and hyphens.") from None
+        raise ConfigError(request, "That cannot be a device's name.", "Take letters, digits and hyphens.") from None
     finally:
         network.close()
 
@@ -95,7 +95,7 @@ def discover(search_s: float = SEARCH_S, *, interfaces: Sequence[str] | None = N
     """Return the devices found within `search_s` seconds, by address.  Raises RuntimeSetupError without a network."""
     import zeroconf
 
-    network, seen, lock = (
+    network, services, lock = (
         _network("Devices in this network were looked for.", interfaces),
         set[tuple[str, str]](),
         threading.Lock(),
@@ -103,32 +103,37 @@ def discover(search_s: float = SEARCH_S, *, interfaces: Sequence[str] | None = N
 
     def note(zeroconf: Any, service_type: str, name: str, state_change: Any) -> None:
         with lock:
-            seen.add((service_type, name))
+            services.add((service_type, name))
 
     try:
         browser = zeroconf.ServiceBrowser(network, list(KINDS), handlers=[note])
         time.sleep(search_s)
         browser.cancel()
-        found: dict[str, Candidate] = {}
+        candidates: dict[str, Candidate] = {}
         for kind, name in sorted(
-            seen, key=lambda one: (KINDS.index(one[0]), one[1])
+            services, key=lambda service: (KINDS.index(service[0]), service[1])
         ):  # our kind first: it has more details
             service = network.get_service_info(kind, name, timeout=1000)
             for address in service.parsed_addresses(zeroconf.IPVersion.V4Only) if service is not None else ():
                 about = {key: value or "" for key, value in service.decoded_properties.items()} if kind == OURS else {}
                 port = service.port if kind != KINDS[2] else SSH_PORT
-                found.setdefault(
+                candidates.setdefault(
                     address, Candidate(name.removesuffix(f".{kind}").partition(" ")[0], address, port, about)
                 )
-        return tuple(found[address] for address in sorted(found, key=ipaddress.ip_address))
+        return tuple(candidates[address] for address in sorted(candidates, key=ipaddress.ip_address))
     finally:
         network.close()
 
 
-def named_alike(found: Sequence[Candidate]) -> str:
+def named_alike(candidates: Sequence[Candidate]) -> str:
     """Return a sentence for each name with several addresses; '' if there is none."""
-    places = {one.name: ", ".join(other.address for other in found if other.name == one.name) for one in found}
-    alike = [f"'{shown(name)}' has the addresses {own}." for name, own in places.items() if ", " in own]
+    places = {
+        candidate.name: ", ".join(other.address for other in candidates if other.name == candidate.name)
+        for candidate in candidates
+    }
+    alike = [
+        f"'{shown(name)}' has the addresses {addresses}." for name, addresses in places.items() if ", " in addresses
+    ]
     return " ".join(
         [*alike, "Take one for each device; a second device of that name needs another (--announce --name)."]
         if alike
@@ -138,16 +143,17 @@ def named_alike(found: Sequence[Candidate]) -> str:
 
 def listening(subnet: str) -> list[str]:
     """Return the addresses of a subnet (10.0.0.0/24) at which something listens at SSH's port.  Raises ConfigError."""
-    asked = f"The devices of '{subnet}' were looked for."
+    request = f"The devices of '{subnet}' were looked for."
     try:
         hosts = [
-            str(one) for one in itertools.islice(ipaddress.ip_network(subnet, strict=False).hosts(), MOST_ADDRESSES + 1)
+            str(address)
+            for address in itertools.islice(ipaddress.ip_network(subnet, strict=False).hosts(), MOST_ADDRESSES + 1)
         ]
     except ValueError as error:
-        raise ConfigError(asked, f"It is no subnet: {error}.", "Write it as 10.0.0.0/24.") from None
+        raise ConfigError(request, f"It is not a subnet: {error}.", "Write it as 10.0.0.0/24.") from None
     if len(hosts) > MOST_ADDRESSES:
         raise ConfigError(
-            asked, f"It has more than {MOST_ADDRESSES} addresses.", "Write a smaller one, or the devices' addresses."
+            request, f"It has more than {MOST_ADDRESSES} addresses.", "Write a smaller one, or the devices' addresses."
         )
 
     def answers(host: str) -> bool:
@@ -161,7 +167,7 @@ def listening(subnet: str) -> list[str]:
         return [host for host, is_there in zip(hosts, pool.map(answers, hosts), strict=True) if is_there]
 
 
-def _network(asked: str, interfaces: Sequence[str] | None) -> Any:
+def _network(request: str, interfaces: Sequence[str] | None) -> Any:
     import zeroconf
 
     chosen = zeroconf.InterfaceChoice.All if interfaces is None else list(interfaces)
@@ -169,7 +175,7 @@ def _network(asked: str, interfaces: Sequence[str] | None) -> Any:
         return zeroconf.Zeroconf(interfaces=chosen, ip_version=zeroconf.IPVersion.V4Only)
     except OSError as error:
         raise RuntimeSetupError(
-            asked, f"Multicast is not possible: {error.strerror}.", "Connect this machine to the devices' network."
+            request, f"Multicast is not possible: {error.strerror}.", "Connect this machine to the devices' network."
         ) from None
 
 
@@ -177,5 +183,5 @@ def _own_addresses() -> list[str]:
     """Return this machine's IPv4 addresses without the loopback's."""
     import psutil
 
-    every = (one for each in psutil.net_if_addrs().values() for one in each if one.family == socket.AF_INET)
-    return [one.address for one in every if not ipaddress.ip_address(one.address).is_loopback]
+    every = (entry for entries in psutil.net_if_addrs().values() for entry in entries if entry.family == socket.AF_INET)
+    return [entry.address for entry in every if not ipaddress.ip_address(entry.address).is_loopback]

@@ -2,9 +2,8 @@
 forked.
 
 Importing torch and transformers takes seconds of processor time, the same for every engine.  A fork takes milliseconds,
-and the
-imported libraries are in memory only once.  The template starts no thread, so that its children can enter namespaces
-and start threads.
+and the imported libraries are in memory only once.  The template starts no thread, so that its children can enter
+namespaces and start threads.
 An engine enters its namespace and ends with its owner.  Where the system cannot fork it is started by --folder FOLDER
 --rank RANK.
 """
@@ -86,8 +85,9 @@ _MOST_REQUEST_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
-    """A request for an engine.  modules: imported by the template, for this engine and all later ones; log: path of its
-    log file.
+    """A request for an engine.
+
+    modules: modules that the template imports, for this engine and all later ones.  log: path of its log file.
     """
 
     folder: str
@@ -104,7 +104,7 @@ class EngineRequest:
 
 
 def serve_template(owner: int) -> tuple[EngineRequest, int] | None:
-    """Fork an engine for each request on stdin, a socket, and answer with its process number, until it ends or our
+    """Fork an engine for each request on stdin (a socket) and reply with its process number, until stdin ends or our
     parent dies.
 
     A request comes with the descriptor of the engine's end of a socket pair.  Return both in the engine, None at the
@@ -122,15 +122,15 @@ def serve_template(owner: int) -> tuple[EngineRequest, int] | None:
         received, ends, *_ = socket.recv_fds(requests, _MOST_REQUEST_BYTES, 1)
         if not received:
             break
-        wanted = from_json(received.decode(), EngineRequest, source="a request for an engine")
+        request = from_json(received.decode(), EngineRequest, source="a request for an engine")
         with _watching(owner):
-            _import(wanted.modules)
+            _import(request.modules)
         child = 0
-        if wanted.rank != IMPORT_ONLY:
+        if request.rank != IMPORT_ONLY:
             child = os.fork()
             if child == 0:
                 requests.detach()  # collected, it would close the descriptor 0, which the log would then take
-                return wanted, ends[0]
+                return request, ends[0]
         for end in ends:
             os.close(end)
         requests.send(b"%d" % child)
@@ -165,23 +165,23 @@ def _import(modules: tuple[str, ...]) -> None:
         gc.collect()
 
 
-def _run_engine(wanted: EngineRequest, end: int) -> None:
+def _run_engine(request: EngineRequest, end: int) -> None:
     """Become the engine, as if a new interpreter had been started.  Never returns."""
     status = 1
     try:
         os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        setproctitle(f"{sys.executable} -m workbench.runtime.engine --folder {wanted.folder} --rank {wanted.rank}")
-        log = os.open(wanted.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        setproctitle(f"{sys.executable} -m workbench.runtime.engine --folder {request.folder} --rank {request.rank}")
+        log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for source, target in ((end, 0), (end, 1), (log, 2)):
             os.dup2(source, target)
         os.closerange(3, max(end, log) + 1)
-        os.chdir(wanted.working_folder)
+        os.chdir(request.working_folder)
         os.environ.clear()
-        os.environ.update(wanted.environment)
-        sys.path[:] = wanted.search_path
-        become_engine(Path(wanted.folder), wanted.rank)
+        os.environ.update(request.environment)
+        sys.path[:] = request.search_path
+        become_engine(Path(request.folder), request.rank)
         status = 0
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)

@@ -1,6 +1,6 @@
 """Run jobs on the engines of a cluster, emulated or real: one job on all devices, or a separate long-lived one on each.
 
-How an engine is started, reached and ended is the seats' part (see seats.Seat).
+The slots start, reach and end the engines (see engine_slots.EngineSlot).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from workbench.core.errors import ConfigError, DeviceLostError, GroupNotFormedEr
 from workbench.runtime import commands as c
 from workbench.runtime.context import RankContext
 from workbench.runtime.devices import SILENCE_S, News, Watch
+from workbench.runtime.engine_slots import EngineSlot, Inbox
 from workbench.runtime.jobs import error_of, only_peers_blamed, root_cause
 from workbench.runtime.memory import MemoryReading
-from workbench.runtime.messages import Call, CallMessage, CallTable, encode, encode_told
+from workbench.runtime.messages import Call, CallMessage, CallTable, encode, encode_message
 from workbench.runtime.own_calls import Own, outcome_of, run_own
-from workbench.runtime.seats import Inbox, Seat
 
 R = TypeVar("R")
 P = TypeVar("P")
@@ -44,12 +44,12 @@ class Engines(ABC):
     """The engines of a cluster, one for each device.  `run` and `service` may be used any number of times, one at a
     time.
 
-    patience_s: how long the jobs of a run that failed are waited for before their engines are ended.
-    silence_s: a device that does not reply to its coordinator for longer is given up.  timeout_s: the least time-out of
-    its jobs.
-    loses_devices: a run goes on without a device that is lost.
+    patience_s: after a failed run, how long to wait for its jobs before their engines are ended.
+    silence_s: a device that does not reply to its coordinator for longer counts as lost.  timeout_s: the shortest
+    time-out of its jobs.
+    loses_devices: whether a run continues without a lost device.
     fidelity: 'kernel' or 'paced' for emulated devices, 'real' for real ones, which are not slowed down.
-    table: the functions that they may be asked to call.
+    table: the functions that the engines may call.
     """
 
     patience_s = _CLOSE_S
@@ -68,12 +68,12 @@ class Engines(ABC):
 
     @property
     @abstractmethod
-    def seats(self) -> Sequence[Seat]:
+    def slots(self) -> Sequence[EngineSlot]:
         """Return the devices by rank.  Empty if no engine runs."""
 
     def call(self, function: Callable[..., Any], payload: Any) -> tuple[Call, Any]:
-        """Return a function as these engines may be asked to call it, and its payload.  Raises RuntimeSetupError for
-        any other.
+        """Return a function's entry in the call table, and its payload.  Raises RuntimeSetupError for a function that
+        these engines may not call.
         """
         return self.table.call(function), payload
 
@@ -87,15 +87,15 @@ class Engines(ABC):
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Have an idle engine on every device.  Raises RuntimeSetupError."""
+        """Make sure that every device has an idle engine.  Raises RuntimeSetupError."""
 
     @abstractmethod
     def _finish(self, busy: Sequence[int]) -> None:
-        """Do what is due after a service.  busy: the ranks whose engines did not end their jobs."""
+        """Clean up after a service.  busy: the ranks whose engines did not end their jobs."""
 
     @abstractmethod
     def _give_up(self) -> None:
-        """Have new engines for the next job."""
+        """Replace the engines before the next job."""
 
     @property
     def device_names(self) -> tuple[str, ...]:
@@ -119,8 +119,7 @@ class Engines(ABC):
 
         on_event(rank, event): called in this process with the events that ranks publish.
         Raises the device's own WorkbenchError, DeviceLostError when a device or its engine is lost, RuntimeSetupError,
-        or another error
-        of the function with a note that names the device.
+        or another error of the function with a note that names the device.
         If the job's process group does not form before any rank has published an event, the job runs once more on new
         engines.
         """
@@ -165,7 +164,7 @@ class Engines(ABC):
 
         The job is function(context, payloads[rank]); without payloads each is None.
 
-        Afterwards the engines can be used as before.  Engines that do not end their jobs are restarted then.
+        Afterwards the engines can be used as before.  Engines that do not end their jobs are restarted.
         Raises RuntimeSetupError while another job runs.
         """
         if not self._busy.acquire(blocking=False):
@@ -208,43 +207,44 @@ class EngineService:
         self._closing = threading.Event()
 
     def start(self, rank: int) -> None:
-        """Start the job of one engine, which must be idle.  Raises ConfigError for a payload that is no data."""
-        seat = self._engines.seats[rank]
+        """Start the job of one engine, which must be idle.  Raises ConfigError for a payload that is not plain data."""
+        slot = self._engines.slots[rank]
         call, content = self._engines.call(self._function, self._payloads[rank] if self._payloads else None)
         paths: list[Any] = []
         encoded = encode(content, paths)
         self._engines.number += 1
         context = self._engines.context(rank)
-        seat.call, seat.number = call, context.generation
+        slot.call, slot.number = call, context.generation
         self.running.add(rank)
-        if seat.why:  # lost since it was looked at
-            self._inbox.put(rank, "died", seat.why)
-        seat.bring(paths)
-        seat.send("call", encode(CallMessage(function=call.name, context=context, payload=encoded)), seat.number)
+        if slot.why:  # lost since it was looked at
+            self._inbox.put(rank, "died", slot.why)
+        slot.bring(paths)
+        slot.send("call", encode(CallMessage(function=call.name, context=context, payload=encoded)), slot.number)
 
     def command(self, rank: int, content: Any) -> bool:
-        """Send a command to a rank's job, after the files that it names.  Returns False if the rank has no job.
+        """Send the files that a command names and then the command to a rank's job.  Returns False if the rank has no
+        job.
 
-        A ping would wait behind files; while some are on their way, the connection watches over the device.
+        A ping would wait behind files.  So while files are being sent, the connection itself detects a silent device.
         """
-        seat = self._engines.seats[rank]
-        if rank not in self.running or seat.call is None or not seat.is_connected:
+        slot = self._engines.slots[rank]
+        if rank not in self.running or slot.call is None or not slot.is_connected:
             return False
-        if isinstance(content, c.Ping) and seat.is_sending:
-            self._inbox.put(rank, "event", seat.pong)
+        if isinstance(content, c.Ping) and slot.is_sending:
+            self._inbox.put(rank, "event", slot.pong)
             return True
         paths: list[Any] = []
-        is_own = seat.call.function is run_own and not isinstance(content, c.Ping)  # which the engine itself answers
-        data = encode_told(Own.of(content) if is_own else content, paths)
+        is_own = slot.call.function is run_own and not isinstance(content, c.Ping)  # which the engine itself answers
+        data = encode_message(Own.of(content) if is_own else content, paths)
         if isinstance(content, c.Train):
-            seat.bring(paths)
-        seat.send("command", data, seat.number)
+            slot.bring(paths)
+        slot.send("command", data, slot.number)
         return True
 
     def news(self, timeout_s: float) -> list[News]:
-        """Return what happened since the last call.  Waits up to timeout_s for something to come."""
-        for seat in self._engines.seats:
-            seat.look()
+        """Return the events since the last call.  Waits up to timeout_s for the first one."""
+        for slot in self._engines.slots:
+            slot.look()
         news = []
         for rank, kind, content in self._inbox.take(timeout_s):
             if kind == "restarted":
@@ -264,11 +264,11 @@ class EngineService:
 
     def kill(self, rank: int) -> None:
         """End a rank's engine at once."""
-        self._engines.seats[rank].kill()
+        self._engines.slots[rank].kill()
 
     def freeze(self, rank: int) -> None:
         """Suspend a rank's engine without ending it.  It stops answering."""
-        self._engines.seats[rank].freeze()
+        self._engines.slots[rank].freeze()
 
     def restart(self, rank: int) -> None:
         """Restart a rank's engine in the background, ending any remains of it.  `news` reports when it is up.
@@ -279,15 +279,15 @@ class EngineService:
             return
         self._restarts.add(rank)
         self.running.discard(rank)
-        seat = self._engines.seats[rank]
+        slot = self._engines.slots[rank]
 
         def work() -> None:
-            deadline_s = time.monotonic() + seat.return_s
+            deadline_s = time.monotonic() + slot.return_s
             while True:
                 error: BaseException | None = None
                 try:
-                    seat.open()
-                    seat.wait()
+                    slot.open()
+                    slot.wait()
                 except BaseException as failure:  # reported by `news`
                     error = failure
                 if error is None or time.monotonic() > deadline_s or self._closing.wait(1.0):
@@ -298,41 +298,42 @@ class EngineService:
 
     def cpu_s(self, rank: int) -> float:
         """Return the processor seconds used by a rank's engine.  0 if unknown."""
-        return self._engines.seats[rank].cpu_s
+        return self._engines.slots[rank].cpu_s
 
     def memory(self) -> tuple[MemoryReading | None, ...]:
         """Return the engines' memory by rank.  None for lost devices."""
-        return tuple(seat.memory for seat in self._engines.seats)
+        return tuple(slot.memory for slot in self._engines.slots)
 
     def request_stop(self) -> None:
         """Make should_stop() true on every rank that has a job.  May be called from any thread."""
         for rank in tuple(self.running):
-            seat = self._engines.seats[rank]
-            seat.send("stop", number=seat.number)
+            slot = self._engines.slots[rank]
+            slot.send("stop", number=slot.number)
 
     def close(self, timeout_s: float = _CLOSE_S) -> None:
-        """Ask the jobs to end, give up restarts, and wait for both.  `running` has the ranks whose jobs have not ended
-        then.
+        """Ask the jobs to end, give up restarts, and wait for both.  Afterwards `running` has the ranks whose jobs have
+        not ended.
         """
         deadline_s = time.monotonic() + timeout_s
         self._closing.set()
         for rank in tuple(self._restarts):
-            self._engines.seats[rank].close()
+            self._engines.slots[rank].close()
         self.request_stop()
         while (self.running or self._restarts) and time.monotonic() < deadline_s:
             self.news(0.02)
 
 
 class Calls(Watch):
-    """One call on each device, all at once (see Engines.run).  what: the function's name.  last_events: the last of
-    each device.
+    """One call on each device, all at once (see Engines.run).
+
+    purpose: the function's name.  last_events: the last event of each device.
     """
 
     def __init__(
-        self, service: EngineService, names: Sequence[str], what: str, on_event: Callable[[int, Any], None] | None
+        self, service: EngineService, names: Sequence[str], purpose: str, on_event: Callable[[int, Any], None] | None
     ) -> None:
         super().__init__(service, names, FROZEN_S)
-        self._service, self._what, self._on_event = service, what, on_event
+        self._service, self._what, self._on_event = service, purpose, on_event
         self._results: dict[int, Any] = {}
         self._failures: dict[int, BaseException] = {}
         self._died: set[int] = set()
@@ -381,7 +382,7 @@ class Calls(Watch):
             self.forget(rank, None)
             self._failures[rank] = error_of(content, self._names[rank])
 
-    def _lost(self, rank: int, found: str) -> DeviceLostError:
+    def _lost(self, rank: int, problem: str) -> DeviceLostError:
         """Return the error for a lost engine, with the last step that it reported (both numbers from 1, as in progress
         reports).
         """
@@ -391,6 +392,6 @@ class Calls(Watch):
         return DeviceLostError(
             f"Device '{self._names[rank]}' (rank {rank}) was running {self._what}, "
             f"{place or 'before its first step was reported'}.",
-            found,
+            problem,
             "Run again: engines restart by themselves.",
         )

@@ -20,21 +20,21 @@ from workbench.core.errors import MessageError, RuntimeSetupError
 from workbench.core.run_folder import ProcessId, make_run_folder, note_process, remove_run_folder, start_janitor
 from workbench.core.serial import to_json, write_text
 from workbench.runtime.engine import SETTINGS_FILE, START_TIMEOUT_S, EngineSettings
+from workbench.runtime.engine_slots import EngineSlot, Inbox
 from workbench.runtime.engine_starter import EnginesLate, EngineStarter, log_of
 from workbench.runtime.frames import FILE_CHUNK, Asked, FilePart, foreign
 from workbench.runtime.memory import MemoryReading, read_memory
 from workbench.runtime.network import EmulatedNetwork, Endpoint, Fidelity, require_loopback
-from workbench.runtime.seats import Inbox, Seat
 from workbench.runtime.work_folder import is_full_disk
 
 _LOG_TAIL_LINES = 15
 
 
 class _Pipe:
-    """Our end of an engine's socket pair.  One thread reads and one writes, so that an engine that does not read holds
-    up nobody.
+    """Our end of an engine's socket pair.  One thread reads and one writes, so that an engine that does not read blocks
+    nobody else.
 
-    hear(data): called with what comes.  ended(error): called once, with the error of `hear` if there was one.
+    hear(data): called with the received bytes.  ended(error): called once, with the error of `hear` if there was one.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class _Pipe:
         self._unsent.put(data)
 
     def hang_up(self) -> None:
-        """Let both threads end."""
+        """Ask both threads to end."""
         self._unsent.put(None)
         with contextlib.suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
@@ -70,7 +70,7 @@ class _Pipe:
                 self._hear(buffer[:size])
         except OSError:
             pass  # it was killed, or we have hung up
-        except Exception as failure:  # whatever it has sent: the other devices go on
+        except Exception as failure:  # any error in its messages: the other devices continue
             error = failure
         self._ended(error)
 
@@ -80,53 +80,53 @@ class _Pipe:
                 self._end.sendall(data)
 
 
-class PipeSeat(Seat):
+class PipeSlot(EngineSlot):
     """A device whose engine is at the other end of a socket pair and sees the run's files."""
 
     _pipe: _Pipe | None = None
 
     def connect(self, end: socket.socket) -> None:
-        """Expect a new engine.  end: ours."""
+        """Connect to a new engine.  end: our end of the socket pair."""
         self._renew()
         self._pipe = _Pipe(end, self._hear, self._ended)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._pipe is not None:
             self._pipe.close()
             self._pipe = None
 
     def bring(self, paths: Sequence[Path]) -> None:
-        """Send nothing: the device sees the run's files."""
+        """Do nothing, because the device sees the run's files."""
 
     def _write(self, data: bytes) -> None:
         pipe = self._pipe
         if pipe is not None:
             pipe.write(data)
 
-    # In the thread that reads.
+    # In the reading thread.
 
     def _ended(self, error: Exception | None) -> None:
         self.kill()
-        told = (
+        reason = (
             None
             if error is None
             else error.found
             if isinstance(error, MessageError)
             else f"What it sent led to: {error}."
         )
-        self._gone(told or "its engine was killed or crashed.", told)
+        self._gone(reason or "its engine was killed or crashed.", reason)
 
-    def _ask(self, asked: Asked, reply: Callable[[bytes], None]) -> None:
-        if asked.operation == "fetch":
+    def _ask(self, request: Asked, reply: Callable[[bytes], None]) -> None:
+        if request.operation == "fetch":
             raise foreign("a question to the store", "weights, which this device has itself")
-        self.inbox.store.ask(self.rank, asked, reply)
+        self.inbox.store.ask(self.rank, request, reply)
 
     def _keep(self, part: FilePart) -> None:
         raise foreign("a message of an engine", "a file, which this device shares")
 
 
-class LocalSeat(PipeSeat):
+class LocalSlot(PipeSlot):
     """An emulated device: its engine is a process of this machine."""
 
     def __init__(self, rank: int, device: Device, inbox: Inbox, session: EngineSession) -> None:
@@ -201,7 +201,7 @@ class EngineSession:
         self.cluster = cluster
         self.fidelity = fidelity
         self.endpoints: tuple[Endpoint, ...] = ()
-        self.seats = [LocalSeat(rank, device, inbox, self) for rank, device in enumerate(cluster.devices)]
+        self.slots = [LocalSlot(rank, device, inbox, self) for rank, device in enumerate(cluster.devices)]
         self._owner_pid = os.getpid()
         self._timeout_s = START_TIMEOUT_S
         self._folder: Path | None = None
@@ -217,14 +217,14 @@ class EngineSession:
         return self._folder
 
     def shape_links(self, cluster: Cluster) -> None:
-        """Set the emulated links to the rates of another cluster of the same devices."""
+        """Set the emulated links to the rates of another cluster with the same devices."""
         if self._network is not None:
             self._network.shape(cluster)
 
     @property
     def healthy(self) -> bool:
-        """Return whether every engine runs and the network is there."""
-        runs = self._folder is not None and all(seat.is_alive and not seat.why for seat in self.seats)
+        """Return whether every engine runs and the network exists."""
+        runs = self._folder is not None and all(slot.is_alive and not slot.why for slot in self.slots)
         return runs and (self._network is None or ProcessId.of(self._network.holder_pid).alive)
 
     def open(self, timeout_s: float = START_TIMEOUT_S) -> None:
@@ -264,16 +264,17 @@ class EngineSession:
         owner = ProcessId.of(os.getpid())
         settings = EngineSettings(owner_pid=owner.pid, owner_started=owner.started, endpoints=self.endpoints)
         write_text(folder / SETTINGS_FILE, to_json(settings))
-        for seat in self.seats:
-            seat.open(max(0.0, deadline_s - time.monotonic()))
-        for seat in self.seats:
-            seat.wait(max(0.0, deadline_s - time.monotonic()))
+        for slot in self.slots:
+            slot.open(max(0.0, deadline_s - time.monotonic()))
+        for slot in self.slots:
+            slot.wait(max(0.0, deadline_s - time.monotonic()))
 
     def start_engine(self, rank: int, end: socket.socket, timeout_s: float) -> ProcessId:
-        """Start a rank's engine in its namespace.  end: of a socket pair.  Raises RuntimeSetupError, or EnginesLate
-        after timeout_s.
+        """Start a rank's engine in its namespace.
+
+        end: one end of a socket pair.  Raises RuntimeSetupError, or EnginesLate after timeout_s.
         """
-        with self._starting:  # so that none is started behind the back of `close`
+        with self._starting:  # so that none is started during `close`
             if self._starter is None:
                 raise RuntimeSetupError(
                     "An engine was to be started again.", "It was given up.", "Start the engines again."
@@ -284,7 +285,7 @@ class EngineSession:
                 raise self.late(rank) from error
 
     def late(self, rank: int) -> EnginesLate:
-        """Return the error for an engine that is not up in time."""
+        """Return the error for an engine that did not start in time."""
         return EnginesLate(
             f"Engines for cluster '{self.cluster.name}' were being started.",
             f"They were not up after {self._timeout_s:.0f} s: {self.log_tail(rank)}",
@@ -304,11 +305,11 @@ class EngineSession:
         folder, janitor = self._folder, self._janitor
         with self._starting:
             starter, self._starter = self._starter, None
-        for seat in self.seats:
-            seat.close()
-        for seat in self.seats:
-            if seat.engine is not None:
-                seat.engine.wait(1.0)
+        for slot in self.slots:
+            slot.close()
+        for slot in self.slots:
+            if slot.engine is not None:
+                slot.engine.wait(1.0)
         if starter is not None:
             starter.close()
         if self._network is not None:

@@ -79,7 +79,7 @@ class EngineStarter:
     def start(self, rank: int, end: socket.socket, timeout_s: float) -> ProcessId:
         """Start a rank's engine.  Raises RuntimeSetupError, or EnginesLate after timeout_s.
 
-        end: of a socket pair, becomes its stdin and stdout.
+        end: one end of a socket pair, which becomes the engine's stdin and stdout.
         """
         if _CAN_FORK:
             request = _request(
@@ -178,18 +178,20 @@ class _Template:
     def _answer(self, process: subprocess.Popen[bytes], deadline_s: float) -> int:
         """Return the next answer.  Raises RuntimeSetupError, or EnginesLate after the deadline."""
         assert self._errors is not None and self._socket is not None
-        asked, answer = "An engine was to be started.", b""
+        request, answer = "An engine was to be started.", b""
         if not select.select([self._socket], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
             raise EnginesLate(
-                asked, "The process that starts engines was not ready in time.", "Close other programs and try again."
+                request, "The process that starts engines was not ready in time.", "Close other programs and try again."
             )
         with contextlib.suppress(OSError):
             answer = self._socket.recv(100)
         if not answer:
             process.wait()
             self._errors.seek(0)
-            said = " | ".join(self._errors.read().decode(errors="replace").splitlines()[-5:]) or "it said nothing"
-            raise RuntimeSetupError(asked, f"The process that starts engines ended: {said}.", "Run workbench doctor.")
+            errors = " | ".join(self._errors.read().decode(errors="replace").splitlines()[-5:]) or "it said nothing"
+            raise RuntimeSetupError(
+                request, f"The process that starts engines ended: {errors}.", "Run workbench doctor."
+            )
         return int(answer)
 
     def _open(self, environment: dict[str, str]) -> subprocess.Popen[bytes]:

@@ -18,7 +18,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.runtime.context import RankContext
 from workbench.runtime.engine_service import Engines
-from workbench.runtime.engine_session import EngineSession, LocalSeat
+from workbench.runtime.engine_session import EngineSession, LocalSlot
 from workbench.runtime.engine_starter import warm_up
 from workbench.runtime.memory import MemoryReading, read_memory
 from workbench.runtime.messages import Call, calls_of_emulated
@@ -85,10 +85,10 @@ class EngineCluster(Engines):
                 self._busy.release()
 
     @property
-    def seats(self) -> Sequence[LocalSeat]:
+    def slots(self) -> Sequence[LocalSlot]:
         """Return the devices by rank.  Empty if no engine runs."""
         session = self._session
-        return session.seats if session is not None else ()
+        return session.slots if session is not None else ()
 
     @property
     def dilation(self) -> float:
@@ -96,8 +96,8 @@ class EngineCluster(Engines):
         return self._dilation
 
     def dilate(self, factor: float) -> None:
-        """Slow all devices and links down by `factor`, from the next job on.  Reported times stay in emulated
-        seconds.
+        """Slow all devices and links down by `factor`, from the next job on.  Reported times stay in
+        emulated seconds.
         """
         if factor != self._dilation:
             self._dilation = factor
@@ -111,15 +111,15 @@ class EngineCluster(Engines):
     @property
     def engine_pids(self) -> tuple[int, ...]:
         """Return the engines' process numbers by rank.  Empty if none run."""
-        return tuple(seat.engine.pid for seat in self.seats if seat.engine is not None)
+        return tuple(slot.engine.pid for slot in self.slots if slot.engine is not None)
 
     def memory(self) -> tuple[MemoryReading, ...]:
         """Return the engines' memory by rank, read from outside.  May be called from any thread, also during a job."""
         return tuple(read_memory(pid) for pid in self.engine_pids)
 
     def call(self, function: Callable[..., Any], payload: Any) -> tuple[Call, Any]:
-        """Return a function of the table, or the call that runs any other."""
-        self.table = calls_of_emulated()  # no sooner: it imports what every method declares
+        """Return a function's entry in the call table, or the call that runs any other function."""
+        self.table = calls_of_emulated()  # here, because it imports every method's declaration
         if self.table.knows(function):
             return super().call(function, payload)
         return super().call(run_own, Own.of((function, payload)))

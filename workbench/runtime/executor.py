@@ -85,12 +85,10 @@ class Executor:
         self._pinned.close()
 
     def place(self, places: Mapping[str, Place]) -> None:
-        """Let streams run on some processors of this machine, from now on until the end; to be called before the first
-        step.
+        """Let streams run on some processors of this machine from now on.  Call this before the first step.
 
         An accelerator gets an operation's inputs from the host's memory and returns its results to it.  All threads
-        except those of the
-        other placed streams are pinned to the cores of stream "compute".
+        except those of the other placed streams are pinned to the cores of stream "compute".
         """
         self._places.update(places)
         if COMPUTE in places:
@@ -129,13 +127,11 @@ class Executor:
         order of their start.
 
         A step may begin before the previous one is finished.  Values carried over from an earlier step are no inputs;
-        other programs may
-        run between the two.
+        other programs may run between the two.
         handlers: by operation kind.  inputs: contents of the schedule's inputs on this rank.  name: name of the step in
         error messages.
         With a pacer factor of 1, a compute operation takes the seconds that the program states.  Operations of stream
-        RING run unpaced, on
-        the thread that delivers the last value that they read.
+        RING run unpaced, on the thread that delivers the last value that they read.
         """
         step = Step(self, program, self._part(program), handlers, name)
         former, self._last = self._last, step
@@ -173,17 +169,17 @@ class Executor:
             return
         self._leaving.append(step)
         if has_left:
-            for one in self._leaving:
-                one.let_go()
+            for sender in self._leaving:
+                sender.let_go()
             self._leaving.clear()
 
     def _part(self, program: Program) -> RankPart:
-        found = self._parts.get(id(program))
-        if found is None or found[0] is not program:
+        cached = self._parts.get(id(program))
+        if cached is None or cached[0] is not program:
             if len(self._parts) >= _KEPT_PARTS:
                 self._parts.pop(next(iter(self._parts)))
-            found = self._parts[id(program)] = (program, RankPart.of(program, self.rank))
-        return found[1]
+            cached = self._parts[id(program)] = (program, RankPart.of(program, self.rank))
+        return cached[1]
 
     def _thread(self, stream: str) -> queue.SimpleQueue:
         waiting = self._threads.get(stream)
@@ -275,17 +271,16 @@ class Step:
         transport.expect_receives(part.receives, self.values, self.spans)
 
     def precede(self, following: Step) -> None:
-        """Another step has begun."""
+        """Record that the following step has begun."""
         self._is_last = False
         self.values.warn(following.values)
 
     def finish(self, *, flushes: bool = True) -> Execution:
         """Run the stream "compute", wait for the other streams, and return the record of this rank's step.
 
-        flushes: wait until all values have been sent, unless a later step has begun.  An error gets a note that names
-        the device, the step
-        and the operation, and shows the grid with the operation marked.  Raises DeviceLostError when a peer dies or
-        becomes silent.
+        flushes: whether to wait until all values have been sent, unless a later step has begun.  An error gets a note
+        that names the device, the step and the operation, and shows the grid with the operation marked.  Raises
+        DeviceLostError when a peer dies or becomes silent.
         """
         try:
             self._executor.run_stream(self, COMPUTE)
@@ -309,8 +304,8 @@ class Step:
         return Execution(spans=self.spans, memory=self.values.memory, outputs=outputs)
 
     def let_go(self) -> None:
-        """Break the reference cycles, so that the handlers' memory is freed now and not at the next garbage
-        collection.
+        """Break the reference cycles, so that the handlers' memory is freed now and not at the next
+        garbage collection.
         """
         self.values.on_present(lambda value, content: None)
         self.handlers, self._leave = {}, lambda value, content: None

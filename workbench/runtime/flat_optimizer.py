@@ -22,8 +22,8 @@ STATE_KINDS = ("weight", "exp_avg", "exp_avg_sq")
 class LinearSchedule:
     """Linear warm-up, then linear decay, over `num_steps` optimizer steps (see learning_rate_at).
 
-    delay: of the gradients, in updates; the rate is divided by 1 + delay at first, less and less (PipeMare, Yang et
-    al., MLSys 2021).
+    delay: staleness of the gradients, in updates; at first the rate is divided by 1 + delay, later by less (PipeMare,
+    Yang et al., MLSys 2021).
     """
 
     peak: float
@@ -62,8 +62,7 @@ class FlatAdamW:
     """AdamW over a module's trainable parameters.  Parameters, gradients and moments become views of flat vectors.
 
     Decoupled weight decay applies to matrices, not to biases, norms and mixing weights.  The update of a parameter does
-    not depend
-    on other parameters, so updating two stages separately equals updating the whole model.
+    not depend on other parameters, so updating two stages separately equals updating the whole model.
     """
 
     def __init__(self, module: nn.Module, *, learning_rate: LinearSchedule, weight_decay: float) -> None:
@@ -76,14 +75,14 @@ class FlatAdamW:
         self.gradients = torch.zeros(total)  # (total,)
         self._moments = {"exp_avg": torch.zeros(total), "exp_avg_sq": torch.zeros(total)}
         self._of_module = dict(named)
-        at = 0
+        offset = 0
         for name, parameter in sorted(named, key=lambda item: item[1].ndim < 2):
             size, shape = parameter.numel(), parameter.shape
-            self._slots[name] = (at, shape)
-            self.parameters[at : at + size].copy_(parameter.data.reshape(-1))
-            parameter.data = self.parameters[at : at + size].view(shape)
-            parameter.grad = self.gradients[at : at + size].view(shape)
-            at += size
+            self._slots[name] = (offset, shape)
+            self.parameters[offset : offset + size].copy_(parameter.data.reshape(-1))
+            parameter.data = self.parameters[offset : offset + size].view(shape)
+            parameter.grad = self.gradients[offset : offset + size].view(shape)
+            offset += size
         self._groups = [slice(0, decayed), slice(decayed, total)]
         self._leaves = [nn.Parameter(self.parameters[part]) for part in self._groups]
         self._optimizer = torch.optim.AdamW(
@@ -115,8 +114,8 @@ class FlatAdamW:
 
     def compute_with(self, version: Tensor) -> None:
         """Make the module compute with a version of the parameters, (total,), such as one from keep_version."""
-        for name, (at, shape) in self._slots.items():
-            self._of_module[name].data = version[at : at + shape.numel()].view(shape)
+        for name, (offset, shape) in self._slots.items():
+            self._of_module[name].data = version[offset : offset + shape.numel()].view(shape)
 
     def step(self, learning_rate: float | None = None) -> None:
         """Update the parameters and clear the gradients.  learning_rate: None uses the schedule."""
@@ -139,7 +138,7 @@ class FlatAdamW:
     def named_tensors(self) -> dict[str, Tensor]:
         """Return views of parameters and moments by name (see STATE_KINDS), in the order of state_vectors."""
         return {
-            f"{kind}/{name}": vector[at : at + shape.numel()].view(shape)
+            f"{kind}/{name}": vector[offset : offset + shape.numel()].view(shape)
             for kind, vector in zip(STATE_KINDS, self.state_vectors(), strict=True)
-            for name, (at, shape) in self._slots.items()
+            for name, (offset, shape) in self._slots.items()
         }

@@ -2,7 +2,7 @@
 
 A device may be broken, or somebody else's.  Whatever it sends is decoded into one of these types, which state ranges
 and largest sizes.
-Everything else raises MessageError, and whoever reads then gives up that device alone.  No torch is imported.
+Anything else raises MessageError, and the reader then drops only that device.  No torch is imported.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ class Facts(Health, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Greeting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An agent's first answer.  run, kit: its folders on the device.  swept: run folders that dead agents had left."""
+    """An agent's first answer.
+
+    run, kit: its folders on the device.  swept: run folders that dead agents had left and that it removed.
+    """
 
     run: Place
     kit: Place
@@ -85,14 +88,17 @@ class _Said(msgspec.Struct, tag_field="kind", frozen=True, kw_only=True, forbid_
 
 
 class Answer(_Said, tag="answer", frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an operation returned.  found: as ANSWERS says for the operation with this number."""
+    """The result of an operation.
+
+    found: the result, of the type that ANSWERS names for the operation with this number.
+    """
 
     id: Number
     found: msgspec.Raw
 
 
 class Refusal(_Said, tag="refusal", frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An operation that cannot be done, and what to do about it ('' if this machine says it)."""
+    """The agent refuses an operation.  todo: the remedy; '' if this machine knows it."""
 
     id: Number
     error: Words
@@ -100,8 +106,8 @@ class Refusal(_Said, tag="refusal", frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Echo(_Said, tag="echo", frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The answer to a ping.  clock_s: the device's monotonic clock.  cpu_s: processor seconds that its engine has
-    used.
+    """The answer to a ping.  clock_s: the device's monotonic clock.  cpu_s: processor seconds that its engine
+    has used.
     """
 
     id: Number
@@ -166,19 +172,19 @@ def read_frame(read: Callable[[int], bytes]) -> tuple[int, bytes] | None:
     return kind, payload
 
 
-def decode_json(data: bytes | msgspec.Raw, kind: Any, what: str) -> Any:
-    """Decode what an agent says.  Raises MessageError, which says that `what` was expected."""
+def decode_json(data: bytes | msgspec.Raw, kind: Any, expected: str) -> Any:
+    """Decode an agent's JSON.  Raises MessageError, which names `expected`."""
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise foreign(what, str(error)) from error
+        raise foreign(expected, str(error)) from error
 
 
-def foreign(what: str, why: str) -> MessageError:
-    """Return the error for bytes that are not `what` was expected."""
+def foreign(expected: str, why: str) -> MessageError:
+    """Return the error for bytes that are not what the message should hold (`expected`)."""
     return MessageError(
-        f"{what[:1].upper()}{what[1:]} was expected.",
-        f"What came is something else than {what[:1].lower()}{what[1:]}: {shown(why, 200)}.",
+        f"{expected[:1].upper()}{expected[1:]} was expected.",
+        f"What came is something else than {expected[:1].lower()}{expected[1:]}: {shown(why, 200)}.",
         "Start the same version of the workbench on every device, and let nobody else take part.",
     )
 
@@ -190,14 +196,14 @@ Kind = Literal["hello", "call", "command", "stop", "reply", "ready", "event", "a
 
 
 class Message(NamedTuple):
-    """A message between this machine and an engine.  number: of the run, or of a question to the store."""
+    """A message between this machine and an engine.  number: the number of the run, or of a request to the store."""
 
     kind: Kind
     number: Number
     data: bytes
 
     def framed(self) -> bytes:
-        """Return it as bytes of a stream."""
+        """Return the message as bytes for the stream."""
         data = msgspec.msgpack.encode(self)
         return LENGTH.pack(len(data)) + data
 
@@ -215,8 +221,9 @@ TO_ENGINE: Mapping[str, int | None] = {"hello": 4096, "call": None, "command": N
 
 
 class Messages:
-    """Cuts a stream of bytes into messages.  kinds: those that may come; most_bytes: of a message, and so of memory
-    that it may take.
+    """Cuts a stream of bytes into messages.
+
+    kinds: the kinds that are allowed.  most_bytes: the largest size of a message, and so the memory that it may take.
     """
 
     def __init__(self, kinds: Mapping[str, int | None], most_bytes: int) -> None:
@@ -224,7 +231,7 @@ class Messages:
         self._buffer = bytearray()
 
     def of(self, data: bytes | memoryview) -> Iterator[Message]:
-        """Take more bytes; yield the messages that are whole now.  Raises MessageError."""
+        """Take more bytes and yield the messages that are now complete.  Raises MessageError."""
         self._buffer += data
         while len(self._buffer) >= LENGTH.size:
             length = LENGTH.unpack_from(self._buffer)[0]
@@ -243,21 +250,22 @@ class Messages:
 _MESSAGE = "A message between laptop and device"
 
 
-def decode_packed(data: bytes, kind: Any, what: str, hook: Callable[[type, Any], Any] | None = None) -> Any:
-    """Decode msgpack as a value of the type `kind`.  Raises MessageError, which says that `what` was expected.
+def decode_packed(data: bytes, kind: Any, expected: str, hook: Callable[[type, Any], Any] | None = None) -> Any:
+    """Decode msgpack as a value of the type `kind`.  Raises MessageError, which names `expected`.
 
     hook: converts values of types that msgpack does not have.
     """
     try:
         return msgspec.msgpack.decode(data, type=kind, dec_hook=hook)
-    except Exception as error:  # the bytes may come from anybody; whatever is wrong with them, no code was run
-        raise foreign(what, str(error)) from error
+    except Exception as error:  # the bytes may come from anybody; decoding them never runs code
+        raise foreign(expected, str(error)) from error
 
 
 class Asked(NamedTuple):
-    """What is asked of the store on the laptop, for one key ('set', 'get') or several ('wait', 'check').
+    """A request to the store on the laptop, for one key ('set', 'get') or several ('wait', 'check').
 
-    Of the laptop itself: 'fetch' sends the files of weights that the keys name; the reply is an error, b'' for none.
+    'fetch' is for the laptop itself: it sends the weight files that the keys name; the reply is an error message, or
+    b''.
     """
 
     operation: Literal["set", "wait", "get", "check", "fetch"]
@@ -266,8 +274,9 @@ class Asked(NamedTuple):
 
 
 class FilePart(NamedTuple):
-    """Bytes of a file of the run's folder, from `offset` on.  is_last: then it is whole; a log, which only grows,
-    always is.
+    """Bytes of a file in the run's folder, from `offset` on.
+
+    is_last: whether the file is then complete; always true for a log, which only grows.
     """
 
     path: Annotated[str, Meta(pattern=KEPT_NAME)]

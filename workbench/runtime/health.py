@@ -1,4 +1,4 @@
-"""What a device says of itself when it is pinged: its charge, its heat, its energy meter and its free memory."""
+"""A device's reply to a ping: its charge, its temperature, its energy meter and its free memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ microwatt-hours."""
 
 
 def reply(context: RankContext, footprint_bytes: int) -> Pong:
-    """Return the reply to a ping; a real device fills it in.  footprint_bytes: of the process before its job."""
+    """Return the reply to a ping; a real device fills it in.  footprint_bytes: memory of the process before its job."""
     if not context.device.address:
         return Pong()
     free_bytes = psutil.virtual_memory().available + read_memory().anonymous_bytes - footprint_bytes

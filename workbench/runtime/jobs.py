@@ -1,4 +1,4 @@
-"""What became of a device's job, and which of several errors explains the others."""
+"""The outcome of a device's job, and which of several errors explains the others."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def error_of(outcome: Outcome, name: str) -> BaseException:
 
 
 def tells_of_peer(error: BaseException) -> bool:
-    """Return whether an error, ours or gloo's, says that another device is lost."""
+    """Return whether an error, ours or gloo's, reports the loss of another device."""
     if isinstance(error, DeviceLostError):
         return True
     text = f"{type(error).__name__}: {error}".lower()

@@ -1,4 +1,4 @@
-"""Write the files that a real device sends of its part of a run into the run's folder, within limits."""
+"""Write the files that a real device sends for its part of a run into the run's folder, within limits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Begun(NamedTuple):
 
 
 class KeptFiles:
-    """The files of one device.  folder: of the run.  most_bytes: of a file."""
+    """The files of one device.  folder: the run's folder.  most_bytes: the largest size of a file."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self._folder, self.most_bytes = folder, most_bytes
@@ -41,7 +41,7 @@ class KeptFiles:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".jsonl":
             size = path.stat().st_size if path.exists() else 0
-            self._require(part.offset <= size, part, f"goes on at byte {part.offset:,} of {size:,}")
+            self._require(part.offset <= size, part, f"continues at byte {part.offset:,} of {size:,}")
             with open(path, "r+b" if part.offset else "wb") as log:
                 log.seek(part.offset)
                 log.write(part.data)
@@ -50,21 +50,21 @@ class KeptFiles:
             return
         if not part.offset:
             self._abandon(part.path)
-            self._require(len(self._begun) < MOST_AT_ONCE, part, f"is begun before {MOST_AT_ONCE} others are whole")
+            self._require(len(self._begun) < MOST_AT_ONCE, part, f"is begun before {MOST_AT_ONCE} others are complete")
             with contextlib.ExitStack() as opening:
                 file = opening.enter_context(open(opening.enter_context(whole_file(path)), "wb"))
                 self._begun[part.path] = _Begun(file, opening.pop_all())
-        begun = self._begun.get(part.path)
-        expected = 0 if begun is None else begun.file.tell()
-        if begun is None or part.offset != expected:
-            raise self._error(part, f"goes on at byte {part.offset:,} instead of {expected:,}")
-        begun.file.write(part.data)
+        partial = self._begun.get(part.path)
+        expected = 0 if partial is None else partial.file.tell()
+        if partial is None or part.offset != expected:
+            raise self._error(part, f"continues at byte {part.offset:,} instead of {expected:,}")
+        partial.file.write(part.data)
         self._count(part, end)
         if part.is_last:
             self._begun.pop(part.path).finish.close()
 
     def close(self) -> None:
-        """Remove the files that are not whole."""
+        """Remove incomplete files."""
         for name in list(self._begun):
             self._abandon(name)
 
@@ -81,11 +81,11 @@ class KeptFiles:
             self._require(sum(self._sizes.values()) <= most, part, f"takes all its files above {most:,} bytes")
 
     def _abandon(self, name: str) -> None:
-        begun = self._begun.pop(name, None)
-        if begun is not None:
-            error = self._error(None, "is not whole")
+        partial = self._begun.pop(name, None)
+        if partial is not None:
+            error = self._error(None, "is not complete")
             with contextlib.suppress(MessageError):
-                begun.finish.__exit__(MessageError, error, None)
+                partial.finish.__exit__(MessageError, error, None)
 
     def _require(self, fits: bool, part: FilePart, why: str) -> None:
         if not fits:

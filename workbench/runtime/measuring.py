@@ -13,9 +13,11 @@ from workbench.runtime.pacing import RankLinks
 from workbench.runtime.process_group import group
 
 
-def measure_rank_links(context: RankContext, asked: tuple[tuple[int, ...], int]) -> tuple[tuple[LinkSample, ...], ...]:
-    """Return the samples of each link that starts at this rank.  asked: message sizes and repeats."""
-    sizes, repeats = asked
+def measure_rank_links(
+    context: RankContext, payload: tuple[tuple[int, ...], int]
+) -> tuple[tuple[LinkSample, ...], ...]:
+    """Return the samples of each link that starts at this rank.  payload: message sizes and repeats."""
+    sizes, repeats = payload
     with paced_group(context, 60.0, "links") as opened:
         return tuple(measure_links(opened, context.rank, sizes=sizes, repeats=repeats).values())
 
@@ -28,8 +30,8 @@ def paced_group(context: RankContext, timeout_s: float = 30.0, name: str = "main
 
 
 class PacedGroup:
-    """A process group that delays its messages by what the kernel does not emulate of the links, as the runtime's
-    transport does.
+    """A process group that delays its messages like the runtime's transport: by the part of the links' time that the
+    kernel does not emulate.
     """
 
     def __init__(self, opened: Any, links: RankLinks, *, sleep: Callable[[float], None] = time.sleep) -> None:

@@ -88,29 +88,29 @@ def as_memory_error(
     refused = isinstance(error, MemoryError) or (isinstance(error, RuntimeError | OSError) and _REFUSED.search(text))
     if not refused or isinstance(error, MemoryBudgetError):
         return None
-    asked = _ASKED_BYTES.search(text)
-    wanted = f"{int(asked.group(1)) / 1e6:,.3f} MB more" if asked else "more memory"
+    allocation = _ASKED_BYTES.search(text)
+    amount = f"{int(allocation.group(1)) / 1e6:,.3f} MB more" if allocation else "more memory"
     asking, less = (
-        f"Device '{device_name}' asked for {wanted}.",
+        f"Device '{device_name}' asked for {amount}.",
         "Lower the micro-batch size or max_length, give the device fewer layers",
     )
     if budget_bytes is None:
         return MemoryBudgetError(
             asking, "Its system refused.", f"End other programs there. {less}, or take a smaller model."
         )
-    whole = f"{limit_of(budget_bytes) / 1e6:.0f} MB with what libraries and allocator take"
-    found = (
-        f"Its budget is {budget_bytes / 1e6:.0f} MB above the runtime's own footprint, {whole}. In use are "
+    process_limit = f"{limit_of(budget_bytes) / 1e6:.0f} MB with what libraries and allocator take"
+    usage = (
+        f"Its budget is {budget_bytes / 1e6:.0f} MB above the runtime's own footprint, {process_limit}. In use are "
         f"{used_bytes / 1e6:.0f} MB."
     )
-    return MemoryBudgetError(asking, found, f"{less}, or raise its memory_bytes.")
+    return MemoryBudgetError(asking, usage, f"{less}, or raise its memory_bytes.")
 
 
 STACK_BYTES = 2 << 20
 
 
 def take_small_stacks() -> None:
-    """Give new threads stacks of 2 MB, those of C++ libraries too.
+    """Give new threads stacks of 2 MB, also those of C++ libraries.
 
     A budget counts the stacks that may be used.  Ten of the usual 8 MB would be a sixth of a small device's memory.
     """
@@ -144,8 +144,8 @@ class MemoryBudget:
     """A budget for a plan's tensors, which the process allocates from now on, above its footprint at entry.
 
     Inside the context the kernel refuses an allocation beyond budget and room (RLIMIT_DATA: private writable memory, so
-    not files
-    mapped read-only).  This raises MemoryBudgetError and the process continues.  The former limit is restored at exit.
+    not files mapped read-only).  This raises MemoryBudgetError and the process continues.  The previous limit is
+    restored at exit.
     Enter the context after torch, gloo and the libraries are imported.  Only Linux enforces the budget; elsewhere
     nothing happens.
     """

@@ -47,26 +47,25 @@ def encode(value: Any, paths: list[PurePath] | None = None) -> bytes:
         ) from error
 
 
-def decode(data: bytes, kind: Any, what: str, moved: Moved | None = None) -> Any:
-    """Decode a value of the type `kind`.  Raises MessageError, which says that `what` was expected, if the bytes do not
-    fit.
+def decode(data: bytes, kind: Any, expected: str, moved: Moved | None = None) -> Any:
+    """Decode a value of the type `kind`.  Raises MessageError, which names `expected`, if the bytes do not fit.
 
     moved: a folder of the sender, and the corresponding folder here.
     """
-    return decode_packed(data, kind, what, partial(_decode_other, moved))
+    return decode_packed(data, kind, expected, partial(_decode_other, moved))
 
 
 _OWN = {"Train": "job", "Prepare": "job", "Ended": "ended", "StepDone": "done", "Probe": "probe"}
 _FIELDS = {"job": "job", "ended": "part", "done": "content", "probe": "detail"}
 """Method-specific parts by message name: the field of Parts, and the message field that carries it."""
-_TOLD = {
+_MESSAGE_TYPES = {
     name: kind
     for name, kind in vars(c).items()
     if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
 }
 
 
-class Told(NamedTuple):
+class EncodedMessage(NamedTuple):
     """The encoded form of a message of runtime.commands; name '': a dict.  part: the method-specific data."""
 
     name: str
@@ -74,36 +73,34 @@ class Told(NamedTuple):
     part: bytes
 
 
-def encode_told(value: Any, paths: list[PurePath] | None = None) -> bytes:
+def encode_message(value: Any, paths: list[PurePath] | None = None) -> bytes:
     """Encode a command, an event or a dict as bytes (see encode)."""
     name = "" if isinstance(value, dict) else type(value).__name__
     part = b""
     if name in _OWN:
         field = _FIELDS[_OWN[name]]
         part, value = encode(getattr(value, field), paths), value._replace(**{field: None})
-    return encode(Told(name, encode(value), part))
+    return encode(EncodedMessage(name, encode(value), part))
 
 
 def is_ping(data: bytes) -> bool:
     """Return whether bytes are a ping, which every call understands.  Raises RuntimeSetupError for bytes that are no
     message.
     """
-    return bool(decode(data, Told, "A command").name == c.Ping.__name__)
+    return bool(decode(data, EncodedMessage, "A command").name == c.Ping.__name__)
 
 
-def decode_told(data: bytes, call: Call, what: str, moved: Moved | None = None) -> Any:
-    """Decode a command, an event or a dict.  Raises RuntimeSetupError, which says that `what` was expected, for
-    anything else.
-    """
-    told = decode(data, Told, what)
-    kind = {"Ping": c.Ping, "Pong": c.Pong}.get(told.name, call.event)  # of every call
-    if told.name and call.parts is not None:
-        own = next((name for name in call.parts.events if name.endswith(f":{told.name}")), None)
-        kind = attribute(own) if own else _TOLD.get(told.name)
-    value = decode(told.body, kind, what) if kind is not None else decode(b"", Told, what)
-    if told.name in _OWN and call.parts is not None:
-        part = _OWN[told.name]
-        value = value._replace(**{_FIELDS[part]: decode(told.part, call.parts.kind(part), what, moved)})
+def decode_message(data: bytes, call: Call, expected: str, moved: Moved | None = None) -> Any:
+    """Decode a command, an event or a dict.  Raises RuntimeSetupError, which names `expected`, for anything else."""
+    message = decode(data, EncodedMessage, expected)
+    kind = {"Ping": c.Ping, "Pong": c.Pong}.get(message.name, call.event)  # of every call
+    if message.name and call.parts is not None:
+        event_name = next((name for name in call.parts.events if name.endswith(f":{message.name}")), None)
+        kind = attribute(event_name) if event_name else _MESSAGE_TYPES.get(message.name)
+    value = decode(message.body, kind, expected) if kind is not None else decode(b"", EncodedMessage, expected)
+    if message.name in _OWN and call.parts is not None:
+        part = _OWN[message.name]
+        value = value._replace(**{_FIELDS[part]: decode(message.part, call.parts.kind(part), expected, moved)})
     return value
 
 
@@ -125,8 +122,7 @@ class CallTable:
     """The callable functions, by name.
 
     events: 'module:function' -> 'module:class' of the events that it publishes besides dicts, '' for none; Parts for a
-    function that
-    serves a coordinator.  The other types come from the function's annotations.
+    function that serves a coordinator.  The other types come from the function's annotations.
     """
 
     def __init__(self, events: Mapping[str, str | Parts]) -> None:

@@ -1,4 +1,4 @@
-"""Linux namespaces: enter one, make one, and who may."""
+"""Linux namespaces: enter one, create one, and check whether this process may."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def become_root_of_new_user_namespace() -> None:
 
 def new_network_namespace() -> int:
     """Return a descriptor that keeps a new, anonymous network namespace alive.  This thread stays in its namespace."""
-    here = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    original = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         unshare(CLONE_NEWNET)
-        made = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        enter(here, CLONE_NEWNET)
+        created = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        enter(original, CLONE_NEWNET)
     finally:
-        os.close(here)
-    return made
+        os.close(original)
+    return created
 
 
 def has_network_privilege() -> bool:

@@ -2,11 +2,9 @@
 every veth.
 
 Devices whose links are paced instead share one namespace with nothing but a loopback, where that is allowed: gloo has
-no authentication,
-and on this machine's own loopback any other user could connect to it.
+no authentication, and on this machine's own loopback any other user could connect to it.
 A holder process (`python -m workbench.runtime.network FOLDER`) owns the namespaces.  The caller therefore needs no
-privileges and may
-have threads.  Nothing is left behind: the namespaces disappear when the holder and the engines end.
+privileges and may have threads.  Nothing is left behind: the namespaces disappear when the holder and the engines end.
 """
 
 from __future__ import annotations
@@ -44,9 +42,10 @@ Fidelity = Literal["kernel", "paced"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSupport:
-    """The link emulation that this machine supports.  reason: why not more; remedy: how to get more.
+    """The link emulation that this machine supports.
 
-    private: whether the devices have a network of their own, which other users of this machine cannot reach.
+    reason: why it does not support more.  remedy: how to get more.  private: whether the devices have their own
+    network, which other users of this machine cannot reach.
     """
 
     fidelity: Fidelity
@@ -105,9 +104,9 @@ class EmulatedNetwork:
 
         `folder` shows in `ps` to which run the holder belongs.  Raises RuntimeSetupError.
         """
-        asked = f"A network of {cluster.size_words} in network namespaces was asked for."
+        request = f"A network of {cluster.size_words} in network namespaces was asked for."
         if sys.platform != "linux":
-            raise RuntimeSetupError(asked, f"They need Linux; this is {sys.platform}.", "Use fidelity='paced'.")
+            raise RuntimeSetupError(request, f"They need Linux; this is {sys.platform}.", "Use fidelity='paced'.")
         holder = subprocess.Popen(
             [sys.executable, "-m", "workbench.runtime.network", str(folder), fidelity],
             stdin=subprocess.PIPE,
@@ -124,7 +123,7 @@ class EmulatedNetwork:
                 holder.stdin.flush()
             if not select.select([holder.stdout], [], [], timeout_s)[0]:
                 raise RuntimeSetupError(
-                    asked,
+                    request,
                     f"The process that holds them said nothing for {timeout_s:g} s.",
                     "Try again, or use fidelity='paced'.",
                 )
@@ -132,7 +131,7 @@ class EmulatedNetwork:
             if not answer.startswith("{"):
                 _, complaint = holder.communicate(timeout=timeout_s)
                 raise RuntimeSetupError(
-                    asked,
+                    request,
                     f"The system refused: {(complaint.strip().splitlines() or ['no reason given'])[-1]}.",
                     "Run as root, allow unprivileged user namespaces, or use fidelity='paced'.",
                 )
@@ -200,17 +199,17 @@ def require_open_files(num_devices: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         if hard != resource.RLIM_INFINITY and hard < needed:
-            asked, found = (
+            request, problem = (
                 f"{num_devices} devices were to be emulated.",
                 f"A process may have {hard} open files here; {needed} are needed.",
             )
-            raise RuntimeSetupError(asked, found, "Raise the limit (ulimit -n 1024), or use fewer devices.")
+            raise RuntimeSetupError(request, problem, "Raise the limit (ulimit -n 1024), or use fewer devices.")
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def require_loopback() -> None:
-    """Raise RuntimeSetupError if devices could not reach each other at 127.0.0.1 (a namespace whose loopback is
-    down).
+    """Raise RuntimeSetupError if devices could not reach each other at 127.0.0.1 (a namespace whose loopback
+    is down).
     """
     addresses = [address.address for interface in psutil.net_if_addrs().values() for address in interface]
     if "127.0.0.1" not in addresses:
@@ -268,9 +267,12 @@ def _hold_loopback(world_size: int, unprivileged: bool) -> None:
     unshare(CLONE_NEWNET)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh", b"lo", _IFF_UP_RUNNING))
-    own = f"/proc/{os.getpid()}/ns"
+    namespaces = f"/proc/{os.getpid()}/ns"
     end = Endpoint(
-        network_path=f"{own}/net", user_path=f"{own}/user" if unprivileged else "", interface="lo", address="127.0.0.1"
+        network_path=f"{namespaces}/net",
+        user_path=f"{namespaces}/user" if unprivileged else "",
+        interface="lo",
+        address="127.0.0.1",
     )
     print(to_json(Layout(endpoints=(end,) * world_size, unprivileged=unprivileged), indent=-1), flush=True)
     for _ in sys.stdin:  # other rates: paced links are not the kernel's

@@ -1,9 +1,8 @@
-"""Functions and cells that a user's own notebook has, on emulated devices: the only messages that are pickled.
+"""Run a notebook's own functions and cells on emulated devices.  These are the only messages that are pickled.
 
 An emulated device is a process of the same user on the same machine, so it may run whatever the notebook could run
-itself.  A real device
-and torchrun do without: they run the functions of the table alone (see messages.CallTable), and no message of theirs is
-unpickled.
+itself.  Real devices and torchrun's ranks run only the functions of the table (see messages.CallTable), and no message
+from them is unpickled.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ class Own(NamedTuple):
 
     @classmethod
     def of(cls, value: Any) -> Own:
-        """Pickle a value, of functions and classes that cannot be imported their code.  Raises ConfigError if it has
-        none.
+        """Pickle a value.  Functions and classes that cannot be imported are pickled with their code.  Raises
+        ConfigError if it has none.
         """
         import cloudpickle  # emulated devices need it, real ones do not have it
 
         try:
             return cls(cloudpickle.dumps(value))
         except Exception as error:  # whatever the value's own __reduce__ raises
-            asked = "A function or data were to be sent to an emulated device."
-            raise ConfigError(asked, f"They cannot be pickled: {error}.", "Send data, not live objects.") from error
+            request = "A function or data were to be sent to an emulated device."
+            raise ConfigError(request, f"They cannot be pickled: {error}.", "Send data, not live objects.") from error
 
     def value(self) -> Any:
         """Return the value."""
@@ -48,7 +47,7 @@ class Own(NamedTuple):
 
 
 class _OwnChannel(Channel):
-    """The channel of a function of the user's own: its events and commands may be any objects."""
+    """The channel of a user's own function: its events and commands may be any objects."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -64,7 +63,7 @@ class _OwnChannel(Channel):
 
 
 def run_own(context: RankContext, request: Own) -> Own:
-    """Call a function with its payload; return its Outcome.  request: the two."""
+    """Call a function with its payload and return its Outcome.  request: function and payload, pickled."""
     try:
         function, payload = request.value()
         assert context.channel is not None
@@ -74,7 +73,7 @@ def run_own(context: RankContext, request: Own) -> Own:
         text = "".join(traceback.format_exception(error))
         try:
             failed = Own.of(Outcome(rank=context.rank, error=error, text=text))
-            failed.value()  # some errors can be pickled, but not made again
+            failed.value()  # some errors can be pickled, but not unpickled
         except Exception:
             stand_in = RuntimeError(f"{type(error).__name__}: {error}")
             failed = Own.of(Outcome(rank=context.rank, error=stand_in, text=text))
@@ -82,7 +81,7 @@ def run_own(context: RankContext, request: Own) -> Own:
 
 
 def outcome_of(outcome: Outcome) -> Outcome:
-    """Return the Outcome of a job; of a function of the user's own the one that it returned."""
+    """Return the Outcome of a job; for a user's own function, the Outcome that it returned."""
     if not isinstance(outcome.result, Own):
         return outcome
     try:
@@ -93,7 +92,7 @@ def outcome_of(outcome: Outcome) -> Outcome:
 
 
 class Printed(NamedTuple):
-    """What a cell printed on a device, with the value of its last expression.  error: one line, '' for none."""
+    """The output of a cell on a device, with the value of its last expression.  error: the error in one line, or ''."""
 
     text: str
     error: str = ""
@@ -113,7 +112,7 @@ def run_cell(context: RankContext, source: str) -> Printed:
             exec(compile(cell, "<cell>", "exec"), _VARIABLES)
             if isinstance(expression, ast.Expr):
                 sys.displayhook(eval(compile(ast.Expression(expression.value), "<cell>", "eval"), _VARIABLES))
-        except BaseException as failure:  # also SystemExit: the engine goes on
+        except BaseException as failure:  # also SystemExit, so that the engine continues
             lines = [
                 frame.lineno for frame in traceback.extract_tb(failure.__traceback__) if frame.filename == "<cell>"
             ]

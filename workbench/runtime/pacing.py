@@ -1,4 +1,6 @@
-"""Slow a fast host down to an emulated device: its compute, and what the kernel does not emulate of its links."""
+"""Slow a fast host down to an emulated device: its compute, and the part of its links that the kernel does
+not emulate.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,10 @@ from workbench.core.serial import shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLinks:
-    """The links of one rank, and which part of their time our transport adds.  All times are this machine's.
+    """The links of one rank, and the part of their time that our transport adds.  All times are this machine's.
 
     fidelity: 'kernel': the kernel limits the rates, and the transport adds the latency.  'paced': the transport adds
-    both.
-    'real': it adds nothing.  dilation: so many times slower than described (see RankContext).
+    both. 'real': it adds nothing.  dilation: how many times slower than described the links are (see RankContext).
     """
 
     cluster: Cluster
@@ -33,12 +34,14 @@ class RankLinks:
         return self.dilation * self.cluster.link(source, destination).transfer_s(nbytes)
 
     def occupied_s(self, source: int, destination: int, nbytes: int) -> float:
-        """Return the seconds for which a message occupies both ends of the link: of its transfer, and MESSAGE_S."""
+        """Return the seconds for which a message occupies both ends of the link: those of its transfer,
+        and MESSAGE_S.
+        """
         return self.transfer_s(source, destination, nbytes) + self.dilation * MESSAGE_S
 
     def added_s(self, source: int, destination: int, nbytes: int) -> float:
-        """Return the seconds of a message that neither the kernel nor a real link takes, nor gloo, which takes
-        MESSAGE_S.
+        """Return the seconds of a message that the transport must add: those that neither the kernel, a real link nor
+        gloo (MESSAGE_S) takes.
         """
         if self.fidelity == "real":
             return 0.0
@@ -47,8 +50,9 @@ class RankLinks:
         return self.dilation * seconds + (self.dilation - 1) * MESSAGE_S
 
     def slower_s(self, factors: Mapping[str, float], destination: int, nbytes: int) -> float:
-        """Return the seconds that a transfer takes longer.  factors: how many times slower, by the destination's
-        name.
+        """Return the additional seconds of a slowed transfer.
+
+        factors: how many times slower it is, by the destination's name.
         """
         return (factors.get(self.cluster.devices[destination].name, 1.0) - 1) * self.transfer_s(
             self.rank, destination, nbytes
@@ -82,7 +86,7 @@ invalid."""
 class Paced(NamedTuple, Generic[T]):
     """The result of a paced call and its time span, in seconds of the pacer's clock.
 
-    late_s: how long after its deadline it ended, apart from what the next operations compensate for.
+    late_s: how long after its deadline it ended, without the part that the next operations compensate for.
     """
 
     result: T
@@ -95,15 +99,11 @@ class Pacer:
     """Makes operations take as long as they would on an emulated device.
 
     An operation of c seconds ends no earlier than factor * c after its start.  factor: 1 on a healthy device, 4 on one
-    that is four times
-    slower than its program says, 0 to run as fast as the host can.  dilation: all emulated devices and links run this
-    many times slower,
-    so that the host can keep up (see RankContext).  Operations end slightly after their deadlines, because sleeps
-    overshoot and because a
-    short operation takes the host longer than the device.  The next deadlines are earlier by the same amount, so that
-    delays do not add
-    up over thousands of operations.  Not thread safe: each compute stream has its own pacer (`for_stream`); their
-    totals are the device's.
+    that is four times slower than its program says, 0 to run as fast as the host can.  dilation: all emulated devices
+    and links run this many times slower, so that the host can keep up (see RankContext).  Operations end slightly after
+    their deadlines, because sleeps overshoot and because a short operation takes the host longer than the device.  The
+    next deadlines are earlier by the same amount, so that delays do not add up over thousands of operations.  Not
+    thread safe: each compute stream has its own pacer (`for_stream`); their totals are the device's.
     """
 
     def __init__(
@@ -138,8 +138,8 @@ class Pacer:
         self._device._factor = factor
 
     def slow_down(self, factor: float) -> None:
-        """Run this many times slower than the program says; at 1 as before, which on a real device is as fast as it
-        can.
+        """Run this many times slower than the program states.  With 1 the pacer runs as before; a real device then runs
+        at full speed.
         """
         self.factor = factor if factor > 1 else self._device._own_factor
 
@@ -163,8 +163,7 @@ class Pacer:
         the call if later.
 
         begin_s: when the emulated device could have started (inputs present, device idle).  The host's bookkeeping
-        since then is hidden in
-        the operation's time, because the device would not need it.
+        since then is hidden in the operation's time, because the device would not need it.
         """
         now_s = self._clock()
         start_s = now_s if begin_s is None else min(begin_s, now_s)
@@ -213,15 +212,15 @@ def asked_dilation() -> float | None:
     text = os.environ.get("WORKBENCH_DILATION")
     if not text:
         return None
-    asked = f"The dilation WORKBENCH_DILATION = {shown(text)} was asked for."
+    request = f"The dilation WORKBENCH_DILATION = {shown(text)} was asked for."
     try:
         dilation = float(text)
     except ValueError:
         dilation = 0.0
     if not LADDER[0] <= dilation <= LADDER[-1]:
         raise ConfigError(
-            asked,
-            f"It is no number from {LADDER[0]:g} to {LADDER[-1]:g}.",
+            request,
+            f"It is not a number from {LADDER[0]:g} to {LADDER[-1]:g}.",
             "Change it, or unset it to have one measured.",
         )
     return dilation
@@ -237,10 +236,10 @@ def find_dilation(
     the dilations in between are skipped.  first: the dilation to begin with, such as one that this machine is known to
     need.  A dilation set by the environment is used without calibration.
     """
-    asked = asked_dilation()
-    if asked is not None:
-        late_share(asked)
-        return asked
+    requested = asked_dilation()
+    if requested is not None:
+        late_share(requested)
+        return requested
     dilation = first
     while (share := late_share(dilation)) > tolerated and dilation < LADDER[-1]:
         least = min(dilation / (1 - min(share, 0.9)), LADDER[-1])

@@ -1,9 +1,7 @@
-"""A device's engine, emulated or real: it answers calls that come through stdin, and sends events and results through
-stdout.
+"""A device's engine, emulated or real: it serves calls from stdin, and sends events and results to stdout.
 
-An emulated device shares the laptop's file system.  What a real one writes into the run's folder goes to the laptop
-along with its
-events, so that nothing is shared but this connection.
+An emulated device shares the laptop's file system.  A real one sends the files that it writes into the run's folder to
+the laptop along with its events, so that the two share nothing but this connection.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ import torch.distributed as dist
 from workbench import __version__
 from workbench.assets.fetch import cache_folder
 from workbench.core.errors import MissingDataError, RuntimeSetupError
-from workbench.models.partial_loading import LACKING
+from workbench.models.partial_loading import MISSING_WEIGHTS
 from workbench.runtime import commands as c
 from workbench.runtime.context import Channel, RankContext
 from workbench.runtime.frames import (
@@ -54,9 +52,9 @@ from workbench.runtime.messages import (
     CallTable,
     Moved,
     decode,
-    decode_told,
+    decode_message,
     encode,
-    encode_told,
+    encode_message,
     is_ping,
 )
 from workbench.runtime.process_group import close_group
@@ -66,10 +64,8 @@ _MOST_MESSAGE_BYTES = 1 << 32
 
 
 class ChannelStore(dist.Store):
-    """A torch.distributed.Store of the process that leads, reached through the engine's own pipes: no port, nothing
-    pickled.
-
-    gloo uses set, wait and get; the roll before it uses check.
+    """The leading process's torch.distributed.Store, reached through the engine's own pipes: no port, no pickling. gloo
+    uses set, wait and get; the roll call before it uses check.
     """
 
     def __init__(self, ask: Callable[[Asked, float | None], bytes]) -> None:
@@ -77,7 +73,7 @@ class ChannelStore(dist.Store):
         self._ask, self._timeout_s = ask, 300.0
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set how long keys are waited for."""
+        """Set the time-out of `get` and `wait`."""
         super().set_timeout(timeout)
         self._timeout_s = timeout.total_seconds()
 
@@ -99,7 +95,7 @@ class ChannelStore(dist.Store):
 
 
 class _Upward:
-    """Sends what a rank has written into the run's folder since the last time."""
+    """Sends the files that a rank has written into the run's folder since the last time."""
 
     def __init__(self, folder: Path, send: Callable[[Kind, bytes], None]) -> None:
         self._folder, self._send = folder, send
@@ -108,20 +104,20 @@ class _Upward:
         self.forget()
 
     def forget(self) -> None:
-        """Take what is there as known: the laptop has sent it."""
+        """Mark the existing files as already sent."""
         self._sent = {name: self._state(name) for name in self._found(KEPT)}
         self._names = set(self._sent)
 
     def _found(self, places: tuple[str, ...]) -> list[str]:
-        found = [f"{place}/{path.name}" for place in places for path in sorted((self._folder / place).glob("*"))]
-        return [name for name in found if re.match(KEPT_NAME, name) and not name.endswith(".part")]
+        names = [f"{place}/{path.name}" for place in places for path in sorted((self._folder / place).glob("*"))]
+        return [name for name in names if re.match(KEPT_NAME, name) and not name.endswith(".part")]
 
     def _state(self, name: str) -> tuple[int, int]:
-        found = (self._folder / name).stat()
-        return found.st_size, found.st_mtime_ns
+        status = (self._folder / name).stat()
+        return status.st_size, status.st_mtime_ns
 
     def logs(self) -> None:
-        """Send the steps that are logged, and the snapshots at the end of epochs."""
+        """Send the step log and the snapshots taken at the end of epochs."""
         for name in self._found(("steps",)):
             begin, size = self._sent.get(name, (0, 0))[0], self._state(name)[0]
             if size < begin:
@@ -139,7 +135,7 @@ class _Upward:
         self._snapshots("-step-0-")
 
     def everything(self) -> None:
-        """Send all that is new."""
+        """Send all new files."""
         self.logs()
         self._snapshots("")
 
@@ -162,9 +158,10 @@ class _Upward:
 
 
 class PipeChannel(Channel):
-    """A job's way to whoever leads.  call: what is done.  context: of the job.
+    """Connects a job to the leading process.
 
-    moved: the run's folder there and here; None: it is the same.
+    call: the called function.  context: the job's context.
+    moved: the run's folder there and here; None if both are the same.
     """
 
     def __init__(self, engine: Engine, number: int, call: Call, context: RankContext, moved: Moved | None) -> None:
@@ -176,13 +173,13 @@ class PipeChannel(Channel):
         self._early: list[Any] = []
 
     def send(self, event: Any) -> None:
-        """Send an event, after the files that belong to it."""
+        """Send the files that an event refers to, and then the event."""
         with self._lock:
             if self.upward is not None and isinstance(event, c.StepDone):
                 self.upward.logs()
             elif self.upward is not None and isinstance(event, c.Ended):
                 self.upward.everything()
-            self._engine.send("event", encode_told(event), self._number)
+            self._engine.send("event", encode_message(event), self._number)
 
     def store(self) -> ChannelStore:
         """Return the store of the process that leads."""
@@ -193,7 +190,7 @@ class PipeChannel(Channel):
         return self._engine.stopped >= self._number
 
     def listen(self, take: Callable[[Any], None]) -> None:
-        """Hand every command to `take`, in the thread that reads."""
+        """Pass every command to `take`, in the reading thread."""
         with self._arriving:
             self._take = take
             for command in self._early:
@@ -201,11 +198,11 @@ class PipeChannel(Channel):
             self._early.clear()
 
     def command(self, data: bytes) -> None:
-        """Take a command.  A ping is answered here, whatever the job does meanwhile."""
+        """Handle a command.  Pings are answered here, even while the job is busy."""
         if is_ping(data):
-            self._engine.send("event", encode_told(reply(self._context, self._footprint_bytes)), self._number)
+            self._engine.send("event", encode_message(reply(self._context, self._footprint_bytes)), self._number)
             return
-        command = decode_told(data, self._call, f"A command for {self._call.name}", self._moved)
+        command = decode_message(data, self._call, f"A command for {self._call.name}", self._moved)
         with self._arriving:
             if self._take is None:
                 self._early.append(command)
@@ -220,10 +217,11 @@ class PipeChannel(Channel):
 
 
 class Engine:
-    """Does what comes through one pipe and answers through another.  inward, outward: their descriptors.
+    """Serves calls from one pipe and replies through another.
 
-    ended(engine): called when the pipe has ended, in the thread that reads.  stopped: number of the last job that was
-    asked to end early.
+    inward, outward: their descriptors.
+    ended(engine): called in the reading thread when the pipe has ended.  stopped: number of the last job that was asked
+    to end early.
     """
 
     def __init__(self, table: CallTable, inward: int, outward: int, ended: Callable[[Engine], None]) -> None:
@@ -236,7 +234,7 @@ class Engine:
         self._next: tuple[int, RankContext] | None = None  # the number and context of the last call that came
         self._laptop_folder: Path | None = None
         self.stopped = -1
-        self.store = ChannelStore(self.ask)  # torch keeps the C++ half of it alone, which is of no use without this one
+        self.store = ChannelStore(self.ask)  # torch keeps only its C++ half, which does not work without this object
 
     def send(self, kind: Kind, data: bytes, number: int = 0) -> None:
         """Send a message."""
@@ -245,37 +243,35 @@ class Engine:
             while frame:
                 frame = frame[os.write(self._out, frame) :]
 
-    def ask(self, asked: Asked, timeout_s: float | None) -> bytes:
-        """Ask the store; return its reply.  Raises RuntimeError if there is none in time."""
+    def ask(self, request: Asked, timeout_s: float | None) -> bytes:
+        """Send a request to the store and return its reply.  Raises RuntimeError if there is none in time."""
         mine: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         with self._writing:
             self._asked += 1
             number = self._asked
             self._replies[number] = mine
-        self.send("store", encode(asked), number)
+        self.send("store", encode(request), number)
         try:
             return mine.get(timeout=timeout_s)
         except queue.Empty:
             raise RuntimeError(
-                f"The store on the laptop had no {', '.join(asked.keys)} within {timeout_s:g} s."
+                f"The store on the laptop had no {', '.join(request.keys)} within {timeout_s:g} s."
             ) from None
         finally:
             self._replies.pop(number, None)
 
     def fetch(self, paths: Sequence[Path]) -> None:
-        """Have the laptop send files of the cache folder: weights of a model that are read now.  Raises
-        MissingDataError.
-        """
+        """Request missing weight files of a model from the laptop.  Raises MissingDataError."""
         with self._fetching:
             places = tuple(path.relative_to(cache_folder()).as_posix() for path in paths if not path.exists())
-            found = self.ask(Asked("fetch", places), None)
-        if found:
+            error = self.ask(Asked("fetch", places), None)
+        if error:
             raise MissingDataError(
-                f"Weights of a model ('{places[0]}') were to be sent to this device.", found.decode(), "Run again."
+                f"Weights of a model ('{places[0]}') were to be sent to this device.", error.decode(), "Run again."
             )
 
     def read(self) -> None:
-        """Take messages until the pipe ends."""
+        """Read messages until the pipe closes."""
         messages = Messages(TO_ENGINE, _MOST_MESSAGE_BYTES)
         buffer = memoryview(
             bytearray(FILE_CHUNK)
@@ -284,7 +280,7 @@ class Engine:
             while size := os.readv(self._in, [buffer]):
                 for message in messages.of(buffer[:size]):
                     self._take(message)
-        except Exception:  # whatever it is: without its laptop an engine is of no use
+        except Exception:  # any error: without its laptop an engine cannot work
             traceback.print_exc()
         self._ended(self)
 
@@ -292,9 +288,9 @@ class Engine:
         match message.kind:
             case "hello":
                 self._laptop_folder = Path(message.data.decode())
-                LACKING.fetch = self.fetch
+                MISSING_WEIGHTS.fetch = self.fetch
             case "call":
-                with suppress(RuntimeSetupError):  # what is wrong with it is told when its turn comes
+                with suppress(RuntimeSetupError):  # its error is reported when its turn comes
                     self._next = message.number, decode(message.data, CallMessage, "A call").context
                 self._calls.put(message)
             case "command" if self._channel is not None:
@@ -302,7 +298,7 @@ class Engine:
             case "command" if self._next is not None and is_ping(message.data):
                 # The libraries of a call are still being imported, which takes a slow or a busy device half a minute.
                 number, context = self._next
-                self.send("event", encode_told(reply(context, read_memory().anonymous_bytes)), number)
+                self.send("event", encode_message(reply(context, read_memory().anonymous_bytes)), number)
             case "stop":
                 self.stopped = message.number
             case "reply" if message.number in self._replies:
@@ -310,18 +306,20 @@ class Engine:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a job is under way."""
+        """Return whether a job is running."""
         return self._channel is not None
 
     def finish(self) -> None:
-        """Let `work` return after the present job."""
+        """Let `work` return after the current job."""
         self._calls.put(None)
 
     def work(self) -> None:
-        """Take messages in another thread, and do one call after the other here, until `finish` is called."""
+        """Read messages in another thread, and run one call after the other in this one, until `finish` is called."""
         threading.Thread(target=self.read, name="leader", daemon=True).start()
         self.send("ready", __version__.encode())
-        for name in os.environ.get("WORKBENCH_IMPORTS", "").split():  # while whoever leads prepares what will need them
+        for name in os.environ.get(
+            "WORKBENCH_IMPORTS", ""
+        ).split():  # while the leading process prepares the job that needs them
             importlib.import_module(name)
         while (message := self._calls.get()) is not None:
             answer = self._answer(message)
@@ -332,19 +330,19 @@ class Engine:
 
     def _answer(self, message: Message) -> AnswerMessage:
         try:
-            asked = decode(message.data, CallMessage, "A call")
-            call = self._table.named(asked.function)
+            call_message = decode(message.data, CallMessage, "A call")
+            call = self._table.named(call_message.function)
             moved = None if self._laptop_folder is None else (self._laptop_folder, Path.cwd() / WORK)
-            payload = decode(asked.payload, call.payload, f"What {call.name} is given", moved)
-            channel = self._channel = PipeChannel(self, message.number, call, asked.context, moved)
-            context = replace(asked.context, channel=channel)
+            payload = decode(call_message.payload, call.payload, f"What {call.name} is given", moved)
+            channel = self._channel = PipeChannel(self, message.number, call, call_message.context, moved)
+            context = replace(call_message.context, channel=channel)
             if moved is not None:
                 moved[1].mkdir(exist_ok=True)
                 context = replace(context, interface=context.interface or _own_interface())
                 if context.cluster.data == "wireguard":
                     require_wireguard(context.interface)
             return AnswerMessage(result=encode(call.function(context, payload)))
-        except BaseException as error:  # told to the laptop, which chooses the cause among all devices'
+        except BaseException as error:  # reported to the laptop, which chooses the cause among all devices' errors
             return AnswerMessage.of_error(error)
         finally:
             lift_all_budgets()
@@ -354,14 +352,20 @@ class Engine:
 def _own_interface() -> str:
     """Return the network interface at whose address the laptop has logged in, or the loopback."""
     ends = os.environ.get("SSH_CONNECTION", "").split()
-    own = ends[2] if len(ends) == 4 else ""
-    found = [name for name, addresses in psutil.net_if_addrs().items() if any(one.address == own for one in addresses)]
-    return found[0] if found else next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "")
+    address = ends[2] if len(ends) == 4 else ""
+    interfaces = [
+        name
+        for name, addresses in psutil.net_if_addrs().items()
+        if any(entry.address == address for entry in addresses)
+    ]
+    return (
+        interfaces[0] if interfaces else next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "")
+    )
 
 
 def require_wireguard(interface: str) -> None:
-    """Raise RuntimeSetupError for a network interface that is none of WireGuard, in the kernel (by its type) or outside
-    it (a tunnel).
+    """Raise RuntimeSetupError unless `interface` is a WireGuard interface, of the kernel (recognised by its type) or
+    outside it (a tunnel).
     """
     place = Path("/sys/class/net") / interface
     if "DEVTYPE=wireguard" not in (place / "uevent").read_text() and not (place / "tun_flags").exists():
@@ -373,9 +377,7 @@ def require_wireguard(interface: str) -> None:
 
 
 def serve(table: CallTable) -> None:
-    """Be an engine until stdin ends.  Whatever else writes to stdout goes to the log, and whatever else reads stdin
-    finds nothing.
-    """
+    """Serve calls until stdin closes.  Other writes to stdout go to the log, and other reads of stdin get nothing."""
     inward, outward = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -388,5 +390,5 @@ def serve(table: CallTable) -> None:
 
 
 def _end_all(engine: Engine) -> None:
-    """End this process with all that it has started: without its laptop an engine is of no use."""
+    """End this process and all processes that it has started, because an engine cannot work without its laptop."""
     os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -26,9 +26,9 @@ def require_one_program(group: torch.distributed.ProcessGroup, program: Program)
     0's.
     """
     text = program.to_text().encode()
-    own = torch.tensor(list(hashlib.sha256(text).digest()), dtype=torch.uint8)
-    digests = [torch.empty_like(own) for _ in range(group.size())]
-    group.allgather([digests], [own]).wait()
+    own_digest = torch.tensor(list(hashlib.sha256(text).digest()), dtype=torch.uint8)
+    digests = [torch.empty_like(own_digest) for _ in range(group.size())]
+    group.allgather([digests], [own_digest]).wait()
     other = next((rank for rank, digest in enumerate(digests) if not torch.equal(digest, digests[0])), None)
     if other is None:
         return
@@ -61,7 +61,7 @@ def open_group(
     close_group()
     timeout_s *= context.dilation
     timeout = timedelta(seconds=timeout_s)
-    asked = (
+    request = (
         f"Device '{context.device.name}' (rank {context.rank} of {context.world_size}) tried to join the group "
         f"'{name}'."
     )
@@ -75,7 +75,7 @@ def open_group(
         missing = _call_the_roll(store, rank, world_size, timeout_s, is_wanted)
         if missing:
             raise GroupNotFormedError(
-                asked,
+                request,
                 f"It was given up: another group is wanted. Not there yet: {missing}."
                 if not is_wanted()
                 else f"It did not form within {timeout_s:g} s: rank {', '.join(map(str, missing))} did not come.",
@@ -86,7 +86,7 @@ def open_group(
     except (RuntimeError, ValueError) as error:
         close_group()
         raise GroupNotFormedError(
-            asked,
+            request,
             f"It did not form within {timeout_s:g} s: {str(error).splitlines()[0]}.",
             "See which device failed first; run again.",
         ) from error
@@ -116,8 +116,7 @@ def _forget_failures() -> None:
     """Make torch give the next group the same name as in other processes.
 
     torch counts groups per process, and a failed group stays counted.  Later groups would then search for their peers
-    under wrong
-    keys and never find them (torch 2.13; only destroy_process_group resets the count).
+    under wrong keys and never find them (torch 2.13; only destroy_process_group resets the count).
     """
     world = getattr(dist.distributed_c10d, "_world", None)
     if world is not None and not dist.is_initialized():
@@ -134,8 +133,9 @@ def close_group() -> None:
 class Meeting:
     """A barrier for all ranks of the default group, however long each of them still works.
 
-    The wait ends at once if a rank dies or whoever leads gives up, and after LONGEST_WAIT_S if a rank does not arrive.
-    names: of the devices, by rank.  given_up: returns why waiting is pointless, or None.
+    The wait ends at once if a rank dies or the leading process gives up, and after LONGEST_WAIT_S if a rank does not
+    arrive.
+    names: the devices' names, by rank.  given_up: returns why waiting is pointless, or None.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Meeting:
         ranks.
         """
         self._number += 1
-        asked = (
+        request = (
             f"Device '{self._names[self._rank]}' (rank {self._rank}) waited for the others at meeting {self._number}."
         )
         self._store.set(self._mark(self._rank), "")
@@ -170,15 +170,19 @@ class Meeting:
                 pause_s = min(0.01, 1.5 * pause_s)
             work.wait()
         except RuntimeError as error:
-            raise self._lost(asked, self._missing(), f"did not come: {str(error).splitlines()[0]}", begin_s) from error
+            raise self._lost(
+                request, self._missing(), f"did not come: {str(error).splitlines()[0]}", begin_s
+            ) from error
 
     def _missing(self) -> list[int]:
         return [rank for rank in range(len(self._names)) if not self._store.check([self._mark(rank)])]
 
-    def _lost(self, asked: str, ranks: Sequence[int], why: str, begin_s: float) -> DeviceLostError:
+    def _lost(self, request: str, ranks: Sequence[int], why: str, begin_s: float) -> DeviceLostError:
         names = ", ".join(f"'{self._names[rank]}' (rank {rank})" for rank in ranks) or "of them"
         return DeviceLostError(
-            asked, f"Device {names} {why}; waited {time.monotonic() - begin_s:.0f} s.", "See its own output; run again."
+            request,
+            f"Device {names} {why}; waited {time.monotonic() - begin_s:.0f} s.",
+            "See its own output; run again.",
         )
 
     def _mark(self, rank: int) -> str:

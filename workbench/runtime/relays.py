@@ -2,10 +2,8 @@
 
 gloo listens on the loopback, and the addresses that it publishes are rewritten.
 Each device's agent relays (see ssh_agent).  Of the store's values only gloo's addresses are changed.  The address of a
-peer with a higher
-rank is replaced by a port on the reader's own loopback, which leads to the peer.  An address of a lower rank is never
-connected to,
-because of two addresses gloo connects to the lower one.
+peer with a higher rank is replaced by a port on the reader's own loopback, which leads to the peer.  An address of a
+lower rank is never connected to, because of two addresses gloo connects to the lower one.
 """
 
 from __future__ import annotations
@@ -43,20 +41,20 @@ def make_certificate() -> bytes:
         "-days",
         "2",
     ]
-    asked = "Tensors between devices were to be encrypted."
+    request = "Tensors between devices were to be encrypted."
     try:
         done = subprocess.run([*words, "-subj", "/CN=workbench", "-keyout", "-", "-out", "-"], capture_output=True)
     except OSError as error:
-        found = f"openssl cannot be started: {error.strerror}."
+        problem = f"openssl cannot be started: {error.strerror}."
         raise RuntimeSetupError(
-            asked, found, 'Install it, or write data = "plain" for a network of your own.'
+            request, problem, 'Install it, or write data = "plain" for a network of your own.'
         ) from error
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()
+        errors = done.stderr.decode(errors="replace").strip()
         raise RuntimeSetupError(
-            asked,
-            f"openssl made no certificate: {said}.",
-            'Mend it, or write data = "plain" for a network of your own.',
+            request,
+            f"openssl made no certificate: {errors}.",
+            'Fix it, or write data = "plain" for your own network.',
         )
     return done.stdout
 
@@ -65,24 +63,30 @@ def gloo_port(value: bytes) -> int | None:
     """Return the loopback port at which gloo listens, from a value in the store.  None if the value is not an address
     of gloo.
     """
-    at = _place(value)
-    if at is None or value[at : at + 2] != struct.pack("=H", socket.AF_INET) or value[at + 4 : at + 8] != _LOOPBACK:
+    offset = _place(value)
+    if (
+        offset is None
+        or value[offset : offset + 2] != struct.pack("=H", socket.AF_INET)
+        or value[offset + 4 : offset + 8] != _LOOPBACK
+    ):
         return None
-    return struct.unpack_from(">H", value, at + 2)[0]
+    return struct.unpack_from(">H", value, offset + 2)[0]
 
 
 def with_address(value: bytes, host: str, port: int) -> bytes:
     """Return gloo's value with the address replaced."""
-    at = _place(value)
-    assert at is not None
-    return value[: at + 2] + struct.pack(">H", port) + socket.inet_aton(host) + value[at + 8 :]
+    offset = _place(value)
+    assert offset is not None
+    return value[: offset + 2] + struct.pack(">H", port) + socket.inet_aton(host) + value[offset + 8 :]
 
 
 def _place(value: bytes) -> int | None:
     """Return the offset of gloo's socket address, which follows a host's name and the address's size."""
-    if len(value) < _SIZE.size or (at := 2 * _SIZE.size + _SIZE.unpack_from(value)[0]) + _STORAGE_BYTES > len(value):
+    if len(value) < _SIZE.size or (offset := 2 * _SIZE.size + _SIZE.unpack_from(value)[0]) + _STORAGE_BYTES > len(
+        value
+    ):
         return None
-    return at if _SIZE.unpack_from(value, at - _SIZE.size)[0] == _STORAGE_BYTES else None
+    return offset if _SIZE.unpack_from(value, offset - _SIZE.size)[0] == _STORAGE_BYTES else None
 
 
 class _Exposed(NamedTuple):
@@ -97,13 +101,15 @@ class Relays:
         self._failed = failed
         self._exposed: dict[str, _Exposed] = {}
 
-    def told(self, rank: int, connection: Connection, key: str, value: bytes) -> None:
-        """Process a value that a device sets.  If it is an address, make it reachable for the other devices."""
+    def publish(self, rank: int, connection: Connection, key: str, value: bytes) -> None:
+        """Process a key and value that a device has set.  If the value is an address, make it reachable for the other
+        devices.
+        """
         port = gloo_port(value)
         if port is not None:
-            at = connection.post("expose", port=port)
-            self._exposed[key] = _Exposed(rank, at)
-            at.add_done_callback(
+            future = connection.post("expose", port=port)
+            self._exposed[key] = _Exposed(rank, future)
+            future.add_done_callback(
                 lambda exposed: self._failed(rank, error) if (error := exposed.exception()) is not None else None
             )
 
@@ -122,7 +128,7 @@ class Relays:
     def _reach(
         self, rank: int, connection: Connection, say: Callable[[bytes], None], value: bytes, exposed: Future[Any]
     ) -> None:
-        if exposed.exception() is not None:  # the fault of the other device, which `told` reports
+        if exposed.exception() is not None:  # the fault of the other device, which `publish` reports
             return
         host, port = exposed.result()
         connection.post("reach", host=host, port=port).add_done_callback(functools.partial(self._say, rank, say, value))

@@ -1,11 +1,10 @@
-"""Snapshots: the trained state of a run between two steps, from which the run goes on; when one is taken, and its
+"""Snapshots: the trained state of a run between two steps, from which the run can continue; when one is taken, and its
 files.
 
 A snapshot is every trained parameter with its moments, by name.  On the disk one device writes two sealed files for
-each group of layers,
-the moments first and then the weights; files whose layers cover the model are a whole snapshot.  From a snapshot on,
-steps are done again
-in the order that the job's seed gives, so that a run that goes on equals an unbroken one.
+each group of layers, the moments first and then the weights; files whose layers cover the model are a complete
+snapshot.  After a snapshot is loaded, the steps that follow it are repeated in the order that the job's seed gives, so
+that a resumed run equals an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -49,14 +48,13 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """When the state is kept, and where.
+    """When and where the state is saved.
 
-    every: steps of the run between two snapshots; 0: only at a pause of the devices.  The end of every epoch also is
-    one, always on the
-    disk: it gives the epoch's predictions.  to: 'disk', the run's folder; 'neighbour', the memory of the device and of
-    the next one.
-    keeps_moments: the moments of all epochs stay on the disk until the run ends, so that a damaged file costs only its
-    epoch.
+    every: steps of the run between two snapshots; 0: only when the devices pause.  There is also one at the end of
+    every epoch, always on the disk, from which the epoch's predictions are made.  to: 'disk', the run's folder;
+    'neighbour', the memory of the device and of the next one.
+    keeps_moments: whether the moments of all epochs stay on the disk until the run ends, so that a damaged file costs
+    only its epoch.
     """
 
     every: int
@@ -64,12 +62,12 @@ class Snapshot:
     keeps_moments: bool = True
 
     def is_due(self, steps: int) -> bool:
-        """Return whether a snapshot is taken after so many steps of the run."""
+        """Return whether a snapshot is taken after this number of steps."""
         return bool(self.every) and steps % self.every == 0
 
     def last(self, steps: int) -> int:
-        """Return the number of steps, at most so many, after which one was taken; those at the end of epochs do not
-        count.
+        """Return the number of steps, at most `steps`, after which the last snapshot was taken.  Snapshots at the end
+        of epochs do not count.
         """
         return steps - steps % self.every if self.every else 0
 
@@ -100,7 +98,7 @@ def snapshot_files(folder: Path) -> list[SnapshotFile]:
 
 
 def remove_damaged(folder: Path, run: str) -> list[str]:
-    """Remove the files that are not as this run wrote them, and return in sentences what was wrong with each."""
+    """Remove files that differ from what this run wrote, and return a sentence about the damage of each."""
     damage = []
     for path in (file.path for file in snapshot_files(folder)):
         about = path.stat()
@@ -112,19 +110,21 @@ def remove_damaged(folder: Path, run: str) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def _damage_of(path: Path, run: str, *version: int) -> str:
-    """Return what is wrong with a file.  version: of the file: one that has been read is not read again after each lost
-    device.
+    """Return the damage of a file in a sentence.
+
+    version: identifies the file's content, so that a file is not read again after each lost device.
     """
     return damage_of(path, owner_of(run, path))
 
 
-def covering(files: Sequence[SnapshotFile], at: Position, num_layers: int, *kinds: str) -> tuple[Path, ...]:
-    """Return files that together have the state of all layers at a position; nothing if some layer lacks.  kinds: by
-    default all.
+def covering(files: Sequence[SnapshotFile], position: Position, num_layers: int, *kinds: str) -> tuple[Path, ...]:
+    """Return files that together have the state of all layers at a position.  Empty if a layer is missing.
+
+    kinds: the kinds of files; by default all.
     """
     chosen: list[Path] = []
     for kind in kinds or KINDS:
-        cover = _cover([file for file in files if (file.kind, file.at) == (kind, at)], num_layers)
+        cover = _cover([file for file in files if (file.kind, file.at) == (kind, position)], num_layers)
         if cover is None:
             return ()
         chosen += [file.path for file in cover]
@@ -143,9 +143,9 @@ def _cover(files: Sequence[SnapshotFile], num_layers: int, start: int = 0) -> tu
 
 
 def passing(folder: Path, *, with_moments: bool = True) -> Iterator[Path]:
-    """Yield the files that serve only to go on with the run: all but the weights at the end of an epoch.
+    """Yield the files that are only needed to resume the run: all but the weights at the end of an epoch.
 
-    with_moments: also those at the end of an epoch.
+    with_moments: whether to include the moments at the end of an epoch.
     """
     for file in snapshot_files(folder):
         if file.at.step or (with_moments and file.kind == MOMENTS):
@@ -154,53 +154,56 @@ def passing(folder: Path, *, with_moments: bool = True) -> Iterator[Path]:
 
 
 def weights_after(folder: Path, run: str, epoch: int, num_layers: int) -> dict[str, Tensor]:
-    """Return the trained parameters at the end of an epoch, by name.  run: its fingerprint.
+    """Return the trained parameters at the end of an epoch, by name.
 
+    run: the run's fingerprint.
     Raises MissingDataError if the snapshot is incomplete, DamagedError if it was changed.
     """
     paths = covering(snapshot_files(folder), Position(epoch + 1, 0), num_layers, WEIGHTS)
     if not paths:
-        asked, found = (
+        request, problem = (
             f"What was trained until epoch {epoch + 1} was asked for.",
-            f"'{folder / SNAPSHOTS}' does not hold it whole.",
+            f"'{folder / SNAPSHOTS}' does not hold it completely.",
         )
-        raise MissingDataError(asked, found, "Give --workdir a folder that all devices share.")
+        raise MissingDataError(request, problem, "Give --workdir a folder that all devices share.")
     return {name.removeprefix(_WEIGHT): tensor for name, tensor in load_state(paths, run).items()}
 
 
 class SnapshotWriter:
     """Writes the snapshots of some layers into a run's folder.
 
-    Between the ends of epochs it keeps two, because the devices are at most one apart; the next one takes the place of
+    Between the ends of epochs it keeps two snapshots, because the devices are at most one apart; the next one replaces
     the older one.
     """
 
     def __init__(self, folder: Path, run: str, layers: tuple[int, int], optimizer: Optimizer) -> None:
-        """run: its fingerprint.  layers: [start, stop)."""
+        """run: the run's fingerprint.  layers: [start, stop)."""
         self._folder, self._run, self._layers, self._optimizer = folder, run, layers, optimizer
         self._shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in optimizer.named_tensors().items()}
         self._passing = sorted({file.at for file in snapshot_files(folder) if file.layers == layers and file.at.step})
 
-    def write(self, at: Position, *, keeps_moments: bool) -> None:
+    def write(self, position: Position, *, keeps_moments: bool) -> None:
         """Save the optimizer's state.  keeps_moments: see Snapshot.  Raises WriteError if the system refuses."""
-        former = self._passing.pop(0) if at.step and len(self._passing) > 1 else None
+        former = self._passing.pop(0) if position.step and len(self._passing) > 1 else None
         contents = self._contents()
         for kind in KINDS:
-            path = self._path(kind, at)
-            with quick_file(path, former and self._path(kind, former)) if at.step else whole_file(path) as part:
-                of_kind = {name: one for name, one in contents.items() if name.startswith(_WEIGHT) == (kind == WEIGHTS)}
+            path = self._path(kind, position)
+            with quick_file(path, former and self._path(kind, former)) if position.step else whole_file(path) as part:
+                of_kind = {
+                    name: tensor for name, tensor in contents.items() if name.startswith(_WEIGHT) == (kind == WEIGHTS)
+                }
                 write_sealed_tensors(part, owner_of(self._run, path), of_kind)
-        if at.step and at not in self._passing:
-            self._passing.append(at)
-        elif not at.step and not keeps_moments:
-            self._path(MOMENTS, Position(at.epoch - 2, 0)).unlink(missing_ok=True)
+        if position.step and position not in self._passing:
+            self._passing.append(position)
+        elif not position.step and not keeps_moments:
+            self._path(MOMENTS, Position(position.epoch - 2, 0)).unlink(missing_ok=True)
 
-    def _path(self, kind: str, at: Position) -> Path:
-        return SnapshotFile(self._folder, kind, at, self._layers).path
+    def _path(self, kind: str, position: Position) -> Path:
+        return SnapshotFile(self._folder, kind, position, self._layers).path
 
     def _contents(self) -> Mapping[str, Content]:
-        """Return the state by name.  It lies one tensor after the other in a few vectors: looking at these is
-        quicker.
+        """Return the state by name.  It lies one tensor after the other in a few vectors: looking at these
+        is quicker.
         """
         contents, rest = {}, memoryview(b"")
         vectors = iter(

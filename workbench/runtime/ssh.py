@@ -39,12 +39,12 @@ Span = tuple[int, int]
 
 
 class Connection:
-    """A device's agent.  name: the device's.  command: starts the agent's loader (see agent_command).
+    """A connection to a device's agent.
 
+    name: the device's name.  command: starts the agent's loader (see agent_command).
     take(kind, content): called in the reading thread with 'engine' (bytes), 'started' and 'ended' (see frames), and
-    once 'lost' (a
-    Failure).  If it raises an error, and for whatever is none of the messages of frames, the connection ends: that
-    loses this device alone.
+    once 'lost' (a Failure).
+    If `take` raises an error, or an invalid message arrives, the connection ends.  That loses only this device.
     """
 
     greeting: frames.Greeting
@@ -81,8 +81,8 @@ class Connection:
         except OSError as error:
             self._log_name.unlink()
             self._log.close()
-            found = f"ssh cannot be started: {error.strerror}."
-            raise RuntimeSetupError(self._asked, found, "Install OpenSSH's client.") from error
+            problem = f"ssh cannot be started: {error.strerror}."
+            raise RuntimeSetupError(self._asked, problem, "Install OpenSSH's client.") from error
         source = inspect.getsource(ssh_agent).encode()
         self._queue.put((b"%8d" % len(source) + source,))
         threads = [
@@ -98,8 +98,9 @@ class Connection:
         return f"Device '{self.name}' was to be reached over SSH."
 
     def open(self, owner: str = "", timeout_s: float = 20.0) -> None:
-        """Wait for the agent and greet it.  owner: who takes the device for a run.  Raises RuntimeSetupError, which
-        says what to do.
+        """Wait for the agent and exchange versions.
+
+        owner: name of the run's owner, who reserves the device.  Raises RuntimeSetupError with the remedy.
         """
         deadline_s = time.monotonic() + timeout_s
         if not self._ready.wait(timeout_s) or self.lost is not None:
@@ -115,15 +116,15 @@ class Connection:
             raise
 
     def ask(self, operation: str, timeout_s: float = 60.0, **fields: Any) -> Any:
-        """Have the agent do something and return what it answers (see frames.ANSWERS).  Raises RuntimeSetupError."""
+        """Send a request to the agent and return its reply (see frames.ANSWERS).  Raises RuntimeSetupError."""
         try:
             return self.post(operation, **fields).result(timeout_s)
         except TooLate:
-            asked = f"Device '{self.name}' was asked to {operation}."
-            raise RuntimeSetupError(asked, "It did not answer in time.", "See what else it does.") from None
+            request = f"Device '{self.name}' was asked to {operation}."
+            raise RuntimeSetupError(request, "It did not answer in time.", "See what else it does.") from None
 
     def post(self, operation: str, frames: Iterable[bytes] = (), **fields: Any) -> Future[Any]:
-        """Have the agent do something; return where its answer will be.  frames: follow the request."""
+        """Send a request to the agent and return a future for its reply.  frames: frames that follow the request."""
         future: Future[Any] = Future()
         with self._lock:
             self._number += 1
@@ -145,12 +146,12 @@ class Connection:
 
     @property
     def is_sending(self) -> bool:
-        """Return whether files are on their way, behind which everything but this connection's own pings waits."""
+        """Return whether files are being sent.  Everything but this connection's own pings waits behind them."""
         return bool(self._files)
 
     def send_file(self, path: Path, place: str) -> Future[Any]:
-        """Send a file, which is there whole or not at all; return where the agent says so.  Raises OSError for one that
-        cannot be read.
+        """Send a file and return a future for the agent's confirmation.  An incomplete file never appears on the
+        device.  Raises OSError for a file that cannot be read.
         """
         file = open(path, "rb")  # noqa: SIM115 (closed by whoever sends it; it may be removed meanwhile)
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -159,48 +160,51 @@ class Connection:
         return self.post("begin_file", _frames_of(file, size), path=place, size=size, sha256=digest)
 
     def lacks(self, path: Path, place: str, span: Span | None = None) -> int | None:
-        """Return None if the device has a file, else how many of its bytes.  span: the bytes of it that are meant, all
-        by default.
+        """Return None if the device has a file, else the number of bytes that it has.
+
+        span: only these bytes of the file; by default all.
         """
-        begun: int | None = self._has(path, place, span or (0, path.stat().st_size)).result(600.0)
-        return begun
+        received_bytes: int | None = self._has(path, place, span or (0, path.stat().st_size)).result(600.0)
+        return received_bytes
 
     def bring(self, path: Path, place: str, span: Span | None = None) -> bool:
-        """Send a file, or what a broken transfer left of it, unless the device has it; return whether.  Raises
-        RuntimeSetupError.
+        """Send a file, or the rest of it after an interrupted transfer.  Returns False if the device already has it.
+        Raises RuntimeSetupError.
         """
         return self.bring_all([(path, place, span)]) == 1
 
     def bring_all(self, files: Sequence[tuple[Path, str, Span | None]]) -> int:
-        """Send files (see bring) without waiting for one before the next; return how many were sent.  Raises
+        """Send files (see bring) one after the other without waiting for replies.  Returns how many were sent.  Raises
         RuntimeSetupError.
         """
-        whole = [(path, place, span or (0, path.stat().st_size)) for path, place, span in files]
-        asked = [self._has(*file) for file in whole]
-        sent = []
-        for (path, place, (begin, end)), answer in zip(whole, asked, strict=True):
-            begun = answer.result(600.0)
-            if begun is not None:
-                frames, digest = _frames_from(path, begin + begun, end), digest_of(path, (begin, end))
-                sent.append(self.post("begin_file", frames, path=place, size=end - begin, sha256=digest, offset=begun))
-        for future in sent:
+        spans = [(path, place, span or (0, path.stat().st_size)) for path, place, span in files]
+        answers = [self._has(*file) for file in spans]
+        futures = []
+        for (path, place, (begin, end)), answer in zip(spans, answers, strict=True):
+            received_bytes = answer.result(600.0)
+            if received_bytes is not None:
+                frames, digest = _frames_from(path, begin + received_bytes, end), digest_of(path, (begin, end))
+                futures.append(
+                    self.post("begin_file", frames, path=place, size=end - begin, sha256=digest, offset=received_bytes)
+                )
+        for future in futures:
             future.result()
-        return len(sent)
+        return len(futures)
 
     def _has(self, path: Path, place: str, span: Span) -> Future[Any]:
         return self.post("has", path=place, size=span[1] - span[0], sha256=digest_of(path, span))
 
     def to_engine(self, data: bytes) -> None:
         """Send bytes to the engine."""
-        self._queue.put(_frame(ENGINE, data[at : at + CHUNK]) for at in range(0, len(data), CHUNK))
+        self._queue.put(_frame(ENGINE, data[offset : offset + CHUNK]) for offset in range(0, len(data), CHUNK))
 
     def give_up(self, failure: Failure) -> None:
-        """End the connection for a reason that is noted as that of its loss; from any thread."""
+        """End the connection and record `failure` as the reason of the loss; may be called from any thread."""
         self._given_up = self._given_up or failure
         self._process.kill()
 
     def close(self) -> None:
-        """End the connection, and with it everything on the device."""
+        """End the connection and everything that it started on the device."""
         self._closing.set()
         self._queue.put(None)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -245,7 +249,7 @@ class Connection:
         stream: Any = self._process.stdout
         try:
             self._skip_to_magic(stream.read1)
-            self._log_name.unlink()  # ssh has opened its log: nothing is left of it if this process is killed
+            self._log_name.unlink()  # ssh has opened its log, so that nothing remains of it if this process is killed
             self._heard_s = time.monotonic()
             self._ready.set()
             while (frame := frames.read_frame(stream.read)) is not None:
@@ -259,9 +263,9 @@ class Connection:
             pass  # it ended, or was killed
         except WorkbenchError as error:
             self.give_up(Failure(error.found, error.todo))
-        except Exception as error:  # whatever it has sent: the other devices go on
-            said = shown(f"{type(error).__name__}: {error}", 200)
-            self.give_up(Failure(f"What it sent led to an error here: {said}.", "Report this."))
+        except Exception as error:  # any error in its messages: the other devices continue
+            problem = shown(f"{type(error).__name__}: {error}", 200)
+            self.give_up(Failure(f"What it sent led to an error here: {problem}.", "Report this."))
         if self._given_up is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(2.0)  # its status may tell why
@@ -287,36 +291,36 @@ class Connection:
             self._before += byte
             del self._before[:-_TAIL_BYTES]
 
-    def _hear(self, said: frames.AgentMessage) -> None:
-        if isinstance(said, frames.Started):
-            self._take("started", said)
+    def _hear(self, message: frames.AgentMessage) -> None:
+        if isinstance(message, frames.Started):
+            self._take("started", message)
             return
-        if isinstance(said, frames.EngineEnded):
-            self._take("ended", said)
+        if isinstance(message, frames.EngineEnded):
+            self._take("ended", message)
             return
-        operation, future = self._answers.get(said.id, ("", None))
+        operation, future = self._answers.get(message.id, ("", None))
         answers = frames.Echo if operation == "ping" else frames.Answer | frames.Refusal
-        if future is None or not isinstance(said, answers):
-            raise frames.foreign("an answer of the agent", f"number {said.id} was not asked for, or not so")
-        # A future whose answer is refused stays, and fails with the connection.
-        match said:
+        if future is None or not isinstance(message, answers):
+            raise frames.foreign("an answer of the agent", f"number {message.id} was not asked for, or not so")
+        # A future whose reply is invalid remains, and fails with the connection.
+        match message:
             case frames.Echo():
-                sent_s, now_s = self._pings.pop(said.id, 0.0), time.monotonic()
+                sent_s, now_s = self._pings.pop(message.id, 0.0), time.monotonic()
                 if not sent_s:
                     raise frames.foreign("an answer of the agent", "it answers a ping that was not sent yet")
-                self.cpu_s, self.health = said.cpu_s, said.health or self.health
+                self.cpu_s, self.health = message.cpu_s, message.health or self.health
                 if (now_s - sent_s) / 2 < self.clock_bound_s:
                     self.clock_bound_s = (now_s - sent_s) / 2
-                    self.clock_offset_s = (sent_s + now_s) / 2 - said.clock_s
+                    self.clock_offset_s = (sent_s + now_s) / 2 - message.clock_s
                 future.set_result(None)
             case frames.Refusal():
-                todo = shown(said.todo, 500) or "See `workbench kit check`."
-                asked = f"Device '{self.name}' was being used."
-                future.set_exception(RuntimeSetupError(asked, shown(said.error, 500), todo))
+                todo = shown(message.todo, 500) or "See `workbench kit check`."
+                request = f"Device '{self.name}' was being used."
+                future.set_exception(RuntimeSetupError(request, shown(message.error, 500), todo))
             case frames.Answer():
-                what = f"what device '{self.name}' answers to {operation}"
-                future.set_result(frames.decode_json(said.found, frames.ANSWERS[operation], what))
-        del self._answers[said.id]
+                expected = f"what device '{self.name}' answers to {operation}"
+                future.set_result(frames.decode_json(message.found, frames.ANSWERS[operation], expected))
+        del self._answers[message.id]
 
     def _hear_errors(self) -> None:
         assert self._process.stderr is not None
@@ -331,10 +335,10 @@ class Connection:
             future.set_exception(RuntimeSetupError(f"Device '{self.name}' was being used.", lost.found, lost.todo))
 
     def _login(self, code: int | None) -> Login:
-        """Return how far the login has come."""
+        """Return the state of the login."""
         log = os.pread(self._log.fileno(), 1 << 16, 0).decode(errors="replace")
-        said, errors = self._before.decode(errors="replace"), self._errors.decode(errors="replace")
-        return Login(log, code, said, errors, self._before.endswith(MAGIC))
+        output, errors = self._before.decode(errors="replace"), self._errors.decode(errors="replace")
+        return Login(log, code, output, errors, self._before.endswith(MAGIC))
 
 
 def digest_of(path: Path, span: Span | None = None) -> str:
@@ -377,7 +381,7 @@ def _frames_of(file: Any, size: int) -> Iterator[bytes]:
 
 
 def _frames_from(path: Path, begin: int, end: int) -> Iterator[bytes]:
-    """Yield a span of a file as frames; it is open only meanwhile."""
+    """Yield a span of a file as frames.  The file is open only during the iteration."""
     with open(path, "rb") as file:
         file.seek(begin)
         yield from _frames_of(file, end - begin)

@@ -3,8 +3,8 @@
 It never computes: it receives files, starts and ends the engine, passes the engine's bytes on, and answers pings for
 the clock.
 A frame is its length (4 bytes, big-endian), its kind (1 byte) and its payload: J is JSON for and from the agent, D
-bytes of the file that
-is being sent, E bytes of the engine's stdin or stdout.  The laptop waits for MAGIC first, because a .bashrc may print.
+bytes of the file that is being sent, E bytes of the engine's stdin or stdout.  The laptop waits for MAGIC first,
+because a .bashrc may print.
 Everything ends with the connection: at end of file, or after `silence_s` without a byte, the engine is killed and the
 run folder removed.
 """
@@ -71,9 +71,7 @@ _LOG_TAIL = 2000
 
 
 class Refused(Exception):
-    """What the agent was asked for cannot be done; its text is for the user.  todo: what helps, '' if the laptop says
-    it.
-    """
+    """The agent refuses a request; the message is shown to the user.  todo: the remedy; '' if the laptop knows it."""
 
     def __init__(self, text: str, todo: str = "") -> None:
         super().__init__(text)
@@ -81,7 +79,7 @@ class Refused(Exception):
 
 
 class Agent:
-    """One connection's agent.  home: where FOLDER is made."""
+    """One connection's agent.  home: the folder in which FOLDER is created."""
 
     def __init__(self, home: str) -> None:
         self.base = os.path.join(home, FOLDER)
@@ -96,14 +94,14 @@ class Agent:
     # The connection.
 
     def serve(self) -> None:
-        """Do what comes until the connection ends."""
+        """Handle requests until the connection closes."""
         os.write(1, MAGIC)
         threading.Thread(target=self.watch, daemon=True).start()
         try:
             while True:
                 length, kind = HEADER.unpack(self.read(HEADER.size))
                 if kind not in (JSON, DATA, ENGINE) or length > _MOST_FRAME_BYTES:
-                    raise EOFError  # whoever that is, it is no laptop with this workbench
+                    raise EOFError  # the other end is not a laptop with this workbench
                 self.take(kind, self.read(length))
         except (EOFError, OSError, ValueError, RecursionError):
             self.finish()
@@ -120,13 +118,13 @@ class Agent:
         return bytes(data)
 
     def watch(self) -> None:
-        """End everything when the laptop has fallen silent: its cable is pulled, or its lid is shut."""
+        """End everything when the laptop is silent, because its cable was pulled or its lid was shut."""
         while time.monotonic() - self.heard_s < self.silence_s:
             time.sleep(0.2)
         self.finish()
 
     def take(self, kind: int, payload: bytes) -> None:
-        """Take a frame.  Raises ValueError for a request that cannot be answered."""
+        """Handle a frame.  Raises ValueError for a request that cannot be answered."""
         if kind == ENGINE:
             self.to_engine.put(payload)
             return
@@ -135,32 +133,36 @@ class Agent:
                 raise ValueError("more bytes than the file was to have")
             self.take_data(payload)
             return
-        asked = json.loads(payload)
-        if not isinstance(asked, dict) or type(asked.get("id")) is not int or not isinstance(asked.get("op"), str):
+        request = json.loads(payload)
+        if (
+            not isinstance(request, dict)
+            or type(request.get("id")) is not int
+            or not isinstance(request.get("op"), str)
+        ):
             raise ValueError("no request")
-        if asked["op"] == "ping":
+        if request["op"] == "ping":
             clock_s = time.monotonic()
-            health = self.health() if asked.get("health") else None
-            self.say("echo", id=asked["id"], clock_s=clock_s, cpu_s=self.cpu_s(), health=health)
-        elif asked["op"] in (
+            health = self.health() if request.get("health") else None
+            self.say("echo", id=request["id"], clock_s=clock_s, cpu_s=self.cpu_s(), health=health)
+        elif request["op"] in (
             "has",
             "unpack",
             "tries",
             "clean",
             "facts",
-        ):  # they take time, and pings do not wait for them
-            threading.Thread(target=self.do, args=(asked,), daemon=True).start()
+        ):  # in a thread, because they take time and pings must not wait for them
+            threading.Thread(target=self.do, args=(request,), daemon=True).start()
         else:
-            self.do(asked)
+            self.do(request)
 
-    def do(self, asked: dict[str, Any]) -> None:
-        """Do one operation of the table and answer."""
-        number, name = asked.pop("id"), asked.pop("op")
+    def do(self, request: dict[str, Any]) -> None:
+        """Run one operation of the table and reply."""
+        number, name = request.pop("id"), request.pop("op")
         try:
-            check(name, asked)
-            found = getattr(self, name)(**asked)
-            if name != "begin_file":  # answered once it is whole
-                self.say("answer", id=number, found=found)
+            check(name, request)
+            value = getattr(self, name)(**request)
+            if name != "begin_file":  # answered once the file is complete
+                self.say("answer", id=number, found=value)
             else:
                 self.file["id"] = number
                 self.take_data(b"")
@@ -168,11 +170,11 @@ class Agent:
             self.say("refusal", id=number, **explained(error))
 
     def say(self, kind: str, **fields: Any) -> None:
-        """Send JSON.  kind: one of the messages that the laptop's workbench.runtime.frames declares."""
+        """Send a JSON message.  kind: one of the messages that workbench.runtime.frames on the laptop declares."""
         self.send(JSON, json.dumps({"kind": kind, **fields}).encode())
 
     def send(self, kind: int, payload: bytes) -> None:
-        """Send a frame; whichever thread sends, frames stay whole."""
+        """Send a frame.  Frames from several threads do not mix."""
         data = HEADER.pack(len(payload), kind) + payload
         with self.writing:
             try:
@@ -194,8 +196,8 @@ class Agent:
     # Operations.
 
     def hello(self, silence_s: float, owner: str = "") -> dict[str, Any]:
-        """Begin: sweep what others have left, make the run folder, and with an owner's name take the device for one
-        run.
+        """Begin a connection: remove folders that dead agents left, create the run folder, and with an owner's name
+        reserve the device for one run.
         """
         if sys.version_info < OLDEST_PYTHON:
             raise Refused(
@@ -229,7 +231,7 @@ class Agent:
         }
 
     def locked(self, path: str, owner: str) -> int:
-        """Return the open lease, which the kernel gives back however this process ends."""
+        """Return the open lock file.  The kernel releases the lock however this process ends."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -244,7 +246,7 @@ class Agent:
         return descriptor
 
     def facts(self, python: str = "") -> dict[str, Any]:
-        """Return what `kit check` shows.  python: the environment of the device's own; '': the kit's."""
+        """Return what `kit check` shows.  python: the Python of the device's own environment; '': the kit's."""
         disk = os.statvfs(self.base)
         environment = "".join(sorted(glob.glob(self.base + "/env-*/ready"))[:1])[len(self.base) + 1 : -len("/ready")]
         if environment and not python:
@@ -285,16 +287,18 @@ class Agent:
         shutil.rmtree(self.place(path), ignore_errors=True)
 
     def place(self, path: str) -> str:
-        """Return where a path of the laptop's is: 'run/...' in this run's folder, 'kit/...' kept on the device."""
+        """Return the device's path for a path that the laptop names: 'run/...' is in this run's folder, 'kit/...' stays
+        on the device.
+        """
         root, _, rest = path.partition("/")
         folder = {"run": self.run, "kit": self.base}.get(root)
         if not folder or not rest or os.path.isabs(rest) or ".." in rest.split("/"):
-            raise Refused(f"'{path}' is no place for a file.")
+            raise Refused(f"'{path}' is not a valid place for a file.")
         return os.path.join(folder, rest)
 
     def has(self, path: str, size: int, sha256: str) -> int | None:
-        """Return None if a file is there, whole and the same, else how many of its bytes are: its transfer goes on from
-        there.
+        """Return None if the same file is complete on the device, else the number of its bytes that are there, from
+        which its transfer continues.
         """
         place = self.place(path)
         if os.path.isfile(place) and os.path.getsize(place) == size:
@@ -311,8 +315,10 @@ class Agent:
         return count
 
     def begin_file(self, path: str, size: int, sha256: str, offset: int = 0) -> None:
-        """Begin a file, whose bytes from offset on follow in D frames; it is there whole or not at all.  offset: as
-        `has` told.
+        """Begin to receive a file, whose bytes from `offset` on follow in D frames.  It appears only when it is
+        complete.
+
+        offset: the number that `has` returned.
         """
         self.file = {"place": "", "part": "", "left": size - offset, "sha256": sha256, "error": None, "open": None}
         try:
@@ -327,8 +333,8 @@ class Agent:
             self.file["error"] = explained(error)
 
     def take_data(self, data: bytes) -> None:
-        """Add bytes to the file; at its end check it and put it in its place.  After an error the rest is thrown
-        away.
+        """Append bytes to the file.  When it is complete, check it and move it to its place.  After an error the rest
+        is discarded.
         """
         file = self.file
         file["left"] -= len(data)
@@ -354,25 +360,27 @@ class Agent:
                 self.say("refusal", id=file["id"], **file["error"])
 
     def holds(self, folder: str) -> bool:
-        """Return whether a folder of the kit was unpacked whole."""
+        """Return whether a folder of the kit was unpacked completely."""
         return os.path.exists(os.path.join(self.place("kit/" + folder), "ready"))
 
     def unpack(self, archive: str, folder: str, python: bool, trial: str = "") -> str:
-        """Unpack an archive in place of the folders of its kind; return where.
+        """Unpack an archive, which replaces the folders of its kind, and return its path.
 
-        python: into a virtual environment of ours.  trial: what this environment's Python must be able to run before it
-        counts as ready.
+        python: whether to unpack it into a virtual environment of ours.  trial: code that this environment's Python
+        must run before it counts as ready.
         """
-        made = self.place("kit/" + folder)
+        target_folder = self.place("kit/" + folder)
         for old in glob.glob(os.path.join(self.base, folder.partition("-")[0] + "-*")):
             shutil.rmtree(old, ignore_errors=True)
-        target = made
+        target = target_folder
         if python:
-            command = [sys.executable, "-m", "venv", "--without-pip", made]
-            said = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            if said.returncode:
-                raise Refused(f"A virtual environment cannot be made: {said.stdout.strip()}")
-            target = os.path.join(made, "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
+            command = [sys.executable, "-m", "venv", "--without-pip", target_folder]
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            if done.returncode:
+                raise Refused(f"A virtual environment cannot be made: {done.stdout.strip()}")
+            target = os.path.join(
+                target_folder, "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages"
+            )
         with tarfile.open(self.place(archive)) as tar:
             checked: Any = (
                 {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
@@ -380,18 +388,18 @@ class Agent:
             tar.extractall(target, **checked)
         if trial:
             try:
-                self.tries(os.path.join(made, "bin/python"), trial)
+                self.tries(os.path.join(target_folder, "bin/python"), trial)
             except Refused:
-                shutil.rmtree(made, ignore_errors=True)
+                shutil.rmtree(target_folder, ignore_errors=True)
                 os.unlink(self.place(archive))
                 raise
-        with open(os.path.join(made, "ready"), "w"):
+        with open(os.path.join(target_folder, "ready"), "w"):
             pass
         os.unlink(self.place(archive))
-        return made
+        return target_folder
 
     def tries(self, python: str, trial: str) -> None:
-        """Run a few lines of Python in an environment.  Refused if they fail."""
+        """Run a few lines of Python in an environment.  Raises Refused if they fail."""
         command = [os.path.expanduser(python), "-P", "-c", trial]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, preexec_fn=die_with_us)
         if done.returncode:
@@ -400,7 +408,7 @@ class Agent:
             raise Refused(f"`{trial}` {ended}.")
 
     def clean(self) -> bool:
-        """Remove every file that was put on the device, unless another run is at it."""
+        """Remove every file that was put on the device, unless another run uses it."""
         self.lease = self.locked(os.path.join(self.base, "lease"), "Cleaning")
         shutil.rmtree(self.base, ignore_errors=True)
         return not os.path.exists(self.base)
@@ -408,11 +416,11 @@ class Agent:
     # The engine.
 
     def start(self, python: str, module: str, environment: dict[str, str]) -> int:
-        """Start the engine; what it writes to stdout comes in E frames, and its end is told."""
+        """Start the engine.  Its stdout is forwarded in E frames, and its exit is reported."""
         self.end_engine()
         python = os.path.expanduser(python)
         if not os.access(python, os.X_OK):
-            raise Refused(f"'{python}' is no program there.")
+            raise Refused(f"'{python}' is not a program there.")
         variables = dict(os.environ, TMPDIR=self.run, WORKBENCH_CACHE=os.path.join(self.base, "cache"), **environment)
         pipe = subprocess.PIPE
         with open(os.path.join(self.run, "engine.log"), "wb") as log:
@@ -435,7 +443,7 @@ class Agent:
         return engine.pid
 
     def feed(self, engine: Any, mail: Any) -> None:
-        """Write to the engine's stdin; an engine that does not read holds up nobody else."""
+        """Write to the engine's stdin.  An engine that does not read blocks nobody else."""
         try:
             while True:
                 part = mail.get()
@@ -447,7 +455,7 @@ class Agent:
             pass
 
     def pass_on(self, engine: Any) -> None:
-        """Send what the engine writes, and say how it ended."""
+        """Forward the engine's output, and report how it ended."""
         while True:
             data = os.read(engine.stdout.fileno(), CHUNK)
             if not data:
@@ -461,7 +469,7 @@ class Agent:
         self.say("ended", pid=engine.pid, code=code, log=tail)
 
     def end_engine(self) -> None:
-        """Kill the engine and everything it has started, and wait until it is told."""
+        """Kill the engine's process group and wait until its exit is reported."""
         engine, self.engine = self.engine, None
         if engine is not None:
             kill(engine)
@@ -480,7 +488,9 @@ class Agent:
     # speak TLS 1.3.
 
     def expose(self, port: int) -> list[Any]:
-        """Let other devices of the run reach a port of the loopback; return the address and port at which they do."""
+        """Make a loopback port reachable for the run's other devices, and return the address and port at which they
+        reach it.
+        """
         ends = os.environ.get("SSH_CONNECTION", "").split()
         try:
             server = socket.create_server((ends[2], 0), family=socket.AF_INET6 if ":" in ends[2] else socket.AF_INET)
@@ -489,25 +499,25 @@ class Agent:
         context = self.tls(ssl.PROTOCOL_TLS_SERVER)
 
         def join(other: Any) -> None:
-            secure = context.wrap_socket(other, server_side=True)  # first: nobody else gets as far as gloo
+            secure = context.wrap_socket(other, server_side=True)  # first, so that nobody else reaches gloo
             relay(socket.create_connection(("127.0.0.1", port)), secure)
 
         threading.Thread(target=accept, args=(server, join), daemon=True).start()
         return list(server.getsockname()[:2])
 
     def reach(self, host: str, port: int) -> int:
-        """Return a port at LOWEST that leads to another device's."""
+        """Return a port at LOWEST that is forwarded to another device's port."""
         server = socket.create_server((LOWEST, 0))
         context = self.tls(ssl.PROTOCOL_TLS_CLIENT)
 
-        def join(own: Any) -> None:
-            relay(own, context.wrap_socket(socket.create_connection((host, port), 10.0)))
+        def join(local: Any) -> None:
+            relay(local, context.wrap_socket(socket.create_connection((host, port), 10.0)))
 
         threading.Thread(target=accept, args=(server, join), daemon=True).start()
         return server.getsockname()[1]
 
     def tls(self, protocol: Any) -> Any:
-        """Return how to speak to the run's devices: all have its one certificate, and take no other."""
+        """Return the TLS settings for the run's devices: all have the run's one certificate and accept no other."""
         context = ssl.SSLContext(protocol)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname, context.verify_mode = False, ssl.CERT_REQUIRED
@@ -528,18 +538,18 @@ def check(name: str, fields: dict[str, Any]) -> None:
     if name not in OPERATIONS:
         raise Refused(f"It knows no '{name[:40]}'.")
     for field, value in fields.items():
-        wanted = OPERATIONS[name].get(field)
-        if wanted is bool:
+        rule = OPERATIONS[name].get(field)
+        if rule is bool:
             fits = isinstance(value, bool)
-        elif isinstance(wanted, str):
-            fits = isinstance(value, str) and re.fullmatch(wanted, value) is not None
-        elif isinstance(wanted, range):
-            fits = type(value) is int and value in wanted
-        elif isinstance(wanted, tuple):
-            fits = type(value) in (int, float) and wanted[0] <= value <= wanted[1]
+        elif isinstance(rule, str):
+            fits = isinstance(value, str) and re.fullmatch(rule, value) is not None
+        elif isinstance(rule, range):
+            fits = type(value) is int and value in rule
+        elif isinstance(rule, tuple):
+            fits = type(value) in (int, float) and rule[0] <= value <= rule[1]
         else:
             fits = (
-                wanted == {}
+                rule == {}
                 and isinstance(value, dict)
                 and all(type(text) is str and "\0" not in text for text in value.values())
             )
@@ -548,7 +558,7 @@ def check(name: str, fields: dict[str, Any]) -> None:
 
 
 def part_of(place: str, sha256: str) -> str:
-    """Return where a file is while it arrives."""
+    """Return the temporary path of a file while it is being received."""
     return f"{place}.{sha256[:16]}.part"
 
 
@@ -564,11 +574,11 @@ def explained(error: Any) -> dict[str, str]:
 
 
 def accept(server: Any, join: Any) -> None:
-    """Have every connection served in a thread of its own."""
+    """Serve each connection in its own thread."""
 
     def served(connection: Any) -> None:
         connection.settimeout(10.0)
-        with connection, contextlib.suppress(OSError):  # also of TLS: whoever has not the certificate
+        with connection, contextlib.suppress(OSError):  # also TLS errors, of clients without the certificate
             join(connection)
 
     while True:
@@ -576,19 +586,19 @@ def accept(server: Any, join: Any) -> None:
 
 
 def relay(plain: Any, secure: Any) -> None:
-    """Pass bytes on, both ways, until one side ends; in one thread, because two must not use one TLS connection (Python
-    3.13.6).
+    """Forward bytes in both directions until one side ends.  One thread does both, because two must not use one TLS
+    connection (Python 3.13.6).
     """
     with plain, secure:
-        for one in (plain, secure):
-            one.setblocking(False)
+        for end in (plain, secure):
+            end.setblocking(False)
         with contextlib.suppress(OSError):
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             secure.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         out, back = b"", b""
         while True:
-            readers = [one for one, pending in ((plain, out), (secure, back)) if not pending]
-            writers = [one for one, pending in ((secure, out), (plain, back)) if pending]
+            readers = [end for end, pending in ((plain, out), (secure, back)) if not pending]
+            writers = [end for end, pending in ((secure, out), (plain, back)) if pending]
             has_more = not back and secure.pending() > 0
             readable = select.select(readers, writers, [], 0.0 if has_more else None)[0]
             with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
@@ -614,7 +624,7 @@ def kill(engine: Any) -> None:
 
 
 def memory_bytes(kind: str) -> int:
-    """Return a figure of /proc/meminfo, 0 if there is none."""
+    """Return a value of /proc/meminfo in bytes, 0 if there is none."""
     return sum(
         int(line.split()[1]) * 1024 for line in read_text("/proc/meminfo").splitlines() if line.startswith(kind + ":")
     )
@@ -646,8 +656,8 @@ def torch_version(python: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    found = re.search(r"([\w.+!-]{1,60})\s*\Z", done.stdout)
-    return found[1] if found else ""
+    version = re.search(r"([\w.+!-]{1,60})\s*\Z", done.stdout)
+    return version[1] if version else ""
 
 
 def read_text(path: str) -> str:

@@ -1,5 +1,5 @@
-"""A cluster of real devices over SSH: their engines, started and ended with the run, lent to a coordinator like
-emulated ones.
+"""A cluster of real devices over SSH.  Their engines start and end with the run; a coordinator uses them like emulated
+ones.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from workbench.models.loading import is_tiny, local_folder
 from workbench.models.partial_loading import HEADER, TENSORS, header_bytes
 from workbench.runtime.context import RankContext
 from workbench.runtime.engine_service import Engines
+from workbench.runtime.engine_slots import LEAST_LIMIT_BYTES, EngineSlot
 from workbench.runtime.frames import KEPT, WORK, Asked, FilePart, foreign
 from workbench.runtime.jobs import Outcome
 from workbench.runtime.kept_files import KeptFiles
 from workbench.runtime.memory import MemoryReading
 from workbench.runtime.messages import CallTable
 from workbench.runtime.relays import Relays, make_certificate
-from workbench.runtime.seats import LEAST_LIMIT_BYTES, Seat
 from workbench.runtime.ssh import Connection, Span, digest_of
 from workbench.runtime.ssh_agent import CERTIFICATE
 from workbench.runtime.ssh_login import Failure, agent_command
@@ -50,7 +50,7 @@ _ENGINE = "workbench.methods.calls"
 _PASSED_ON = ("OMP_NUM_THREADS", "WORKBENCH_TINY")
 
 
-class SshSeat(Seat):
+class SshSlot(EngineSlot):
     """A real device: its connection, its engine and its current job."""
 
     return_s = 60.0
@@ -76,7 +76,7 @@ class SshSeat(Seat):
         return self.connection
 
     def open(self) -> None:
-        """Connect, unless it is connected, and start the engine, which is not waited for.  Raises RuntimeSetupError."""
+        """Connect if necessary, and start the engine without waiting for it.  Raises RuntimeSetupError."""
         if self.connection is None or self.connection.lost is not None:
             command = self._engines.command_of(self.device)
             self.connection = Connection(self.device.name, command, self._take)
@@ -91,23 +91,23 @@ class SshSeat(Seat):
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for the engine.  Raises RuntimeSetupError."""
-        asked = f"The engine of device '{self.device.name}' was to be started."
+        request = f"The engine of device '{self.device.name}' was to be started."
         if not self.ready.wait(_START_TIMEOUT_S if timeout_s is None else timeout_s) or self.why:
             raise RuntimeSetupError(
-                asked,
+                request,
                 f"It did not come up: {self.why or 'it is too slow'}",
                 "Run `workbench kit setup`, or see its log.",
             )
 
     def close(self) -> None:
-        """End everything there."""
+        """End everything on the device."""
         connection, self.connection = self.connection, None
         if connection is not None:
             connection.close()
         self._files.close()
 
     def kill(self) -> None:
-        """End the engine at once; a device that does not report its end is given up (see look)."""
+        """End the engine at once.  A device that does not report the engine's end counts as lost (see look)."""
         if self.connection is not None:
             self.killed_s = self.killed_s or time.monotonic()
             self.connection.post("signal_engine", name="kill")
@@ -135,35 +135,37 @@ class SshSeat(Seat):
 
     @property
     def cpu_s(self) -> float:
-        """Return the processor seconds that the engine has used, as the device last said."""
+        """Return the processor seconds of the engine that the device last reported."""
         return 0.0 if self.connection is None else self.connection.cpu_s
 
     @property
     def memory(self) -> MemoryReading | None:
-        """Return the resident memory of the engine, as the device last said."""
+        """Return the resident memory of the engine that the device last reported."""
         if self.connection is None:
             return None
         health = self.connection.health
         return MemoryReading(rss_bytes=0 if health is None else health.rss_bytes, peak_rss_bytes=0, data_bytes=0)
 
     def bring(self, paths: Sequence[Path]) -> None:
-        """Send the run's files that a job names, in place of older ones.  They arrive before any message that
-        follows.
+        """Send the run's files that a job names; they replace older ones.  They arrive before any message
+        that follows.
         """
         folder, link = self._engines.folder, self.link
         for name in KEPT:
             link.post("empty", path=f"run/{WORK}/{name}")
-        wanted = [path for path in folder.glob("*") if folder in paths and path.is_file()]
-        wanted += [path for path in paths if path.is_relative_to(folder) and path.is_file()]
-        for path in wanted:
-            sent = self.link.send_file(path, f"run/{WORK}/{path.relative_to(folder).as_posix()}")
-            sent.add_done_callback(self._give_up_for)
+        files = [path for path in folder.glob("*") if folder in paths and path.is_file()]
+        files += [path for path in paths if path.is_relative_to(folder) and path.is_file()]
+        for path in files:
+            future = self.link.send_file(path, f"run/{WORK}/{path.relative_to(folder).as_posix()}")
+            future.add_done_callback(self._give_up_for)
 
     def give_up(self, error: BaseException) -> None:
-        """End the connection because of an error that is the device's alone."""
+        """End the connection because of an error that concerns only this device."""
         if self.connection is not None:
-            found, todo = (error.found, error.todo) if isinstance(error, WorkbenchError) else (str(error), "Check it.")
-            self.connection.give_up(Failure(found, todo))
+            problem, todo = (
+                (error.found, error.todo) if isinstance(error, WorkbenchError) else (str(error), "Check it.")
+            )
+            self.connection.give_up(Failure(problem, todo))
 
     def _give_up_for(self, answer: Future[Any]) -> None:
         error = answer.exception()
@@ -174,7 +176,7 @@ class SshSeat(Seat):
         if self.connection is not None:
             self.connection.to_engine(data)
 
-    # In the thread that reads.
+    # In the reading thread.
 
     def _take(self, kind: str, content: Any) -> None:
         match kind:
@@ -204,41 +206,43 @@ class SshSeat(Seat):
         except (WriteError, OSError) as error:  # of this machine, where the run's folder is
             self.inbox.put(self.rank, "ended", Outcome(rank=self.rank, error=error, text=str(error)))
 
-    def _ask(self, asked: Asked, reply: Callable[[bytes], None]) -> None:
-        """Ask the store for this device, or send it weights."""
-        if asked.operation == "fetch":  # it takes time, and this thread hears the device's answers
+    def _ask(self, request: Asked, reply: Callable[[bytes], None]) -> None:
+        """Pass a request of this device to the store, or send it weights."""
+        if (
+            request.operation == "fetch"
+        ):  # in another thread, because it takes time and this one reads the device's replies
             if self._is_fetching:
                 raise foreign("a question to the store", "weights are asked for while others are on their way")
             self._is_fetching = True
-            threading.Thread(target=self._fetched, args=(asked.keys, reply), daemon=True).start()
+            threading.Thread(target=self._fetched, args=(request.keys, reply), daemon=True).start()
             return
         relays, connection = self._engines.relays, self.connection
         if relays is not None and connection is not None:
-            if asked.operation == "set":
-                relays.told(self.rank, connection, asked.keys[0], asked.value)
-            elif asked.operation == "get":
-                reply = functools.partial(relays.reply, self.rank, connection, asked.keys[0], reply)
-        self.inbox.store.ask(self.rank, asked, reply)
+            if request.operation == "set":
+                relays.publish(self.rank, connection, request.keys[0], request.value)
+            elif request.operation == "get":
+                reply = functools.partial(relays.reply, self.rank, connection, request.keys[0], reply)
+        self.inbox.store.ask(self.rank, request, reply)
 
     def _fetched(self, places: Sequence[str], reply: Callable[[bytes], None]) -> None:
-        said = b""
+        error_text = b""
         try:
             self._engines.bring_weights(self.link, places)
         except (WorkbenchError, OSError) as error:
-            said = str(error).encode()
+            error_text = str(error).encode()
         self._is_fetching = False
-        reply(said)
+        reply(error_text)
 
 
 class SshEngines(Engines):
     """The engines of a cluster whose devices have addresses; the counterpart of EngineCluster.  Use it as a context
     manager.
 
-    folder: of the run on this machine; devices have copies of what they need of it.  calls: what may be called.
+    folder: the run's folder on this machine; devices have copies of the files that they need.  calls: the functions
+    that may be called.
     imports: modules that engines import while this machine prepares the run.
-    command_of: returns what starts a device's agent; None: ssh.
-    A message or a file of a device may have as many bytes as the model's weights with the optimizer's state, and 256 MB
-    for all else.
+    command_of: returns the command that starts a device's agent; None: ssh.
+    A message or file from a device may be as large as the model's weights with the optimizer's state, plus 256 MB.
     """
 
     fidelity: Literal["real"] = "real"
@@ -259,18 +263,18 @@ class SshEngines(Engines):
         self.relays: Relays | None = None
         self._certificate = b""
         self._weights: dict[str, dict[str, Path]] = {}
-        self._seats = [SshSeat(rank, device, self) for rank, device in enumerate(cluster.devices)]
+        self._slots = [SshSlot(rank, device, self) for rank, device in enumerate(cluster.devices)]
 
     @property
-    def seats(self) -> Sequence[SshSeat]:
+    def slots(self) -> Sequence[SshSlot]:
         """Return the devices by rank."""
-        return self._seats
+        return self._slots
 
     def __enter__(self) -> SshEngines:
         if self.cluster.data == "tls":
             self._certificate = make_certificate()
         try:
-            self._together(SshSeat.open)
+            self._together(SshSlot.open)
         except BaseException:
             self.close()
             raise
@@ -283,11 +287,11 @@ class SshEngines(Engines):
 
     def close(self) -> None:
         """End everything on all devices."""
-        for seat in self.seats:
-            seat.close()
+        for slot in self.slots:
+            slot.close()
 
     def certify(self, connection: Connection) -> None:
-        """Give a device the run's certificate."""
+        """Send a device the run's certificate."""
         if self._certificate:
             with tempfile.NamedTemporaryFile() as file:
                 file.write(self._certificate)
@@ -295,10 +299,10 @@ class SshEngines(Engines):
                 connection.send_file(Path(file.name), CERTIFICATE).result()
 
     def bring_model(self, name: str) -> None:
-        """Bring a model to all devices, which keep it: its files, and of its weights the headers.  Raises
+        """Send a model to all devices, which keep it: its files, but only the headers of its weights.  Raises
         RuntimeSetupError.
 
-        Each device has the tensors that it reads sent when it reads them (see bring_weights).
+        A device requests the tensors themselves when it reads them (see bring_weights).
         """
         if is_tiny(name):
             return
@@ -308,27 +312,29 @@ class SshEngines(Engines):
                 f"The model '{name}' was to be brought to devices.", "It is not on this machine.", "Fetch it first."
             )
         files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-        own = brought_folder(name, Path()).as_posix()
-        self._weights[own] = {file: path for file, path in files.items() if path.suffix == ".safetensors"}
-        self.inbox.most_bytes = LEAST_LIMIT_BYTES + 8 * sum(path.stat().st_size for path in self._weights[own].values())
+        model_place = brought_folder(name, Path()).as_posix()
+        self._weights[model_place] = {file: path for file, path in files.items() if path.suffix == ".safetensors"}
+        self.inbox.most_bytes = LEAST_LIMIT_BYTES + 8 * sum(
+            path.stat().st_size for path in self._weights[model_place].values()
+        )
         digests = "".join(f"{digest_of(path)} {file}\n" for file, path in files.items())
 
-        def bring(seat: SshSeat) -> None:
-            kept, link = f"kit/cache/{own}", seat.link
+        def bring(slot: SshSlot) -> None:
+            model_folder, link = f"kit/cache/{model_place}", slot.link
             with tempfile.NamedTemporaryFile("w") as mark:
                 mark.write(digests)
                 mark.flush()
                 # A model that is not known may have another's tensors there, under the same name.
-                is_known = link.lacks(Path(mark.name), f"{kept}/digests.txt") is None
+                is_known = link.lacks(Path(mark.name), f"{model_folder}/digests.txt") is None
                 if not is_known:
-                    link.ask("empty", path=kept)
-                    link.bring(Path(mark.name), f"{kept}/digests.txt")
-            weights = self._weights[own]
+                    link.ask("empty", path=model_folder)
+                    link.bring(Path(mark.name), f"{model_folder}/digests.txt")
+            weights = self._weights[model_place]
             link.bring_all(
                 [
-                    (path, f"{kept}/{file}{HEADER}", (0, header_bytes(path)))
+                    (path, f"{model_folder}/{file}{HEADER}", (0, header_bytes(path)))
                     if file in weights
-                    else (path, f"{kept}/{file}", None)
+                    else (path, f"{model_folder}/{file}", None)
                     for file, path in files.items()
                 ]
             )
@@ -336,29 +342,29 @@ class SshEngines(Engines):
         self._together(bring)
 
     def bring_weights(self, connection: Connection, places: Sequence[str]) -> None:
-        """Bring files of weights to a device, or single tensors.  places: in its cache folder, as partial_loading names
-        them.
+        """Send weight files or single tensors to a device.
 
+        places: their paths in its cache folder, as partial_loading names them.
         Raises RuntimeSetupError, also for any other file.
         """
         files: list[tuple[Path, str, Span | None]] = []
         for place in places:
-            found = re.fullmatch(rf"(brought/\w+)/([^/]+?)(?:{TENSORS}/(\d+)-(\d+))?", place)
-            path = self._weights.get(found[1], {}).get(found[2]) if found else None
-            if found is None or path is None:
-                asked = f"Device '{connection.name}' asked for '{shown(place)}'."
-                raise RuntimeSetupError(asked, "No model of this run has it.", "Run again.")
-            files.append((path, f"kit/cache/{place}", (int(found[3]), int(found[4])) if found[3] else None))
+            match = re.fullmatch(rf"(brought/\w+)/([^/]+?)(?:{TENSORS}/(\d+)-(\d+))?", place)
+            path = self._weights.get(match[1], {}).get(match[2]) if match else None
+            if match is None or path is None:
+                request = f"Device '{connection.name}' asked for '{shown(place)}'."
+                raise RuntimeSetupError(request, "No model of this run has it.", "Run again.")
+            files.append((path, f"kit/cache/{place}", (int(match[3]), int(match[4])) if match[3] else None))
         connection.bring_all(files)
 
-    def _together(self, work: Callable[[SshSeat], None]) -> None:
-        """Do something on all devices at once.  Raises the first one's error."""
-        with ThreadPoolExecutor(len(self.seats)) as pool:
+    def _together(self, work: Callable[[SshSlot], None]) -> None:
+        """Call `work` for all devices at once.  Raises the first one's error."""
+        with ThreadPoolExecutor(len(self.slots)) as pool:
             try:
-                for done in [pool.submit(work, seat) for seat in self.seats]:
+                for done in [pool.submit(work, slot) for slot in self.slots]:
                     done.result()
             except BaseException:
-                self.close()  # what the others still wait for ends, too
+                self.close()  # this also ends the others' waits
                 raise
 
     def now_s(self) -> float:
@@ -367,64 +373,64 @@ class SshEngines(Engines):
 
     @property
     def clock_bound_s(self) -> float:
-        """Return how far a device's clock may be from where it is assumed to be."""
-        return max(seat.connection.clock_bound_s if seat.connection is not None else 0.0 for seat in self.seats)
+        """Return the uncertainty of the devices' clock offsets in seconds."""
+        return max(slot.connection.clock_bound_s if slot.connection is not None else 0.0 for slot in self.slots)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return what a report says of these devices."""
+        """Return the notes for the report on these devices."""
         return (
             "Real devices over SSH: commands, weights and snapshots travel through SSH, tensors between devices"
             f" {_DATA_WORDS[self.cluster.data]}.",
-            f"The devices' clocks are laid beside this machine's to within {1000 * self.clock_bound_s:.2g} ms.",
+            f"The devices' clocks are aligned with this machine's to within {1000 * self.clock_bound_s:.2g} ms.",
         )
 
     def health(self, rank: int) -> str:
-        """Return a device's temperature, free memory and what slows it down, as it last said; '' if it has said
-        nothing.
+        """Return a device's temperature, free memory and cause of throttling, as it last reported them; '' without a
+        report.
         """
-        connection = self.seats[rank].connection
-        found = None if connection is None else connection.health
-        if found is None:
+        connection = self.slots[rank].connection
+        health = None if connection is None else connection.health
+        if health is None:
             return ""
-        heat = [] if found.temperature_c is None else [f"{found.temperature_c:.0f} °C"]
+        heat = [] if health.temperature_c is None else [f"{health.temperature_c:.0f} °C"]
         return ", ".join(
-            [*heat, f"{found.free_memory_bytes / 1e6:.0f} MB free", *([found.throttled] if found.throttled else [])]
+            [*heat, f"{health.free_memory_bytes / 1e6:.0f} MB free", *([health.throttled] if health.throttled else [])]
         )
 
     def context(self, rank: int) -> RankContext:
         """Return the context of a rank's next job.  Raises DeviceLostError without a connection."""
-        seat = self.seats[rank]
+        slot = self.slots[rank]
         return RankContext(
             rank=rank,
             world_size=self.cluster.world_size,
-            device=seat.device,
+            device=slot.device,
             cluster=self.cluster,
             fidelity="real",
             interface="lo" if self.relays else "",
             generation=self.number,
-            clock_offset_s=seat.link.clock_offset_s,
+            clock_offset_s=slot.link.clock_offset_s,
         )
 
     def _prepare(self) -> None:
-        self.relays = Relays(lambda rank, error: self.seats[rank].give_up(error)) if self._certificate else None
-        for seat in self.seats:
-            if seat.connection is None or seat.why:
-                seat.open()
-        self._together(SshSeat.wait)
+        self.relays = Relays(lambda rank, error: self.slots[rank].give_up(error)) if self._certificate else None
+        for slot in self.slots:
+            if slot.connection is None or slot.why:
+                slot.open()
+        self._together(SshSlot.wait)
 
     def _finish(self, busy: Sequence[int]) -> None:
         for rank in busy:
-            self.seats[rank].kill()
-            self.seats[rank].why = "it did not end its job."
+            self.slots[rank].kill()
+            self.slots[rank].why = "it did not end its job."
 
     def _give_up(self) -> None:
-        for seat in self.seats:
-            seat.why = "its group did not form."
+        for slot in self.slots:
+            slot.why = "its group did not form."
 
 
 def require_addresses(cluster: Cluster) -> None:
-    """Raise ConfigError for a cluster of which some devices are real and some are not."""
+    """Raise ConfigError for a cluster with both real and emulated devices."""
     without = [device.name for device in cluster.devices if not device.address]
     if without:
         raise ConfigError(

@@ -1,8 +1,7 @@
 """Log in to a device with the system's ssh: the command, the host keys that are trusted, and the reason if it fails.
 
-ssh writes its own messages into a log (-E), apart from what the device writes to stderr.  Only the log is read for
-reasons, and only as far
-as the login: a device cannot make its own words look like ssh's.
+ssh writes its own messages into a log (-E), apart from the device's stderr.  Only the log is read for reasons, and only
+up to the login, so that a device cannot make its own text look like ssh's.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ def known_hosts() -> Path:
 
 
 def agent_command(device: Device, *, trusts_new: bool = False) -> list[str]:
-    """Return the command that logs in and starts the agent's loader.  trusts_new: a host key that is not known yet is
-    taken.
+    """Return the command that logs in and starts the agent's loader.
 
-    Raises RuntimeSetupError for a key file that is not there.
+    trusts_new: whether to accept a host key that is not known yet.
+    Raises RuntimeSetupError for a missing key file.
     """
     if trusts_new:
         known_hosts().parent.mkdir(parents=True, exist_ok=True)
@@ -64,11 +63,11 @@ def agent_command(device: Device, *, trusts_new: bool = False) -> list[str]:
     if device.key:
         key = Path(os.path.expanduser(device.key))
         if not key.is_file():
-            asked, found = (
+            request, problem = (
                 f"Device '{device.name}' was to be reached over SSH.",
                 f"There is no key file '{shown(device.key)}'.",
             )
-            raise RuntimeSetupError(asked, found, "Name your private key with key = in the kit's file.")
+            raise RuntimeSetupError(request, problem, "Name your private key with key = in the kit's file.")
         words += ["-i", str(key)]
     return [*words, "--", device.address or device.name, f"exec python3 -I -c '{_LOADER}'"]
 
@@ -80,8 +79,10 @@ def with_log(command: Sequence[str], log: str) -> list[str]:
 
 def fingerprints(device: Device) -> tuple[str, ...]:
     """Return the fingerprints of a device's trusted host keys."""
-    said = _keygen(device, "-l").splitlines()
-    return tuple(" ".join(line.split()[1:2] + line.split()[-1:]) for line in said if line and not line.startswith("#"))
+    listing = _keygen(device, "-l").splitlines()
+    return tuple(
+        " ".join(line.split()[1:2] + line.split()[-1:]) for line in listing if line and not line.startswith("#")
+    )
 
 
 def forget_host(device: Device) -> None:
@@ -96,9 +97,9 @@ def _host_key_name(device: Device) -> str:
     return host if device.port in (None, 22) else f"[{host}]:{device.port}"
 
 
-def _keygen(device: Device, what: str) -> str:
+def _keygen(device: Device, option: str) -> str:
     name = _host_key_name(device)
-    words = ["ssh-keygen", "-f", str(known_hosts()), *(("-R", name) if what == "-R" else ("-l", "-F", name))]
+    words = ["ssh-keygen", "-f", str(known_hosts()), *(("-R", name) if option == "-R" else ("-l", "-F", name))]
     return subprocess.run(words, capture_output=True, text=True).stdout if known_hosts().exists() else ""
 
 
@@ -110,10 +111,10 @@ class Failure(NamedTuple):
 
 
 class Login(NamedTuple):
-    """How far a login came.  log: ssh's messages.  said: what the device wrote to stdout before the agent.  errors: to
-    stderr.
+    """The state of a login.
 
-    code: ssh's status, None if it runs.  has_begun: whether the agent has answered.
+    log: ssh's messages.  said: the device's stdout before the agent began.  errors: its stderr.
+    code: ssh's exit status, None if it runs.  has_begun: whether the agent has answered.
     """
 
     log: str
@@ -124,10 +125,13 @@ class Login(NamedTuple):
 
 
 def failure_of(login: Login, command: Sequence[str] = ()) -> Failure:
-    """Return why a login failed, or why its connection ended.  command: what logged in, to look at its keys."""
+    """Return why a login failed, or why its connection ended.
+
+    command: the command that logged in, whose keys are examined.
+    """
     # A server's farewell may have several lines, in which it may write anything.
-    own = re.split(r"(?m)^(?:Received disconnect|Disconnected) from ", login.log, maxsplit=1)
-    before, has_logged_in, after = own[0].partition("Authenticated to ")
+    parts = re.split(r"(?m)^(?:Received disconnect|Disconnected) from ", login.log, maxsplit=1)
+    before, has_logged_in, after = parts[0].partition("Authenticated to ")
     errors = login.errors.rpartition(BEGAN.decode())[2] if BEGAN.decode() in login.errors else ""
     if login.has_begun:
         last = _last(errors) or _last(after.partition("\n")[2])
@@ -137,9 +141,9 @@ def failure_of(login: Login, command: Sequence[str] = ()) -> Failure:
         )
     if has_logged_in:
         return _of_shell(login, errors)
-    for pattern, found, todo in _MEANINGS:
+    for pattern, problem, todo in _MEANINGS:
         if match := re.search(rf"(?m)^(?:{pattern})", before):
-            failure = Failure(match.expand(found), todo)
+            failure = Failure(match.expand(problem), todo)
             return (_of_keys(command) or failure) if "Permission denied" in pattern else failure
     if "UNKNOWN port 65535" in before:  # a command stands between, such as a jump host's ssh
         unknown = re.search(r"(?m)^(?:Host key verification failed|No \S+ host key is known)", login.errors)
@@ -165,11 +169,11 @@ def _of_shell(login: Login, errors: str) -> Failure:
         todo = "Log in by hand (ssh ADDRESS), and see what waits, for example in ~/.bashrc or ~/.profile."
         return Failure("It accepts the login, but does not come to start Python.", todo)
     last = _last(errors) or _last(login.said)
-    found = (
+    problem = (
         f"It accepts the login, but ends it with status {login.code} before Python "
         f"starts{last and f', and says: {last}'}."
     )
-    return Failure(found, "Give that user an ordinary shell there: sudo chsh -s /bin/bash USER.")
+    return Failure(problem, "Give that user an ordinary shell there: sudo chsh -s /bin/bash USER.")
 
 
 def _last(text: str) -> str:
@@ -220,14 +224,14 @@ _MEANINGS = (
 
 
 def _of_keys(command: Sequence[str]) -> Failure | None:
-    """Return what is wrong with the private keys that ssh could offer; None if it had one, which then was not
-    accepted.
+    """Return the problem with the private keys that ssh could offer; None if it had a usable key, which the device did
+    not accept.
     """
     if not command or Path(command[0]).name != "ssh":
         return None
-    asked = [command[0], "-G", *command[1:-1]]
+    settings_command = [command[0], "-G", *command[1:-1]]
     settings: dict[str, list[str]] = {}
-    for line in subprocess.run(asked, capture_output=True, text=True).stdout.splitlines():
+    for line in subprocess.run(settings_command, capture_output=True, text=True).stdout.splitlines():
         name, _, value = line.partition(" ")
         settings.setdefault(name, []).append(value)
     agent = settings.get("identityagent", ["SSH_AUTH_SOCK"])[0]
@@ -247,8 +251,8 @@ def _of_keys(command: Sequence[str]) -> Failure | None:
     locked = [key for key in keys if _has_passphrase(key)]
     if len(locked) < len(keys):
         return None
-    found = f"The key '{shown(locked[0])}' has a passphrase, and no ssh-agent holds it."
-    return Failure(found, f'Start an agent and add the key: eval "$(ssh-agent)"; ssh-add {shown(locked[0])}.')
+    problem = f"The key '{shown(locked[0])}' has a passphrase, and no ssh-agent holds it."
+    return Failure(problem, f'Start an agent and add the key: eval "$(ssh-agent)"; ssh-add {shown(locked[0])}.')
 
 
 def _has_passphrase(key: str) -> bool:

@@ -1,6 +1,4 @@
-"""What a real device needs before it can work: this workbench's code, brought to it before each run, and once the
-libraries.
-"""
+"""Set up a real device: send it this workbench's code before each run, and once the libraries."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ def code_files() -> list[tuple[Path, Path]]:
     """Return the files that a device needs besides libraries, each with its name there: this workbench, and the
     installed methods.
 
-    A method's entry point is part of its package's metadata, so that comes along; a package's other data do not.
+    They include the metadata of a method's package, which has its entry point, but no other data of the package.
     """
     root = Path(workbench.__file__).parent
     files = [(path, Path("workbench") / path.relative_to(root)) for path in sorted(root.rglob("*.py"))]
@@ -65,7 +63,7 @@ def code_files() -> list[tuple[Path, Path]]:
 
 
 def bring_code(connection: Connection) -> str:
-    """Bring this workbench to a device that has another version of it; return its folder there.  Raises
+    """Send this workbench to a device that has another version of it, and return its folder there.  Raises
     RuntimeSetupError.
     """
     files, digest = code_files(), hashlib.sha256()
@@ -83,39 +81,39 @@ def _kind_of(greeting: Greeting) -> tuple[str, str]:
 
 
 def environment_name(greeting: Greeting, pins: Sequence[str]) -> str:
-    """Return the name of the environment of a device's kind with these libraries."""
+    """Return the name of the environment with these libraries for a device's processor and Python."""
     return f"env-{hashlib.sha256(' '.join((*_kind_of(greeting), *pins)).encode()).hexdigest()[:16]}"
 
 
 def environment_python(connection: Connection) -> str:
     """Return the Python of the environment that `install` made on a device.  Raises RuntimeSetupError if there is none
-    of our versions.
+    with our versions.
     """
     environment = connection.ask("facts").environment
-    asked = f"Device '{connection.name}' was to run a job."
+    request = f"Device '{connection.name}' was to run a job."
     if not environment:
         raise RuntimeSetupError(
-            asked, "It has no libraries yet.", "Run `workbench kit setup` first, or name a Python of its own."
+            request, "It has no libraries yet.", "Run `workbench kit setup` first, or name the device's own Python."
         )
     if environment != environment_name(connection.greeting, pinned((PROJECT,), connection.greeting)):
-        raise RuntimeSetupError(asked, OTHER_VERSIONS, "Run `workbench kit setup`.")
+        raise RuntimeSetupError(request, OTHER_VERSIONS, "Run `workbench kit setup`.")
     return f"{connection.greeting.kit}/{environment}/bin/python"
 
 
 def install(connection: Connection, say: Callable[[str], None], packages: Sequence[str] = (PROJECT,)) -> bool:
-    """Put the libraries on a device, at the lock's versions, unless they are there; return whether anything was done.
+    """Install the libraries on a device, at the lock's versions.  Returns False if they were already there.
 
-    packages: which, with all that they need; by default what the workbench itself needs.
+    packages: packages to install with their dependencies; by default the workbench.
     They are installed into a folder here, for the device's Python and processor, with the digests of the project's
-    lock, and sent as one
-    archive; it needs no network.  At the end the device imports torch and multiplies once.
+    lock, and sent as one archive.  The device needs no network.  At the end the device imports torch and multiplies
+    once.
     Raises RuntimeSetupError, which names the step that failed.
     """
     machine, version = _kind_of(connection.greeting)
-    asked = f"The libraries for device '{connection.name}' (Python {version} on {machine}) were asked for."
+    request = f"The libraries for device '{connection.name}' (Python {version} on {machine}) were asked for."
     if machine not in _PLATFORMS:
         raise RuntimeSetupError(
-            asked, f"There are none for {machine}; known: {', '.join(_PLATFORMS)}.", "Install a 64-bit system there."
+            request, f"There are none for {machine}; known: {', '.join(_PLATFORMS)}.", "Install a 64-bit system there."
         )
     pins = pinned(packages, connection.greeting)
     environment = environment_name(connection.greeting, pins)
@@ -123,7 +121,7 @@ def install(connection: Connection, say: Callable[[str], None], packages: Sequen
         return False
     uv = shutil.which("uv", path=os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", ""))))
     if uv is None:
-        raise RuntimeSetupError(asked, "uv is not on this machine.", "Install it: pip install uv.")
+        raise RuntimeSetupError(request, "uv is not on this machine.", "Install it: pip install uv.")
     target = [
         "--only-binary",
         ":all:",
@@ -138,18 +136,18 @@ def install(connection: Connection, say: Callable[[str], None], packages: Sequen
     if machine == "x86_64" and not has_own_index:  # aarch64 gets a version of which the default index has a CPU build
         target += ["--torch-backend", "cpu"]
 
-    def run(*words: str, said: str = "") -> str:
-        done = subprocess.run([uv, "pip", *words, "--no-deps", *target], input=said, capture_output=True, text=True)
+    def run(*words: str, stdin: str = "") -> str:
+        done = subprocess.run([uv, "pip", *words, "--no-deps", *target], input=stdin, capture_output=True, text=True)
         if done.returncode:
             last = " ".join(done.stderr.split())[:400]
             raise RuntimeSetupError(
-                asked, f"uv could not: {last}", "Check the network, and that the index has wheels for it."
+                request, f"uv could not: {last}", "Check the network, and that the index has wheels for it."
             )
         return done.stdout
 
     lines = locked(
         pins,
-        lambda pin: run("compile", "--quiet", "--generate-hashes", "--no-header", "--no-annotate", "-", said=pin),
+        lambda pin: run("compile", "--quiet", "--generate-hashes", "--no-header", "--no-annotate", "-", stdin=pin),
         say,
     )
     with tempfile.TemporaryDirectory(prefix="workbench-kit-") as scratch:
@@ -164,15 +162,15 @@ def install(connection: Connection, say: Callable[[str], None], packages: Sequen
             scratch,
             "-r",
             "-",
-            said="\n".join(lines),
+            stdin="\n".join(lines),
         )
         if list(Path(scratch).glob("torch/lib/libtorch_cuda.*")):
-            found = (
+            problem = (
                 "The index serves torch for GPUs: 430 MB or more, and several GB of libraries with it, which a "
                 "device cannot use."
             )
             raise RuntimeSetupError(
-                asked, found, "Name the index of its CPU build: pip config set global.extra-index-url ADDRESS."
+                request, problem, "Name the index of its CPU build: pip config set global.extra-index-url ADDRESS."
             )
         root = Path(scratch)
         files = [path for path in sorted(root.rglob("*")) if path.is_file() and path.suffix != ".pyc"]
@@ -193,33 +191,34 @@ _INDEX_OPTIONS = {
 
 
 def index_options() -> list[str]:
-    """Return where pip's settings on this machine say that packages come from, as uv's options: uv does not read pip's
+    """Return the package indices of pip's settings on this machine as options of uv, which does not read pip's
     settings.
     """
-    said = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
-    found = {}
+    listing = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
+    settings = {}
     for section in ("global.", "install.", ":env:."):
-        for line in said.splitlines():
+        for line in listing.splitlines():
             name, _, value = line.removeprefix(section).partition("=")
             if line.startswith(section) and name in _INDEX_OPTIONS:
-                found[name] = ast.literal_eval(value).split()
-    options = [word for name, values in found.items() for value in values for word in (_INDEX_OPTIONS[name], value)]
-    return [*options, "--index-strategy", "unsafe-best-match"] if "extra-index-url" in found else options
+                settings[name] = ast.literal_eval(value).split()
+    options = [word for name, values in settings.items() for value in values for word in (_INDEX_OPTIONS[name], value)]
+    return [*options, "--index-strategy", "unsafe-best-match"] if "extra-index-url" in settings else options
 
 
 def pinned(packages: Sequence[str], greeting: Greeting) -> tuple[str, ...]:
-    """Return packages and all that they need on a device, at the lock's versions for it, without what only GPUs use.
+    """Return packages and their dependencies on a device, at the lock's versions for it, without those that only GPUs
+    use.
 
-    Raises RuntimeSetupError if this machine has a version that is not the lock's: a job would not do the same here and
-    there.
+    Raises RuntimeSetupError if this machine has another version than the lock, because a job would then differ between
+    the two machines.
     """
     version = greeting.python
-    there = {
+    markers = {
         "python_full_version": version,
         "python_version": ".".join(version.split(".")[:2]),
         "implementation_version": version,
     }
-    there |= {
+    markers |= {
         "sys_platform": "linux",
         "platform_system": "Linux",
         "os_name": "posix",
@@ -234,39 +233,39 @@ def pinned(packages: Sequence[str], greeting: Greeting) -> tuple[str, ...]:
         applying = [pin for pin in lock if pin.marker is None or pin.marker.evaluate(environment)]
         return {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in applying}
 
-    locked_here, locked_there = versions(), versions(**there)
-    found: dict[str, str] = {}
+    locked_here, locked_there = versions(), versions(**markers)
+    pins: dict[str, str] = {}
     unknown: list[str] = []
-    left = [canonicalize_name(name) for name in packages]
-    while left:
-        name = left.pop()
-        if name in found or name.startswith(_LEFT_OUT):
+    queue = [canonicalize_name(name) for name in packages]
+    while queue:
+        name = queue.pop()
+        if name in pins or name.startswith(_LEFT_OUT):
             continue
-        found[name] = locked_there.get(name, "")
+        pins[name] = locked_there.get(name, "")
         try:
             installed = distribution(name)
         except PackageNotFoundError:  # of the device's platform alone
             continue
-        own = installed.version.partition("+")[0]  # the build for a processor is the index's to choose
-        if name != PROJECT and own != locked_here.get(name):
-            unknown.append(f"{name}=={own}")
+        release = installed.version.partition("+")[0]  # the index chooses the build for a processor
+        if name != PROJECT and release != locked_here.get(name):
+            unknown.append(f"{name}=={release}")
         for text in installed.requires or ():
             requirement = Requirement(text)
-            if requirement.marker is None or requirement.marker.evaluate(there | {"extra": ""}):
-                left.append(canonicalize_name(requirement.name))
+            if requirement.marker is None or requirement.marker.evaluate(markers | {"extra": ""}):
+                queue.append(canonicalize_name(requirement.name))
     if unknown:
-        asked = "The libraries for a device were asked for."
+        request = "The libraries for a device were asked for."
         found_here = f"The project's lock does not know {', '.join(sorted(unknown))}."
-        raise RuntimeSetupError(asked, found_here, "Install this machine by `make setup`.")
-    found.pop(PROJECT, None)  # its code is brought before each run
-    return tuple(f"{name}=={version}" for name, version in sorted(found.items()) if version)
+        raise RuntimeSetupError(request, found_here, "Install this machine by `make setup`.")
+    pins.pop(PROJECT, None)  # its code is sent before each run
+    return tuple(f"{name}=={version}" for name, version in sorted(pins.items()) if version)
 
 
 def locked(pins: Sequence[str], found_of: Callable[[str], str], say: Callable[[str], None]) -> list[str]:
     """Return pins with the digests of the project's lock, as requirements.
 
-    found_of: returns an index's torch with its digests.  A build that the lock does not know is taken by the index's
-    word, which is said.
+    found_of: returns an index's torch with its digests.  A build that the lock does not know is accepted with the
+    index's digest, and `say` reports that.
     """
     lock = dict(
         re.findall(r"^(\S+)[^\\\n]*((?: \\\n +--hash=\S+)+)", (data_folder() / "hashes.txt").read_text(), re.MULTILINE)
@@ -275,10 +274,10 @@ def locked(pins: Sequence[str], found_of: Callable[[str], str], say: Callable[[s
     for pin in pins:
         digests = set(lock[pin].split()) - {"\\"}
         if pin.startswith("torch=="):
-            pin, *own = found_of(pin).replace("\\", " ").split()
-            if not digests.issuperset(own):
+            pin, *hashes = found_of(pin).replace("\\", " ").split()
+            if not digests.issuperset(hashes):
                 say(f"{pin}: the lock knows no digest of this build; the index's is taken.")
-            digests.update(own)
+            digests.update(hashes)
         lines.append(" ".join((pin, *sorted(digests))))
     return lines
 
@@ -286,7 +285,7 @@ def locked(pins: Sequence[str], found_of: Callable[[str], str], say: Callable[[s
 def _bring_archive(
     connection: Connection, folder: str, files: Iterable[tuple[Path, Path]], *, python: bool, trial: str = ""
 ) -> None:
-    """Send files as one archive and have it unpacked, and tried."""
+    """Send files as one archive, and let the agent unpack and test it."""
     with tempfile.NamedTemporaryFile(prefix="workbench-kit-", suffix=".tar.gz") as archive:
         with tarfile.open(archive.name, "w:gz", compresslevel=1) as tar:
             for path, name in files:

@@ -1,4 +1,4 @@
-"""The named tensors of a rank: moved between ranks, saved to files and loaded again."""
+"""Move the named tensors of a rank between ranks, and load them from files."""
 
 from __future__ import annotations
 
@@ -24,49 +24,51 @@ Run = Callable[[Program, dict[str, Any], dict[Value, Any]], Execution]
 
 
 def load_state(paths: Iterable[Path], run: str, into: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Return tensors by name from a run's sealed files, written by any ranks.  into: memory for those to load; None
-    loads all.
+    """Return tensors by name from a run's sealed files, written by any ranks.
 
-    Nothing else of the files is mapped or read: a device may have less memory than they are long.
-    Raises DamagedError if a file is not as this run wrote it, and StateError if a tensor is in none of the files.
+    into: memory for those to load; None loads all.
+
+    No other part of the files is mapped or read, because a device may have less memory than the files' size.
+    Raises DamagedError if a file differs from what this run wrote, and StateError if a tensor is in none of the files.
     """
     files = tuple(paths)
     tensors: dict[str, Tensor] = {}
     for path in files:
         tensors |= load_sealed(path, owner_of(run, path), into)
     if lost := sorted(set(into or ()).difference(tensors)):
-        asked = f"A state was to be read from {', '.join(map(str, files)) or 'no file'}."
-        found = f"{', '.join(lost[:4])}{' and others' if len(lost) > 4 else ''} missing."
-        raise StateError(asked, found, "Give --workdir a folder that all devices share, or begin without --resume.")
+        request = f"A state was to be read from {', '.join(map(str, files)) or 'no file'}."
+        problem = f"{', '.join(lost[:4])}{' and others' if len(lost) > 4 else ''} missing."
+        raise StateError(request, problem, "Give --workdir a folder that all devices share, or begin without --resume.")
     return tensors
 
 
 def carry_out(
-    moves: Sequence[Move], rank: int, run: Run, held: Mapping[str, Tensor], into: Mapping[str, Tensor]
+    moves: Sequence[Move], rank: int, run: Run, tensors: Mapping[str, Tensor], into: Mapping[str, Tensor]
 ) -> list[Span]:
-    """Do this rank's part of a move and return its spans.  Every rank must call this with the same moves.
+    """Carry out this rank's part of a move and return its spans.  Every rank must call this with the same moves.
 
-    held: this rank's tensors before the move.  into: contiguous memory for its tensors after the move, which are copied
-    bit for bit,
-    including those that come from its own `held`.  It must not share memory with `held`.
+    tensors: this rank's tensors before the move.  into: contiguous memory for its tensors after the move.  They are
+    copied bit for bit, including those that come from its own `tensors`.  It must not share memory with `tensors`.
     """
-    for name in into.keys() & held.keys():
-        if into[name].data_ptr() != held[name].data_ptr():
-            into[name].copy_(held[name])
+    for name in into.keys() & tensors.keys():
+        if into[name].data_ptr() != tensors[name].data_ptr():
+            into[name].copy_(tensors[name])
     spans: list[Span] = []
     for move in moves:
-        own = {}
+        pieces_by_value = {}
         for value in move.program.schedule.inputs[rank]:
             pieces = move.chunks[value.microbatch]
-            own[value] = torch.cat([_bytes(held[piece.name])[piece.start : piece.stop] for piece in pieces])
-        done = run(move.program, {}, own)
+            pieces_by_value[value] = torch.cat(
+                [_bytes(tensors[piece.name])[piece.start : piece.stop] for piece in pieces]
+            )
+        done = run(move.program, {}, pieces_by_value)
         spans += done.spans
         for value, content in done.outputs.items():
-            at = 0
+            offset = 0
             for piece in move.chunks[value.microbatch]:
                 size = piece.stop - piece.start
-                _bytes(into[piece.name])[piece.start : piece.stop].copy_(content[at : at + size])
-                at += size
+                _bytes(into[piece.name])[piece.start : piece.stop].copy_(content[offset : offset + size])
+                offset += size
     return spans
 
 

@@ -32,10 +32,8 @@ class StepValues:
     """The values of one step.  Every thread of a rank may write, await and release values.
 
     uses: number of operations of this rank that read each value, which is freed after as many releases.  sources: the
-    rank that sends a
-    value.  carried: values that the next step reads under another name (see Schedule.carried).  timeout_s: how long to
-    wait for a value
-    from another rank.
+    rank that sends a value.  carried: values that the next step reads under another name (see Schedule.carried).
+    timeout_s: how long to wait for a value from another rank.
     """
 
     def __init__(
@@ -83,9 +81,9 @@ class StepValues:
         """Wait for a value.  Raises DeviceLostError if its sender failed or became silent, or if another stream of this
         rank failed.
         """
-        found = self._present.get(value)
-        if found is not None:
-            return found
+        arrival = self._present.get(value)
+        if arrival is not None:
+            return arrival
         event = threading.Event()
         with self._lock:
             self._waiting.setdefault(value, []).append(event)
@@ -93,9 +91,9 @@ class StepValues:
         source = self._sources.get(value)
         while True:
             event.clear()
-            found = self._present.get(value)
-            if found is not None:
-                return found
+            arrival = self._present.get(value)
+            if arrival is not None:
+                return arrival
             if self._failure is not None:
                 raise DeviceLostError(self._asked(value), f"It failed: {self._failure}.", _SEE_FIRST)
             # A value computed on this rank may take any time.
@@ -125,13 +123,13 @@ class StepValues:
     def release(self, value: Value) -> None:
         """Record that one operation has finished with a value; free the value after the last."""
         with self._lock:
-            left = self._uses[value] = self._uses[value] - 1
-            if left == 0:
+            uses_left = self._uses[value] = self._uses[value] - 1
+            if uses_left == 0:
                 self._waiting.pop(value, None)
                 self._count(-self._present.pop(value).nbytes)
 
     def warn(self, later: StepValues) -> None:
-        """Let a later step fail if this one does."""
+        """Make a later step fail if this one fails."""
         with self._lock:
             self._later.append(later)
             failure = self._failure
@@ -187,8 +185,8 @@ class RankPart:
 
     inline: the operations of stream RING, by each value that they read.  receives: (operation, spec of the received
     value) by source.
-    uses: number of operations here that read a value; an output counts as one more.  forwards: whether values
-    may be sent or computed after the streams' last operation.
+    uses: number of operations here that read a value; an output counts as one more.  forwards: whether values may be
+    sent or computed after the streams' last operation.
     """
 
     streams: Mapping[str, list[tuple[int, Op]]]

@@ -1,15 +1,13 @@
-"""The ranks that torchrun started, as devices: each is the same engine as any other device's, and rank 0 leads besides.
+"""Use the ranks that torchrun started as devices: each runs the same engine as any other device, and rank 0 also leads.
 
-Frames travel as bytes through one gloo group of all ranks, beside the groups that runs form.  What comes is decoded
-into declared types
-with limits, and a rank calls only functions of its table.  torchrun's key-value store has no authentication and may
-listen on all
-interfaces, so nothing is in it but gloo's addresses of that one group: with the same WORKBENCH_SECRET in every rank's
-environment, whoever
-got in between there is refused before the first frame.  Neither frames nor tensors are encrypted.
+Frames travel as bytes through one gloo group of all ranks, separate from the groups that runs form.  Messages are
+decoded into declared types with limits, and a rank calls only functions of its table.  torchrun's key-value store has
+no authentication and may listen on all interfaces, so it holds nothing but gloo's addresses of that one group.  With
+the same WORKBENCH_SECRET in every rank's environment, an intruder is refused before the first frame.  Neither frames
+nor tensors are encrypted.
 
-A rank that is lost ends the run, with an error that names it: torchrun ends or restarts all ranks, and `--resume` goes
-on.
+A rank that is lost ends the run, with an error that names it: torchrun ends or restarts all ranks, and `--resume`
+continues the run.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, DeviceLostError, MessageError, RuntimeSetupError
 from workbench.runtime.context import RankContext
 from workbench.runtime.engine_service import Engines
-from workbench.runtime.engine_session import PipeSeat
+from workbench.runtime.engine_session import PipeSlot
 from workbench.runtime.frames import FILE_CHUNK, foreign
 from workbench.runtime.messages import CallTable
 from workbench.runtime.pipe_engine import Engine
@@ -54,7 +52,7 @@ _END = -1
 
 
 class Line:
-    """Carries the bytes of a socket to another rank, and what that rank sends into the socket.
+    """Forwards the bytes of a socket to another rank, and that rank's bytes into the socket.
 
     lost(why): called if the other rank is gone or silent.
     """
@@ -72,7 +70,7 @@ class Line:
         self._end.close()
 
     def _send(self) -> None:
-        with suppress(RuntimeError, OSError):  # the thread that receives says why
+        with suppress(RuntimeError, OSError):  # the receiving thread reports why
             size = 0
             while size != _END:
                 waiting = select.select([self._end], [], [], BEAT_S)[0]
@@ -109,53 +107,53 @@ class Line:
                 self._end.shutdown(socket.SHUT_WR)
 
 
-class RankSeat(PipeSeat):
-    """A rank, which nobody here can start, end or restart."""
+class RankSlot(PipeSlot):
+    """A rank of torchrun.  This process cannot start, end or restart it."""
 
     def open(self) -> None:
-        """Do nothing: torchrun has started it."""
+        """Do nothing, because torchrun has started the engine."""
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait for its engine.  Raises DeviceLostError."""
+        """Wait for the engine.  Raises DeviceLostError."""
         if not self.ready.wait(timeout_s or LOADING_S):
             self.lost(f"Its engine did not come up within {LOADING_S:g} s.")
         self.require()
 
     def kill(self) -> None:
-        """Give it up."""
+        """Give the rank up."""
         self.lost("It was given up: it gave no sign of life.")
 
     def freeze(self) -> None:
-        """Do nothing: no fault is injected here."""
+        """Do nothing, because no faults are injected here."""
 
     def look(self) -> None:
-        """Raise DeviceLostError if it is lost."""
+        """Raise DeviceLostError if the rank is lost."""
         self.require()
 
     def lost(self, why: str) -> None:
-        """Note that it is lost; from any thread."""
+        """Record that the rank is lost; may be called from any thread."""
         self._gone(why, why)
 
-    def _gone(self, why: str, told: str | None) -> None:
-        if not self.why:  # what comes first is the cause
-            super()._gone(why, told)
+    def _gone(self, why: str, reason: str | None) -> None:
+        if not self.why:  # the first reason is the cause
+            super()._gone(why, reason)
 
     def require(self) -> None:
-        """Raise DeviceLostError if it is lost."""
+        """Raise DeviceLostError if the rank is lost."""
         if self.why:
-            asked = f"Device '{self.device.name}' (rank {self.rank}) was in a run."
+            request = f"Device '{self.device.name}' (rank {self.rank}) was in a run."
             raise DeviceLostError(
-                asked, f"It is lost. {self.why}", "See its own output; start all ranks again, with --resume."
+                request, f"It is lost. {self.why}", "See its own output; start all ranks again, with --resume."
             )
 
     @property
     def cpu_s(self) -> float:
-        """Return 0: it is not known."""
+        """Return 0, because the time is unknown."""
         return 0.0
 
     @property
     def memory(self) -> None:
-        """Return None: it is not known."""
+        """Return None, because the memory is unknown."""
 
 
 class TorchrunEngines(Engines):
@@ -175,15 +173,15 @@ class TorchrunEngines(Engines):
         self.rank, self.world_size = rank, world_size
         self._group, self.table = group, calls
         self._lines: list[Line] = []
-        self._seats: list[RankSeat] = []
+        self._slots: list[RankSlot] = []
         self._local_folder = ""
         peers = range(1, world_size) if rank == 0 else (0,)
         self._offsets_s = {peer: _met(group, rank, peer) for peer in peers}
 
     @classmethod
     def join(cls, calls: CallTable, timeout_s: float = 60.0) -> TorchrunEngines:
-        """Connect this process to its job.  Raises RuntimeSetupError if torchrun did not start it, or the others are
-        not reached.
+        """Connect this process to its job.  Raises RuntimeSetupError if torchrun did not start it, or if the other
+        ranks cannot be reached.
         """
         rank, world_size = torchrun_rank()
         address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "29500"))
@@ -208,7 +206,9 @@ class TorchrunEngines(Engines):
         return cls(rank, world_size, group, calls)
 
     def lead(self, cluster: Cluster, local_folder: str = "") -> None:
-        """Give each rank a device of a cluster (rank 0).  Raises ConfigError if there are not as many ranks."""
+        """Give each rank a device of a cluster (rank 0).  Raises ConfigError if the numbers of ranks and devices
+        differ.
+        """
         if cluster.world_size != self.world_size:
             raise ConfigError(
                 f"Cluster '{cluster.name}' with {cluster.size_words} was asked for.",
@@ -218,22 +218,22 @@ class TorchrunEngines(Engines):
         super().__init__(cluster)
         self._local_folder = local_folder
         for rank, device in enumerate(cluster.devices):
-            seat, (ours, theirs) = RankSeat(rank, device, self.inbox), socket.socketpair()
-            seat.connect(ours)
-            self._seats.append(seat)
+            slot, (ours, theirs) = RankSlot(rank, device, self.inbox), socket.socketpair()
+            slot.connect(ours)
+            self._slots.append(slot)
             if rank == 0:
                 threading.Thread(target=self._work, args=(theirs,), name="rank 0's engine", daemon=True).start()
             else:
-                self._lines.append(Line(self._group, rank, theirs, seat.lost))
+                self._lines.append(Line(self._group, rank, theirs, slot.lost))
 
     def _work(self, end: socket.socket) -> None:
-        """Be rank 0's engine until it hangs up."""
+        """Run rank 0's engine until the connection closes."""
         with end:
             Engine(self.table, end.fileno(), end.fileno(), Engine.finish).work()
 
     def serve(self) -> None:
-        """Be a device until rank 0 ends (all ranks but 0).  Ends this process if rank 0 is lost, or ends while a job is
-        under way.
+        """Serve as a device until rank 0 ends (all ranks but 0).  Ends this process if rank 0 is lost, or ends during a
+        job.
         """
         ours, theirs = socket.socketpair()
 
@@ -258,15 +258,15 @@ class TorchrunEngines(Engines):
 
     def end(self) -> None:
         """Make the other ranks return from `serve` (rank 0)."""
-        for seat in self._seats:
-            seat.close()
+        for slot in self._slots:
+            slot.close()
         for line in self._lines:
             line.join()
 
     @property
-    def seats(self) -> Sequence[RankSeat]:
+    def slots(self) -> Sequence[RankSlot]:
         """Return the devices by rank."""
-        return self._seats
+        return self._slots
 
     def context(self, rank: int) -> RankContext:
         """Return the context of a rank's next job."""
@@ -286,20 +286,20 @@ class TorchrunEngines(Engines):
         return time.monotonic()
 
     def _prepare(self) -> None:
-        for seat in self._seats:
-            seat.wait()
+        for slot in self._slots:
+            slot.wait()
 
     def _finish(self, busy: Sequence[int]) -> None:
         for rank in busy:
-            self._seats[rank].lost("It did not end its job.")
+            self._slots[rank].lost("It did not end its job.")
 
     def _give_up(self) -> None:
-        """Try again with the same processes: nobody here can start others."""
+        """Continue with the same processes, because this process cannot start others."""
 
 
 def torchrun_rank() -> tuple[int, int]:
-    """Return this process's (rank, world size) under torchrun.  Raises RuntimeSetupError if torchrun did not start
-    it.
+    """Return this process's (rank, world size) under torchrun.  Raises RuntimeSetupError if torchrun did not
+    start it.
     """
     try:
         return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -312,16 +312,16 @@ def torchrun_rank() -> tuple[int, int]:
 
 
 def _met(group: Any, rank: int, peer: int) -> float:
-    """Meet another rank, which is rank 0 or meets it: see that it knows the secret, and compare clocks.
+    """Meet another rank; one of the two is rank 0.  Check that the other knows the secret, and compare clocks.
 
     Return, on rank 0, the offset from the other's monotonic clock to rank 0's, in seconds, from the fastest of several
     round trips.
     Raises RuntimeSetupError.
     """
 
-    def exchanged(own: bytes) -> bytes:
-        other = torch.empty(len(own), dtype=torch.uint8)
-        sends = group.send([torch.frombuffer(bytearray(own), dtype=torch.uint8)], peer, 0)
+    def exchanged(content: bytes) -> bytes:
+        other = torch.empty(len(content), dtype=torch.uint8)
+        sends = group.send([torch.frombuffer(bytearray(content), dtype=torch.uint8)], peer, 0)
         group.recv([other], peer, 0).wait()
         sends.wait()
         return other.numpy().tobytes()
@@ -331,9 +331,9 @@ def _met(group: Any, rank: int, peer: int) -> float:
     yours = exchanged(mine)
     answer = exchanged(hmac.digest(secret, f"rank {rank}/".encode() + yours, "sha256"))
     if not hmac.compare_digest(answer, hmac.digest(secret, f"rank {peer}/".encode() + mine, "sha256")):
-        asked = f"Rank {rank} met rank {peer}."
+        request = f"Rank {rank} met rank {peer}."
         raise RuntimeSetupError(
-            asked, "It does not know this run's secret.", "Set the same WORKBENCH_SECRET on every device."
+            request, "It does not know this run's secret.", "Set the same WORKBENCH_SECRET on every device."
         )
     clock, offset_s, shortest_s = torch.zeros(1, dtype=torch.float64), 0.0, float("inf")
     for _ in range(_CLOCK_ROUNDS):
@@ -362,19 +362,20 @@ def sees_file(context: RankContext, path: Path, patience_s: float = 5.0) -> bool
 
 def remove_own_files(context: RankContext, payload: None) -> None:
     """Remove this rank's files from its local folder."""
-    own = context.own_folder(Path(context.local_folder))
-    shutil.rmtree(own, ignore_errors=True)
+    folder = context.own_folder(Path(context.local_folder))
+    shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):  # only the last rank of a machine finds them empty
-        own.parent.rmdir()
-        own.parent.parent.rmdir()
+        folder.parent.rmdir()
+        folder.parent.parent.rmdir()
 
 
 def _interface_towards(address: str) -> str | None:
     """Return the network interface from which this machine reaches an address.  None if unknown."""
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))  # sends nothing
-        own = probe.getsockname()[0]
+        own_address = probe.getsockname()[0]
         return next(
-            (name for name, ends in psutil.net_if_addrs().items() if any(end.address == own for end in ends)), None
+            (name for name, ends in psutil.net_if_addrs().items() if any(end.address == own_address for end in ends)),
+            None,
         )
     return None

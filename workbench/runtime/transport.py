@@ -7,8 +7,8 @@ A forwarded value is sent by the thread that received it, whatever the streams a
 
 Latency of emulated links: as in the simulator, a message occupies the sender's egress and the receiver's ingress for
 latency + bytes / rate + MESSAGE_S.  It carries the time at which it begins to occupy the egress (all clocks are this
-machine's),
-and the receiver holds it back until the end.  So what the host needs to deliver a message is hidden in its latency.
+machine's), and the receiver holds it back until the end.  So what the host needs to deliver a message is hidden in its
+latency.
 """
 
 from __future__ import annotations
@@ -70,12 +70,11 @@ class Transport:
     """Sends and receives for one rank over a gloo process group.  Close it.
 
     group: a torch ProcessGroup of all ranks.  subgroup: returns the group of some ranks (called only on its members).
-    links: as described, and what is to be emulated of them; None: gloo's own time alone.  slow_links: how many times
-    slower messages to a
-    device are, by its name (an injected fault).  timeout_s: how long to wait for a value from another rank.
+    links: the described links, and the part of them to emulate; None: only gloo's own time.  slow_links: how many times
+    slower messages to a device are, by its name (an injected fault).  timeout_s: how long to wait for a value from
+    another rank.
     peers: the group's number of each rank named in operations (None: the same numbers).  The numbers differ if the
-    survivors of a
-    failure have formed a new group.
+    survivors of a failure have formed a new group.
     """
 
     def __init__(
@@ -144,12 +143,11 @@ class Transport:
         content: this rank's contribution.  ALLREDUCE sums it in place.  BROADCAST overwrites it in place with the
         content of op.ranks[0].
         ALLGATHER returns the contents of all members, joined along dimension 0 in the order of op.ranks.  REDUCESCATTER
-        returns this
-        rank's block of the sum; the blocks lie along dimension 0 in the order of op.ranks.
+        returns this rank's block of the sum; the blocks lie along dimension 0 in the order of op.ranks.
         rows: size of each member's part along dimension 0 (ALLGATHER, REDUCESCATTER).
         Raises DeviceLostError if a member died or became silent.
         """
-        group, start_s, position, whole = self.subgroup(op.ranks), time.monotonic(), op.ranks.index(self._rank), content
+        group, start_s, position, full = self.subgroup(op.ranks), time.monotonic(), op.ranks.index(self._rank), content
         try:
             if op.kind == ALLREDUCE:
                 group.allreduce([content]).wait()
@@ -158,7 +156,7 @@ class Transport:
                 broadcast(group, _number(op, op.ranks[0]), content)
                 result = content
             elif op.kind == ALLGATHER:
-                result = whole = _all_gather(op, content, rows, group, position)
+                result = full = _all_gather(op, content, rows, group, position)
             else:
                 assert op.kind == REDUCESCATTER, f"{op.kind} is not a collective"
                 result = _reduce_scatter(op, content, rows, group, position)
@@ -168,12 +166,12 @@ class Transport:
                 f"It failed: {str(error).splitlines()[0]}.",
                 "See the first device that failed.",
             ) from error
-        size = nbytes(whole)
+        size = nbytes(full)
         if self.links is not None and (added_s := self.links.collective_s(op.kind, op.ranks, size)):
             # All members leave a collective at the same time, so each can wait out the link time locally.
             time.sleep(added_s)
-        sent = sent_bytes(op.kind, len(op.ranks), size, is_root=position == 0)
-        return result, Span(self._rank, op, start_s, time.monotonic(), sent)
+        num_bytes = sent_bytes(op.kind, len(op.ranks), size, is_root=position == 0)
+        return result, Span(self._rank, op, start_s, time.monotonic(), num_bytes)
 
     def flush(self, values: StepValues) -> None:
         """Wait until all announced values have been sent, including forwarded ones.
@@ -187,9 +185,9 @@ class Transport:
                 values.fail(TimeoutError(f"value {message.op.reads[0]} did not come within {self.timeout_s:g} s"))
             values.raise_failure()
             time.sleep(2e-4)
-        left = threading.Event()
-        self._leaving.put(left)
-        while not left.wait(0.5):
+        all_sent = threading.Event()
+        self._leaving.put(all_sent)
+        while not all_sent.wait(0.5):
             values.raise_failure()
         values.raise_failure()
 
@@ -316,8 +314,8 @@ class Transport:
         """Return when a message begins to occupy this rank's ingress, after those before it, and until when it is held
         back.
 
-        To wake up and to pass the message on takes this machine MESSAGE_S, the rest of the time for which it occupies
-        the ingress.
+        This machine takes MESSAGE_S to wake up and pass the message on.  That is the rest of the time for which it
+        occupies the ingress.
         """
         assert self.links is not None
         with self._ingress:
@@ -373,18 +371,18 @@ def _number(op: Op, rank: int) -> int:
     return sorted(op.ranks).index(rank)
 
 
-def _all_gather(op: Op, own: torch.Tensor, rows: Sequence[int], group: Any, position: int) -> torch.Tensor:
-    whole = torch.empty((sum(rows), *own.shape[1:]), dtype=own.dtype)
-    blocks = list(whole.split(list(rows)))
-    blocks[position].copy_(own)
+def _all_gather(op: Op, block: torch.Tensor, rows: Sequence[int], group: Any, position: int) -> torch.Tensor:
+    full = torch.empty((sum(rows), *block.shape[1:]), dtype=block.dtype)
+    blocks = list(full.split(list(rows)))
+    blocks[position].copy_(block)
     size = len(rows)
     for step in range(size - 1):
         _pass_on(op, group, position, blocks[(position - step) % size], blocks[(position - step - 1) % size])
-    return whole
+    return full
 
 
-def _reduce_scatter(op: Op, whole: torch.Tensor, rows: Sequence[int], group: Any, position: int) -> torch.Tensor:
-    blocks, size = list(whole.split(list(rows))), len(rows)
+def _reduce_scatter(op: Op, full: torch.Tensor, rows: Sequence[int], group: Any, position: int) -> torch.Tensor:
+    blocks, size = list(full.split(list(rows))), len(rows)
     total = blocks[(position - 1) % size]
     for step in range(size - 1):
         term = blocks[(position - step - 2) % size]

@@ -1,6 +1,6 @@
 """Build the emulated network inside the holder process: bridge, veth pairs, HTB rates (by pyroute2).
 
-Latency is the transport's (runtime/transport.py): many kernels have no netem.
+The transport emulates the latency (runtime/transport.py), because many kernels have no netem.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ def build_links(cluster: Cluster) -> tuple[LinkEnd, ...]:
     """Join all devices by a bridge in a new namespace of this process; return their ends.
 
     Each access link is shaped at the device's end (upload) and at the bridge's end (download).  Pairs with a different
-    rate get a
-    separate class at the sender's end, selected by destination address.  Raises OSError if not allowed.
+    rate get a separate class at the sender's end, selected by destination address.  Raises OSError if not allowed.
     """
     unshare(CLONE_NEWNET)
     descriptors = [new_network_namespace() for _ in cluster.devices]
@@ -89,8 +88,8 @@ def _shape(netlink: IPRoute, index: int, link: Link, pairs: dict[str, Link]) -> 
         netlink.tc("del", "htb", index, _ROOT)
     netlink.tc("add", "htb", index, _ROOT, default=_DEFAULT_CLASS)
     _add_class(netlink, index, _DEFAULT_CLASS, link)
-    for number, (address, own) in enumerate(pairs.items(), start=_DEFAULT_CLASS + 1):
-        _add_class(netlink, index, number, own)
+    for number, (address, pair_link) in enumerate(pairs.items(), start=_DEFAULT_CLASS + 1):
+        _add_class(netlink, index, number, pair_link)
         packed = int.from_bytes(bytes(map(int, address.split("."))), "big")
         keys = [f"{packed:#x}/0xffffffff+16"]  # destination address in the IP header
         netlink.tc(
@@ -116,12 +115,12 @@ def _add_class(netlink: IPRoute, index: int, number: int, link: Link) -> None:
 
 @contextlib.contextmanager
 def _inside(descriptor: int) -> Iterator[None]:
-    with open("/proc/thread-self/ns/net") as here:
+    with open("/proc/thread-self/ns/net") as original:
         enter(descriptor, CLONE_NEWNET)
         try:
             yield
         finally:
-            enter(here.fileno(), CLONE_NEWNET)
+            enter(original.fileno(), CLONE_NEWNET)
 
 
 @contextlib.contextmanager

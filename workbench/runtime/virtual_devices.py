@@ -55,8 +55,8 @@ class VirtualWork(Protocol):
     """A method's work on virtual devices.  Jobs have first_step, last_step (exclusive) and timeout_s."""
 
     def seconds(self, job: Any, step: int, factors: Factors) -> float:
-        """Return the seconds of a whole step at these speeds.  If a speed changes during a step, the rest of it takes
-        its share.
+        """Return the seconds of a whole step at these speeds.  If a speed changes during a step, the rest of the step
+        takes its share at the new speed.
         """
 
     def done(self, job: Any, place: int, step: int, factor: float) -> c.StepDone:
@@ -80,7 +80,7 @@ class VirtualWork(Protocol):
         return 0.0, ()
 
     def due_s(self, job: Any, step: int) -> float:
-        """Return the earliest time at which a step begins; meanwhile its members may pause."""
+        """Return the earliest time at which a step begins.  Until then its members may pause."""
         return 0.0
 
     def reports(self, job: Any, place: int, step: int, before: float, after: float, factors: Factors) -> Iterable[Any]:
@@ -103,13 +103,10 @@ class VirtualWorld:
     """The overheads of virtual devices outside computing, in seconds.
 
     start_s: from the start of a process until it accepts commands.  restart_s: to start a new process.  notice_s: until
-    the end of a
-    process is noticed.  join_s: to form a group.  probe_s: of a probe.  message_s: maximum for a message.  report_s:
-    between two reports
-    of a device during a step.
+    the end of a process is noticed.  join_s: to form a group.  probe_s: of a probe.  message_s: maximum for a message.
+    report_s: between two reports of a device during a step.
     seed: of the random durations, and of which members have completed the step in which a device is lost.  None: every
-    duration is its
-    maximum, and no member has completed that step.
+    duration is its maximum, and no member has completed that step.
     """
 
     start_s: float = 0.5
@@ -192,8 +189,8 @@ class VirtualDevices:
             self._agenda.step()
         if not self._pending:
             self._agenda.now_s = until_s
-        found, self._pending = self._pending, []
-        return found
+        news, self._pending = self._pending, []
+        return news
 
     def start(self, rank: int) -> None:
         """Start a device's job."""
@@ -354,7 +351,7 @@ class VirtualDevices:
         return {place: self._processes[rank].factor for place, rank in enumerate(group.train.members)}
 
     def _slow_down(self, rank: int, factor: float) -> None:
-        """Change a device's speed, during a step too: what is left of it takes another time."""
+        """Change a device's speed, also during a step, whose remaining part then takes another time."""
         process = self._processes[rank]
         group = None if process.train is None else self._groups[process.train.generation]
         is_under_way = group is not None and group.is_busy and self._is_whole(group)
@@ -431,8 +428,8 @@ class VirtualDevices:
                 self._after(other, others_wait_s, partial(self._give_up, other, train))
 
     def _give_up(self, rank: int, train: c.Train, forming: _Group | None = None) -> None:
-        """Make a member end its job because another does not answer.  forming: act only if that group has not
-        formed.
+        """Make a member end its job because another does not answer.  forming: act only if that group has
+        not formed.
         """
         if self._processes[rank].train is not train or (forming is not None and forming.joined == set(train.members)):
             return

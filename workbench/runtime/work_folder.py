@@ -22,26 +22,26 @@ _FULL_WORDS = re.compile(
 @contextlib.contextmanager
 def own_folder(folder: Path) -> Iterator[None]:
     """Lock the folder for this run.  Raises ConfigError if the folder cannot be created or another run uses it."""
-    asked = f"A run in the folder '{folder}' was asked for."
-    made = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
+    request = f"A run in the folder '{folder}' was asked for."
+    created = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
     try:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 pass
         except (OSError, ValueError) as error:  # ValueError: a path with a null byte
-            found = f"It cannot be written to: {getattr(error, 'strerror', error)}."
-            raise ConfigError(asked, found, "Choose another with --workdir or WORKBENCH_CACHE.") from error
-        with _locked(folder, asked):
+            problem = f"It cannot be written to: {getattr(error, 'strerror', error)}."
+            raise ConfigError(request, problem, "Choose another with --workdir or WORKBENCH_CACHE.") from error
+        with _locked(folder, request):
             yield
     finally:
         with contextlib.suppress(OSError, ValueError):  # leave no empty folders behind
-            for place in made:
+            for place in created:
                 place.rmdir()
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, asked: str) -> Iterator[None]:
+def _locked(folder: Path, request: str) -> Iterator[None]:
     # A lock on the folder itself leaves no file behind, and ends with the process in any case.
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -49,7 +49,7 @@ def _locked(folder: Path, asked: str) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(
-                asked, "Another run is using it now.", "Wait for it to end, or choose another with --workdir."
+                request, "Another run is using it now.", "Wait for it to end, or choose another with --workdir."
             ) from None
         except OSError:
             pass  # the file system has no locks
@@ -75,7 +75,7 @@ def is_full_disk(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def full_disk_told(folder: Path) -> Iterator[None]:
+def reporting_full_disk(folder: Path) -> Iterator[None]:
     """Raise CacheError if the block fails because the folder's disk is full."""
     try:
         yield
@@ -86,7 +86,7 @@ def full_disk_told(folder: Path) -> Iterator[None]:
         raise CacheError(
             f"The run was writing to '{folder}'.",
             f"The disk is full ({free / 1e6:.1f} MB are free).",
-            "Free some space and go on with --resume (resume=True), or choose another disk with --workdir.",
+            "Free some space and continue with --resume (resume=True), or choose another disk with --workdir.",
         ) from error
 
 

@@ -1,5 +1,5 @@
-"""Costs of the schedules built from a plan: seconds and bytes by profile and cluster (PAC+, section V-A,
-'Profiling').
+"""Costs of the schedules built from a plan: seconds and bytes by profile and cluster (PAC+, section
+V-A, 'Profiling').
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Crossing:
     """The message per token at a stage boundary: a hidden state in `dtype`, and a side network's in float32 (width 0:
     none).
 
-    num_encoder_layers, target_length: of an encoder-decoder, which sends the encoder's output together with the
-    decoder's states.
+    num_encoder_layers, target_length: the shape of an encoder-decoder, which sends the encoder's output together with
+    the decoder's states.
     """
 
     hidden_size: int
@@ -63,20 +63,17 @@ def plan_costs(
     `pipeline.assemble`.
 
     sizes[m], lengths[m]: samples and tokens of micro-batch m (in asynchronous_1f1b a mini-batch).  shared_bytes[p]: the
-    float32 gradient of
-    parameter p that stages share (see pipeline.backpropagation).  crossing: None if the model is only simulated; the
-    message sizes then
-    come from the profile.
-    stashes_weights: weights are values, because a stage of asynchronous_1f1b keeps the versions that are in flight.
-    divisions: by rank, of a pipeline by divide_layers, with one rank per stage.  A stage's contexts are counted at END,
-    as those of an
-    undivided stage are at F.
+    float32 gradient of parameter p that stages share (see pipeline.backpropagation).  crossing: None if the model is
+    only simulated; the message sizes then come from the profile.
+    stashes_weights: whether weights are values, because a stage of asynchronous_1f1b keeps the versions in flight.
+    divisions: by rank, the divisions of a pipeline by divide_layers, with one rank per stage.  A stage's contexts are
+    counted at END, as those of an undivided stage are at F.
     With a side network two messages cross a boundary: the side network's, as large as its gradient, and the backbone's
     with the rest.
     """
     layout = StepLayout(plan=plan, sizes=tuple(sizes), lengths=tuple(lengths))
     layers = {rank: profile.layers[rank][stage.start : stage.stop] for stage in plan.stages for rank in stage.ranks}
-    trained = {rank: trainable_bytes(own) for rank, own in layers.items()}
+    trained = {rank: trainable_bytes(rank_layers) for rank, rank_layers in layers.items()}
     has_side = any(kind in layer.times for layer in profile.layers[0] for kind in SIDE_KINDS)
 
     def pass_s(rank: int, op: Op) -> float:
@@ -139,7 +136,9 @@ def plan_costs(
             **dict.fromkeys(("act", "side", "grad", "sgrad"), crosses),
             **(dict.fromkeys(CROSSING_INSIDE, inside) if divisions else {}),
         },
-        resident_by_rank={rank: resident_bytes(profile, own) - stashed.get(rank, 0) for rank, own in layers.items()},
+        resident_by_rank={
+            rank: resident_bytes(profile, rank_layers) - stashed.get(rank, 0) for rank, rank_layers in layers.items()
+        },
         cluster=cluster,
     )
 

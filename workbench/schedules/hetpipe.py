@@ -2,41 +2,31 @@
 PAC+, section VI-A).
 
 A virtual worker runs mini-batches through its pipeline without a flush.  Every mini-batch updates the weights of a
-stage as soon as its
-backward pass there is finished (STEP).  Its backward pass uses the same weights as its forward pass.  N_m mini-batches
-are a wave.
+stage as soon as its backward pass there is finished (STEP).  Its backward pass uses the same weights as its forward
+pass.  N_m mini-batches are a wave.
 Wave synchronous parallelism: after each wave a rank sends the sum of the wave's updates (PUSH) to the servers of its
-layers' shards, which
-add the pushes of all virtual workers to the global weights (MERGE).  Before mini-batch p a rank may replace its weights
-by the global
-weights plus those of its own updates that the global weights lack (PULL).  It does so if its last PULL lacks more than
-s_global
-mini-batches (VirtualWorkers.waves_needed).  So a faster virtual worker is at most one wave ahead, and nobody waits
-until then.
+layers' shards, which add the pushes of all virtual workers to the global weights (MERGE).  Before mini-batch p a rank
+may replace its weights by the global weights plus those of its own updates that the global weights lack (PULL).  It
+does so if its last PULL lacks more than s_global mini-batches (VirtualWorkers.waves_needed).  So a faster virtual
+worker is at most one wave ahead, and nobody waits until then.
 After the last wave every rank pulls.
 
 Stages are numbered through all virtual workers (the second worker's begin where the first's end), mini-batches through
-the data: number p
-of virtual worker v is batch p V + v.  MERGE runs on a separate stream, "server".  It is listed just before its rank's
-own PULL of it.
+the data: number p of virtual worker v is batch p V + v.  MERGE runs on a separate stream, "server".  It is listed just
+before its rank's own PULL of it.
 This is late enough that a server running its list from top to bottom does not wait for others earlier than it must.
 Values: act, grad, ctx, gacc, loss, tokens and weight:s._.v as in asynchronous_1f1b; push:k.c.v the sum of virtual
-worker v's updates of
-shard k in wave c; global:k._.c the shard's global weights after c waves.
+worker v's updates of shard k in wave c; global:k._.c the shard's global weights after c waves.
 
 Confidant: asynchronous 1F1B with weight stashing (section 2.3, Fig. 2; PipeDream, Narayanan et al., 2019).
 Every batch updates the weights as soon as its backward pass is finished, without a flush.  F reads weight:s._.v, the
-newest version v
-at that time.  B of the same batch reads the same version, even if updates came between.  STEP makes version v + 1 of
-stage s from the
-newest.  The number of versions that a stage stashes is not set anywhere: it follows from the values' lifetimes (N - i -
-1 extra ones on
-stage i of N, as in the paper's M_pipe).
+newest version v at that time.  B of the same batch reads the same version, even if updates came between.  STEP makes
+version v + 1 of stage s from the newest.  The number of versions that a stage stashes is not set anywhere: it follows
+from the values' lifetimes (N - i - 1 extra ones on stage i of N, as in the paper's M_pipe).
 Other values: act:s.m and grad:s.m (gradient with respect to stage s's input), ctx:s.m, gacc:s.m, loss:s.m, tokens:_.m.
 A window is a part of it: it ends on every stage with the same STEP, when the forward passes of the next batches have
-begun.  Their
-contexts, activations and versions are carried over to the next window, in which versions are numbered so that batch m
-reads version m.
+begun.  Their contexts, activations and versions are carried over to the next window, in which versions are numbered so
+that batch m reads version m.
 """
 
 from __future__ import annotations
@@ -64,13 +54,13 @@ def mini_batches(
     count: int,
     *,
     world_size: int | None = None,
-    begun: int | None = None,
+    num_begun: int | None = None,
     ahead: int = 0,
     versions: VersionRule = "stashing",
 ) -> Schedule:
     """Return the first `count` mini-batches of every virtual worker; whole waves if there are several workers.
 
-    begun, ahead, versions: of a window, see asynchronous_1f1b.
+    num_begun, ahead, versions: see asynchronous_1f1b.
     """
     world_size = enclosing_world(workers.ranks, world_size)
     ops: list[tuple[Op, ...]] = [()] * world_size
@@ -82,8 +72,8 @@ def mini_batches(
     for worker, plan in enumerate(workers.pipelines):
         for index, stage in enumerate(plan.stages):
             rank = stage.ranks[0]
-            own = [(number, shard) for number, shard in enumerate(shards) if shard.owners[worker] == rank]
-            listing = _Listing(workers, worker, first_stage, index, rank, own, begun, ahead, versions)
+            rank_shards = [(number, shard) for number, shard in enumerate(shards) if shard.owners[worker] == rank]
+            listing = _Listing(workers, worker, first_stage, index, rank, rank_shards, num_begun, ahead, versions)
             ops[rank] = listing.mini_batches(count)
             inputs[rank] = listing.inputs(count)
             carried[rank] = listing.carried(count)
@@ -92,16 +82,17 @@ def mini_batches(
     return Schedule(ops=tuple(ops), inputs=tuple(inputs), outputs=tuple(outputs), carried=tuple(carried))
 
 
-def in_flight_order(delay: int, begun: int, num_mini_batches: int, ahead: int) -> list[Slot]:
+def in_flight_order(delay: int, num_begun: int, num_mini_batches: int, ahead: int) -> list[Slot]:
     """Return 1F1B's order on a stage with at most `delay` + 1 mini-batches between forward and backward.
 
-    begun: the forwards of so many are done.  ahead: mini-batches of which only the forwards run.
+    num_begun: number of mini-batches whose forward passes are done.  ahead: number of mini-batches of which only the
+    forward passes run.
     """
     slots: list[Slot] = []
     for p in range(num_mini_batches):
         stop = min(p + delay + 1, num_mini_batches + ahead)
-        slots += [*((FORWARD, f) for f in range(begun, stop)), ("B", p)]
-        begun = max(begun, stop)
+        slots += [*((FORWARD, f) for f in range(num_begun, stop)), ("B", p)]
+        num_begun = max(num_begun, stop)
     return slots
 
 
@@ -116,7 +107,7 @@ class _Listing:
         index: int,
         rank: int,
         shards: list[tuple[int, Shard]],
-        begun: int | None,
+        num_begun: int | None,
         ahead: int,
         versions: VersionRule,
     ) -> None:
@@ -126,12 +117,12 @@ class _Listing:
         self._delay = min(self._num_stages - index, workers.in_flight) - 1
         self._lag = self._delay if versions == "stashing" else delay_of(versions, self._delay, self._num_stages)
         self._per_update = self._num_stages if versions == "two" else 1
-        self._begun, self._ahead = min(begun or 0, self._delay), ahead
-        self._stashed = range(min(self._lag, -(-(begun or 0) // self._per_update)))
+        self._begun, self._ahead = min(num_begun or 0, self._delay), ahead
+        self._stashed = range(min(self._lag, -(-(num_begun or 0) // self._per_update)))
         self._first_act = (
-            None if not index or (begun or 0) <= self._delay else Value("act", self._stage - 1, self._delay)
+            None if not index or (num_begun or 0) <= self._delay else Value("act", self._stage - 1, self._delay)
         )
-        self._first = self._version = 0 if begun is None else self._lag
+        self._first = self._version = 0 if num_begun is None else self._lag
         self._merged = 0
         self._listed: list[Op] = []
 
@@ -158,22 +149,22 @@ class _Listing:
 
     def inputs(self, count: int) -> tuple[Value, ...]:
         """Return the initial weights, the shards that this rank serves, and its mini-batches."""
-        own = min(self._delay, self._ahead)
-        tokens = (Value("tokens", NONE, self._batch(p)) for p in range(self._begun, count + own))
+        num_ahead = min(self._delay, self._ahead)
+        tokens = (Value("tokens", NONE, self._batch(p)) for p in range(self._begun, count + num_ahead))
         served = (Value("global", number, NONE, 0) for number, shard in self._shards if shard.server == self._rank)
-        begun = (*map(self._weight, self._stashed), *(Value("ctx", self._stage, p) for p in range(self._begun)))
-        return (*begun, *filter(None, [self._first_act]), self._weight(self._first), *served, *tokens)
+        initial = (*map(self._weight, self._stashed), *(Value("ctx", self._stage, p) for p in range(self._begun)))
+        return (*initial, *filter(None, [self._first_act]), self._weight(self._first), *served, *tokens)
 
     def carried(self, count: int) -> tuple[tuple[Value, Value], ...]:
-        """Return what the next window continues with."""
+        """Return the values with which the next window continues."""
         if not self._ahead:
             return ()
-        stage, own = self._stage, min(self._delay, self._ahead)
-        pairs = [(Value("ctx", stage, count + p), Value("ctx", stage, p)) for p in range(own)]
+        stage, num_ahead = self._stage, min(self._delay, self._ahead)
+        pairs = [(Value("ctx", stage, count + p), Value("ctx", stage, p)) for p in range(num_ahead)]
         stashed = range(min(self._lag, -(-self._ahead // self._per_update)))
         pairs += [(self._weight(self._version_of(count + p * self._per_update)), self._weight(p)) for p in stashed]
-        if self._index and self._ahead > own:
-            pairs.append((Value("act", stage - 1, count + own), Value("act", stage - 1, own)))
+        if self._index and self._ahead > num_ahead:
+            pairs.append((Value("act", stage - 1, count + num_ahead), Value("act", stage - 1, num_ahead)))
         return (*pairs, (self._weight(), self._weight(self._lag)))
 
     def _version_of(self, p: int) -> int:
@@ -231,22 +222,20 @@ def asynchronous_1f1b(
     num_batches: int,
     *,
     world_size: int | None = None,
-    begun: int | None = None,
+    num_begun: int | None = None,
     ahead: int = 0,
     versions: VersionRule = "stashing",
 ) -> Schedule:
     """Return `num_batches` optimizer steps, without their transfers: HetPipe with one virtual worker.
 
     ahead: number of the batches after them whose forward passes begin here, so that the pipeline does not drain: as
-    many as there are, up
-    to the number of stages less one.  begun: the former window's `ahead`, if this window continues it.  versions: with
-    two versions the
-    batches are micro-batches, and as many as there are stages make an update.
+    many as there are, up to the number of stages less one.  num_begun: the former window's `ahead`, if this window
+    continues it.  versions: with two versions the batches are micro-batches, and as many as there are stages make an
+    update.
     Raises ScheduleError if a stage has several ranks, or if a window after which the pipeline does not drain begins
-    empty and is shorter
-    than the pipeline.
+    empty and is shorter than the pipeline.
     """
-    if ahead and begun is None and num_batches < len(plan.stages) * (len(plan.stages) if versions == "two" else 1):
+    if ahead and num_begun is None and num_batches < len(plan.stages) * (len(plan.stages) if versions == "two" else 1):
         raise ScheduleError(
             f"A window of {num_batches} mini-batches without a drain was asked for.",
             f"The pipeline has {len(plan.stages)} stages.",
@@ -262,7 +251,7 @@ def asynchronous_1f1b(
         VirtualWorkers(pipelines=(plan,), in_flight=len(plan.stages)),
         num_batches,
         world_size=size,
-        begun=begun,
+        num_begun=num_begun,
         ahead=ahead,
         versions=versions,
     )

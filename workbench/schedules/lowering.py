@@ -17,14 +17,14 @@ def insert_transfers(schedule: Schedule) -> Schedule:
     has.
 
     The SEND comes right after the write on the rank that computes the value: the lowest rank, if several do; at the
-    very start, if it is
-    an input there.  The RECV: see insert_receives.  A value that no rank has is left for `check` to report.
+    very start, if it is an input there.  The RECV: see insert_receives.  A value that no rank has is left for `check`
+    to report.
     """
     missing: list[tuple[Value, int]] = []  # (value, destination)
     for rank, ops in enumerate(schedule.ops):
         present = {*schedule.inputs[rank], *(value for op in ops for value in op.writes)}
-        wanted = dict.fromkeys((*(value for op in ops for value in op.reads), *schedule.outputs[rank]))
-        missing += [(value, rank) for value in wanted if value not in present]
+        needed = dict.fromkeys((*(value for op in ops for value in op.reads), *schedule.outputs[rank]))
+        missing += [(value, rank) for value in needed if value not in present]
     homes = _homes(schedule, {value for value, _ in missing})
     sends: list[dict[int, list[Op]]] = [{} for _ in schedule.ops]
     for source, index, value, destination in sorted(
@@ -32,10 +32,10 @@ def insert_transfers(schedule: Schedule) -> Schedule:
     ):
         sends[source].setdefault(index, []).append(send(value, source, destination))
     complete = []
-    for ops, sent in zip(schedule.ops, sends, strict=True):
-        merged = list(sent.get(-1, ()))
+    for ops, rank_sends in zip(schedule.ops, sends, strict=True):
+        merged = list(rank_sends.get(-1, ()))
         for index, op in enumerate(ops):
-            merged += (op, *sent.get(index, ()))
+            merged += (op, *rank_sends.get(index, ()))
         complete.append(tuple(merged))
     return insert_receives(replace(schedule, ops=tuple(complete)))
 
@@ -45,8 +45,7 @@ def insert_receives(schedule: Schedule) -> Schedule:
     """Return the schedule with the RECV of every SEND that has none.
 
     It comes right before the first operation that reads the value, or earlier if a value sent later on the same channel
-    is read earlier:
-    both sides of a channel have the same order.
+    is read earlier: both sides of a channel have the same order.
     """
     first_reads: list[dict[Value, int]] = [{} for _ in schedule.ops]
     for reads, ops in zip(first_reads, schedule.ops, strict=True):
@@ -65,11 +64,11 @@ def insert_receives(schedule: Schedule) -> Schedule:
                 earliest[destination] = place
                 receives[destination].setdefault(place, []).append(recv(value, rank, destination))
     complete = []
-    for ops, own in zip(schedule.ops, receives, strict=True):
+    for ops, rank_receives in zip(schedule.ops, receives, strict=True):
         merged: list[Op] = []
         for index, op in enumerate(ops):
-            merged += (*reversed(own.get(index, ())), op)
-        complete.append((*merged, *reversed(own.get(len(ops), ()))))
+            merged += (*reversed(rank_receives.get(index, ())), op)
+        complete.append((*merged, *reversed(rank_receives.get(len(ops), ()))))
     return replace(schedule, ops=tuple(complete))
 
 
@@ -78,8 +77,7 @@ def insert_allreduce(schedule: Schedule) -> Schedule:
     and part).
 
     Those ranks are replicas if any of them accumulates a gradient.  The ALLREDUCE reads the tokens `gacc` that the STEP
-    would have read
-    (none on a rank without samples), and the STEP reads the sum `gsum` instead.
+    would have read (none on a rank without samples), and the STEP reads the sum `gsum` instead.
     """
     groups: dict[Op, list[int]] = {}
     accumulating: set[Op] = set()
@@ -111,7 +109,7 @@ def _label(op: Op) -> Op:
     return Op(op.kind, op.stage, op.microbatch, op.part)
 
 
-def _homes(schedule: Schedule, wanted: set[Value]) -> dict[Value, tuple[int, int]]:
+def _homes(schedule: Schedule, values_to_send: set[Value]) -> dict[Value, tuple[int, int]]:
     """Return the (rank, index of the write) that sends a value: the lowest rank that computes it, or else has it as an
     input (-1).
     """
@@ -119,11 +117,11 @@ def _homes(schedule: Schedule, wanted: set[Value]) -> dict[Value, tuple[int, int
     for rank, ops in enumerate(schedule.ops):
         for index, op in enumerate(ops):
             for value in op.writes:
-                if value in wanted and op.kind != RECV:
+                if value in values_to_send and op.kind != RECV:
                     homes.setdefault(value, (rank, index))
     for rank, values in enumerate(schedule.inputs):
         for value in values:
-            if value in wanted:
+            if value in values_to_send:
                 homes.setdefault(value, (rank, -1))
     return homes
 
@@ -132,11 +130,9 @@ def check(schedule: Schedule) -> Schedule:
     """Return the schedule if it can run, in O(operations + values).
 
     Raises ScheduleError naming the fault and showing the grid with the wrong operation marked: an unmatched send or
-    receive, a channel
-    whose sides disagree on the order, a collective whose members disagree, a value never written or written twice, a
-    cycle, a deadlock
-    (who waits for what from whom).  A schedule that passes cannot hang: network interfaces add waiting, but no circular
-    waiting.
+    receive, a channel whose sides disagree on the order, a collective whose members disagree, a value never written or
+    written twice, a cycle, a deadlock (who waits for what from whom).  A schedule that passes cannot hang: network
+    interfaces add waiting, but no circular waiting.
     """
     require_progress(schedule, activities(schedule))
     return schedule

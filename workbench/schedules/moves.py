@@ -38,38 +38,35 @@ class Move:
 
 
 def moves(
-    wanted: Homes,
-    held: Homes,
+    targets: Homes,
+    homes: Homes,
     specs: Mapping[str, Spec],
     cluster: Cluster,
     *,
     chunk_bytes: int = CHUNK_BYTES,
     round_bytes: int = ROUND_BYTES,
 ) -> tuple[Move, ...]:
-    """Return the rounds that bring each tensor to all ranks that want it; no rounds if every rank has its tensors
-    already.
+    """Return the rounds that bring each tensor to all ranks that need it.  Empty if every rank already has its tensors.
 
-    wanted, held: the homes after the move and now.  specs: of every tensor in `wanted`.  If several ranks have a chunk,
-    including ranks
-    that received it earlier, the one that delivers first sends it (greedy, by the links of the cluster).  So no link is
-    busy with a
-    transfer that an idle link could do.
+    targets, homes: the ranks that hold each tensor after the move, and now.  specs: shape and dtype of every tensor in
+    `targets`.  If several ranks have a chunk, including ranks that received it earlier, the one that delivers first
+    sends it (greedy, by the links of the cluster).  So no link is busy with a transfer that an idle link could do.
     Raises StateError if no rank has a tensor, ConfigError for a rank outside the cluster.
     """
-    require_holders(held, wanted)
+    require_holders(homes, targets)
     # There may be a tensor for each of 300,000 samples, but few pairs of homes.
     names_by_homes: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = {}
-    for name, ranks in wanted.items():
-        names_by_homes.setdefault((tuple(held[name]), tuple(ranks)), []).append(name)
+    for name, ranks in targets.items():
+        names_by_homes.setdefault((tuple(homes[name]), tuple(ranks)), []).append(name)
     bundles: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = {}
     for (holding, wanting), names in names_by_homes.items():
         outside = [rank for rank in (*holding, *wanting) if not 0 <= rank < cluster.world_size]
         if outside:
-            asked, found = (
+            request, problem = (
                 f"Moving '{names[0]}' to or from rank {outside[0]} was asked for.",
                 f"The cluster has {cluster.size_words}.",
             )
-            raise ConfigError(asked, found, "Number the devices of this cluster.")
+            raise ConfigError(request, problem, "Number the devices of this cluster.")
         receivers = tuple(sorted(set(wanting).difference(holding)))
         if receivers:
             bundles.setdefault((tuple(sorted(holding)), receivers), []).extend(names)
@@ -100,11 +97,11 @@ def _cut(names: Sequence[str], specs: Mapping[str, Spec], chunk_bytes: int) -> I
     pieces: list[Piece] = []
     free = chunk_bytes
     for name in names:
-        at, end = 0, specs[name].nbytes
-        while at < end:
-            stop = min(end, at + free)
-            pieces.append(Piece(name, at, stop))
-            at, free = stop, free - (stop - at)
+        begin, end = 0, specs[name].nbytes
+        while begin < end:
+            stop = min(end, begin + free)
+            pieces.append(Piece(name, begin, stop))
+            begin, free = stop, free - (stop - begin)
             if not free:
                 yield tuple(pieces)
                 pieces, free = [], chunk_bytes

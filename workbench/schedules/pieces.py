@@ -1,5 +1,5 @@
-"""Divide a micro-batch into pieces at a stage boundary, by the cut points of both stages' groups (PAC+, section
-V-A).
+"""Divide a micro-batch into pieces at a stage boundary, by the cut points of both stages' groups (PAC+,
+section V-A).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from workbench.core.schedule import Value
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Samples [first, end) of a micro-batch, which rank `source` of one stage sends to rank `destination` of the
-    next.
+    """Samples [first, end) of a micro-batch, which rank `source` of one stage sends to rank `destination` of
+    the next.
     """
 
     index: int
@@ -101,18 +101,19 @@ def boundary_of(value: Value) -> int:
 
 def divide(stages: tuple[Stage, ...], size: int) -> list[tuple[Portion, ...]]:
     """Return, for each stage, the ranks that have samples of a micro-batch of `size` samples."""
-    taken: list[dict[int, list[int]]] = [{} for _ in stages]
-    given: list[dict[int, list[int]]] = [{} for _ in stages]
+    received_rows: list[dict[int, list[int]]] = [{} for _ in stages]
+    sent_rows: list[dict[int, list[int]]] = [{} for _ in stages]
     for number, (stage, following) in enumerate(pairwise(stages)):
         for piece in boundary_pieces(stage, following, size):
-            given[number].setdefault(piece.source, []).append(piece.index)
-            taken[number + 1].setdefault(piece.destination, []).append(piece.index)
+            sent_rows[number].setdefault(piece.source, []).append(piece.index)
+            received_rows[number + 1].setdefault(piece.destination, []).append(piece.index)
     portions = []
     for number, stage in enumerate(stages):
         busy = [rank for rank, (first, end) in zip(stage.ranks, stage.split(size), strict=True) if end > first]
         portions.append(
             tuple(
-                Portion(rank, tuple(taken[number].get(rank, ())), tuple(given[number].get(rank, ()))) for rank in busy
+                Portion(rank, tuple(received_rows[number].get(rank, ())), tuple(sent_rows[number].get(rank, ())))
+                for rank in busy
             )
         )
     return portions
@@ -145,6 +146,6 @@ def enclosing_world(ranks: Iterable[int], world_size: int | None) -> int:
     least = named[-1] + 1 if named else 0
     if named and (named[0] < 0 or (world_size is not None and world_size < least)):
         outside = named[0] if named[0] < 0 else named[-1]
-        asked = f"A schedule for {world_size or least} ranks was asked for."
-        raise ScheduleError(asked, f"Rank {outside} is to take part.", "Raise world_size, or name ranks from 0 up.")
+        request = f"A schedule for {world_size or least} ranks was asked for."
+        raise ScheduleError(request, f"Rank {outside} is to take part.", "Raise world_size, or name ranks from 0 up.")
     return least if world_size is None else world_size

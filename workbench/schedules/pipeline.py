@@ -3,24 +3,20 @@ device groups.
 
 Operations: F forward (on the last stage with the loss), B backward, STEP; ALLREDUCE where a stage has several ranks.
 Values: act:s.m.p a piece of stage s's output; grad:s.m.p a piece of the gradient with respect to stage s's input;
-ctx:s.m.r the
-autograd context on rank r; gacc:s.m.r the token of an accumulated gradient; loss:s.m.r; weight:s._.r the new weights.
+ctx:s.m.r the autograd context on rank r; gacc:s.m.r the token of an accumulated gradient; loss:s.m.r; weight:s._.r the
+new weights.
 
 hybrid_1f1b, PAC+'s first epoch, is 1F1B of device groups with data parallelism inside (section V-A, Fig. 10): F
-backbone forward, SF
-side-network forward (on the last stage with head and loss), SB side-network backward, ALLREDUCE of the adapters'
-gradients inside a
-group, STEP.  The frozen backbone has no backward.  Other values: side:s.m.p side output, sgrad:s.m.p the gradient with
-respect to the
-side input of stage s (p: the piece at the boundary); on rank r: tap:s.m.r the backbone activations that the side
-network reads, ctx
-without the tap, gsum:s._.r the sum of gradients, adapter:s._.r the new adapters.
+backbone forward, SF side-network forward (on the last stage with head and loss), SB side-network backward, ALLREDUCE of
+the adapters' gradients inside a group, STEP.  The frozen backbone has no backward.  Other values: side:s.m.p side
+output, sgrad:s.m.p the gradient with respect to the side input of stage s (p: the piece at the boundary); on rank r:
+tap:s.m.r the backbone activations that the side network reads, ctx without the tap, gsum:s._.r the sum of gradients,
+adapter:s._.r the new adapters.
 
 backpropagation (PAC+, section VI-A) goes back through the backbone.  Where stages hold copies of one parameter (an
-encoder-decoder's
-word embedding, T5's position tables) the first rank of each such stage SHAREs the gradient that its group has summed
-with every other
-rank that holds a copy, and their STEP adds them up: shared:s._.p is stage s's gradient of the shared parameter p.
+encoder-decoder's word embedding, T5's position tables) the first rank of each such stage SHAREs the gradient that its
+group has summed with every other rank that holds a copy, and their STEP adds them up: shared:s._.p is stage s's
+gradient of the shared parameter p.
 """
 
 from __future__ import annotations
@@ -66,8 +62,8 @@ ORDERS: Mapping[str, Order] = {"1f1b": one_f_one_b_order, "gpipe": gpipe_order}
 
 
 def gpipe(plan: Plan, micro_batch_sizes: Sequence[int]) -> Schedule:
-    """Return GPipe's mini-batch, without its transfers.  Every micro-batch's context lives until the backwards
-    begin.
+    """Return GPipe's mini-batch, without its transfers.  Every micro-batch's context lives until the
+    backwards begin.
     """
     return full_pipeline(plan, micro_batch_sizes, gpipe_order)
 
@@ -133,17 +129,17 @@ def assemble(
         for rank in stage.ranks:
             listed: list[Op] = []
             for phase, m in slots:
-                own = portions[rank][m]
-                if own is not None:
-                    listed += (forward if phase == FORWARD else backward)(number, m, own)
-            taken = [m for m, own in enumerate(portions[rank]) if own is not None]
+                rank_portion = portions[rank][m]
+                if rank_portion is not None:
+                    listed += (forward if phase == FORWARD else backward)(number, m, rank_portion)
+            present = [m for m, portion in enumerate(portions[rank]) if portion is not None]
             stepped = Value(trained, number, NONE, rank)
             listed.append(
-                Op("STEP", number, NONE, NONE, tuple(Value("gacc", number, m, rank) for m in taken), (stepped,))
+                Op("STEP", number, NONE, NONE, tuple(Value("gacc", number, m, rank) for m in present), (stepped,))
             )
             ops[rank] = tuple(listed)
-            inputs[rank] = tuple(Value("tokens", NONE, m) for m in taken)
-            losses = tuple(Value("loss", number, m, rank) for m in taken) if number == last else ()
+            inputs[rank] = tuple(Value("tokens", NONE, m) for m in present)
+            losses = tuple(Value("loss", number, m, rank) for m in present) if number == last else ()
             outputs[rank] = (*losses, stepped)
     return insert_allreduce(Schedule(ops=tuple(ops), inputs=tuple(inputs), outputs=tuple(outputs)))
 
@@ -169,20 +165,23 @@ def backpropagation(
         return schedule
     complete = list(schedule.ops)
     for number, stage in enumerate(plan.stages):
-        held = [(parameter, stages) for parameter, stages in enumerate(shared) if number in stages]
-        given = [Value("shared", number, NONE, parameter) for parameter, _ in held]
-        taken = tuple(
-            Value("shared", other, NONE, parameter) for parameter, stages in held for other in stages if other != number
+        shared_here = [(parameter, stages) for parameter, stages in enumerate(shared) if number in stages]
+        sent_values = [Value("shared", number, NONE, parameter) for parameter, _ in shared_here]
+        received_values = tuple(
+            Value("shared", other, NONE, parameter)
+            for parameter, stages in shared_here
+            for other in stages
+            if other != number
         )
         for rank in stage.ranks:
             *before, step = complete[rank]
             assert step.kind == STEP, f"{step.label} ends rank {rank}"
             shares = (
-                [Op(SHARE, number, NONE, value.part, step.reads, (value,)) for value in given]
+                [Op(SHARE, number, NONE, value.part, step.reads, (value,)) for value in sent_values]
                 if rank == stage.ranks[0]
                 else []
             )
-            complete[rank] = (*before, *shares, step._replace(reads=(*step.reads, *taken)))
+            complete[rank] = (*before, *shares, step._replace(reads=(*step.reads, *received_values)))
     return replace(schedule, ops=tuple(complete))
 
 

@@ -2,28 +2,22 @@
 III-D, Fig. 9 and 10).
 
 Rank i has tile i of the sequence and its own columns of the weights.  Operations: GEMM on one tile (part = tile), ADD
-the ReduceSum of
-a tile; tile-sized SEND and RECV between neighbours of the ring.
+the ReduceSum of a tile; tile-sized SEND and RECV between neighbours of the ring.
 Values: tile:l._.j a tile of the block's input; out:l._.j the rank's columns of GEMM1 on tile j; product:l._.j the
-rank's term of GEMM2 on
-tile j; partial:l.k.j the sum of k + 1 ranks' terms of tile j.
+rank's term of GEMM2 on tile j; partial:l.k.j the sum of k + 1 ranks' terms of tile j.
 
 Confidant: the attention heads of a layer divided among the processors of one device (section 3.3).
 Processor j is a compute stream of the rank: "compute", "compute1", "compute2", ...  Operations have the layer as stage
-and the processor
-as part: ATTN attention of the processor's heads; MLP joins them and finishes the layer (on the first processor); MLPB
-and ATTNB backward.
+and the processor as part: ATTN attention of the processor's heads; MLP joins them and finishes the layer (on the first
+processor); MLPB and ATTNB backward.
 If the columns of the feed-forward part are divided too (our extension): JOIN joins the heads, COLS computes a
-processor's columns, and MLP
-joins those.
+processor's columns, and MLP joins those.
 In a pipeline (divide_layers) BEGIN is the part before a stage's layers, such as an embedding, and END the part after
 them.
 Values: hidden:l.m the input of layer l; heads:l.m.j a processor's heads, hctx:l.m.j their context, lctx:l.m the rest's;
 ghidden:l.m the gradient with respect to the top's output, gheads:l.m.j to a processor's heads; gpart:l.m and
-gpart:l.m.j the terms of the
-gradient with respect to layer l's input (past the attention, and through each processor).  mid, cols, jctx, cctx, gmid
-and gcols are
-the same around the columns; bctx:s.m is BEGIN's context.
+gpart:l.m.j the terms of the gradient with respect to layer l's input (past the attention, and through each processor).
+mid, cols, jctx, cctx, gmid and gcols are the same around the columns; bctx:s.m is BEGIN's context.
 """
 
 from __future__ import annotations
@@ -121,8 +115,8 @@ def split_heads(heads_per_processor: Sequence[int], *, num_layers: int = 1) -> S
     """
     processors = [processor for processor, heads in enumerate(heads_per_processor) if heads > 0]
     if not processors or num_layers < 1 or min(heads_per_processor) < 0:
-        asked = f"{num_layers} layers with heads divided as {tuple(heads_per_processor)} were asked for."
-        raise ScheduleError(asked, "That is none.", "Give it a layer and a head.")
+        request = f"{num_layers} layers with heads divided as {tuple(heads_per_processor)} were asked for."
+        raise ScheduleError(request, "That is none.", "Give it a layer and a head.")
     ops = [op for layer in range(num_layers) for op in _forward(layer, 0, processors, ())]
     end = Value("ghidden", num_layers, 0)
     terms: tuple[Value, ...] = (end,)
@@ -138,12 +132,10 @@ def divide_layers(schedule: Schedule, plan: Plan, divisions: Mapping[int, Divisi
     """Return a pipeline's schedule in which some ranks compute their stage layer by layer, each layer divided over the
     rank's processors.
 
-    schedule: without its transfers, with one rank per stage.  divisions: by rank.  Each F becomes BEGIN, the layers and
-    END; each B becomes
-    ENDB, the layers backward and BEGINB.  Both ends run on the first processor, so all processors work on one
-    mini-batch at a time, with
-    one version of the weights.  What a layer keeps of a mini-batch is carried over to the next window with the
-    mini-batch's context.
+    schedule: a schedule without its transfers, with one rank per stage.  divisions: each rank's division.  Each F
+    becomes BEGIN, the layers and END; each B becomes ENDB, the layers backward and BEGINB.  Both ends run on the first
+    processor, so all processors work on one mini-batch at a time, with one version of the weights.  A layer's contexts
+    of a mini-batch are carried over to the next window with the mini-batch's context.
     """
     ops, inputs, outputs, carried = (
         list(schedule.ops),
@@ -155,15 +147,15 @@ def divide_layers(schedule: Schedule, plan: Plan, divisions: Mapping[int, Divisi
         index = plan.stage_of(rank)
         if index is None:
             continue
-        ops[rank] = tuple(one for op in ops[rank] for one in _divided(op, plan.stages[index], division))
+        ops[rank] = tuple(part for op in ops[rank] for part in _divided(op, plan.stages[index], division))
         values = (value for op in ops[rank] for value in (*op.reads, *op.writes))
-        kept = dict.fromkeys(value._replace(microbatch=0) for value in values if value.name in CONTEXTS_INSIDE)
-        begun = [value.microbatch for value in inputs[rank] if value.name == "ctx"]
+        contexts = dict.fromkeys(value._replace(microbatch=0) for value in values if value.name in CONTEXTS_INSIDE)
+        begun_batches = [value.microbatch for value in inputs[rank] if value.name == "ctx"]
         onward = [
             (output.microbatch, given_as.microbatch) for output, given_as in carried[rank] if output.name == "ctx"
         ]
-        pairs = [(value._replace(microbatch=m), value._replace(microbatch=p)) for m, p in onward for value in kept]
-        inputs[rank] = (*inputs[rank], *(value._replace(microbatch=m) for m in begun for value in kept))
+        pairs = [(value._replace(microbatch=m), value._replace(microbatch=p)) for m, p in onward for value in contexts]
+        inputs[rank] = (*inputs[rank], *(value._replace(microbatch=m) for m in begun_batches for value in contexts))
         outputs[rank] = (*outputs[rank], *(value for value, _ in pairs))
         carried[rank] = (*carried[rank], *pairs)
     return Schedule(ops=tuple(ops), inputs=tuple(inputs), outputs=tuple(outputs), carried=tuple(carried))
@@ -171,20 +163,22 @@ def divide_layers(schedule: Schedule, plan: Plan, divisions: Mapping[int, Divisi
 
 def _divided(op: Op, stage: Stage, division: Division) -> list[Op]:
     """Return the operations that replace one operation of a stage."""
-    m, at, kept = op.microbatch, (op.stage, op.microbatch, NONE), Value("bctx", op.stage, op.microbatch)
+    m, place, context = op.microbatch, (op.stage, op.microbatch, NONE), Value("bctx", op.stage, op.microbatch)
     heads, columns = division.processors("ATTN"), division.processors("COLS")
     if op.kind == "F":
-        inside = [one for layer in range(stage.start, stage.stop) for one in _forward(layer, m, heads, columns)]
-        begin = Op(BEGIN, *at, op.reads, (Value("hidden", stage.start, m), kept))
-        return [begin, *inside, Op(END, *at, (Value("hidden", stage.stop, m),), op.writes)]
+        inside = [
+            layer_op for layer in range(stage.start, stage.stop) for layer_op in _forward(layer, m, heads, columns)
+        ]
+        begin = Op(BEGIN, *place, op.reads, (Value("hidden", stage.start, m), context))
+        return [begin, *inside, Op(END, *place, (Value("hidden", stage.stop, m),), op.writes)]
     if op.kind == "B":
         terms: tuple[Value, ...] = (Value("ghidden", stage.stop, m),)
-        listed = [Op(f"{END}B", *at, op.reads, terms)]
+        listed = [Op(f"{END}B", *place, op.reads, terms)]
         for layer in reversed(range(stage.start, stage.stop)):
             inside, terms = _backward(layer, m, heads, columns, terms)
             listed += inside
         weights = (value for value in op.reads if value.name == "weight")
-        return [*listed, Op(f"{BEGIN}B", *at, (kept, *weights, *terms), op.writes)]
+        return [*listed, Op(f"{BEGIN}B", *place, (context, *weights, *terms), op.writes)]
     return [op]
 
 
@@ -212,15 +206,16 @@ def _forward(layer: int, m: int, heads: Sequence[int], columns: Sequence[int]) -
 def _backward(
     layer: int, m: int, heads: Sequence[int], columns: Sequence[int], above: tuple[Value, ...]
 ) -> tuple[list[Op], tuple[Value, ...]]:
-    """Return a layer's backward pass, and the terms of the gradient with respect to its input.  above: the terms of its
-    output's.
+    """Return a layer's backward pass, and the terms of the gradient with respect to its input.
+
+    above: the terms of its output's gradient.
     """
 
     def parts(name: str, of: Sequence[int]) -> tuple[Value, ...]:
         return tuple(Value(name, layer, m, part) for part in of)
 
     # On the residual connection the gradient bypasses the parts and enters the sum that is read below.
-    past, given = Value("gpart", layer, m), parts("gheads", heads)
+    past, head_gradients = Value("gpart", layer, m), parts("gheads", heads)
     ops = []
     if columns:
         middle, to_columns = Value("gmid", layer, m), parts("gcols", columns)
@@ -229,11 +224,18 @@ def _backward(
             writes = (Value("gmid", layer, m, part),)
             ops.append(Op("COLSB", layer, m, part, (Value("cctx", layer, m, part), value), writes, (), stream_of(part)))
         ops.append(
-            Op("JOINB", layer, m, NONE, (Value("jctx", layer, m), middle, *parts("gmid", columns)), (past, *given))
+            Op(
+                "JOINB",
+                layer,
+                m,
+                NONE,
+                (Value("jctx", layer, m), middle, *parts("gmid", columns)),
+                (past, *head_gradients),
+            )
         )
     else:
-        ops.append(Op("MLPB", layer, m, NONE, (Value("lctx", layer, m), *above), (past, *given)))
-    for part, value in zip(heads, given, strict=True):
+        ops.append(Op("MLPB", layer, m, NONE, (Value("lctx", layer, m), *above), (past, *head_gradients)))
+    for part, value in zip(heads, head_gradients, strict=True):
         ops.append(
             Op(
                 "ATTNB",

@@ -2,14 +2,12 @@
 2B1, 1I3, 1W3.
 
 `torch.distributed.pipelining` writes and reads this format (`_dump_csv`, `_load_csv`).  A cell is STAGE KIND
-MICRO-BATCH.  Kinds: F
-forward, B backward, I the part of B that computes the gradient with respect to the stage's input, W the part that
-computes the gradients
-of its weights (zero bubble; Qi et al., 2024).  An empty cell is a bubble.  (0F4;3B1)OVERLAP_F_B stands for its
-operations in this order.
+MICRO-BATCH.  Kinds: F forward, B backward, I the part of B that computes the gradient with respect to the stage's
+input, W the part that computes the gradients of its weights (zero bubble; Qi et al., 2024).  An empty cell is a bubble.
+(0F4;3B1)OVERLAP_F_B stands for its operations in this order.
 The rows decide which rank has which stage, so interleaved and V placements need no option.  The cells of the lowered
-format (SEND_F,
-RECV_F, SEND_B, RECV_B, UNSHARD, RESHARD, REDUCE_GRAD) are ignored: `insert_transfers` adds transfers by its own rule.
+format (SEND_F, RECV_F, SEND_B, RECV_B, UNSHARD, RESHARD, REDUCE_GRAD) are ignored: `insert_transfers` adds transfers by
+its own rule.
 Values: as in pipeline, and wctx:s.m.r, the part of the context that W still needs after I.
 """
 
@@ -42,8 +40,8 @@ def read_torch_csv(text: str) -> Schedule:
     backward.
 
     With 1F1B's or GPipe's rows it equals one_f_one_b's or gpipe's.  Raises ScheduleError naming row and column of a
-    malformed cell, of a
-    repeated operation, and of one whose counterpart is missing.  `check` decides whether the order can run.
+    malformed cell, of a repeated operation, and of one whose counterpart is missing.  `check` decides whether the order
+    can run.
     """
     rows: list[list[_Cell]] = []
     places: dict[_Cell, _Place] = {}
@@ -60,8 +58,8 @@ def read_torch_csv(text: str) -> Schedule:
                         "Write it once.",
                     )
                 if rank_of.setdefault(cell.stage, row - 1) != row - 1:
-                    found = f"Stage {cell.stage} is in row {rank_of[cell.stage] + 1} too."
-                    raise _wrong((row, column), cell, found, "Keep a stage's operations in one row.")
+                    problem = f"Stage {cell.stage} is in row {rank_of[cell.stage] + 1} too."
+                    raise _wrong((row, column), cell, problem, "Keep a stage's operations in one row.")
                 places[cell] = (row, column)
                 rows[-1].append(cell)
     if not places:
@@ -79,7 +77,7 @@ def _table(text: str) -> list[list[str]]:
         return list(csv.reader(text.strip().splitlines()))
     except csv.Error as error:
         raise ScheduleError(
-            "A pipeline schedule was read from CSV.", f"It is no CSV: {error}.", "Write one row a rank."
+            "A pipeline schedule was read from CSV.", f"It is not CSV: {error}.", "Write one row a rank."
         ) from None
 
 
@@ -104,19 +102,19 @@ def _require_counterparts(places: dict[_Cell, _Place]) -> None:
     trains = any(cell.kind != "F" for cell in places)
     for cell, place in places.items():
         stage, kind, m = cell
-        wanted: list[tuple[str, ...]] = []
+        alternatives: list[tuple[str, ...]] = []
         if kind == "F":
-            wanted += [(f"{stage - 1}F{m}",)] if stage else []
-            wanted += [(f"{stage}B{m}", f"{stage}I{m}")] if trains else []
+            alternatives += [(f"{stage - 1}F{m}",)] if stage else []
+            alternatives += [(f"{stage}B{m}", f"{stage}I{m}")] if trains else []
         elif kind == "W":
-            wanted.append((f"{stage}I{m}",))
+            alternatives.append((f"{stage}I{m}",))
         else:
-            wanted.append((f"{stage}F{m}",))
-            wanted += [(f"{stage + 1}B{m}", f"{stage + 1}I{m}")] if stage < last else []
-            wanted += [(f"{stage}W{m}",)] if kind == "I" else []
+            alternatives.append((f"{stage}F{m}",))
+            alternatives += [(f"{stage + 1}B{m}", f"{stage + 1}I{m}")] if stage < last else []
+            alternatives += [(f"{stage}W{m}",)] if kind == "I" else []
             if kind == "B" and _Cell(stage, "I", m) in places:
                 raise _wrong(place, cell, f"{stage}I{m} computes the same gradient.", "Keep B, or I and W.")
-        for names in wanted:
+        for names in alternatives:
             if not any(_cells(name, place)[0] in places for name in names):
                 raise _wrong(place, cell, f"{' or '.join(names)} is in no row.", "Add it.")
 
@@ -143,7 +141,7 @@ def _schedule(rows: list[list[_Cell]], rank_of: dict[int, int]) -> Schedule:
 def _op(cell: _Cell, rank: int, last: int, *, trains: bool) -> Op:
     """Return a cell's operation, with the values of pipeline.full_pipeline."""
     stage, kind, m = cell
-    context, kept = Value("ctx", stage, m, rank), Value("wctx", stage, m, rank)
+    context, weight_context = Value("ctx", stage, m, rank), Value("wctx", stage, m, rank)
     onward = (Value("grad", stage, m, 0),) if stage else ()
     gradient = (Value("grad", stage + 1, m, 0),) if stage < last else ()
     accumulated = (Value("gacc", stage, m, rank),)
@@ -154,12 +152,12 @@ def _op(cell: _Cell, rank: int, last: int, *, trains: bool) -> Op:
     elif kind == "B":
         reads, writes = (context, *gradient), (*onward, *accumulated)
     elif kind == "I":
-        reads, writes = (context, *gradient), (*onward, kept)
+        reads, writes = (context, *gradient), (*onward, weight_context)
     else:
-        reads, writes = (kept,), accumulated
+        reads, writes = (weight_context,), accumulated
     return Op(kind, stage, m, NONE, reads, writes)
 
 
-def _wrong(place: _Place, cell: _Cell | str, found: str, todo: str) -> ScheduleError:
+def _wrong(place: _Place, cell: _Cell | str, problem: str, todo: str) -> ScheduleError:
     name = cell if isinstance(cell, str) else f"{cell.stage}{cell.kind}{cell.microbatch}"
-    return ScheduleError(f"The cell '{name}' was read in row {place[0]}, column {place[1]}.", found, todo)
+    return ScheduleError(f"The cell '{name}' was read in row {place[0]}, column {place[1]}.", problem, todo)

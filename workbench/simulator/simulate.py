@@ -1,18 +1,15 @@
 """Run a schedule in virtual time: an event-driven simulation of streams, channels, collectives and network interfaces.
 
 An interface is full duplex, with one transfer out and one in at a time.  The transfer that is ready first goes first;
-ties go by rank
-and list order.
+ties go by rank and list order.
 
 Memory over time follows from lifetimes: resident bytes, plus each value from the start of its write to the end of its
 last read.
 A value counts from the start of the operation that writes it, because its buffer must exist while it is written; a
-received value counts
-from the start of its transfer.  Inputs count from time 0, outputs to the end, a value that is never read until it is
-written.
+received value counts from the start of its transfer.  Inputs count from time 0, outputs to the end, a value that is
+never read until it is written.
 The output of a STEP (or another of UPDATES) counts from its end, because it updates in place; if the old weights are
-still needed,
-both count from then on.
+still needed, both count from then on.
 """
 
 from __future__ import annotations
@@ -39,8 +36,8 @@ from workbench.core.timeline import MemorySample, Span, Timeline
 
 
 def memory_over_time(schedule: Schedule, costs: Costs, spans: Sequence[Span]) -> tuple[tuple[MemorySample, ...], ...]:
-    """Return each rank's bytes in use: samples at the times when they change.  The spans may be simulated or
-    measured.
+    """Return each rank's bytes in use: samples at the times when they change.  The spans may be simulated
+    or measured.
     """
     steps = _steps(schedule, spans, lambda value: costs.spec(value).nbytes)
     return tuple(_accumulate(steps[rank], costs.resident_bytes(rank)) for rank in range(schedule.world_size))
@@ -82,9 +79,9 @@ def _steps(schedule: Schedule, spans: Iterable[Span], nbytes: Callable[[Value], 
                 deaths_s[slot] = span.end_s
     steps: list[list[tuple[float, int]]] = []
     for rank, of_rank in enumerate(slots):
-        kept = {of_rank[value] for value in schedule.outputs[rank] if value in of_rank}
+        output_slots = {of_rank[value] for value in schedule.outputs[rank] if value in of_rank}
         changes = [(births_s[slot], sizes[slot]) for slot in of_rank.values()]
-        changes += [(deaths_s[slot], -sizes[slot]) for slot in of_rank.values() if slot not in kept]
+        changes += [(deaths_s[slot], -sizes[slot]) for slot in of_rank.values() if slot not in output_slots]
         steps.append(changes)
     return steps
 
@@ -108,13 +105,12 @@ def simulate(program: Program, *, title: str = "", memory: bool = True) -> Timel
     """Simulate a program and return its timeline, in seconds from 0.
 
     Every operation starts as early as the semantics of core/schedule.py allow.  A transfer takes costs.seconds(source,
-    its SEND) and
-    occupies the sender's egress and the receiver's ingress.  Of the transfers that wait for an interface, the one that
-    was ready first goes
-    first; of those ready at the same instant, the one whose SEND comes first by (rank, index in that rank's list).
+    its SEND) and occupies the sender's egress and the receiver's ingress.  Of the transfers that wait for an interface,
+    the one that was ready first goes first; of those ready at the same instant, the one whose SEND comes first by
+    (rank, index in that rank's list).
     A collective takes costs.seconds(first member, its operation there) on its stream, and does not occupy the
     interfaces.
-    memory: also compute the bytes in use over time.
+    memory: whether to compute the bytes in use over time, too.
     Raises ScheduleError, the same as schedules.check, for a schedule that cannot run.
     """
     graph = activities(program.schedule)
@@ -203,8 +199,8 @@ def _collective_bytes(costs: Costs, rank: int, op: Op) -> int:
 
     The tensor is the operation's output (for a REDUCESCATTER and for a BROADCAST's root: its input).
     """
-    whole = op.reads if op.kind == REDUCESCATTER or (op.kind == BROADCAST and rank == op.ranks[0]) else op.writes
-    nbytes = sum(costs.spec(value).nbytes for value in whole)
+    transferred = op.reads if op.kind == REDUCESCATTER or (op.kind == BROADCAST and rank == op.ranks[0]) else op.writes
+    nbytes = sum(costs.spec(value).nbytes for value in transferred)
     return sent_bytes(op.kind, len(op.ranks), nbytes, is_root=rank == op.ranks[0])
 
 
@@ -217,8 +213,7 @@ class Interfaces:
     """Every rank's egress and ingress, and the transfers that wait for them.
 
     A waiting transfer is queued at one busy interface.  An interface that becomes free checks only its own queue.  Each
-    check starts a
-    transfer or moves it to the interface that blocks it.
+    check starts a transfer or moves it to the interface that blocks it.
     """
 
     def __init__(self, world_size: int) -> None:

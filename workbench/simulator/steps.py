@@ -1,4 +1,4 @@
-"""Mini-batches of a planned training in virtual time: a plan's schedule with its costs, simulated without a run."""
+"""Simulate mini-batches of a planned training in virtual time: a plan's schedule with its costs, without a run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def simulated_step(
 ) -> Timeline:
     """Return the timeline of one mini-batch, replayed operation by operation, without memory.
 
-    The steps are PAC+'s, or those of a technique inside the backbone.  gpipe: all forward passes come first.
+    The steps are PAC+'s, or those of a technique inside the backbone.  gpipe: whether all forward passes come first.
     """
     sizes = (plan.micro_batch_size,) * plan.num_micro_batches
     order, world_size = gpipe_order if gpipe else one_f_one_b_order, problem.cluster.world_size
@@ -79,9 +79,9 @@ def equal_blocks(
 ) -> tuple[Profile, Cluster]:
     """Return blocks whose forward pass of a mini-batch takes 1 s, and equal devices.
 
-    backward: over forward.  transfer_s: of a mini-batch's activation on a link.  side: forward pass of a side layer, if
-    such are trained
-    next to the blocks; its backward pass takes twice as long.
+    backward: time of the backward pass relative to the forward pass.  transfer_s: seconds of a mini-batch's activation
+    on a link.  side: seconds of a side layer's forward pass, if side layers are trained next to the blocks; its
+    backward pass takes twice as long.
     """
     grid = Grid(batch_sizes=(1, SAMPLES), sequence_lengths=(1,), seconds=((1 / SAMPLES,), (1.0,)))
     forward, back = (grid.scaled(side), grid.scaled(2 * side)) if side else (grid, grid.scaled(backward))
@@ -92,7 +92,7 @@ def equal_blocks(
         model=f"{layers} equal blocks", method="ringada", source="analytic", layers=((block,) * layers,) * devices
     )
     link = Link(bytes_per_s=FP32_BYTES * SAMPLES / transfer_s if transfer_s else 1e18)
-    made = (
+    equal_devices = (
         Device(name=f"device {rank + 1}", flops_per_s=1e9, memory_bytes=10**9, link=link) for rank in range(devices)
     )
-    return profile, Cluster(name="equal", devices=tuple(made))
+    return profile, Cluster(name="equal", devices=tuple(equal_devices))

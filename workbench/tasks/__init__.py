@@ -47,9 +47,10 @@ def load_task(
     the hub.
     data: a folder (see load_glue, load_benchmark), own data (see load_own, load_question_answering,
     load_token_classification, load_instruction_tuning); None uses the embedded data or the hub.
-    columns: of own data.  class_names: of a model, to which the labels and tags of own data are matched by name.
-    whole: all rows of own data, in their order, are in each split.
-    prompted: as next-word prediction (see as_prompts), which PROMPT_TASKS can be.
+    columns: columns of own data.  class_names: a model's class names, to which the labels and tags of own data are
+    matched.
+    whole: whether each split has all rows of own data, in their order.
+    prompted: whether to return the task as next-word prediction (see as_prompts); PROMPT_TASKS can be.
     *_samples: maximum number of samples, chosen with a fixed seed.
     Raises ConfigError for an unknown name or an empty split, MissingDataError if the data is unavailable.
     """
@@ -79,9 +80,9 @@ def load_task(
 
 def unknown_prompt_task(name: str) -> ConfigError:
     """Return the error for a task that has no prompt."""
-    found = f"Prompts are known for {', '.join(PROMPT_TASKS)}."
+    problem = f"Prompts are known for {', '.join(PROMPT_TASKS)}."
     return ConfigError(
-        f"The task '{name}' was asked for as next-word prediction.", found, did_you_mean(name, PROMPT_TASKS)
+        f"The task '{name}' was asked for as next-word prediction.", problem, did_you_mean(name, PROMPT_TASKS)
     )
 
 
@@ -90,7 +91,7 @@ def unknown_task(name: str) -> ConfigError:
     if name in PROMPTS:
         kind = PROMPTS[name].kind.replace("_", " ")
         other = "the task question_answering" if kind == "question answering" else "another task"
-        found = f"It is {kind} by the words that follow a prompt, not by a class."
+        problem = f"It is {kind} by the words that follow a prompt, not by a class."
         methods = " or ".join(method for method in registered() if declaration_of(method).load_prompted)
-        return ConfigError(f"The task '{name}' was asked for.", found, f"Choose the method {methods}, or {other}.")
+        return ConfigError(f"The task '{name}' was asked for.", problem, f"Choose the method {methods}, or {other}.")
     return ConfigError(f"The task '{name}' was asked for.", f"Known are {', '.join(TASKS)}.", did_you_mean(name, TASKS))

@@ -2,8 +2,8 @@
 samples.
 
 Padding batches to a fixed length costs 2-3 times the compute.  Sorting by length with a little noise avoids that, and
-each epoch still
-has different mini-batches.  Everything depends only on the arguments, so each device can compute it locally.
+each epoch still has different mini-batches.  Everything depends only on the arguments, so each device can compute it
+locally.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def epoch_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int
     """
     generator = _generator("batches", seed, epoch)
     order = _by_length(range(len(lengths)), lengths, generator)
-    batches = [order[at : at + batch_size] for at in range(0, len(order), batch_size)]
+    batches = [order[begin : begin + batch_size] for begin in range(0, len(order), batch_size)]
     generator.shuffle(batches)
     return batches
 
@@ -36,17 +36,17 @@ def assign_shards(lengths: Sequence[int], weights: Sequence[int], seed: int) -> 
     """Return the owner (index into weights) of each sample, for epochs that run from the activation cache.
 
     weights: number of samples of a mini-batch for each device; a device with 0 owns nothing.  Shard sizes are
-    proportional to the weights,
-    and all shards have the same distribution of lengths: samples sorted by length are distributed block by block.
+    proportional to the weights, and all shards have the same distribution of lengths: samples sorted by length are
+    distributed block by block.
     """
     block = _block(weights)
     generator = _generator("shards", seed, 0)
     order = _by_length(range(len(lengths)), lengths, generator)
     owners = [0] * len(lengths)
-    for at in range(0, len(order), len(block)):
+    for begin in range(0, len(order), len(block)):
         generator.shuffle(block)
         # An incomplete last block is truncated after shuffling, so that its samples go to the devices in proportion.
-        for index, owner in zip(order[at : at + len(block)], block, strict=False):
+        for index, owner in zip(order[begin : begin + len(block)], block, strict=False):
             owners[index] = owner
     return owners
 
@@ -58,9 +58,8 @@ def cached_epoch_batches(
     shard.
 
     Device r takes weights[r] samples of similar length in each mini-batch.  The devices' parts of a mini-batch have
-    similar lengths,
-    so that no device waits for another's padding.  Each sample occurs once.  In the shortest mini-batches, devices
-    whose shard does not divide evenly take fewer samples, down to none.
+    similar lengths, so that no device waits for another's padding.  Each sample occurs once.  In the shortest
+    mini-batches, devices whose shard does not divide evenly take fewer samples, down to none.
     """
     _block(weights)
     generator = _generator("cached", seed, epoch)
@@ -116,12 +115,11 @@ def split_samples(
 
     rule: 'iid' distributes shuffled samples evenly.
     'dirichlet:0.5' draws each label's shares of the devices from a Dirichlet distribution of this concentration; a low
-    one gives
-    devices few labels each.  The labels are the classes, or the sources if the task has no classes.
+    one gives devices few labels each.  The labels are the classes, or the sources if the task has no classes.
     'source' keeps all samples of a source (a reviewer, product or topic) on one device, and assigns the largest sources
     first.
     'device' takes the source as the name of the device that has the sample; it may be a file's name (see own.load_own).
-    names: of the devices, for this rule.
+    names: names of the devices, for this rule.
     'sizes:4,2,1,1' is IID with sizes in these proportions, one number per device.
     Raises ConfigError for a rule that is unknown or does not suit the data, and for a device without data.
     """
@@ -131,57 +129,65 @@ def split_samples(
     generator.shuffle(order)
     owned: list[list[int]] = [[] for _ in range(num_devices)]
     if kind == "source":
-        for own in sorted(_grouped(order, _sources(split, rule)), key=len, reverse=True):
-            min(owned, key=len).extend(own)
+        for group in sorted(_grouped(order, _sources(split, rule)), key=len, reverse=True):
+            min(owned, key=len).extend(group)
     elif kind == "device":
         for index, source in enumerate(_sources(split, rule)):
             if source not in names:
-                asked = f"A split over the devices {', '.join(names)} by 'device' was asked for."
+                request = f"A split over the devices {', '.join(names)} by 'device' was asked for."
                 raise ConfigError(
-                    asked,
+                    request,
                     f"A sample belongs to '{source}'.",
                     "Name one of these devices in each row, or each file after one.",
                 )
             owned[names.index(source)].append(index)
     elif kind == "dirichlet":
         has_classes = split.spans is None and all(isinstance(label, int) for label in split.labels)
-        for own in _grouped(order, split.labels if has_classes else _sources(split, rule)):
-            _deal(own, _dirichlet(numbers[0], num_devices, generator), owned)
+        for group in _grouped(order, split.labels if has_classes else _sources(split, rule)):
+            _deal(group, _dirichlet(numbers[0], num_devices, generator), owned)
     else:
         _deal(order, numbers or (1.0,) * num_devices, owned)
-    empty = [rank for rank, own in enumerate(owned) if not own]
+    empty = [rank for rank, samples in enumerate(owned) if not samples]
     if empty:
         raise ConfigError(
             f"A split of {len(split)} samples over {num_devices} devices by '{rule}' was asked for.",
             f"Device {empty[0]} would have no data.",
             RULES[kind],
         )
-    return tuple(tuple(sorted(own)) for own in owned)
+    return tuple(tuple(sorted(samples)) for samples in owned)
 
 
 def check_rule(rule: str, num_devices: int) -> tuple[str, tuple[float, ...]]:
     """Return a rule's name and its numbers (see split_samples).  Raises ConfigError for an invalid rule."""
-    kind, _, given = rule.partition(":")
-    asked = f"Data split by '{rule}' over {num_devices} devices were asked for."
+    kind, _, arguments = rule.partition(":")
+    request = f"Data split by '{rule}' over {num_devices} devices were asked for."
     if num_devices < 1:
-        raise ConfigError(asked, "There must be a device.", "Add one.")
+        raise ConfigError(request, "There must be a device.", "Add one.")
     if kind not in RULES:
         raise ConfigError(
-            asked, "Known are iid, dirichlet:CONCENTRATION, source, device and sizes:A,B,...", did_you_mean(kind, RULES)
+            request,
+            "Known are iid, dirichlet:CONCENTRATION, source, device and sizes:A,B,...",
+            did_you_mean(kind, RULES),
         )
     try:
-        numbers = tuple(float(number) for number in given.split(",")) if given else ()
+        numbers = tuple(float(number) for number in arguments.split(",")) if arguments else ()
     except ValueError:
-        raise ConfigError(asked, f"'{given}' are no numbers.", "Write such as dirichlet:0.5 or sizes:4,2,1.") from None
-    wanted = {"dirichlet": 1, "sizes": num_devices}.get(kind, 0)
-    if len(numbers) != wanted:
-        found = f"'{kind}' takes {wanted} numbers here, not {len(numbers)}."
         raise ConfigError(
-            asked, found, "Give a concentration, such as dirichlet:0.5." if kind == "dirichlet" else "Change the rule."
+            request, f"'{arguments}' are not numbers.", "Write such as dirichlet:0.5 or sizes:4,2,1."
+        ) from None
+    num_numbers = {"dirichlet": 1, "sizes": num_devices}.get(kind, 0)
+    if len(numbers) != num_numbers:
+        problem = f"'{kind}' takes {num_numbers} numbers here, not {len(numbers)}."
+        raise ConfigError(
+            request,
+            problem,
+            "Give a concentration, such as dirichlet:0.5." if kind == "dirichlet" else "Change the rule.",
         )
     if not all(math.isfinite(number) and number > 0 for number in numbers):
         raise ConfigError(
-            asked, f"{given} must be above 0.", "Raise the concentration." if kind == "dirichlet" else "Raise the size."
+            request,
+            f"{arguments} must be above 0.",
+            "Raise the concentration." if kind == "dirichlet" else "Raise the size.",
         )
     return kind, numbers
 
@@ -218,9 +224,9 @@ def _dirichlet(concentration: float, num_devices: int, generator: random.Random)
 
 def _deal(order: Sequence[int], shares: Sequence[float], owned: Sequence[list[int]]) -> None:
     """Give each device its share of the samples, split at the cumulative shares."""
-    total, at, passed = sum(shares), 0, 0.0
-    for own, share in zip(owned, shares, strict=True):
+    total, begin, passed = sum(shares), 0, 0.0
+    for samples, share in zip(owned, shares, strict=True):
         passed += share
         end = round(len(order) * passed / total)
-        own.extend(order[at:end])
-        at = end
+        samples.extend(order[begin:end])
+        begin = end

@@ -2,8 +2,7 @@
 JSON document).
 
 They come from a folder or from the hub's tables.  Wang et al., NeurIPS 2019; Sakaguchi et al., AAAI 2020; Rajpurkar et
-al., EMNLP 2016
-(1.1) and ACL 2018 (2.0).
+al., EMNLP 2016 (1.1) and ACL 2018 (2.0).
 """
 
 from __future__ import annotations
@@ -30,13 +29,12 @@ Made = tuple[dict[str, str], int | None, tuple[str, ...]]
 class Source:
     """The published form of a data set.
 
-    folders: names of its folder.  files: for each split, alternative file names.  repository, configuration: on the
-    hub.
+    folders: names of its folder.  files: for each split, alternative file names.  repository, configuration: names on
+    the hub.
     sample: converts a row in the hub's form to fields, label (None if it is secret) and answers; returns None to skip
     the row.
-    flatten: converts a row in the official form to rows in the hub's.  group: the field that samples of one text share;
-    such samples stay
-    in the same part when the training samples are divided.
+    flatten: converts a row in the official form to rows in the hub's.  group: the field that samples of one text share.
+    Such samples stay in the same part when the training samples are divided.
     """
 
     folders: tuple[str, ...]
@@ -96,7 +94,7 @@ def _from_file(path: Path, source: Source) -> Iterator[Placed]:
             flat = list(source.flatten(row))
         except (KeyError, TypeError) as error:
             raise _no_field(place, error) from None
-        yield from ((place, one) for one in flat)
+        yield from ((place, row) for row in flat)
 
 
 def _samples(
@@ -105,16 +103,16 @@ def _samples(
     number = first_id
     for place, row in rows:
         try:
-            made = source.sample(row)
+            content = source.sample(row)
         except (KeyError, TypeError, AttributeError) as error:
             raise _no_field(place, error) from None
         except ValueError as error:
             raise ConfigError(
-                f"A sample of {name} was to be read.", f"{place} has {error}.", "Mend it, or use the official files."
+                f"A sample of {name} was to be read.", f"{place} has {error}.", "Fix it, or use the official files."
             ) from None
-        if made is None:
+        if content is None:
             continue
-        fields, label, answers = made
+        fields, label, answers = content
         if label is None:
             if keep_secret:
                 return  # a test split without labels is useless
@@ -148,8 +146,9 @@ def _class(value: Any, names: tuple[str, ...] = ("false", "true")) -> int | None
 
 
 def _copied(fields: Mapping[str, str], names: tuple[str, ...] = ("false", "true")) -> Callable[[Row], Made]:
-    """Return what makes a sample of a row's texts.  fields: their names in the prompt -> in the row.  names: of the
-    classes.
+    """Return a function that makes a sample of a row's texts.
+
+    fields: their names in the prompt -> in the row.  names: names of the classes.
     """
     return lambda row: (
         {ours: row[theirs].strip() for ours, theirs in fields.items()},
@@ -286,8 +285,7 @@ def load_benchmark(name: str, data: Path | str | None = None) -> Task:
 
     data: a folder with the official files; None uses the hub.
     The published validation split is the test split, because the test labels are secret.  The validation split is drawn
-    from the
-    training split with a fixed seed.  If a folder has only one split (SQuAD's), all three are drawn from it.
+    from the training split with a fixed seed.  If a folder has only one split (SQuAD's), all three are drawn from it.
     Raises ConfigError for malformed files, MissingDataError if the data is unavailable.
     """
     source, prompt = SOURCES[name], PROMPTS[name]
@@ -323,11 +321,11 @@ def _divided(name: str, source: Source, samples: list[PromptSample], counts: lis
         groups.setdefault(index if source.group is None else sample.fields[source.group], []).append(index)
     shuffled = [list(groups.values())[index] for index in fixed_order(name, len(groups))]
     parts: list[list[int]] = [[] for _ in counts]
-    at = len(parts) - 1  # the last parts are filled first, so that the remainder goes to training
+    part_index = len(parts) - 1  # the last parts are filled first, so that the remainder goes to training
     for group in shuffled:
-        while at and len(parts[at]) >= counts[at]:
-            at -= 1
-        parts[at] += group
+        while part_index and len(parts[part_index]) >= counts[part_index]:
+            part_index -= 1
+        parts[part_index] += group
     return [[samples[index] for index in sorted(part)] for part in parts]
 
 

@@ -48,8 +48,7 @@ def load_sentiment_rating(folder: Path | None = None) -> Task:
     and editorials.
 
     The movie reviews are divided exactly as in the binary task, and those left out there join the training split.  The
-    other
-    sources are divided in the same proportion.  Each sample has its source.
+    other sources are divided in the same proportion.  Each sample has its source.
     """
     parts: dict[str, Any] = {}
     first_id = 0
@@ -58,8 +57,8 @@ def load_sentiment_rating(folder: Path | None = None) -> Task:
         first_id += len(samples)
         if source == MOVIE_REVIEWS:
             divided = _movie_split(samples)
-            taken = {index for part in divided.values() for index in part.sample_ids}
-            parts["train"] = samples.take([index for index in samples.sample_ids if index not in taken])
+            used_ids = {index for part in divided.values() for index in part.sample_ids}
+            parts["train"] = samples.take([index for index in samples.sample_ids if index not in used_ids])
         else:
             test, validation = round(TEST_SHARE * len(samples)), round(VALIDATION_SHARE * len(samples))
             divided = _cut(samples, list(range(len(samples))), source, test, validation)
@@ -84,10 +83,10 @@ def _read(folder: Path | None, source: str, *, first_id: int) -> Split:
         texts = tuple(html.unescape(row[2]) for row in rows)
     except (OSError, ValueError, IndexError) as error:
         if folder is not None:
-            found = f"'{path.name}' in it does not read: {getattr(error, 'strerror', None) or error}."
+            problem = f"'{path.name}' in it does not read: {getattr(error, 'strerror', None) or error}."
             raise MissingDataError(
                 f"The ratings in '{folder}' were asked for.",
-                found,
+                problem,
                 f"Name a folder with {path.name}, or leave --data out.",
             ) from error
         raise MissingDataError(
@@ -125,8 +124,7 @@ def load_unlabelled() -> tuple[str, ...]:
     """Return unlabelled texts, each once, in a fixed order.
 
     They are the training splits of all embedded sources (movie reviews, tweets, product reviews, editorials), without
-    texts that also
-    occur in a validation or test split.
+    texts that also occur in a validation or test split.
     """
     task = load_sentiment_rating()
     held_out = {*task.validation.texts, *task.test.texts}
@@ -148,12 +146,12 @@ def load_digits(folder: Path | None = None) -> Task:
         )
     from sklearn import datasets
 
-    found = datasets.load_digits()
-    grey = (found.images * (255 / HIGHEST_GREY)).round().astype("uint8")
+    digits = datasets.load_digits()
+    grey = (digits.images * (255 / HIGHEST_GREY)).round().astype("uint8")
     samples = Split(
         texts=("",) * len(grey),
         images=tuple(picture.tobytes() for picture in grey),
-        labels=tuple(int(label) for label in found.target),
+        labels=tuple(int(label) for label in digits.target),
         sample_ids=tuple(range(len(grey))),
     )
     parts: dict[str, Any] = _cut(samples, list(range(len(grey))), "digits", TEST, VALIDATION)

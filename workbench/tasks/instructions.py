@@ -1,8 +1,7 @@
 """Instruction tuning: rows of an instruction, an input, and the output to learn (Alpaca's format; Taori et al., 2023).
 
 The embedded instructions are made by rules and by the patterns of `questions` from the embedded sentences, not by
-people.  They show how a
-run works and say little about a model's use.
+people.  They show how a run works and say little about a model's use.
 """
 
 from __future__ import annotations
@@ -38,9 +37,11 @@ class Instruction(NamedTuple):
 
 
 def alpaca_prompt(instruction: str, input: str = "") -> str:
-    """Return Alpaca's prompt, behind which the output stands."""
-    given = f"### Input:\n{input}\n\n" if input else ""
-    return f"{PREAMBLE.format(PAIRED if input else '')}### Instruction:\n{instruction}\n\n{given}### Response:\n"
+    """Return Alpaca's prompt, which the output follows."""
+    input_section = f"### Input:\n{input}\n\n" if input else ""
+    return (
+        f"{PREAMBLE.format(PAIRED if input else '')}### Instruction:\n{instruction}\n\n{input_section}### Response:\n"
+    )
 
 
 RULES: tuple[tuple[str, Callable[[str, float], str]], ...] = (
@@ -55,16 +56,16 @@ def load_instructions(folder: Path | None = None) -> Task:
     """Return the embedded task.  A sentence is in the same split as in 'sentiment-rating'.  folder: see
     load_sentiment_rating.
     """
-    rated, asked = load_sentiment_rating(folder), load_questions(folder)
+    rated, questioned = load_sentiment_rating(folder), load_questions(folder)
 
     def rows(name: str) -> list[Instruction]:
-        sentences, questions = getattr(rated, name), getattr(asked, name)
+        sentences, questions = getattr(rated, name), getattr(questioned, name)
         contexts = zip(questions.texts, questions.pairs, questions.spans, strict=True)
-        made = [Instruction(text, context, spans[0].text) for text, context, spans in contexts]
+        instructions = [Instruction(text, context, spans[0].text) for text, context, spans in contexts]
         for number, (text, rating) in enumerate(zip(sentences.texts, sentences.labels, strict=True)):
             instruction, output = RULES[number % len(RULES)]
-            made.append(Instruction(instruction, text, output(text, rating)))
-        return made
+            instructions.append(Instruction(instruction, text, output(text, rating)))
+        return instructions
 
     parts = {name: _split(rows(name)) for name in ("train", "validation", "test")}
     return _task("instructions", numbered(parts), f"made by rules from {rated.source}").limited(*LIMITS)
@@ -81,15 +82,15 @@ def load_instruction_tuning(data: Path | str | None, columns: str = "", *, whole
     first = next(iter(tables.values()))
     example = "instruction=prompt,output=answer"
     named = named_columns(columns, Instruction._fields, first, example)
-    found = {role: named.get(role) or usual_column(first, [role]) for role in Instruction._fields}
-    if found["instruction"] is None or found["output"] is None:
-        asked, todo = (
+    columns_of = {role: named.get(role) or usual_column(first, [role]) for role in Instruction._fields}
+    if columns_of["instruction"] is None or columns_of["output"] is None:
+        request, todo = (
             "Data with a column of instructions and one of outputs were asked for.",
             f"Name them, such as --columns {example}.",
         )
-        raise ConfigError(asked, f"The data have the columns {listed(first.names)}.", todo)
-    parts = {name: _split(_rows(table, found, name)) for name, table in tables.items()}
-    source = ", ".join([Path(str(data)).name, *filter(None, found.values())])
+        raise ConfigError(request, f"The data have the columns {listed(first.names)}.", todo)
+    parts = {name: _split(_rows(table, columns_of, name)) for name, table in tables.items()}
+    source = ", ".join([Path(str(data)).name, *filter(None, columns_of.values())])
     notes = [note for table in tables.values() for note in table.notes]
     return _task("instruction_tuning", divided(numbered(parts), data, whole=whole), source, notes)
 
@@ -105,12 +106,12 @@ def _rows(table: Table, columns: dict[str, str | None], split: str) -> Iterator[
 
 
 def _split(rows: Iterable[Instruction]) -> Split:
-    found = tuple(rows)
+    instructions = tuple(rows)
     return Split(
-        texts=tuple(alpaca_prompt(row.instruction, row.input) for row in found),
-        answers=tuple(row.output for row in found),
-        labels=(0,) * len(found),
-        sample_ids=tuple(range(len(found))),
+        texts=tuple(alpaca_prompt(row.instruction, row.input) for row in instructions),
+        answers=tuple(row.output for row in instructions),
+        labels=(0,) * len(instructions),
+        sample_ids=tuple(range(len(instructions))),
     )
 
 

@@ -1,7 +1,7 @@
 """Metrics: accuracy, F1, Pearson and Spearman in numpy, equal to scikit-learn's and scipy's; others from the `evaluate`
 library.
 
-Answers and tags, which are made of logits here, have the formulas of `evaluate`'s squad, squad_v2 and seqeval.
+Answers and tags, which this module derives from logits, have the formulas of `evaluate`'s squad, squad_v2 and seqeval.
 The formulas are ours because `evaluate` fetches a metric's code from the hub, and because devices have neither it nor
 scikit-learn.
 """
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 def compute(names: Iterable[str], predictions: Sequence[float], references: Sequence[float]) -> dict[str, float]:
     """Compute each metric from predictions and references.
 
-    names: of FORMULAS, or names for evaluate.load: a metric on the hub or in a local folder, whose own code is run.
+    names: names in FORMULAS, or names for evaluate.load: a metric on the hub or in a local folder, whose own code is
+    run.
     Raises ConfigError for an unknown name or for unequal or empty inputs, MissingDataError for a metric on the hub if
-    the hub is
-    unavailable, DivergedError if predictions are NaN or infinite.
+    the hub is unavailable, DivergedError if predictions are NaN or infinite.
     """
     if not len(references) or len(predictions) != len(references):
         raise ConfigError(
@@ -43,31 +43,33 @@ def compute(names: Iterable[str], predictions: Sequence[float], references: Sequ
             "Give as many, at least one.",
         )
     if not all(map(math.isfinite, predictions)):
-        raise DivergedError("A metric was asked for.", "Some predictions are no numbers.", "Lower learning_rate.")
-    found: dict[str, float] = {}
+        raise DivergedError("A metric was asked for.", "Some predictions are not numbers.", "Lower learning_rate.")
+    scores: dict[str, float] = {}
     for name in names:
-        found |= (
+        scores |= (
             {name: FORMULAS[name](predictions, references)}
             if name in FORMULAS
             else _evaluated(name, predictions, references)
         )
-    return found
+    return scores
 
 
 def _evaluated(name: str, predictions: Sequence[float], references: Sequence[float]) -> dict[str, float]:
     """Return the value of a metric from the `evaluate` library."""
-    asked, own = f"The metric '{shown(name)}' was asked for.", f"{', '.join(FORMULAS)} need no hub."
+    request, remedy = f"The metric '{shown(name)}' was asked for.", f"{', '.join(FORMULAS)} need no hub."
     if not Path(name).exists() and not hub_is_reachable():
         raise MissingDataError(
-            asked, f"{hub_endpoint()} cannot be reached; {own}", "Choose one of them, or connect to the network."
+            request, f"{hub_endpoint()} cannot be reached; {remedy}", "Choose one of them, or connect to the network."
         )
     import evaluate  # takes seconds, and most runs do not need it
 
     try:
-        made = evaluate.load(name).compute(predictions=list(predictions), references=list(references))
+        scores = evaluate.load(name).compute(predictions=list(predictions), references=list(references))
     except Exception as error:  # the library and the metric's own code may raise anything
-        raise ConfigError(asked, f"It does not compute: {shown(str(error), 200)}. {own}", "Choose another.") from error
-    return {key: float(value) for key, value in made.items() if isinstance(value, int | float | np.number)}
+        raise ConfigError(
+            request, f"It does not compute: {shown(str(error), 200)}. {remedy}", "Choose another."
+        ) from error
+    return {key: float(value) for key, value in scores.items() if isinstance(value, int | float | np.number)}
 
 
 def accuracy(predictions: Sequence[float], references: Sequence[float]) -> float:
@@ -85,17 +87,17 @@ def f1(predictions: Sequence[float], references: Sequence[float]) -> float:
 def macro_f1(predictions: Sequence[float], references: Sequence[float]) -> float:
     """Return the mean of every class's F1, over the classes that occur or are predicted."""
     predicted, real = np.asarray(predictions), np.asarray(references)
-    return float(np.mean([f1(predicted == one, real == one) for one in np.union1d(predicted, real)]))
+    return float(np.mean([f1(predicted == label, real == label) for label in np.union1d(predicted, real)]))
 
 
 def pearson(predictions: Sequence[float], references: Sequence[float]) -> float:
     """Return the linear correlation.  It is undefined if either side is constant; then 0 is returned, because reports
     need a number.
     """
-    one, other = (np.asarray(values, dtype=np.float64) for values in (predictions, references))
-    one, other = one - one.mean(), other - other.mean()
-    size = float(np.sqrt((one @ one) * (other @ other)))
-    return float(one @ other) / size if size > 0 else 0.0
+    first, other = (np.asarray(values, dtype=np.float64) for values in (predictions, references))
+    first, other = first - first.mean(), other - other.mean()
+    size = float(np.sqrt((first @ first) * (other @ other)))
+    return float(first @ other) / size if size > 0 else 0.0
 
 
 def spearman(predictions: Sequence[float], references: Sequence[float]) -> float:
@@ -131,8 +133,8 @@ Answers = Sequence[Sequence[str]]
 
 
 def quality(task: Any, metrics: Mapping[str, float]) -> float:
-    """Return the value by which an epoch is chosen, larger is better: the task's first metric, of a loss its
-    negative.
+    """Return the value by which an epoch is chosen; larger is better.  It is the task's first metric, or the negative
+    of a loss.
     """
     name = task.metrics[0]
     return -metrics[name] if name == LOSS else metrics[name]
@@ -154,18 +156,20 @@ def score(task: Any, split: Split, tokenized: TokenizedSplit, predictions: Predi
     if split.spans is None:
         return compute(task.metrics, predictions.answers(task.kind), predictions.references())
     if task.kind == "question_answering":
-        found = answers(split, tokenized, predictions, may_be_none=task.may_be_none)
+        given_answers = answers(split, tokenized, predictions, may_be_none=task.may_be_none)
         accepted = [[answer.text for answer in spans] for spans in split.spans]
-        return {name: mean_of(QUESTION_FORMULAS[name], found, accepted) for name in task.metrics}
+        return {name: mean_of(QUESTION_FORMULAS[name], given_answers, accepted) for name in task.metrics}
     names = task.class_names
     guessed = zip(tags(split, tokenized, predictions, names), split.spans, strict=True)
     # A word that is not learnt counts neither as right nor as wrong.
-    kept = [[(label, word.label) for label, word in zip(*row, strict=True) if word.label != IGNORED] for row in guessed]
-    tagged, real = ([[names[pair[side]] for pair in row] for row in kept] for side in (0, 1))
+    tagged_rows = [
+        [(label, word.label) for label, word in zip(*row, strict=True) if word.label != IGNORED] for row in guessed
+    ]
+    tagged, real = ([[names[pair[side]] for pair in row] for row in tagged_rows] for side in (0, 1))
     pairs = [pair for rows in zip(tagged, real, strict=True) for pair in zip(*rows, strict=True)]
     return {
         "entity_f1": entity_f1(tagged, real),
-        "accuracy": sum(found == own for found, own in pairs) / max(1, len(pairs)),
+        "accuracy": sum(predicted == expected for predicted, expected in pairs) / max(1, len(pairs)),
     }
 
 
@@ -180,22 +184,28 @@ def answers(split: Split, tokenized: TokenizedSplit, predictions: PredictionsLik
     assert split.pairs is not None
     logits = require_numbers(predictions.logits, "Predictions")
     best: dict[int, tuple[float, str]] = {}
-    none: dict[int, float] = {}
+    no_answer_scores: dict[int, float] = {}
     by_id = {window.sample_id: window for window in tokenized.windows}
     for sample_id, row in zip(predictions.sample_ids.tolist(), logits, strict=True):
         window = by_id[sample_id]
-        own = row[window.first : window.first + len(window.offsets)]
-        spans = own[:, None, 0] + own[None, :, 1]
+        context_scores = row[window.first : window.first + len(window.offsets)]
+        spans = context_scores[:, None, 0] + context_scores[None, :, 1]
         allowed = torch.ones_like(spans, dtype=torch.bool).triu().tril(MAX_ANSWER_TOKENS - 1)
         flat = spans.masked_fill(~allowed, -torch.inf).flatten()
-        at = int(flat.argmax()) if len(flat) else 0
+        best_index = int(flat.argmax()) if len(flat) else 0
         value, text = -torch.inf, ""
         if len(flat):
-            first, last = window.offsets[at // len(own)], window.offsets[at % len(own)]
-            value, text = float(flat[at]), split.pairs[window.sample][first[0] : last[1]].strip()
+            first, last = (
+                window.offsets[best_index // len(context_scores)],
+                window.offsets[best_index % len(context_scores)],
+            )
+            value, text = float(flat[best_index]), split.pairs[window.sample][first[0] : last[1]].strip()
         best[window.sample] = max(best.get(window.sample, (-torch.inf, "")), (value, text))
-        none[window.sample] = min(none.get(window.sample, torch.inf), float(row[0].sum()))
-    return ["" if may_be_none and none[sample] > best[sample][0] else best[sample][1] for sample in range(len(split))]
+        no_answer_scores[window.sample] = min(no_answer_scores.get(window.sample, torch.inf), float(row[0].sum()))
+    return [
+        "" if may_be_none and no_answer_scores[sample] > best[sample][0] else best[sample][1]
+        for sample in range(len(split))
+    ]
 
 
 def tags(
@@ -208,20 +218,23 @@ def tags(
     chosen = require_numbers(predictions.logits, "Predictions").argmax(dim=2)
     beyond = list(names).index("O") if "O" in names else 0
     by_id = {window.sample_id: window for window in tokenized.windows}
-    found: list[list[int]] = [[]] * len(split)
+    classes: list[list[int]] = [[]] * len(split)
     for sample_id, row in zip(predictions.sample_ids.tolist(), chosen.tolist(), strict=True):
         window = by_id[sample_id]
         places = first_tokens(split.spans[window.sample], window.offsets)
-        found[window.sample] = [beyond if place is None else row[window.first + place] for place in places]
-    return found
+        classes[window.sample] = [beyond if place is None else row[window.first + place] for place in places]
+    return classes
 
 
 def mean_of(formula: Callable[[str, str], float], predictions: Sequence[str], accepted: Answers) -> float:
     """Return the mean over questions of the best agreement with an accepted non-empty answer.  Without one, '' is
     correct.
     """
-    usable = ([one for one in own if _words(one)] or [""] for own in accepted)
-    best = [max(formula(found, one) for one in own) for found, own in zip(predictions, usable, strict=True)]
+    usable = ([answer for answer in answers_of_one if _words(answer)] or [""] for answers_of_one in accepted)
+    best = [
+        max(formula(prediction, answer) for answer in answers_of_one)
+        for prediction, answers_of_one in zip(predictions, usable, strict=True)
+    ]
     return sum(best) / len(best)
 
 
@@ -234,10 +247,10 @@ def answer_f1(prediction: str, reference: str) -> float:
     """Return the harmonic mean of the words' precision and recall.  If either text has no words: whether both have
     none.
     """
-    found, real = _words(prediction), _words(reference)
-    if not found or not real:
-        return float(found == real)
-    return 2 * (Counter(found) & Counter(real)).total() / (len(found) + len(real))
+    predicted, real = _words(prediction), _words(reference)
+    if not predicted or not real:
+        return float(predicted == real)
+    return 2 * (Counter(predicted) & Counter(real)).total() / (len(predicted) + len(real))
 
 
 def _words(text: str) -> list[str]:
@@ -248,14 +261,14 @@ QUESTION_FORMULAS = {"answer_f1": answer_f1, "exact_match": exact_match}
 
 
 def entity_f1(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> float:
-    """Return F1 over whole entities (words and type both correct), as in seqeval: prefixes B-, I-, E- and S-, and
-    'O'.
+    """Return F1 over whole entities (words and type both correct), as in seqeval: prefixes B-, I-, E- and S-,
+    and 'O'.
     """
-    found, real = (
-        {(row, *one) for row, names in enumerate(rows) for one in _entities(names)}
+    predicted, real = (
+        {(row, *entity) for row, names in enumerate(rows) for entity in _entities(names)}
         for rows in (predictions, references)
     )
-    return 2 * len(found & real) / (len(found) + len(real)) if found or real else 0.0
+    return 2 * len(predicted & real) / (len(predicted) + len(real)) if predicted or real else 0.0
 
 
 def _entities(names: Sequence[str]) -> list[tuple[str, int, int]]:
@@ -263,12 +276,12 @@ def _entities(names: Sequence[str]) -> list[tuple[str, int, int]]:
     an entity.
     """
     entities, begin, before = [], 0, ("O", "_")
-    for at, name in enumerate([*names, "O"]):
+    for index, name in enumerate([*names, "O"]):
         mark, kind = name[0], name[1:].split("-", 1)[-1] or "_"
         begins = mark != "O" and (mark in "BS" or before[0] in "OES" or kind != before[1])
         ends = before[0] != "O" and (before[0] in "ES" or mark in "OBS" or kind != before[1])
         if ends:
-            entities.append((before[1], begin, at - 1))
-        begin = at if begins else begin
+            entities.append((before[1], begin, index - 1))
+        begin = index if begins else begin
         before = (mark, kind)
     return entities

@@ -37,8 +37,8 @@ EXAMPLE = "text=review,label=stars"
 
 
 class Columns(NamedTuple):
-    """Names of the columns for the text, the second text of a pair, the label, and the source.  None: no such
-    column.
+    """Names of the columns for the text, the second text of a pair, the label, and the source.  None: no
+    such column.
     """
 
     text: str
@@ -48,8 +48,8 @@ class Columns(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The contents of one table.  labels: unchanged from the file, None without such a column.  sources: as in
-    Split.
+    """The contents of one table.  labels: unchanged from the file, None without such a column.  sources: as
+    in Split.
     """
 
     texts: tuple[str, ...]
@@ -65,7 +65,7 @@ def load_own(
 
     columns: for example 'text=review,label=stars'; other columns are found by their usual names.  source=reviewer: a
     sample's origin.
-    class_names: those of a model, to which labels are matched by name; none: those of the data.  whole: see divided.
+    class_names: a model's class names, to which labels are matched; empty: the data's own names.  whole: see divided.
     In a folder, files that are not named like splits are the training rows, and each file is a source: one file per
     device, for example.
     If a table has no test or validation split, or one without labels, a fixed random part of its rows is used.
@@ -73,31 +73,39 @@ def load_own(
     """
     tables = read_tables(kind, data)
     first = next(iter(tables.values()))
-    found = find_columns(named_columns(columns, Columns._fields, first), first, needs_label=True)
-    assert found.label is not None
+    columns_of = find_columns(named_columns(columns, Columns._fields, first), first, needs_label=True)
+    assert columns_of.label is not None
     notes = [note for table in tables.values() for note in table.notes]
-    for name in [name for name, table in tables.items() if table is not first and _has_no_label(table, found.label)]:
+    for name in [
+        name for name, table in tables.items() if table is not first and _has_no_label(table, columns_of.label)
+    ]:
         del tables[name]
-        notes.append(f"The {name} split has no labels in a column '{shown(found.label)}' and is not used.")
-    rows = {name: read_rows(table, found, name) for name, table in tables.items()}
+        notes.append(f"The {name} split has no labels in a column '{shown(columns_of.label)}' and is not used.")
+    rows = {name: read_rows(table, columns_of, name) for name, table in tables.items()}
     names: tuple[str, ...] = ()
     if kind == "regression":
-        labels: dict[str, Any] = {name: numbers(one.labels or (), found.label, name) for name, one in rows.items()}
+        labels: dict[str, Any] = {
+            name: numbers(rows_of.labels or (), columns_of.label, name) for name, rows_of in rows.items()
+        }
     else:
-        own = {name: classes(one.labels or (), found.label, name) for name, one in rows.items()}
+        labels_of = {name: classes(rows_of.labels or (), columns_of.label, name) for name, rows_of in rows.items()}
         names = (
-            tuple(class_names) or first.classes.get(found.label) or class_order(list(chain(*own.values())), found.label)
+            tuple(class_names)
+            or first.classes.get(columns_of.label)
+            or class_order(list(chain(*labels_of.values())), columns_of.label)
         )
-        labels = {name: class_numbers(one, names, found.label, name) for name, one in own.items()}
+        labels = {
+            name: class_numbers(split_labels, names, columns_of.label, name) for name, split_labels in labels_of.items()
+        }
     parts = {
         name: Split(
-            texts=one.texts,
-            pairs=one.pairs,
+            texts=split_rows.texts,
+            pairs=split_rows.pairs,
             labels=labels[name],
-            sample_ids=tuple(range(len(one.texts))),
-            sources=one.sources,
+            sample_ids=tuple(range(len(split_rows.texts))),
+            sources=split_rows.sources,
         )
-        for name, one in rows.items()
+        for name, split_rows in rows.items()
     }
     metrics = ("pearson", "spearman") if kind == "regression" else ("accuracy", "f1" if len(names) == 2 else "macro_f1")
     return Task(
@@ -106,7 +114,7 @@ def load_own(
         num_outputs=len(names) or 1,
         metrics=metrics,
         class_names=names,
-        source=f"{Path(str(data)).name}, columns {', '.join(name for name in found if name)}",
+        source=f"{Path(str(data)).name}, columns {', '.join(name for name in columns_of if name)}",
         notes=tuple(notes),
         **divided(numbered(parts), data, whole=whole),
     )
@@ -131,38 +139,38 @@ def named_columns(
     blank, *parts = re.split(rf"(?:^|,)\s*({'|'.join(roles)})\s*=", columns)
     named = [(role, name) for role, name in zip(parts[::2], parts[1::2], strict=True) if role not in left_out]
     trimmed = {name.strip(): name for name in reversed(table.names)}
-    found = {role: name if name in table.columns else trimmed.get(name.strip(), "") for role, name in named}
+    column_of = {role: name if name in table.columns else trimmed.get(name.strip(), "") for role, name in named}
     wrong = blank.strip(" ,") or next(
-        (f"{role}={name}" for role, name in named if found[role] not in table.columns), ""
+        (f"{role}={name}" for role, name in named if column_of[role] not in table.columns), ""
     )
-    asked = f"The columns '{shown(columns, 200)}' were asked for."
+    request = f"The columns '{shown(columns, 200)}' were asked for."
     if wrong:
-        told = f"'{shown(wrong)}' names no role or no column. The data have the columns {listed(table.names)}."
-        raise ConfigError(asked, told, f"Name them, such as --columns {example}.")
-    if len(found) < len(named):
-        raise ConfigError(asked, "A role is named twice.", "Name each once.")
-    for name in found.values():
+        problem = f"'{shown(wrong)}' names no role or no column. The data have the columns {listed(table.names)}."
+        raise ConfigError(request, problem, f"Name them, such as --columns {example}.")
+    if len(column_of) < len(named):
+        raise ConfigError(request, "A role is named twice.", "Name each once.")
+    for name in column_of.values():
         _require_one(table, [name])
-    return found
+    return column_of
 
 
 def usual_column(table: Table, usual: Iterable[str]) -> str | None:
     """Return the first column with one of these names, in any case.  Raises ConfigError if two columns have it."""
     for name in usual:
-        if matching := [own for own in table.names if own.strip().lower() == name]:
+        if matching := [column for column in table.names if column.strip().lower() == name]:
             return _require_one(table, matching)
     return None
 
 
 def _require_one(table: Table, names: list[str]) -> str:
     if len(names) > 1 or names[0] in table.repeated:
-        found = (
+        problem = (
             f"The columns {listed(names)} differ in case or blanks only."
             if len(names) > 1
             else "Several columns have that name."
         )
         raise ConfigError(
-            f"The column '{shown(names[0])}' was to be read.", found, "Rename them, or name one by --columns."
+            f"The column '{shown(names[0])}' was to be read.", problem, "Rename them, or name one by --columns."
         )
     return names[0]
 
@@ -174,8 +182,8 @@ def find_columns(named: Mapping[str, str], table: Table, *, needs_label: bool) -
     label = named.get("label") or usual_column(table, _LABELS)
     text, pair = named.get("text"), named.get("pair")
     if text is None:
-        both = ((usual_column(table, [one]), usual_column(table, [two])) for one, two in _PAIRS)
-        text, usual_pair = next(((one, two) for one, two in both if one and two), (None, None))
+        both = ((usual_column(table, [first]), usual_column(table, [two])) for first, two in _PAIRS)
+        text, usual_pair = next(((first, two) for first, two in both if first and two), (None, None))
         text, pair = (
             text or usual_column(table, [name for name in _TEXTS if label is None or name != label.lower()]),
             pair or usual_pair,
@@ -186,9 +194,9 @@ def find_columns(named: Mapping[str, str], table: Table, *, needs_label: bool) -
     missing = "text" if text is None else "label" if label is None and needs_label else ""
     if missing:
         usual = ", ".join(_TEXTS if missing == "text" else _LABELS)
-        found = f"The data have the columns {listed(table.names)}. Wanted is one of {usual}."
+        problem = f"The data have the columns {listed(table.names)}. Wanted is one of {usual}."
         todo = f"Name them, such as --columns {EXAMPLE}."
-        raise ConfigError(f"Data with a column of each {missing} were asked for.", found, todo)
+        raise ConfigError(f"Data with a column of each {missing} were asked for.", problem, todo)
     assert text is not None
     return Columns(text, pair, label, named.get("source") or (FILE if FILE in table.columns else None))
 
@@ -198,12 +206,12 @@ def _holds_text(values: Iterable[Any]) -> bool:
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a table holds nothing there."""
+    """Return whether a table's cell is empty."""
     return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
 
 
 def as_text(value: Any) -> str | None:
-    """Return a value as text, '' for a missing one.  None: it is no single value, or bytes that are no UTF-8."""
+    """Return a value as text, '' for a missing one.  None if it is not a single value, or bytes that are not UTF-8."""
     if is_missing(value):
         return ""
     if isinstance(value, bytes):
@@ -215,8 +223,8 @@ def as_text(value: Any) -> str | None:
 
 
 def as_class(value: Any) -> str | None:
-    """Return the name of a class, '' for a missing one, None for lists and the like.  The number 3.0 is the class 3, a
-    text is itself.
+    """Return the name of a class, '' for a missing one, None for lists and the like.  The number 3.0 is the class '3';
+    a text is its own name.
     """
     return str(int(value)) if isinstance(value, float) and value.is_integer() else as_text(value)
 
@@ -244,39 +252,39 @@ def read_rows(table: Table, columns: Columns, split: str) -> Rows:
     labels = None if columns.label is None or columns.label not in table.columns else table.values(columns.label)
     missing = next((row for row, value in enumerate(labels or (), 1) if is_missing(value)), None)
     if missing is not None:
-        raise _bad_label(columns.label or "", f"Row {missing} of {split} has no label.", "Mend or remove that row.")
+        raise _bad_label(columns.label or "", f"Row {missing} of {split} has no label.", "Fix or remove that row.")
     return Rows(texts, pairs, labels, sources)
 
 
 def texts_of(table: Table, column: str, split: str, *, may_be_empty: bool = False) -> tuple[str, ...]:
     """Return a column as texts.  Raises ConfigError naming the row of a value that is missing or no text."""
-    found = []
+    texts = []
     for row, value in enumerate(table.values(column), 1):
         text = as_text(value)
         if text is None or not (may_be_empty or text.strip()):
-            what = "is empty" if text is not None else f"has {shown(value)}, which is no text"
+            problem = "is empty" if text is not None else f"has {shown(value)}, which is not text"
             raise ConfigError(
                 f"The column '{shown(column)}' was to be read.",
-                f"Row {row} of {split} {what}.",
-                "Mend or remove that row.",
+                f"Row {row} of {split} {problem}.",
+                "Fix or remove that row.",
             )
-        found.append(text)
-    return tuple(found)
+        texts.append(text)
+    return tuple(texts)
 
 
 def numbers(labels: Sequence[Any], column: str, split: str) -> tuple[float, ...]:
     """Return labels as numbers.  Raises ConfigError naming the row of a label that is not a number."""
-    found = []
+    values = []
     for row, value in enumerate(labels, 1):
         number = as_number(value)
         if number is None:
-            told = (
-                f"Row {row} of {split} has {shown(str(value))!r}, which is no number from -{LARGEST_NUMBER:g} to "
+            problem = (
+                f"Row {row} of {split} has {shown(str(value))!r}, which is not a number from -{LARGEST_NUMBER:g} to "
                 f"{LARGEST_NUMBER:g}."
             )
-            raise _bad_label(column, told, "Mend or remove that row, or choose --task classification.")
-        found.append(number)
-    return tuple(found)
+            raise _bad_label(column, problem, "Fix or remove that row, or choose --task classification.")
+        values.append(number)
+    return tuple(values)
 
 
 def classes(labels: Iterable[Any], column: str, split: str) -> list[str]:
@@ -286,15 +294,15 @@ def classes(labels: Iterable[Any], column: str, split: str) -> list[str]:
         name = as_class(value)
         if name is None:
             raise _bad_label(
-                column, f"Row {row} of {split} has {shown(value)}, which is no class.", "Mend or remove that row."
+                column, f"Row {row} of {split} has {shown(value)}, which is not a class.", "Fix or remove that row."
             )
         named.append(name)
     return named
 
 
 def class_order(labels: Sequence[str], column: str) -> tuple[str, ...]:
-    """Return the classes that occur (see sorted_classes).  Raises ConfigError for only one class, and for no
-    classes.
+    """Return the classes that occur (see sorted_classes).  Raises ConfigError for only one class, and for
+    no classes.
     """
     names = sorted_classes(labels)
     values = {name: as_number(name) for name in names}
@@ -304,8 +312,10 @@ def class_order(labels: Sequence[str], column: str) -> tuple[str, ...]:
     if len(names) < 2:
         raise _bad_label(column, f"All {len(labels)} rows have the same label: {shown(names[0])}.", "Give two classes.")
     if len(names) > max(2, len(labels) / 2):
-        found = f"It has {len(names)} different values in {len(labels)} rows: these are no classes."
-        raise _bad_label(column, found, "Name the label's column by --columns label=NAME, or choose --task regression.")
+        problem = f"It has {len(names)} different values in {len(labels)} rows: these are not classes."
+        raise _bad_label(
+            column, problem, "Name the label's column by --columns label=NAME, or choose --task regression."
+        )
     return names
 
 
@@ -326,16 +336,16 @@ def class_numbers(labels: Sequence[str], names: Sequence[str], column: str, spli
     index = {name: number for number, name in enumerate(names)}
     unknown = next((row for row, name in enumerate(labels, 1) if name not in index), None)
     if unknown is not None:
-        found = (
+        problem = (
             f"Row {unknown} of {split} has '{shown(labels[unknown - 1])}'. The data hold "
             f"{listed(sorted_classes(labels))}"
         )
-        raise _bad_label(column, f"{found}; the classes are {listed(names)}.", "Give labels of these names.")
+        raise _bad_label(column, f"{problem}; the classes are {listed(names)}.", "Give labels of these names.")
     return tuple(index[name] for name in labels)
 
 
-def _bad_label(column: str, found: str, todo: str) -> ConfigError:
-    return ConfigError(f"The labels in the column '{shown(column)}' were asked for.", found, todo)
+def _bad_label(column: str, problem: str, todo: str) -> ConfigError:
+    return ConfigError(f"The labels in the column '{shown(column)}' were asked for.", problem, todo)
 
 
 def divided(
@@ -343,8 +353,8 @@ def divided(
 ) -> dict[str, Any]:
     """Return train, validation and test split.  A missing split is a fixed random part of the training rows.
 
-    by_second_text: rows with the same second text stay together.  whole: nothing is divided, each split has all rows in
-    their order.
+    by_second_text: rows with the same second text stay together.  whole: whether each split has all rows in their
+    order, so that nothing is divided.
     """
     if whole:
         first, *others = parts.values()
@@ -355,18 +365,20 @@ def divided(
         parts["test"] = parts.pop("validation")
     train = parts["train"]
     keys: Sequence[Any] = train.pairs or () if by_second_text else range(len(train))
-    known = list(dict.fromkeys(keys))
-    order = [known[index] for index in fixed_order("own", len(known))]
+    distinct = list(dict.fromkeys(keys))
+    order = [distinct[index] for index in fixed_order("own", len(distinct))]
 
     def part(chosen: Sequence[Any]) -> Split:
-        wanted = set(chosen)
-        return train.take([row for row, key in enumerate(keys) if key in wanted])
+        chosen_keys = set(chosen)
+        return train.take([row for row, key in enumerate(keys) if key in chosen_keys])
 
     for name, share in (("test", TEST_SHARE), ("validation", VALIDATION_SHARE)):
         if name not in parts:
-            count = max(1, round(share * len(known)))
+            count = max(1, round(share * len(distinct)))
             parts[name], order = part(order[:count]), order[count:]
     if not order:
-        found = f"{len(known)} {'contexts' if by_second_text else 'rows'} are too few to train, choose and test on."
-        raise ConfigError(f"The data '{data}' were asked for.", found, "Give more rows.")
+        problem = (
+            f"{len(distinct)} {'contexts' if by_second_text else 'rows'} are too few to train, choose and test on."
+        )
+        raise ConfigError(f"The data '{data}' were asked for.", problem, "Give more rows.")
     return parts | {"train": part(order)}

@@ -27,7 +27,10 @@ def hub_dataset(task: str, repository: str, configuration: str | None, official:
     official: the required contents of a folder, for the error message.  Raises MissingDataError if the data set is
     unavailable.
     """
-    asked, todo = f"The task '{task}' was asked for.", f"Connect to the network, or pass --data FOLDER with {official}."
+    request, todo = (
+        f"The task '{task}' was asked for.",
+        f"Connect to the network, or pass --data FOLDER with {official}.",
+    )
     import datasets
 
     reachable = hub_is_reachable()
@@ -40,12 +43,12 @@ def hub_dataset(task: str, repository: str, configuration: str | None, official:
         except RuntimeError:  # the data set has a loading script
             return dict(datasets.load_dataset(repository, data_dir=configuration, revision=PARQUET))
     except (OSError, ValueError, RuntimeError) as error:
-        found = (
+        problem = (
             f"The hub said: {error}."
             if reachable
             else f"'{repository}' is not in the local cache, and {hub_endpoint()} cannot be reached."
         )
-        raise MissingDataError(asked, found, todo) from error
+        raise MissingDataError(request, problem, todo) from error
     finally:
         if not reachable:
             datasets.config.HF_HUB_OFFLINE = offline
@@ -58,8 +61,8 @@ def saved_dataset(folder: Path) -> dict[str, Any]:
     try:
         saved: Any = load_from_disk(str(folder))
     except Exception as error:  # a damaged folder raises many kinds
-        found = f"It does not load: {shown(str(error), 200)}."
-        raise MissingDataError(f"The dataset '{folder}' was asked for.", found, "Save it again.") from error
+        problem = f"It does not load: {shown(str(error), 200)}."
+        raise MissingDataError(f"The dataset '{folder}' was asked for.", problem, "Save it again.") from error
     return dict(saved) if isinstance(saved, dict) else {"train": saved}
 
 
@@ -76,11 +79,11 @@ def json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             row = json.loads(line)
         except ValueError as error:
             raise ConfigError(
-                f"'{path}' was to be read.", f"Line {number} is no JSON: {error}.", "Mend the line."
+                f"'{path}' was to be read.", f"Line {number} is not JSON: {error}.", "Fix the line."
             ) from None
         if not isinstance(row, dict):
             raise ConfigError(
-                f"'{path}' was to be read.", f"Line {number} is no JSON object.", "Use the official files."
+                f"'{path}' was to be read.", f"Line {number} is not a JSON object.", "Use the official files."
             )
         yield place, row
 
@@ -96,27 +99,31 @@ def published_parts(
     bases: Sequence[str],
     needed: Sequence[str],
 ) -> dict[str, Any]:
-    """Return what a published data set has of each split: a table (of the hub or a saved data set), or the path of an
-    official file.
+    """Return each split of a published data set: a table (of the hub or a saved data set), or the path of an official
+    file.
 
     data: a folder; None uses the hub.  It has the files, a saved data set, or one of `folders` or the task's name below
     one of `bases`.
-    files: alternative names of each split's file.  needed: splits whose file must be there.
+    files: alternative names of each split's file.  needed: splits whose file must exist.
     Raises MissingDataError if the data set is unavailable.
     """
     official = " and ".join(names[0] for split, names in files.items() if split != "test")
     if data is None:
         return hub_dataset(name, repository, configuration, official)
     folder = user_path(data, "The data")
-    for place in (folder, *(folder / base / one for base in bases for one in (*folders, name))):
+    for place in (folder, *(folder / base / subfolder for base in bases for subfolder in (*folders, name))):
         if (place / "dataset_dict.json").is_file():
             return saved_dataset(place)
-        present = {split: [place / one for one in names if (place / one).is_file()] for split, names in files.items()}
+        present = {
+            split: [place / file_name for file_name in names if (place / file_name).is_file()]
+            for split, names in files.items()
+        }
         if all(present[split] for split in needed):
             return {split: paths[0] for split, paths in present.items() if paths}
+    subfolders = " or ".join(f"{subfolder}/" for subfolder in folders)
     raise MissingDataError(
         f"The task '{name}' was asked for from '{folder}'.",
-        f"Neither it nor its {' or '.join(f'{one}/' for one in folders)} holds {official}, or a saved dataset.",
+        f"Neither it nor its {subfolders} holds {official}, or a saved dataset.",
         "Check --data.",
     )
 
@@ -160,8 +167,7 @@ def load_glue(name: str, data: Path | str | None = None) -> Task:
 
     data: a folder with train.tsv and dev.tsv, or MRPC/, or glue/MRPC/ and so on, or a saved dataset; None uses the hub.
     If a labelled test split exists, all three splits are as published.  Otherwise the published validation split is the
-    test split, and
-    the validation split is drawn from the training split with a fixed seed.
+    test split, and the validation split is drawn from the training split with a fixed seed.
     Raises MissingDataError if the data is unavailable, ConfigError naming the line if a file is malformed.
     """
     glue = GLUE[name]
@@ -236,7 +242,7 @@ def read_tsv(path: Path, glue: GlueTask) -> Rows:
             raise ConfigError(
                 f"'{path}' was to be read.",
                 f"Line {number} has {len(row)} columns, not {len(header)}.",
-                "Mend the line.",
+                "Fix the line.",
             )
         parsed = None if label is None else _label(row[label].strip(), glue, f"'{path}', line {number},")
         rows.append((row[first], None if second is None else row[second], parsed))
@@ -246,7 +252,7 @@ def read_tsv(path: Path, glue: GlueTask) -> Rows:
 def _to_rows(name: str, glue: GlueTask, table: Any) -> Rows:
     columns = list(table.column_names)
     first, second, label = (
-        next((one for one in names if one in columns), None) for names in (glue.first, glue.second, glue.label)
+        next((column for column in names if column in columns), None) for names in (glue.first, glue.second, glue.label)
     )
     if first is None or label is None or (glue.second and second is None):
         raise ConfigError(
@@ -271,7 +277,7 @@ def _label(text: str, glue: GlueTask, place: str) -> int | float:
     try:
         return float(text) if glue.kind == "regression" else glue.classes[text]
     except (ValueError, KeyError):
-        known = "a number" if glue.kind == "regression" else " or ".join(glue.classes)
+        allowed = "a number" if glue.kind == "regression" else " or ".join(glue.classes)
         raise ConfigError(
-            f"A label of {glue.folder} was to be read.", f"{place} has '{text}', not {known}.", "Mend the line."
+            f"A label of {glue.folder} was to be read.", f"{place} has '{text}', not {allowed}.", "Fix the line."
         ) from None

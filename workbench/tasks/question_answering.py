@@ -1,9 +1,8 @@
 """Tasks with answers in the text: questions (SQuAD's files; Rajpurkar et al., 2016 and 2018), and words with classes.
 
 The embedded questions, about the embedded sentences, are generated from four patterns, not by people.  They show how a
-run works and
-say little about reading.  Own data with word classes (named entities, parts of speech) has a list of tokens and a list
-of tags per row.
+run works and say little about reading.  Own data with word classes (named entities, parts of speech) has a list of
+tokens and a list of tags per row.
 """
 
 from __future__ import annotations
@@ -55,8 +54,9 @@ PATTERNS = {
 
 
 class Question(NamedTuple):
-    """A question about a context.  answers: accepted ones, of which the first is learnt; empty: no answer.  topic: its
-    source.
+    """A question about a context.
+
+    answers: accepted answers, of which the first is learnt; empty: no answer.  topic: its source.
     """
 
     text: str
@@ -133,11 +133,13 @@ def _official(path: Path | None) -> dict[str, list[Path]]:
     """Return the official files by split.  Empty if there are none."""
     if path is None or not path.exists():
         return {}
-    found: dict[str, list[Path]] = {}
-    for file in [path] if path.is_file() else sorted(one for one in path.iterdir() if not one.name.startswith(".")):
+    files: dict[str, list[Path]] = {}
+    for file in (
+        [path] if path.is_file() else sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+    ):
         if file.suffix.lower() == ".json" and '"paragraphs"' in read_text(file, "the questions"):
-            found.setdefault(split_of(file.stem) or "train", []).append(file)
-    return found
+            files.setdefault(split_of(file.stem) or "train", []).append(file)
+    return files
 
 
 def official_questions(path: Path) -> Iterator[Question]:
@@ -149,7 +151,7 @@ def official_questions(path: Path) -> Iterator[Question]:
                     spans = (
                         ()
                         if row.get("is_impossible")
-                        else ((one["answer_start"], one["text"]) for one in row["answers"])
+                        else ((answer["answer_start"], answer["text"]) for answer in row["answers"])
                     )
                     yield _question(
                         row["question"], paragraph["context"], spans, str(article.get("title", "")), str(path)
@@ -157,44 +159,44 @@ def official_questions(path: Path) -> Iterator[Question]:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
-        found = f"It does not read: {shown(repr(error), 200)}."
-        raise MissingDataError(f"'{path}' was to be read as SQuAD.", found, "Check it.") from error
+        problem = f"It does not read: {shown(repr(error), 200)}."
+        raise MissingDataError(f"'{path}' was to be read as SQuAD.", problem, "Check it.") from error
 
 
 def _from_table(table: Table, data: str, split: str) -> Iterator[Question]:
     columns = {role: usual_column(table, [role]) for role in ("question", "context", "answers")}
     question, context, answers = columns.values()
     if question is None or context is None or answers is None:
-        found = f"The data have the columns {listed(table.names)}. Wanted are question, context and answers."
+        problem = f"The data have the columns {listed(table.names)}. Wanted are question, context and answers."
         raise ConfigError(
             f"The data '{shown(data, 200)}' were asked for.",
-            found,
+            problem,
             "Give SQuAD's JSON file, or a table with these columns.",
         )
     texts, contexts = texts_of(table, question, split), texts_of(table, context, split)
     topic = next((name for name in (FILE, "title") if name in table.columns), None)
     topics = texts_of(table, topic, split, may_be_empty=True) if topic is not None else ("",) * len(table)
-    for row, (text, passage, own, title) in enumerate(
+    for row, (text, passage, row_answers, title) in enumerate(
         zip(texts, contexts, table.values(answers), topics, strict=True), 1
     ):
         try:
-            spans = _spans(own, passage)
+            spans = _spans(row_answers, passage)
         except (ValueError, LookupError, TypeError, SyntaxError, MemoryError, RecursionError):
-            found = (
-                f"Row {row} of {split} has {shown(own)}, no list of texts with the places where they begin in the "
-                "context."
+            problem = (
+                f"Row {row} of {split} has {shown(row_answers)}, no list of texts with the places where they begin in "
+                "the context."
             )
             todo = "Write such as {'text': ['Rouen'], 'answer_start': [10]}; empty lists: no answer."
-            raise ConfigError(f"The answers of '{shown(data, 200)}' were asked for.", found, todo) from None
+            raise ConfigError(f"The answers of '{shown(data, 200)}' were asked for.", problem, todo) from None
         yield _question(text, passage, spans, title, data)
 
 
 def _spans(answers: Any, context: str) -> list[tuple[int, str]]:
     """Return the place and text of each answer in a table's forms: None; objects, or lists in an object; or a text.
 
-    A text holds one of these as JSON or in Python's notation (a CSV file has no lists), or is an answer that the
-    context has once.
-    Raises ValueError, LookupError, TypeError and what ast.literal_eval raises.
+    A text holds one of these as JSON or in Python's notation (a CSV file has no lists), or is an answer that occurs
+    once in the context.
+    Raises ValueError, LookupError, TypeError and the errors of ast.literal_eval.
     """
     if is_missing(answers):
         return []
@@ -205,22 +207,27 @@ def _spans(answers: Any, context: str) -> list[tuple[int, str]]:
             raise ValueError(answers)
         return [(context.index(answers), answers)]
     if isinstance(answers, list):
-        return [span for one in answers for span in _spans(one, context)]
+        return [span for answer in answers for span in _spans(answer, context)]
     starts, texts = answers["answer_start"], answers["text"]
-    own = zip(starts, texts, strict=True) if isinstance(texts, list) else [(starts, texts)]
-    return [(int(start), str(text)) for start, text in own]
+    pairs = zip(starts, texts, strict=True) if isinstance(texts, list) else [(starts, texts)]
+    return [(int(start), str(text)) for start, text in pairs]
 
 
 def _question(text: str, context: str, spans: Iterable[tuple[int, str]], topic: str, place: str) -> Question:
     answers = tuple(dict.fromkeys(Span(int(start), answer) for start, answer in spans))
     wrong = next(
-        (one for one in answers if not one.text or context[one.start : one.start + len(one.text)] != one.text), None
+        (
+            answer
+            for answer in answers
+            if not answer.text or context[answer.start : answer.start + len(answer.text)] != answer.text
+        ),
+        None,
     )
     if wrong is not None:
-        found = (
+        problem = (
             f"The context of '{shown(text, 100)}' does not have '{shown(wrong.text, 60)}' at character {wrong.start}."
         )
-        raise ConfigError(f"Questions of '{place}' were asked for.", found, "Mend that answer_start.")
+        raise ConfigError(f"Questions of '{place}' were asked for.", problem, "Fix that answer_start.")
     return Question(text.strip(), context, answers, topic)
 
 
@@ -261,9 +268,8 @@ def load_token_classification(
     tagged words.
 
     columns: for example 'tokens=words,tags=pos'; other columns are found by their usual names.  data: see own.load_own;
-    or a file, or a
-    folder of files, in CoNLL-2003's format.  class_names: of a model, to which tags are matched by name; none: those of
-    the data.
+    or a file, or a folder of files, in CoNLL-2003's format.  class_names: a model's class names, to which tags are
+    matched; empty: the data's own names.
     whole: see own.divided.
     Raises MissingDataError if the data is unavailable, ConfigError naming a row whose lists differ in length or are
     empty.
@@ -274,14 +280,14 @@ def load_token_classification(
     named = named_columns(columns, tuple(USUAL), first, example)
     tokens, tags = (named.get(role) or usual_column(first, usual) for role, usual in USUAL.items())
     if tokens is None or tags is None:
-        asked, todo = (
+        request, todo = (
             "Data with a column of words and one of their tags were asked for.",
             f"Name them, such as --columns {example}.",
         )
-        raise ConfigError(asked, f"The data have the columns {listed(first.names)}.", todo)
+        raise ConfigError(request, f"The data have the columns {listed(first.names)}.", todo)
     rows = {split: list(_tagged(table, tokens, tags, split)) for split, table in tables.items()}
-    known = (tag for own in rows.values() for _, names in own for tag in names if tag != NOT_LEARNT)
-    classes = tuple(class_names) or first.classes.get(tags) or sorted_classes(known, first="O")
+    used_tags = (tag for split_rows in rows.values() for _, names in split_rows for tag in names if tag != NOT_LEARNT)
+    classes = tuple(class_names) or first.classes.get(tags) or sorted_classes(used_tags, first="O")
     if not classes:
         raise ConfigError(
             f"The tags in the column '{shown(tags)}' were asked for.", f"All are {NOT_LEARNT}.", "Give words a class."
@@ -295,7 +301,9 @@ def load_token_classification(
         source=f"{Path(str(data)).name}, columns {tokens}, {tags}",
         notes=tuple(note for table in tables.values() for note in table.notes),
         **divided(
-            numbered({split: _split(own, classes, tags, split) for split, own in rows.items()}), data, whole=whole
+            numbered({split: _split(split_rows, classes, tags, split) for split, split_rows in rows.items()}),
+            data,
+            whole=whole,
         ),
     )
 
@@ -311,17 +319,21 @@ def _conll(path: Path | None) -> dict[str, Table]:
     if path is None or not path.exists():
         return {}
     sentences: dict[str, list[list[list[str]]]] = {}
-    for file in [path] if path.is_file() else sorted(one for one in path.iterdir() if not one.name.startswith(".")):
+    for file in (
+        [path] if path.is_file() else sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+    ):
         split = "" if file.suffix.lower() not in CONLL else split_of(file.stem) or ("train" if file == path else "")
         if split:
-            own = list(_sentences(file))
-            if not own:
+            file_sentences = list(_sentences(file))
+            if not file_sentences:
                 raise ConfigError(f"'{file}' was to be read as CoNLL-2003.", "It has no sentence.", "Give data.")
-            sentences.setdefault(split, []).extend(own)
+            sentences.setdefault(split, []).extend(file_sentences)
     places = (("tokens", 0), ("tags", -1))
     return {
-        split: Table(columns={column: [[word[at] for word in words] for words in own] for column, at in places})
-        for split, own in ((split, sentences[split]) for split in SPLITS if split in sentences)
+        split: Table(
+            columns={column: [[word[place] for word in words] for words in split_sentences] for column, place in places}
+        )
+        for split, split_sentences in ((split, sentences[split]) for split in SPLITS if split in sentences)
     }
 
 
@@ -331,8 +343,8 @@ def _sentences(path: Path) -> Iterator[list[list[str]]]:
     for number, line in enumerate([*text_lines(read_text(path, "the tagged words")), ""], start=1):
         columns = words_of(line)
         if len(columns) == 1:
-            found = f"Line {number} is '{shown(line, 60)}': a word without a tag."
-            raise ConfigError(f"'{path}' was to be read as CoNLL-2003.", found, "Write a word and its tag on a line.")
+            problem = f"Line {number} is '{shown(line, 60)}': a word without a tag."
+            raise ConfigError(f"'{path}' was to be read as CoNLL-2003.", problem, "Write a word and its tag on a line.")
         if columns and columns[0] != "-DOCSTART-":
             words.append(columns)
         elif words:
@@ -341,8 +353,8 @@ def _sentences(path: Path) -> Iterator[list[list[str]]]:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text.  Only blanks, tabs and line ends divide them; a no-break space belongs to its
-    word.
+    """Return the words of a text.  Only blanks, tabs and line ends divide them; a no-break space belongs to
+    its word.
     """
     return re.findall(r"[^ \t\r\n]+", text)
 
@@ -351,7 +363,7 @@ def _tagged(table: Table, tokens: str, tags: str, split: str) -> Iterator[tuple[
     """Yield the words and the tags of each row.  Raises ConfigError naming a row that has no lists of equal length, or
     a word or tag.
     """
-    asked = "Words with a tag each were asked for."
+    request = "Words with a tag each were asked for."
     for row, (words, classes) in enumerate(zip(table.values(tokens), table.values(tags), strict=True), start=1):
         if not isinstance(words, list) or not isinstance(classes, list) or not words or len(words) != len(classes):
             sizes = (
@@ -359,19 +371,20 @@ def _tagged(table: Table, tokens: str, tags: str, split: str) -> Iterator[tuple[
                 if isinstance(words, list) and isinstance(classes, list)
                 else "no lists"
             )
-            found = f"Row {row} of {split} has {sizes} in the columns '{tokens}' and '{tags}'."
-            raise ConfigError(asked, found, "Mend or remove that row.")
+            problem = f"Row {row} of {split} has {sizes} in the columns '{tokens}' and '{tags}'."
+            raise ConfigError(request, problem, "Fix or remove that row.")
         texts, names = list(map(as_text, words)), list(map(as_class, classes))
         wrong = next(
-            (at for at, (text, name) in enumerate(zip(texts, names, strict=True)) if text is None or not name), None
+            (index for index, (text, name) in enumerate(zip(texts, names, strict=True)) if text is None or not name),
+            None,
         )
         if wrong is not None:
-            found = (
+            problem = (
                 f"Word {wrong + 1} of row {row} of {split} is '{shown(words[wrong])}' and its tag "
                 f"'{shown(classes[wrong])}'."
             )
             raise ConfigError(
-                asked, found, f"Give every word a tag; {NOT_LEARNT} is that of a word that is not learnt."
+                request, problem, f"Give every word a tag; {NOT_LEARNT} is that of a word that is not learnt."
             )
         yield [text or "" for text in texts], [name or "" for name in names]
 
@@ -381,10 +394,10 @@ def _split(rows: Sequence[tuple[list[str], list[str]]], names: Sequence[str], co
     numbers = {name: number for name, number in zip(names, range(len(names)), strict=True)} | {NOT_LEARNT: IGNORED}
     for words, tags in rows:
         if not numbers.keys() >= set(tags):
-            class_numbers([tag for _, own in rows for tag in own if tag != NOT_LEARNT], names, column, split)
-        text, own = joined(words, [numbers[tag] for tag in tags])
+            class_numbers([tag for _, row_tags in rows for tag in row_tags if tag != NOT_LEARNT], names, column, split)
+        text, word_spans = joined(words, [numbers[tag] for tag in tags])
         texts.append(text)
-        spans.append(own)
+        spans.append(word_spans)
     return Split(texts=tuple(texts), labels=(0,) * len(texts), sample_ids=tuple(range(len(texts))), spans=tuple(spans))
 
 

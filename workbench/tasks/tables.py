@@ -1,9 +1,8 @@
-"""Read people's own tables: CSV, TSV, JSON, JSONL and Parquet files, folders of them, saved data sets, and the hub's.
+"""Read users' own tables: CSV, TSV, JSON, JSONL and Parquet files, folders of them, saved data sets, and the hub's.
 
-A reader converts nothing: a cell of a text file stays its text, a value of JSON or Parquet keeps its type.  Tasks
-convert values by their
-need (see own.py).  Classes that a data set stores as numbers become their names here, so that labels are matched by
-name everywhere.
+A reader converts nothing: a cell of a text file stays text, a value of JSON or Parquet keeps its type.  Tasks convert
+values as they need them (see own.py).  Classes that a data set stores as numbers become their names here, so that
+labels are matched by name everywhere.
 """
 
 from __future__ import annotations
@@ -41,10 +40,12 @@ _HALF_CHARACTER = re.compile(r"[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """columns: the values of each column, one for each row: a list, or an Arrow column until it is used.
+    """A table of own data.
+
+    columns: the values of each column, one for each row: a list, or an Arrow column until it is used.
 
     classes: the names, in order, of the classes of columns that a data set stores as numbers.
-    repeated: names that several columns have.  notes: what the reader could not know and how it read it, for the
+    repeated: names that several columns have.  notes: the reader's assumptions where the file was ambiguous, for the
     report.
     """
 
@@ -67,15 +68,15 @@ class Table:
         try:
             values = column if isinstance(column, list) else column.to_pylist()
         except ValueError as error:  # bytes that are no UTF-8
-            found = f"It does not read as text: {shown(str(error), 200)}."
-            raise ConfigError(f"The column '{shown(name)}' was to be read.", found, "Save it as UTF-8.") from error
+            problem = f"It does not read as text: {shown(str(error), 200)}."
+            raise ConfigError(f"The column '{shown(name)}' was to be read.", problem, "Save it as UTF-8.") from error
         if (classes := self.classes.get(name)) is None:
             return values
         named = dict(enumerate(classes))
 
         def name_of(value: Any) -> Any:
             return (
-                [name_of(one) for one in value]
+                [name_of(entry) for entry in value]
                 if isinstance(value, list)
                 else named.get(value, value if value != -1 else None)
             )
@@ -84,16 +85,16 @@ class Table:
 
 
 def split_of(name: str) -> str | None:
-    """Return the split that a name says: 'Train', 'test_data' and 'reviewsTest-2' do.  Raises ConfigError if it says
-    two.
+    """Return the split that a name contains, as 'Train', 'test_data' and 'reviewsTest-2' do.  Raises ConfigError if it
+    contains two.
     """
     words = {word.lower() for word in _NAME_WORDS.findall(name)}
-    said = [split for split, known in SPLITS.items() if words & set(known)]
-    if len(said) > 1:
+    named = [split for split, split_words in SPLITS.items() if words & set(split_words)]
+    if len(named) > 1:
         raise ConfigError(
-            f"The split in '{shown(name)}' was to be read.", f"Its name says {' and '.join(said)}.", "Rename it."
+            f"The split in '{shown(name)}' was to be read.", f"Its name says {' and '.join(named)}.", "Rename it."
         )
-    return said[0] if said else None
+    return named[0] if named else None
 
 
 def read_tables(task: str, data: Path | str | None) -> dict[str, Table]:
@@ -104,7 +105,7 @@ def read_tables(task: str, data: Path | str | None) -> dict[str, Table]:
     path = user_path(data, "The data")
     is_saved = any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
     if path.exists() and not is_saved:
-        found = _from_folder(path) if path.is_dir() else {"train": _from_file(path)}
+        by_split = _from_folder(path) if path.is_dir() else {"train": _from_file(path)}
     else:
         if is_saved:
             tables = saved_dataset(path)
@@ -116,88 +117,95 @@ def read_tables(task: str, data: Path | str | None) -> dict[str, Table]:
         for name in tables:
             if (split := split_of(name)) is not None:
                 named.setdefault(split, tables[name])
-        found = {
+        by_split = {
             name: _from_dataset(table) for name, table in (named or {"train": next(iter(tables.values()))}).items()
         }
-    for name, table in found.items():
+    for name, table in by_split.items():
         if not len(table):
             raise ConfigError(f"The data '{data}' were asked for.", f"Their {name} split has 0 rows.", "Give data.")
-    return {name: found[name] for name in SPLITS if name in found}
+    return {name: by_split[name] for name in SPLITS if name in by_split}
 
 
 def _no_such_data(path: Path) -> MissingDataError:
     if path.is_symlink():
-        found = "It is a link to a file that does not exist."
+        problem = "It is a link to a file that does not exist."
     else:
-        found = "There is no such file or folder, and it is no hub name (OWNER/NAME)."
-    beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+        problem = "There is no such file or folder, and it is not a hub name (OWNER/NAME)."
+    siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     return MissingDataError(
-        f"The data '{shown(str(path), 200)}' were asked for.", found, did_you_mean(path.name, beside, "Check --data.")
+        f"The data '{shown(str(path), 200)}' were asked for.",
+        problem,
+        did_you_mean(path.name, siblings, "Check --data."),
     )
 
 
 def _from_folder(folder: Path) -> dict[str, Table]:
     """Return the tables of a folder's files by split.  Hidden files (macOS writes some) are ignored.
 
-    Files whose names say no split are the training rows if no file's name says train; otherwise a note names them.
+    Files whose names contain no split are the training rows if no file's name contains 'train'; otherwise a note names
+    them.
     """
     files = sorted(
-        one
-        for one in folder.iterdir()
-        if one.suffix.lower() in READERS and not one.name.startswith(".") and not one.is_dir()
+        entry
+        for entry in folder.iterdir()
+        if entry.suffix.lower() in READERS and not entry.name.startswith(".") and not entry.is_dir()
     )
-    kinds = {READERS[one.suffix.lower()] for one in files}
+    kinds = {READERS[file.suffix.lower()] for file in files}
     if len(kinds) != 1:
-        found = f"It holds {'several kinds' if kinds else 'no such file'}. Read are {FORMS}."
-        raise ConfigError(f"The data '{folder}' were asked for.", found, "Check --data.")
+        problem = f"It holds {'several kinds' if kinds else 'no such file'}. Read are {FORMS}."
+        raise ConfigError(f"The data '{folder}' were asked for.", problem, "Check --data.")
     by_split: dict[str | None, list[Path]] = {}
-    for one in files:
-        by_split.setdefault(split_of(one.stem), []).append(one)
+    for file in files:
+        by_split.setdefault(split_of(file.stem), []).append(file)
     others = by_split.pop(None, [])
-    own = {str(split): _joined([_from_file(one) for one in paths], paths) for split, paths in by_split.items()}
-    if others and "train" in own:
-        note = f"Not read, because the names say no split: {listed(one.name for one in others)}."
-        own["train"] = replace(own["train"], notes=(*own["train"].notes, note))
+    tables_of = {str(split): _joined([_from_file(path) for path in paths], paths) for split, paths in by_split.items()}
+    if others and "train" in tables_of:
+        note = f"Not read, because the names say no split: {listed(file.name for file in others)}."
+        tables_of["train"] = replace(tables_of["train"], notes=(*tables_of["train"].notes, note))
     elif others:
-        tables = [_from_file(one) for one in others]
+        tables = [_from_file(file) for file in others]
         if len(others) > 1:
             parts = zip(tables, others, strict=True)
-            tables = [replace(table, columns={**table.columns, FILE: [one.stem] * len(table)}) for table, one in parts]
-        own["train"] = _joined(tables, others)
-    return own
+            tables = [
+                replace(table, columns={**table.columns, FILE: [file.stem] * len(table)}) for table, file in parts
+            ]
+        tables_of["train"] = _joined(tables, others)
+    return tables_of
 
 
 def _joined(tables: Sequence[Table], files: Sequence[Path]) -> Table:
-    """Return the rows of several files as one table.  Files of JSON may lack columns.  Raises ConfigError if others
-    do.
+    """Return the rows of several files as one table.  Files of JSON may lack columns.  Raises ConfigError if
+    others do.
     """
     names = dict.fromkeys(name for table in tables for name in table.names)
     columns: dict[str, list[Any]] = {name: [] for name in names}
     for table, path in zip(tables, files, strict=True):
         missing = [name for name in names if name not in table.columns]
         if missing and READERS[path.suffix.lower()] != "json":
-            found = f"'{path.name}' has no column {listed(missing)}, unlike other files there."
-            raise ConfigError(f"The data '{path.parent}' were asked for.", found, "Give all files the same columns.")
+            problem = f"'{path.name}' has no column {listed(missing)}, unlike other files there."
+            raise ConfigError(f"The data '{path.parent}' were asked for.", problem, "Give all files the same columns.")
         for name, values in columns.items():
             values += [None] * len(table) if name in missing else table.values(name)
     return Table(
         columns=columns,
-        classes={name: own for table in tables for name, own in table.classes.items()} if len(tables) == 1 else {},
+        classes={name: class_names for table in tables for name, class_names in table.classes.items()}
+        if len(tables) == 1
+        else {},
         repeated=frozenset().union(*(table.repeated for table in tables)),
         notes=tuple(note for table in tables for note in table.notes),
     )
 
 
 def _from_file(path: Path) -> Table:
-    asked = f"The data '{path}' were asked for."
+    request = f"The data '{path}' were asked for."
     kind = READERS.get(path.suffix.lower())
     if kind is None:
-        raise ConfigError(asked, f"'{path.name}' is none by its name. Read are {FORMS}.", "Check --data.")
+        raise ConfigError(request, f"'{path.name}' is none by its name. Read are {FORMS}.", "Check --data.")
     if kind == "parquet":
         return _from_parquet(path)
     text = read_text(path, "the data")
     if not text.strip():
-        raise ConfigError(asked, "It is empty.", "Give data.")
+        raise ConfigError(request, "It is empty.", "Give data.")
     try:
         if kind == "json":
             table = _from_json(text, one_a_line=path.suffix.lower() != ".json")
@@ -209,9 +217,9 @@ def _from_file(path: Path) -> Table:
             if isinstance(error, RecursionError)
             else shown(str(error).rstrip("."), 200)
         )
-        raise ConfigError(asked, f"It does not read as {kind}: {cause}.", "Mend the file.") from error
+        raise ConfigError(request, f"It does not read as {kind}: {cause}.", "Fix the file.") from error
     if not len(table):
-        raise ConfigError(asked, "It has 0 rows.", "Give data.")
+        raise ConfigError(request, "It has 0 rows.", "Give data.")
     return replace(table, notes=tuple(f"'{path.name}': {note}" for note in table.notes))
 
 
@@ -288,16 +296,16 @@ def _from_json(text: str, *, one_a_line: bool) -> Table:
                 except ValueError as error:
                     raise ValueError(f"line {number}: {error}") from error
     if isinstance(rows, dict):
-        lists = {name: own for name, own in rows.items() if isinstance(own, list)}
-        if len(lists) == 1 and all(isinstance(one, dict) for one in next(iter(lists.values()))):
+        lists = {name: values for name, values in rows.items() if isinstance(values, list)}
+        if len(lists) == 1 and all(isinstance(entry, dict) for entry in next(iter(lists.values()))):
             [rows] = lists.values()  # such as {"version": 1, "data": [...]}
-        elif len(lists) == len(rows) and len({len(own) for own in lists.values()}) == 1:
+        elif len(lists) == len(rows) and len({len(values) for values in lists.values()}) == 1:
             return Table(columns=lists, notes=notes_on_broken(lists.values()))
         else:
             rows = [rows]
     wrong = next((number for number, row in enumerate(rows, 1) if not isinstance(row, dict)), None)
     if wrong is not None:
-        raise ValueError(f"row {wrong} is no object of columns and values")
+        raise ValueError(f"row {wrong} is not an object of columns and values")
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [row.get(name) for row in rows] for name in names}
     return Table(columns=columns, notes=notes_on_broken(columns.values()))
@@ -306,17 +314,17 @@ def _from_json(text: str, *, one_a_line: bool) -> Table:
 def json_value(text: str) -> Any:
     """Return the value of JSON text, in which half a character (half an emoji) becomes U+FFFD.
 
-    Raises ValueError, also if an object has one name twice, and RecursionError.
+    Raises ValueError, also if an object repeats a name, and RecursionError.
     """
     value = json.loads(text, object_pairs_hook=_object)
     return whole_characters(value) if "\\ud" in text or "\\uD" in text or _HALF_CHARACTER.search(text) else value
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         raise ValueError(f"an object has the name {listed(_repeated(name for name, _ in pairs))} twice")
-    return made
+    return fields
 
 
 HALF = "\ufffd"
@@ -327,8 +335,8 @@ def whole_characters(value: Any) -> Any:
     if isinstance(value, str):
         return _HALF_CHARACTER.sub(HALF, value)
     if isinstance(value, list):
-        return [whole_characters(one) for one in value]
-    return {name: whole_characters(one) for name, one in value.items()} if isinstance(value, dict) else value
+        return [whole_characters(entry) for entry in value]
+    return {name: whole_characters(entry) for name, entry in value.items()} if isinstance(value, dict) else value
 
 
 def notes_on_broken(columns: Iterable[list[Any]]) -> tuple[str, ...]:
@@ -350,11 +358,11 @@ def _from_parquet(path: Path) -> Table:
     try:
         return _from_dataset(datasets.Dataset(pyarrow.parquet.ParquetFile(path).read()))
     except Exception as error:  # the reader raises many kinds of errors for a damaged file
-        asked, found = (
+        request, problem = (
             f"The data '{path}' were asked for.",
             f"It does not read as parquet: {shown(str(error).rstrip('.'), 200)}.",
         )
-        raise ConfigError(asked, found, "Mend the file.") from error
+        raise ConfigError(request, problem, "Fix the file.") from error
 
 
 def _from_dataset(dataset: Any) -> Table:
@@ -363,7 +371,7 @@ def _from_dataset(dataset: Any) -> Table:
     classes = {name: _class_names(feature) for name, feature in dataset.features.items()}
     return Table(
         columns=dict(zip(arrow.column_names, arrow.columns, strict=True)),
-        classes={name: tuple(own) for name, own in classes.items() if own},
+        classes={name: tuple(class_names) for name, class_names in classes.items() if class_names},
         repeated=_repeated(arrow.column_names),
     )
 

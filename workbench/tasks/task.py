@@ -1,5 +1,5 @@
-"""Define a task: texts, labels, splits and metrics; its views as text-to-text and as prompts of next-word
-prediction.
+"""Define a task: texts, labels, splits and metrics; its views as text-to-text and as prompts of
+next-word prediction.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ IGNORED = -100
 
 
 class Span(NamedTuple):
-    """A range of characters in a text, and the text there.  label: the class of a word in token classification, or
-    IGNORED.
+    """A range of characters in a text, and its text.
+
+    label: the class of a word in token classification, or IGNORED.
     """
 
     start: int
@@ -42,8 +43,9 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSample:
-    """fields: the prompt's contents by name.  label: the class, or the number of the correct candidate; 0 for a
-    question.
+    """A sample of a task as next-word prediction.
+
+    fields: the prompt's contents by name.  label: the class, or the number of the correct candidate; 0 for a question.
 
     answers: for a question, all correct answers; the first is the one to learn.
     """
@@ -63,10 +65,9 @@ class Split:
     images: square grey images, row by row, one byte per pixel; the texts are then empty.
     sources: where each sample comes from (a reviewer, product or topic), or None.
     spans: in question answering the accepted answers in `pairs`, where texts are questions and labels are 1 if there is
-    an answer;
-    in token classification the words of each text, with all labels 0.  None in other tasks.
-    answers: in text generation what follows each text, with all labels 0.  None in other tasks.
-    prompts: what a prompt shows of each sample; empty if there are only texts and pairs (see as_prompts).
+    an answer; in token classification the words of each text, with all labels 0.  None in other tasks.
+    answers: in text generation the text that follows each text, with all labels 0.  None in other tasks.
+    prompts: the prompt's fields for each sample; empty if there are only texts and pairs (see as_prompts).
     """
 
     texts: tuple[str, ...]
@@ -92,17 +93,21 @@ class Split:
 
     def take(self, indices: Sequence[int]) -> Split:
         """Return the samples at `indices`, with their original sample ids."""
-        columns: Any = {name: own and tuple(own[index] for index in indices) for name, own in self._columns().items()}
+        columns: Any = {
+            name: column and tuple(column[index] for index in indices) for name, column in self._columns().items()
+        }
         return Split(**columns)
 
     def __add__(self, other: Split) -> Split:
         """Return the samples of both splits, which must have the same columns."""
         others = other._columns()
-        columns: Any = {name: None if own is None else own + others[name] for name, own in self._columns().items()}
+        columns: Any = {
+            name: None if column is None else column + others[name] for name, column in self._columns().items()
+        }
         return Split(**columns)
 
     def _columns(self) -> dict[str, Any]:
-        return {one.name: getattr(self, one.name) for one in fields(self)}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +117,10 @@ class Task:
     metrics: names in workbench.tasks.metrics; the first one selects the best epoch (see metrics.quality).
     words: for sequence-to-sequence the label word of each class; the splits' labels stay classes, which the metrics
     compare.
-    class_names: of a classification, in class order; empty: classes are numbers, or a prompt's label words.
-    prompt: of a task as next-word prediction, whose splits have prompts; None for others.
-    source: where the data comes from, for reports.  notes: how they were read where that was not certain, for reports.
+    class_names: a classification's class names, in class order; empty: classes are numbers, or a prompt's label words.
+    prompt: the prompt of a task as next-word prediction, whose splits have prompts; None for others.
+    source: where the data comes from, for reports.  notes: the reader's assumptions where the data was ambiguous, for
+    reports.
     """
 
     name: str
@@ -176,12 +182,14 @@ def _limit(split: Split, limit: int | None, prompt: Prompt | None) -> Split:
 
 
 def samples_digest(task: Task, split: str) -> str:
-    """Return a digest of the samples of one of a task's splits, in their order: of its prompts if the task has one."""
-    own: Split = getattr(task, split)
+    """Return a digest of the samples of one of a task's splits, in their order; of their prompts if the task has a
+    prompt.
+    """
+    samples: Split = getattr(task, split)
     columns = (
-        [own.prompts]
+        [samples.prompts]
         if task.prompt
-        else [one for name, one in own._columns().items() if one is not None and name != "prompts"]
+        else [column for name, column in samples._columns().items() if column is not None and name != "prompts"]
     )
     digest = hashlib.sha256()
     for row in zip(*columns, strict=True):
@@ -190,11 +198,11 @@ def samples_digest(task: Task, split: str) -> str:
 
 
 def numbered(parts: Mapping[str, Split]) -> dict[str, Split]:
-    """Return the splits with sample ids that are counted on from one split to the next."""
+    """Return the splits with sample ids that continue from one split to the next."""
     starts = itertools.accumulate(map(len, parts.values()), initial=0)
     return {
-        name: replace(part, sample_ids=tuple(range(at, at + len(part))))
-        for (name, part), at in zip(parts.items(), starts, strict=False)
+        name: replace(part, sample_ids=tuple(range(start, start + len(part))))
+        for (name, part), start in zip(parts.items(), starts, strict=False)
     }
 
 
@@ -206,7 +214,7 @@ def fixed_order(purpose: str, count: int) -> list[int]:
 
 
 def as_text_to_text(task: Task) -> Task:
-    """Return the task with kind 'sequence_to_sequence': texts with T5's prefixes, no pairs, a label word for each
+    """Return the task with the kind 'sequence_to_sequence': texts with T5's prefixes, no pairs, a label word for each
     class.
 
     A regression's numbers become classes in steps of 0.2.  Correlations of the classes are those of the rounded
@@ -254,7 +262,7 @@ def as_prompts(task: Task) -> Task:
 
     Splits are in a fixed random order, so that their first samples are representative: published files may be sorted by
     class.
-    The metric is 'f1' (of the answer's words) for questions, 'accuracy' for all other tasks (P-RGE, appendix D.1).
+    The metric is 'f1' (over the answer's words) for questions, 'accuracy' for all other tasks (P-RGE, appendix D.1).
     """
     prompt, is_own = PROMPTS.get(task.name), task.name == OWN_PROMPT
     if prompt is None:
@@ -303,12 +311,12 @@ def with_label_words(task: Task, words: Sequence[str]) -> Task:
     Raises ConfigError if the task is not a classification, or if the number of different words differs from the number
     of classes.
     """
-    asked, prompt = f"The label words {'/'.join(words)} were asked for on '{task.name}'.", task.prompt
+    request, prompt = f"The label words {'/'.join(words)} were asked for on '{task.name}'.", task.prompt
     if prompt is None or task.kind != "classification":
-        raise ConfigError(asked, f"It is {task.kind.replace('_', ' ')}, without classes.", "Leave them out.")
+        raise ConfigError(request, f"It is {task.kind.replace('_', ' ')}, without classes.", "Leave them out.")
     bare = [word.strip() for word in words]
     if len(bare) != len(prompt.words) or not all(bare) or len(set(bare)) < len(bare):
-        found = f"It has {len(prompt.words)} classes: {'/'.join(prompt.label_words)}."
-        raise ConfigError(asked, found, "Give a word of its own for each.")
+        problem = f"It has {len(prompt.words)} classes: {'/'.join(prompt.label_words)}."
+        raise ConfigError(request, problem, "Give a different word for each.")
     space = " " if prompt.words[0].startswith(" ") else ""
     return replace(task, prompt=replace(prompt, words=tuple(f"{space}{word}" for word in bare)))

@@ -3,11 +3,10 @@
 Long contexts are split into overlapping windows, as BERT does for SQuAD: Devlin et al., "BERT" (2019), section 4.2 and
 its released code.
 An answer is the first and the last token in a window that contains all of it.  For other windows, and for a question
-without an answer,
-both are the window's first token.
+without an answer, both are the window's first token.
 
-In text generation a row is a text, its answer and the end token.  A token's class is the token that follows, in the
-answer.
+In text generation a row is a text, its answer and the end token.  In the answer, a token's class is the token that
+follows it.
 """
 
 from __future__ import annotations
@@ -69,9 +68,8 @@ class Window(NamedTuple):
     """A row of tokens.  sample: its index in the split.  first: the row's first token of the context (or text).
 
     offsets: the characters [start, end) of the tokens from there on.  targets: the answer's first and last token; if
-    is_tagged, the class
-    of each token: IGNORED except for the first token of each word, in text generation for the tokens in front of an
-    answer's.
+    is_tagged, the class of each token: IGNORED except for the first token of each word, in text generation for the
+    tokens in front of an answer's.
     """
 
     sample: int
@@ -96,8 +94,12 @@ def cut_windows(
     """
     assert split.spans is not None
     ids, windows, left_out = [], [], 0
-    for sample, (found, spans) in enumerate(zip(encoder.locate(split.texts, split.pairs), split.spans, strict=True)):
-        before, own, after = found.ids[: found.first], found.ids[found.first : found.stop], found.ids[found.stop :]
+    for sample, (located, spans) in enumerate(zip(encoder.locate(split.texts, split.pairs), split.spans, strict=True)):
+        before, context, after = (
+            located.ids[: located.first],
+            located.ids[located.first : located.stop],
+            located.ids[located.stop :],
+        )
         room = max_length - len(before) - len(after)
         if room < 2:
             raise ConfigError(
@@ -108,21 +110,21 @@ def cut_windows(
             )
         tagged = split.pairs is None
         step = room if tagged else room - int(OVERLAP * room)
-        starts = range(0, max(1, len(own) - (0 if tagged else room - step)), step)[: 1 if tagged else MAX_WINDOWS]
-        answer = None if tagged or not spans else _tokens_of(spans[0], found.offsets)
-        fits = answer is None or any(at <= answer[0] and answer[1] < at + room for at in starts)
-        left_out += not fits or (tagged and len(own) > room)
-        for number, at in enumerate(starts):
-            offsets = tuple(found.offsets[at : at + room])
+        starts = range(0, max(1, len(context) - (0 if tagged else room - step)), step)[: 1 if tagged else MAX_WINDOWS]
+        answer = None if tagged or not spans else _tokens_of(spans[0], located.offsets)
+        fits = answer is None or any(start <= answer[0] and answer[1] < start + room for start in starts)
+        left_out += not fits or (tagged and len(context) > room)
+        for number, start in enumerate(starts):
+            offsets = tuple(located.offsets[start : start + room])
             if tagged:
                 targets = _classes(spans, len(before), offsets, len(after))
             elif not fits:
                 targets = (IGNORED, IGNORED)
-            elif answer is not None and at <= answer[0] and answer[1] < at + room:
-                targets = (len(before) + answer[0] - at, len(before) + answer[1] - at)
+            elif answer is not None and start <= answer[0] and answer[1] < start + room:
+                targets = (len(before) + answer[0] - start, len(before) + answer[1] - start)
             else:
                 targets = (0, 0)
-            ids.append((*before, *own[at : at + room], *after))
+            ids.append((*before, *context[start : start + room], *after))
             windows.append(
                 Window(sample, split.sample_ids[sample] * MAX_WINDOWS + number, len(before), offsets, targets, tagged)
             )
@@ -132,33 +134,33 @@ def cut_windows(
 def _tokens_of(answer: Span, offsets: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
     """Return the first and last token of an answer.  None if the tokenizer drops all of its characters."""
     end = answer.start + len(answer.text)
-    own = [at for at, (first, stop) in enumerate(offsets) if stop > answer.start and first < end]
-    return (own[0], own[-1]) if own else None
+    tokens = [index for index, (first, stop) in enumerate(offsets) if stop > answer.start and first < end]
+    return (tokens[0], tokens[-1]) if tokens else None
 
 
 def _classes(words: Sequence[Span], before: int, offsets: Sequence[tuple[int, int]], after: int) -> tuple[int, ...]:
     """Return the class of every token in a row.  A word's class is at its first token."""
-    found = [IGNORED] * (before + len(offsets) + after)
+    classes = [IGNORED] * (before + len(offsets) + after)
     for word, token in zip(words, first_tokens(words, offsets), strict=True):
         if token is not None:
-            found[before + token] = word.label
-    return tuple(found)
+            classes[before + token] = word.label
+    return tuple(classes)
 
 
 def first_tokens(words: Sequence[Span], offsets: Sequence[tuple[int, int]]) -> list[int | None]:
-    """Return the first token of each word; None for a word that is cut off or of which the tokenizer keeps nothing.
+    """Return the first token of each word; None for a word that is cut off or that the tokenizer drops completely.
 
     offsets: the characters [start, end) of each token.  A token that spans several words belongs to the first of them.
     """
-    found: list[int | None] = [None] * len(words)
-    at = 0
+    firsts: list[int | None] = [None] * len(words)
+    number = 0
     for token, (_, stop) in enumerate(offsets):
-        while at < len(words) and words[at].start + len(words[at].text) < stop:
-            at += 1
-        if at < len(words) and words[at].start < stop:
-            found[at] = token
-            at += 1
-    return found
+        while number < len(words) and words[number].start + len(words[number].text) < stop:
+            number += 1
+        if number < len(words) and words[number].start < stop:
+            firsts[number] = token
+            number += 1
+    return firsts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,8 +169,7 @@ class TokenizedSplit:
     regression.
 
     ids: for an image each token is the values of a patch.  sample_ids: stable ids of the samples in the whole task,
-    independent of
-    the chosen subset.  start_id: the first token of a decoder's targets, None without a decoder.
+    independent of the chosen subset.  start_id: the first token of a decoder's targets, None without a decoder.
     words: for sequence-to-sequence the token ids of each class's label word.
     windows: for a split with spans, the part of a sample in each row; empty: each row is a sample.
     left_out: number of samples whose answer fits into no window, or whose last words do not fit; losses ignore these.
@@ -188,9 +189,9 @@ class TokenizedSplit:
 
     def rows_of(self, samples: Sequence[int]) -> tuple[int, ...]:
         """Return the rows of some samples of the split: all their windows, or the samples themselves."""
-        own = set(samples)
+        wanted_samples = set(samples)
         return (
-            tuple(row for row, window in enumerate(self.windows) if window.sample in own)
+            tuple(row for row, window in enumerate(self.windows) if window.sample in wanted_samples)
             if self.windows
             else tuple(samples)
         )
@@ -202,8 +203,8 @@ class TokenizedSplit:
 
     @property
     def target_length(self) -> int:
-        """Return the decoder's number of tokens: of the longest label word, or 1 for just the start token; 0 without a
-        decoder.
+        """Return the decoder's number of tokens: that of the longest label word, or 1 for only the start token; 0
+        without a decoder.
         """
         return max((len(word) for word in self.words), default=int(self.start_id is not None))
 
@@ -214,8 +215,7 @@ class Batch:
     uint8.
 
     labels: (n,) int64 or float32, for sequence-to-sequence (n, s) int64 with IGNORED where padded, for spans (n, 2)
-    first and last token,
-    for tagged tokens (n, t).  sample_ids: (n,) int64.
+    first and last token, for tagged tokens (n, t).  sample_ids: (n,) int64.
     decoder_ids: (n, s) int64, None without a decoder.  choices: (words, s), the labels of every word for
     sequence-to-sequence.
     indices: positions of the samples in their split.
@@ -234,15 +234,15 @@ class Batch:
 
     def rows(self, first: int, end: int) -> Batch:
         """Return samples [first, end) of the batch, with the padding of the whole batch."""
-        own = slice(first, end)
+        span = slice(first, end)
         return replace(
             self,
-            input_ids=self.input_ids[own],
-            attention_mask=self.attention_mask[own],
-            labels=self.labels[own],
-            sample_ids=self.sample_ids[own],
-            indices=self.indices[own],
-            decoder_ids=None if self.decoder_ids is None else self.decoder_ids[own],
+            input_ids=self.input_ids[span],
+            attention_mask=self.attention_mask[span],
+            labels=self.labels[span],
+            sample_ids=self.sample_ids[span],
+            indices=self.indices[span],
+            decoder_ids=None if self.decoder_ids is None else self.decoder_ids[span],
         )
 
 
@@ -251,8 +251,7 @@ def tokenize(split: Split, encoder: Encoder, *, max_length: int, words: Sequence
     become windows.
 
     words: a sequence-to-sequence task's label words.  Raises ConfigError if the split is empty, if the model cannot
-    read it, if the model's
-    tokenizer cannot distinguish two label words, or if no answer begins within max_length.
+    read it, if the model's tokenizer cannot distinguish two label words, or if no answer begins within max_length.
     """
     if not split.texts:
         raise ConfigError("An empty split was to be tokenized.", "It has 0 samples.", "Give data.")
@@ -302,17 +301,17 @@ def _tokenize_spans(split: Split, encoder: Encoder, max_length: int) -> Tokenize
 def _tokenize_answers(split: Split, encoder: Any, max_length: int) -> TokenizedSplit:
     assert split.answers is not None
     if encoder.end_id is None:
-        asked, found = "Answers that end were asked for.", "The model's tokenizer names no token that ends a text."
-        raise ConfigError(asked, found, "Give it an eos_token in tokenizer_config.json.")
+        request, problem = "Answers that end were asked for.", "The model's tokenizer names no token that ends a text."
+        raise ConfigError(request, problem, "Give it an eos_token in tokenizer_config.json.")
     ids, windows, longest = [], [], []
     for sample, (text, answer) in enumerate(
         zip(encoder.locate(split.texts), encoder.locate(split.answers), strict=True)
     ):
-        first, whole = text.stop, (*text.ids[: text.stop], *answer.ids[answer.first : answer.stop], encoder.end_id)
-        targets = ((IGNORED,) * (first - 1) + whole[first:] + (IGNORED,))[:max_length]
-        ids.append(whole[:max_length])
+        first, row = text.stop, (*text.ids[: text.stop], *answer.ids[answer.first : answer.stop], encoder.end_id)
+        targets = ((IGNORED,) * (first - 1) + row[first:] + (IGNORED,))[:max_length]
+        ids.append(row[:max_length])
         windows.append(Window(sample, split.sample_ids[sample], first, (), targets, True))
-        longest.append(len(whole))
+        longest.append(len(row))
     if not any(target != IGNORED for window in windows for target in window.targets):
         raise ConfigError(
             f"Answers within max_length = {max_length} were asked for.",
@@ -320,20 +319,20 @@ def _tokenize_answers(split: Split, encoder: Any, max_length: int) -> TokenizedS
             "Raise max_length, at most to what the model reads.",
         )
     left_out = sum(length > max_length for length in longest)
-    own: Any = {"ids": tuple(ids), "windows": tuple(windows), "left_out": left_out}
-    return TokenizedSplit(labels=split.labels, sample_ids=split.sample_ids, pad_id=encoder.pad_id, **own)
+    fields: Any = {"ids": tuple(ids), "windows": tuple(windows), "left_out": left_out}
+    return TokenizedSplit(labels=split.labels, sample_ids=split.sample_ids, pad_id=encoder.pad_id, **fields)
 
 
 def _encoded_words(words: Sequence[str], encoder: Encoder, max_length: int) -> tuple[tuple[int, ...], ...]:
     if not words:
         return ()
-    asked = f"Targets such as '{words[0]}' were asked for."
+    request = f"Targets such as '{words[0]}' were asked for."
     if encoder.start_id is None:
-        raise ConfigError(asked, "The model has no decoder.", "Choose a T5 or BART model, or another kind of target.")
+        raise ConfigError(request, "The model has no decoder.", "Choose a T5 or BART model, or another kind of target.")
     encoded = tuple(tuple(word) for word in encoder.encode(list(words), max_length=max_length))
     if len(set(encoded)) < len(words):
         raise ConfigError(
-            asked,
+            request,
             "The model's tokenizer gives two of the words the same tokens.",
             "Choose other words or another model.",
         )
@@ -417,7 +416,7 @@ def decoder_inputs(labels: Tensor, start_id: int, pad_id: int) -> Tensor:
 def text_batches(
     texts: Sequence[str], encoder: Encoder, max_length: int, batch_size: int, seed: int
 ) -> Callable[[int], list[Batch]]:
-    """Return what draws an epoch's mini-batches of unlabelled texts, each of 2 or more."""
+    """Return a function that draws an epoch's mini-batches of unlabelled texts, with at least 2 texts each."""
     split = Split(texts=tuple(texts), labels=(0,) * len(texts), sample_ids=tuple(range(len(texts))))
     tokens = tokenize(split, encoder, max_length=max_length)
     return lambda epoch: [
@@ -426,20 +425,21 @@ def text_batches(
 
 
 def evaluation_batches(
-    split: TokenizedSplit, batch_size: int = 64, told: Callable[[int, int], None] = lambda done, count: None
+    split: TokenizedSplit, batch_size: int = 64, report: Callable[[int, int], None] = lambda done, count: None
 ) -> Iterator[Batch]:
-    """Yield the whole split (see by_length).  told: called after each batch with the number of samples done, and of
-    all.
+    """Yield the whole split (see by_length).
+
+    report: called after each batch with the number of finished samples, and of all samples.
     """
     done = 0
     for indices in by_length(split.lengths, batch_size):
         yield collate(split, indices)
         done += len(indices)
-        told(done, len(split.lengths))
+        report(done, len(split.lengths))
 
 
 def by_length(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
     """Yield batches of similar length, longest first, so that a memory error occurs at once or not at all."""
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
-    for at in range(0, len(order), batch_size):
-        yield order[at : at + batch_size]
+    for begin in range(0, len(order), batch_size):
+        yield order[begin : begin + batch_size]

@@ -1,13 +1,10 @@
-"""How tasks are put into words: labels of text-to-text models, and the prompts of next-word prediction, as P-RGE prints
-them.
+"""The wording of tasks: labels of text-to-text models, and the prompts of next-word prediction, as P-RGE prints them.
 
 The prompts are those of appendix D.2, Table 8.
 A row of the table is a line here, and the answer is on a separate line; after "It was" and "Answer:" and in the
-multiple choices
-it continues on the same line.  Most prompts are MeZO's (Malladi et al., NeurIPS 2023, appendix E.2), which breaks a few
-lines elsewhere and
-asks "Yes or No?" in WSC too.  The table does not assign words to classes; that follows from the meaning of the data
-sets' labels.
+multiple choices it continues on the same line.  Most prompts are MeZO's (Malladi et al., NeurIPS 2023, appendix E.2),
+which breaks a few lines elsewhere and asks "Yes or No?" in WSC too.  The table does not assign words to classes; that
+follows from the meaning of the data sets' labels.
 """
 
 from __future__ import annotations
@@ -38,7 +35,8 @@ def task_table(name: str, kind: type[T]) -> dict[str, T]:
 class Wording:
     """How a task is expressed in words.
 
-    prefix: before every text.  names: before the first and the second text of a pair.  words: one for each class.
+    prefix: text before every sample.  names: texts before the first and the second text of a pair.  words: one for each
+    class.
     lowest, highest: range of a regression's numbers, which are rounded to STEP and written as text; words is then
     empty.
     """
@@ -73,7 +71,7 @@ class Prompt:
         assert bool(self.words) == (self.kind == "classification"), "label words are a classification's"
         assert bool(self.candidates) == (self.kind == "multiple_choice"), "candidates are a multiple choice's"
         assert bool(self.answer) == (self.kind == "question_answering"), "an answer is a question's"
-        assert self.shortened in self.fields, f"{self.shortened} is no field of '{self.text}'"
+        assert self.shortened in self.fields, f"{self.shortened} is not a field of '{self.text}'"
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -90,8 +88,8 @@ class Prompt:
         return self.text.format_map(fields)
 
     def without_content(self, fields: Mapping[str, str], stand_in: str) -> dict[str, str]:
-        """Return the fields with `stand_in` in place of those in the text.  Candidates and kept fields are
-        unchanged.
+        """Return the fields with `stand_in` in place of those in the text.  Candidates and kept fields
+        are unchanged.
         """
         return {**fields, **{name: stand_in for name in self.fields if name not in self.kept}}
 

@@ -1,1 +1,1 @@
-"""Trainings in one process: techniques compared without devices; results can be kept and found again."""
+"""Trainings in one process: techniques compared without devices; results can be stored and reused."""

@@ -42,18 +42,18 @@ def run_all(
 
     folder: None stores none.  data: a folder with the GLUE tasks, for those that need one.
     """
-    found: dict[Training, Outcome] = {}
+    outcomes: dict[Training, Outcome] = {}
 
-    def shared(one: Training) -> tuple[Any, ...]:
-        return one.task, one.model, tuple(map(str, one.samples)), one.max_length, one.backbone
+    def shared(training: Training) -> tuple[Any, ...]:
+        return training.task, training.model, tuple(map(str, training.samples)), training.max_length, training.backbone
 
     for alike in [list(group) for _, group in groupby(sorted(dict.fromkeys(trainings), key=shared), shared)]:
         inputs = Inputs(alike[0], data)
-        for one in alike:
-            path = None if folder is None else folder / one.file_name
-            found[one] = kept_or_made(path, Outcome, partial(_outcome, one, inputs, folder, progress))
-            progress(f"{one.name}: test {found[one].test_score:.2f}")
-    return {one: found[one] for one in trainings}
+        for training in alike:
+            path = None if folder is None else folder / training.file_name
+            outcomes[training] = kept_or_made(path, Outcome, partial(_outcome, training, inputs, folder, progress))
+            progress(f"{training.name}: test {outcomes[training].test_score:.2f}")
+    return {training: outcomes[training] for training in trainings}
 
 
 def task_of(training: Training, data: Path | None) -> Task:
@@ -62,7 +62,7 @@ def task_of(training: Training, data: Path | None) -> Task:
 
 
 class Inputs:
-    """The inputs of trainings on the same samples and backbone; each is made once it is needed."""
+    """The inputs of trainings on the same samples and backbone; each is created when it is needed."""
 
     def __init__(self, training: Training, data: Path | None) -> None:
         self._training, self._folder = training, data
@@ -100,12 +100,12 @@ class Inputs:
         split = self.data.train
         starts = range(0, min(len(split), CALIBRATION_SAMPLES), CALIBRATED_AT_ONCE)
         return calibrate(
-            self.stack, (collate(split, range(at, min(at + CALIBRATED_AT_ONCE, len(split)))) for at in starts)
+            self.stack, (collate(split, range(start, min(start + CALIBRATED_AT_ONCE, len(split)))) for start in starts)
         )
 
 
 def _outcome(training: Training, inputs: Inputs, folder: Path | None, progress: Callable[[str], None]) -> Outcome:
-    """Train now."""
+    """Train, and return the outcome."""
     return train(training, inputs.data, _trainee(training, inputs, folder, progress), progress)
 
 

@@ -1,5 +1,5 @@
-"""What trainings in one process share: a task's splits as token ids, a backbone with trained parts, its loss and score;
-what is kept.
+"""Code shared by trainings in one process: a task's splits as token ids, a backbone with trained parts, its loss and
+score, and stored results.
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ def read_kept(path: Path, kind: type[T]) -> T | None:
 
 def kept_or_made(path: Path | None, kind: type[T], make: Callable[[], T]) -> T:
     """Return a file's content from an earlier run, or create it and store it there.  path: None stores nothing."""
-    found = None if path is None else read_kept(path, kind)
-    if found is None:
-        found = make()
+    content = None if path is None else read_kept(path, kind)
+    if content is None:
+        content = make()
         if path is not None:
-            write_text(path, to_json(found, indent=-1))
-    return found
+            write_text(path, to_json(content, indent=-1))
+    return content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptTraining:
-    """Settings of a training whose result is kept.  limits: maximum numbers of samples of the train, validation and
-    test splits.
+    """Settings of a training whose result is stored.
+
+    limits: maximum numbers of samples of the train, validation and test splits.
     """
 
     model: str = "all-MiniLM-L6-v2"
@@ -59,15 +60,15 @@ class KeptTraining:
 
     @property
     def digest(self) -> str:
-        """Return a name for what is kept of it: another setting trains again."""
+        """Return the name of its stored result, which differs for every setting."""
         return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
     def place(self, folder: Path, item: str, way: str, seed: int) -> Path:
-        """Return the file that keeps it in a folder.  way: how it is trained."""
+        """Return the file of its result in a folder.  way: how it is trained."""
         return folder / item / f"{way}-{seed}-{self.digest}.json"
 
     def kept(self, folder: Path | None, item: str, way: str, seed: int, kind: type[T], train: Callable[[], T]) -> T:
-        """Return the result of the same settings that the folder keeps, or train now.  None: nothing is kept."""
+        """Return the folder's result for the same settings, or train now.  folder: None stores nothing."""
         path = None if folder is None else self.place(folder, item, way, seed)
         return kept_or_made(path, kind, train)
 
@@ -91,14 +92,15 @@ class TokenizedTask:
 
 
 def limited_task(name: str, data: Path | None, limits: Limits) -> Task:
-    """Return a task with at most so many training, validation and test samples."""
+    """Return a task with limited numbers of training, validation and test samples."""
     samples: dict[str, Any] = {f"{split}_samples": limit for split, limit in zip(SPLITS, limits, strict=True)}
     return load_task(name, data=data, **samples)
 
 
 def technique_stage(stack: LayerStack, task: Any, **settings: Any) -> TechniqueStage:
-    """Return a whole backbone with trained parts and a head.  task: has kind and num_outputs.  settings: others of
-    TechniqueConfig.
+    """Return a whole backbone with trained parts and a head.
+
+    task: an object with kind and num_outputs.  settings: other fields of TechniqueConfig.
     """
     sizes = {
         "hidden_size": stack.hidden_size,
@@ -117,5 +119,5 @@ def batch_loss(model: TechniqueStage, batch: Batch, epoch: int = 0) -> Tensor:
 def split_metrics(model: TechniqueStage, data: TokenizedTask, split: str) -> dict[str, float]:
     """Return the task's metrics on a split, per cent, a loss in nats.  The model is put into evaluation mode."""
     tokenized = getattr(data, split)
-    found = score(data.task, getattr(data.task, split), tokenized, predict(model, evaluation_batches(tokenized)))
-    return {name: value if name == LOSS else 100 * value for name, value in found.items()}
+    metrics = score(data.task, getattr(data.task, split), tokenized, predict(model, evaluation_batches(tokenized)))
+    return {name: value if name == LOSS else 100 * value for name, value in metrics.items()}

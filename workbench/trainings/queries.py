@@ -43,8 +43,8 @@ class Trial:
     """All inputs of a training's result.
 
     P-RGE: both parallelizations.  MeZO: perturbed in place, one pass after another.  zero-shot, calibrated: no steps.
-    loss: over the whole vocabulary, or among the label words.
-    technique: lora_fa, lora, dora, vera or full.  samples: at most so many in train, validation and test.
+    loss: whether the loss is over the whole vocabulary or only over the label words.
+    technique: lora_fa, lora, dora, vera or full.  samples: maximum numbers in train, validation and test.
     score_every: steps between scores on the validation split.
     """
 
@@ -120,11 +120,13 @@ def _digest(trial: Trial) -> str:
 
 @dataclass(slots=True)
 class Curve:
-    """The measured curve.  losses, scores: (step, value), steps from 1; the score at 0 is the untrained model's.
+    """The measured curve.
+
+    losses, scores: (step, value), steps from 1; the score at 0 is the untrained model's.
 
     baselines: scores of the untrained model, by name.  steps: number done.  resumed: how many of them were replayed
     from the log.
-    seconds: of the steps with a loss in this curve, without scores.
+    seconds: seconds of the steps with a loss in this curve, without scoring.
     """
 
     losses: list[tuple[int, float]] = field(default_factory=list)
@@ -146,17 +148,19 @@ def _data(
 ) -> tuple[Task, EncodedPrompts]:
     """Return the task, and its training samples as tokens.  Raises as load_task and PromptEncoder do."""
     counts: dict[str, Any] = dict(zip(("train_samples", "validation_samples", "test_samples"), samples, strict=True))
-    found = load_task(task, prompted=True, **counts)
-    train = model_encoder(found.template, model, max_length).split(found.train.prompts)
-    return found, train.among_label_words() if loss == "label_words" else train
+    loaded = load_task(task, prompted=True, **counts)
+    train = model_encoder(loaded.template, model, max_length).split(loaded.train.prompts)
+    return loaded, train.among_label_words() if loss == "label_words" else train
 
 
 class QueryTraining:
-    """A trial's model, task and steps.  curve: so far.
+    """A trial's model, task and steps.
 
-    folder: has a log of the seeds and scalars of forward-only steps, and the curve.  A log of the same settings is
-    replayed first, so
-    that training resumes where it ended, and replayed steps are not scored again.  None: nothing is stored.
+    curve: the curve so far.
+
+    folder: folder with a log of the seeds and scalars of forward-only steps, and the curve.  A log of the same settings
+    is replayed first, so that training continues from its end, and replayed steps are not scored again.  None: nothing
+    is stored.
     Raises ConfigError or MissingDataError for settings, names and logs that cannot be used.
     """
 
@@ -179,18 +183,18 @@ class QueryTraining:
         # Backpropagation restarts from the beginning, and may not give bit-identical results.
         if folder is not None and trial.method in FORWARD_ONLY:
             self._log = LogFile(trial.steps_path(folder), trial.run_header)
-            known, logged = read_kept(trial.curve_path(folder), Curve) or Curve(), len(self._log.steps)
+            stored, logged = read_kept(trial.curve_path(folder), Curve) or Curve(), len(self._log.steps)
             losses, scores = (
-                [(step, value) for step, value in each if step <= logged] for each in (known.losses, known.scores)
+                [(step, value) for step, value in each if step <= logged] for each in (stored.losses, stored.scores)
             )
-            self.curve = replace(known, losses=losses, scores=scores, steps=0, resumed=0)
+            self.curve = replace(stored, losses=losses, scores=scores, steps=0, resumed=0)
 
     def batch(self, step: int, *, samples: int | None = None) -> PromptBatch:
-        """Return the samples of a step, counted from 0; another number of samples if given."""
+        """Return the samples of a step, counted from 0.  samples: number of samples, if it differs from the trial's."""
         return training_batch(self.train, samples or self.settings.batch_size, self.settings.seed, step)
 
     def step(self) -> StepResult | float:
-        """Make the next step and write it to the log; return its result, or its loss if it is first-order.
+        """Run the next step and write it to the log; return its result, or its loss if it is first-order.
 
         Raises DivergedError if losses are not finite.
         """
@@ -221,33 +225,33 @@ class QueryTraining:
     def run(
         self,
         steps: int,
-        told: Callable[[Curve], None] = lambda curve: None,
+        report: Callable[[Curve], None] = lambda curve: None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> Curve:
         """Train up to `steps` steps, those of the log included, and score at intervals and at the end.
 
-        told: receives the curve after each new step or score; stopped: called before each step.
+        report: receives the curve after each new step or score; stopped: called before each step.
         """
         curve = self.curve
         logged = () if self._log is None else self._log.steps[:steps]
         in_place_epsilon = self.settings.epsilon if self.settings.method == "MeZO" else None
-        for one in logged[curve.steps :]:
-            replay(self.model.trainables, [one], in_place_epsilon=in_place_epsilon)
+        for step_log in logged[curve.steps :]:
+            replay(self.model.trainables, [step_log], in_place_epsilon=in_place_epsilon)
             curve.steps, curve.resumed = curve.steps + 1, curve.resumed + 1
             if self._score_if_due(steps):
-                told(curve)
+                report(curve)
         while curve.steps < steps and not stopped():
             self.step()
             self._score_if_due(steps)
-            told(curve)
+            report(curve)
         self._keep()
         return curve
 
     def _score_if_due(self, steps: int) -> bool:
-        at = self.curve.steps
-        is_due = (at == steps or at % self.settings.score_every == 0) and at not in dict(self.curve.scores)
+        step = self.curve.steps
+        is_due = (step == steps or step % self.settings.score_every == 0) and step not in dict(self.curve.scores)
         if is_due:
-            self.curve.scores = sorted([*self.curve.scores, (at, self.score())])
+            self.curve.scores = sorted([*self.curve.scores, (step, self.score())])
             self._keep()
         return is_due
 

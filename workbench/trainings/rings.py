@@ -29,8 +29,10 @@ from workbench.trainings.kept import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training(KeptTraining):
-    """points: of a curve; the loss is a mean between two points, the score is that of the validation split at the
-    point.
+    """The settings of a training.
+
+    points: number of points of a curve; the loss is a mean between two points, the score is that of the validation
+    split at the point.
     """
 
     steps: int
@@ -47,15 +49,13 @@ class Training(KeptTraining):
         return [self.steps * (point + 1) // self.points for point in range(self.points)]
 
     def quick(self) -> Training:
-        """Return a tiny one that only tests that the code runs."""
+        """Return a tiny training that only tests that the code runs."""
         return replace(self, model="tiny-bert-2", limits=(48, 48, 48), steps=32, points=4, max_length=128)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One training.  losses, scores: at each of the points, per cent for scores.  test: metrics at the end, per
-    cent.
-    """
+    """One training.  losses, scores: values at each point, scores in per cent.  test: metrics at the end, per cent."""
 
     losses: tuple[float, ...]
     scores: tuple[float, ...]
@@ -88,13 +88,13 @@ def train_in_turn(
     models = [technique_stage(copy.deepcopy(stack), task, technique="serial", seed=seed) for _ in range(copies)]
     optimizers = [make_optimizer(model, training.weight_decay) for model in models]
 
-    def mini_batches(own: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+    def mini_batches(samples: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
         for epoch in count():
-            for indices in epoch_batches([lengths[row] for row in own], training.batch_size, seed, epoch):
-                yield epoch, [own[index] for index in indices]
+            for indices in epoch_batches([lengths[row] for row in samples], training.batch_size, seed, epoch):
+                yield epoch, [samples[index] for index in indices]
 
     owned = split_samples(task.train, devices, rule, seed) if devices > 1 else (range(len(lengths)),)
-    sources = [mini_batches(own) for own in owned]
+    sources = [mini_batches(samples) for samples in owned]
     losses, scores, history = list[float](), list[float](), list[float]()
     for step in counted(range(steps)):
         owner = step // local % devices  # one device after the other between two averages
@@ -120,9 +120,9 @@ def train_in_turn(
 @torch.no_grad()
 def _average(models: Sequence[TechniqueStage], optimizers: Sequence[torch.optim.AdamW]) -> None:
     """Give all models the mean of their trained weights and of their moments."""
-    for own in zip(*(model.trained().values() for model in models), strict=True) if len(models) > 1 else ():
-        states = [optimizer.state[one] for optimizer, one in zip(optimizers, own, strict=True)]
-        for tensors in (own, *([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))):
+    for copies in zip(*(model.trained().values() for model in models), strict=True) if len(models) > 1 else ():
+        states = [optimizer.state[copy] for optimizer, copy in zip(optimizers, copies, strict=True)]
+        for tensors in (copies, *([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))):
             mean = torch.stack(list(tensors)).mean(dim=0)
             for tensor in tensors:
                 tensor.copy_(mean)

@@ -38,10 +38,10 @@ accuracy."""
 class Training:
     """All inputs of a training's result.
 
-    technique: full, lora, adapters or parallel_adapters.  dropout: in front of the head.
-    backbone: storage of the frozen weights.  samples: at most so many in train, validation, test.
+    technique: full, lora, adapters or parallel_adapters.  dropout: rate of the dropout before the head.
+    backbone: storage of the frozen weights.  samples: maximum numbers in train, validation and test.
     averaging: decay of an exponential moving average of the weights that is scored in their place, 0 for none.
-    score_every: score on validation after so many steps as well as after each epoch; 0 for epochs only.
+    score_every: number of steps after which validation is scored, in addition to each epoch; 0 for epochs only.
     """
 
     task: str
@@ -82,10 +82,8 @@ class Outcome:
     """The result of a training.
 
     curve: (step, validation score), rising steps; the last is the end of the training.  best_step: the end of the epoch
-    with the best
-    validation score, whose weights scored the test split, once.  test_outputs: logits (samples, outputs) of that step,
-    in the order of
-    the sample ids.  losses: mean training loss of each epoch.
+    with the best validation score, whose weights scored the test split, once.  test_outputs: logits (samples, outputs)
+    of that step, in the order of the sample ids.  losses: mean training loss of each epoch.
     """
 
     training: Training
@@ -104,8 +102,8 @@ def reached(curve: Sequence[tuple[int, float]], target: float) -> int | None:
 
 
 def score(task: Task, outputs: Sequence[Sequence[float]], labels: Sequence[float]) -> float:
-    """Return a task's score in per cent, as Table VI reports it, of logits (samples, outputs) against labels
-    (samples,).
+    """Return a task's score in per cent, as Table VI reports it, for logits (samples, outputs) and
+    labels (samples,).
     """
     return score_answers(task, answers(task, outputs), labels)
 
@@ -198,21 +196,21 @@ def train(training: Training, data: TokenizedTask, trainee: Trainee, progress: C
             if training.score_every and step % training.score_every == 0 and step % per_epoch:
                 curve.append((step, _score(data, trainee, "validation")[0]))
         losses.append(total / len(lengths))
-        own = copy.deepcopy(_trained(module)) if mean else {}
+        current = copy.deepcopy(_trained(module)) if mean else {}
         module.load_state_dict(mean, strict=False)  # scored in place of the trained weights
-        found, _ = _score(data, trainee, "validation")
-        if best is None or found > best[0]:
-            best = found, step, copy.deepcopy(_trained(module))
-        module.load_state_dict(own, strict=False)
-        curve.append((step, found))
-        progress(f"{training.name}: epoch {epoch + 1}, loss {losses[-1]:.3f}, {found:.2f}")
+        value, _ = _score(data, trainee, "validation")
+        if best is None or value > best[0]:
+            best = value, step, copy.deepcopy(_trained(module))
+        module.load_state_dict(current, strict=False)
+        curve.append((step, value))
+        progress(f"{training.name}: epoch {epoch + 1}, loss {losses[-1]:.3f}, {value:.2f}")
     assert best is not None
     module.load_state_dict(best[2], strict=False)
     test_score, test_outputs = _score(data, trainee, "test")
     return Outcome(
         training=training, curve=tuple(curve), best_step=best[1], validation_score=best[0], test_score=test_score,
         test_outputs=test_outputs, losses=tuple(losses),
-        trainable_parameters=sum(one.numel() for one in module.parameters() if one.requires_grad)
+        trainable_parameters=sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     )  # fmt: skip
 
 
@@ -220,8 +218,8 @@ def task_loss(data: TokenizedTask, logits: Tensor, labels: Tensor) -> Tensor:
     """Return the mean loss of logits (n, outputs) against labels (n,): classes, or numbers, which are standardised."""
     if data.task.kind == "classification":
         return F.cross_entropy(logits, labels)
-    known = torch.tensor(data.train.labels)
-    return F.mse_loss(logits.squeeze(1), (labels - known.mean()) / known.std().clamp(min=1e-6))
+    references = torch.tensor(data.train.labels)
+    return F.mse_loss(logits.squeeze(1), (labels - references.mean()) / references.std().clamp(min=1e-6))
 
 
 def _score(data: TokenizedTask, trainee: Trainee, name: str) -> tuple[float, tuple[tuple[float, ...], ...]]:

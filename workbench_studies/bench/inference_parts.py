@@ -97,7 +97,7 @@ def host_profile(folder: Path, size: BertSize, longest: int) -> tuple[InferenceP
     def measure() -> InferenceProfile:
         layout = model_layout(str(folder))
         with closing(open_weights(str(folder), layout=layout)) as source:
-            return measure_host(layout, source, longest=longest, what="hidden")
+            return measure_host(layout, source, longest=longest, output="hidden")
 
     measured, note = cached_inference(key, measure)
     stacks = tuple(replace(shape, num_layers=size.num_layers) for shape in measured.stacks)

@@ -31,7 +31,7 @@ from workbench.methods.p_rge.zeroth_order import (
     ZerothOrderConfig,
     load_causal_model,
 )
-from workbench.models.products import library
+from workbench.models.matmul import matmul_backend
 from workbench.models.quantization import QuantizationConfig
 from workbench.profiler.descriptions import MODELS
 from workbench.profiler.timing import torch_threads
@@ -212,7 +212,7 @@ def bench(
         f" {CHOICE_ROUNDS} rounds before, or sequential where none takes {CLEARLY:.0%} less",
         "model": model,
         "threads": THREADS,
-        "products": library(),
+        "products": matmul_backend(),
         "sequence_length": length,
         "smallest_ratio": min((point["ratio"] for point in points if point["section"] == "steps"), default=None),
         "memory": memory,

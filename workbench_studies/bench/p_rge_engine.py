@@ -19,7 +19,7 @@ from workbench.core.run_folder import scratch_folder
 from workbench.methods.p_rge.inference_engine import EngineConfig, EngineTrainer, export_program, philox_noise
 from workbench.methods.p_rge.inference_engine.config import bindings
 from workbench.methods.p_rge.zeroth_order import CausalModel, TrainableConfig, gradients_of, load_causal_model
-from workbench.models.products import library
+from workbench.models.matmul import matmul_backend
 from workbench.profiler.timing import torch_threads
 from workbench.tasks.prompts import EncodedPrompts, PromptBatch
 from workbench_studies.bench.frame import Progress, child_peak_bytes, peak_bytes
@@ -50,7 +50,7 @@ def bench(progress: Progress = print, *, points: tuple[Point, ...] = POINTS) -> 
         "runtimes' own",
         "what": "P-RGE with LoRA-FA in ExecuTorch (XNNPACK) beside the same steps in PyTorch, float32",
         "threads": THREADS,
-        "eager_products": library(),
+        "eager_products": matmul_backend(),
         "points": rows,
     }
 

@@ -85,7 +85,7 @@ def _point(method: str, job: Job, step: int, kind: str, rounds: int, progress: P
         valid = valid and report.valid
         found += [one for one in report.recoveries if one.what == f"{kind} {device}"]
     for one in found:
-        progress(f"  {one.told}")
+        progress(f"  {one.described}")
     point = {"method": method, "fault": kind, "recovered": f"{len(found)} of {rounds}"}
     if not found:
         return point

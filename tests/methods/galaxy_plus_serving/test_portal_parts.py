@@ -19,10 +19,10 @@ from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings
 from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler, compare, means
 from workbench.methods.galaxy_plus.serving.simulation import bytes_to_read
 from workbench.methods.galaxy_plus.serving.worker import (
-    Begun,
     Loaded,
     ReportingPacer,
     Served,
+    ServiceBegun,
     ServiceJob,
     ServingWorker,
     UnderWay,
@@ -239,7 +239,7 @@ def test_a_device_that_returns_with_its_slices_has_loaded_them() -> None:
     policy = ServingPolicy(
         **parts | {"fleet": SimpleNamespace(now_s=lambda: 2.0), "log": log, "rescheduler": rescheduler}
     )
-    for event in (again, again, Begun(0, 1.0), again):
+    for event in (again, again, ServiceBegun(0, 1.0), again):
         policy.heard(SimpleNamespace(job=job), 1, event)  # type: ignore[arg-type]
     assert [(event.kind, event.plan_after, event.detail) for event in log.events] == [("loaded", 0, "0 bytes")]
 
@@ -257,7 +257,7 @@ def test_a_request_is_repeated_if_its_only_device_is_lost_while_it_serves_it(is_
     )
     policy.answered = lambda request: None
     generation: Any = SimpleNamespace(job=SimpleNamespace(index=0, specs={}))
-    policy.heard(generation, 0, Begun(0, 10.0))
+    policy.heard(generation, 0, ServiceBegun(0, 10.0))
     if is_under_way:
         policy.heard(generation, 0, UnderWay(0, 11.0))
     policy.ended(generation, {}, frozenset({0}))

@@ -320,7 +320,7 @@ def test_exporting_leaves_no_stand_in_and_no_changed_model(program) -> None:
 @needs_executorch
 def test_files_that_hold_no_program(tmp_path) -> None:
     (tmp_path / "text.pte").write_text("no program")
-    for name, found in (("text.pte", "no program of ours"), ("none.pte", "no such file")):
+    for name, found in (("text.pte", "not one of our programs"), ("none.pte", "no such file")):
         with pytest.raises(ConfigError, match=found):
             EngineTrainer(tmp_path / name)
 

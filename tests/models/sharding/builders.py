@@ -143,7 +143,7 @@ def run_plan(plan, shards, ids, decoder_ids=None, *, what="hidden", caches=None)
             for shard, cache in zip(shards, caches or [None] * len(shards), strict=True)
         ]
         made = InferenceLayout.build(plan, layout.stacks, lengths)
-        handlers = [InferenceHandlers(shard, made, run, what=what) for shard, run in zip(shards, runs, strict=True)]
+        handlers = [InferenceHandlers(shard, made, run, output=what) for shard, run in zip(shards, runs, strict=True)]
         return _output(inference_schedule(made), handlers, (ids, decoder_ids))
 
 
@@ -156,7 +156,7 @@ def run_step(plan, shards, tokens, caches, memory_length=0):
             plan, stacks, past=caches[0].length, memory_length=memory_length if len(stacks) > 1 else 0
         )
         pairs = zip(shards, caches, strict=True)
-        handlers = [InferenceHandlers(shard, made, shard.step(cache), what="last") for shard, cache in pairs]
+        handlers = [InferenceHandlers(shard, made, shard.step(cache), output="last") for shard, cache in pairs]
         logits = _output(decode_schedule(made), handlers, (tokens[:, None],) * len(stacks))
     for cache in caches:
         cache.advance()

@@ -166,7 +166,7 @@ def test_a_new_plan_reads_only_what_is_missing(family, release, folder):
         ]  # who sits where changes too, and with it who has the ends
         held = [specs.get(device) for device in devices] if specs else None
         specs = {
-            device: shard_spec(plan, position, layout.stacks, held=held) for position, device in enumerate(devices)
+            device: shard_spec(plan, position, layout.stacks, old_specs=held) for position, device in enumerate(devices)
         }
         before, shards = shards, {}
         for device, spec in specs.items():

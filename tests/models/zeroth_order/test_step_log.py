@@ -98,7 +98,7 @@ def test_a_log_of_another_run_or_a_damaged_one_is_refused(tmp_path):
         with pytest.raises(ConfigError, match="holds something else"):
             LogFile(path, HEADER)
         assert path.read_bytes() == foreign
-    with pytest.raises(ConfigError, match="no file that can be read again"):
+    with pytest.raises(ConfigError, match="not a file that can be read again"):
         LogFile(Path("/dev/null"), HEADER)
     with pytest.raises(ConfigError, match="no such file"):
         read_log(tmp_path / "none.jsonl")
@@ -130,7 +130,7 @@ def test_no_two_queries_of_a_run_share_a_seed():
     assert query_seed(1, 0, 0) != query_seed(2, 0, 0) and query_seed(-1, 0, 0) == query_seed(-1, 0, 0)
     query_seed(1, MAX_STEPS - 1, MAX_QUERIES - 1)
     for step, query in ((MAX_STEPS, 0), (0, MAX_QUERIES), (-1, 0)):
-        with pytest.raises(ConfigError, match="Seeds are told apart"):
+        with pytest.raises(ConfigError, match="Seeds differ"):
             query_seed(1, step, query)
 
 

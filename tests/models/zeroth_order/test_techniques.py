@@ -162,7 +162,7 @@ def test_below_the_bound_chance_decides_and_above_it_the_slope():
         (lambda: TrainableConfig(technique="lorafa"), "Did you mean 'lora_fa'"),
         (lambda: TrainableConfig(rank=0), "rank = 0"),
         (lambda: load("tiny-bert-2", TrainableConfig()), "predicts no words"),
-        (lambda: Prge(load("tiny-llama-2", TrainableConfig(technique="full")), ESTIMATE), "model of its own"),
+        (lambda: Prge(load("tiny-llama-2", TrainableConfig(technique="full")), ESTIMATE), "separate model"),
         (
             lambda: load(
                 "tiny-llama-2", TrainableConfig(technique="full"), quantization=QuantizationConfig(block_size=32)

@@ -217,8 +217,8 @@ def test_other_label_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "file", "line", "message"),
     [
-        ("boolq", "train.jsonl", '{"question": "is it", "passage": "no"', "Line 11 is no JSON"),
-        ("boolq", "train.jsonl", "[1]", "Line 11 is no JSON object"),
+        ("boolq", "train.jsonl", '{"question": "is it", "passage": "no"', "Line 11 is not JSON"),
+        ("boolq", "train.jsonl", "[1]", "Line 11 is not a JSON object"),
         ("boolq", "train.jsonl", '{"question": "is it", "label": true}', "line 11, lacks a field.*passage"),
         (
             "boolq",

@@ -50,9 +50,9 @@ def disk_bytes(folder: Path) -> int:
 def require_resumable(folder: Path) -> None:
     """Raise CacheError if the folder contains no run that can be resumed."""
     if not (folder / IDENTITY).is_file():
-        found = "It holds no run." if folder.is_dir() else "There is no such folder."
+        problem = "It holds no run." if folder.is_dir() else "There is no such folder."
         todo = "Name the folder of the interrupted run, or begin without --resume."
-        raise CacheError(f"Resuming the run in '{folder}' was asked for.", found, todo)
+        raise CacheError(f"Resuming the run in '{folder}' was asked for.", problem, todo)
 
 
 def holds_run(folder: Path, identity: str, job: Job) -> bool:
@@ -61,10 +61,10 @@ def holds_run(folder: Path, identity: str, job: Job) -> bool:
     Raises CacheError if the run belongs to another job, naming the settings that differ.
     """
     try:
-        kept, _, text = (folder / IDENTITY).read_text(encoding="utf-8", errors="replace").partition("\n")
+        stored_identity, _, text = (folder / IDENTITY).read_text(encoding="utf-8", errors="replace").partition("\n")
     except OSError:
         return False
-    if kept != identity:
+    if stored_identity != identity:
         raise CacheError(
             f"Resuming the run in '{folder}' was asked for.",
             _difference(text, job),
@@ -75,16 +75,16 @@ def holds_run(folder: Path, identity: str, job: Job) -> bool:
 
 def _difference(text: str, job: Job) -> str:
     try:
-        kept = _settings(from_json(text, Job, source=IDENTITY))
+        stored = _settings(from_json(text, Job, source=IDENTITY))
     except ConfigError:
         return f"Another version of the workbench made it, or its {IDENTITY} was changed."
     mine = _settings(job.identity)
-    names = [name for name in {**kept, **mine} if kept.get(name) != mine.get(name)]
+    names = [name for name in {**stored, **mine} if stored.get(name) != mine.get(name)]
     if not names:
         return "Its job is the same, but the plan, the model's weights or the dataset have changed."
     return (
         "It was made with "
-        f"{', '.join(f'{name} = {shown(kept.get(name))} instead of {shown(mine.get(name))}' for name in names)}."
+        f"{', '.join(f'{name} = {shown(stored.get(name))} instead of {shown(mine.get(name))}' for name in names)}."
     )
 
 

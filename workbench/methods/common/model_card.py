@@ -1,4 +1,6 @@
-"""What is kept of a trained model, and its model card: its output, its quality, its origin, and code that loads it."""
+"""The description of a trained model, and its model card: its output, its quality, its origin, and code that
+loads it.
+"""
 
 from __future__ import annotations
 
@@ -69,15 +71,15 @@ _HUB_NAMES = {
 class Result:
     """The trained model's task, data and metrics.
 
-    job: of the run; a local model or file has its full path.  technique: such as 'lora'.  base_digest: of the base
-    model's weight files.
-    kind: a Task's or a Prompt's.  texts: names of a sample's texts, in order; empty for pictures.  class_names: in
+    job: the run's job; a local model or file has its full path.  technique: the technique, such as 'lora'.
+    base_digest: digest of the base model's weight files.
+    kind: a Task's or a Prompt's kind.  texts: names of a sample's texts, in order; empty for pictures.  class_names: in
     class order.
-    words: of text-to-text, one for each class.  max_length: samples are truncated to so many tokens.  may_be_none: as
-    Task's.
-    metrics: of the test split, measured as `obtained` says.  plan, source: the devices and data of the training, in
-    words.
-    digests: of the samples of each split, by which data that have changed since the training are noticed.
+    words: label words of text-to-text, one for each class.  max_length: number of tokens to which samples are
+    truncated.  may_be_none: as in Task.
+    metrics: metrics on the test split; `obtained` says how they were measured.  plan, source: the devices and data of
+    the training, in words.
+    digests: digests of each split's samples, which show whether the data changed after the training.
     """
 
     job: Job
@@ -100,8 +102,8 @@ class Result:
     def __post_init__(self) -> None:
         require_ranges(self, "A result")
         if twice := [name for name in dict.fromkeys(self.class_names) if self.class_names.count(name) > 1]:
-            asked = f"A result with {len(self.class_names)} classes was asked for."
-            raise ConfigError(asked, f"Two are named '{shown(twice[0])}'.", "Train again.")
+            request = f"A result with {len(self.class_names)} classes was asked for."
+            raise ConfigError(request, f"Two are named '{shown(twice[0])}'.", "Train again.")
 
 
 def model_card(folder: Path, about: Result) -> str:
@@ -111,7 +113,7 @@ def model_card(folder: Path, about: Result) -> str:
     job, (library, words, code) = about.job, _loading(folder, about)
     source = _plain(about.source)
     kind = _PIPELINES.get(about.kind, "text-classification") if about.texts else "image-classification"
-    told: Any = {"task_type": kind, "dataset_type": job.task, "dataset_name": about.source, "dataset_split": "test"}
+    common: Any = {"task_type": kind, "dataset_type": job.task, "dataset_name": about.source, "dataset_split": "test"}
     title = f"{Path(job.model).name} for {job.task}, trained by {about.technique.replace('_', ' ')}"
     data = ModelCardData(
         library_name=library,
@@ -121,13 +123,13 @@ def model_card(folder: Path, about: Result) -> str:
         metrics=list(about.metrics),
         model_name=title,
         eval_results=[
-            EvalResult(**told, metric_type=name, metric_value=value) for name, value in about.metrics.items()
+            EvalResult(**common, metric_type=name, metric_value=value) for name, value in about.metrics.items()
         ],
     )
     names = ", ".join(map(_plain, about.class_names))
-    what = f"one of the classes {names}" if names else "a number" if about.kind == "regression" else "a text"
+    answer = f"one of the classes {names}" if names else "a number" if about.kind == "regression" else "a text"
     if about.kind == "token_classification":
-        what = f"one of the classes {names} for each word"
+        answer = f"one of the classes {names} for each word"
     shell = '"a sentence"' + (' --pair "its second text"' if len(about.texts) > 1 else "")
     metrics = "\n".join(f"| {_plain(name)} | {value:.4f} |" for name, value in about.metrics.items())
     options = "".join(f", {name} = {_plain(value)}" for name, value in job.options.items())
@@ -138,7 +140,7 @@ def model_card(folder: Path, about: Result) -> str:
 ---
 # {_plain(title)}
 
-It reads {" and ".join(map(_plain, about.texts)) or "a picture"} and answers with {what}.
+It reads {" and ".join(map(_plain, about.texts)) or "a picture"} and answers with {answer}.
 
 - Base model: {_code(job.model)}
 - Method: {_code(job.method)}{options}; {settings}
@@ -168,9 +170,7 @@ _MARKDOWN = re.compile(r"([\\`*_\[\]<>&|~$])")
 
 
 def _plain(value: object) -> str:
-    """Return a name or text of the user's data as Markdown that shows it and does nothing else: no HTML, link or
-    code.
-    """
+    """Return a name or text of the user's data as Markdown that only shows it, without HTML, links or code."""
     return _MARKDOWN.sub(r"\\\1", shown(value if isinstance(value, str) else str(value), 400))
 
 
@@ -206,11 +206,11 @@ def _loading(folder: Path, about: Result) -> tuple[str, str, str]:
         (folder / WHOLE_MODEL).is_file() or ((folder / PEFT_CONFIG).is_file() and not is_tiny(name))
     ):
         library, maker = ("transformers", "Auto") if (folder / WHOLE_MODEL).is_file() else ("peft", "AutoPeft")
-        told = (
+        description = (
             f"`{maker}{_TOKENS[about.kind]}.from_pretrained` of {library} loads it. The workbench reads the answers, "
             "too."
         )
-        return library, told + (" Its prompt is Alpaca's." if about.kind == "text_generation" else ""), ours
+        return library, description + (" Its prompt is Alpaca's." if about.kind == "text_generation" else ""), ours
     if (folder / WHOLE_MODEL).is_file():
         filled |= {
             "library": "transformers",
@@ -222,19 +222,23 @@ def _loading(folder: Path, about: Result) -> tuple[str, str, str]:
     if (folder / PEFT_CONFIG).is_file() and not is_tiny(name):
         filled |= {"library": "peft", "settings": ", dtype=torch.float32"}
         elsewhere = _HUB_NAMES.get(name, "the base model's name on the hub, or its folder")
-        told = (
+        description = (
             f"By peft. On another machine write {elsewhere} into `adapter_config.json`, as `base_model_name_or_path`."
         )
         if {"precision", "backbone_dtype"} & set(about.job.options):
-            told += " It computes with the base model's own weights, not with those in few bits of the training."
+            description += " It computes with the base model's own weights, not with those in few bits of the training."
         shape = json.loads((folder / PEFT_CONFIG).read_text(encoding="utf-8"))["task_type"]
         if shape == "TOKEN_CLS":
             filled["settings"] += f", num_labels={len(about.class_names) or 1}"
-            return "peft", told, _THEIRS.format(**filled, maker="AutoPeftModelForTokenClassification", logits=_MEAN)
+            return (
+                "peft",
+                description,
+                _THEIRS.format(**filled, maker="AutoPeftModelForTokenClassification", logits=_MEAN),
+            )
         if shape == "CAUSAL_LM" and prompt is not None and prompt.words:
             logits = _WORDS.format(read=read, words=list(prompt.words))
-            return "peft", told, _THEIRS.format(**filled, maker="AutoPeftModelForCausalLM", logits=logits)
-    told = (
-        f"By the workbench alone{f': `{name}` is a random model that nothing else can make' if is_tiny(name) else ''}."
+            return "peft", description, _THEIRS.format(**filled, maker="AutoPeftModelForCausalLM", logits=logits)
+    description = (
+        f"Only by the workbench{f': `{name}` is a random model that nothing else can make' if is_tiny(name) else ''}."
     )
-    return "edge-llm-workbench", told, ours
+    return "edge-llm-workbench", description, ours

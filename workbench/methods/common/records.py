@@ -55,14 +55,15 @@ def show_device(notify: Notify, rank: int, state: str) -> None:
     notify(Event("device", rank, message=state, device=DeviceState(state)))
 
 
-def device_event(rank: int, event: Mapping[str, Any], what: str = ", step") -> Event:
-    """Convert a device message to the event that all methods use.  Between phases there is no step.  what: the method's
-    word for one.
+def device_event(rank: int, event: Mapping[str, Any], step_label: str = ", step") -> Event:
+    """Convert a device message to the event that all methods use.  Between phases there is no step.
+
+    step_label: the method's word for a step.
     """
     at_step = event.keys() >= {"step", "num_steps"}
     step, num_steps = (event["step"], event["num_steps"]) if at_step else (-1, 0)
     state = DeviceState(event.get("phase", ""), event.get("step_s"), event.get("busy_s"), event.get("used_bytes"))
-    message = f"{state.phase}{what} {step + 1} of {num_steps}" if at_step else state.phase
+    message = f"{state.phase}{step_label} {step + 1} of {num_steps}" if at_step else state.phase
     return Event("device", rank, event.get("epoch", -1), step, num_steps, message=message, device=state)
 
 
@@ -92,7 +93,7 @@ def measured_steps(results: Sequence[RankResult], predicted: Sequence[StepRecord
 
 
 def overrun_share(results: Sequence[RankResult], *, is_real: bool = False) -> float:
-    """Return the fraction of the emulated devices' time that was late; a real device has no deadlines."""
+    """Return the share of the emulated devices' time that was late.  A real device has no deadlines."""
     paced_s = 0.0 if is_real else sum(result.paced_s for result in results)
     return sum(result.late_s for result in results) / paced_s if paced_s else 0.0
 
@@ -100,8 +101,9 @@ def overrun_share(results: Sequence[RankResult], *, is_real: bool = False) -> fl
 def sweep_point(
     name: str, plan: Plan, steps: Sequence[StepRecord], results: Sequence[RankResult] | None, *, warm_up: int = 0
 ) -> SweepPoint:
-    """Return the sweep point of a plan.  steps: as predicted; the first `warm_up` do not count.  results: None if
-    nothing was executed.
+    """Return the sweep point of a plan.
+
+    steps: the predicted steps; the first `warm_up` do not count.  results: None if nothing was executed.
     """
     counted = steps[warm_up:]
     point = SweepPoint(
@@ -117,14 +119,14 @@ def epoch_records(steps: Sequence[StepRecord]) -> tuple[EpochRecord, ...]:
     """Return the epochs' seconds and mean losses."""
     records = []
     for epoch in sorted({step.epoch for step in steps}):
-        own = [step for step in steps if step.epoch == epoch]
-        samples = sum(step.samples for step in own)
+        epoch_steps = [step for step in steps if step.epoch == epoch]
+        samples = sum(step.samples for step in epoch_steps)
         records.append(
             EpochRecord(
                 epoch=epoch,
-                cached=own[0].cached,
-                seconds=sum(step.measured_s or 0.0 for step in own),
-                loss=sum((step.loss or 0.0) * step.samples for step in own) / samples,
+                cached=epoch_steps[0].cached,
+                seconds=sum(step.measured_s or 0.0 for step in epoch_steps),
+                loss=sum((step.loss or 0.0) * step.samples for step in epoch_steps) / samples,
             )
         )
     return tuple(records)
@@ -143,8 +145,8 @@ def measured_timelines(
 ) -> dict[str, Timeline]:
     """Return the measured timelines of the steps that the prediction shows, each with the predicted one.
 
-    After a change the prediction is that of the devices that went on, so the two compare.
-    rank_job: of the devices that did the last steps.  resident[cached][rank]: bytes that stay in memory.
+    After a change the prediction is that of the remaining devices, so that the two can be compared.
+    rank_job: job of the devices that did the last steps.  resident[cached][rank]: bytes that stay in memory.
     """
     timelines = {}
     for name, cached in (("first epoch", False), ("cached epoch", True)):
@@ -162,8 +164,11 @@ def measured_timelines(
             continue
         begin_s = min(trace.start_s for traces in chosen for trace in traces)
         parts = [
-            ([span for trace in own for span in trace.spans], [one for trace in own for one in trace.memory])
-            for own in chosen
+            (
+                [span for trace in step_traces for span in trace.spans],
+                [sample for trace in step_traces for sample in trace.memory],
+            )
+            for step_traces in chosen
         ]
         predicted = timelines[f"{name}, predicted"] = prediction.timelines[f"{name}, predicted"]
         measured = measured_timeline(
@@ -188,13 +193,15 @@ def measured_timeline(
     """
     memory = [
         (
-            MemorySample(0.0, held),
-            *(MemorySample(max(0.0, sample.time_s - begin_s), sample.nbytes + held) for sample in samples),
+            MemorySample(0.0, resident_bytes),
+            *(MemorySample(max(0.0, sample.time_s - begin_s), sample.nbytes + resident_bytes) for sample in samples),
         )
-        for (_, samples), held in zip(parts, resident, strict=True)
+        for (_, samples), resident_bytes in zip(parts, resident, strict=True)
     ]
     spans = [
-        span._replace(start_s=span.start_s - begin_s, end_s=span.end_s - begin_s) for own, _ in parts for span in own
+        span._replace(start_s=span.start_s - begin_s, end_s=span.end_s - begin_s)
+        for rank_spans, _ in parts
+        for span in rank_spans
     ]
     return Timeline(
         source="real" if fidelity == "real" else "emulated",
@@ -212,8 +219,7 @@ def settled(spans: Sequence[Span]) -> list[Span]:
     received.
 
     This is as in the simulator.  A receive is posted long before its value is sent, the first member of a collective
-    waits for the last,
-    and the sender notices late that a send has completed.
+    waits for the last, and the sender notices late that a send has completed.
     """
     begins: dict[tuple, float] = {}
     ends: dict[tuple, float] = {}
@@ -223,14 +229,14 @@ def settled(spans: Sequence[Span]) -> list[Span]:
             begins[key] = max(begins.get(key, 0.0), span.start_s)
             if span.op.kind == RECV:
                 ends[key] = span.end_s
-    made = []
+    settled_spans = []
     for span in spans:
         if span.op.is_communication:
             key = _party_key(span)
             end_s = ends.get(key, span.end_s)
             span = span._replace(start_s=min(begins[key], end_s), end_s=end_s)
-        made.append(span)
-    return made
+        settled_spans.append(span)
+    return settled_spans
 
 
 def _party_key(span: Span) -> tuple:

@@ -63,9 +63,10 @@ Rows = list[tuple[str, ...]]
 
 
 class Answer(NamedTuple):
-    """answer: a class name, a number, or a text; for tagged words 'word/TAG word/TAG'.
+    """A model's answer to a sample.
 
-    probabilities: of every class by name; empty if there are no classes.
+    answer: a class name, a number, or a text; for tagged words 'word/TAG word/TAG'.  probabilities: every class's
+    probability by name; empty if there are no classes.
     """
 
     answer: str | float
@@ -73,7 +74,10 @@ class Answer(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """metrics: by name, over so many samples.  source: a description of the samples."""
+    """The metrics on some samples.
+
+    metrics: metrics by name.  source: a description of the samples.
+    """
 
     metrics: dict[str, float]
     samples: int
@@ -81,8 +85,9 @@ class Evaluation(NamedTuple):
 
 
 def model_encoder(prompt: Prompt, model: str, max_length: int) -> PromptEncoder:
-    """Return the encoder of a prompt for the model with this name.  max_length: at most what the model reads.  Raises
-    as PromptEncoder.
+    """Return the encoder of a prompt for the model with this name.
+
+    max_length: at most the model's maximum.  Raises as PromptEncoder.
     """
     facts = model_facts(model)
     return PromptEncoder(
@@ -138,10 +143,10 @@ def write_result(report: Report, prepared: Any, technique: str) -> None:
 
 
 def _fields_of(prompt: Prompt) -> tuple[str, ...]:
-    found = (
+    names = (
         name for template in (prompt.text, *prompt.candidates) for _, name, _, _ in Formatter().parse(template) if name
     )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(names))
 
 
 def base_digest(name: str) -> str:
@@ -164,23 +169,27 @@ def load_result(place: Path | str) -> LoadedResult:
     """Load the result of a run, ready to predict.  place: the run's folder, or adapter/ in it.
 
     Raises ConfigError if the folder has no result, is damaged, or its base model's weights have changed;
-    MissingDataError if that model
-    is missing.
+    MissingDataError if that model is missing.
     """
-    folder, asked = find_result(place), f"The result '{shown(str(place), 200)}' was asked for."
+    folder, request = find_result(place), f"The result '{shown(str(place), 200)}' was asked for."
     if folder is None:
-        raise ConfigError(asked, f"There is no {RESULT}.", "Give the folder that `workbench run` names as its result.")
+        raise ConfigError(
+            request, f"There is no {RESULT}.", "Give the folder that `workbench run` names as its result."
+        )
     about = from_json(read_text(folder / RESULT, "the result"), Result, source=f"'{folder / RESULT}'")
     if not (folder / saving.WHOLE_MODEL).is_file() and base_digest(about.job.model) != about.base_digest:
-        found = f"The weights of its base model '{about.job.model}' have changed since."
-        raise ConfigError(asked, found, "Give back the model's files, or train again.")
+        problem = f"The weights of its base model '{about.job.model}' have changed since."
+        raise ConfigError(request, problem, "Give back the model's files, or train again.")
     return LoadedResult(folder, about)
 
 
 class LoadedResult:
-    """A trained model with everything needed to predict.  about: its result.json.
+    """A trained model that can predict.
 
-    Raises ConfigError if the trained weights are of another model, task or number of classes than result.json says.
+    about: its result.json.
+
+    Raises ConfigError if the trained weights belong to another model, task or number of classes than result.json
+    states.
     """
 
     def __init__(self, folder: Path, about: Result) -> None:
@@ -191,9 +200,9 @@ class LoadedResult:
         if about.prompt is not None:
             load = declaration_of(about.job.method).load_prompted
             if not load:
-                asked = f"The result '{shown(str(folder), 200)}' was asked for."
+                request = f"The result '{shown(str(folder), 200)}' was asked for."
                 raise ConfigError(
-                    asked,
+                    request,
                     f"Its {RESULT} has a prompt; {about.job.method} trains a head.",
                     "Take both files of one run.",
                 )
@@ -211,13 +220,13 @@ class LoadedResult:
         names, about = self.about.texts, self.about
         rows = [(sample,) if isinstance(sample, str) else tuple(sample) for sample in samples]
         if about.kind == "text_generation":
-            rows = [(*row, "") if len(row) == 1 else row for row in rows]  # an instruction may do without an input
+            rows = [(*row, "") if len(row) == 1 else row for row in rows]  # an instruction may have no input
         wrong = next((len(row) for row in rows if len(row) != len(names)), None)
         if wrong is not None:
-            found = f"A sample of '{about.job.task}' is {' and '.join(names) or 'a picture'}."
+            problem = f"A sample of '{about.job.task}' is {' and '.join(names) or 'a picture'}."
             raise ConfigError(
                 f"A prediction for a sample of {wrong} texts was asked for.",
-                found,
+                problem,
                 f"Give {len(names)} for each sample.",
             )
         if not rows:
@@ -226,25 +235,31 @@ class LoadedResult:
             return [Answer(text, {}) for text in self._generated([alpaca_prompt(*row) for row in rows])]
         chosen = self._samples(rows, [0] * len(rows))
         if about.prompt is None:
-            tokenized, made = self._predictions(chosen)
+            tokenized, predictions = self._predictions(chosen)
             if about.kind == "question_answering":
-                return [Answer(text, {}) for text in answers(chosen, tokenized, made, may_be_none=about.may_be_none)]
+                return [
+                    Answer(text, {}) for text in answers(chosen, tokenized, predictions, may_be_none=about.may_be_none)
+                ]
             if about.kind == "token_classification":
                 named = [
-                    [about.class_names[label] for label in own]
-                    for own in tags(chosen, tokenized, made, about.class_names)
+                    [about.class_names[label] for label in word_labels]
+                    for word_labels in tags(chosen, tokenized, predictions, about.class_names)
                 ]
-                pairs = (zip(words_of(text), own, strict=True) for text, own in zip(chosen.texts, named, strict=True))
-                return [Answer(" ".join(map("/".join, own)), {}) for own in pairs]
-            scores = require_numbers(made.logits, "Predictions")
+                pairs = (
+                    zip(words_of(text), word_labels, strict=True)
+                    for text, word_labels in zip(chosen.texts, named, strict=True)
+                )
+                return [Answer(" ".join(map("/".join, pairs_of_words)), {}) for pairs_of_words in pairs]
+            scores = require_numbers(predictions.logits, "Predictions")
         else:
             encoder = model_encoder(about.prompt, about.job.model, about.max_length)
             if about.kind == "question_answering":
                 return [Answer(text, {}) for text in generate_answers(self._logits_of, encoder, chosen.prompts)]
             if about.kind == "multiple_choice":
-                taken = zip(chosen.prompts, choices(self._logits_of, encoder, chosen.prompts), strict=True)
+                chosen_numbers = zip(chosen.prompts, choices(self._logits_of, encoder, chosen.prompts), strict=True)
                 return [
-                    Answer(encoder.continuations(sample, sample.fields)[number].strip(), {}) for sample, number in taken
+                    Answer(encoder.continuations(sample, sample.fields)[number].strip(), {})
+                    for sample, number in chosen_numbers
                 ]
             scores = require_numbers(
                 label_log_likelihoods(self._logits_of, encoder.split(chosen.prompts)), "Predictions"
@@ -252,12 +267,12 @@ class LoadedResult:
         return _answers(scores, about)
 
     def _generated(self, prompts: Sequence[str]) -> list[str]:
-        found = [one.ids[: one.stop] for one in self._tokenizer.locate(prompts)]
-        longest, most = max(map(len, found)), model_facts(self.about.job.model).max_length
+        token_ids = [located.ids[: located.stop] for located in self._tokenizer.locate(prompts)]
+        longest, most = max(map(len, token_ids)), model_facts(self.about.job.model).max_length
         if longest + MAX_NEW_TOKENS > most:
-            asked = f"A prediction for an instruction of {longest} tokens was asked for."
-            raise ConfigError(asked, f"The model reads {most}, answers of {MAX_NEW_TOKENS} included.", "Shorten it.")
-        rows = [EncodedRow(ids=tuple(ids), targets=(0,), first_position=len(ids) - 1) for ids in found]
+            request = f"A prediction for an instruction of {longest} tokens was asked for."
+            raise ConfigError(request, f"The model reads {most}, answers of {MAX_NEW_TOKENS} included.", "Shorten it.")
+        rows = [EncodedRow(ids=tuple(ids), targets=(0,), first_position=len(ids) - 1) for ids in token_ids]
         return generate(self._logits_at, self._tokenizer, rows, (self._tokenizer.end_id,), lines=True)
 
     def read(self, path: str, columns: str | None = None) -> Rows:
@@ -271,10 +286,10 @@ class LoadedResult:
         elif self.about.kind == "question_answering" and kind == ".json":
             rows = [*read_questions(user_path(path, "The questions"))]
         elif self.about.kind == "token_classification" and columns is None:
-            own = load_task(
+            loaded = load_task(
                 task, data=path, columns=self.about.job.columns, class_names=self.about.class_names, whole=True
             )
-            rows = [(text,) for text in own.test.texts]
+            rows = [(text,) for text in loaded.test.texts]
         else:
             rows = self._table(path, columns, "test", has_labels=False)[0]
         if not rows:
@@ -293,8 +308,8 @@ class LoadedResult:
         """Return the run's metrics on a split of its own data, or on other labelled data: all rows of a file, or a
         folder's split.
 
-        data: as in a job; None uses the run's data.  samples: maximum number.  calibration: of a prompt's answers
-        (tasks.prompts.scoring.Calibration).
+        data: as in a job; None uses the run's data.  samples: maximum number of samples.  calibration: calibration of a
+        prompt's answers (tasks.prompts.scoring.Calibration).
         Raises ConfigError if the run's data have changed since, because rows that it was trained on could then be
         scored.
         """
@@ -337,12 +352,12 @@ class LoadedResult:
         """Raise ConfigError if a split of the run's own data has changed since the training."""
         about = self.about
         if about.digests.get(split) != samples_digest(as_text_to_text(task) if about.words else task, split):
-            found = (
+            problem = (
                 f"The data{f' {about.job.data!r}' if about.job.data else ''} have changed since, so rows of it may "
                 "have been trained on."
             )
-            asked = f"The {split} split of the run's own data was asked for."
-            raise ConfigError(asked, found, "Give back the data, or name others by --data.")
+            request = f"The {split} split of the run's own data was asked for."
+            raise ConfigError(request, problem, "Give back the data, or name others by --data.")
 
     def _table(
         self, data: str, columns: str | None, split: str, *, has_labels: bool
@@ -350,9 +365,9 @@ class LoadedResult:
         """Return the samples of a table, with labels if requested."""
         about = self.about
         if has_labels and not (about.class_names or about.kind == "regression"):
-            asked = f"An evaluation on '{shown(data, 200)}' was asked for."
+            request = f"An evaluation on '{shown(data, 200)}' was asked for."
             raise ConfigError(
-                asked,
+                request,
                 "Its answers are texts, not classes.",
                 f"Give --data FOLDER with the files of '{about.job.task}'.",
             )
@@ -362,17 +377,25 @@ class LoadedResult:
         named = named_columns(
             about.job.columns if columns is None else columns, Columns._fields, table, left_out=left_out
         )
-        wanted = [named]
+        roles_of_both = [named]
         if about.texts and about.texts[0] != "text" and set(about.texts) <= set(table.names):
-            wanted = [
+            roles_of_both = [
                 {role: name for role, name in named.items() if role == "label"} | {"text": name} for name in about.texts
             ]
-        found = [find_columns(one, table, needs_label=has_labels) for one in wanted]
-        read = [read_rows(table, one if has_labels else one._replace(label=None), split) for one in found]
-        rows = list(zip(*(texts for one in read for texts in (one.texts, one.pairs) if texts is not None), strict=True))
+        columns_of_both = [find_columns(roles, table, needs_label=has_labels) for roles in roles_of_both]
+        read = [
+            read_rows(table, columns_of_one if has_labels else columns_of_one._replace(label=None), split)
+            for columns_of_one in columns_of_both
+        ]
+        rows = list(
+            zip(
+                *(texts for table_rows in read for texts in (table_rows.texts, table_rows.pairs) if texts is not None),
+                strict=True,
+            )
+        )
         if not has_labels:
             return rows, []
-        labels, column = read[0].labels or [], found[0].label or ""
+        labels, column = read[0].labels or [], columns_of_both[0].label or ""
         if about.kind == "regression":
             return rows, list(numbers(labels, column, split))
         return rows, list(class_numbers(classes(labels, column, split), about.class_names, column, split))
@@ -381,7 +404,10 @@ class LoadedResult:
         """Convert rows to the model's samples."""
         if self.about.prompt is not None:
             fields = [dict(zip(self.about.texts, row, strict=True)) for row in rows]
-            prompts = [PromptSample(sample_id=at, fields=one, label=int(labels[at])) for at, one in enumerate(fields)]
+            prompts = [
+                PromptSample(sample_id=index, fields=sample_fields, label=int(labels[index]))
+                for index, sample_fields in enumerate(fields)
+            ]
             return prompt_split(prompts, self.about.prompt)
         texts, *pairs = zip(*rows, strict=True)
         spans: Any = None
@@ -417,18 +443,20 @@ def _require_agreement(folder: Path, about: Result, described: TrainedDescriptio
         pairs["kind"] = (described.config.kind, about.kind)
         if about.class_names and not about.words:
             pairs["number of classes"] = (described.config.num_outputs, len(about.class_names))
-    for what, (trained, wanted) in pairs.items():
-        if trained != wanted:
-            found = f"Its weights were trained for the {what} {shown(trained)}. Its {RESULT} names {shown(wanted)}."
+    for setting, (trained, stated) in pairs.items():
+        if trained != stated:
+            problem = (
+                f"Its weights were trained for the {setting} {shown(trained)}. Its {RESULT} names {shown(stated)}."
+            )
             raise ConfigError(
-                f"The result '{shown(str(folder), 200)}' was asked for.", found, "Take both files of one run."
+                f"The result '{shown(str(folder), 200)}' was asked for.", problem, "Take both files of one run."
             )
 
 
 def _head_model(
     folder: Path,
 ) -> tuple[TrainedDescription[Any], Callable[[Iterable[Batch]], evaluation.Predictions], LogitsAt]:
-    """Return a saved adapter or fine-tuned model: its description, its predictor, and what computes its head's logits
+    """Return a saved adapter or fine-tuned model: its description, its predictor, and a function for its head's logits
     at positions.
     """
     if not (folder / saving.DESCRIPTION).is_file():
@@ -459,7 +487,7 @@ def _logits_at(last: Callable[..., Any], head: Callable[..., Tensor], batch: Pro
     states = last(batch.input_ids, batch.attention_mask)
     rows = torch.arange(len(batch))[:, None]
     chosen = (
-        tuple(one[rows, batch.positions] for one in states)
+        tuple(state[rows, batch.positions] for state in states)
         if isinstance(states, tuple)
         else states[rows, batch.positions]
     )

@@ -27,7 +27,10 @@ SEQUENCE_LENGTHS = (8, 16, 32, 64)
 
 
 def lengths_up_to(max_length: int, lengths: tuple[int, ...], *, reads_images: bool) -> tuple[int, ...]:
-    """Return the sequence lengths to measure.  reads_images: of the model, whose pictures have all the same length."""
+    """Return the sequence lengths to measure.
+
+    reads_images: whether the model reads pictures, which all have the same length.
+    """
     return (max_length,) if reads_images else (*(length for length in lengths if length < max_length), max_length)
 
 
@@ -42,19 +45,24 @@ def profiled_length(longest: int, most: int) -> int:
 
 
 def crossing_bytes(stack: LayerStack, index: int, side_width: int = 0) -> dict[str, int]:
-    """Return the bytes that cross behind a layer, in both directions, and its scratch, as fields of LayerProfile."""
-    hidden = 4 * stack.hidden_size
-    beside = TARGET_LENGTH * (stack.num_encoder_layers is not None and index >= stack.num_encoder_layers)
-    side = 4 * side_width
-    return bytes_of_tokens(beside, output=hidden + side, gradient=side or hidden, workspace=4 * hidden)
-
-
-def bytes_of_tokens(beside: int, **sizes: int) -> dict[str, int]:
-    """Return bytes of each token, such as output=4, as fields of LayerProfile.  beside: the target's tokens, counted
-    with each sample.
+    """Return the bytes that cross the boundary after a layer, in both directions, and its scratch, as fields of
+    LayerProfile.
     """
-    counts = {"token": 1, "sample": beside}
-    return {f"{what}_bytes_per_{per}": count * size for what, size in sizes.items() for per, count in counts.items()}
+    hidden = 4 * stack.hidden_size
+    decoder_tokens = TARGET_LENGTH * (stack.num_encoder_layers is not None and index >= stack.num_encoder_layers)
+    side = 4 * side_width
+    return bytes_of_tokens(decoder_tokens, output=hidden + side, gradient=side or hidden, workspace=4 * hidden)
+
+
+def bytes_of_tokens(decoder_tokens: int, **sizes: int) -> dict[str, int]:
+    """Return bytes of each token, such as output=4, as fields of LayerProfile.
+
+    decoder_tokens: number of the target's tokens, counted with each sample.
+    """
+    counts = {"token": 1, "sample": decoder_tokens}
+    return {
+        f"{quantity}_bytes_per_{per}": count * size for quantity, size in sizes.items() for per, count in counts.items()
+    }
 
 
 def context_bytes(layers: tuple[LayerProfile, ...], batch: int, sequence_length: int) -> int:
@@ -74,24 +82,25 @@ def kept_layers(
     notify: Notify,
     *,
     refresh: bool,
-    what: str = "",
+    addition: str = "",
 ) -> Layers:
-    """Return this host's layers stored under a key, or measure and store them.  what: text added to the user's note on
-    the measurement.
+    """Return this host's layers stored under a key, or measure and store them.
+
+    addition: text added to the user's note on the measurement.
     """
 
-    def made() -> Profile:
+    def measure_profile() -> Profile:
         notify(
             Event(
                 "phase",
-                message=f"Profiling this machine (kept for {prepared.job.model} and its length){what}",
+                message=f"Profiling this machine (stored for {prepared.job.model} and its length){addition}",
                 stage="profile",
             )
         )
         with made_up_weights():
             return Profile(model=prepared.job.model, method=method, source="measured", layers=(measure(),))
 
-    profile, note = cached(key, made, Profile, refresh=refresh)
+    profile, note = cached(key, measure_profile, Profile, refresh=refresh)
     notify(Event("note", message=note))
     return profile.layers[0]
 
@@ -114,13 +123,12 @@ def number_format(
 ) -> NumberFormat:
     """Return the analytic costs' number format.
 
-    compute: of hidden states.  stored: how the weights are stored; None: as hidden states.  taps: bytes of a cached
-    value, in memory and on
-    the disk.
+    compute: dtype of hidden states.  stored: how the weights are stored; None: like hidden states.  taps: bytes of a
+    cached value, in memory and on the disk.
     """
     notes = []
     if compute != "float32":
-        notes.append(f"The catalogue states speeds in float32 alone: computing in {compute} is taken to be as fast.")
+        notes.append(f"The catalogue states speeds only in float32: computing in {compute} is taken to be as fast.")
     sizes = {
         "tap_bytes": taps[0],
         "stored_tap_bytes": taps[1],

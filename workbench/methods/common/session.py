@@ -99,8 +99,9 @@ class DeviceReporter:
 
 
 class StepTrace(NamedTuple):
-    """One step on one rank, in seconds of the device clock.  loss: this rank's part of the mini-batch mean.  busy_s:
-    spent computing.
+    """One step on one rank, in seconds of the device clock.
+
+    loss: this rank's part of the mini-batch mean.  busy_s: seconds of computing.
 
     lowest_trained: see StepRecord.
     """
@@ -120,10 +121,13 @@ class StepTrace(NamedTuple):
 
 @dataclass(kw_only=True)
 class RankResult:
-    """The result of an engine.  seconds: of its phases.  nbytes: memory readings and traffic by name.
+    """The result of an engine.
+
+    seconds: seconds of its phases.  nbytes: memory readings and traffic by name.
 
     resumed_at: (epoch, step) at which a resumed run began.  spent_s: seconds of this rank's other work, by kind.
-    trained: the names of all tensors that training changes.  snapshots: in memory, the names of the tensors in each.
+    trained: the names of all tensors that training changes.  snapshots: the snapshots in memory, with the names of the
+    tensors in each.
     """
 
     rank: int
@@ -168,10 +172,10 @@ def moved(spans: Iterable[Span], offset_s: float) -> list[Span]:
 class SessionJob:
     """The description of a run that every rank receives once, for any method; the same on every rank.
 
-    profile: the cost of every layer on every device.  is_paced: emulated devices take as long; real ones are never
-    slowed down.
-    folder: shared by all devices.  trace_steps: steps of each epoch whose spans are kept.  timeout_s: how long to wait
-    for a silent peer.
+    profile: the cost of every layer on every device.  is_paced: whether emulated devices take this long; real ones are
+    never slowed down.
+    folder: folder shared by all devices.  trace_steps: number of steps of each epoch whose spans are stored.
+    timeout_s: how long to wait for a silent peer.
     """
 
     job: Job
@@ -189,9 +193,9 @@ class SessionJob:
         return 0, 0
 
     def traced_step(self, epoch: int, num_steps: int) -> int:
-        """Return the step of an epoch whose timeline a report shows: in the middle of those that these devices do.
+        """Return the step of an epoch whose timeline a report shows: in the middle of the steps that these devices do.
 
-        Devices that go on after a change have no spans of the steps before.
+        Devices that continue after a change have no spans of the steps before.
         """
         begin = self.begins_at[1] if epoch == self.begins_at[0] else 0
         return begin + (num_steps - begin) // 2
@@ -202,7 +206,7 @@ class SessionJob:
 
     def prepare_imports(self, device: Device) -> None:
         """Import the libraries that the model needs on a device, so that a memory budget that starts afterwards counts
-        the model alone.
+        only the model.
         """
         import_family(self.job.model)
 
@@ -214,9 +218,9 @@ class DeviceSession:
     """A device's open process group with its transport, pacer and executor, for any method; use it as a context
     manager.
 
-    devices[i]: the cluster's number of the group's rank i (None: the same number).  is_paced: an emulated device is
-    slowed down.
-    pacer: of this device (None: one that slows an emulated device down).
+    devices[i]: the cluster's number of the group's rank i (None: the same number).  is_paced: whether an emulated
+    device is slowed down.
+    pacer: pacer of this device (None: one that slows an emulated device down).
     """
 
     def __init__(
@@ -267,8 +271,9 @@ class DeviceSession:
         return self.executor.begin(program, handlers, contents).finish().in_device_time(self.context.dilation)
 
     def barrier(self, program: Program | None = None) -> None:
-        """Wait for all ranks (see Meeting).  program: of the next step; raises ScheduleError if the ranks' programs
-        differ.
+        """Wait for all ranks (see Meeting).
+
+        program: the next step's program; raises ScheduleError if the ranks' programs differ.
         """
         self.sum(torch.zeros(1))
         if program is not None:
@@ -292,7 +297,7 @@ class DeviceSession:
 
 
 class RankSession(DeviceSession, Generic[AJob]):
-    """A DeviceSession of a job.  budget: read for the live progress."""
+    """A DeviceSession of a job.  budget: memory budget, shown in the live progress."""
 
     def __init__(
         self, context: RankContext, rank_job: AJob, group: dist.ProcessGroup, budget: MemoryBudget | None = None
@@ -310,16 +315,16 @@ class RankSession(DeviceSession, Generic[AJob]):
             self.executor.place({stream: place_of(name, context.device.name) for stream, name in named.items()})
 
     def keeps_trace(self, epoch: int, step: int, num_steps: int) -> bool:
-        """Return whether a step's spans are kept: some around the one that a report shows."""
+        """Return whether a step's spans are stored: those of some steps around the one that a report shows."""
         return abs(step - self.rank_job.traced_step(epoch, num_steps)) <= self.rank_job.trace_steps // 2
 
-    def some(self, own: bool) -> bool:
+    def any_rank(self, flag: bool) -> bool:
         """Return whether any rank passes True; waits for all ranks (see Meeting)."""
-        said = torch.tensor([float(own)])
+        total = torch.tensor([float(flag)])
         self.executor.flush()
-        self.sum(said)
+        self.sum(total)
         self.executor.idle()
-        return bool(said)
+        return bool(total)
 
     def exchange(self, text: str) -> list[str]:
         """Return every rank's value, by rank, once all have arrived."""
@@ -330,9 +335,9 @@ class RankSession(DeviceSession, Generic[AJob]):
         self.barrier()
         return [store.get(str(rank)).decode() for rank in range(self.context.world_size)]
 
-    def agree(self, mine: bool) -> bool:
+    def every_rank(self, mine: bool) -> bool:
         """Return whether every rank passes True."""
-        return not self.some(not mine)
+        return not self.any_rank(not mine)
 
 
 def loss_of(session: RankSession, done: Execution, epoch: int, step: int) -> float:
@@ -368,15 +373,16 @@ def trace_of(
 
 
 def transfers_of(cluster: Cluster, spans: Iterable[Span], offset_s: float = 0.0) -> tuple[Transfer, ...]:
-    """Return a rank's ends of the messages that should take at least LEAST_TRANSFER_S.  offset_s: of its clock from
-    rank 0's.
+    """Return a rank's ends of the messages that should take at least LEAST_TRANSFER_S.
+
+    offset_s: offset of its clock from rank 0's.
     """
-    found = []
+    transfers = []
     for span in spans:
         if span.op.kind in (SEND, RECV):
             expected_s = cluster.link(*span.op.ranks).transfer_s(span.nbytes)
             time_s = offset_s + (span.start_s if span.op.kind == SEND else span.end_s)
             if expected_s >= LEAST_TRANSFER_S:
                 pair = ">".join(cluster.devices[rank].name for rank in span.op.ranks)
-                found.append(Transfer(pair, str((span.op.reads or span.op.writes)[0]), time_s, expected_s))
-    return tuple(found)
+                transfers.append(Transfer(pair, str((span.op.reads or span.op.writes)[0]), time_s, expected_s))
+    return tuple(transfers)

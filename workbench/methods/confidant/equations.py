@@ -14,8 +14,8 @@ def printed_need(
 ) -> int:
     """Return M_tot of Eq. 1 in bytes, with M_act by Eq. 2 as printed, which we read as one layer's.
 
-    need: of the layers by our model, for M_model, M_pipe (together its weights) and M_grad.  behind: N - i - 1, the
-    following devices.
+    need: need of the layers by our model, for M_model, M_pipe (together its weights) and M_grad.  behind: N - i - 1,
+    the number of following devices.
     The factors of Eq. 2 are those of Korthikanti et al. (2023), who count two bytes per value; 8 h_f / h is twice
     theirs.
     """
@@ -24,25 +24,23 @@ def printed_need(
 
 
 def compatibilities(
-    capacities: Sequence[Sequence[float]], batteries: Sequence[float], left: float, eta: float = 1e-3
+    capacities: Sequence[Sequence[float]], batteries: Sequence[float], remaining_share: float, eta: float = 1e-3
 ) -> list[float]:
     """Return DC of each idle device as a replacement for a leaving one (Eq. 4): p b / (H + eta); the highest is the
     best.
 
-    capacities: for each device the seconds of 1 to L layers.  batteries: the remaining charge.  left: p, the remaining
-    share of the run.
+    capacities: for each device the seconds of 1 to L layers.  batteries: the remaining charge.  remaining_share: p, the
+    remaining share of the run.
     Both H, the sum of the seconds, and b are mapped to 0 to 1 from the least to the most among the devices, so their
     units cancel.
     The paper does not define them if least and most are equal, or for one device.  Then the devices do not differ, and
-    each counts as the
-    best: H = 0 and b = 1.  Of equal scores the first counts.  As printed, p is a factor of all scores and changes no
-    choice, and the device
-    with the least charge scores 0, however fast it is.
+    each counts as the best: H = 0 and b = 1.  If scores are equal, the first device counts.  As printed, p is a factor
+    of all scores and changes no choice, and the device with the least charge scores 0, however fast it is.
     """
     if not batteries:
         return []
-    sums = np.array([np.sum(one) for one in capacities], float)
+    sums = np.array([np.sum(capacity) for capacity in capacities], float)
     charges = np.array(batteries, float)
     slow = (sums - sums.min()) / (np.ptp(sums) or 1.0)
     full = (charges - charges.min()) / np.ptp(charges) if np.ptp(charges) else np.ones(len(charges))
-    return list(left * full / (slow + eta))
+    return list(remaining_share * full / (slow + eta))

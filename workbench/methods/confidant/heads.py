@@ -2,12 +2,10 @@
 section 3.3).
 
 Algorithm 1 bisects the time.  At each value every processor gets the number of heads whose time is closest to it, or
-none if that time is
-more than epsilon away.  A value is valid if the processors get K heads or more.  The paper gives neither epsilon nor
-sigma a value.
+none if that time is more than epsilon away.  A value is valid if the processors get K heads or more.  The paper gives
+neither epsilon nor sigma a value.
 Text and pseudo-code disagree on the lower bound.  With the text's l = mid - sigma the search never ends once a value is
-not valid and
-r - l is 2 sigma, because l then does not change.  We follow the pseudo-code, l = mid + sigma.
+not valid and r - l is 2 sigma, because l then does not change.  We follow the pseudo-code, l = mid + sigma.
 """
 
 from __future__ import annotations
@@ -41,19 +39,19 @@ class HeadProfile:
     seconds: tuple[tuple[float, ...], ...]
 
     def __post_init__(self) -> None:
-        asked = f"Heads over {len(self.seconds)} processors were asked for."
+        request = f"Heads over {len(self.seconds)} processors were asked for."
         if not self.seconds or not self.seconds[0] or len({len(row) for row in self.seconds}) > 1:
-            found = f"Their profile has {', '.join(str(len(row)) for row in self.seconds) or 'no'} numbers of heads."
-            raise PlanError(asked, found, "Measure 1 to K heads on every processor.")
+            problem = f"Their profile has {', '.join(str(len(row)) for row in self.seconds) or 'no'} numbers of heads."
+            raise PlanError(request, problem, "Measure 1 to K heads on every processor.")
         for processor, row in enumerate(self.seconds):
             for heads, (fewer, more) in enumerate(pairwise((0.0, *row)), start=1):
                 if not 0 < more < float("inf"):
                     raise PlanError(
-                        asked, f"{heads} heads on processor {processor} take {more} s.", "Times must be above 0."
+                        request, f"{heads} heads on processor {processor} take {more} s.", "Times must be above 0."
                     )
                 if more < fewer:
                     raise PlanError(
-                        asked,
+                        request,
                         f"On processor {processor} {heads} heads take {more:.6g} s, less than the {fewer:.6g} s "
                         f"of {heads - 1}.",
                         "Measure again with more repetitions, or smooth the times with "
@@ -91,26 +89,29 @@ def allocate_as_printed(profile: HeadProfile, *, epsilon_s: float | None = None)
         raise ConfigError(
             f"Algorithm 1 with epsilon = {epsilon} s was asked for.", "Epsilon must be 0 or more.", "Leave it out."
         )
-    found = None
+    best = None
     while low <= high:
         middle = (low + high) / 2
         away = np.abs(times - middle)
         closest = away.argmin(axis=1)
         counts = np.where(away[np.arange(len(times)), closest] > epsilon, 0, closest + 1)
         if counts.sum() >= heads:
-            found, high = tuple(map(int, counts)), middle - sigma
+            best, high = tuple(map(int, counts)), middle - sigma
         else:
             low = middle + sigma
-    return found
+    return best
 
 
 def without_surplus(profile: HeadProfile, counts: Sequence[int]) -> tuple[int, ...]:
     """Reduce an allocation to K heads: take each surplus head from the processor that is currently the slowest."""
-    left = list(counts)
-    while sum(left) > profile.num_heads:
-        slowest = max(range(len(left)), key=lambda one: profile.seconds[one][left[one] - 1] if left[one] else 0.0)
-        left[slowest] -= 1
-    return tuple(left)
+    remaining = list(counts)
+    while sum(remaining) > profile.num_heads:
+        slowest = max(
+            range(len(remaining)),
+            key=lambda processor: profile.seconds[processor][remaining[processor] - 1] if remaining[processor] else 0.0,
+        )
+        remaining[slowest] -= 1
+    return tuple(remaining)
 
 
 def best_allocation(profile: HeadProfile) -> tuple[int, ...]:
@@ -125,14 +126,12 @@ def divide(
 ) -> Division | None:
     """Return how a device's processors share its layers; None if one of them should compute everything.
 
-    layer: on the device's first processor, with the kinds of core.division.  The others have kinds of their own (a real
-    device), or are
-    slower in proportion to their flops_per_s.
-    heads: groups of heads that share keys and values and are not split.  columns: groups of feed-forward columns, 0:
-    not divided.
+    layer: the layer's profile on the device's first processor, with the kinds of core.division.  The other processors
+    have separate kinds (on a real device), or are slower in proportion to their flops_per_s.
+    heads: number of groups of heads that share keys and values and are not split.  columns: number of groups of
+    feed-forward columns; 0: not divided.
     P_j^k is the time of forward and backward.  Raises ConfigError for more processors than groups of heads, PlanError
-    for a profile that
-    falls.
+    for a profile whose times decrease with more heads.
     """
     is_measured = bool(measured_at(1, layer, "HF"))
     processors = device.processors_in_order(cores_first=is_measured)
@@ -144,7 +143,9 @@ def divide(
             f"The model has {heads} head{'s' * (heads > 1)} (or groups that share keys and values) to divide.",
             "Describe fewer processors, or choose --option split=none.",
         )
-    slower = tuple(1.0 if is_measured else processors[0].flops_per_s / one.flops_per_s for one in processors)
+    slower = tuple(
+        1.0 if is_measured else processors[0].flops_per_s / processor.flops_per_s for processor in processors
+    )
 
     def counts(kind: str, groups: int) -> tuple[int, ...]:
         if not groups:
@@ -157,18 +158,18 @@ def divide(
 
         every = range(len(processors))
         profile = HeadProfile(
-            seconds=tuple(tuple(seconds(one, count) for count in range(1, groups + 1)) for one in every)
+            seconds=tuple(tuple(seconds(processor, count) for count in range(1, groups + 1)) for processor in every)
         )
-        found = best_allocation(profile) if by == "optimal" else allocate_as_printed(profile)
-        return (groups, *(0,) * (len(slower) - 1)) if found is None else without_surplus(profile, found)
+        allocation = best_allocation(profile) if by == "optimal" else allocate_as_printed(profile)
+        return (groups, *(0,) * (len(slower) - 1)) if allocation is None else without_surplus(profile, allocation)
 
-    found = Division(
+    division = Division(
         heads=counts("H", heads),
         columns=counts("C", columns),
         slower=slower,
-        names=tuple(one.name for one in processors),
+        names=tuple(processor.name for processor in processors),
     )
-    return found if any(count for kind in PARTS for count in found.groups(kind)[1:]) else None
+    return division if any(count for kind in PARTS for count in division.groups(kind)[1:]) else None
 
 
 def quickened(profile: Profile, divisions: Mapping[int, Division], *, samples: int, length: int) -> Profile:

@@ -50,7 +50,7 @@ def divisions(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> dict
     options, facts = _options(prepared), prepared.facts
     columns = column_groups(facts.feed_forward_size) if options.split == "heads_and_columns" else 0
     sizes = {"samples": prepared.job.batch_size, "length": prepared.typical_length}
-    found = {}
+    divisions_by_rank = {}
     for rank, device in enumerate(cluster.devices):
         layer = profile.layers[rank][0]
         if _divides(prepared, device) and "HF" in layer.times:
@@ -58,8 +58,8 @@ def divisions(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> dict
                 layer, device, heads=facts.num_key_value_heads, columns=columns, by=options.heads, **sizes
             )
             if division is not None:
-                found[rank] = division
-    return found
+                divisions_by_rank[rank] = division
+    return divisions_by_rank
 
 
 def _divides(prepared: PreparedJob, *devices: Device) -> bool:
@@ -96,14 +96,14 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
         plan = plan_asynchronous(costs, searches=partition == "any_order", method="confidant")
     else:
         order = tuple(range(cluster.world_size))[: profile.num_layers]
-        found = (
+        stages = (
             even_partition(costs, order) if partition == "even" else partition_in_order(costs, order, in_memory=False)
         )
-        plan = asynchronous_plan(costs, found, method="confidant")
+        plan = asynchronous_plan(costs, stages, method="confidant")
     shared = divisions(prepared, profile, cluster)
     notes = (
-        f"On {cluster.devices[rank].name} processors share each layer: {one.described()}."
-        for rank, one in shared.items()
+        f"On {cluster.devices[rank].name} processors share each layer: {division.described()}."
+        for rank, division in shared.items()
     )
     return replace(plan, notes=(*plan.notes, *memory_notes(prepared, costs, plan), *notes))
 
@@ -135,7 +135,13 @@ def memory_notes(prepared: PreparedJob, costs: Equation3, plan: Plan) -> Iterato
 
 
 def stand_in(
-    prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, rank: int, idle: Sequence[int], left: float
+    prepared: PreparedJob,
+    profile: Profile,
+    cluster: Cluster,
+    plan: Plan,
+    rank: int,
+    idle: Sequence[int],
+    remaining_share: float,
 ) -> int | None:
     """Return the idle device that is most compatible by Eq. 4, of those with memory for the stage of `rank`; None if no
     device has.
@@ -144,9 +150,13 @@ def stand_in(
     assert index is not None
     costs, stage, num_stages = costs_of(prepared, profile, cluster), plan.stages[index], len(plan.stages)
     behind = num_stages - 1 - index
-    fitting = [one for one in idle if costs.stage(one, behind, num_stages)[stage.start, stage.stop] < math.inf]
-    capacities = [costs.seconds(one)[0, 1:] for one in fitting]
-    scores = compatibilities(capacities, [cluster.devices[one].battery for one in fitting], left)
+    fitting = [
+        candidate
+        for candidate in idle
+        if costs.stage(candidate, behind, num_stages)[stage.start, stage.stop] < math.inf
+    ]
+    capacities = [costs.seconds(candidate)[0, 1:] for candidate in fitting]
+    scores = compatibilities(capacities, [cluster.devices[candidate].battery for candidate in fitting], remaining_share)
     return max(zip(scores, fitting, strict=True), key=lambda pair: pair[0])[1] if fitting else None
 
 
@@ -166,17 +176,22 @@ class Confidant(FineTuning):
         """
         divides = _divides(prepared, *cluster.devices)
         if divides:
-            kept = {"storage": prepared.quantization.storage, "technique": prepared.options.technique}
-            require_divisible(prepared.job.model, is_single_stack=prepared.facts.num_encoder_layers is None, **kept)
-        found = super().profile(prepared, cluster, notify, **settings)
-        if not divides or found.source == "measured":
-            return found
-        if found.source == "analytic":
+            unmeasured = {"storage": prepared.quantization.storage, "technique": prepared.options.technique}
+            require_divisible(
+                prepared.job.model, is_single_stack=prepared.facts.num_encoder_layers is None, **unmeasured
+            )
+        profile = super().profile(prepared, cluster, notify, **settings)
+        if not divides or profile.source == "measured":
+            return profile
+        if profile.source == "analytic":
             share = LayerShape(describe_facts(prepared.facts), 0, prepared.typical_length).attention_share
             shares = {"H": share, "C": 1 - share}
             rows = [
-                [{f"{one}{way}": layer.times[way].scaled(shares[one]) for one in "HC" for way in "FB"} for layer in row]
-                for row in found.layers
+                [
+                    {f"{kind}{way}": layer.times[way].scaled(shares[kind]) for kind in "HC" for way in "FB"}
+                    for layer in row
+                ]
+                for row in profile.layers
             ]
         else:
             parts = self.host_parts(prepared, notify, refresh=settings.get("refresh", False))
@@ -184,18 +199,18 @@ class Confidant(FineTuning):
                 {kind: grid.scaled(1 / host_share) for kind, grid in parts.items()}
                 for host_share in cluster.host_shares()
             ]
-            rows = [[one] * found.num_layers for one in each]
+            rows = [[layer_times] * profile.num_layers for layer_times in each]
         layers = (
-            tuple(replace(layer, times=layer.times | times) for layer, times in zip(row, own, strict=True))
-            for row, own in zip(found.layers, rows, strict=True)
+            tuple(replace(layer, times=layer.times | times) for layer, times in zip(row, row_times, strict=True))
+            for row, row_times in zip(profile.layers, rows, strict=True)
         )
-        return replace(found, layers=tuple(layers))
+        return replace(profile, layers=tuple(layers))
 
     def device_layers(self, context: RankContext, prepared: PreparedJob, *, refresh: bool) -> tuple[LayerProfile, ...]:
         """Return every layer's cost on this device's first processor, and the costs of what processors can share (see
         LayerMethod).
         """
-        prepared = replace(prepared, options=require_known(prepared.job))  # a message has fine-tuning's options alone
+        prepared = replace(prepared, options=require_known(prepared.job))  # a message has only fine-tuning's options
         times, device = dict[str, Grid](), context.device
         if not _divides(prepared, device):
             return super().device_layers(context, prepared, refresh=refresh)
@@ -211,13 +226,14 @@ class Confidant(FineTuning):
     def notes(self, planned: Planned[PreparedJob]) -> tuple[str, ...]:
         """Add that a requested split divides no layer, because one processor alone is faster (see Method)."""
         prepared, profile, cluster, _ = planned
-        given = [
+        split_options = [
             f"{name} = {prepared.job.options[name]}" for name in ("split", "heads") if name in prepared.job.options
         ]
-        if not given or not _divides(prepared, *cluster.devices) or divisions(prepared, profile, cluster):
+        if not split_options or not _divides(prepared, *cluster.devices) or divisions(prepared, profile, cluster):
             return super().notes(planned)
-        told = f"The option {' and '.join(given)} has no effect here: on each device one processor alone is faster."
-        return (told, *super().notes(planned))
+        options = " and ".join(split_options)
+        note = f"The option {options} has no effect here: on each device a single processor is faster."
+        return (note, *super().notes(planned))
 
     def host_parts(
         self, prepared: PreparedJob, notify: Notify, *, refresh: bool, place: Place | None = None
@@ -246,16 +262,16 @@ class Confidant(FineTuning):
 
         if place is not None:
             key |= {"processor": [device, *place.cores]}
-        return kept_layers(prepared, self.name, key, measure, notify, refresh=refresh, what=", parts of a layer")[
+        return kept_layers(prepared, self.name, key, measure, notify, refresh=refresh, addition=", parts of a layer")[
             0
         ].times
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
         """Reject unknown names, a single device, and more devices than the cluster has (see Method)."""
         super().require_known(job, cluster)
-        if (wanted := self.known(job).devices) > cluster.world_size:
+        if (num_devices := self.known(job).devices) > cluster.world_size:
             raise ConfigError(
-                f"The option devices = {wanted:,} of confidant was asked for.",
+                f"The option devices = {num_devices:,} of confidant was asked for.",
                 f"Cluster '{cluster.name}' has {cluster.size_words}.",
                 "Lower it, or leave it out to train on all.",
             )

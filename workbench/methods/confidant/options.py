@@ -1,4 +1,4 @@
-"""What Confidant declares: its options in addition to fine-tuning's, its form, and what it can do."""
+"""Confidant's declaration: its options in addition to fine-tuning's, its form, and its abilities."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ AllocationName = Literal["algorithm1", "optimal"]
 NumDevices = Annotated[int, Meta(ge=0, le=10**6)]
 
 
-def _is_shared(at: Situation) -> bool:
+def _is_shared(situation: Situation) -> bool:
     """Return whether a device has several processors to share its layers; JAX computes whole layers."""
-    return any(len(device.processors) > 1 and device.framework == "torch" for device in at.cluster.devices)
+    return any(len(device.processors) > 1 and device.framework == "torch" for device in situation.cluster.devices)
 
 
 _SHARED = Effect(
-    lambda at: at.options.split == "none" or _is_shared(at), "a device with two processors ([[device.processor]])", True
+    lambda situation: situation.options.split == "none" or _is_shared(situation),
+    "a device with two processors ([[device.processor]])",
+    True,
 )
 _SPLIT = Effect(
-    lambda at: at.options.split != "none" and _is_shared(at), "a split over a device with two processors", True
+    lambda situation: situation.options.split != "none" and _is_shared(situation),
+    "a split over a device with two processors",
+    True,
 )
 
 
@@ -38,14 +42,12 @@ class ConfidantOptions(FineTuningOptions):
     """Settings of Confidant, given in Job.options in addition to fine-tuning's.
 
     partition: 'memory_aware' is Eq. 3, the devices in the cluster's order; 'any_order' the best order of the best set
-    of devices; 'even'
-    gives each the same number of layers ('PipeDream' in section 5); 'capacity' divides by computing capacity without
-    memory (FTPipeHD).
+    of devices; 'even' gives each the same number of layers ('PipeDream' in section 5); 'capacity' divides by computing
+    capacity without memory (FTPipeHD).
     devices: number of devices that train, the first available ones; the others are idle and replace one that leaves on
     notice.  0: all.
-    split: the parts of a layer that a device's processors share: its heads (section 3.3), the feed-forward's columns
-    too (ours), or none;
-    None: the heads, of devices with several processors.
+    split: the parts of a layer that a device's processors share: its heads (section 3.3), also the feed-forward's
+    columns (ours), or none; None: the heads, on devices with several processors.
     heads: how heads are assigned to processors, by Algorithm 1 or by the optimum.
     """
 
@@ -97,7 +99,7 @@ DECLARATION = Declaration(
         "snapshot_every": FormField(label="Snapshot every", tooltip="Steps between two snapshots; 0: as often as pays"),
         "snapshot_to": FormField(
             label="Snapshot to",
-            tooltip="Where snapshots are kept",
+            tooltip="Where snapshots are stored",
             values={"the run's folder": "disk", "the next device's memory": "neighbour"},
         ),
         "faults": FormField(

@@ -35,7 +35,7 @@ class JoinContext:
 class DividedHandlers(BackpropagationHandlers):
     """One step's operations on one rank, layer by layer.
 
-    parts: of the stage's layers, by number.  contexts: of the mini-batches in their forward pass.
+    parts: the stage's layers, by number.  contexts: the contexts of mini-batches during their forward pass.
     """
 
     division: Division
@@ -76,11 +76,11 @@ class DividedHandlers(BackpropagationHandlers):
     def _part(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         hidden, layer = reads[0].detach().requires_grad_(), self.parts[op.stage]
         stops = list(accumulate(self.division.groups(op.kind)))
-        own = stops[op.part] - self.division.groups(op.kind)[op.part], stops[op.part]
+        span = stops[op.part] - self.division.groups(op.kind)[op.part], stops[op.part]
         output = (
-            layer.heads(hidden, self.contexts[op.microbatch], *own)
+            layer.heads(hidden, self.contexts[op.microbatch], *span)
             if op.kind == "ATTN"
-            else layer.columns(hidden, *own)
+            else layer.columns(hidden, *span)
         )
         return output.detach(), StageContext(hidden, output)
 
@@ -134,12 +134,12 @@ def sum_of(terms: Any) -> Tensor:
     return total
 
 
-def divided_or_whole(division: Division | None, *, compute: Any, **own: Any) -> BackpropagationHandlers:
+def divided_or_whole(division: Division | None, *, compute: Any, **arguments: Any) -> BackpropagationHandlers:
     """Return the handlers of a stage whose layers processors share as `division` says; None: one processor computes
     whole layers.
     """
     if division is None:
-        return BackpropagationHandlers(shared=(), compute=compute, **own)
+        return BackpropagationHandlers(shared=(), compute=compute, **arguments)
     model = compute.model
     parts = {layer: TrainedLayer(model, layer) for layer in range(model.backbone.start, model.backbone.stop)}
-    return DividedHandlers(shared=(), compute=compute, division=division, parts=parts, **own)
+    return DividedHandlers(shared=(), compute=compute, division=division, parts=parts, **arguments)

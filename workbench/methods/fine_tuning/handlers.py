@@ -1,5 +1,5 @@
-"""The programs of a fine-tuning run, a rank's computation (PAC+, section II), and the handler of each operation
-kind.
+"""The programs of a fine-tuning run, a rank's computation (PAC+, section II), and the handler of each
+operation kind.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ FP32_BYTES = 4
 class WindowShape(StepShape):
     """The shape of a window, whose parts are mini-batches.
 
-    ahead: the parts after it whose forward passes begin in it; none if the pipeline drains.  continues: the window
-    before, if it did not
-    drain.  If that one is long enough, it is given as if it had begun with an empty pipeline.
+    ahead: the parts after it whose forward passes begin in it; empty if the pipeline drains.  continues: the previous
+    window, if it did not drain.  If that window is long enough, it is described as if it had begun with an empty
+    pipeline.
     """
 
     ahead: StepShape
@@ -54,7 +54,7 @@ class WindowShape(StepShape):
 
 
 class SharedParameter(NamedTuple):
-    """A parameter with copies on several stages (BackboneStage.shared_parameters).  numel: its values."""
+    """A parameter with copies on several stages (BackboneStage.shared_parameters).  numel: its number of values."""
 
     name: str
     stages: tuple[int, ...]
@@ -62,8 +62,8 @@ class SharedParameter(NamedTuple):
 
 
 def shared_parameters(facts: ModelFacts, technique: str, plan: Plan) -> tuple[SharedParameter, ...]:
-    """Return the trained parameters that several stages of a plan have: an encoder-decoder's in full fine-tuning, no
-    others.
+    """Return the trained parameters that several stages of a plan have.  Only full fine-tuning of an encoder-decoder
+    has any.
     """
     border = facts.num_encoder_layers
     if technique != "full" or border is None:
@@ -78,22 +78,20 @@ def shared_parameters(facts: ModelFacts, technique: str, plan: Plan) -> tuple[Sh
         del holders["words"]
     if not FAMILIES[facts.family].position_bias:
         del holders["position bias"], holders["decoder position bias"]
-    found = []
+    shared = []
     for name, (holds, numel) in holders.items():
         stages = tuple(number for number, stage in enumerate(plan.stages) if holds(stage.start, stage.stop))
         if len(stages) > 1:
-            found.append(SharedParameter(name, stages, numel))
-    return tuple(found)
+            shared.append(SharedParameter(name, stages, numel))
+    return tuple(shared)
 
 
 class Programs:
     """Programs of one plan on one cluster; schedules are built once for each shape.
 
     facts: None if the model is only simulated.  schedule: the order of the micro-batches; with 'asynchronous_1f1b' a
-    step's parts are
-    whole mini-batches, each of which updates the weights.  divisions: by rank, of the devices of an asynchronous
-    pipeline whose processors
-    share each layer.  side_width: see TechniqueConfig.
+    step's parts are whole mini-batches, each of which updates the weights.  divisions: by rank, the divisions of an
+    asynchronous pipeline's devices whose processors share each layer.  side_width: see TechniqueConfig.
     """
 
     def __init__(
@@ -124,11 +122,11 @@ class Programs:
 
     def step(self, shape: StepShape) -> Program:
         """Return one optimizer step over pipeline stages and device groups, or several without a drain between them."""
-        begun, ahead, parts = None, 0, shape
+        num_begun, ahead, parts = None, 0, shape
         if isinstance(shape, WindowShape):
-            begun = None if shape.continues is None else len(shape.continues.ahead.sizes)
+            num_begun = None if shape.continues is None else len(shape.continues.ahead.sizes)
             ahead, parts = len(shape.ahead.sizes), shape.all_parts
-        key = shape.sizes, begun, ahead
+        key = shape.sizes, num_begun, ahead
         if key not in self._schedules:
             self._schedules[key] = insert_transfers(self._schedule(*key))
         costs = plan_costs(
@@ -144,13 +142,13 @@ class Programs:
         )
         return Program.on(self._cluster, self._schedules[key], costs)
 
-    def _schedule(self, sizes: tuple[int, ...], begun: int | None, ahead: int) -> Schedule:
+    def _schedule(self, sizes: tuple[int, ...], num_begun: int | None, ahead: int) -> Schedule:
         world_size = self._cluster.world_size
         if self._order is None:
-            whole = asynchronous_1f1b(
-                self._plan, len(sizes), world_size=world_size, begun=begun, ahead=ahead, versions=self._versions
+            schedule = asynchronous_1f1b(
+                self._plan, len(sizes), world_size=world_size, num_begun=num_begun, ahead=ahead, versions=self._versions
             )
-            return divide_layers(whole, self._plan, self._divisions)
+            return divide_layers(schedule, self._plan, self._divisions)
         stages = [parameter.stages for parameter in self._shared]
         return backpropagation(self._plan, sizes, shared=stages, world_size=world_size, order=self._order)
 
@@ -184,13 +182,18 @@ class StageCompute:
         """Accumulate the trained parameters' gradients; return the gradient of the stage's input, (n, t, d), None in
         the first stage.
 
-        With Parallel Adapters both gradients are (n, t, d / r), of the side network's state alone.
+        With Parallel Adapters both gradients are (n, t, d
+        r), those of the side network's state only.
         """
         config = self.model.config
         if config.side_width and gradient is not None:
             gradient = pad(gradient, (config.hidden_size, 0))
-        found = context.backward(gradient)
-        return found[..., config.hidden_size :].contiguous() if config.side_width and found is not None else found
+        input_gradient = context.backward(gradient)
+        return (
+            input_gradient[..., config.hidden_size :].contiguous()
+            if config.side_width and input_gradient is not None
+            else input_gradient
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,12 +226,16 @@ class BackpropagationHandlers(StepHandlers):
         arrived = {value: content for value, content in zip(op.reads, reads, strict=True) if value.name == "shared"}
         for part, parameter in enumerate(self.shared):
             if op.stage in parameter.stages:
-                own = self._gradient(part)
+                own_gradient = self._gradient(part)
                 # In the order of the stages, on every stage: all copies get exactly the same sum.
-                total = torch.zeros_like(own)
+                total = torch.zeros_like(own_gradient)
                 for stage in parameter.stages:
-                    total += own if stage == op.stage else arrived[Value("shared", stage, part=part)].view_as(own)
-                own.copy_(total)
+                    total += (
+                        own_gradient
+                        if stage == op.stage
+                        else arrived[Value("shared", stage, part=part)].view_as(own_gradient)
+                    )
+                own_gradient.copy_(total)
         return self.update(op, reads)
 
     def _gradient(self, part: int) -> Tensor:

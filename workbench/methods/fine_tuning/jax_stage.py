@@ -34,11 +34,11 @@ def require_jax_suits(cluster: Cluster, model: str, options: FineTuningOptions) 
         (options.lora_dropout > 0, f"lora_dropout = {options.lora_dropout:g}", "lora_dropout = 0"),
         (options.backbone_dtype != "float32", f"backbone_dtype = '{options.backbone_dtype}'", "float32"),
     ]
-    for is_wrong, found, known in wrong:
+    for is_wrong, actual, supported in wrong:
         if is_wrong:
             raise ConfigError(
-                f"Fine-tuning on '{device}', which computes with JAX, was asked for with {found}.",
-                f"JAX stages are built for {known}.",
+                f"Fine-tuning on '{device}', which computes with JAX, was asked for with {actual}.",
+                f"JAX stages are built for {supported}.",
                 "Change it, or let the device compute with torch.",
             )
     activation = activation_of(model)
@@ -58,10 +58,11 @@ def activation_of(model: str) -> str:
 
 @dataclass(slots=True)
 class JaxContext(StageContext):
-    """Forward results for the backward pass.  hidden: the stage's input; in the first stage the embedding's output,
-    with torch's graph.
+    """Forward results for the backward pass.
 
-    last: the last block's output, (n, t, d), a leaf in front of head and loss.  pullbacks: of the blocks.
+    hidden: the stage's input; in the first stage the embedding's output, with torch's graph.
+
+    last: the last block's output, (n, t, d), a leaf before head and loss.  pullbacks: the blocks' pullbacks.
     """
 
     last: Tensor | None = None
@@ -72,7 +73,8 @@ class JaxStageCompute(StageCompute):
     """The layers of one pipeline stage: JAX runs the blocks; torch runs the first stage's embedding, and the last one's
     head and loss.
 
-    heads: of the attention.  sizes: samples and tokens of the later batches, for which it is compiled before the first.
+    heads: number of attention heads.  sizes: numbers of samples and tokens of the later batches, for which it is
+    compiled before the first batch.
     """
 
     def __init__(

@@ -69,7 +69,7 @@ def measure_parts(
 ) -> dict[str, Grid]:
     """Return the seconds of a layer's heads and columns, all together and for one group (see core.division).
 
-    device: torch's, which gets its input from the host and returns its result to it, as in a run.
+    device: a torch device, which gets its input from the host and returns its result to it, as in a run.
     """
     model = _build(stack, config, Span(0, 1))
     layer, backbone, makers = TrainedLayer(model, 0), model.backbone, dict[str, Maker]()
@@ -105,10 +105,12 @@ def _parameter_bytes(stack: LayerStack, config: TechniqueConfig, index: int) -> 
     model = _build(stack, config, Span(index, index + 1))
     stored = [buffer for part in model.modules() if isinstance(part, StoredWeight) for buffer in part.buffers()]
     head = model.backbone.language_model_head
-    kept = {id(one): one for part in (model, head) if part is not None for one in part.parameters()}
-    frozen = [*stored, *(one for one in kept.values() if not one.requires_grad)]
+    parameters = {
+        id(parameter): parameter for part in (model, head) if part is not None for parameter in part.parameters()
+    }
+    frozen = [*stored, *(parameter for parameter in parameters.values() if not parameter.requires_grad)]
     kinds = {"frozen_bytes": frozen, "trainable_bytes": model.trained().values()}
-    return {kind: sum(one.numel() * one.element_size() for one in tensors) for kind, tensors in kinds.items()}
+    return {kind: sum(tensor.numel() * tensor.element_size() for tensor in tensors) for kind, tensors in kinds.items()}
 
 
 def _build(stack: LayerStack, config: TechniqueConfig, span: Span) -> TechniqueStage:
@@ -117,8 +119,9 @@ def _build(stack: LayerStack, config: TechniqueConfig, span: Span) -> TechniqueS
 
 
 class _Bench:
-    """Calls of one stage on synthetic inputs of any size.  context_at: the tokens of a sample at which its context is
-    counted.
+    """Calls of one stage on synthetic inputs of any size.
+
+    context_at: the number of a sample's tokens at which its context is counted.
     """
 
     def __init__(self, stack: LayerStack, config: TechniqueConfig, span: Span, context_at: int) -> None:
@@ -155,11 +158,13 @@ class _Bench:
     def context_bytes(self, batch: int = 4) -> tuple[int, int]:
         """Return the bytes that autograd keeps between both passes, without parameters: (per token, per sample)."""
 
-        def kept(length: int) -> int:
+        def context_bytes(length: int) -> int:
             inputs = self._inputs(batch, length)
             return saved_by_autograd(lambda: self._compute.forward(*inputs), self._model.parameters())[1]
 
-        return kept_bytes(kept, batch, at=self._context_at, other=2 * self._context_at, has_decoder=self._has_decoder)
+        return kept_bytes(
+            context_bytes, batch, length=self._context_at, other=2 * self._context_at, has_decoder=self._has_decoder
+        )
 
     def _inputs(self, batch: int, length: int) -> tuple[Tensor, Tensor, Targets | None]:
         source, _, _ = self._model.backbone.make_inputs(batch, length, TARGET_LENGTH)

@@ -84,7 +84,7 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
 
 
 def begin(prepared: PreparedJob, stack: LayerStack, rank_job: RankJob, is_new: bool, notify: Notify) -> None:
-    """Store the backbone in the form that the run computes with."""
+    """Convert the backbone to the form with which the run computes."""
     quantize(stack, prepared.quantization)
 
 

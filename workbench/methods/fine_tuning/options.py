@@ -1,4 +1,4 @@
-"""What fine-tuning through the backbone declares: its options, its form, and what it can do."""
+"""The declaration of fine-tuning through the backbone: its options, its form, and its abilities."""
 
 from __future__ import annotations
 
@@ -28,16 +28,13 @@ class FineTuningOptions(PipelineOptions):
     technique: 'full', 'lora', 'adapters', RingAda's 'serial' or PAC+'s 'parallel' ones; lora_rank to dropout: see
     TechniqueConfig.
     paradigm: 'standalone' is one device and 'data_parallel' (EDDL) the whole model on each, both without micro-batches
-    (section VI-B);
-    'pipeline_parallel' (Eco-FL) has one device for each stage, 'hybrid' (as Asteroid) groups of them, fitted to unequal
-    devices.
+    (section VI-B); 'pipeline_parallel' (Eco-FL) has one device for each stage, 'hybrid' (as Asteroid) groups of them,
+    fitted to unequal devices.
     Under schedule 'asynchronous_1f1b' every stage has one device; 'hybrid' chooses devices and order,
-    'pipeline_parallel' uses all in
-    their order.  window: mini-batches of a step of its report, after which its state is saved; 0: those of an epoch,
-    after which it drains.
-    drain_every: mini-batches of a window after which the pipeline drains; 0: it does not drain between windows of
-    `window`.
-    versions: see delay_of.  rate_by_delay: divide each stage's learning rate by 1 + its delay at first (see
+    'pipeline_parallel' uses all in their order.  window: number of mini-batches in a step of its report, after which
+    its state is saved; 0: those of an epoch, after which it drains.
+    drain_every: number of mini-batches after which the pipeline drains; 0: it does not drain between windows.
+    versions: see delay_of.  rate_by_delay: whether to divide each stage's learning rate by 1 + its delay at first (see
     LinearSchedule).
     """
 

@@ -1,14 +1,12 @@
 """The single phase of a fine-tuning run: every epoch forward and back through a pipeline's stages.
 
 Asynchronous 1F1B with weight stashing (Confidant, section 2.2; PipeDream, Narayanan et al., 2019): every mini-batch
-updates a stage's
-weights as soon as its backward pass there is finished, and uses the same weight version in its backward pass as in its
-forward pass.
+updates a stage's weights as soon as its backward pass there is finished, and uses the same weight version in its
+backward pass as in its forward pass.
 A step of the trainer is a window: consecutive mini-batches.  It ends on every stage with the update by the same
-mini-batch: this is the
-state of snapshots and of the next generation.  The pipeline does not drain there, because the forward passes of the
-next mini-batches
-have begun, and the next window continues them.  After a pause they are computed again, with the newest weights.
+mini-batch: this state is used for snapshots and for the next generation.  The pipeline does not drain there, because
+the forward passes of the next mini-batches have begun, and the next window continues them.  After a pause they are
+computed again, with the newest weights.
 """
 
 from __future__ import annotations
@@ -56,8 +54,8 @@ from workbench.tasks.batching import epoch_batches
 class FineTuningRankJob(RankJob):
     """The description of a fine-tuning run for a rank.
 
-    config: of the technique.  facts: the model's shape.  window to rate_by_delay: of an asynchronous pipeline, see
-    FineTuningOptions.
+    config: the technique's configuration.  facts: the model's shape.  window to rate_by_delay: only for an asynchronous
+    pipeline (see FineTuningOptions).
     divisions: see Programs.
     """
 
@@ -92,12 +90,12 @@ class FineTuningRankJob(RankJob):
 
     @property
     def per_update(self) -> int:
-        """Return the micro-batches of a mini-batch, if a window has any."""
+        """Return the number of micro-batches in a mini-batch, if a window has any."""
         return len(self.plan.stages) if self.versions == "two" else 1
 
     @property
     def least(self) -> int:
-        """Return the micro-batches with which a window must begin an empty pipeline if it is not to drain."""
+        """Return the number of micro-batches that a window needs to begin with an empty pipeline and not drain."""
         return self.per_update * len(self.plan.stages)
 
     @property
@@ -107,13 +105,13 @@ class FineTuningRankJob(RankJob):
 
     def phases(self) -> tuple[Phase, ...]:
         """Return the only phase (see RankJob)."""
-        own = self.shared, self.schedule, self.divisions, self.versions, self.config.side_width
-        programs = Programs(self.profile, self.cluster, self.plan, self.facts, *own)
+        settings = self.shared, self.schedule, self.divisions, self.versions, self.config.side_width
+        programs = Programs(self.profile, self.cluster, self.plan, self.facts, *settings)
         steps = self.planned_windows if self.is_asynchronous else self.planned_epoch
         return (Phase(epochs=range(self.job.epochs), steps=steps, program=programs.step),)
 
     def loaded(self, rank: int) -> Loaded | None:
-        """Return a rank's stage as it is before the first step (see RankJob); None if the rank has no stage."""
+        """Return a rank's stage before the first step (see RankJob); None if the rank has no stage."""
         index = self.plan.stage_of(rank)
         if index is None:
             return None
@@ -180,7 +178,7 @@ class TechniquePhase(StagePhase[FineTuningRankJob]):
         self.result.nbytes["private memory with the model"] = read_memory().anonymous_bytes
 
     def take(self, loaded: Loaded) -> bool:
-        """Use a stage that is loaded already (see RankPhase)."""
+        """Use a loaded stage (see RankPhase)."""
         if self.index is None or loaded.layers != self.layers:
             return False
         self.compute, self.optimizer = loaded.compute, loaded.optimizer
@@ -195,16 +193,22 @@ class TechniquePhase(StagePhase[FineTuningRankJob]):
         if not isinstance(self.optimizer, WindowOptimizer):
             return BackpropagationHandlers(shared=self.rank_job.shared, **self.own(planned, epoch)).table()
         division, shape = self.rank_job.divisions.get(self.session.rank), self.shape(planned)
-        own = self.own(all_parts(planned), epoch) | {"optimizer": self.optimizer.inner, "total": planned.shape.samples}
+        arguments = self.own(all_parts(planned), epoch) | {
+            "optimizer": self.optimizer.inner,
+            "total": planned.shape.samples,
+        }
         self._begun = (
             planned.ahead
             if isinstance(planned, Window) and isinstance(shape, WindowShape) and shape.ahead.sizes
             else ()
         )
         job = self.rank_job
-        kept = 0 if job.versions == "stashing" else delay_of(job.versions, 0, len(job.plan.stages))
+        num_versions = 0 if job.versions == "stashing" else delay_of(job.versions, 0, len(job.plan.stages))
         return StashingHandlers(
-            each=divided_or_whole(division, **own), begins=shape.continues is None, kept=kept, per_update=job.per_update
+            each=divided_or_whole(division, **arguments),
+            begins=shape.continues is None,
+            kept=num_versions,
+            per_update=job.per_update,
         ).table()
 
     def shape(self, planned: PlannedStep) -> StepShape:
@@ -221,7 +225,7 @@ class TechniquePhase(StagePhase[FineTuningRankJob]):
 
 
 def phases_on(session: RankSession[FineTuningRankJob], result: RankResult) -> tuple[TechniquePhase, ...]:
-    """Return the phase as a rank does it."""
+    """Return the phase on this rank."""
     return (TechniquePhase(session, session.rank_job.phases()[0], result),)
 
 
@@ -239,7 +243,7 @@ class Window(PlannedStep):
 
 
 def all_parts(planned: PlannedStep) -> PlannedStep:
-    """Return a step with the mini-batches ahead as further parts."""
+    """Return a step with the mini-batches ahead as additional parts."""
     if not isinstance(planned, Window):
         return planned
     assert isinstance(planned.shape, WindowShape)
@@ -250,24 +254,24 @@ def all_parts(planned: PlannedStep) -> PlannedStep:
 def windows(
     lengths: tuple[int, ...], batch_size: int, size: int, *, seed: int, epochs: int, ahead: int = 0, parts: int = 1
 ) -> tuple[tuple[PlannedStep, ...], ...]:
-    """Return every epoch's windows; their parts are mini-batches.  lengths: tokens of each sample.  size: of a window,
-    0 is an epoch.
+    """Return every epoch's windows; their parts are mini-batches.
 
-    ahead: parts whose forward passes begin in the window before theirs; 0: the pipeline drains after each window.  It
-    also drains after a
-    window that begins with an empty pipeline and is shorter than that.  parts: of a mini-batch.
+    lengths: tokens of each sample.  size: number of mini-batches in a window; 0 is an epoch.
+
+    ahead: number of parts whose forward passes begin in the window before theirs; 0: the pipeline drains after each
+    window.  It also drains after a window that begins with an empty pipeline and is shorter than that.  parts: number
+    of parts of a mini-batch.
     Raises ConfigError if a mini-batch has fewer samples than parts.
     Runs of mini-batches are sorted by length, because stages that compute mini-batches of unequal length at the same
-    time wait for each
-    other.
+    time wait for each other.
     """
     counts: list[list[int]] = []  # every epoch's windows, in mini-batches
     batches: list[Sequence[int]] = []
     for epoch in range(epochs):
         drawn = epoch_batches(lengths, batch_size, seed, epoch)
-        whole = size or len(drawn)
-        for at in range(0, len(drawn), min(whole, ALIKE)):
-            alike = drawn[at : at + min(whole, ALIKE)]
+        window_size = size or len(drawn)
+        for start in range(0, len(drawn), min(window_size, ALIKE)):
+            alike = drawn[start : start + min(window_size, ALIKE)]
             for batch in sorted(alike, key=lambda batch: max(lengths[i] for i in batch)):
                 if len(batch) < parts:
                     raise ConfigError(
@@ -277,28 +281,28 @@ def windows(
                         "Choose another batch_size, or versions=stashing.",
                     )
                 batches += cut_mini_batch(batch, parts)
-        counts.append([parts * min(whole, len(drawn) - at) for at in range(0, len(drawn), whole)])
-    at, before, found = 0, None, []
-    for own in counts:
+        counts.append([parts * min(window_size, len(drawn) - start) for start in range(0, len(drawn), window_size)])
+    start, before, all_windows = 0, None, []
+    for epoch_counts in counts:
         steps: list[PlannedStep] = []
-        for count in own:
-            step = PlannedStep.of(batches[at : at + count], lengths)
-            at += count
+        for count in epoch_counts:
+            step = PlannedStep.of(batches[start : start + count], lengths)
+            start += count
             is_short = count < (ahead + 1) * parts  # then it does not fill an empty pipeline
-            following = PlannedStep.of([] if is_short and before is None else batches[at : at + ahead], lengths)
+            following = PlannedStep.of([] if is_short and before is None else batches[start : start + ahead], lengths)
             shape = WindowShape(
                 sizes=step.shape.sizes, lengths=step.shape.lengths, ahead=following.shape, continues=before
             )
             steps.append(Window(samples=step.samples, shape=shape, ahead=following.samples))
             before = (shape if is_short else replace(shape, continues=None)) if following.samples else None
-        found.append(tuple(steps))
-    return tuple(found)
+        all_windows.append(tuple(steps))
+    return tuple(all_windows)
 
 
 class WindowOptimizer:
-    """A FlatAdamW whose steps, for the trainer, are windows: an Optimizer.
+    """An Optimizer: a FlatAdamW whose steps are windows.
 
-    num_batches: mini-batches of an epoch.  size: see windows.
+    num_batches: number of mini-batches in an epoch.  size: see windows.
     """
 
     def __init__(self, inner: FlatAdamW, num_batches: int, size: int) -> None:
@@ -320,7 +324,7 @@ class WindowOptimizer:
         return self.inner.state_vectors()
 
     def set_num_steps(self, num_steps: int) -> None:
-        """Continue as after so many windows."""
+        """Continue after this many windows."""
         epochs, windows = divmod(num_steps, -(-self._num_batches // self._size))
         self.inner.set_num_steps(epochs * self._num_batches + windows * self._size)
 
@@ -331,8 +335,9 @@ class WindowOptimizer:
 
 @dataclass(slots=True, eq=False)
 class Version:
-    """A version of a stage's trained weights, (total,).  in_flight: mini-batches between their forward and backward
-    pass with it.
+    """A version of a stage's trained weights, (total,).
+
+    in_flight: mini-batches between their forward and backward pass that use it.
     """
 
     weights: Tensor
@@ -346,12 +351,14 @@ class Version:
 
 @dataclass(slots=True, kw_only=True)
 class StashingHandlers:
-    """One window's operations on one rank.  each: of a mini-batch.  per_update: its micro-batches.
+    """One window's operations on one rank.
 
-    kept: 0 if only mini-batches in flight need an older version; else the updates for which every version is kept.
+    each: the operations of a mini-batch.  per_update: number of its micro-batches.
+
+    kept: 0 if only mini-batches in flight need an older version; else the number of updates for which every version is
+    stored.
     begins: whether the pipeline is empty at first.  Then `first`, the window's first version, arrives without content;
-    it is kept while a
-    mini-batch needs it.  Every other version is the content of the value that an operation reads.
+    it is kept while a mini-batch needs it.  Every other version is the content of the value that an operation reads.
     """
 
     each: BackpropagationHandlers
@@ -365,14 +372,14 @@ class StashingHandlers:
 
     def table(self) -> dict[str, Handler]:
         """Return the handlers by operation kind."""
-        own = {
+        handlers = {
             "F": self._forward,
             BEGIN: self._begin,
             END: self._score,
             "B": self._backward,
             f"{BEGIN}B": self._backward,
         }
-        return self.each.table() | own | {f"{END}B": self._begin_backward, STEP: self._step}
+        return self.each.table() | handlers | {f"{END}B": self._begin_backward, STEP: self._step}
 
     def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         self._version(op, reads).in_flight += 1
@@ -388,7 +395,7 @@ class StashingHandlers:
         written = replace(self.each, total=size).table()[op.kind](op, reads)
         share = size / self.each.total  # a window's loss is the mean over its samples
         return tuple(
-            one * share if value.name == "loss" else one for value, one in zip(op.writes, written, strict=True)
+            result * share if value.name == "loss" else result for value, result in zip(op.writes, written, strict=True)
         )
 
     def _begin_backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -407,7 +414,7 @@ class StashingHandlers:
         optimizer, newest = (
             self.each.optimizer,
             self._version(op, reads),
-        )  # lets go of the backward pass's before there is another
+        )  # releases the backward pass's version before another is made
         if newest.in_flight or self.kept:
             optimizer.keep_version()
         elif newest is self.first:

@@ -30,7 +30,7 @@ AnOptions = TypeVar("AnOptions", bound=FineTuningOptions)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedJob(PreparedTechnique):
-    """A fine-tuning job with everything known before planning."""
+    """A fine-tuning job with all data that is known before planning."""
 
     options: FineTuningOptions
 
@@ -68,8 +68,8 @@ def quantization_of(options: FineTuningOptions) -> QuantizationConfig:
 
 
 def require_known(job: Job) -> FineTuningOptions:
-    """Return the options.  Raises ConfigError at once for an unknown option, task or model, or without peft for
-    LoRA.
+    """Return the options.  Raises ConfigError at once for an unknown option, task or model, or without peft
+    for LoRA.
     """
     return checked(job, read_options("fine_tuning", FineTuningOptions, job.options))
 
@@ -130,8 +130,8 @@ def prepare_by(job: Job, options: FineTuningOptions) -> PreparedJob:
 
 
 def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
-    """Raise ConfigError for a plan made for another model, cluster or batch; the plan may split a mini-batch as finely
-    as it likes.
+    """Raise ConfigError for a plan made for another model, cluster or batch; the plan may split a mini-batch into any
+    number of micro-batches.
     """
     job = prepared.job
     if prepared.is_asynchronous and (plan.num_micro_batches > 1 or any(len(stage.ranks) > 1 for stage in plan.stages)):
@@ -139,7 +139,7 @@ def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
             f"A run by schedule = 'asynchronous_1f1b' under a plan of {plan.method} was asked for.",
             f"Its stages have {', '.join(str(len(stage.ranks)) for stage in plan.stages)} devices, its mini-batches"
             f" {plan.num_micro_batches} micro-batches.",
-            "Give each stage one device and leave mini-batches whole, or plan again.",
+            "Give each stage one device and do not split mini-batches, or plan again.",
         )
     is_other = plan.mini_batch_size != job.batch_size
     other = (

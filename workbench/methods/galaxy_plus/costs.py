@@ -2,8 +2,8 @@
 section III-C).
 
 FLOPs: 2 for each weight and token, 4 x width for each query-key pair (a causal mask is computed, not skipped).
-Connections are
-element-wise: their cost is memory traffic if a memory rate is given, and otherwise a few FLOPs for each number.
+Connections are element-wise: their cost is memory traffic if a memory rate is given, and otherwise a few FLOPs for each
+number.
 
 The sizes of stacks, with the parts that inference splits (heads or their groups, columns and tokens), are Table V's and
 Eq. 8's.
@@ -71,11 +71,10 @@ def analytic_costs(
 ) -> StackCosts:
     """Return the seconds of one layer's operations on one device.
 
-    operation_s: the launch time of an operation.  memory_bytes_per_s: of activations, the bound of connections, sums
-    and softmax; None
-    counts only their FLOPs.  weight_bytes_per_s: of weights, the bound of a single token's pass; None leaves it out,
-    because with tens of
-    tokens arithmetic takes longer.  vocabulary: rows of the head, 0 for no head.
+    operation_s: the launch time of an operation.  memory_bytes_per_s: rate of reading and writing activations, which
+    bounds connections, sums and softmax; None counts only their FLOPs.  weight_bytes_per_s: rate of reading weights,
+    which bounds a single token's pass; None leaves it out, because with tens of tokens arithmetic takes longer.
+    vocabulary: rows of the head, 0 for no head.
     """
     hidden = sizes.hidden_size
 

@@ -1,5 +1,5 @@
-"""Choose the next token of a greedy text as transformers' `generate` does, with the settings that a model's files give
-for it.
+"""Choose the next token of a greedy text as transformers' `generate` does, with the generation settings in a model's
+files.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _OTHER = {
 
 
 def generation_config(name: str) -> Any:
-    """Return a model's transformers.GenerationConfig: its generation_config.json, or else what its config.json says of
-    generation.
+    """Return a model's transformers.GenerationConfig: its generation_config.json, or else the generation settings in
+    its config.json.
     """
     from transformers import GenerationConfig
 
@@ -44,13 +44,13 @@ class Greedy:
 
     def __init__(self, name: str) -> None:
         self._config = config = generation_config(name)
-        asked = f"A text of '{name}' was asked for."
+        request = f"A text of '{name}' was asked for."
         for setting, harmless in _OTHER.items():
             if getattr(config, setting, None) not in harmless:
-                found = (
+                problem = (
                     f"Its generation settings have {setting} = {getattr(config, setting)!r}, which is not supported."
                 )
-                raise ConfigError(asked, found, "Remove it from the model's generation_config.json.")
+                raise ConfigError(request, problem, "Remove it from the model's generation_config.json.")
         ends = config.eos_token_id
         self._ends = [ends] if isinstance(ends, int) else list(ends or ())
         forced = (
@@ -61,22 +61,22 @@ class Greedy:
         )
         vocabulary = int(model_config(name).get_text_config().vocab_size)
         for token in (
-            token for one in forced if one is not None for token in (one if isinstance(one, list) else [one])
+            token for entry in forced if entry is not None for token in (entry if isinstance(entry, list) else [entry])
         ):
             if not 0 <= token < vocabulary:
-                found = f"Its generation settings name the token {token}; it has {vocabulary}."
-                raise ConfigError(asked, found, "Correct its generation_config.json.")
+                problem = f"Its generation settings name the token {token}; it has {vocabulary}."
+                raise ConfigError(request, problem, "Correct its generation_config.json.")
 
     @property
     def start_id(self) -> int | None:
         """Return the token that a decoder reads first, None if the settings do not say."""
-        found: int | None = self._config.decoder_start_token_id
-        return found
+        token_id: int | None = self._config.decoder_start_token_id
+        return token_id
 
     def rules(self, prompt_length: int, num_tokens: int) -> Any:
         """Return a function (ids (1, t), logits (1, vocabulary)) -> logits that applies the settings to one text.
 
-        prompt_length: tokens of the text, or those that a decoder reads first.  num_tokens: that follow.
+        prompt_length: tokens of the text, or those that a decoder reads first.  num_tokens: number of new tokens.
         """
         return _rules(self._config, self._ends, prompt_length, prompt_length + num_tokens)
 
@@ -90,25 +90,25 @@ def _rules(config: Any, ends: list[int], prompt_length: int, max_length: int) ->
     """Return the logits processors of `generate`, in its order (transformers' GenerationMixin)."""
     from transformers.generation import logits_process as rules
 
-    found = rules.LogitsProcessorList()
+    processors = rules.LogitsProcessorList()
     if config.repetition_penalty not in (None, 1.0):
-        found.append(rules.RepetitionPenaltyLogitsProcessor(config.repetition_penalty))
+        processors.append(rules.RepetitionPenaltyLogitsProcessor(config.repetition_penalty))
     if config.no_repeat_ngram_size:
-        found.append(rules.NoRepeatNGramLogitsProcessor(config.no_repeat_ngram_size))
+        processors.append(rules.NoRepeatNGramLogitsProcessor(config.no_repeat_ngram_size))
     if config.bad_words_ids is not None:
-        found.append(rules.NoBadWordsLogitsProcessor(config.bad_words_ids, ends or None))
+        processors.append(rules.NoBadWordsLogitsProcessor(config.bad_words_ids, ends or None))
     least = config.min_length if config.min_new_tokens is None else prompt_length + config.min_new_tokens
     if least and ends:
-        found.append(rules.MinLengthLogitsProcessor(least, ends))
+        processors.append(rules.MinLengthLogitsProcessor(least, ends))
     if config.forced_bos_token_id is not None:
-        found.append(rules.ForcedBOSTokenLogitsProcessor(config.forced_bos_token_id))
+        processors.append(rules.ForcedBOSTokenLogitsProcessor(config.forced_bos_token_id))
     if config.forced_eos_token_id is not None:
-        found.append(rules.ForcedEOSTokenLogitsProcessor(max_length, config.forced_eos_token_id))
+        processors.append(rules.ForcedEOSTokenLogitsProcessor(max_length, config.forced_eos_token_id))
     if config.suppress_tokens is not None:
-        found.append(rules.SuppressTokensLogitsProcessor(config.suppress_tokens))
+        processors.append(rules.SuppressTokensLogitsProcessor(config.suppress_tokens))
     if config.begin_suppress_tokens is not None:
         is_after_forced = prompt_length == 1 and config.forced_bos_token_id is not None
-        found.append(
+        processors.append(
             rules.SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, prompt_length + is_after_forced)
         )
-    return found
+    return processors

@@ -49,14 +49,14 @@ SILENT_AFTER_REQUESTS = 10
 SHORTEST_TIMEOUT_S = 20.0
 
 
-def measure_rank(context: RankContext, asked: tuple[HostQuestion, bool]) -> InferenceProfile:
-    """Return the costs on this device's core.  asked: the HostQuestion, and whether to measure again."""
-    question, refresh = asked
+def measure_rank(context: RankContext, payload: tuple[HostQuestion, bool]) -> InferenceProfile:
+    """Return the costs on this device's core.  payload: the HostQuestion, and whether to measure again."""
+    question, refresh = payload
     return host_profile(question, ignore, refresh=refresh)
 
 
 class GalaxyPlus(ProfiledMethod[PreparedJob]):
-    """Single-shot inference of one sequence after the other, split inside the layers over unequal devices, or by a
+    """Single-shot inference of one sequence after the other, split inside the layers over unequal devices or by a
     baseline.
     """
 
@@ -109,11 +109,11 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
         results, served = run.results, run.served[run.job.plan.ranks[0]]
         traces = zip(prediction.steps, served, strict=False)  # the first device's, from a request's start to its answer
         metrics = latency_metrics(served, prepared)
-        outputs = [torch.from_numpy(one.output) for one in served if one.output is not None]
+        outputs = [torch.from_numpy(answer.output) for answer in served if answer.output is not None]
         if outputs:
             notify(Event("phase", message="Comparing answers with the local model's", stage="compare"))
             metrics |= _compared(prepared, outputs)
-        sent = sum(one.sent_bytes for own in run.served.values() for one in own)
+        sent_bytes = sum(answer.sent_bytes for of_rank in run.served.values() for answer in of_rank)
         return Outcome(
             fidelity=engines.fidelity,
             steps=tuple(replace(record, measured_s=trace.end_s - trace.start_s) for record, trace in traces),
@@ -128,10 +128,10 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
                 for result in results
                 for name, size in result.nbytes.items()
             }
-            | {"sent for a request": round(sent / len(served))},
+            | {"sent for a request": round(sent_bytes / len(served))},
             overrun_share=overrun_share(results, is_real=engines.fidelity == "real"),
             artifacts=_texts(prepared, outputs),
-            notes=("Nothing is kept between runs of single requests, so there is nothing to resume: all are answered.",)
+            notes=("Nothing is stored between runs of single requests, so all requests are answered again.",)
             if resume
             else (),
         )
@@ -179,12 +179,12 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
         if engines is None:
             return point
         run = self._serve(planned, engines, prediction, ignore)
-        measured_s = median(one.end_s - one.start_s for one in run.served[run.job.plan.ranks[0]])
+        measured_s = median(answer.end_s - answer.start_s for answer in run.served[run.job.plan.ranks[0]])
         return replace(point, measured_s=measured_s, overrun_share=overrun_share(run.results))
 
 
 def _texts(prepared: PreparedJob, outputs: Sequence[Tensor]) -> dict[str, str]:
-    """Return the kept texts in words: the request, a bar, the generated text."""
+    """Return the stored texts in words: the request, a bar, the generated text."""
     if not prepared.options.generate:
         return {}
     backend = load_tokenizer(prepared.job.model).backend  # type: ignore[union-attr]
@@ -196,7 +196,7 @@ def _texts(prepared: PreparedJob, outputs: Sequence[Tensor]) -> dict[str, str]:
 
 
 def _compared(prepared: PreparedJob, outputs: Sequence[Tensor]) -> dict[str, float]:
-    """Return the deviation of the kept answers from the local model's: of hidden states as a fraction of the largest
+    """Return the deviation of the stored answers from the local model's; for hidden states as a fraction of the largest
     absolute value.
     """
     requests = [prepared.request(number) for number in range(len(outputs))]
@@ -258,13 +258,13 @@ def measured_timelines(
     """Return the timelines of the request, and token, that the prediction shows."""
     timelines = {}
     for step, name in enumerate((REQUEST, TOKEN)):
-        known = prediction.timelines.get(f"{name}, predicted")
+        predicted = prediction.timelines.get(f"{name}, predicted")
         parts = [next(((trace.spans, trace.memory) for trace in result.steps[step:]), ((), ())) for result in results]
-        if known is None or not any(spans for spans, _ in parts):
+        if predicted is None or not any(spans for spans, _ in parts):
             continue
         begin_s = min(span.start_s for spans, _ in parts for span in spans if not span.op.is_communication)
-        held = [result.nbytes["weights"] for result in results]
+        resident = [result.nbytes["weights"] for result in results]
         timelines[f"{name}, measured"] = measured_timeline(
-            parts, cluster, fidelity, begin_s=begin_s, resident=held, title=known.title
+            parts, cluster, fidelity, begin_s=begin_s, resident=resident, title=predicted.title
         )
     return timelines

@@ -1,4 +1,4 @@
-"""What Galaxy+ declares: its options, its form, and what it can do."""
+"""Galaxy+'s declaration: its options, its form, and its abilities."""
 
 from __future__ import annotations
 
@@ -17,26 +17,35 @@ System = Literal["galaxy_plus", "galaxy", "megatron_lm", "sequence_parallel", "e
 OF_GALAXY_PLUS = ("system", "galaxy_plus")
 
 
-def _positions(at: Situation) -> int:
+def _positions(situation: Situation) -> int:
     """Return how many devices split a sequence; all of the cluster's before there is a plan."""
-    return at.cluster.world_size if at.plan is None or at.plan.inference is None else at.plan.inference.num_positions
+    return (
+        situation.cluster.world_size
+        if situation.plan is None or situation.plan.inference is None
+        else situation.plan.inference.num_positions
+    )
 
 
-def _is_tiled(at: Situation) -> bool:
-    chosen, size = None if at.plan is None else at.plan.inference, at.options.tile_tokens
+def _is_tiled(situation: Situation) -> bool:
+    chosen, size = None if situation.plan is None else situation.plan.inference, situation.options.tile_tokens
     return chosen is None or not size or not chosen.shares or size < max(chosen.tokens(chosen.length))
 
 
 _OWN_PLANNER = only(system="galaxy_plus", is_refused=True)
 _SCHEME_2 = Effect(
-    lambda at: (at.options.planner, at.options.scheme) != ("algorithm_1", 2), "planner = own", True, ("planner",)
+    lambda situation: (situation.options.planner, situation.options.scheme) != ("algorithm_1", 2),
+    "planner = own",
+    True,
+    ("planner",),
 )
 _RING = only(system=("galaxy_plus", "galaxy"))
-_SPLIT = Effect(lambda at: _positions(at) > 1, "a plan that splits a sequence over two or more devices")
-_TWO_WAYS = Effect(lambda at: _positions(at) > 2, "a ring of three or more devices")
-_OVERLAPPED = Effect(lambda at: at.options.overlap is not False, "overlap = true", reads=("overlap",))
+_SPLIT = Effect(lambda situation: _positions(situation) > 1, "a plan that splits a sequence over two or more devices")
+_TWO_WAYS = Effect(lambda situation: _positions(situation) > 2, "a ring of three or more devices")
+_OVERLAPPED = Effect(lambda situation: situation.options.overlap is not False, "overlap = true", reads=("overlap",))
 _TILED = Effect(_is_tiled, "a size below a device's tokens")
-_ALTERNATIVES = Effect(lambda at: at.cluster.world_size > 1 or at.options.system == "local", "two or more devices")
+_ALTERNATIVES = Effect(
+    lambda situation: situation.cluster.world_size > 1 or situation.options.system == "local", "two or more devices"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +53,12 @@ class InferenceOptions:
     """Settings of single-shot inference, given in Job.options.
 
     system: 'galaxy_plus' splits inside the layers by two schemes, 'galaxy' by scheme 1 alone; 'megatron_lm',
-    'sequence_parallel',
-    'edgeshard' (a pipeline) and 'local' (the fastest device) are the baselines (section IV-A).
-    planner: of galaxy_plus: 'own', or 'algorithm_1' as printed.  overlap, both_ways: see InferencePlan; by default the
-    planner decides.
+    'sequence_parallel', 'edgeshard' (a pipeline) and 'local' (the fastest device) are the baselines (section IV-A).
+    planner: planner of the system galaxy_plus: 'own', or 'algorithm_1' as printed.  overlap, both_ways: see
+    InferencePlan; by default the planner decides.
     tile_tokens: size of the ring's tiles; by default the planner decides, 0 leaves them whole.  scheme: 1 or 2 for all
     layers.
-    generate: new tokens for each request, 0 returns hidden states.
+    generate: number of new tokens for each request; 0 returns hidden states.
     compare: number of answers to compare with the local model's.
     """
 
@@ -80,7 +88,9 @@ DECLARATION = Declaration(
             ended="workbench.methods.common.session:RankResult",
             done=f"{_SERVING}:Served",
             probe="builtins:int",
-            events=tuple(f"{_SERVING}:{name}" for name in ("Loaded", "Begun", "UnderWay", "BlockReport", "Failed")),
+            events=tuple(
+                f"{_SERVING}:{name}" for name in ("Loaded", "ServiceBegun", "UnderWay", "BlockReport", "Failed")
+            ),
         ),
     },
     form={
@@ -103,7 +113,7 @@ DECLARATION = Declaration(
         ),
         "overlap": FormField(
             label="Overlap",
-            tooltip="Tiles travel beside computation (section III-D)",
+            tooltip="Transfers of tiles overlap with computation (section III-D)",
             values={"as planned": "planned", "on": True, "off": False},
         ),
         "max_length": FormField(label="Tokens", tooltip="Tokens at which a request is cut"),

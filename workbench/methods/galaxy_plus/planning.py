@@ -76,18 +76,18 @@ def _price_of_splitting(
     """Describe the cost of a forced scheme relative to the best single device.  Raises ConfigError if there is nothing
     to split.
     """
-    asked = f"Scheme {scheme} was asked for"
+    request = f"Scheme {scheme} was asked for"
     if not is_split(chosen):
-        raise ConfigError(f"{asked}.", "The sequence stays on one device.", "Add a device, or leave scheme out.")
-    split = f"{asked}: split over {chosen.num_positions} devices a sequence takes {price(chosen) * 1e3:.1f} ms"
+        raise ConfigError(f"{request}.", "The sequence stays on one device.", "Add a device, or leave scheme out.")
+    split = f"{request}: split over {chosen.num_positions} devices a sequence takes {price(chosen) * 1e3:.1f} ms"
     alone: list[tuple[float, str]] = []
     for rank, device in enumerate(problem.cluster.devices):
-        one = InferencePlan(method="local", paradigm="pipeline", ranks=(rank,), layers=(problem.profile.num_layers,))
+        single = InferencePlan(method="local", paradigm="pipeline", ranks=(rank,), layers=(problem.profile.num_layers,))
         with suppress(PlanError):
-            check(problem, one)
-            alone.append((price(one), device.name))
+            check(problem, single)
+            alone.append((price(single), device.name))
     if not alone:
-        return f"{split}; it fits on no device alone."
+        return f"{split}; it does not fit on any single device."
     seconds, name = min(alone)
     return f"{split}, on '{name}' alone {seconds * 1e3:.1f} ms."
 
@@ -101,7 +101,10 @@ def as_plan(chosen: InferencePlan, stacks: Sequence[StackShape]) -> Plan:
     units = (first.num_units,) * chosen.num_positions if is_whole else chosen.units
     columns = (first.columns,) * chosen.num_positions if is_whole else chosen.columns
     parts = zip(chosen.ranks, units, columns, tokens, strict=True)
-    shares = [Share(rank=rank, samples=1, heads=heads, columns=own, tokens=count) for rank, heads, own, count in parts]
+    shares = [
+        Share(rank=rank, samples=1, heads=heads, columns=device_columns, tokens=count)
+        for rank, heads, device_columns, count in parts
+    ]
     if chosen.paradigm == "pipeline":
         own_layers = zip(shares, chosen.layers, accumulate(chosen.layers), strict=True)
         stages = [Stage(start=stop - count, stop=stop, shares=(share,)) for share, count, stop in own_layers if count]
@@ -120,22 +123,24 @@ def as_plan(chosen: InferencePlan, stacks: Sequence[StackShape]) -> Plan:
 
 def check_plan(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> InferencePlan:
     """Return how a plan splits sequences.  Raises ConfigError for a plan of another model, method or cluster."""
-    asked, chosen = f"A plan of '{plan.method}' was asked for.", plan.inference
+    request, chosen = f"A plan of '{plan.method}' was asked for.", plan.inference
     if chosen is None:
         raise ConfigError(
-            asked, f"{METHOD} splits single sequences; this plan does not say how.", "Give a plan made by this method."
+            request,
+            f"{METHOD} splits single sequences; this plan does not say how.",
+            "Give a plan made by this method.",
         )
     if max(chosen.ranks) >= cluster.world_size:
         raise ConfigError(
-            asked, f"It uses ranks {chosen.ranks}; the cluster has {cluster.size_words}.", "Plan for this cluster."
+            request, f"It uses ranks {chosen.ranks}; the cluster has {cluster.size_words}.", "Plan for this cluster."
         )
     problem = problem_of(prepared, profile, cluster)
     stacks = problem.profile.stacks
-    for name, wanted in (("units", stacks[0].num_units), ("columns", stacks[0].columns)):
-        given = getattr(chosen, name)
-        if given and sum(given) != wanted:
+    for name, total in (("units", stacks[0].num_units), ("columns", stacks[0].columns)):
+        parts = getattr(chosen, name)
+        if parts and sum(parts) != total:
             raise ConfigError(
-                asked, f"Its {name} are {given}; '{prepared.job.model}' has {wanted}.", "Let the parts add up."
+                request, f"Its {name} are {parts}; '{prepared.job.model}' has {total}.", "Let the parts add up."
             )
     InferenceLayout.build(chosen, stacks, lengths_of(problem))
     return chosen
@@ -157,8 +162,8 @@ REQUEST, TOKEN = "request", "next token"
 
 
 def shown_request(prepared: PreparedJob) -> int:
-    """Return the request whose timeline a report shows: the one closest to the mean length, in the middle of the
-    run.
+    """Return the request whose timeline a report shows: the one closest to the mean length, in the middle of
+    the run.
     """
     typical, middle = prepared.typical_length, prepared.num_requests // 2
     return min(
@@ -197,5 +202,5 @@ def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pla
         StepRecord(epoch=0, step=number, samples=1, cached=False, predicted_s=seconds(prepared.lengths(number)))
         for number in range(prepared.num_requests)
     ]
-    whole = sum(step.predicted_s or 0.0 for step in steps)
-    return Prediction(steps=tuple(steps), epochs=(), timelines=timelines, phases_s={"answering": whole})
+    total_s = sum(step.predicted_s or 0.0 for step in steps)
+    return Prediction(steps=tuple(steps), epochs=(), timelines=timelines, phases_s={"answering": total_s})

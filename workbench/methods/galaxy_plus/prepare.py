@@ -18,7 +18,7 @@ from workbench.methods.galaxy_plus.generation import Greedy
 from workbench.methods.galaxy_plus.options import METHOD, InferenceOptions
 from workbench.methods.training.prepare import require_task_and_model
 from workbench.models.loading import ModelFacts, load_model, load_stack, load_tokenizer, model_facts
-from workbench.models.products import head_scale
+from workbench.models.matmul import head_scale
 from workbench.models.sharding import ModelLayout, What, model_layout
 from workbench.models.tokenizer import LEAST_TOKENS
 from workbench.tasks import load_task
@@ -34,18 +34,20 @@ def local_hidden(name: str, requests: Sequence[Request]) -> list[Tensor]:
     """Return the final hidden states (1, t, d) of each request; for an encoder-decoder the decoder's (1, s, d)."""
     stack = load_stack(name)
     with torch.inference_mode():
-        found = []
+        hidden_states = []
         for request in requests:
             assert request.ids is not None
             mask = torch.ones(request.ids.shape[:2], dtype=torch.int64)
-            found.append(stack(request.ids, mask, request.decoder_ids)[0])
-    return found
+            hidden_states.append(stack(request.ids, mask, request.decoder_ids)[0])
+    return hidden_states
 
 
-def is_right(found: Any, expected: Tensor) -> bool:
+def is_right(output: Any, expected: Tensor) -> bool:
     """Return whether an answer (an array) equals the local model's within float tolerance."""
-    wanted = expected.numpy()
-    return found.shape == wanted.shape and bool(np.abs(found - wanted).max() <= TOLERANCE * np.abs(wanted).max())
+    reference = expected.numpy()
+    return output.shape == reference.shape and bool(
+        np.abs(output - reference).max() <= TOLERANCE * np.abs(reference).max()
+    )
 
 
 def local_texts(name: str, requests: list[Request], num_tokens: int) -> list[Tensor]:
@@ -55,7 +57,7 @@ def local_texts(name: str, requests: list[Request], num_tokens: int) -> list[Ten
     model: Any = load_model(name)
     has_decoder, greedy = model.config.is_encoder_decoder, Greedy(name)
     with torch.inference_mode():
-        found = []
+        tokens = []
         for request in requests:
             assert request.ids is not None
             ids = request.decoder_ids if has_decoder else request.ids
@@ -64,8 +66,8 @@ def local_texts(name: str, requests: list[Request], num_tokens: int) -> list[Ten
             for _ in range(num_tokens):
                 logits = _logits(model, request.ids, ids) if has_decoder else _logits(model, ids, None)
                 ids = torch.cat([ids, rules(ids, logits).argmax(-1, keepdim=True)], dim=1)
-            found.append(torch.tensor(greedy.until_end(ids[0, -num_tokens:].tolist())))
-    return found
+            tokens.append(torch.tensor(greedy.until_end(ids[0, -num_tokens:].tolist())))
+    return tokens
 
 
 def _logits(model: Any, ids: Tensor, decoder_ids: Tensor | None) -> Tensor:
@@ -77,11 +79,13 @@ def _logits(model: Any, ids: Tensor, decoder_ids: Tensor | None) -> Tensor:
 
 
 class Request(NamedTuple):
-    """One sequence.  length, decoder_length: tokens of each stack, known to every device.
+    """One sequence.
+
+    length, decoder_length: tokens of each stack, known to every device.
 
     ids: (1, t) token ids or (1, t, values) patches of a picture; decoder_ids: (1, s): only the plan's first device
     reads them.
-    what: final hidden states, or logits.
+    what: whether to return final hidden states or logits.
     """
 
     length: int
@@ -97,10 +101,11 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A device's work on a request, in seconds of the device's monotonic clock.  output: only on the plan's first
-    device.
+    """A device's work on a request, in seconds of the device's monotonic clock.
 
-    start_s, end_s: of its own computation (equal on a device that computed nothing).
+    output: only on the plan's first device.
+
+    start_s, end_s: begin and end of its own computation (equal on a device that computed nothing).
     """
 
     output: Tensor | None
@@ -119,36 +124,36 @@ def check_request(request: Request, layout: ModelLayout) -> None:
     """Raise ConfigError for a request that the model cannot read, on every device alike, so that no device waits for
     another.
     """
-    asked, text, targets = (
+    request_text, text, targets = (
         f"A request of {request.length} tokens was given to '{layout.name}'.",
         request.length,
         request.decoder_length,
     )
     if text < 1 or targets < 0:
-        raise ConfigError(asked, "There is nothing to compute.", "Give at least one token.")
+        raise ConfigError(request_text, "There is nothing to compute.", "Give at least one token.")
     if layout.has_decoder != bool(targets):
-        found = (
+        problem = (
             "Its decoder is given none."
             if layout.has_decoder
             else f"It has no decoder, but is given {targets} tokens for one."
         )
         raise ConfigError(
-            asked, found, "Give decoder_length and decoder_ids to an encoder-decoder, and to no other model."
+            request_text, problem, "Give decoder_length and decoder_ids to an encoder-decoder, and to no other model."
         )
     if layout.family.reads_images:
         tokens, values = shape_of_picture(layout)
         if text != tokens or (request.ids is not None and tuple(request.ids.shape) != (1, tokens, values)):
             side = layout.config.image_size
-            given = "" if request.ids is None else f", given as {tuple(request.ids.shape)}"
-            found = f"Its pictures are {side} x {side} pixels: {tokens} tokens of {values} values{given}."
-            raise ConfigError(asked, found, "Scale the picture, as the model's tokenizer does.")
+            given_shape = "" if request.ids is None else f", given as {tuple(request.ids.shape)}"
+            problem = f"Its pictures are {side} x {side} pixels: {tokens} tokens of {values} values{given_shape}."
+            raise ConfigError(request_text, problem, "Scale the picture, as the model's tokenizer does.")
         return
     if layout.max_length and max(text, targets) > layout.max_length:
-        raise ConfigError(asked, f"The model knows {layout.max_length} positions.", "Shorten the text.")
+        raise ConfigError(request_text, f"The model knows {layout.max_length} positions.", "Shorten the text.")
     for ids, length in ((request.ids, text), (request.decoder_ids, targets)):
         if ids is not None and tuple(ids.shape) != (1, length):
             raise ConfigError(
-                asked, f"Its numbers have the shape {tuple(ids.shape)}.", f"Give one sequence: (1, {length})."
+                request_text, f"Its numbers have the shape {tuple(ids.shape)}.", f"Give one sequence: (1, {length})."
             )
 
 
@@ -165,11 +170,11 @@ def random_requests(layout: ModelLayout, length: int, count: int = 16, *, seed: 
     Raises ConfigError for a length that the model cannot read, and for a model that reads pictures, whose length is
     fixed.
     """
-    asked = f"Requests of {length} tokens to '{layout.config.model_type}' were asked for."
+    request = f"Requests of {length} tokens to '{layout.config.model_type}' were asked for."
     if layout.family.reads_images:
-        raise ConfigError(asked, "It reads pictures.", "Serve a text model.")
+        raise ConfigError(request, "It reads pictures.", "Serve a text model.")
     if not 1 <= length <= layout.max_length:
-        raise ConfigError(asked, f"It reads 1 to {layout.max_length}.", "Choose such a length.")
+        raise ConfigError(request, f"It reads 1 to {layout.max_length}.", "Choose such a length.")
     draws = torch.Generator().manual_seed(seed)
     decoder_length = max(1, length // 2) if layout.has_decoder else 0
 
@@ -184,7 +189,7 @@ def random_requests(layout: ModelLayout, length: int, count: int = 16, *, seed: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedJob:
-    """A job with everything known before planning: task, tokens, the model's shape."""
+    """A job with all data that is known before planning: task, tokens, the model's shape."""
 
     job: Job
     options: InferenceOptions
@@ -253,7 +258,7 @@ def prepare(job: Job) -> PreparedJob:
     """Load and tokenize the task's test split and read the model's shape.
 
     Raises ConfigError or MissingDataError; ConfigError for a family that cannot be split, and for text from a model
-    that generates none.
+    that cannot generate any.
     """
     options = read_options(METHOD, InferenceOptions, job.options)
     facts = model_facts(job.model)
@@ -274,8 +279,8 @@ def prepare(job: Job) -> PreparedJob:
 
 
 def _check_options(job: Job, options: InferenceOptions, layout: ModelLayout) -> None:
-    def refuse(asked: Any, found: str, todo: str) -> ConfigError:
-        return ConfigError(f"The option {asked} of {METHOD} was asked for.", found, todo)
+    def refuse(option: Any, problem: str, todo: str) -> ConfigError:
+        return ConfigError(f"The option {option} of {METHOD} was asked for.", problem, todo)
 
     if options.generate:
         if not (layout.family.is_causal or layout.has_decoder):

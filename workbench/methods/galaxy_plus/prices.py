@@ -3,10 +3,8 @@ and III-D).
 
 A planner's formulas ignore the order of tiles in a ring; only the simulation shows which device waits for which.
 SequencePrice simulates only a few layers.  Consecutive layers of one scheme soon take equal times, or every second one
-does.  (A
-schedule whose transfers never contend for an interface is a max-plus linear system, periodic from some layer on.)  So a
-long run of
-layers is simulated as a short one, and its last two steps are repeated.
+does.  (A schedule whose transfers never contend for an interface is a max-plus linear system, periodic from some layer
+on.)  So a long run of layers is simulated as a short one, and its last two steps are repeated.
 """
 
 from __future__ import annotations
@@ -103,14 +101,13 @@ def choose_tiles(plan: InferencePlan, price: SequencePrice, **ways: Any) -> Infe
     see variants.
 
     A tile is cut into more pieces only while a piece is worth its message (see `smallest_tile`).  Of equal times the
-    fewest messages win;
-    an emulation or a device with a slow processor prefers these too.
+    fewest messages win; an emulation or a device with a slow processor prefers these too.
     """
-    found, *others = variants(plan, price, **ways)
+    best, *others = variants(plan, price, **ways)
     for tried in others:
-        if price(tried) < GAIN * price(found):
-            found = tried
-    return found
+        if price(tried) < GAIN * price(best):
+            best = tried
+    return best
 
 
 def variants(
@@ -135,13 +132,13 @@ def variants(
         is_able = streams and plan.num_positions > 2
         return [False, is_able and (size or largest / 2) >= smallest] if both_ways is None else [both_ways and is_able]
 
-    made = [
+    plans = [
         replace(plan, overlap=streams, tile_tokens=size, both_ways=turned)
         for streams in ((True, False) if overlap is None else (overlap,))
         for size in (sizes if streams else sizes[:1])
         for turned in turns(size, streams)
     ]
-    return list(dict.fromkeys(made))
+    return list(dict.fromkeys(plans))
 
 
 def smallest_tile(price: SequencePrice, ranks: Sequence[int]) -> int:
@@ -197,20 +194,20 @@ class SequencePrice:
         if plan.paradigm == "pipeline":
             return self.timeline(plan).makespan_s
         schemes = plan.schemes if plan.paradigm == "hybrid" else (1,) * self.profile.num_layers
-        kept: list[int] = []
+        short_schemes: list[int] = []
         stacks: list[StackShape] = []
         repeated: list[tuple[int, int]] = []  # (layer of the short model, number of repetitions)
-        at = 0
+        start = 0
         for shape in self.profile.stacks:
-            before = len(kept)
-            for scheme, run in groupby(schemes[at : at + shape.num_layers]):
+            before = len(short_schemes)
+            for scheme, run in groupby(schemes[start : start + shape.num_layers]):
                 count = len(list(run))
-                kept += [scheme] * min(count, KEPT_LAYERS)
+                short_schemes += [scheme] * min(count, KEPT_LAYERS)
                 if count > KEPT_LAYERS:
-                    repeated.append((len(kept) - 1, count - KEPT_LAYERS))
-            stacks.append(replace(shape, num_layers=len(kept) - before))
-            at += shape.num_layers
-        short = replace(plan, schemes=tuple(kept) if plan.paradigm == "hybrid" else ())
+                    repeated.append((len(short_schemes) - 1, count - KEPT_LAYERS))
+            stacks.append(replace(shape, num_layers=len(short_schemes) - before))
+            start += shape.num_layers
+        short = replace(plan, schemes=tuple(short_schemes) if plan.paradigm == "hybrid" else ())
         layout, program = self._prepared(short, tuple(stacks))
         timeline = simulate(program, memory=False)
         ends_s = _layer_ends(timeline, layout)
@@ -247,24 +244,24 @@ def tune(
     """Return the fastest of some plans after its tiles were chosen and work was shifted between devices.
 
     A planner's formulas ignore the tiles.  So the best plans get tiles, and two of them, if possible of other schemes
-    or directions, are
-    improved step by step by their simulated time, as long as they fit.
-    schemes: of all layers, if it may not change.  portal: stays first.  tries: plans simulated on the way, for each of
-    the two.
+    or directions, are improved step by step by their simulated time, as long as they fit.
+    schemes: the scheme of all layers, if it may not change.  portal: the device that stays first.  tries: number of
+    plans to simulate for each of the two.
     ways: see variants.
     """
     search = Search(problem, method="galaxy_plus", portal=portal, schemes=schemes)
 
-    def climbed(one: InferencePlan) -> InferencePlan:
-        return search.climb(one, price, most=tries)[0] if one.num_positions > 1 else one
+    def climbed(plan: InferencePlan) -> InferencePlan:
+        return search.climb(plan, price, most=tries)[0] if plan.num_positions > 1 else plan
 
-    made = sorted((variants(one, price, **ways)[0] for one in plans), key=price)
+    variants_of_all = sorted((variants(plan, price, **ways)[0] for plan in plans), key=price)
     rated = sorted(
-        dict.fromkeys([*made, *(choose_tiles(one, price, **ways) for one in made[:3])]), key=price
-    )  # of equal times the first
+        dict.fromkeys([*variants_of_all, *(choose_tiles(plan, price, **ways) for plan in variants_of_all[:3])]),
+        key=price,
+    )  # the first of equal times
     best = rated[0]
     second = next(
-        (one for one in rated if (one.configuration, one.both_ways) != (best.configuration, best.both_ways)), best
+        (plan for plan in rated if (plan.configuration, plan.both_ways) != (best.configuration, best.both_ways)), best
     )
     best = min((best, climbed(best), climbed(second)), key=price)
     while best.num_positions > 1:  # new shares may need new tiles, and these new shares
@@ -287,28 +284,28 @@ def replan(
 ) -> InferencePlan:
     """Return a plan of the same method on all devices of the cluster except the excluded ones.
 
-    profile, cluster: of all devices; the plan keeps their rank numbers.
+    profile, cluster: those of all devices; the plan keeps their rank numbers.
     length: default the old plan's.  'galaxy_plus' plans with less effort than at first, and keeps the first device of
-    the ring if it is
-    still there; any other method uses its own planner.  Raises PlanError if no device is left or nothing fits.
+    the ring if it is still present; any other method uses its own planner.  Raises PlanError if no device is left or
+    nothing fits.
     """
-    left = [rank for rank in range(cluster.world_size) if rank not in excluded]
-    if not left:
+    remaining = [rank for rank in range(cluster.world_size) if rank not in excluded]
+    if not remaining:
         raise PlanError(
             f"A plan of '{profile.model}' without {sorted(excluded)} was asked for.",
             f"Cluster '{cluster.name}' has no other device.",
             "Wait until a device is back.",
         )
     problem = Problem(
-        profile, cluster, sequence_length=length or old.length or 1, decoder_length=decoder_length, ranks=left
+        profile, cluster, sequence_length=length or old.length or 1, decoder_length=decoder_length, ranks=remaining
     )
     planner = INFERENCE_SYSTEMS.get(old.method)
     if old.method == "galaxy_plus" or planner is None:
-        portal = old.ranks[0] if old.ranks[0] in left else None
-        found = candidates(problem, portal=portal, effort=1, method=old.method)
+        portal = old.ranks[0] if old.ranks[0] in remaining else None
+        plans = candidates(problem, portal=portal, effort=1, method=old.method)
         if price is None:
-            return found[0]
+            return plans[0]
         ways: dict[str, Any] = {"overlap": old.overlap or old.num_positions == 1, "both_ways": old.both_ways}
-        return tune(problem, found, price, portal=portal, tries=10, tile_tokens=old.tile_tokens, **ways)
-    made = planner(problem)
-    return replace(made, tile_tokens=old.tile_tokens, both_ways=old.both_ways and made.paradigm == "hybrid")
+        return tune(problem, plans, price, portal=portal, tries=10, tile_tokens=old.tile_tokens, **ways)
+    plan = planner(problem)
+    return replace(plan, tile_tokens=old.tile_tokens, both_ways=old.both_ways and plan.paradigm == "hybrid")

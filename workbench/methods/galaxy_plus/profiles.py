@@ -43,7 +43,7 @@ def measure_host(
     source: WeightSource,
     *,
     longest: int,
-    what: What,
+    output: What,
     shares: Sequence[float] = SHARES,
     budget_s: float = BUDGET_S,
 ) -> InferenceProfile:
@@ -52,13 +52,13 @@ def measure_host(
     longest: tokens of the longest request.  shares: fractions of a layer's units and columns to time.
     """
     tokens = (*(count for count in TOKENS if count < longest), longest)
-    if what == "last":
+    if output == "last":
         tokens = (1, *tokens)  # a text grows by one token at a time
     first_bytes, last_bytes = layout.end_bytes
     return measure_inference(
         layout.name,
         layout.stacks,
-        [stack_makers(layout, source, stack, what=what) for stack in range(len(layout.parts))],
+        [stack_makers(layout, source, stack, output=output) for stack in range(len(layout.parts))],
         tokens=tuple(dict.fromkeys(tokens)),
         shares=shares,
         budget_s=budget_s,
@@ -67,9 +67,9 @@ def measure_host(
     )
 
 
-def stack_makers(layout: ModelLayout, source: WeightSource, stack: int, *, what: What) -> Makers:
-    """Return the operations to time in a stack: those of its first layer, on a device with so many of its units or
-    columns.
+def stack_makers(layout: ModelLayout, source: WeightSource, stack: int, *, output: What) -> Makers:
+    """Return the operations to time in a stack: those of its first layer, on a device with a given number of its units
+    or columns.
     """
     part, hidden_size = layout.parts[stack], layout.hidden_size
     layer = layout.blocks[part.first_block].layer
@@ -78,33 +78,33 @@ def stack_makers(layout: ModelLayout, source: WeightSource, stack: int, *, what:
 
     @cache
     def shard(units: int = 0, columns: int = 0, ends: bool = False) -> ModelShard:
-        own = LayerSlices(units=_range(units), columns=_range(columns), own_columns=columns)
-        layers = tuple(own if index == layer else LayerSlices() for index in range(layout.num_layers))
+        slices = LayerSlices(units=_range(units), columns=_range(columns), own_columns=columns)
+        layers = tuple(slices if index == layer else LayerSlices() for index in range(layout.num_layers))
         return ModelShard(layout, ShardSpec(layers=layers, has_ends=ends, connects_all=False), source)
 
     def hidden(tokens: int) -> torch.Tensor:
         return torch.randn(1, tokens, hidden_size)
 
     def attend(tokens: int, units: int) -> Call:
-        own = shard(units)
+        part = shard(units)
         with torch.inference_mode():
-            projected = own.qkv(attention, hidden(tokens))
-        begin = partial(own.begin, tokens, target_length=tokens)  # work done once for a request is included
-        return begin, lambda run: own.attend(attention, (projected,), run)
+            projected = part.qkv(attention, hidden(tokens))
+        begin = partial(part.begin, tokens, target_length=tokens)  # work done once for a request is included
+        return begin, lambda run: part.attend(attention, (projected,), run)
 
     def cross_attend(tokens: int, units: int) -> Call:
-        own = shard(units)
+        part = shard(units)
         with torch.inference_mode():
-            asked, memory = own.qkv(cross, hidden(tokens)), own.cross_keys_values(cross, hidden(tokens))
-        return partial(own.begin, tokens, target_length=tokens), lambda run: own.cross_attend(
-            cross, (asked,), (memory,), run
+            query, memory = part.qkv(cross, hidden(tokens)), part.cross_keys_values(cross, hidden(tokens))
+        return partial(part.begin, tokens, target_length=tokens), lambda run: part.cross_attend(
+            cross, (query,), (memory,), run
         )
 
     def product(function: str, number: int, *, columns: bool = False, width: int = 0) -> Callable[[int, int], Call]:
         def make(tokens: int, units: int) -> Call:
-            own = shard(columns=units) if columns else shard(units)
-            given = torch.randn(1, tokens, width * units) if width else hidden(tokens)
-            return partial(getattr(own, function), number, given)
+            part = shard(columns=units) if columns else shard(units)
+            inputs = torch.randn(1, tokens, width * units) if width else hidden(tokens)
+            return partial(getattr(part, function), number, inputs)
 
         return make
 
@@ -112,8 +112,8 @@ def stack_makers(layout: ModelLayout, source: WeightSource, stack: int, *, what:
         return partial(shard(units=1).connect, attention, hidden(tokens), hidden(tokens))
 
     def add(tokens: int, units: int) -> Call:
-        own, arrived = hidden(tokens), hidden(tokens)
-        return lambda: arrived.add_(own)
+        products, arrived = hidden(tokens), hidden(tokens)
+        return lambda: arrived.add_(products)
 
     def embed(tokens: int, units: int) -> Call:
         ids = torch.ones(1, tokens, dtype=torch.int64)
@@ -131,7 +131,7 @@ def stack_makers(layout: ModelLayout, source: WeightSource, stack: int, *, what:
         "ADD": add,
         "ENTER": lambda tokens, units: partial(shard(units=1).enter, attention, hidden(tokens)),
         "EMB": embed,
-        "HEAD": lambda tokens, units: partial(shard(units=1, ends=True).head, hidden(tokens), what),
+        "HEAD": lambda tokens, units: partial(shard(units=1, ends=True).head, hidden(tokens), output),
     }
     if part.shape.has_cross_attention:
         makers |= {
@@ -152,7 +152,7 @@ LENGTHS = (8, 16, 32, 64, 128, 256)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostQuestion:
-    """The parameters of a host profile.  longest: tokens of a request.  what: the head's output."""
+    """The parameters of a host profile.  longest: number of tokens of the longest request.  what: the head's output."""
 
     model: str
     longest: int
@@ -161,44 +161,47 @@ class HostQuestion:
     @classmethod
     def of(cls, prepared: PreparedJob) -> HostQuestion:
         """Return the parameters for a job."""
-        what: What = "last" if prepared.options.generate else "hidden"
-        return cls(model=prepared.job.model, longest=prepared.longest, what=what)
+        output: What = "last" if prepared.options.generate else "hidden"
+        return cls(model=prepared.job.model, longest=prepared.longest, what=output)
 
 
 def of_devices(rows: Sequence[InferenceProfile]) -> InferenceProfile:
-    """Return the costs on all devices.  rows: each device's own, of itself alone."""
+    """Return the costs on all devices.  rows: each device's own profile, which has only this device."""
     return replace(rows[0], costs=tuple(row.costs[0] for row in rows))
 
 
-def host_profile(asked: HostQuestion, notify: Notify, *, refresh: bool = False) -> InferenceProfile:
+def host_profile(question: HostQuestion, notify: Notify, *, refresh: bool = False) -> InferenceProfile:
     """Return the cost of each operation on one unslowed core of this host, measured now or stored earlier."""
     # The name alone may be a folder that contains another model by now.
     key = {
-        "model": asked.model,
-        "shape": asdict(model_facts(asked.model)),
-        "longest": asked.longest,
-        "head": asked.what,
+        "model": question.model,
+        "shape": asdict(model_facts(question.model)),
+        "longest": question.longest,
+        "head": question.what,
     }
 
     def measure() -> InferenceProfile:
         notify(
-            Event("phase", message=f"Profiling this machine (kept for {asked.model} and this length)", stage="profile")
+            Event(
+                "phase",
+                message=f"Profiling this machine (stored for {question.model} and this length)",
+                stage="profile",
+            )
         )
-        layout = model_layout(asked.model)
-        with made_up_weights(), closing(open_weights(asked.model, layout=layout)) as source:
-            return measure_host(layout, source, longest=asked.longest, what=asked.what)
+        layout = model_layout(question.model)
+        with made_up_weights(), closing(open_weights(question.model, layout=layout)) as source:
+            return measure_host(layout, source, longest=question.longest, output=question.what)
 
     measured, note = cached_inference(key, measure, refresh=refresh)
     notify(Event("note", message=note))
-    return replace(measured, model=asked.model)
+    return replace(measured, model=question.model)
 
 
 def made_up_host(model: str, flops_per_s: float) -> InferenceProfile:
-    """Return the profile of an imaginary core of so many FLOP/s, slower than this host's.
+    """Return the profile of an imaginary core with this many FLOP/s, slower than this host's.
 
     With it, a tiny model takes as long on emulated devices as a large one would, and the host computes little.  This is
-    for tests and
-    for trying out the portal; the times belong to no real device.
+    for tests and for trying out the portal; the times belong to no real device.
     """
     device = Device(name="host", flops_per_s=flops_per_s, memory_bytes=1 << 40, link=Link(bytes_per_s=1e9))
     return analytic_profile(model, model_layout(model), Cluster(name="host", devices=(device,)))
@@ -225,7 +228,9 @@ def _layers(inference: InferenceProfile, rank: int) -> tuple[LayerProfile, ...]:
     for stack, shape in enumerate(inference.stacks):
         seconds = [layer_s(inference, rank, stack, stack_lengths(inference, length)) for length in LENGTHS]
         grid = Grid(
-            batch_sizes=(1, 2), sequence_lengths=LENGTHS, seconds=(tuple(seconds), tuple(2 * one for one in seconds))
+            batch_sizes=(1, 2),
+            sequence_lengths=LENGTHS,
+            seconds=(tuple(seconds), tuple(2 * duration_s for duration_s in seconds)),
         )
         layers += [
             LayerProfile(

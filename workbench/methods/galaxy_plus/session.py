@@ -46,12 +46,13 @@ from workbench.runtime.pacing import Pacer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSetup:
-    """The setup of every rank.  host: the profile of one unslowed core, for pacing; None, also for real devices: run at
-    full speed.
+    """The setup of every rank.
 
-    report_every_s: seconds between two reports of a device to its coordinator.  is_run: the devices keep to their
-    memory budgets, and an
-    error of one ends the run; a service goes on without a device that fails.
+    host: the profile of one unslowed core, for pacing; None (always for real devices): run at full speed.
+
+    report_every_s: seconds between two reports of a device to its coordinator.  is_run: whether it is a run, in which
+    memory budgets are enforced and an error of one device ends the run; a service continues without a device that
+    fails.
     """
 
     model: str
@@ -104,8 +105,9 @@ class Slices:
 
 
 class InferenceSession(DeviceSession):
-    """A DeviceSession that answers requests.  devices: those that remain after a failure.  programs: those made
-    before.
+    """A DeviceSession that answers requests.
+
+    devices: the devices that remain after a failure.  programs: the programs built so far.
     """
 
     def __init__(
@@ -145,7 +147,7 @@ class InferenceSession(DeviceSession):
         return Holding(plan=plan, shard=shard)
 
     def prepare(self, plan: InferencePlan, request: Request) -> Prepared:
-        """Return the prepared program of a plan for the request's length; made once for each length."""
+        """Return the prepared program of a plan for the request's length, which is built once for each length."""
         return self.programs.sequence(plan, request.lengths)
 
     def answer(self, holding: Holding, request: Request, *, cache: KeyValueCache | None = None) -> Answer:
@@ -162,7 +164,7 @@ class InferenceSession(DeviceSession):
         prepared = self.prepare(holding.plan, request)
         with torch.inference_mode():
             run = shard.begin(request.length, target_length=max(1, request.decoder_length), cache=cache)
-            handlers = InferenceHandlers(shard, prepared.layout, run, what=request.what)
+            handlers = InferenceHandlers(shard, prepared.layout, run, output=request.what)
             ids = [request.ids, request.decoder_ids]
             return self._run(prepared, handlers, ids)
 
@@ -175,11 +177,11 @@ class InferenceSession(DeviceSession):
         Raises ConfigError for a model that cannot generate, ScheduleError for sequence parallelism, which cannot divide
         a token.
         """
-        shard, asked = holding.shard, request._replace(what="last")
+        shard, token_request = holding.shard, request._replace(what="last")
         if shard is None:
-            return [], [self.answer(holding, asked)]
+            return [], [self.answer(holding, token_request)]
         cache = shard.new_cache((request.decoder_length or request.length) + num_tokens)
-        tokens, answers = list[int](), [self.answer(holding, asked, cache=cache)]
+        tokens, answers = list[int](), [self.answer(holding, token_request, cache=cache)]
         rules = self.greedy.rules(request.decoder_length or request.length, num_tokens)
         while True:
             if self.rank == holding.plan.ranks[0]:
@@ -197,7 +199,7 @@ class InferenceSession(DeviceSession):
         memory_length = request.length if request.decoder_length else 0
         prepared = self.programs.token(holding.plan, past=cache.length, memory_length=memory_length)
         with torch.inference_mode():
-            handlers = InferenceHandlers(shard, prepared.layout, shard.step(cache), what="last")
+            handlers = InferenceHandlers(shard, prepared.layout, shard.step(cache), output="last")
             answer = self._run(prepared, handlers, [torch.tensor([last])] * len(self.stacks))
         cache.advance()
         return answer
@@ -235,7 +237,7 @@ class ControlChannel:
         self._group, self._rank, self._peers = group, rank, peers
 
     def tell(self, ranks: Sequence[int], number: int) -> None:
-        """Send a number to some devices, and return when it has left."""
+        """Send a number to some devices, and return when it has been sent."""
         message = torch.tensor([number], dtype=torch.int64)
         try:
             for work in [self._group.send([message], self._peers[rank], _TAG) for rank in ranks if rank != self._rank]:
@@ -244,7 +246,7 @@ class ControlChannel:
             raise _lost(error) from error
 
     def listen(self, rank: int, timeout_s: float) -> int:
-        """Return the next number from a device; one that is silent for timeout_s counts as gone."""
+        """Return the next number from a device; a device that is silent for timeout_s counts as lost."""
         message = torch.empty(1, dtype=torch.int64)
         try:
             self._group.recv([message], self._peers[rank], _TAG).wait(timedelta(seconds=timeout_s))
@@ -254,9 +256,9 @@ class ControlChannel:
 
 
 def _lost(error: RuntimeError) -> DeviceLostError:
-    found = f"It failed: {str(error).splitlines()[0]}."
+    problem = f"It failed: {str(error).splitlines()[0]}."
     return DeviceLostError(
-        "A message to or from another device was under way.", found, "See the first device that failed."
+        "A message to or from another device was under way.", problem, "See the first device that failed."
     )
 
 
@@ -266,13 +268,12 @@ Contents = tuple[Any, ...]
 class InferenceHandlers:
     """The operations on one rank of one request, or of one further token of it (a Run of ModelShard.step).
 
-    what: the result that HEAD returns.  A value that covers several tiles is one tensor, with the tiles in token order.
-    If one operation
-    writes several values for the next one on this rank (`ctx`), the first contains all.
+    output: the result that HEAD returns.  A value that covers several tiles is one tensor, with the tiles in token
+    order.  If one operation writes several values for the next one on this rank (`ctx`), the first contains all.
     """
 
-    def __init__(self, shard: ModelShard, layout: InferenceLayout, run: Run, *, what: What = "hidden") -> None:
-        self._shard, self._layout, self._run, self._what = shard, layout, run, what
+    def __init__(self, shard: ModelShard, layout: InferenceLayout, run: Run, *, output: What = "hidden") -> None:
+        self._shard, self._layout, self._run, self._what = shard, layout, run, output
         self._is_sequence = layout.plan.paradigm == "sequence"
 
     def table(self) -> dict[str, Handler]:
@@ -312,12 +313,12 @@ class InferenceHandlers:
         start, stop = self._layout.span(op)
         if self._is_sequence:
             return (self._shard.attend_own(op.stage, reads[0], reads[1:], self._run, start),)
-        whole = self._shard.attend(op.stage, reads, self._run, start, stop)
-        return (whole, *(None for _ in op.writes[1:]))
+        context = self._shard.attend(op.stage, reads, self._run, start, stop)
+        return (context, *(None for _ in op.writes[1:]))
 
     def _cross_attend(self, op: Op, reads: Contents) -> Contents:
-        whole = self._shard.cross_attend(op.stage, reads[:1], reads[1:], self._run)
-        return (whole, *(None for _ in op.writes[1:]))
+        context = self._shard.cross_attend(op.stage, reads[:1], reads[1:], self._run)
+        return (context, *(None for _ in op.writes[1:]))
 
     def _leave(self, op: Op, reads: Contents) -> Contents:
         return self._split(op, self._shard.out(op.stage, reads[0]))
@@ -344,12 +345,12 @@ class InferenceHandlers:
         stack = self._layout.blocks[op.stage].stack
         return torch.empty(1, self._layout.lengths[stack], self._layout.stacks[stack].hidden_size)
 
-    def _split(self, op: Op, whole: Tensor) -> Contents:
+    def _split(self, op: Op, content: Tensor) -> Contents:
         """Return a tensor split into the tiles that the operation writes."""
         if len(op.writes) == 1:
-            return (whole,)
+            return (content,)
         tiles = self._layout.tiles[self._layout.blocks[op.stage].stack]
-        return whole.split([tiles[value.part].tokens for value in op.writes], dim=1)
+        return content.split([tiles[value.part].tokens for value in op.writes], dim=1)
 
 
 def _joined(tiles: Sequence[Tensor]) -> Tensor:

@@ -2,8 +2,7 @@
 Profiler').
 
 Each kind is timed over a small grid of tokens x units on one thread, all in turn (timing.py).  The fit is non-negative
-least squares of the
-relative errors: a negative cost per token would make some partition appear free.
+least squares of the relative errors: a negative cost per token would make some partition appear free.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def measure_inference(
     first_bytes: int = 0,
     last_bytes: int = 0,
 ) -> InferenceProfile:
-    """Return the costs of each stack's operations on one core of this host, as of one device.
+    """Return the costs of each stack's operations on one core of this host, as a profile of one device.
 
     makers: the functions to time, by stack.  tokens, shares: the grid; at least one head.
     """
@@ -56,8 +55,8 @@ def measure_inference(
             "Give one for each.",
         )
     cells: dict[tuple[int, str, int, int], Call] = {}
-    for index, (sizes, made) in enumerate(zip(stacks, makers, strict=True)):
-        for kind, make in made.items():
+    for index, (sizes, stack_makers) in enumerate(zip(stacks, makers, strict=True)):
+        for kind, make in stack_makers.items():
             for units in _units(sizes, kind, shares):
                 for count in tokens:
                     cells[index, kind, count, units] = make(count, units)
@@ -66,7 +65,10 @@ def measure_inference(
     samples: list[dict[str, list[tuple[int, int, float]]]] = [defaultdict(list) for _ in stacks]
     for (index, kind, count, units), seconds in timings.items():
         samples[index][kind].append((count * count if kind in PAIRED else count, units, seconds))
-    costs = tuple(StackCosts(pieces={kind: fit_piece(kind, found) for kind, found in own.items()}) for own in samples)
+    costs = tuple(
+        StackCosts(pieces={kind: fit_piece(kind, kind_points) for kind, kind_points in kind_samples.items()})
+        for kind_samples in samples
+    )
     return InferenceProfile(
         model=name,
         source="measured",
@@ -91,27 +93,29 @@ def cached_inference(
     return cached({"inference": 2, **key}, measure, InferenceProfile, folder=folder, refresh=refresh)
 
 
-def fit_piece(kind: str, found: Sequence[tuple[int, int, float]]) -> PieceCost:
+def fit_piece(kind: str, points: Sequence[tuple[int, int, float]]) -> PieceCost:
     """Return the cost that fits (tokens, units, seconds) with the least squares of relative errors, no part of it
     negative.
 
     Parts that the samples cannot separate (units that never vary) stay 0.
     """
-    if not found or min(seconds for _, _, seconds in found) <= 0:
+    if not points or min(seconds for _, _, seconds in points) <= 0:
         raise ConfigError(
-            f"Fitting the cost of {kind} was asked for.", f"{len(found)} samples, or none took time.", "Time it longer."
+            f"Fitting the cost of {kind} was asked for.",
+            f"{len(points)} samples, or none took time.",
+            "Time it longer.",
         )
     terms: dict[str, Callable[[int, int], float]] = {"fixed_s": lambda t, u: 1.0, "token_s": lambda t, u: t}
-    if len({units for _, units, _ in found}) > 1:
+    if len({units for _, units, _ in points}) > 1:
         terms |= {"unit_s": lambda t, u: u, "token_unit_s": lambda t, u: t * u}
-    rows = np.array([[term(tokens, units) / seconds for term in terms.values()] for tokens, units, seconds in found])
+    rows = np.array([[term(tokens, units) / seconds for term in terms.values()] for tokens, units, seconds in points])
     scale = rows.max(axis=0)  # for very unequal sizes: pairs times units against 1
-    solution, _ = nnls(rows / scale, np.ones(len(found)))
+    solution, _ = nnls(rows / scale, np.ones(len(points)))
     return PieceCost(**{name: float(value) for name, value in zip(terms, solution / scale, strict=True)})
 
 
 def _units(sizes: StackShape, kind: str, shares: Sequence[float]) -> tuple[int, ...]:
     if kind in UNCUT:
         return (1,)
-    whole = sizes.columns if kind in ("UP", "DOWN") else sizes.num_units
-    return tuple(sorted({max(1, round(share * whole)) for share in shares}))
+    full_size = sizes.columns if kind in ("UP", "DOWN") else sizes.num_units
+    return tuple(sorted({max(1, round(share * full_size)) for share in shares}))

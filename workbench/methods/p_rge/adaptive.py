@@ -26,13 +26,14 @@ class Setting(NamedTuple):
 
     @property
     def passes(self) -> int:
-        """Return half the samples that go forward in a step: q x E, the paper's constant B."""
+        """Return q x E, the paper's constant B: half the number of samples in a step's forward passes."""
         return self.queries * self.batch_size
 
 
 class Price(NamedTuple):
-    """The cost of a setting: seconds of a step, infinity if it fits on no device; missing_bytes: then missing on the
-    largest device.
+    """The cost of a setting: seconds of a step, infinity if it fits on no device.
+
+    missing_bytes: the bytes that are then missing on the largest device.
     """
 
     step_s: float
@@ -40,31 +41,36 @@ class Price(NamedTuple):
 
 
 def candidates(
-    asked: Setting, *, precisions: Sequence[Precision] = ("float32",), most_queries: int = MOST_QUERIES
+    requested: Setting, *, precisions: Sequence[Precision] = ("float32",), most_queries: int = MOST_QUERIES
 ) -> tuple[Setting, ...]:
-    """Return the settings that may replace the asked one, in order of preference.
+    """Return the settings that may replace the requested one, in order of preference.
 
-    Settings of the asked precision come first, then less exact ones.  Within a precision, settings with the asked work
-    q x E come first,
-    then those with half of it, and so on.  Within the same work, the asked q comes first, then more queries with fewer
-    samples each (Table
-    1 and 2: at a constant q x E they train better), then fewer queries.
+    Settings of the requested precision come first, then less exact ones.  Within a precision, settings with the
+    requested work q x E come first, then those with half of it, and so on.  Within the same work, the requested q comes
+    first, then more queries with fewer samples each (Tables 1 and 2: at a constant q x E they train better), then fewer
+    queries.
     """
-    known = [precision for precision in PRECISIONS if precision in (asked.precision, *precisions)]
-    order = known[known.index(asked.precision) :]
-    found: list[Setting] = []
+    allowed = [precision for precision in PRECISIONS if precision in (requested.precision, *precisions)]
+    order = allowed[allowed.index(requested.precision) :]
+    settings: list[Setting] = []
     for precision in order:
-        work = asked.passes
+        work = requested.passes
         while work >= 1:
             splits = [
-                queries for queries in range(1, min(work, max(most_queries, asked.queries)) + 1) if work % queries == 0
+                queries
+                for queries in range(1, min(work, max(most_queries, requested.queries)) + 1)
+                if work % queries == 0
             ]
             splits.sort(
-                key=lambda queries: (queries != asked.queries, queries < asked.queries, abs(queries - asked.queries))
+                key=lambda queries: (
+                    queries != requested.queries,
+                    queries < requested.queries,
+                    abs(queries - requested.queries),
+                )
             )
-            found += [Setting(queries, work // queries, precision) for queries in splits]
+            settings += [Setting(queries, work // queries, precision) for queries in splits]
             work //= 2
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(settings))
 
 
 def choose(settings: Sequence[Setting], price: Callable[[Setting], Price], *, step_s: float | None = None) -> Setting:

@@ -1,9 +1,8 @@
 """Seconds of a zeroth-order step, counted from a model's sizes: a roofline (P-RGE, sections 3.1-3.2, appendix A and F).
 
-A pass reads every weight once, for any number of rows.  As long as it is bound by that, by kernel launches or by
-dequantizing, further
-rows are free.  This is the gain of running queries and signs in one pass, and the gain ends when the machine is bound
-by arithmetic.
+A pass reads every weight once, for any number of rows.  As long as it is bound by reading weights, by kernel launches
+or by dequantizing, further rows are free.  This is the gain of running queries and signs in one pass, and the gain ends
+when the machine is bound by arithmetic.
 """
 
 from __future__ import annotations
@@ -43,15 +42,13 @@ SWEEPS = 4
 class Machine:
     """The sustained rates of a device in these passes.
 
-    flops_per_s: of a pass bound by arithmetic.  memory_bytes_per_s: reading weights.  layer_s: launching or preparing
-    one layer's kernels;
-    adapter_layer_s: in addition, those of its adapters.  adapter_share: the relative increase of its arithmetic time
-    with adapters, whose
-    thin products are bound by memory.  is_asynchronous: launches overlap with the arithmetic, so the longer of the two
-    counts.
-    dequantized_per_s: numbers per second, 0 if nothing is dequantized.  sweep_s_per_param: perturbing or updating one
-    trained value.
-    step_s: the loop around a step.
+    flops_per_s: rate of a pass bound by arithmetic.  memory_bytes_per_s: rate of reading weights.  layer_s: seconds to
+    launch or prepare one layer's kernels.  adapter_layer_s: additional seconds for those of its adapters.
+    adapter_share: the relative increase of its arithmetic time with adapters, whose thin products are bound by memory.
+    is_asynchronous: whether launches overlap with the arithmetic, so that the longer of the two counts.
+    dequantized_per_s: numbers per second, 0 if nothing is dequantized.  sweep_s_per_param: seconds to perturb or update
+    one trained value.
+    step_s: seconds of the loop around a step.
     """
 
     flops_per_s: float
@@ -95,8 +92,9 @@ def pass_flops(
     targets: int | None = None,
     adapted: bool = True,
 ) -> float:
-    """Return the FLOPs of one forward pass of `rows` sequences.  targets: positions with logits, None for all; adapted:
-    with LoRA-FA.
+    """Return the FLOPs of one forward pass of `rows` sequences.
+
+    targets: positions with logits, None for all; adapted: whether LoRA-FA is added.
     """
     head = model.vocab * model.hidden
     per_token = 2 * (matrix_params(model) - head) + 4 * model.stack_layers * sequence_length * model.query_width
@@ -141,8 +139,8 @@ def step_s(
 ) -> float:
     """Return the seconds of a step of q queries with `batch_size` samples each.
 
-    swept_params: values that the sequential estimator updates, SWEEPS times for each query; with all parameters, no
-    adapter runs.
+    swept_params: number of values that the sequential estimator updates, SWEEPS times for each query; with all
+    parameters, no adapter runs.
     Raises ConfigError for q below 1 or an unknown execution.
     """
     at_once = parts_at_once(execution, queries)

@@ -29,7 +29,9 @@ from workbench.tasks.prompts import PromptBatch
 
 ROWS = (1, 4, 16)
 QUERIES = (1, 4)
-_UNUSED = tuple(f"{what}_bytes_per_{per}" for what in ("context", "gradient", "tap") for per in ("token", "sample"))
+_UNUSED = tuple(
+    f"{quantity}_bytes_per_{per}" for quantity in ("context", "gradient", "tap") for per in ("token", "sample")
+)
 """Needed only by backpropagation."""
 SHORT_LENGTH = 16
 NORMAL_FLOPS = 20
@@ -61,12 +63,12 @@ def measure_layers(prepared: PreparedJob, *, max_length: int, budget_s: float = 
     facts = prepared.facts
     stacks = Stacks(facts.num_layers, facts.num_encoder_layers)
     models = {span: load_model(prepared, None if span == stacks.whole else span) for span in stacks.spans}
-    whole = [models[stack] for stack in stacks.stacks]
-    trained = layer_sizes(whole, facts.num_layers)
+    full_models = [models[stack] for stack in stacks.stacks]
+    trained = layer_sizes(full_models, facts.num_layers)
     compute = activation_type(prepared.options.precision, prepared.options.compute_dtype)
 
     def nbytes(layer: int) -> dict[str, int]:
-        frozen = _frozen_bytes(models, next(one for one in stacks.stacks if layer < one.stop), layer)
+        frozen = _frozen_bytes(models, next(stack for stack in stacks.stacks if layer < stack.stop), layer)
         return {"frozen_bytes": frozen, "trainable_bytes": 4 * sum(trained[layer])} | scratch_bytes(
             facts, layer, compute
         )
@@ -79,32 +81,32 @@ def measure_layers(prepared: PreparedJob, *, max_length: int, budget_s: float = 
             (SHORT_LENGTH, max_length) if max_length > SHORT_LENGTH else (max_length,),
             budget_s=budget_s,
             layer_bytes=nbytes,
-            update={STEP: _noise(whole)},
+            update={STEP: _noise(full_models)},
             update_counts=QUERIES,
         )
 
 
 def layer_sizes(models: list[CausalModel], num_layers: int) -> tuple[tuple[int, ...], ...]:
     """Return the sizes of every layer's trainable parameters; those after the last layer count as the last layer's."""
-    found: list[list[int]] = [[] for _ in range(num_layers)]
+    sizes: list[list[int]] = [[] for _ in range(num_layers)]
     for model in models:
         for slot in model.trainables.slots:
-            found[slot.layer].append(slot.size)  # HEAD, -1, is the last
-    return tuple(map(tuple, found))
+            sizes[slot.layer].append(slot.size)  # HEAD, -1, is the last
+    return tuple(map(tuple, sizes))
 
 
 def scratch_bytes(facts: ModelFacts, index: int, compute: FloatType) -> dict[str, int]:
     """Return a layer's scratch and output for a row, as fields of LayerProfile.  compute: dtype of the activations."""
     itemsize = 4 if compute == "float32" else 2
     hidden = itemsize * facts.hidden_size
-    beside = facts.num_encoder_layers is not None and index >= facts.num_encoder_layers
+    is_decoder = facts.num_encoder_layers is not None and index >= facts.num_encoder_layers
     logits = 4 * facts.vocabulary_size if index == facts.num_layers - 1 else 0
     return {
         "output_bytes_per_token": hidden,
-        "output_bytes_per_sample": hidden * beside,
+        "output_bytes_per_sample": hidden * is_decoder,
         # Input, queries to output, and the feed-forward's inner states, two of them if it is gated.
         "workspace_bytes_per_token": 4 * hidden + itemsize * facts.feed_forward_size * (1 + facts.is_gated),
-        "workspace_bytes_per_sample": hidden * beside + logits,
+        "workspace_bytes_per_sample": hidden * is_decoder + logits,
     }
 
 
@@ -120,8 +122,10 @@ def _frozen_bytes(models: dict[Span, CausalModel], span: Span, index: int) -> in
 
 
 def _held_bytes(model: CausalModel, part: nn.Module) -> int:
-    own = {id(parameter) for parameter in model.trainables.parameters.values()}
-    tensors = {tensor.data_ptr(): tensor for tensor in [*part.parameters(), *part.buffers()] if id(tensor) not in own}
+    trained_ids = {id(parameter) for parameter in model.trainables.parameters.values()}
+    tensors = {
+        tensor.data_ptr(): tensor for tensor in [*part.parameters(), *part.buffers()] if id(tensor) not in trained_ids
+    }
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
@@ -138,7 +142,7 @@ class _Bench:
         return {"F": self.forward}
 
     def context_bytes(self) -> tuple[int, int]:
-        """Return nothing: there is no backward pass."""
+        """Return nothing, because there is no backward pass."""
         return 0, 0
 
     def forward(self, rows: int, length: int) -> Call:
@@ -158,7 +162,7 @@ class _Bench:
 
 
 def _noise(models: list[CausalModel]) -> Maker:
-    def made(queries: int, length: int) -> Call:
+    def make_step(queries: int, length: int) -> Call:
         log = StepLog(step=0, seeds=tuple(range(queries)), gradients=(0.0,) * queries, learning_rate=1.0)
 
         def run() -> None:
@@ -167,7 +171,7 @@ def _noise(models: list[CausalModel]) -> Maker:
 
         return run
 
-    return made
+    return make_step
 
 
 def catalogue_profile(prepared: PreparedJob, cluster: Cluster) -> Profile:
@@ -179,16 +183,18 @@ def catalogue_profile(prepared: PreparedJob, cluster: Cluster) -> Profile:
     compute = activation_type(precision, prepared.options.compute_dtype)
     numbers = number_format(prepared.facts, compute, stored_as(precision, compute))
     described = describe_facts(prepared.facts)
-    whole = analytic_profile(described, cluster, technique="frozen", sequence_lengths=tuple(lengths), numbers=numbers)
+    analytic = analytic_profile(
+        described, cluster, technique="frozen", sequence_lengths=tuple(lengths), numbers=numbers
+    )
     values = trained_values(prepared)
     rows = tuple(
         tuple(
             _forward_only(prepared, layer, index, values, device.flops_per_s, compute)
             for index, layer in enumerate(layers)
         )
-        for device, layers in zip(cluster.devices, whole.layers, strict=True)
+        for device, layers in zip(cluster.devices, analytic.layers, strict=True)
     )
-    return Profile(model=prepared.job.model, method=METHOD, source="analytic", layers=rows, notes=whole.notes)
+    return Profile(model=prepared.job.model, method=METHOD, source="analytic", layers=rows, notes=analytic.notes)
 
 
 def trained_values(prepared: PreparedJob) -> int:
@@ -214,12 +220,12 @@ def _forward_only(
     )
 
 
-def in_precision(profile: Profile, asked: Precision, precision: Precision) -> Profile:
-    """Return a measured profile with its weights in another precision: only their bytes change; no times were measured
-    in it.
+def in_precision(profile: Profile, requested: Precision, precision: Precision) -> Profile:
+    """Return a measured profile with its weights in another precision.  Only their bytes change, because no times were
+    measured in that precision.
     """
     stored = QuantizationConfig(storage=precision)
-    ratio = stored.bytes_of(precision) / stored.bytes_of(asked)
+    ratio = stored.bytes_of(precision) / stored.bytes_of(requested)
     rows = tuple(
         tuple(replace(layer, frozen_bytes=round(ratio * layer.frozen_bytes)) for layer in row) for row in profile.layers
     )

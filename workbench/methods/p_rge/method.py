@@ -98,7 +98,7 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         return plan
 
     def notes(self, planned: Planned[PreparedJob]) -> tuple[str, ...]:
-        """Add what the settings that fit leave of the requested ones (see Method)."""
+        """Add how the settings that fit differ from the requested ones (see Method)."""
         prepared, setting = planned.prepared, self._settled(planned)[0]
         return (
             *super().notes(planned),
@@ -114,7 +114,7 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         chosen_passings(prepared.problem(costs, cluster, setting), plan)
 
     def predict(self, planned: Planned[PreparedJob]) -> Prediction:
-        """Simulate every step, as if nothing changed; bytes: sent by all devices in a step (see Method)."""
+        """Simulate every step, as if nothing changed.  bytes: bytes that all devices send in a step (see Method)."""
         job = self.rank_job(*planned)
         prediction = predict(job)
         (timeline,), num_devices = prediction.timelines.values(), len(planned.plan.busy_ranks)
@@ -159,7 +159,7 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         recoveries = _train(policy, engines)
         outcome = outcome_of(policy, model, prediction, engines.fidelity)
         log_notes = notes_of(policy.history, prepared, resume=resume)
-        notes = (*(str(one.message) for one in rounding), *log_notes, *policy.notes)
+        notes = (*(str(warning.message) for warning in rounding), *log_notes, *policy.notes)
         return replace(outcome, notes=notes, recoveries=recoveries)
 
     def policy(self, planned: Planned[PreparedJob], history: History, notify: Notify) -> QueryPolicy:
@@ -180,9 +180,7 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         if engines is not None:
             policy = self.policy(planned, History(folder, short, load_model(short), resume=False), ignore)
             _train(policy, engines)
-            if (
-                len(policy.generations) > 1
-            ):  # the others went on under another plan, whose steps are not the ones to measure
+            if len(policy.generations) > 1:  # the others continued under another plan, whose steps are not measured
                 raise DeviceLostError(
                     f"The steps of the plan '{name}' were to be timed.", " ".join(policy.notes), "Run the sweep again."
                 )
@@ -269,14 +267,14 @@ def outcome_of(policy: QueryPolicy, model: CausalModel, prediction: Prediction, 
     )
     saved = _save(prepared, model, history.folder / ADAPTER)
     counted = sum(max((len(part.steps) for part in parts.values()), default=0) for _, parts in policy.parts)
-    sent = sum(result.nbytes.get("sent", 0) for result in results)
+    sent_bytes = sum(result.nbytes.get("sent", 0) for result in results)
     nbytes: dict[str, int] = {}
     for result in results:
         for name, size in result.nbytes.items():
             key = f"{cluster.devices[result.rank].name}: {name}"
             nbytes[key] = nbytes.get(key, 0) + size if name == "sent" else max(nbytes.get(key, 0), size)
     if counted:
-        nbytes["sent in a step, measured"] = round(sent / counted)
+        nbytes["sent in a step, measured"] = round(sent_bytes / counted)
     nbytes["log on the disk"] = history.path.stat().st_size
     measured = {(step.epoch, step.step) for result in results for step in result.steps}
     is_whole = any(not result.steps or len(result.steps) == len(measured) for result in results)
@@ -300,7 +298,7 @@ def outcome_of(policy: QueryPolicy, model: CausalModel, prediction: Prediction, 
 
 
 class TrainedByLog:
-    """The model after each epoch of a run, made from its log.  model: before the first step."""
+    """The model after each epoch of a run, rebuilt from its log.  model: the model before the first step."""
 
     def __init__(self, prepared: PreparedJob, model: CausalModel, records: Sequence[StepLog]) -> None:
         self._prepared, self.model, self._records, self._num_steps = prepared, model, records, 0
@@ -308,29 +306,29 @@ class TrainedByLog:
         self._best: tuple[float, int, dict[str, Tensor]] | None = None
 
     def scores(self, epochs: Sequence[int], split: SplitName, notify: Notify = ignore) -> list[dict[str, float]]:
-        """Return the metric on a split after each of some epochs, in their order; after the others the best epoch can
-        be asked for.
+        """Return the metric on a split after each of some epochs, in their order.  After the other epochs, the best one
+        can be requested.
         """
-        task, found = self._prepared.task, []
+        task, scores = self._prepared.task, []
         samples = getattr(task, split).prompts
         for number, epoch in enumerate(epochs):
             self._go_to(epoch)
-            told = counting(notify, SCORED, before=number, rounds=len(epochs))
-            value = evaluate(self._counted(len(samples), told), samples, self._encoder).value
+            report = counting(notify, SCORED, before=number, rounds=len(epochs))
+            value = evaluate(self._counted(len(samples), report), samples, self._encoder).value
             if self._best is None or value > self._best[0]:
                 self._best = value, epoch, self.model.trainables.state()
-            found.append({task.metric: value})
-        return found
+            scores.append({task.metric: value})
+        return scores
 
-    def _counted(self, num_samples: int, told: Told) -> Callable[[PromptBatch], Tensor]:
-        """Return the model, which tells after each batch how many samples it has seen."""
+    def _counted(self, num_samples: int, report: Told) -> Callable[[PromptBatch], Tensor]:
+        """Return the model's logits, and report after each batch how many samples are finished."""
         rows = max(1, len(self._encoder.prompt.candidates))  # of a sample
-        seen: set[int] = set()
+        finished: set[int] = set()
 
         def logits_at(batch: PromptBatch) -> Tensor:
             logits = self.model.logits_at(batch)
-            seen.update(batch.indices)
-            told(len(seen) // rows, num_samples)
+            finished.update(batch.indices)
+            report(len(finished) // rows, num_samples)
             return logits
 
         return logits_at

@@ -1,4 +1,4 @@
-"""What P-RGE declares: its options, its form, and what it can do."""
+"""P-RGE's declaration: its options, its form, and its abilities."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "float16", "int8", "
 """Precisions of the frozen weights, the most exact first."""
 
 
-def _allows_less(at: Situation) -> bool:
-    asked = PRECISIONS.index(at.options.precision)
-    return any(PRECISIONS.index(one) > asked for one in at.options.allowed)
+def _allows_less(situation: Situation) -> bool:
+    requested = PRECISIONS.index(situation.options.precision)
+    return any(PRECISIONS.index(precision) > requested for precision in situation.options.allowed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,22 +34,21 @@ class PRGEOptions:
     """Settings of P-RGE, given in Job.options.  E, samples of each query, is the job's batch_size; eta its
     learning_rate, constant.
 
-    queries: q.  epsilon: the perturbation's scale.  steps: of the whole run; None uses the job's epochs.
+    queries: q.  epsilon: the perturbation's scale.  steps: number of steps of the whole run; None uses the job's
+    epochs.
     execution: which passes run in parallel; 'auto' is the fastest that fits, by the profile.
     words: label words of a classification instead of the prompt's own, such as 'bad/good'.
-    loss: over the whole vocabulary, as in the paper (appendix D.2), or among the label words alone, as in MeZO.
-    technique, rank, alpha: see TrainableConfig.  precision: of the frozen weights.
+    loss: whether the loss is over the whole vocabulary, as in the paper (appendix D.2), or only over the label words,
+    as in MeZO.
+    technique, rank, alpha: see TrainableConfig.  precision: precision of the frozen weights.
     compute_dtype: dtype of activations, to which weights of another dtype are dequantized once per step; None is the
-    weights' own dtype,
-    or float32 if they are int8 or nf4.  A processor without 16-bit instructions is many times faster in float32.
+    weights' own dtype, or float32 if they are int8 or nf4.  A processor without 16-bit instructions is many times
+    faster in float32.
     after_loss: what to do with a step in which a device is lost: 'drop' completes it from the other devices' queries;
-    'repeat' repeats it
-    with all q, so that the run's result does not change.
-    adapt: change q, E and shares during the run when devices change their speed.  step_s: maximum seconds of a step; q
-    and E are
-    lowered until they fit; None with adapt is 1.5 times the first step.  precisions: less exact ones that may be used
-    if
-    memory or time require it, such as 'int8,nf4'.
+    'repeat' repeats it with all q, so that the run's result does not change.
+    adapt: whether to change q, E and shares during the run when devices change their speed.  step_s: maximum seconds of
+    a step; q and E are lowered until they fit; None with adapt is 1.5 times the first step.  precisions: less exact
+    ones that may be used if memory or time require it, such as 'int8,nf4'.
     """
 
     published_job = MappingProxyType(

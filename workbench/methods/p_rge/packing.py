@@ -20,9 +20,8 @@ def packs_of(lengths: Sequence[int], padded: int, width: int) -> Packs | None:
     """Return the rows of each pack, or None if it is faster to compute the rows one by one, padded to `padded` tokens.
 
     Projections take less time without padding, but attention compares all tokens of a pack, also those of different
-    rows.  Therefore
-    short rows make one pack and long rows several, each padded to the longest pack.
-    lengths: of the rows, in tokens.  width: hidden size of the model; 0 if the model cannot compute packs.
+    rows.  Therefore short rows make one pack and long rows several, each padded to the longest pack.
+    lengths: the rows' lengths in tokens.  width: hidden size of the model; 0 if the model cannot compute packs.
     """
     if not width:
         return None
@@ -36,8 +35,8 @@ def packs_of(lengths: Sequence[int], padded: int, width: int) -> Packs | None:
         if best is not None and bound > best[0]:
             break
         packs = _filled(lengths, count)
-        found = (_work(count, pack_length(packs, lengths), width), count, packs)
-        best = found if best is None else min(best, found)
+        candidate = (_work(count, pack_length(packs, lengths), width), count, packs)
+        best = candidate if best is None else min(best, candidate)
     assert best is not None
     worth = (1 - LEAST_SAVING) * len(lengths) * padded * (_LINEAR * width + padded)
     return best[2] if best[0] <= worth else None

@@ -25,12 +25,12 @@ from workbench.methods.p_rge.adaptive import Price, Setting, candidates, choose
 from workbench.methods.p_rge.options import Precision
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.methods.p_rge.queries import plan_queries
-from workbench.methods.p_rge.query_costs import whole
+from workbench.methods.p_rge.query_costs import full_model_costs
 from workbench.methods.p_rge.rank_job import Change, PRGERankJob, QueryResult, rank_job
 from workbench.methods.p_rge.worker import record_of
 from workbench.methods.p_rge.zeroth_order import CausalModel, LogFile, StepLog
 from workbench.methods.training.phases import Plans
-from workbench.methods.training.step_policy import Begun, StepPolicy, shares_of
+from workbench.methods.training.step_policy import StartedGeneration, StepPolicy, shares_of
 from workbench.runtime.commands import Generation, Parts, StepDone
 
 TOLERATED = 1.5
@@ -41,28 +41,28 @@ ProfileOf = Callable[[Precision], Profile]
 
 
 def fitted_setting(
-    prepared: PreparedJob, cluster: Cluster, profile_of: ProfileOf, asked: Setting, *, step_s: float | None = None
+    prepared: PreparedJob, cluster: Cluster, profile_of: ProfileOf, requested: Setting, *, step_s: float | None = None
 ) -> Setting:
     """Return the requested setting, or the most preferred one that fits in the devices' memory and in the time limit of
     a step.
 
-    step_s: that limit, if the job has none.  Raises PlanError if none fits.
+    step_s: the time limit, if the job has none.  Raises PlanError if none fits.
     """
     options = prepared.options
     if not options.adapts:
-        return asked
+        return requested
 
     def price(setting: Setting) -> Price:
         problem = prepared.problem(profile_of(setting.precision), cluster, setting)
         try:
             return Price(plan_queries(problem).total_s)
         except PlanError:
-            alone = zip(whole(problem), cluster.devices, strict=True)
+            alone = zip(full_model_costs(problem), cluster.devices, strict=True)
             missing = min(costs.need_bytes(1) - device.memory_bytes for costs, device in alone)
             return Price(math.inf, max(0, missing))
 
     return choose(
-        candidates(asked, precisions=options.allowed),
+        candidates(requested, precisions=options.allowed),
         price,
         step_s=step_s if options.step_s is None else options.step_s,
     )
@@ -74,16 +74,14 @@ LOG = "log.jsonl"
 class History:
     """The finished steps, in memory and on disk.
 
-    resumed: number of steps done by an earlier program call.  damage: why the log had not more of them; '' if nothing
-    was damaged.
+    resumed: number of steps done by an earlier program call.  damage: the damage that made the log end early, or ''.
     """
 
     def __init__(self, folder: Path, prepared: PreparedJob, model: CausalModel, *, resume: bool) -> None:
         """Begin a run in a folder, or reopen exactly the same run.
 
-        The steps after a damaged line of the log are done again.  Raises CacheError for another run's folder,
-        ConfigError for foreign
-        files and for another run's log.
+        The steps after a damaged line of the log are repeated.  Raises CacheError for another run's folder, ConfigError
+        for foreign files and for another run's log.
         """
         text = msgspec.json.encode(prepared.identity() | {"weights": weights_digest(model.backbone)})
         identity, digest = msgspec.json.decode(text), hashlib.sha256(text).hexdigest()
@@ -102,13 +100,13 @@ class History:
 
     def add(self, record: StepLog) -> None:
         """Record a step unless it is known, because every device reports it.  It is on the disk on return."""
-        assert record.step <= len(self.records), f"step {record.step} was told before step {len(self.records)}"
+        assert record.step <= len(self.records), f"step {record.step} was sent before step {len(self.records)}"
         if record.step == len(self.records):
             self.records.append(record)
             self._file.append(record)
 
     def changes_with(self, setting: Setting) -> list[Change]:
-        """Return the changes so far, and one to a setting from the next step on if it is not the present one."""
+        """Return the changes so far, and one to a setting from the next step on if it is not the current one."""
         step, last = len(self.records), self.changes[-1]
         new = [] if setting == last.setting else [Change(step, last.samples_before(step), setting)]
         return [*self.changes, *new]
@@ -127,7 +125,7 @@ def notes_of(history: History, prepared: PreparedJob, *, resume: bool) -> tuple[
     elif resume:
         notes.append(f"Resumed after {history.resumed} of {prepared.num_steps} steps, from their seeds and scalars.")
     notes += [history.damage] * bool(history.damage)
-    first = [change for change in history.changes if change.step == 0][-1]  # told with the plan
+    first = [change for change in history.changes if change.step == 0][-1]  # reported with the plan
     return (*notes, *changed_notes(prepared, [first, *(change for change in history.changes if change.step)]))
 
 
@@ -139,10 +137,10 @@ def changed_notes(prepared: PreparedJob, changes: Sequence[Change]) -> tuple[str
         for change in later
         if change.setting != former.setting
     ]
-    used, asked = changes[-1].samples_before(prepared.num_steps), prepared.num_steps * former.setting.batch_size
-    if notes and used < asked:
+    used, requested = changes[-1].samples_before(prepared.num_steps), prepared.num_steps * former.setting.batch_size
+    if notes and used < requested:
         notes.append(
-            f"The {prepared.num_steps} steps then train on {used} samples, where {asked} were asked for: smaller "
+            f"The {prepared.num_steps} steps then train on {used} samples, where {requested} were asked for: smaller "
             "batches fit."
         )
     return tuple(notes)
@@ -156,9 +154,8 @@ def words(setting: Setting) -> str:
 class QueryPolicy(StepPolicy):
     """A StepPolicy whose generations start from the log of seeds and scalars, which every device replays.
 
-    profile_of: every layer's cost on every device of the cluster, with weights of a precision.  parts: of every
-    generation, the results
-    of its devices, by their ranks in the cluster.
+    profile_of: every layer's cost on every device of the cluster, with weights of a precision.  parts: for every
+    generation, the results of its devices, by their ranks in the cluster.
     """
 
     def __init__(
@@ -167,7 +164,7 @@ class QueryPolicy(StepPolicy):
         first = replace(method.rank_job(*planned), folder=history.folder)
         super().__init__(method, planned, first, notify)
         self.profile_of, self.history, self._step = profile_of, history, len(history.records)
-        self.parts: list[tuple[Begun, dict[int, QueryResult]]] = []
+        self.parts: list[tuple[StartedGeneration, dict[int, QueryResult]]] = []
 
     @property
     def setting(self) -> Setting:
@@ -175,7 +172,7 @@ class QueryPolicy(StepPolicy):
         return self.history.changes[-1].setting
 
     def _next_job(self, ready: tuple[int, ...], factors: Mapping[int, float]) -> tuple[tuple[int, ...], PRGERankJob]:
-        """Return the ready devices that get work, and their job, which goes on from the log (see StepPolicy)."""
+        """Return the ready devices that get work, and their job, which continues from the log (see StepPolicy)."""
         members, job = super()._next_job(ready, factors)
         assert isinstance(job, PRGERankJob)
         changes = self.history.changes_with(job.change.setting)
@@ -229,11 +226,11 @@ class QueryPolicy(StepPolicy):
         there are any.
         """
         step, job = self.step, generation.job
-        known: dict[int, float] = {}
+        losses: dict[int, float] = {}
         for part in parts.values():
             if job.first_step + len(part.records) == step:
-                known |= part.losses
-        complete = {part: loss for part, loss in known.items() if part ^ 1 in known}
+                losses |= part.losses
+        complete = {part: loss for part, loss in losses.items() if part ^ 1 in losses}
         # If some of the others have not reached this step, more than the lost device's share would be missing.
         others = 1
         if len(generation.plan.stages) == 1:

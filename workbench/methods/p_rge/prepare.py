@@ -37,7 +37,7 @@ def activation_type(precision: Precision, compute_dtype: FloatType | None) -> Fl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedJob:
-    """A job with everything known before planning: task, tokenized prompts, the model's shape, the trainable
+    """A job with all data that is known before planning: task, tokenized prompts, the model's shape, the trainable
     parameters.
     """
 
@@ -83,7 +83,7 @@ class PreparedJob:
 
     @property
     def longest(self) -> int:
-        """Return the largest padded length of a batch that the model's table of positions still has."""
+        """Return the largest padded length of a batch for which the model's table of positions suffices."""
         return min(padded_length(self.train.lengths), self.facts.max_length)
 
     @property
@@ -165,8 +165,11 @@ def prepare(job: Job) -> PreparedJob:
     options = require_known(job)
     facts = model_facts(job.model)
     if facts.vocabulary_size == 0:
-        asked, found = f"P-RGE of '{job.model}' was asked for.", "It reads pictures, and the tasks of P-RGE are texts."
-        raise ConfigError(asked, found, "Choose a model of text, such as SmolLM2-135M, or another method.")
+        request, problem = (
+            f"P-RGE of '{job.model}' was asked for.",
+            "It reads pictures, and the tasks of P-RGE are texts.",
+        )
+        raise ConfigError(request, problem, "Choose a model of text, such as SmolLM2-135M, or another method.")
     require_width(METHOD, "rank", options.rank, job.model, facts.hidden_size)
     counts = {name: getattr(job, name) for name in ("train_samples", "validation_samples", "test_samples")}
     task = load_task(job.task, data=job.data, columns=job.columns, prompted=True, **counts)
@@ -193,7 +196,7 @@ def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan, setting: Set
     counts = [sum(share.queries for share in stage.shares) for stage in plan.stages]
     idle = any(share.queries < 1 for stage in plan.stages for share in stage.shares)
     wide = len(plan.stages) > 1 and any(len(stage.shares) > 1 for stage in plan.stages)
-    found = f"Its queries have {plan.micro_batch_size} samples, the job's {setting.batch_size}."
+    problem = f"Its queries have {plan.micro_batch_size} samples, the job's {setting.batch_size}."
     others = (
         (
             set(counts) != {setting.queries},
@@ -206,6 +209,6 @@ def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan, setting: Set
             "A stage of its chain has several devices.",
             "Give each stage of a chain one device, or each device the whole model.",
         ),
-        (plan.micro_batch_size != setting.batch_size, found, "Plan for the job's batch_size."),
+        (plan.micro_batch_size != setting.batch_size, problem, "Plan for the job's batch_size."),
     )
     require_plan(plan, cluster, model=prepared.job.model, num_layers=prepared.facts.num_layers, others=others)

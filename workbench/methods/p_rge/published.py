@@ -71,7 +71,7 @@ class Constants:
         )
 
     def tasks(self) -> Machine:
-        """Return the server of Tables 15 and 16: the rate is that of a pass without adapters."""
+        """Return the server of Tables 15 and 16.  Its rate is that of a pass without adapters."""
         return Machine(
             flops_per_s=self.a100_flops_per_s * (1 + self.adapter_share),
             memory_bytes_per_s=self.memory_bytes_per_s,
@@ -83,7 +83,7 @@ class Constants:
         )
 
     def jetson(self) -> Machine:
-        """Return the Jetson of Table 4: preparing an NF4 product does not overlap the arithmetic."""
+        """Return the Jetson of Table 4.  Preparing an NF4 product does not overlap the arithmetic."""
         return Machine(
             flops_per_s=self.jetson_flops_per_s,
             memory_bytes_per_s=self.jetson_memory_bytes_per_s,

@@ -1,14 +1,13 @@
 """Divide q queries among unequal devices (P-RGE's outer loop, Algorithm 1 line 4, spread over a cluster; our extension
 of the paper).
 
-Every device that has the model computes some of the queries, both signs of each.  The devices exchange losses and make
+Every device that has the model computes some of the queries, with both signs.  The devices exchange losses and apply
 the same update.
 The step ends when the slowest device has sent its last losses.  If a model fits on no single device, a chain of stages
 computes it.
 
 There is no backward pass, so a chain is only filled and emptied.  With G groups of queries, a step takes one group's
-way through all
-stages and links, plus G - 1 times the slowest of them.
+way through all stages and links, plus G - 1 times the slowest of them.
 """
 
 from __future__ import annotations
@@ -22,21 +21,29 @@ from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.methods.p_rge.options import METHOD
-from workbench.methods.p_rge.query_costs import LOSS_BYTES, Passing, RankCosts, passings, stage_costs, too_small, whole
+from workbench.methods.p_rge.query_costs import (
+    LOSS_BYTES,
+    Passing,
+    RankCosts,
+    full_model_costs,
+    passings,
+    stage_costs,
+    too_small,
+)
 from workbench.planners.problem import Problem
 from workbench.planners.shares import SAVES, device_sets, smallest_maximum
 
 
 def chosen_passings(problem: Problem[Profile], plan: Plan) -> dict[int, Passing]:
-    """Return how every rank of a plan computes its queries: the fastest way that fits in its memory; in a chain the
-    same for all.
+    """Return how every rank of a plan computes its queries: by the fastest way that fits in its memory; in a chain all
+    use the same way.
 
-    Raises PlanError, naming device and bytes, if a rank's share fits in no way.
+    Raises PlanError, naming device and bytes, if no way fits for a rank's share.
     """
     if len(plan.stages) > 1:
         passing = chain_passing(problem, plan)
         return dict.fromkeys((rank for stage in plan.stages for rank in stage.ranks), passing)
-    costs = whole(problem)
+    costs = full_model_costs(problem)
     chosen: dict[int, Passing] = {}
     for share in plan.stages[0].shares:
         if share.queries:
@@ -56,25 +63,24 @@ def plan_queries(problem: Problem[Profile]) -> Plan:
     """Return the plan with the shortest step: the queries, or the layers, of each device.
 
     Exact: no division of the queries among any set of devices is faster (with more than ALL_SETS_UP_TO devices: among
-    the sets
-    of the k fastest).  This assumes that a device's seconds do not fall with more queries.  If the model does not fit
-    on a device, chains
-    of stages are compared, too.  Raises PlanError, naming device and bytes, if nothing fits.
+    the sets of the k fastest).  This assumes that a device's seconds do not fall with more queries.  If the model does
+    not fit on a device, chains of stages are compared, too.  Raises PlanError, naming device and bytes, if nothing
+    fits.
     """
-    found = _divided(problem)
-    holds_all = all(costs.fits(1) for costs in whole(problem))
+    plan = _divided(problem)
+    holds_all = all(costs.fits(1) for costs in full_model_costs(problem))
     if problem.cluster.world_size > 1 and not holds_all:
         chain = plan_chain(problem)
-        if chain is not None and (found is None or chain.total_s < found.total_s):
-            found = chain
-    if found is None:
-        roomiest = max(whole(problem), key=lambda costs: problem.cluster.devices[costs.rank].memory_bytes)
+        if chain is not None and (plan is None or chain.total_s < plan.total_s):
+            plan = chain
+    if plan is None:
+        roomiest = max(full_model_costs(problem), key=lambda costs: problem.cluster.devices[costs.rank].memory_bytes)
         raise too_small(roomiest, 1)
-    return found
+    return plan
 
 
 def _divided(problem: Problem[Profile]) -> Plan | None:
-    costs, queries = whole(problem), problem.queries
+    costs, queries = full_model_costs(problem), problem.queries
     able = [rank for rank in range(problem.cluster.world_size) if costs[rank].best(1)[1] is not None]
     best_s, update_s, best = math.inf, 0.0, tuple[Share, ...]()
     for ranks in device_sets({rank: costs[rank].best(1)[0] for rank in able}):
@@ -101,7 +107,7 @@ def _divided(problem: Problem[Profile]) -> Plan | None:
 
 
 def _rising(costs: RankCosts, ranks: Sequence[int], queries: int) -> list[float]:
-    """Return the seconds of 0, 1, ... queries, made monotone: a decrease in measured times is noise."""
+    """Return the seconds of 0, 1, ... queries, made monotone, because a decrease in measured times is noise."""
     return list(accumulate((_share_s(costs, ranks, count) if count else 0.0 for count in range(queries + 1)), max))
 
 
@@ -110,9 +116,11 @@ ALL_ORDERS_UP_TO = 4
 
 
 class _Way(NamedTuple):
-    """A chain that covers some first layers.  sum_s: one group's way through it; slowest_s: of its stages and links.
+    """A chain that covers some first layers.
 
-    update_s: of the stage whose update takes longest.
+    sum_s: seconds of one group's way through it.  slowest_s: seconds of the slowest of its stages and links.
+
+    update_s: seconds of the longest update of a stage.
     """
 
     sum_s: float
@@ -184,7 +192,7 @@ def plan_chain(problem: Problem[Profile]) -> Plan | None:
 
 
 def chain_passing(problem: Problem[Profile], plan: Plan) -> Passing:
-    """Return the fastest way to run all queries through a chain.  Raises PlanError if a stage fits in no way."""
+    """Return the fastest way to run all queries through a chain.  Raises PlanError if no way fits for a stage."""
     passing = min(passings(problem, problem.queries, cut=True), key=lambda passing: chain_s(problem, plan, passing))
     if math.isinf(chain_s(problem, plan, passing)):
         smallest = min(passings(problem, problem.queries, cut=True), key=lambda passing: passing.parts)
@@ -202,13 +210,13 @@ def chain_s(problem: Problem[Profile], plan: Plan, passing: Passing) -> float:
             return math.inf
         seconds = costs.group_s(passing)
         is_last = index + 1 == len(ranks)
-        sent = 0.0 if is_last else _crossing_s(problem, ranks[index], ranks[index + 1], costs.stop, passing)
-        total, slowest = total + seconds + sent, max(slowest, seconds, sent)
+        send_s = 0.0 if is_last else _crossing_s(problem, ranks[index], ranks[index + 1], costs.stop, passing)
+        total, slowest = total + seconds + send_s, max(slowest, seconds, send_s)
         update = max(update, costs.noise_s(problem.queries))
-    told = sum(
+    notice_s = sum(
         problem.cluster.link(ranks[-1], rank).transfer_s(2 * LOSS_BYTES * passing.queries) for rank in ranks[:-1]
     )
-    return total + (passing.groups(problem.queries) - 1) * slowest + told + update
+    return total + (passing.groups(problem.queries) - 1) * slowest + notice_s + update
 
 
 def _crossing_s(problem: Problem[Profile], source: int, target: int, stop: int, passing: Passing) -> float:
@@ -242,15 +250,15 @@ def _ways(
         sums, updates, fits = tables[rank]
         reached: dict[int, list[_Way]] = {}
         for start, ways in front.items():
-            sent = _crossing_s(problem, order[index - 1], rank, start, passing) if index else 0.0
+            send_s = _crossing_s(problem, order[index - 1], rank, start, passing) if index else 0.0
             for stop in range(start + 1, count + 1):
                 if not fits[start][stop]:
                     break
                 seconds, update = sums[stop] - sums[start], updates[stop] - updates[start]
                 reached.setdefault(stop, []).extend(
                     _Way(
-                        way.sum_s + sent + seconds,
-                        max(way.slowest_s, sent, seconds),
+                        way.sum_s + send_s + seconds,
+                        max(way.slowest_s, send_s, seconds),
                         max(way.update_s, update),
                         (*way.stops, stop),
                     )
@@ -259,16 +267,16 @@ def _ways(
         front = {stop: _undominated(ways) for stop, ways in reached.items()}
         ended = front.pop(count, [])
         if index >= 1:
-            told = sum(
+            notice_s = sum(
                 problem.cluster.link(rank, other).transfer_s(2 * LOSS_BYTES * passing.queries)
                 for other in order[:index]
             )
-            yield from (way._replace(sum_s=way.sum_s + told) for way in ended)
+            yield from (way._replace(sum_s=way.sum_s + notice_s) for way in ended)
 
 
 def _undominated(ways: list[_Way]) -> list[_Way]:
-    kept: list[_Way] = []
+    undominated: list[_Way] = []
     for way in sorted(ways):
-        if not any(other.slowest_s <= way.slowest_s and other.update_s <= way.update_s for other in kept):
-            kept.append(way)
-    return kept
+        if not any(other.slowest_s <= way.slowest_s and other.update_s <= way.update_s for other in undominated):
+            undominated.append(way)
+    return undominated

@@ -49,13 +49,13 @@ class Passing(NamedTuple):
 
 
 def passings(problem: Problem[Profile], queries: int, *, cut: bool = False) -> list[Passing]:
-    """Return the ways to compute `queries` queries in equal groups; cut: allow several groups even if the execution is
-    given.
+    """Return the ways to compute `queries` queries in equal groups; cut: whether to allow several groups even if the
+    execution is given.
     """
     sizes = [size for size in range(queries, 0, -1) if queries % size == 0]
     if problem.execution != "auto" and not cut:
         sizes = [queries]
-    executions = [one for one in EXECUTIONS if problem.execution in ("auto", one)]
+    executions = [execution for execution in EXECUTIONS if problem.execution in ("auto", execution)]
     return [Passing(size, execution) for size in sizes for execution in executions]
 
 
@@ -78,14 +78,15 @@ class RankCosts:
         return layers_seconds(self._layers, "F", rows, self.problem.sequence_length)
 
     def noise_s(self, queries: int) -> float:
-        """Return the seconds to draw and add the noise of some queries, to perturb the parameters or to make the
-        step.
+        """Return the seconds to draw and add the noise of some queries, to perturb the parameters or to make
+        the step.
         """
         return layers_seconds(self._layers, "STEP", queries, 1) if queries else 0.0
 
     def group_s(self, passing: Passing, queries: int | None = None) -> float:
-        """Return the seconds of one group, its noise included.  queries: of the group, by default as many as the others
-        have.
+        """Return the seconds of one group, its noise included.
+
+        queries: number of queries in the group, by default as many as the other groups have.
         """
         queries = passing.queries if queries is None else queries
         count, parts = passing.passes(queries)
@@ -100,8 +101,7 @@ class RankCosts:
         """Return the bytes that these layers need to compute `parts` parts at once.
 
         These are frozen and trainable values, the parts' perturbed copies of the trainable values and their noise, the
-        temporary memory of
-        a pass, and its input and output.
+        temporary memory of a pass, and its input and output.
         """
         rows, length = parts * self.problem.batch_size, self.problem.longest
         scratch = max(layer.workspace_bytes(rows, length) for layer in self._layers)
@@ -121,16 +121,16 @@ class RankCosts:
         """Return the seconds and the way of the fastest computation of `queries` queries that fits; infinity and None
         if none does.
         """
-        found: tuple[float, Passing | None] = (math.inf, None)
+        fastest: tuple[float, Passing | None] = (math.inf, None)
         for passing in passings(self.problem, queries):
             if self.fits(passing.parts):
                 seconds = passing.groups(queries) * self.group_s(passing)
-                if seconds < found[0]:
-                    found = (seconds, passing)
-        return found
+                if seconds < fastest[0]:
+                    fastest = (seconds, passing)
+        return fastest
 
     def told_s(self, ranks: Sequence[int], losses: int) -> float:
-        """Return the seconds in which this device sends its losses to the others, one after the other."""
+        """Return the seconds that this device takes to send its losses to the others, one after the other."""
         nbytes = LOSS_BYTES * losses
         return sum(
             self.problem.cluster.link(self.rank, other).transfer_s(nbytes) for other in ranks if other != self.rank
@@ -146,7 +146,7 @@ def stage_costs(problem: Problem[Profile], plan: Plan) -> dict[int, RankCosts]:
     }
 
 
-def whole(problem: Problem[Profile]) -> list[RankCosts]:
+def full_model_costs(problem: Problem[Profile]) -> list[RankCosts]:
     """Return every device's costs of the whole model."""
     return [
         RankCosts(problem=problem, rank=rank, start=0, stop=problem.profile.num_layers)

@@ -1,6 +1,6 @@
-"""What every device of a P-RGE run is told: the steps under one plan and setting, their samples, schedule and program.
+"""The job of every device in a P-RGE run: the steps under one plan and setting, their samples, schedule and program.
 
-Driver and ranks make the same program from it.
+Driver and ranks build the same program from it.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ class QueryShape(StepShape):
     """The shape of a step's computation: one part's hidden states have `rows` rows of `tokens` tokens.
 
     That is E rows of the padded length, or packs without the padding.  sizes: (E,).  lengths: the mean number of tokens
-    computed for a
-    sample, rounded up.  target_length: tokens that a decoder reads.
+    computed for a sample, rounded up.  target_length: tokens that a decoder reads.
     """
 
     rows: int
@@ -71,10 +70,11 @@ class QueryShape(StepShape):
 
 
 def planned_step(prepared: PreparedJob, change: Change, step: int) -> PlannedStep:
-    """Return a step's samples, the next E of consecutive seeded permutations, whatever E was before, and its shape."""
+    """Return a step's samples (the next E of consecutive seeded permutations, whatever E was before) and its shape."""
     train, first = prepared.train, change.samples_before(step)
     samples = [
-        step_indices(len(train), 1, prepared.job.seed, at)[0] for at in range(first, first + change.setting.batch_size)
+        step_indices(len(train), 1, prepared.job.seed, position)[0]
+        for position in range(first, first + change.setting.batch_size)
     ]
     rows = [train.rows[index] for index in samples]
     lengths = [len(row.ids) for row in rows]
@@ -86,7 +86,7 @@ def planned_step(prepared: PreparedJob, change: Change, step: int) -> PlannedSte
 
 
 class PlannedEpoch(Sequence[PlannedStep]):
-    """An epoch's steps, planned one by one when they are asked for: an epoch may have many thousands."""
+    """An epoch's steps.  Each is planned when it is requested, because an epoch may have many thousands."""
 
     def __init__(self, job: PRGERankJob, epoch: int) -> None:
         per_epoch = job.prepared.steps_per_epoch
@@ -112,7 +112,10 @@ class PlannedEpoch(Sequence[PlannedStep]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryStep:
-    """A step under a plan.  groups: of parts, computed one after the other on each device.  passings: by rank."""
+    """A step under a plan.
+
+    groups: groups of parts, computed one after the other on each device.  passings: how each rank computes its queries.
+    """
 
     plan: Plan
     passings: Mapping[int, Passing]
@@ -164,8 +167,9 @@ class QueryStep:
 class PRGERankJob(PhasedJob):
     """The steps of a run from the next one on, under one plan and one setting; the same on every rank.
 
-    cluster, plan, passings, profile: of the devices that take part, at full speed.
-    prepared: without the task's samples.  changes: the settings so far, each from some step on; the last one applies.
+    cluster, plan, passings, profile: those of the devices that take part, at full speed.
+    prepared: the prepared job without the task's samples.  changes: the settings so far, each from some step on; the
+    last one applies.
     records: the finished steps, from which theta is rebuilt.
     """
 
@@ -237,9 +241,9 @@ def rank_job(
 ) -> PRGERankJob:
     """Return the description of a run under a plan, for every rank.
 
-    profile: of the devices at full speed, with weights of the last change's precision.  slowed: at their present speed,
-    if it differs;
-    it decides how each device computes its queries.  Raises PlanError if a device has too little memory for its share.
+    profile: profile of the devices at full speed, with weights of the last change's precision.  slowed: profile at
+    their current speed, if it differs; it decides how each device computes its queries.  Raises PlanError if a device
+    has too little memory for its share.
     """
     return PRGERankJob(
         job=prepared.job,
@@ -255,10 +259,12 @@ def rank_job(
 
 @dataclass(kw_only=True)
 class QueryResult(RankResult):
-    """A device's results of a PRGERankJob.  records: of the finished steps.
+    """A device's results of a PRGERankJob.
 
-    losses: of the last step, the parts that this device knows.  nbytes: bytes sent, in total, and memory readings, by
-    name.
+    records: records of the finished steps.
+
+    losses: the last step's losses that this device knows, by part.  nbytes: bytes sent, in total, and memory readings,
+    by name.
     """
 
     records: list[StepLog] = field(default_factory=list)

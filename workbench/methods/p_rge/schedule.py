@@ -3,9 +3,9 @@
 
 Part 2i is query i with its noise added, part 2i + 1 with its noise subtracted.  Operations: F of one part, STEP.
 Values: tokens:_.0; adapter:_._.r the trainable matrix on rank r before the step; loss:_.0.j the loss of part j, a
-scalar;
-update:_._.r the matrix after the step.  Noise is not a value: both F and STEP generate it from the query's seed.
-There is no context.  Ranks exchange only scalars: every rank makes the same step from all 2q of them.
+scalar; update:_._.r the matrix after the step.  Noise is not a value: both F and STEP generate it from the query's
+seed.
+There is no context.  Ranks exchange only scalars: every rank takes the same step from all 2q of them.
 Parts may share a pass (outer and inner loop).  A group of parts has the number of its first part, and so has the vector
 of its losses.
 In a chain of stages, stage s sends act:s.0.j, its hidden states of group j, to the next.

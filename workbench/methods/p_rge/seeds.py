@@ -18,12 +18,13 @@ _GOLDEN = 0x9E3779B97F4A7C15
 def query_seed(seed: int, step: int, query: int) -> int:
     """Return the 32-bit seed of a step's query (both from 0); within a run no two queries share one.
 
-    seed: the run's, any integer.  Raises ConfigError for a step or query outside [0, MAX_STEPS) and [0, MAX_QUERIES).
+    seed: the run's seed, any integer.  Raises ConfigError for a step or query outside [0, MAX_STEPS) and [0,
+    MAX_QUERIES).
     """
     if not (0 <= step < MAX_STEPS and 0 <= query < MAX_QUERIES):
         raise ConfigError(
             f"The noise of query {query} in step {step} was asked for.",
-            f"Seeds are told apart for {MAX_STEPS} steps of {MAX_QUERIES} queries.",
+            f"Seeds differ for {MAX_STEPS} steps of {MAX_QUERIES} queries.",
             "Lower the number of steps or queries.",
         )
     key = _mix64(seed & 0xFFFFFFFFFFFFFFFF)

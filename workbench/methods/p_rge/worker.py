@@ -74,11 +74,11 @@ class StageCompute:
 
     def suits(self, rank_job: PRGERankJob, start: int, stop: int) -> bool:
         """Return whether these are the layers of a job, and have not applied more steps than it."""
-        asked = (start, stop, rank_job.change.setting.precision)
-        return (self.start, self.stop, self.precision) == asked and self.num_steps <= len(rank_job.records)
+        requested = (start, stop, rank_job.change.setting.precision)
+        return (self.start, self.stop, self.precision) == requested and self.num_steps <= len(rank_job.records)
 
     def catch_up(self, records: Sequence[StepLog]) -> None:
-        """Apply the steps of a log that theta lacks."""
+        """Apply the steps of a log that are missing in theta."""
         self.num_steps += replay(self.model.trainables, records[self.num_steps :])
 
     def forward(
@@ -104,8 +104,8 @@ class StageCompute:
         passes = None
         if incoming is not None:
             passes = list(incoming.chunk(len(passes_of(passing.execution, len(queries)))))
-        found = estimator.forward_stage(passes, batch, step, queries)
-        return estimator.arranged(found, len(queries)) if self.model.is_last else torch.cat(found)
+        outputs = estimator.forward_stage(passes, batch, step, queries)
+        return estimator.arranged(outputs, len(queries)) if self.model.is_last else torch.cat(outputs)
 
 
 @dataclass(kw_only=True)
@@ -116,7 +116,7 @@ class QueryHandlers:
     that.
     wants_pause: called when losses are sent; a flag after them informs the others, so that all stop after the same
     step.
-    losses: by part, as far as this rank knows them.  pauses: whether a rank wants all to stop after this step.
+    losses: the losses that this rank knows, by part.  pauses: whether a rank wants all to stop after this step.
     """
 
     rank: int
@@ -135,8 +135,8 @@ class QueryHandlers:
 
     @property
     def loss(self) -> float:
-        """Return this rank's part of the loss of a completed step: all ranks know all losses, and progress adds up
-        their parts.
+        """Return this rank's part of the loss of a completed step.  All ranks know all losses, so each reports a part,
+        and the progress display adds them up.
         """
         return sum(self.losses.values()) / len(self.losses) / len(self.rank_job.plan.busy_ranks)
 
@@ -147,13 +147,13 @@ class QueryHandlers:
     def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         queries = self.query_step.queries(op.part)
         incoming = next((content for value, content in zip(op.reads, reads, strict=True) if value.name == "act"), None)
-        found = self.compute.forward(
+        result = self.compute.forward(
             self.rank_job, self.query_step.passings[self.rank], incoming, self.batch, self.step, queries
         )
         if not self.compute.model.is_last:
-            return (found,)
-        self._know(op.part, found)
-        return (torch.cat([found, torch.tensor([float(self.wants_pause())])]),)
+            return (result,)
+        self._know(op.part, result)
+        return (torch.cat([result, torch.tensor([float(self.wants_pause())])]),)
 
     def _update(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         for value, content in zip(op.reads, reads, strict=True):
@@ -183,7 +183,7 @@ def record_of(rank_job: PRGERankJob, step: int, losses: dict[int, float]) -> Ste
             f"It diverged: a loss of step {step + 1} is {float(pairs[~torch.isfinite(pairs)][0])}.",
             "Lower learning_rate or epsilon.",
         )
-    mean = math.fsum(pairs.tolist()) / len(pairs)  # whatever the order in which the losses have come
+    mean = math.fsum(pairs.tolist()) / len(pairs)  # independent of the order in which the losses arrived
     return make_log(rank_job.estimator, step, gradients_of(pairs, rank_job.estimator.epsilon), queries, loss=mean)
 
 
@@ -225,7 +225,7 @@ class QueryPhase(StepPhase[PRGERankJob]):
         return self._step.loss
 
     def note(self, trace: StepTrace) -> None:
-        """Report a step that is done.  Raises Paused if all stop after it."""
+        """Report a completed step.  Raises Paused if all stop after it."""
         assert self._step is not None
         self.result.steps.append(trace)
         record = self.result.records[-1] = replace(self.result.records[-1], seconds=trace.end_s - trace.start_s)
@@ -235,12 +235,12 @@ class QueryPhase(StepPhase[PRGERankJob]):
 
 
 def serve_rank(context: RankContext, payload: None) -> None:
-    """Do the jobs that the coordinator commands."""
+    """Run the jobs that the coordinator commands."""
     serve_device(context, QueryWorker(context.dilation))
 
 
 class QueryWorker(StepWorker[PRGERankJob]):
-    """A StepWorker that keeps its layers from one job to the next."""
+    """A StepWorker that keeps its layers between jobs."""
 
     result_type = QueryResult
 
@@ -251,7 +251,7 @@ class QueryWorker(StepWorker[PRGERankJob]):
         self._place = 0
 
     def work(self, session: RankSession[PRGERankJob], result: RankResult, controls: Controls) -> None:
-        """Do the steps of a job (see StepWorker)."""
+        """Run the steps of a job (see StepWorker)."""
         assert isinstance(result, QueryResult)
         job = session.rank_job
         session.progress.phase(LOADING)

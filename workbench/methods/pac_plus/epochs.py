@@ -162,7 +162,7 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
             self.told_of(error)
         self.session.sum(held)
         ranks_of = {sample: held[:, sample].nonzero().flatten().tolist() for sample in range(held.shape[1])}
-        is_same = self.session.agree(shard is not None and set(shard.samples) == set(samples))
+        is_same = self.session.every_rank(shard is not None and set(shard.samples) == set(samples))
         return shard, {sample: ranks for sample, ranks in ranks_of.items() if ranks}, is_same
 
     def _carry_out(
@@ -249,7 +249,7 @@ class FirstEpoch(StagePhase[PacPlusRankJob]):
             except CacheError as error:
                 if self._folder.exists():  # a device removes its tape once its shard is complete
                     self.told_of(error)
-            if self.session.agree(manifest is None or self._tape is not None):
+            if self.session.every_rank(manifest is None or self._tape is not None):
                 return self._tape
         self._build()
         self._tape = None if manifest is None else ActivationCache.create(self._folder, manifest)

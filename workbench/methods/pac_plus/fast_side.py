@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from workbench.models.matmul import processor
 from workbench.models.parallel_adapter import ParallelAdapterStage
-from workbench.models.products import processor
 from workbench.models.side_layers import TOKEN_KINDS, Packing, SideHead, SideLayer, TapProjection
 
 _aten = torch.ops.aten

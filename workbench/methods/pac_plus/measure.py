@@ -150,7 +150,7 @@ class _Bench:
             return nbytes + (0 if context.fast is None else context.fast.nbytes)
 
         has_decoder = self._config.num_encoder_layers is not None
-        return kept_bytes(kept, batch, at=self._max_length, other=self._max_length // 2, has_decoder=has_decoder)
+        return kept_bytes(kept, batch, length=self._max_length, other=self._max_length // 2, has_decoder=has_decoder)
 
     def _inputs(self, batch: int, length: int) -> tuple[Tensor | None, list[Tensor], Tensor, Targets | None]:
         config = self._config

@@ -85,7 +85,7 @@ class Trained:
 
     def predict(self, epochs: Sequence[int], split: TokenizedSplit, notify: Notify = ignore) -> list[Predictions]:
         """Return the predictions after each of some epochs, with one pass over the backbone for all of them."""
-        batches = evaluation_batches(split, told=counting(notify, SCORED))
+        batches = evaluation_batches(split, report=counting(notify, SCORED))
         return predict_split(self._stack, [self._adapter(epoch) for epoch in epochs], batches)
 
     def save(self, folder: Path, epoch: int) -> Path:

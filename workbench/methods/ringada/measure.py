@@ -176,7 +176,7 @@ class _Bench:
                 run, [*self._stage.parameters(), *(one for layer in self.layers for one in self.parameters(layer))]
             )[1]
 
-        return kept_bytes(kept, batch, at=32, other=64, has_decoder=self._has_decoder)
+        return kept_bytes(kept, batch, length=32, other=64, has_decoder=self._has_decoder)
 
     def backward(self, batch: int, length: int, *, is_lowest: bool = False) -> Call:
         """Return the backward pass, without its forward pass.  is_lowest: the layers' input needs no gradient."""

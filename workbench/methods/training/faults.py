@@ -43,8 +43,9 @@ class VirtualJob:
 
 
 class _Work(VirtualWork):
-    """Steps of training on virtual devices.  names: of the devices.  devices: those that do the work; they know which
-    links are slow.
+    """Steps of training on virtual devices.
+
+    names: the devices' names.  devices: the devices that do the work; they know which links are slow.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -185,10 +186,12 @@ def predict(rank_job: PhasedJob) -> Prediction:
                 middle = rank_job.traced_step(epoch, len(planned))
                 title = f"Step {middle + 1} of {'a' if phase.cached else 'the'} {phase.name}"
                 timelines[f"{phase.name}, predicted"] = predictor.timeline(planned[middle], title=title)
-            own = predictor.records(epoch, planned)
-            steps += own
+            epoch_records = predictor.records(epoch, planned)
+            steps += epoch_records
             epochs.append(
-                EpochRecord(epoch=epoch, cached=phase.cached, seconds=sum(step.predicted_s or 0.0 for step in own))
+                EpochRecord(
+                    epoch=epoch, cached=phase.cached, seconds=sum(step.predicted_s or 0.0 for step in epoch_records)
+                )
             )
         for name, programs in phase.moves().items():
             phases_s[name] = sum(simulate(program, memory=False).makespan_s for program in programs)

@@ -53,7 +53,7 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStep:
-    """samples[m]: the positions in the split that part m of the mini-batch holds."""
+    """A step of a phase.  samples[m]: the positions in the split of part m of the mini-batch."""
 
     samples: tuple[tuple[int, ...], ...]
     shape: StepShape
@@ -87,14 +87,15 @@ def typical_steps(
     """Return the `num_steps` full mini-batches whose length is closest to a typical one; they are the same for every
     plan.
     """
-    whole = [step for step in steps if step.shape.samples == batch_size] or list(steps)
-    return tuple(sorted(whole, key=lambda step: abs(max(step.shape.lengths) - typical_length))[:num_steps])
+    full_steps = [step for step in steps if step.shape.samples == batch_size] or list(steps)
+    return tuple(sorted(full_steps, key=lambda step: abs(max(step.shape.lengths) - typical_length))[:num_steps])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """The last stage's view of some samples.  labels: (n,).  sample_ids: (n,), for the dropout.  total: the
-    mini-batch's samples.
+    """The last stage's view of some samples.
+
+    labels: (n,).  sample_ids: (n,), for the dropout.  total: number of samples in the mini-batch.
     """
 
     labels: Tensor
@@ -137,8 +138,9 @@ class StageContext:
     nbytes: int = 0
 
     def backward(self, gradient: Tensor | None) -> Tensor | None:
-        """Accumulate the trained parameters' gradients; return the gradient of the input.  gradient: of the output,
-        None of a loss.
+        """Accumulate the trained parameters' gradients; return the gradient of the input.
+
+        gradient: gradient of the output, None for a loss.
         """
         backpropagate(self.output, gradient)
         return None if self.hidden is None else self.hidden.grad
@@ -148,9 +150,10 @@ class StageContext:
 class StepHandlers:
     """The operations of one step on one rank; a method adds its own operations.
 
-    batches[m]: this rank's samples of micro-batch m.  total: samples of the mini-batch.  compute: the rank's layers.
-    layout: of a pipeline, None if nothing crosses between stages.  layers: the stage's, for the bytes that are not
-    measured.
+    batches[m]: this rank's samples of micro-batch m.  total: number of samples in the mini-batch.  compute: the rank's
+    layers.
+    layout: a pipeline's layout, None if nothing crosses between stages.  layers: the stage's profile, for the bytes
+    that are not measured.
     """
 
     rank: int
@@ -174,21 +177,24 @@ class StepHandlers:
         return Targets(labels=batch.labels, sample_ids=batch.sample_ids, epoch=self.epoch, total=self.total)
 
     def forwarded(self, op: Op, context: Any) -> tuple[Any, ...]:
-        """Return the outputs of a forward operation.  context: for the backward pass; its output is sent in pieces, or
-        is the loss.
+        """Return the outputs of a forward operation.
+
+        context: context of the backward pass; its output is sent in pieces, or is the loss.
         """
         context.nbytes = context_bytes(self.layers, *self.batches[op.microbatch].attention_mask.shape)
         return self.written(op, context.output.detach(), ctx=context, loss=context.output.detach())
 
-    def written(self, op: Op, whole: Tensor | None, **named: Any) -> tuple[Any, ...]:
-        """Return the outputs of an operation: `named` by name; every other value gets its piece of `whole`."""
-        return tuple(named[value.name] if value.name in named else self._piece(op, value, whole) for value in op.writes)
+    def written(self, op: Op, tensor: Tensor | None, **named: Any) -> tuple[Any, ...]:
+        """Return the outputs of an operation: `named` by name; every other value gets its piece of `tensor`."""
+        return tuple(
+            named[value.name] if value.name in named else self._piece(op, value, tensor) for value in op.writes
+        )
 
-    def _piece(self, op: Op, value: Any, whole: Tensor | None) -> Tensor:
-        assert whole is not None and self.layout is not None
+    def _piece(self, op: Op, value: Any, tensor: Tensor | None) -> Tensor:
+        assert tensor is not None and self.layout is not None
         first, _ = self.layout.samples(self.rank, op.microbatch)
         piece = self.layout.piece(value)
-        return whole[piece.first - first : piece.end - first]
+        return tensor[piece.first - first : piece.end - first]
 
     def update(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         """Take an optimizer step."""

@@ -3,7 +3,7 @@ next step.
 
 Every rank logs its steps of an epoch.  The run resumes from the newest snapshot (see runtime.snapshot) of a step that
 all have logged.
-All files are sealed.  A damaged one is removed and reported, and what it held is done again.
+All files are sealed.  A damaged file is removed and reported, and its steps are repeated.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LOG = re.compile(r"^epoch-(\d+)-from-(\d+)-rank-(\d+)\.jsonl$")
 class LogOwner:
     """The first line of a log of steps.
 
-    owner: see owner_of.  ranks: all ranks that write such a log.  steps: of the whole epoch.
+    owner: see owner_of.  ranks: all ranks that write such a log.  steps: number of steps in the whole epoch.
     """
 
     owner: str
@@ -52,7 +52,7 @@ class LogOwner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLog:
-    """The intact steps of a rank's log, and what its first line says."""
+    """The intact steps of a rank's log, and the content of its first line."""
 
     about: LogOwner
     steps: tuple[StepTrace, ...]
@@ -76,12 +76,13 @@ class Ran:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interrupted:
-    """epochs: finished epochs.  step: completed steps of the next epoch.  state: a snapshot's files; none before step
-    1.
-    held: the ranks that keep the snapshot in memory instead.
+    """The progress of an interrupted run.
 
-    results: of every rank, with one entry for each resumption.  is_same: whether the same devices continue under the
-    same plan.
+    epochs: number of finished epochs.  step: number of completed steps of the next epoch.  state: a snapshot's files;
+    empty before step 1.
+    held: the ranks that have the snapshot in memory instead.
+    results: results of every rank, with one entry for each resumption.  is_same: whether the same devices continue
+    under the same plan.
     notes: why completed steps are repeated.  damage: which files of the run could not be used.
     """
 
@@ -110,19 +111,19 @@ class Interrupted:
         done = (
             {}
             if self.is_same
-            else {(one.epoch, one.step): one.samples for result in self.results for one in result.steps}
+            else {(record.epoch, record.step): record.samples for result in self.results for record in result.steps}
         )
         cached = {step.epoch: step.cached for step in predicted}
-        known = [
-            StepRecord(epoch=at[0], step=at[1], samples=samples, cached=cached[at[0]])
-            for at, samples in sorted(done.items())
+        finished_records = [
+            StepRecord(epoch=place[0], step=place[1], samples=samples, cached=cached[place[0]])
+            for place, samples in sorted(done.items())
         ]
-        left = (
+        remaining = (
             predicted
             if self.is_same
             else [step for step in predicted if (step.epoch, step.step) >= (self.epochs, self.step)]
         )
-        return (*known, *left)
+        return (*finished_records, *remaining)
 
     def joined(self, results: Sequence[RankResult]) -> list[RankResult]:
         """Return each rank's results, before and after the resumption."""
@@ -133,11 +134,11 @@ class Interrupted:
         return [replace(result, steps=former[result.rank] + result.steps) for result in results]
 
 
-def take_up(rank_job: RankJob, held: Mapping[Position, Homes] | None = None) -> Interrupted:
+def take_up(rank_job: RankJob, in_memory: Mapping[Position, Homes] | None = None) -> Interrupted:
     """Return the progress of an interrupted run, and remove damaged and later files from its folder; job and data are
     the same.
 
-    held: of each snapshot in the devices' memory, the ranks that keep each tensor.  The newest snapshot counts,
+    in_memory: for each snapshot in the devices' memory, the ranks that have each tensor.  The newest snapshot counts,
     wherever it is.
     One within an epoch counts if the epoch's mini-batches are the same under the new plan.
     """
@@ -149,29 +150,29 @@ def take_up(rank_job: RankJob, held: Mapping[Position, Homes] | None = None) -> 
     damage += remove_damaged(folder, run)
     files, phases = snapshot_files(folder), rank_job.phases()
 
-    def counts(at: Position) -> bool:
-        phase = next(phase for phase in phases if at.epoch in phase.epochs)
-        return not at.step or (former is not None and same_batches(former.plan, plan, cached=phase.cached))
+    def counts(position: Position) -> bool:
+        phase = next(phase for phase in phases if position.epoch in phase.epochs)
+        return not position.step or (former is not None and same_batches(former.plan, plan, cached=phase.cached))
 
     finished = 0
     while finished < num_epochs and _is_finished(finished, logs, files, plan.num_layers):
         finished += 1
-    at, state, notes = Position(finished, 0), tuple[Path, ...](), list[str]()
+    begin, state, notes = Position(finished, 0), tuple[Path, ...](), list[str]()
     homes: Homes = {}
     if finished < num_epochs:
         # If the snapshot at an epoch's end is incomplete, the last step is repeated: then it is taken.
         num_steps = len(next(phase for phase in phases if finished in phase.epochs).steps(finished))
         last = Position(finished, min(_count(logs.get(finished, {})), num_steps - 1))
-        whole = {file.at: covering(files, file.at, plan.num_layers) for file in files if file.at <= last}
-        known = [
+        complete = {file.at: covering(files, file.at, plan.num_layers) for file in files if file.at <= last}
+        usable = [
             position
-            for position in {*(held or {}), *(one for one, paths in whole.items() if paths)}
+            for position in {*(in_memory or {}), *(file_position for file_position, paths in complete.items() if paths)}
             if position <= last
         ]
-        at = max(filter(counts, known), default=Position(0, 0))
-        state = whole.get(at, ())
-        homes = {} if state else (held or {}).get(at, {})
-        notes += [AGAIN] * any(position > at for position in known)
+        begin = max(filter(counts, usable), default=Position(0, 0))
+        state = complete.get(begin, ())
+        homes = {} if state else (in_memory or {}).get(begin, {})
+        notes += [AGAIN] * any(position > begin for position in usable)
         newest = max((file.at.step for file in files if file.at.epoch == finished), default=0)
         if newest > last.step + 1:  # a crash leaves the log of a device at most one step behind
             damage.append(
@@ -180,18 +181,18 @@ def take_up(rank_job: RankJob, held: Mapping[Position, Homes] | None = None) -> 
     whole_logs = 0
     while _is_whole(logs.get(whole_logs, {})):
         whole_logs += 1
-    if at.epoch < num_epochs and whole_logs > at.epoch + 1:
-        damage.append(f"Epochs {at.epoch + 1} to {whole_logs} are done again: a snapshot is missing or was damaged.")
-    _clear(folder, at, state)
+    if begin.epoch < num_epochs and whole_logs > begin.epoch + 1:
+        damage.append(f"Epochs {begin.epoch + 1} to {whole_logs} are done again: a snapshot is missing or was damaged.")
+    _clear(folder, begin, state)
     is_same = former is not None and replace(former, since=mine.since) == mine
-    mine = former if former is not None and is_same else replace(mine, since=at)
+    mine = former if former is not None and is_same else replace(mine, since=begin)
     write_sealed(folder / PLAN, owner_of(run, folder / PLAN), mine)
     return Interrupted(
-        epochs=at.epoch,
-        step=at.step,
+        epochs=begin.epoch,
+        step=begin.step,
         state=state,
         held=homes,
-        results=_results(logs, *at, since=mine.since),
+        results=_results(logs, *begin, since=mine.since),
         is_same=is_same,
         notes=tuple(notes),
         damage=tuple(damage),
@@ -199,8 +200,9 @@ def take_up(rank_job: RankJob, held: Mapping[Position, Homes] | None = None) -> 
 
 
 def same_batches(former: Plan, plan: Plan, *, cached: bool) -> bool:
-    """Return whether an epoch's mini-batches are the same under two plans.  cached: it runs from the activation
-    cache.
+    """Return whether an epoch's mini-batches are the same under two plans.
+
+    cached: whether it runs from the activation cache.
     """
     return former.cached == plan.cached if cached else former.mini_batch_size == plan.mini_batch_size
 
@@ -215,7 +217,7 @@ def begin(rank_job: RankJob) -> Interrupted:
 
 def _read_logs(folder: Path, run: str, damage: list[str]) -> dict[int, dict[int, dict[int, RankLog]]]:
     """Return the intact steps of all logs, and remove the rest; the last line may have been cut off by a crash."""
-    found: dict[int, dict[int, dict[int, RankLog]]] = {}
+    logs: dict[int, dict[int, dict[int, RankLog]]] = {}
     for path in sorted((folder / STEPS).glob("epoch-*.jsonl")):
         match = _LOG.match(path.name)
         if match is None:
@@ -236,12 +238,12 @@ def _read_logs(folder: Path, run: str, damage: list[str]) -> dict[int, dict[int,
         if lines.damage:
             damage.append(f"'{path.name}': {lines.damage}; the steps from there on are done again.")
             os.truncate(path, lines.nbytes)
-        found.setdefault(epoch, {}).setdefault(begin, {})[rank] = RankLog(about=about, steps=steps)
-    return found
+        logs.setdefault(epoch, {}).setdefault(begin, {})[rank] = RankLog(about=about, steps=steps)
+    return logs
 
 
 def _is_finished(epoch: int, logs: Mapping[int, _Logs], files: Sequence[SnapshotFile], num_layers: int) -> bool:
-    """Return whether an epoch's steps are logged, and the weights at its end are whole."""
+    """Return whether an epoch's steps are logged, and the weights at its end are complete."""
     return _is_whole(logs.get(epoch, {})) and bool(covering(files, Position(epoch + 1, 0), num_layers, WEIGHTS))
 
 
@@ -270,15 +272,16 @@ def _former(folder: Path, run: str, damage: list[str]) -> Ran | None:
         return None
 
 
-def _clear(folder: Path, at: Position, state: Sequence[Path]) -> None:
-    """Remove the files from after a position, and snapshots that no longer serve.  state: the files of the one that
-    counts.
+def _clear(folder: Path, position: Position, state: Sequence[Path]) -> None:
+    """Delete files written after a position, and snapshots that are no longer needed.
+
+    state: the files of the snapshot that is used.
     """
     for path in (folder / STEPS).glob("epoch-*.jsonl"):
         match = _LOG.match(path.name)
-        if match is not None and (int(match.group(1)), int(match.group(2))) >= at:
+        if match is not None and (int(match.group(1)), int(match.group(2))) >= position:
             path.unlink()
-    later = [file.path for file in snapshot_files(folder) if file.at > at]
+    later = [file.path for file in snapshot_files(folder) if file.at > position]
     for path in {*later, *passing(folder, with_moments=False)}.difference(state):
         path.unlink()
 
@@ -292,12 +295,16 @@ def _results(logs: Mapping[int, _Logs], epochs: int, step: int, *, since: tuple[
             for rank, log in sorted(by_begin[begin].items()):
                 end = following if following is not None else begin + len(log.steps)
                 end = end if epoch < epochs else min(end, step) if epoch == epochs else 0
-                whole = (epoch, begin) >= since
-                own = [
-                    trace if whole else trace._replace(spans=(), memory=()) for trace in log.steps if trace.step < end
+                keeps_spans = (epoch, begin) >= since
+                steps_done = [
+                    trace if keeps_spans else trace._replace(spans=(), memory=())
+                    for trace in log.steps
+                    if trace.step < end
                 ]
-                if own:
-                    results.append(RankResult(rank=rank, steps=own, resumed_at=(epoch, begin) if begin else None))
+                if steps_done:
+                    results.append(
+                        RankResult(rank=rank, steps=steps_done, resumed_at=(epoch, begin) if begin else None)
+                    )
     return tuple(results)
 
 

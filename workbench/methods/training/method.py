@@ -54,7 +54,7 @@ from workbench.tasks.tokenize import TokenizedSplit
 
 
 class AnalyticTechnique(NamedTuple):
-    """How a method trains, for the analytic costs.  numbers: of the frozen backbone."""
+    """How a method trains, for the analytic costs.  numbers: number format of the frozen backbone."""
 
     name: Technique
     sizes: TechniqueSizes
@@ -69,7 +69,7 @@ class Trained(Protocol):
         ...
 
     def save(self, folder: Path, epoch: int) -> Path:
-        """Save the model as it was after an epoch, and return the path."""
+        """Save the model with its weights after an epoch, and return the path."""
         ...
 
 
@@ -96,7 +96,7 @@ class ProfiledMethod(ABC, Generic[A]):
 
     known: returns the options; raises ConfigError at once for an unknown option, task or model.  prepared: finds model
     and data.
-    measure_rank: measures a device's own core, given (what `asked` returns, whether to measure again); real devices
+    measure_rank: measures a device's own core, given (the result of `asked`, whether to measure again); real devices
     call it by its name.
     """
 
@@ -134,10 +134,10 @@ class ProfiledMethod(ABC, Generic[A]):
     def notes(self, planned: Planned[A]) -> tuple[str, ...]:
         """Return the notes of the settings without an effect, and of the job (see Method)."""
         prepared, profile, cluster, plan = planned
-        at = Situation(
+        situation = Situation(
             job=prepared.job, cluster=cluster, options=self.known(prepared.job), prepared=prepared, plan=plan
         )
-        return (*(idle.note for idle in idle_settings(at)), *profile.notes, *prepared.all_notes)
+        return (*(idle.note for idle in idle_settings(situation)), *profile.notes, *prepared.all_notes)
 
     def prepare(self, job: Job, notify: Notify) -> A:
         """Find model and data (see Method)."""
@@ -179,13 +179,13 @@ class LayerMethod(ProfiledMethod[L]):
     def __init_subclass__(cls) -> None:
         """Add the function that a real device calls to measure itself."""
 
-        def measure_rank(context: RankContext, asked: tuple[Any, bool]) -> tuple[LayerProfile, ...]:
-            prepared, refresh = asked
+        def measure_rank(context: RankContext, payload: tuple[Any, bool]) -> tuple[LayerProfile, ...]:
+            prepared, refresh = payload
             return cls().device_layers(context, prepared, refresh=refresh)
 
         if "prepared" in vars(cls):
             kind: Any = get_type_hints(cls.prepared)["return"]
-            cls.called_by_devices(measure_rank, asked=tuple[kind, bool])
+            cls.called_by_devices(measure_rank, payload=tuple[kind, bool])
 
     @classmethod
     def called_by_devices(cls, function: Callable[[RankContext, Any], Any], **payload: Any) -> None:
@@ -236,8 +236,8 @@ class TrainingMethod(LayerMethod[P], Plans):
     methods.base.Method.
 
     plan, check, rank_job, check_plan: see phases.Plans, methods.base.require_plan.
-    phases_on: makes the phases of a RankJob as a rank does them (see worker.TrainingWorker).  serve_rank: what devices
-    call, from it.
+    phases_on: builds the phases of a RankJob on a rank (see worker.TrainingWorker).  serve_rank: the function that
+    devices call, built from it.
     trained: the trained model of a run, for a backbone.
     begin(prepared, backbone, rank_job, is_new, notify): builds the backbone as the run uses it; writes the initial
     state of a new run.
@@ -250,7 +250,7 @@ class TrainingMethod(LayerMethod[P], Plans):
     begin: Callable[[P, LayerStack, Any, bool, Notify], object]
 
     def __init_subclass__(cls) -> None:
-        """Add the function that devices call: it does what a coordinator commands."""
+        """Add the function that devices call to serve a coordinator."""
         super().__init_subclass__()
 
         def serve_rank(context: RankContext, payload: None) -> None:
@@ -328,7 +328,7 @@ class TrainingMethod(LayerMethod[P], Plans):
         if not resumes:
             begin_folder(folder, identity, job)
         former = take_up(message) if resumes else replace(begin(message), damage=(spoilt,) if spoilt else ())
-        notes = (_resumed(former, job.epochs, begun=resumes), *former.notes, *former.damage) if resume else ()
+        notes = (_resumed(former, job.epochs, has_run=resumes), *former.notes, *former.damage) if resume else ()
         if resumes:
             notify(Event("phase", message=notes[0]))
         self.begin(prepared, stack, message, not resumes, notify)
@@ -350,7 +350,10 @@ class TrainingMethod(LayerMethod[P], Plans):
         def scores(numbers: Sequence[int], split: SplitName) -> list[dict[str, float]]:
             tokenized = getattr(prepared, split)
             predictions = trained.predict(numbers, tokenized, notify)
-            return [score(prepared.task, getattr(prepared.task, split), tokenized, one) for one in predictions]
+            return [
+                score(prepared.task, getattr(prepared.task, split), tokenized, split_predictions)
+                for split_predictions in predictions
+            ]
 
         epochs, metrics, best = chosen_epoch(epochs, scores, partial(quality, prepared.task), notify)
         saved = trained.save(folder / ADAPTER, best)
@@ -417,24 +420,24 @@ def _fingerprint(prepared: PreparedTraining, stack: LayerStack, rank_job: RankJo
 
 def _resident(rank_job: RankJob) -> dict[bool, list[int]]:
     """Return the bytes that stay on every rank throughout, by whether epochs are cached."""
-    found = {}
+    resident = {}
     for phase in rank_job.phases():
         costs = phase.program(phase.steps(phase.epochs.start)[0].shape).costs
-        found[phase.cached] = [costs.resident_bytes(rank) for rank in range(rank_job.cluster.world_size)]
-    return found
+        resident[phase.cached] = [costs.resident_bytes(rank) for rank in range(rank_job.cluster.world_size)]
+    return resident
 
 
-def _resumed(former: Interrupted, epochs: int, *, begun: bool) -> str:
-    """Describe in words how a resumed run begins.  begun: whether there was a run."""
-    if not begun:
+def _resumed(former: Interrupted, epochs: int, *, has_run: bool) -> str:
+    """Describe in words how a resumed run begins.  has_run: whether the folder holds an earlier run."""
+    if not has_run:
         return "The run starts over." if former.damage else "Nothing to resume: the run starts over."
     if not former.epochs and not former.step:
         return "Resumed in epoch 1: none of its steps can be used."
     if former.epochs == epochs:
         return f"Resumed: all {epochs} epochs were finished, so none is trained again."
-    at = f"step {former.step} of epoch {former.epochs + 1}" if former.step else f"epoch {former.epochs}"
+    place = f"step {former.step} of epoch {former.epochs + 1}" if former.step else f"epoch {former.epochs}"
     others = "" if former.is_same else ", on other devices or under another plan"
-    return f"Resumed after {at} of {epochs}{others}; the times of what was finished are the interrupted run's."
+    return f"Resumed after {place} of {epochs}{others}; the times of what was finished are the interrupted run's."
 
 
 SplitName = Literal["validation", "test"]
@@ -449,8 +452,8 @@ def chosen_epoch(
     """Return the epochs with their metrics on the validation split, the metrics of the best one on the test split, and
     its number.
 
-    scores: of the model after some epochs on a split.  quality: the higher, the better; of equally good epochs the
-    first is chosen.
+    scores: returns the model's scores after some epochs on a split.  quality: the higher, the better; of equally good
+    epochs the first is chosen.
     """
     notify(Event("phase", message="Scoring every epoch on the validation split", stage="evaluate"))
     metrics = scores(range(len(epochs)), "validation")
@@ -458,5 +461,5 @@ def chosen_epoch(
         notify(Event("scores", epoch=record.epoch, metrics=own))
     best = max(range(len(epochs)), key=lambda epoch: quality(metrics[epoch]))
     notify(Event("phase", message="Scoring the chosen epoch on the test split"))
-    scored = tuple(replace(epoch, metrics=own) for epoch, own in zip(epochs, metrics, strict=True))
+    scored = tuple(replace(epoch, metrics=epoch_metrics) for epoch, epoch_metrics in zip(epochs, metrics, strict=True))
     return scored, scores([best], "test")[0], best

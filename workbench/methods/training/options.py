@@ -1,5 +1,5 @@
-"""What methods that train by backpropagation declare alike: the options of a pipeline, and the functions that devices
-call.
+"""Declarations shared by all methods that train by backpropagation: the options of a pipeline, and the functions that
+devices call.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from workbench.schedules.pipeline import OrderName
 
 Paradigm = Literal["hybrid", "standalone", "data_parallel", "pipeline_parallel"]
 ASYNCHRONOUS = "asynchronous_1f1b"
-_DEVICES = Effect(lambda at: at.cluster.world_size > 1 or at.options.paradigm == "standalone", "two or more devices")
+_DEVICES = Effect(
+    lambda situation: situation.cluster.world_size > 1 or situation.options.paradigm == "standalone",
+    "two or more devices",
+)
 _PIPELINE = only(paradigm=("hybrid", "pipeline_parallel"), is_refused=True)
 _ORDERED = Effect(
-    lambda at: (
-        at.plan is None
-        or at.options.schedule == ASYNCHRONOUS
-        or (len(at.plan.stages) > 1 and at.plan.num_micro_batches > 1)
+    lambda situation: (
+        situation.plan is None
+        or situation.options.schedule == ASYNCHRONOUS
+        or (len(situation.plan.stages) > 1 and situation.plan.num_micro_batches > 1)
     ),
     "a plan of several stages, with micro-batches",
 )
@@ -33,9 +36,8 @@ class PipelineOptions:
 
     paradigm: 'hybrid' runs the method's planner; 'standalone', 'data_parallel' and 'pipeline_parallel' are section
     VI-A's baselines.
-    schedule: of a pipeline's micro-batches, '1f1b' or 'gpipe'; 'asynchronous_1f1b' of whole mini-batches.
-    backbone_dtype: dtype of the
-    frozen backbone's stored weights (section IV-D).
+    schedule: order of a pipeline's micro-batches, '1f1b' or 'gpipe'; 'asynchronous_1f1b' orders whole mini-batches.
+    backbone_dtype: dtype of the frozen backbone's stored weights (section IV-D).
     """
 
     paradigm: Annotated[Paradigm, _DEVICES] = "hybrid"
@@ -52,8 +54,9 @@ PIPELINE_FIELDS = {
 
 
 def training_calls(method: str, rank_job: str) -> dict[str, str | Parts]:
-    """Return what devices call of a training.method.TrainingMethod and its phases.RankJob, both given as
-    'module:class'.
+    """Return the functions of a training.method.TrainingMethod that devices call.
+
+    method, rank_job: the method and its phases.RankJob as 'module:class'.
     """
     parts = Parts(rank_job, "workbench.methods.common.session:RankResult", done="builtins:float")
     return {f"{method}.measure_rank": "", f"{method}.serve_rank": parts}

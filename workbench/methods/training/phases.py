@@ -1,9 +1,8 @@
 """The phases of a training run, which the driver simulates and every rank executes.
 
 A method describes its run as a RankJob, from which driver and ranks make the same phases. A phase is some epochs with
-similar steps:
-PAC+ has a pipeline phase that fills the activation cache and a data-parallel phase that runs from it; fine-tuning has
-one phase.
+similar steps: PAC+ has a pipeline phase that fills the activation cache and a data-parallel phase that runs from it;
+fine-tuning has one phase.
 """
 
 from __future__ import annotations
@@ -45,11 +44,10 @@ from workbench.tasks.tokenize import TokenizedSplit
 class Phase:
     """Some epochs with similar steps.
 
-    epochs: may be empty.  cached: they run from an activation cache.  steps: all steps of an epoch.  program: of one
-    step.
+    epochs: the epochs; may be empty.  cached: whether they run from an activation cache.  steps: returns all steps of
+    an epoch.  program: returns the program of one step.
     last_epoch: the number of steps of the last epoch, if it has fewer than the others.  longest: a step as long as any;
-    None: the first
-    epoch has one.
+    None: the first epoch has one.
     moves: by name, the programs that run between this phase and the next.  nbytes: by name, the phase's files on the
     disk.
     """
@@ -99,11 +97,11 @@ class Predictor:
         while former is not None:
             programs.insert(0, self._phase.program(former))
             former = former.continues
-        whole, before = simulate(chained(programs), memory=False), f"~{len(programs) - 2}"
+        timeline, before = simulate(chained(programs), memory=False), f"~{len(programs) - 2}"
         begun_s = max(
-            span.end_s for span in whole.spans if span.op.kind == STEP and span.op.writes[0].name.endswith(before)
+            span.end_s for span in timeline.spans if span.op.kind == STEP and span.op.writes[0].name.endswith(before)
         )
-        return whole.makespan_s - begun_s
+        return timeline.makespan_s - begun_s
 
     def records(self, epoch: int, steps: Sequence[PlannedStep]) -> tuple[StepRecord, ...]:
         """Return an epoch's steps with their seconds."""
@@ -186,11 +184,11 @@ class PhasedJob(SessionJob, ABC):
 class RankJob(PhasedJob):
     """The description of a run that trains by backpropagation, for a rank; a method adds its settings.
 
-    split: the training samples.  schedule: the order of a pipeline's micro-batches.  quantization: of the frozen
-    backbone.
+    split: the training samples.  schedule: the order of a pipeline's micro-batches.  quantization: how the frozen
+    backbone is stored.
     start_epoch, start_step: 0, or the step at which a resumed run continues.  state: the files with the trainable state
     so far.
-    held: the ranks that keep each tensor of that state in memory, if state has no files.
+    held: the ranks that have each tensor of that state in memory, if state has no files.
     is_same: whether the same devices did the steps before, under the same plan.
     sweep: some steps of the first phase to time; then nothing else runs.
     small_bytes: if a stage's state is larger, by default no snapshot is taken between the ends of epochs but at a
@@ -280,13 +278,20 @@ class Plans:
     rank_job: Callable[[Any, Profile, Cluster, Plan], Any]
 
     def stand_in(
-        self, prepared: Any, profile: Profile, cluster: Cluster, plan: Plan, rank: int, idle: Sequence[int], left: float
+        self,
+        prepared: Any,
+        profile: Profile,
+        cluster: Cluster,
+        plan: Plan,
+        rank: int,
+        idle: Sequence[int],
+        remaining_share: float,
     ) -> int | None:
         """Return the idle device that takes over the part of one that leaves on notice; None: re-plan for the remaining
         devices.
 
-        plan: of the whole cluster, whose devices are as slow as measured.  left: fraction of the run that is left, from
-        1 to 0.
+        plan: of the whole cluster, whose devices are as slow as measured.  remaining_share: fraction of the run that
+        remains, from 1 to 0.
         """
         return None
 
@@ -326,8 +331,7 @@ class RankPhase(StepPhase[AJob]):
     optimizer: set by `load`; None on a rank without a share, which only waits.  layers: [start, stop) of those that the
     optimizer trains.
     is_writer: whether this rank saves the state that is the same on all ranks with these layers.  label: the epochs'
-    name in progress
-    messages; '' names each by its number.
+    name in progress messages; '' names each by its number.
     """
 
     label = ""
@@ -403,12 +407,12 @@ class StagePhase(RankPhase[AJob]):
         assert self.index is not None
         plan = self.rank_job.plan
         stage = plan.stages[self.index]
-        own = {
+        fields_of_step = {
             "compute": self.compute,
             "optimizer": self.optimizer,
             "layers": self.rank_job.layers[stage.start : stage.stop],
         }
-        return share_of(self.session.rank, plan, planned, self.rank_job.split) | own | {"epoch": epoch}
+        return share_of(self.session.rank, plan, planned, self.rank_job.split) | fields_of_step | {"epoch": epoch}
 
 
 def make_optimizer(rank_job: RankJob, module: nn.Module, steps_per_epoch: int, *, delay: int = 0) -> FlatAdamW:

@@ -15,7 +15,7 @@ from workbench.methods.base import Notify, Planned
 from workbench.methods.common.session import RankResult
 from workbench.methods.training.interrupted import Interrupted, take_up
 from workbench.methods.training.phases import Plans, RankJob
-from workbench.methods.training.step_policy import Begun, StepPolicy
+from workbench.methods.training.step_policy import StartedGeneration, StepPolicy
 from workbench.runtime.commands import Generation, Parts, StepDone
 from workbench.runtime.snapshot import Position
 
@@ -27,26 +27,23 @@ def plateaus(values: Sequence[float], patience: int, threshold: float = LEAST_FA
     """Return after how many values each plateau ends: `patience` in a row are not `threshold` below the lowest since
     the last plateau.
     """
-    found, lowest, waited = list[int](), math.inf, 0
+    ends, lowest, waited = list[int](), math.inf, 0
     for count, value in enumerate(values, start=1):
         lowest, waited = (value, 0) if value < lowest * (1 - threshold) else (lowest, waited + 1)
         if waited == patience:
-            found, lowest, waited = [*found, count], math.inf, 0
-    return found
+            ends, lowest, waited = [*ends, count], math.inf, 0
+    return ends
 
 
 class TrainingPolicy(StepPolicy):
     """A StepPolicy of a run in its folder.
 
     former: the run's progress before.  results: of the last generation, by place.  spent_s: seconds of the slowest
-    device, by the
-    kind of work besides steps.
+    device, by the kind of work besides steps.
 
     Every device sends its part of each step's loss.  If the job says so, the run ends after an epoch with which the
-    mean losses of the
-    epochs reach a plateau.  RingAda's coordinator tests convergence after every round, by a rule that the paper does
-    not give
-    (Algorithm 1, line 12); an epoch's loss does not vary by which samples it has.
+    mean losses of the epochs reach a plateau.  RingAda's coordinator tests convergence after every round, by a rule
+    that the paper does not give (Algorithm 1, line 12); an epoch's loss does not vary by which samples it has.
     """
 
     def __init__(
@@ -88,7 +85,7 @@ class TrainingPolicy(StepPolicy):
         ):  # devices that have not paused yet go on
             return
         steps = [range(number(epoch, 0), number(epoch + 1, 0)) for epoch in range(epochs)]
-        means = [fmean(sum(self._losses[step].values()) for step in own) for own in steps]
+        means = [fmean(sum(self._losses[step].values()) for step in epoch_steps) for epoch_steps in steps]
         if plateaus(means, job.converged_after):
             self._converged = epochs
             rule = (
@@ -102,12 +99,12 @@ class TrainingPolicy(StepPolicy):
         return take_up(replace(rank_job, job=replace(rank_job.job, epochs=epochs)))
 
     @property
-    def last(self) -> Begun:
+    def last(self) -> StartedGeneration:
         """Return the last generation (see StepPolicy)."""
         return super().last if self.generations else replace(super().last, former=self._former)
 
     def begun(self, generation: Generation) -> Generation:
-        """Let it continue after the last step whose state is in the folder (see Policy)."""
+        """Let the generation continue after the last step whose state is in the folder (see Policy)."""
         former = self._former if generation.number == 1 else take_up(generation.job, self._held(generation.members))
         job, done = replace(generation.job, **former.begins), self._step
         timetable: Any = generation.predictor
@@ -116,9 +113,10 @@ class TrainingPolicy(StepPolicy):
             job = job.going_on(self.last.job)
         self._begin(generation._replace(job=job), former)
         self._losses = {step: parts for step, parts in self._losses.items() if step < self._step}
-        at = Position(former.epochs, former.step)
+        position = Position(former.epochs, former.step)
         self._in_memory = {
-            rank: {one: names for one, names in kept.items() if one <= at} for rank, kept in self._in_memory.items()
+            rank: {snapshot: names for snapshot, names in snapshots.items() if snapshot <= position}
+            for rank, snapshots in self._in_memory.items()
         }
         self.watch(generation)
         for sentence in former.damage if generation.number > 1 else ():
@@ -128,15 +126,17 @@ class TrainingPolicy(StepPolicy):
         return generation._replace(job=job)
 
     def _held(self, members: Sequence[int]) -> dict[Position, Homes]:
-        """Return the snapshots that the members have in memory, of those that are whole: the members that keep each
-        tensor.
+        """Return the complete snapshots in the members' memory, with the members that have each tensor.
 
-        If two devices were lost at once there may be none: then the last one on the disk is used.
+        If two devices were lost at the same time there may be none; then the last one on the disk is used.
         """
-        kept = [self._in_memory.get(rank, {}) for rank in members]
-        positions = {position for own in kept for position in own}
-        held = {one: held_by({place: own.get(one, ()) for place, own in enumerate(kept)}) for one in positions}
-        return whole_states(held, self._trained)
+        snapshots_of = [self._in_memory.get(rank, {}) for rank in members]
+        positions = {position for snapshots in snapshots_of for position in snapshots}
+        homes_of = {
+            position: held_by({place: snapshots.get(position, ()) for place, snapshots in enumerate(snapshots_of)})
+            for position in positions
+        }
+        return whole_states(homes_of, self._trained)
 
     def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
         """Count a step, and test convergence when all devices have done an epoch."""
@@ -155,7 +155,7 @@ class TrainingPolicy(StepPolicy):
         self._some_lost = bool(lost) or any(ended.end == "lost" for ended in parts.values())
         self.results = [ended.part for _, ended in sorted(parts.items()) if ended.part is not None]
         self._trained = {name for result in self.results for name in result.trained} or self._trained
-        self._in_memory = {rank: kept for rank, kept in self._in_memory.items() if rank not in lost}
+        self._in_memory = {rank: snapshots for rank, snapshots in self._in_memory.items() if rank not in lost}
         self._in_memory |= {rank: ended.part.snapshots for rank, ended in parts.items() if ended.part is not None}
         for name in {name for result in self.results for name in result.spent_s}:
             most_s = max(result.spent_s.get(name, 0.0) for result in self.results)

@@ -26,9 +26,9 @@ SMALLEST_SPREAD, SMALLEST_SPREAD_OF_MEAN = 1e-15, 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedTraining:
-    """A job with everything known before planning; a method adds its own settings.
+    """A job with all data that is known before planning; a method adds its own settings.
 
-    notes: for the report.
+    notes: notes for the report.
     """
 
     job: Job
@@ -69,7 +69,7 @@ class PreparedTraining:
         return self.job.epochs * math.ceil(len(self.train) / self.job.batch_size)
 
     def steps_on(self, world_size: int) -> int:
-        """Return the steps of the whole run on so many devices, as counted by faults and progress."""
+        """Return the number of steps of the whole run on this many devices, as counted by faults and progress."""
         return self.num_steps
 
     def typical_step(self, micro_batches: int) -> PlannedStep:
@@ -83,14 +83,14 @@ class PreparedTraining:
         """Return the notes for a report: the method's, and how much of the training data is left out."""
         if not self.train.left_out:
             return self.notes
-        what = {"token_classification": "words beyond", "text_generation": "an answer that ends beyond"}.get(
+        cut_off = {"token_classification": "words beyond", "text_generation": "an answer that ends beyond"}.get(
             self.task.kind, "an answer that is longer than a window of"
         )
-        told = (
-            f"{self.train.left_out} of {len(self.task.train)} training samples have {what} max_length tokens, which "
+        note = (
+            f"{self.train.left_out} of {len(self.task.train)} training samples have {cut_off} max_length tokens, which "
             "is not learnt."
         )
-        return (*self.notes, told)
+        return (*self.notes, note)
 
     def data_digest(self) -> str:
         """Return a digest of tokens and labels in order."""
@@ -103,7 +103,7 @@ class PreparedTraining:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedTechnique(PreparedTraining):
-    """A job that backpropagates through the backbone.  config: of the technique."""
+    """A job that backpropagates through the backbone.  config: the technique's configuration."""
 
     config: TechniqueConfig
 
@@ -116,8 +116,8 @@ def require_task_and_model(job: Job) -> None:
 
 
 def load_samples(job: Job, facts: ModelFacts, change: Callable[[Task], Task] | None = None) -> dict[str, Any]:
-    """Return the task and its tokenized splits as fields of PreparedTraining.  change: the method's change of the
-    task.
+    """Return the task and its tokenized splits as fields of PreparedTraining.  change: the method's change of
+    the task.
     """
     task = load_task(job.task, data=job.data, columns=job.columns).limited(
         job.train_samples, job.validation_samples, job.test_samples
@@ -149,8 +149,8 @@ def label_scale(task: Task, train: TokenizedSplit) -> dict[str, Any]:
         return {"label_mean": 0.0, "label_std": 1.0}
     mean, std = fmean(train.labels), pstdev(train.labels)
     if 0 < std < max(SMALLEST_SPREAD, SMALLEST_SPREAD_OF_MEAN * abs(mean)):
-        found = f"They are {mean:.9g} with a standard deviation of {std:.3g}, which float32 cannot tell apart."
+        problem = f"They are {mean:.9g} with a standard deviation of {std:.3g}, which float32 cannot tell apart."
         raise ConfigError(
-            f"The numbers of the task '{task.name}' were to be learnt.", found, "Subtract their mean, or scale them."
+            f"The numbers of the task '{task.name}' were to be learnt.", problem, "Subtract their mean, or scale them."
         )
     return {"label_mean": mean, "label_std": std or 1.0}

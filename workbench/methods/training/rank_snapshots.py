@@ -1,5 +1,5 @@
-"""One rank's snapshots: taken when the job says so, on the disk or in the memory of devices that keep each other's
-state; and restored.
+"""One rank's snapshots: taken on the job's schedule, on the disk or in the memory of devices that store each other's
+state, and restored.
 
 In memory, a device copies its trained tensors and sends those that no other device has to the next device in the ring.
 """
@@ -34,15 +34,15 @@ class KeptInMemory:
     def __init__(self) -> None:
         self._tensors: dict[Position, Mapping[str, Tensor]] = {}
 
-    def keep(self, at: Position, tensors: Mapping[str, Tensor]) -> None:
-        """Keep a snapshot, and drop the one before the last."""
-        self._tensors[at] = tensors
-        for position in sorted(self._tensors)[:-2]:
-            del self._tensors[position]
+    def keep(self, position: Position, tensors: Mapping[str, Tensor]) -> None:
+        """Store a snapshot, and drop the one before the last."""
+        self._tensors[position] = tensors
+        for older in sorted(self._tensors)[:-2]:
+            del self._tensors[older]
 
-    def forget_after(self, at: Position) -> None:
+    def forget_after(self, position: Position) -> None:
         """Drop later snapshots.  Their steps are repeated, possibly with different results."""
-        for later in [position for position in self._tensors if position > at]:
+        for later in [taken for taken in self._tensors if taken > position]:
             del self._tensors[later]
 
     def names(self) -> dict[Position, tuple[str, ...]]:
@@ -55,69 +55,73 @@ class KeptInMemory:
 
 
 class Neighbours(Generic[AJob]):
-    """The devices of a phase, which keep each other's state in memory.  Every rank makes one, even if it trains
+    """The devices of a phase, which keep each other's state in memory.  Every rank creates one, even if it trains
     nothing.
     """
 
     def __init__(
-        self, session: RankSession[AJob], optimizer: Optimizer | None, kept: KeptInMemory, result: RankResult
+        self, session: RankSession[AJob], optimizer: Optimizer | None, in_memory: KeptInMemory, result: RankResult
     ) -> None:
-        self._session, self._optimizer, self._kept, self._result = session, optimizer, kept, result
-        own = self._tensors()
-        specs = {name: spec_of(tensor) for name, tensor in own.items()}
-        known = [from_json(text, dict[str, Spec], source="a device") for text in session.exchange(to_json(specs))]
-        self._specs = {name: spec for specs in known for name, spec in specs.items()}
-        self._homes = held_by(dict(enumerate(known)))
+        self._session, self._optimizer, self._kept, self._result = session, optimizer, in_memory, result
+        own_tensors = self._tensors()
+        specs = {name: spec_of(tensor) for name, tensor in own_tensors.items()}
+        specs_of_ranks = [
+            from_json(text, dict[str, Spec], source="a device") for text in session.exchange(to_json(specs))
+        ]
+        self._specs = {name: spec for specs in specs_of_ranks for name, spec in specs.items()}
+        self._homes = held_by(dict(enumerate(specs_of_ranks)))
         result.trained = tuple(self._homes)
-        doubled = with_neighbours(self._homes, [rank for rank, specs in enumerate(known) if specs])
-        self._others = [name for name, ranks in doubled.items() if session.rank in ranks and name not in own]
+        doubled = with_neighbours(self._homes, [rank for rank, specs in enumerate(specs_of_ranks) if specs])
+        self._others = [name for name, ranks in doubled.items() if session.rank in ranks and name not in own_tensors]
         self._rounds = moves(doubled, self._homes, self._specs, session.rank_job.cluster)
 
-    def keep(self, at: Position) -> None:
+    def keep(self, position: Position) -> None:
         """Take a snapshot; all ranks that train do so at the same step."""
-        own = {name: tensor.detach().clone() for name, tensor in self._tensors().items()}
+        own_tensors = {name: tensor.detach().clone() for name, tensor in self._tensors().items()}
         others = {name: empty(self._specs[name]) for name in self._others}
-        self._move("snapshots", self._rounds, own, others)
-        self._kept.keep(at, own | others)
+        self._move("snapshots", self._rounds, own_tensors, others)
+        self._kept.keep(position, own_tensors | others)
 
-    def restore(self, at: Position, homes: Homes) -> None:
+    def restore(self, position: Position, homes: Homes) -> None:
         """Send a snapshot to the ranks that train its tensors now.  homes: the ranks that keep each tensor."""
         rounds = moves(self._homes, homes, self._specs, self._session.rank_job.cluster)
-        self._move("moving the state", rounds, self._kept.at(at), self._tensors())
+        self._move("moving the state", rounds, self._kept.at(position), self._tensors())
 
     def _tensors(self) -> Mapping[str, Tensor]:
         return {} if self._optimizer is None else self._optimizer.named_tensors()
 
-    def _move(self, name: str, rounds: Sequence[Move], held: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
+    def _move(
+        self, name: str, rounds: Sequence[Move], tensors: Mapping[str, Tensor], into: Mapping[str, Tensor]
+    ) -> None:
         session, result = self._session, self._result
         start_s = session.context.now_s()
-        spans = carry_out(rounds, session.rank, session.run, held, into)
+        spans = carry_out(rounds, session.rank, session.run, tensors, into)
         result.spent_s[name] = result.spent_s.get(name, 0.0) + session.context.now_s() - start_s
-        sent = sum(span.nbytes for span in spans if span.op.kind == SEND)
-        result.nbytes[f"{name}, sent"] = result.nbytes.get(f"{name}, sent", 0) + sent
+        sent_bytes = sum(span.nbytes for span in spans if span.op.kind == SEND)
+        result.nbytes[f"{name}, sent"] = result.nbytes.get(f"{name}, sent", 0) + sent_bytes
 
 
 class RankSnapshots(Generic[AJob]):
     """One rank's snapshots during a phase whose layers are loaded.
 
-    begins: where the phase begins.  kept: this device's memory.
+    begins: where the phase begins.  in_memory: this device's memory.
     """
 
-    def __init__(self, phase: RankPhase[AJob], begins: Position, kept: KeptInMemory) -> None:
+    def __init__(self, phase: RankPhase[AJob], begins: Position, in_memory: KeptInMemory) -> None:
         rank_job, optimizer = phase.rank_job, phase.optimizer
         self._rank_job, self._optimizer, self._rule = rank_job, optimizer, rank_job.snapshot
         self._at = begins
         self._taken: Position | None = begins
         self._neighbours: Neighbours[AJob] | None = None
-        kept.forget_after(begins)
+        in_memory.forget_after(begins)
         if self._rule.to == "neighbour":
-            self._neighbours = Neighbours(phase.session, optimizer, kept, phase.result)
+            self._neighbours = Neighbours(phase.session, optimizer, in_memory, phase.result)
         self._writer: SnapshotWriter | None = None
         if phase.is_writer and optimizer is not None:
             self._writer = SnapshotWriter(rank_job.folder, rank_job.fingerprint, phase.layers, optimizer)
 
     def restore(self, num_steps: int) -> None:
-        """Restore the snapshot with which the job begins.  num_steps: of the run before it."""
+        """Restore the snapshot with which the job begins.  num_steps: number of the run's steps before it."""
         optimizer, rank_job = self._optimizer, self._rank_job
         if rank_job.held and self._neighbours is not None:
             self._neighbours.restore(self._at, rank_job.held)
@@ -127,15 +131,15 @@ class RankSnapshots(Generic[AJob]):
         if optimizer is not None and (rank_job.held or rank_job.state):
             optimizer.set_num_steps(num_steps)
 
-    def stepped(self, at: Position) -> None:
+    def stepped(self, position: Position) -> None:
         """Take a snapshot after a step within an epoch, if it is due."""
-        self._at = at
+        self._at = position
         if self._optimizer is not None and self._rule.is_due(self._optimizer.num_steps):
             self._take()
 
     def pause(self) -> None:
-        """Take a snapshot after the last step, unless there is one: no step is repeated, and a leaving device's state
-        stays.
+        """Take a snapshot after the last step, unless there is one, so that no step is repeated and a leaving device's
+        state is not lost.
         """
         if self._taken != self._at and self._optimizer is not None:
             self._take()

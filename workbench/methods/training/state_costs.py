@@ -31,9 +31,11 @@ def snapshot_s(rank_job: PhasedJob) -> float:
 
 
 class Substitution(NamedTuple):
-    """The cost of replacing devices that leave: loading_s while all devices train on, and the pause of all devices.
+    """The cost of replacing devices that leave: loading_s while all devices continue to train, and the pause of all
+    devices.
 
-    keeping_s: until each device's state is also on the next device.  moving_s: until the new device has it.
+    keeping_s: seconds until each device's state is also on the next device.  moving_s: seconds until the new device has
+    it.
     """
 
     loading_s: float
@@ -51,15 +53,19 @@ def substitution(cluster: Cluster, profile: Profile, before: Plan, after: Plan) 
     the last step.
     """
     specs, homes = _homes(before, profile)
-    kept = with_neighbours(homes, sorted(before.busy_ranks))
-    left = {name: tuple(rank for rank in ranks if rank in after.busy_ranks) for name, ranks in kept.items()}
+    homes_before = with_neighbours(homes, sorted(before.busy_ranks))
+    homes_left = {
+        name: tuple(rank for rank in ranks if rank in after.busy_ranks) for name, ranks in homes_before.items()
+    }
     new = [(rank, stage) for stage in after.stages for rank in stage.ranks if rank not in before.busy_ranks]
     loading_s = max((_loading_s(cluster, profile, rank, stage) for rank, stage in new), default=0.0)
-    wanted = {
-        name: ranks for name, ranks in _homes(after, profile)[1].items() if left[name]
+    targets = {
+        name: ranks for name, ranks in _homes(after, profile)[1].items() if homes_left[name]
     }  # if two neighbours leave: from the disk
     return Substitution(
-        loading_s, _seconds(moves(kept, homes, specs, cluster)), _seconds(moves(wanted, left, specs, cluster))
+        loading_s,
+        _seconds(moves(homes_before, homes, specs, cluster)),
+        _seconds(moves(targets, homes_left, specs, cluster)),
     )
 
 
@@ -93,7 +99,7 @@ def _homes(plan: Plan, profile: Profile) -> tuple[dict[str, Spec], Homes]:
 
 
 def _seconds(rounds: Sequence[Move]) -> float:
-    return sum(simulate(one.program, memory=False).makespan_s for one in rounds)
+    return sum(simulate(move.program, memory=False).makespan_s for move in rounds)
 
 
 def with_room(profile: Profile, job: Job) -> Profile:
@@ -102,8 +108,10 @@ def with_room(profile: Profile, job: Job) -> Profile:
     """
     if job.snapshot_to != "neighbour":
         return profile
-    kept = 2 * _COPIES * len(STATE_KINDS)
-    return replace(profile, optimizer_bytes_per_trainable_byte=profile.optimizer_bytes_per_trainable_byte + kept)
+    copied_bytes = 2 * _COPIES * len(STATE_KINDS)
+    return replace(
+        profile, optimizer_bytes_per_trainable_byte=profile.optimizer_bytes_per_trainable_byte + copied_bytes
+    )
 
 
 def planning_problem(prepared: PreparedTraining, profile: Profile, cluster: Cluster) -> Problem:

@@ -37,10 +37,10 @@ REAL_PACE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
+class StartedGeneration:
     """A generation that has begun: its devices, its job (a PhasedJob), and its steps from number `start` on.
 
-    former: what the folder keeps of the steps before; of a simulated run nothing.
+    former: the folder's progress of the steps before; empty for a simulated run.
     """
 
     members: tuple[int, ...]
@@ -57,11 +57,13 @@ class Begun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyState:
-    """Where a run is.  step, num_steps: finished ones, and all.  generations: that have begun.
+    """The state of a run.
 
-    devices, layers, samples: of the present generation.  after_loss: a device was lost, so the next one gets a new
-    plan.
-    slower: how many times slower devices and links are than described, and the shares of memory that are left, as last
+    step, num_steps: numbers of finished steps and of all steps.  generations: number of generations that have begun.
+
+    devices, layers, samples: those of the current generation.  after_loss: whether a device was lost, so that the next
+    generation gets a new plan.
+    slower: how many times slower devices and links are than described, and the remaining shares of memory, as last
     reported.
     """
 
@@ -75,9 +77,10 @@ class PolicyState:
     slower: dict[int | str, float]
 
 
-class ToldPolicy(Policy):
-    """A runtime.coordinator.Policy that notifies a user.  notes: all messages.  least_timeout_s: of a generation on
-    these devices.
+class RecordingPolicy(Policy):
+    """A runtime.coordinator.Policy that notifies a user.
+
+    notes: all messages.  least_timeout_s: shortest time-out of a generation on these devices.
     """
 
     def __init__(self, notify: Notify) -> None:
@@ -134,24 +137,22 @@ class ToldPolicy(Policy):
         return coordinator.recoveries
 
 
-class StepPolicy(ToldPolicy):
-    """A ToldPolicy of phases and epochs: which devices do the next steps, under which plan, and whether a new plan
+class StepPolicy(RecordingPolicy):
+    """A RecordingPolicy of phases and epochs: which devices do the next steps, under which plan, and whether a new plan
     pays.
 
     first: the job as planned for all devices.  method: makes the jobs of fewer or slower ones.
     generations: all that have begun.  now: the present one; None before the first, and after a loss: all remaining
-    devices get a new
-    plan (passive fault tolerance).  An idle device, if there is a suitable one, replaces one that leaves on notice
-    (proactive: Confidant,
-    section 3.4).  factors: see Policy.generation.
+    devices get a new plan (passive fault tolerance).  An idle device, if there is a suitable one, replaces one that
+    leaves on notice (proactive: Confidant, section 3.4).  factors: see Policy.generation.
     """
 
     def __init__(self, method: Plans, planned: Planned[Any], first: PhasedJob, notify: Notify) -> None:
         super().__init__(notify)
         self.method, self.first = method, first
         self.prepared, self.profile, self.cluster = first.handed_on(planned.prepared), planned.profile, planned.cluster
-        self.generations: list[Begun] = []
-        self.now: Begun | None = None
+        self.generations: list[StartedGeneration] = []
+        self.now: StartedGeneration | None = None
         self.factors: dict[Any, float] = {}
         self._timetable, self._step = Timetable(first), 0
         self._ahead: tuple[Any, Generation] | None = None
@@ -172,27 +173,27 @@ class StepPolicy(ToldPolicy):
         return tuple(range(self.cluster.world_size))
 
     @property
-    def last(self) -> Begun:
+    def last(self) -> StartedGeneration:
         """Return the last generation; if all was done before the first, a generation of the first plan."""
         if self.generations:
             return self.generations[-1]
-        return Begun(members=self.everyone, job=self.first, timetable=self._timetable, start=self._step)
+        return StartedGeneration(members=self.everyone, job=self.first, timetable=self._timetable, start=self._step)
 
     def expected(self, step: StepRecord) -> StepRecord:
         """Return a step's record with the seconds expected under the plan by which it was done, if it was done in this
         run.
         """
         number = self._timetable.number(step.epoch, step.step)
-        begun = next((one for one in reversed(self.generations) if one.start <= number), None)
+        generation = next((generation for generation in reversed(self.generations) if generation.start <= number), None)
         return (
             step
-            if begun is None or step.predicted_s is not None
-            else replace(step, predicted_s=begun.timetable.seconds(number))
+            if generation is None or step.predicted_s is not None
+            else replace(step, predicted_s=generation.timetable.seconds(number))
         )
 
     @property
     def state(self) -> PolicyState:
-        """Return where the run is, as data."""
+        """Return the state of the run as data."""
         last = self.last
         return PolicyState(
             step=self._step,
@@ -209,7 +210,7 @@ class StepPolicy(ToldPolicy):
         return f"{type(self).__name__}({self.state})"
 
     def _begin(self, generation: Generation, former: Interrupted | None = None) -> None:
-        """Note that a generation begins at the next step.  former: see Begun."""
+        """Record that a generation begins at the next step.  former: see StartedGeneration."""
         self._timetable = generation.predictor  # type: ignore[assignment]  # made below
         settings = {
             "members": generation.members,
@@ -217,7 +218,7 @@ class StepPolicy(ToldPolicy):
             "timetable": self._timetable,
             "start": self._step,
         }
-        self.now = Begun(**settings, former=former or Interrupted())
+        self.now = StartedGeneration(**settings, former=former or Interrupted())
         self.generations.append(self.now)
 
     def timelines(self, generation: Generation) -> dict[str, Timeline]:
@@ -248,10 +249,8 @@ class StepPolicy(ToldPolicy):
         """Return whether the devices' speeds call for another plan (see Policy), and whether it pays.
 
         The paper repartitions periodically and does not say when a new partition is accepted (Confidant, section 3.2).
-        Here it is accepted
-        if it saves more over the steps left than it costs to load layers and move the trainable state; or at any price
-        if a device no
-        longer has the memory for its part of the present one.
+        We accept it if it saves more over the remaining steps than loading layers and moving the trainable state costs,
+        and in any case if a device no longer has the memory for its part of the current one.
         """
         self.factors = dict(factors)
         members, job = self._next_job(ready, factors)
@@ -324,22 +323,22 @@ class StepPolicy(ToldPolicy):
     def _with_substitutes(
         self, ready: tuple[int, ...], factors: Mapping[int, float]
     ) -> tuple[tuple[int, ...], PhasedJob, tuple[int, ...]] | None:
-        """Return members, their job and the replacements among them; None if nobody leaves, or not all can be
-        replaced.
+        """Return members, their job and the replacements among them; None if nobody leaves, or not all can
+        be replaced.
         """
         if self.now is None:
             return None
         before = after = self.now.plan
         idle, exchanges = [rank for rank in ready if rank not in before.busy_ranks], []
         names, slowed = [device.name for device in self.cluster.devices], self.cluster.part(self.everyone, factors)
-        left = 1 - self._step / self.num_steps
+        remaining_share = 1 - self._step / self.num_steps
         for rank in sorted(before.busy_ranks.difference(ready)):
-            substitute = self.method.stand_in(self.prepared, self.profile, slowed, after, rank, idle, left)
+            substitute = self.method.stand_in(self.prepared, self.profile, slowed, after, rank, idle, remaining_share)
             if substitute is None:
                 return None
             idle.remove(substitute)
             exchanges.append(f"{names[substitute]} takes the place of {names[rank]}")
-            after = after.renumbered({one: substitute if one == rank else one for one in after.busy_ranks})
+            after = after.renumbered({member: substitute if member == rank else member for member in after.busy_ranks})
         if not exchanges:
             return None
         members, prepares = tuple(sorted(after.busy_ranks)), tuple(sorted(after.busy_ranks - before.busy_ranks))
@@ -371,10 +370,10 @@ def shares_of(plan: Plan) -> tuple[Any, ...]:
     return tuple(assignments), plan.cached
 
 
-class OncePolicy(ToldPolicy):
-    """A ToldPolicy of a job that all devices do once, and that ends if one of them is lost.
+class OncePolicy(RecordingPolicy):
+    """A RecordingPolicy of a job that all devices do once, and that ends if one of them is lost.
 
-    timetable: the job's steps with their predicted seconds.  results: by rank, once the job is done.
+    timetable: the job's steps with their predicted seconds.  results: results by rank, once the job is done.
     """
 
     has_converged = False
@@ -410,7 +409,7 @@ class OncePolicy(ToldPolicy):
         return generation.job.on_rank(place)
 
     def begun(self, generation: Generation) -> Generation:
-        """Show its progress."""
+        """Show the job's progress."""
         self.watch(generation)
         return generation
 
@@ -423,5 +422,5 @@ class OncePolicy(ToldPolicy):
             self.results = [ended.part for _, ended in sorted(parts.items())]
 
     def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
-        """Return False: there is one plan."""
+        """Return False, because there is only one plan."""
         return False

@@ -74,11 +74,13 @@ class Timetable:
         return self._busy_s(step, place)
 
     def rest_s(self, step: int) -> float:
-        """Return the approximate seconds of all steps from a number on: their count times the mean of an even
-        sample.
+        """Return the approximate seconds of all steps from a number on: their count times the mean of an
+        even sample.
         """
-        left = range(step, self.num_steps)
-        return len(left) * fmean(map(self.seconds, left[:: -(-len(left) // DRAWN)])) if left else 0.0
+        remaining = range(step, self.num_steps)
+        return (
+            len(remaining) * fmean(map(self.seconds, remaining[:: -(-len(remaining) // DRAWN)])) if remaining else 0.0
+        )
 
     def longest_s(self) -> float:
         """Return the approximate seconds of the longest step: in each phase, the one with most tokens in the first
@@ -93,9 +95,9 @@ class Timetable:
         return found_s
 
     def _at(self, step: int) -> tuple[int, PlannedStep]:
-        epoch, at = self.epoch_of(step)
+        epoch, index = self.epoch_of(step)
         phase = next(number for number, phase in enumerate(self._phases) if epoch in phase.epochs)
-        return phase, self._steps(phase, epoch)[at]
+        return phase, self._steps(phase, epoch)[index]
 
     def messages(self, step: int, place: int) -> list[Span]:
         """Return a device's ends of a step's messages, as if each had the link for itself from second 0 on."""

@@ -1,4 +1,4 @@
-"""The whole model as a run has trained it, after each epoch: of methods that train through the backbone."""
+"""The whole model after each epoch of a run, for methods that train through the backbone."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Trained:
 
     def predict(self, epochs: Sequence[int], split: TokenizedSplit, notify: Notify = ignore) -> list[Predictions]:
         """Return the predictions after each of some epochs."""
-        found = []
+        predictions = []
         for number, epoch in enumerate(epochs):
             set_trained(self._model, self._weights(epoch))
-            told = counting(notify, SCORED, before=number, rounds=len(epochs))
-            found.append(predict_split(self._model, evaluation_batches(split, told=told)))
-        return found
+            report = counting(notify, SCORED, before=number, rounds=len(epochs))
+            predictions.append(predict_split(self._model, evaluation_batches(split, report=report)))
+        return predictions
 
     def save(self, folder: Path, epoch: int) -> Path:
         """Write the trained parameters after an epoch."""

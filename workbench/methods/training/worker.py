@@ -42,7 +42,7 @@ from workbench.runtime.jobs import tells_of_peer
 from workbench.runtime.memory import MemoryBudget, read_memory, release_free_memory
 from workbench.runtime.pacing import Pacer
 from workbench.runtime.snapshot import Position
-from workbench.runtime.work_folder import full_disk_told
+from workbench.runtime.work_folder import reporting_full_disk
 
 PhasesOn = Callable[[RankSession[AJob], RankResult], Sequence[RankPhase[AJob]]]
 
@@ -56,7 +56,8 @@ class Served:
     """The hooks of a device whose run continues when others are lost.
 
     begins: called before every step; returns whether to do it.  told: receives every finished step.
-    kept: this device's snapshots in memory.  loaded: layers loaded already for the next job, one entry or none.
+    kept: this device's snapshots in memory.  loaded: layers that are already loaded for the next job, at most one
+    entry.
     """
 
     begins: Callable[[int], bool]
@@ -66,7 +67,7 @@ class Served:
 
 
 class DeviceWorker(Worker, Generic[ASessionJob]):
-    """A runtime.device_server.Worker: does a run's steps as one of the devices present."""
+    """A runtime.device_server.Worker: runs a job's steps together with the other devices."""
 
     def __init__(self, dilation: float) -> None:
         """dilation: see RankContext."""
@@ -92,7 +93,7 @@ class DeviceWorker(Worker, Generic[ASessionJob]):
         """Yield an open session of a job, reachable by the coordinator (see Worker.train)."""
         job.prepare_imports(job.cluster.devices[context.rank])
         with (
-            full_disk_told(job.folder),
+            reporting_full_disk(job.folder),
             RankSession(context, job, process_group, self.budget(context.device)) as session,
         ):
             controls.watch(session.executor, session.pacer)
@@ -102,7 +103,7 @@ class DeviceWorker(Worker, Generic[ASessionJob]):
 class StepWorker(DeviceWorker[ASessionJob]):
     """A DeviceWorker of a job's steps, which all devices do until the last, a pause, or the loss of a device.
 
-    result_type: of what a job returns.
+    result_type: type of a job's result.
     """
 
     result_type: ClassVar[type[RankResult]] = RankResult
@@ -110,7 +111,7 @@ class StepWorker(DeviceWorker[ASessionJob]):
     def train(
         self, context: RankContext, process_group: dist.ProcessGroup, job: ASessionJob, controls: Controls
     ) -> tuple[End, RankResult]:
-        """Do a job (see Worker)."""
+        """Run a job (see Worker)."""
         result = self.result_type(rank=context.rank)
         end: End = "finished"
         try:
@@ -133,14 +134,15 @@ class StepWorker(DeviceWorker[ASessionJob]):
 
     @abstractmethod
     def work(self, session: RankSession[ASessionJob], result: RankResult, controls: Controls) -> None:
-        """Do the steps of a job and note them in the result.  Raises Paused if all devices pause, DeviceLostError if
+        """Run the steps of a job and record them in the result.  Raises Paused if all devices pause, DeviceLostError if
         one is lost.
         """
 
 
 class TrainingWorker(StepWorker[AJob]):
-    """A StepWorker of phases.  phases_on: makes a job's phases as a rank does them; they note in the result all that is
-    no step.
+    """A StepWorker of phases.
+
+    phases_on: builds a job's phases on this rank; they record all other work in the result.
     """
 
     def __init__(self, phases_on: PhasesOn[AJob], dilation: float) -> None:
@@ -149,7 +151,7 @@ class TrainingWorker(StepWorker[AJob]):
         self._reference_s = min(_reference_s(Pacer(0.0)) for _ in range(5))
 
     def work(self, session: RankSession[AJob], result: RankResult, controls: Controls) -> None:
-        """Do all phases of a job (see StepWorker)."""
+        """Run all phases of a job (see StepWorker)."""
         served = Served(begins=controls.begins, told=session.context.publish, kept=self._kept, loaded=self._loaded)
         try:
             phases = self._phases_on(session, result)
@@ -223,7 +225,7 @@ def _train_phase(phase: RankPhase, before: int, served: Served) -> None:
 
             def begins(step: int, first: int = first) -> None:
                 if first + step >= rank_job.until or not served.begins(first + step):
-                    session.some(True)  # all have finished the step before
+                    session.any_rank(True)  # all have finished the step before
                     raise Paused
 
             try:
@@ -237,7 +239,9 @@ def _train_phase(phase: RankPhase, before: int, served: Served) -> None:
         drains = epoch + 1 not in epochs or phase.phase.steps(epoch + 1)[0].shape.continues is None
         if drains and phase.optimizer is not None:
             session.progress.phase(WAITING)
-        if drains and session.some(False):  # those that train pause in mid-epoch; a rank without a share learns it here
+        if drains and session.any_rank(
+            False
+        ):  # those that train pause in mid-epoch; a rank without a share learns it here
             raise Paused
     del snapshots, note  # they reference the optimizer
     phase.release()
@@ -251,8 +255,10 @@ def _note_memory(phase: RankPhase) -> None:
 
 
 def _note(log: EpochLog, snapshots: RankSnapshots, served: Served, first: int, last: int, trace: StepTrace) -> None:
-    """Log a finished step of an epoch, keep its state and report it.  first: the number of the epoch's first step.
-    last: its last one.
+    """Log a finished step of an epoch, store its state and report it.
+
+    first: the number of the epoch's first step.
+    last: the epoch's last step.
     """
     log.append(trace)
     if trace.step < last:
@@ -285,7 +291,7 @@ def run_steps(
     """Run an epoch's steps from `begin` on and return them; a rank without a share returns at once.
 
     begins: called before every step.  note: called after every step that this rank has completed.
-    program: of a step without a loss, instead of the phase's.
+    program: the program of a step without a loss, instead of the phase's.
     """
     session = phase.session
     if not phase.takes_part:

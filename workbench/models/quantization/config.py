@@ -3,21 +3,16 @@
 The reference is block-wise quantization by the largest magnitude (PAC+, section IV-D, Eq. 1-2; NF4 and double
 quantization: QLoRA).
 QLoRA: Dettmers, Pagnoni, Holtzman, Zettlemoyer, "QLoRA: Efficient Finetuning of Quantized LLMs", NeurIPS 2023; the 16
-values of NF4
-are those of its appendix E.  |x - x'| is at most absmax / 254 for int8, absmax / 14 for int4, and half the widest gap
-between two
-neighbours (0.152) times absmax for nf4, where absmax is the block's.  Constants below 1e-36 lose precision, as all
-subnormal
-numbers do; such weights are negligible.
+values of NF4 are those of its appendix E.  |x - x'| is at most absmax / 254 for int8, absmax / 14 for int4, and half
+the widest gap between two neighbours (0.152) times absmax for nf4, where absmax is the block's.  Constants below 1e-36
+lose precision, as all subnormal numbers do; such weights are negligible.
 
 Codes of 4 bits are looked up in pairs: a table has the two values of each byte.
 Measured on one thread of an x86-64 core, in milliseconds for a 1024 x 1024 matrix to float32 (the matmul with 32 x 32
-tokens takes 20):
-int8 0.7, int4 and nf4 0.8.  No library does this for us.  Apart from NF4, the int8 and 4-bit formats of bitsandbytes
-and torchao use other
-grids than Eq. 1; bitsandbytes' kernel for NF4 takes 0.4 ms, for some block sizes on some processors.  Its Linear4bit
-always computes in
-bfloat16 and has no gradient.  torchao's linear layers are 3 to 10 % slower than dense float32 ones at these sizes.
+tokens takes 20): int8 0.7, int4 and nf4 0.8.  No library does this for us.  Apart from NF4, the int8 and 4-bit formats
+of bitsandbytes and torchao use other grids than Eq. 1; bitsandbytes' kernel for NF4 takes 0.4 ms, for some block sizes
+on some processors.  Its Linear4bit always computes in bfloat16 and has no gradient.  torchao's linear layers are 3 to
+10 % slower than dense float32 ones at these sizes.
 """
 
 from __future__ import annotations
@@ -45,12 +40,12 @@ GFLOP/s: int4 and nf4
 class QuantizationConfig:
     """Options of `quantize`.
 
-    storage: of the matrices of linear layers.  compute: the dtype to which they are dequantized, and of all
-    activations.
+    storage: dtype in which the matrices of linear layers are stored.  compute: dtype to which they are dequantized, and
+    dtype of all activations.
     block_size: number of values that share one constant (int8, int4, nf4); even.
     double_quantization: store the blocks' constants as int8 too, as QLoRA does (section 3 there), which saves 0.38 bits
     per weight.
-    embeddings: storage of word embeddings; None is `storage` if that is a float type, else `compute`.
+    embeddings: storage dtype of word embeddings; None is `storage` if that is a float type, else `compute`.
     """
 
     storage: StorageType = "int8"
@@ -127,8 +122,9 @@ _NF4_MIDPOINTS = (_NF4[1:] + _NF4[:-1]) / 2
 
 
 def _pairs(values: Tensor) -> Tensor:
-    """Return the two values of each byte, (256,), as one complex number: one is looked up faster than two.  values: of
-    16 codes.
+    """Return the two values of each byte, (256,), as one complex number, because one look-up is faster than two.
+
+    values: the values of the 16 codes.
     """
     return torch.complex(values.repeat_interleave(16), values.repeat(16))
 
@@ -141,15 +137,15 @@ def quantize_blocks(values: Tensor, storage: str, block_size: int) -> tuple[Tens
 
     values: any shape and float dtype.  storage: int8, int4 or nf4.  The last block is padded with zeros.
     Returns codes, (num_blocks, block_size) int8, or for the 4-bit types (num_blocks, block_size / 2) uint8 with the
-    first of two codes
-    in the upper half of a byte; and absmax, (num_blocks,) float32.  Raises ConfigError if a value is not finite.
+    first of two codes in the upper half of a byte; and absmax, (num_blocks,) float32.  Raises ConfigError if a value is
+    not finite.
     """
     flat = values.detach().reshape(-1).float()
     blocks = F.pad(flat, (0, -len(flat) % block_size)).view(-1, block_size)
     absmax = blocks.abs().amax(dim=1)
     if not bool(absmax.isfinite().all()):
         raise ConfigError(
-            f"Weights were to be kept as {storage}.",
+            f"Weights were to be stored as {storage}.",
             "Some are infinite or not a number.",
             "Check the model's files, or load it as float32.",
         )

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.core.names import FLOAT_TYPES
+from workbench.models.matmul import LanguageModelHead, linear
 from workbench.models.partial_loading import cast_buffers
-from workbench.models.products import LanguageModelHead, linear
 from workbench.models.quantization.config import (
     QuantizationConfig,
     dequantize_blocks,
@@ -61,7 +61,7 @@ class CastWeight(StoredWeight):
         values = weight.detach().to(getattr(torch, storage)).contiguous()
         if not bool(values.isfinite().all()):
             raise ConfigError(
-                f"Weights were to be kept as {storage}.",
+                f"Weights were to be stored as {storage}.",
                 "Some are infinite or not a number in it.",
                 "Check the model, or take bfloat16, which has float32's range.",
             )
@@ -137,8 +137,8 @@ class _FrozenProduct(torch.autograd.Function):
 class QuantizedLinear(nn.Module):
     """A frozen linear layer with a stored weight.  Gradients flow to its input.
 
-    bias: in the compute dtype.  scale: of the input, for language model heads.  held: the dequantized weight while
-    several passes share it.
+    bias: bias in the compute dtype.  scale: factor of the input, for language model heads.  held: the dequantized
+    weight while several passes share it.
     """
 
     def __init__(self, weight: StoredWeight, bias: Tensor | None, scale: float = 1.0) -> None:
@@ -199,11 +199,9 @@ def quantize(module: ModuleType, config: QuantizationConfig) -> ModuleType:
     """Store a frozen module's matrices as configured, in place, and return the module.
 
     Linear layers (including GPT-2's Conv1D), word embeddings and language model heads are stored.  The rest (norms,
-    biases, small
-    tables, convolutions) is converted to the compute dtype, the dtype of the activations.  One matrix is converted at a
-    time: called on
-    each layer as it is read, this needs little more than the codes and one layer's float32 weights.  Shared matrices
-    stay shared.
+    biases, small tables, convolutions) is converted to the compute dtype, the dtype of the activations.  One matrix is
+    converted at a time: called on each layer as it is read, this needs little more than the codes and one layer's
+    float32 weights.  Shared matrices stay shared.
     Raises ConfigError if the storage dtype cannot represent the weights.
     """
     if config.storage == config.compute == config.embedding_storage == "float32":
@@ -259,11 +257,11 @@ def _store_group(places: _Places, config: QuantizationConfig) -> None:
         storage = config.embedding_storage
         size = None if storage in FLOAT_TYPES else embedding_block_size(first.weight.shape[1], config.block_size)
         stored = store(first.weight, storage, config, block_size=size)
-    made: dict[int, nn.Module] = {}
+    wrappers: dict[int, nn.Module] = {}
     for parent, name, child in places:
-        if id(child) not in made:
-            made[id(child)] = _wrap(child, stored)
-        parent.add_module(name, made[id(child)].train(child.training))
+        if id(child) not in wrappers:
+            wrappers[id(child)] = _wrap(child, stored)
+        parent.add_module(name, wrappers[id(child)].train(child.training))
 
 
 def _wrap(module: Any, stored: StoredWeight) -> nn.Module:

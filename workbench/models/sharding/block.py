@@ -2,11 +2,10 @@
 computed.
 
 An attention is cut by units (groups of heads that share keys and values), a feed-forward network by columns (Galaxy+,
-section III-B;
-Confidant, section 3.3; columns as in Megatron-LM).  Any slice of a block gives a partial product (n, t, d) without the
-output's bias.
-The connection after the block adds up all partial products.  What differs between families stands in LayerFacts and
-Block as data.
+section III-B; Confidant, section 3.3; columns as in Megatron-LM).  Any slice of a block gives a partial product (n, t,
+d) without the output's bias.
+The connection after the block adds up all partial products.  LayerFacts and Block describe the differences between
+families as data.
 The weights of a slice are held by held.py, which copies them for inference, or read by trained.py from the modules that
 are trained.
 """
@@ -102,11 +101,13 @@ class LayerFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One block.  number, layer: counted through all stacks.  stack: 0, or 1 for a decoder.  is_last: of its stack.
+    """One block.
+
+    number, layer: its number and its layer's, counted through all stacks.  stack: 0, or 1 for a decoder.  is_last:
+    whether it is the last block of its stack.
 
     inputs: groups of cuts, each one matmul (attention: query, key and value; cross-attention: query, and key with
-    value;
-    feed-forward: gate and up).  scale: of the attention scores.
+    value; feed-forward: gate and up).  scale: of the attention scores.
     """
 
     number: int
@@ -173,8 +174,9 @@ def _activation(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """What comes between two blocks: the output bias of the block before, and a norm, both whole.  bias, weight, shift:
-    (d,).
+    """The parameters between two blocks: the output bias of the block before, and a norm, both undivided.
+
+    bias, weight, shift: (d,).
     """
 
     norm: NormLayout
@@ -200,8 +202,8 @@ class Connection:
 
 
 def rotary_of(cosines: Tensor, sines: Tensor) -> Rotary:
-    """Return rotary positions from transformers' tables (1 or n, t, 2 x angles), whose second half repeats the
-    first.
+    """Return rotary positions from transformers' tables (1 or n, t, 2 x angles), whose second half repeats
+    the first.
     """
     half = cosines.shape[-1] // 2
     return cosines[:, None, :, :half], sines[:, None, :, :half]
@@ -235,13 +237,13 @@ def layer_blocks(
 ) -> list[Block]:
     """Return the blocks of layer `index` of a stack.
 
-    part: the stack's description.  layer: its module, also with LoRA inside.  path: of the layer in the model, with a
-    dot at its end.
-    layer_number, block_number: of the layer and of its first block, counted through all stacks.
+    part: the stack's description.  layer: its module, also with LoRA inside.  path: the layer's path in the model,
+    ending with a dot.
+    layer_number, block_number: numbers of the layer and of its first block, counted through all stacks.
     is_last: whether the layer is the last of its stack.
     """
     paths = layer_paths(part, layer)
-    modules = {role: original(layer.get_submodule(own)) for role, own in paths.items()}
+    modules = {role: original(layer.get_submodule(module_path)) for role, module_path in paths.items()}
     heads = (getattr(config, "decoder_attention_heads", None) if is_decoder else None) or config.num_attention_heads
     num_units = (None if is_decoder else getattr(config, "num_key_value_heads", None)) or heads
     head_size = modules["output"].weight.numel() // config.hidden_size // heads
@@ -290,7 +292,7 @@ def layer_blocks(
                 layer=layer_number,
                 stack=int(is_decoder),
                 is_last=is_last and kind == "feed_forward",
-                inputs=tuple(tuple(made for one in group if (made := cut(one)) is not None) for group in groups),
+                inputs=tuple(tuple(piece for entry in group if (piece := cut(entry)) is not None) for group in groups),
                 output=output,
                 norm=norm_layout(layer.get_submodule(norm_path), f"{path}{norm_path}"),
                 facts=facts,

@@ -116,8 +116,7 @@ class WeightSource:
     'final_logits_bias'.
 
     tensors: in memory or in files.  From memory they are copied, so that the model can be released.  From files only
-    the requested
-    rectangles are read, and nothing is mapped.  bytes_read: bytes of weights read (or copied) so far.
+    the requested rectangles are read, and nothing is mapped.  bytes_read: bytes of weights read (or copied) so far.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor | StoredTensor]) -> None:
@@ -131,13 +130,13 @@ class WeightSource:
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Return a stored tensor's shape.  None if no tensor has that name."""
-        found = self._tensors.get(name)
-        return None if found is None else tuple(found.shape)
+        tensor = self._tensors.get(name)
+        return None if tensor is None else tuple(tensor.shape)
 
     def is_same(self, name: str, other: str) -> bool:
         """Return whether two names refer to one stored tensor.  Files may store tied weights separately."""
-        found, same = (self._place(one) for one in (name, other))
-        return found is not None and found == same
+        place, same = (self._place(key) for key in (name, other))
+        return place is not None and place == same
 
     def fill(self, out: Tensor, name: str, rows: Span, columns: Span | None = None) -> None:
         """Read rows [start, stop) and columns [start, stop) of a stored tensor into `out`, which has exactly that
@@ -145,12 +144,12 @@ class WeightSource:
 
         columns: None reads all.  The entries of a vector count as rows.
         """
-        found = self._tensors[name]
-        if isinstance(found, StoredTensor):
-            self.bytes_read += found.fill(out, rows, columns)
-            require_finite(out, f"The weights '{found.path.name}'")
+        tensor = self._tensors[name]
+        if isinstance(tensor, StoredTensor):
+            self.bytes_read += tensor.fill(out, rows, columns)
+            require_finite(out, f"The weights '{tensor.path.name}'")
             return
-        piece = found[slice(*rows)] if columns is None else found[slice(*rows), slice(*columns)]
+        piece = tensor[slice(*rows)] if columns is None else tensor[slice(*rows), slice(*columns)]
         out.copy_(piece)
         self.bytes_read += piece.nbytes
 
@@ -159,24 +158,31 @@ class WeightSource:
         self._tensors.clear()
 
     def _place(self, name: str) -> object:
-        found = self._tensors.get(name)
-        return found.data_ptr() if isinstance(found, Tensor) else found
+        tensor = self._tensors.get(name)
+        return tensor.data_ptr() if isinstance(tensor, Tensor) else tensor
 
 
 def open_weights(name: str, *, layout: ModelLayout | None = None) -> WeightSource:
     """Return the source of a model's weights.
 
     From a folder with safetensors only the requested parts are read.  Otherwise (tiny models, other formats or names)
-    the whole model
-    is loaded; close the source to release it.  Raises as `load_stack` does.
+    the whole model is loaded; close the source to release it.  Raises as `load_stack` does.
     """
     layout = layout or model_layout(name)
     tensors = loading.stored_weights(name)
     if tensors is not None:
         names = {**layout.stored_names, **{head: (head,) for head in _HEAD}}
-        found = {own: tensors[one] for own, others in names.items() for one in others[::-1] if one in tensors}
-        if all(own in found and found[own].shape == layout.sizes[own] for own in layout.names):
-            return WeightSource(found)
+        weights = {
+            parameter_name: tensors[stored_name]
+            for parameter_name, others in names.items()
+            for stored_name in others[::-1]
+            if stored_name in tensors
+        }
+        if all(
+            parameter_name in weights and weights[parameter_name].shape == layout.sizes[parameter_name]
+            for parameter_name in layout.names
+        ):
+            return WeightSource(weights)
     return weights_of(loading.load_model(name))
 
 

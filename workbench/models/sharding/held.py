@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.models.families import embed_words, words_of
-from workbench.models.products import head_scale
+from workbench.models.matmul import head_scale
 from workbench.models.sharding.block import Block, Connection, Cut, NormLayout
 from workbench.models.sharding.building import WeightSource
 from workbench.models.sharding.layout import ModelLayout, Ranges, size, units_of
@@ -27,7 +27,7 @@ from workbench.models.stack import embed
 class HeldBlock:
     """One device's slices of a block.
 
-    ranges: of units or columns, in memory order.  count: their total number.
+    ranges: ranges of units or columns, in memory order.  count: total number of units or columns.
     inputs: for each group of input projections the (sum of its cuts' widths x count, d) matrix, with the cuts stacked
     as rows.
     biases: (the same rows,), None if no cut of the group has a bias.  output: (d, width x count).
@@ -76,13 +76,13 @@ def hold_block(
         before = (0, None, None) if old is None else (old.count, old.inputs[index], old.biases[index])
         _fill(inputs[-1], biases[-1], group, pieces, source, *before)
     output = torch.empty(hidden_size, block.output.width * count)
-    held = (0, None, None) if old is None else (old.count, old.output.t(), None)
-    _fill(output.t(), None, (block.output,), pieces, source, *held, is_output=True)
+    old_slices = (0, None, None) if old is None else (old.count, old.output.t(), None)
+    _fill(output.t(), None, (block.output,), pieces, source, *old_slices, is_output=True)
     return HeldBlock(ranges=ranges, count=count, inputs=tuple(inputs), biases=tuple(biases), output=output)
 
 
 def hold_connection(norm: NormLayout, bias: str | None, hidden_size: int, source: WeightSource) -> Connection:
-    """Return a norm, and the output bias of the block before it, both whole."""
+    """Return a norm, and the output bias of the block before it, both undivided."""
 
     def read(name: str | None) -> Tensor | None:
         if not name:
@@ -115,10 +115,10 @@ def _fill(
         for piece in pieces:
             to = slice(top + piece.to * cut.width, top + (piece.to + piece.length) * cut.width)
             if piece.old is not None and old_matrix is not None:
-                there = slice(old_top + piece.old * cut.width, old_top + (piece.old + piece.length) * cut.width)
-                matrix[to] = old_matrix[there]
+                old_rows = slice(old_top + piece.old * cut.width, old_top + (piece.old + piece.length) * cut.width)
+                matrix[to] = old_matrix[old_rows]
                 if bias is not None and old_bias is not None:
-                    bias[to] = old_bias[there]
+                    bias[to] = old_bias[old_rows]
                 continue
             span = cut.span(piece.start, piece.start + piece.length)
             if cut.is_transposed == is_output:
@@ -132,15 +132,15 @@ def _fill(
 
 def _pieces(ranges: Ranges, old: Ranges) -> Iterator[_Piece]:
     """Split the ranges into runs of units that are copied or read together."""
-    held = {unit: place for place, unit in enumerate(units_of(old))}
+    old_places = {unit: place for place, unit in enumerate(units_of(old))}
 
     def offsets(placed: tuple[int, int]) -> tuple[int, int | None]:
         to, unit = placed
-        return unit - to, unit - held[unit] if unit in held else None
+        return unit - to, unit - old_places[unit] if unit in old_places else None
 
     for _, run in groupby(enumerate(units_of(ranges)), offsets):
         (to, start), *others = run
-        yield _Piece(to, held.get(start), start, 1 + len(others))
+        yield _Piece(to, old_places.get(start), start, 1 + len(others))
 
 
 What = Literal["hidden", "last", "all"]
@@ -188,16 +188,16 @@ class Ends:
             return embed(family, modules, ids)
         return embed_words(modules, ids)
 
-    def head(self, hidden: Tensor, what: What = "hidden") -> Tensor:
+    def head(self, hidden: Tensor, output: What = "hidden") -> Tensor:
         """Return the requested output for the last stack's final hidden states (n, t, d).
 
         Raises ConfigError if logits are requested from a model without a language model head.
         """
-        if what == "last":
+        if output == "last":
             hidden = hidden[:, -1]
         if self.output_projection is not None:
             hidden = F.linear(hidden, self.output_projection)
-        if what == "hidden":
+        if output == "hidden":
             return hidden
         if self.weight is None:
             raise ConfigError(
@@ -221,8 +221,8 @@ class Ends:
             root = copy.deepcopy(meta).eval()
             for path, module in root.named_modules():
                 prefix = f"{paths[role]}.{path}".rstrip(".")
-                for own in list(dict(module.named_parameters(recurse=False))):
-                    module.register_parameter(own, self._read(f"{prefix}.{own}", source))
+                for name in list(dict(module.named_parameters(recurse=False))):
+                    module.register_parameter(name, self._read(f"{prefix}.{name}", source))
             filled[role] = root
         return filled
 

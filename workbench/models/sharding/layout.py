@@ -1,6 +1,6 @@
 """A model as a list of blocks (see block.py), numbered through all layers of all stacks (Galaxy+, section III-B).
 
-A shard is what a position of a plan has of each layer: partitions A and B of Table III.
+A shard is the part of each layer that a position of a plan has: partitions A and B of Table III.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ ITEM_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackLayout:
-    """One stack.  shape: its units are groups of heads that share keys and values.
+    """One stack.
 
-    position_bias: name of T5's table, '' without.  final: norm after the last block, None without.
+    shape: its units are groups of heads that share keys and values.
+
+    position_bias: name of T5's table, '' for other families.  final: norm after the last block, or None.
     """
 
     shape: StackShape
@@ -40,9 +42,9 @@ class ModelLayout:
     sizes: parameters by name -> shape, of the base model.  stored_names: names under which a checkpoint's files may
     store each.
     tied: the first name of every parameter that has several names by the configuration.
-    embeddings: of each stack, modules by role, without weights.  rotary: makes the tables of rotary positions, None
-    without.
-    max_length: number of tokens in its position table, 0 without one.
+    embeddings: each stack's modules by role, without weights.  rotary: makes the tables of rotary positions; None for
+    families without them.
+    max_length: number of tokens in its position table, 0 if it has none.
     """
 
     name: str
@@ -89,7 +91,7 @@ class ModelLayout:
 
     @property
     def output_projection(self) -> str:
-        """Return the name of OPT-350m's matrix after the last layer.  '' without one."""
+        """Return the name of OPT-350m's matrix after the last layer, '' for other models."""
         return "decoder.project_out.weight" if "decoder.project_out.weight" in self.sizes else ""
 
     @property
@@ -124,8 +126,7 @@ class ModelLayout:
         """Return the bytes before and after the model's layers, which the first device of a plan stores.
 
         Before: the embeddings of all stacks and T5's tables of relative positions.  After: the stacks' final norms and
-        the language model
-        head, unless the configuration ties it to the word embedding.
+        the language model head, unless the configuration ties it to the word embedding.
         """
         tables = {part.position_bias for part in self.parts} - {""}
         norms: set[str] = set().union(*(part.final.names for part in self.parts if part.final))
@@ -150,8 +151,8 @@ Ranges = tuple[tuple[int, int], ...]
 class LayerSlices:
     """One device's slices of one layer.
 
-    units: of the attention (and the cross-attention).  columns: of the feed-forward network, all of them under scheme
-    2.
+    units: ranges of units of the attention (and the cross-attention).  columns: ranges of columns of the feed-forward
+    network, all of them under scheme 2.
     own_columns: number of leading columns that are the device's part when the layer is divided by columns, as during
     decoding.
     """
@@ -171,8 +172,7 @@ class ShardSpec:
     """One device's part of a model: slices of every layer, counted through all stacks.
 
     has_ends: whether it has embedding and head.  connects_all: whether it has norms and output biases of all layers,
-    not only of those
-    with slices.
+    not only of those with slices.
     """
 
     layers: tuple[LayerSlices, ...]
@@ -201,61 +201,67 @@ def _ranges_of(units: Sequence[int]) -> Ranges:
 
 
 def shard_spec(
-    plan: InferencePlan, position: int, stacks: Sequence[StackShape], *, held: Sequence[ShardSpec | None] | None = None
+    plan: InferencePlan,
+    position: int,
+    stacks: Sequence[StackShape],
+    *,
+    old_specs: Sequence[ShardSpec | None] | None = None,
 ) -> ShardSpec:
     """Return the slices for a position of a plan.
 
-    stacks: of the model.  held: the current slices of the device at each position of the plan, None where empty; the
-    new ranges keep as
-    much of them as possible.  All positions must get the same `held`.  A position without tokens has only its own
-    columns, even under
-    scheme 2.
+    stacks: the shape of each stack of the model.  old_specs: the current slices of the device at each position, None
+    where empty; the new ranges keep as much of them as possible.  All positions must get the same `old_specs`.  A
+    position without tokens has only its own columns, even under scheme 2.
     """
     if plan.paradigm in ("pipeline", "sequence"):
         is_pipeline, every = plan.paradigm == "pipeline", [stack for stack in stacks for _ in range(stack.num_layers)]
         start = sum(plan.layers[:position])
         mine = range(start, start + plan.layers[position]) if is_pipeline else range(len(every))
-        whole = [
-            LayerSlices(units=((0, one.num_units),), columns=((0, one.columns),), own_columns=one.columns)
-            for one in every
+        full_layers = [
+            LayerSlices(units=((0, shape.num_units),), columns=((0, shape.columns),), own_columns=shape.columns)
+            for shape in every
         ]
-        held_layers = tuple(one if index in mine else LayerSlices() for index, one in enumerate(whole))
+        held_layers = tuple(layer if index in mine else LayerSlices() for index, layer in enumerate(full_layers))
         return ShardSpec(layers=held_layers, has_ends=position == 0, connects_all=not is_pipeline)
     layers: list[LayerSlices] = []
-    known: dict[object, LayerSlices] = {}
+    slices_by_key: dict[object, LayerSlices] = {}
     for stack in stacks:
         for _ in range(stack.num_layers):
             index = len(layers)
-            before = None if held is None else tuple(None if spec is None else spec.layers[index] for spec in held)
+            before = (
+                None if old_specs is None else tuple(None if spec is None else spec.layers[index] for spec in old_specs)
+            )
             is_whole = bool(plan.schemes) and plan.schemes[index] == 2 and plan.shares[position] > 0
             key = (id(stack), is_whole, before)
-            if key not in known:
-                known[key] = _slices(plan, position, stack, before, is_whole=is_whole)
-            layers.append(known[key])
+            if key not in slices_by_key:
+                slices_by_key[key] = _slices(plan, position, stack, before, is_whole=is_whole)
+            layers.append(slices_by_key[key])
     computes = position == 0 or not plan.shares or plan.shares[position] > 0
     return ShardSpec(
-        layers=tuple(layers), has_ends=position == 0, connects_all=computes or not all(one.is_empty for one in layers)
+        layers=tuple(layers),
+        has_ends=position == 0,
+        connects_all=computes or not all(layer.is_empty for layer in layers),
     )
 
 
-def deal(total: int, counts: Sequence[int], held: Sequence[Sequence[int]] | None = None) -> list[list[int]]:
+def deal(total: int, counts: Sequence[int], owned: Sequence[Sequence[int]] | None = None) -> list[list[int]]:
     """Distribute `total` units over the positions by `counts`, ascending.  Neighbouring units stay together where
     possible.
 
-    held: each position's current units.  A position keeps as many of them as its count allows; the one with the fewest
+    owned: each position's current units.  A position keeps as many of them as its count allows; the one with the fewest
     chooses first.
     """
     free = set(range(total))
-    kept: list[list[int]] = [[] for _ in counts]
-    if held is not None:
-        for index in sorted(range(len(counts)), key=lambda index: (len(held[index]), index)):
-            kept[index] = sorted(free.intersection(held[index]))[: counts[index]]
-            free.difference_update(kept[index])
-    left = sorted(free)
+    dealt: list[list[int]] = [[] for _ in counts]
+    if owned is not None:
+        for index in sorted(range(len(counts)), key=lambda index: (len(owned[index]), index)):
+            dealt[index] = sorted(free.intersection(owned[index]))[: counts[index]]
+            free.difference_update(dealt[index])
+    undealt = sorted(free)
     for index, count in enumerate(counts):
-        more = max(0, count - len(kept[index]))
-        kept[index], left = sorted(kept[index] + left[:more]), left[more:]
-    return kept
+        more = max(0, count - len(dealt[index]))
+        dealt[index], undealt = sorted(dealt[index] + undealt[:more]), undealt[more:]
+    return dealt
 
 
 def _slices(
@@ -268,14 +274,14 @@ def _slices(
 ) -> LayerSlices:
     units, columns = plan.cut(stack)
     had = None if before is None else [layer or LayerSlices() for layer in before]
-    own = deal(
+    own_columns = deal(
         stack.columns, columns, None if had is None else [units_of(layer.columns)[: layer.own_columns] for layer in had]
     )[position]
-    rest = sorted(set(range(stack.columns)).difference(own)) if is_whole else []
+    rest = sorted(set(range(stack.columns)).difference(own_columns)) if is_whole else []
     return LayerSlices(
         units=_ranges_of(
             deal(stack.num_units, units, None if had is None else [units_of(layer.units) for layer in had])[position]
         ),
-        columns=_ranges_of(own) + _ranges_of(rest),
-        own_columns=len(own),
+        columns=_ranges_of(own_columns) + _ranges_of(rest),
+        own_columns=len(own_columns),
     )

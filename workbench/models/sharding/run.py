@@ -54,11 +54,11 @@ class KeyValueCache:
     def extend(self, number: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append a token's keys and values (n, units, 1, head size), and return all up to it."""
         all_keys, all_values = self._blocks[number]
-        at = self.length
-        all_keys[:, :, at : at + 1], all_values[:, :, at : at + 1] = keys, values
-        return all_keys[:, :, : at + 1], all_values[:, :, : at + 1]
+        index = self.length
+        all_keys[:, :, index : index + 1], all_values[:, :, index : index + 1] = keys, values
+        return all_keys[:, :, : index + 1], all_values[:, :, : index + 1]
 
-    def whole(self, number: int) -> tuple[Tensor, Tensor]:
+    def cross_keys_values(self, number: int) -> tuple[Tensor, Tensor]:
         """Return the keys and values of a cross-attention."""
         return self._blocks[number]
 
@@ -69,12 +69,14 @@ class KeyValueCache:
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """One request: sequences of one length, without padding.  lengths: number of tokens in each stack.
+    """One request: sequences of one length, without padding.
 
-    rotary: of its positions.  cache: where keys and values are stored.
+    lengths: number of tokens in each stack.
+
+    rotary: rotary table of its positions.  cache: cache in which keys and values are stored.
     projected: the current block's number with its queries, keys and values, cached while parts of it are requested.
-    past: tokens in the cache before this one, if the run is a further token of each sample.  biases: T5's for it, by
-    units.
+    past: tokens in the cache before this one, if the run is a further token of each sample.  biases: T5's position
+    biases for that token, by units.
     """
 
     lengths: tuple[int, ...]
@@ -86,7 +88,7 @@ class Run:
 
 
 class Positions:
-    """tables: T5's (buckets, heads) for each stack, None without."""
+    """tables: T5's table (buckets, heads) of each stack, None for other families."""
 
     def __init__(self, layout: ModelLayout, tables: tuple[Tensor | None, ...]) -> None:
         self.layout, self.tables = layout, tables

@@ -40,15 +40,14 @@ class ModelShard:
 
         old: the shard of another plan on the same device.  Identical blocks are shared, and existing slices are copied.
         release: free each old block once its replacement exists, so that at most one block is in memory twice; the old
-        shard then becomes
-        unusable.  Without it the old shard keeps working, even from another thread during the reload.
+        shard then becomes unusable.  Otherwise the old shard keeps working, even from another thread during the reload.
         """
         self.layout, self.spec, self._blocks = layout, spec, layout.blocks
         self.held: dict[int, HeldBlock] = {}
         self.connections: dict[int, Connection] = {}
         for block in layout.blocks:
-            number, known = block.number, None if old is None else old.held.get(block.number)
-            self.held[number] = hold_block(block, _ranges(block, spec), layout.hidden_size, source, known)
+            number, old_block = block.number, None if old is None else old.held.get(block.number)
+            self.held[number] = hold_block(block, _ranges(block, spec), layout.hidden_size, source, old_block)
             if _connects(spec, block.layer):
                 connection = None if old is None else old.connections.get(number)
                 self.connections[number] = connection or hold_connection(
@@ -75,8 +74,10 @@ class ModelShard:
     @property
     def held_bytes(self) -> int:
         """Return the bytes of the device's weights."""
-        blocks = sum(held.nbytes for held in self.held.values())
-        connections = sum(one.nbytes for one in (*self.connections.values(), *self.finals) if one is not None)
+        blocks = sum(block.nbytes for block in self.held.values())
+        connections = sum(
+            connection.nbytes for connection in (*self.connections.values(), *self.finals) if connection is not None
+        )
         tables = sum(table.nbytes for table in self.tables if table is not None)
         return blocks + connections + tables + (0 if self.ends is None else self.ends.nbytes)
 
@@ -102,20 +103,20 @@ class ModelShard:
         """Return the input of a block: the residual stream, normalised in pre-norm stacks."""
         return self.connections[number].normalize(residual) if self._blocks[number].facts.is_pre_norm else residual
 
-    def head(self, hidden: Tensor, what: What = "hidden") -> Tensor:
+    def head(self, hidden: Tensor, output: What = "hidden") -> Tensor:
         """Return final hidden states or logits (see `Ends.head`)."""
         assert self.ends is not None, "only the first device of a plan has a head"
-        return self.ends.head(hidden, what)
+        return self.ends.head(hidden, output)
 
     # Attention.
 
     def qkv(self, number: int, hidden: Tensor) -> Tensor:
         """Return queries, keys and values of the own units, concatenated: (n, t, (group + 2) x units x head size).
 
-        For a cross-attention only the queries, (n, s, units x head size).
+        For a cross-attention it returns only the queries, (n, s, units x head size).
         """
-        held = self.held[number]
-        return F.linear(hidden, held.inputs[0], held.biases[0])
+        slices = self.held[number]
+        return F.linear(hidden, slices.inputs[0], slices.biases[0])
 
     def attend(
         self, number: int, tiles: Sequence[Tensor], run: Run, start: int | None = None, stop: int | None = None
@@ -144,15 +145,15 @@ class ModelShard:
         _, heads = self._counts(number)
         return projected[..., heads * self._blocks[number].facts.head_size :].contiguous()
 
-    def attend_own(self, number: int, own: Tensor, tiles: Sequence[Tensor], run: Run, start: int) -> Tensor:
+    def attend_own(self, number: int, own_hidden: Tensor, tiles: Sequence[Tensor], run: Run, start: int) -> Tensor:
         """Return the context of only the own tokens, which begin at `start` (sequence parallelism).
 
-        own: qkv of the own tokens.  tiles: keys and values of all tokens, in order, from `keys_values`.
+        own_hidden: qkv of the own tokens.  tiles: keys and values of all tokens, in order, from `keys_values`.
         """
-        block, stop = self._blocks[number], start + own.shape[1]
+        block, stop = self._blocks[number], start + own_hidden.shape[1]
         units, heads = self._counts(number)
         positions = None if run.rotary is None else (run.rotary[0][:, :, start:stop], run.rotary[1][:, :, start:stop])
-        queries = turned(block.heads(own)[:, :heads], positions)
+        queries = turned(block.heads(own_hidden)[:, :heads], positions)
         keys, values = block.heads(_joined(tiles)).split((units, units), dim=1)
         return self._attended(number, queries, turned(keys, run.rotary), values, run, start, stop)
 
@@ -169,16 +170,17 @@ class ModelShard:
 
     def cross_keys_values(self, number: int, memory: Tensor) -> Tensor:
         """Return the own units' keys and values (n, t, 2 x units x head size) for the encoder's output."""
-        held = self.held[number]
-        return F.linear(memory, held.inputs[1], held.biases[1])
+        slices = self.held[number]
+        return F.linear(memory, slices.inputs[1], slices.biases[1])
 
     def cross_attend(self, number: int, queries: Sequence[Tensor], keys_values: Sequence[Tensor], run: Run) -> Tensor:
-        """Return the own units' context (n, s, units x head size) for these queries.  keys_values: of all encoder
-        tokens, or cached.
+        """Return the own units' context (n, s, units x head size) for these queries.
+
+        keys_values: keys and values of all encoder tokens, or the cached ones.
         """
         block = self._blocks[number]
         if run.past and run.cache is not None:
-            run.projected = number, run.cache.whole(number)
+            run.projected = number, run.cache.cross_keys_values(number)
         elif run.projected is None or run.projected[0] != number:
             run.projected = number, block.heads(_joined(keys_values)).chunk(2, dim=1)
             if run.cache is not None:
@@ -195,17 +197,22 @@ class ModelShard:
     def up(self, number: int, hidden: Tensor, *, is_divided: bool = False) -> Tensor:
         """Return the activations (n, t, columns) of the device's columns.
 
-        is_divided: of its part alone if the layer is divided by columns, also where the device has all of them (scheme
-        2).
+        is_divided: whether to compute only its part if the layer is divided by columns, even if the device has all
+        columns (scheme 2).
         """
-        held, block = self.held[number], self._blocks[number]
-        matrix, bias, own = held.inputs[0], held.biases[0], self.spec.layers[block.layer].own_columns
-        if not is_divided or own == held.count:
+        slices, block = self.held[number], self._blocks[number]
+        matrix, bias, own_columns = slices.inputs[0], slices.biases[0], self.spec.layers[block.layer].own_columns
+        if not is_divided or own_columns == slices.count:
             return block.activate(F.linear(hidden, matrix, bias).chunk(len(block.cuts), dim=-1))
         # Other devices' columns are stored after the own ones, in both gate and up.
-        tops = range(0, len(matrix), held.count)
+        tops = range(0, len(matrix), slices.count)
         return block.activate(
-            [F.linear(hidden, matrix[top : top + own], None if bias is None else bias[top : top + own]) for top in tops]
+            [
+                F.linear(
+                    hidden, matrix[top : top + own_columns], None if bias is None else bias[top : top + own_columns]
+                )
+                for top in tops
+            ]
         )
 
     def down(self, number: int, activations: Tensor) -> Tensor:
@@ -218,8 +225,7 @@ class ModelShard:
         """Return the residual stream and the next block's input (n, t, d) after a block (Galaxy+ Eq. 4).
 
         total: the sum of all devices' partial products.  After a stack's last block the second is the stack's final
-        hidden state.  Before
-        a block on another device it is not normalised (see enter).
+        hidden state.  Before a block on another device it is not normalised (see enter).
         """
         block, connection = self._blocks[number], self.connections[number]
         added = connection.add(total, residual)
@@ -263,8 +269,8 @@ def _joined(tiles: Sequence[Tensor]) -> Tensor:
 
 def added_bytes(layout: ModelLayout, spec: ShardSpec, old: ShardSpec | None) -> int:
     """Return the extra bytes for `spec` while a device also keeps `old` (None: nothing)."""
-    known = {} if old is None else _parts(layout, old)
-    return ITEM_BYTES * sum(count for part, count in _parts(layout, spec).items() if part not in known)
+    old_parts = {} if old is None else _parts(layout, old)
+    return ITEM_BYTES * sum(count for part, count in _parts(layout, spec).items() if part not in old_parts)
 
 
 def _parts(layout: ModelLayout, spec: ShardSpec) -> dict[object, int]:

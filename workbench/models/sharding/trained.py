@@ -30,12 +30,12 @@ def column_groups(columns: int) -> int:
 def require_divisible(name: str, *, is_single_stack: bool, storage: str, technique: str) -> None:
     """Raise ConfigError for a model whose layers cannot be divided."""
     if not is_single_stack or storage != "float32" or technique == "parallel":
-        found = "It is an encoder-decoder." if not is_single_stack else f"Its frozen weights are kept as {storage}."
+        problem = "It is an encoder-decoder." if not is_single_stack else f"Its frozen weights are stored as {storage}."
         if technique == "parallel":
-            found = "Parallel Adapters compute next to the layers."
+            problem = "Parallel Adapters compute next to the layers."
         raise ConfigError(
             f"The layers of '{name}' divided over a device's processors were asked for.",
-            f"{found} Only layers of a single stack with weights in float32 can be divided.",
+            f"{problem} Only layers of a single stack with weights in float32 can be divided.",
             "Choose --option split=none, or another model, technique or backbone_dtype.",
         )
 
@@ -107,9 +107,12 @@ class TrainedLayer:
     def _enter(self, block: Block, hidden: Tensor) -> Tensor:
         if not block.facts.is_pre_norm:
             return hidden
-        own = self._connections[block.kind]
-        weight, shift = (None if one is None else self._there(one, hidden) for one in (own.weight, own.shift))
-        return replace(own, weight=weight, shift=shift).normalize(hidden)
+        connection = self._connections[block.kind]
+        weight, shift = (
+            None if parameter is None else self._there(parameter, hidden)
+            for parameter in (connection.weight, connection.shift)
+        )
+        return replace(connection, weight=weight, shift=shift).normalize(hidden)
 
     def _project(self, cut: Cut, source: Tensor, start: int, stop: int) -> Tensor:
         """Return the product of a projection's units (or columns) [start, stop), including LoRA if present."""
@@ -128,24 +131,26 @@ class TrainedLayer:
 
     def _out(self, cut: Cut, source: Tensor, start: int, stop: int) -> Tensor:
         """Return the partial product of an output matrix with its inputs [start, stop)."""
-        weight, own = original(self._layer.get_submodule(cut.module)).weight, slice(*cut.span(start, stop))
+        weight, columns = original(self._layer.get_submodule(cut.module)).weight, slice(*cut.span(start, stop))
         if cut.is_transposed:
-            return F.linear(source, self._there(weight, source, own).T)
-        return F.linear(source, self._there(weight, source, (slice(None), own)))
+            return F.linear(source, self._there(weight, source, columns).T)
+        return F.linear(source, self._there(weight, source, (slice(None), columns)))
 
     def _connect(self, block: Block, residual: Tensor, total: Tensor) -> Tensor:
-        own = self._connections[block.kind]
+        connection = self._connections[block.kind]
         if isinstance(self._adapters, nn.ModuleDict):
             product = self._adapters["output" if block.kind == "attention" else "down"](
-                total if own.bias is None else total + own.bias
+                total if connection.bias is None else total + connection.bias
             )
             added = product + residual
         else:
-            added = own.add(total, residual)
-        return added if block.facts.is_pre_norm else own.normalize(added)
+            added = connection.add(total, residual)
+        return added if block.facts.is_pre_norm else connection.normalize(added)
 
     def _there(self, weight: Tensor, source: Tensor, part: Any = slice(None)) -> Tensor:
-        """Return a part of a parameter on the source's device.  Gradients come back; a frozen one's copy is kept."""
+        """Return a part of a parameter on the source's device.  Gradients flow back to it; the copy of a frozen
+        parameter is cached.
+        """
         if weight.device == source.device:
             return weight[part]
         if weight.requires_grad:

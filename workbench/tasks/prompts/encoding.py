@@ -1,9 +1,8 @@
 """Encode prompts as token ids: the model's input, the target tokens, and their positions.
 
 A causal model reads the prompt and, for an answer of several tokens, all but the last one.  A classification's answer
-is the first token
-of its label word, so that scoring needs one pass (section D.2: cross-entropy over the whole vocabulary, at that
-position).
+is the first token of its label word, so that scoring needs one pass (section D.2: cross-entropy over the whole
+vocabulary, at that position).
 """
 
 from __future__ import annotations
@@ -26,8 +25,10 @@ UNCUT = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedRow:
-    """ids: the input.  targets: tokens to predict, the first from the hidden state at first_position, each other from
-    the next position.
+    """The tokens of a prompt.
+
+    ids: the input.  targets: tokens to predict, the first from the hidden state at first_position, each other from the
+    next position.
 
     decoder_ids: a decoder's input, to which the positions then refer; empty without a decoder.
     """
@@ -80,16 +81,16 @@ class EncodedPrompts:
         """Return the split with losses only over its label words.  Raises ConfigError if it has none."""
         if not self.label_ids:
             raise ConfigError(
-                "A loss among the label words alone was asked for.",
-                "The task has no label words, or the model a head of its own.",
+                "A loss over only the label words was asked for.",
+                "The task has no label words, or the model has its own head.",
                 "Take the loss over the vocabulary.",
             )
         return replace(self, choices=self.label_ids)
 
     def digest(self) -> str:
         """Return a digest of all tokens in order."""
-        what = (self.reader, self.label_ids, self.choices) if self.choices else (self.reader, self.label_ids)
-        digest = hashlib.sha256(repr(what).encode())
+        content = (self.reader, self.label_ids, self.choices) if self.choices else (self.reader, self.label_ids)
+        digest = hashlib.sha256(repr(content).encode())
         for row in self.rows:
             digest.update(repr((row.ids, row.targets, row.first_position, row.decoder_ids)).encode())
         return digest.hexdigest()
@@ -98,11 +99,11 @@ class EncodedPrompts:
 class PromptEncoder:
     """Encodes samples of one prompt for one model.
 
-    encoder: the model's tokenizer, which also decodes what a model generates.
+    encoder: the model's tokenizer, which also decodes the generated tokens.
     max_length: maximum tokens per row.  A longer prompt loses words from the left of its long field (SQuAD's context, a
-    passage, a
-    sentence), never from the question itself.
-    Raises ConfigError for label words that begin with the same token, and for a model that cannot do such a task.
+    passage, a sentence), never from the question itself.
+    Raises ConfigError for label words that begin with the same token, and for a model that does not support such a
+    task.
     """
 
     def __init__(self, prompt: Prompt, encoder: Any, *, is_causal: bool, max_length: int) -> None:
@@ -164,8 +165,8 @@ class PromptEncoder:
             written = [ids[len(self.lead) :] for ids in self.encode([text.strip() for text in continuations])]
             return [self._decoder_row(ids, targets) for ids, targets in zip(read, written, strict=True)]
         wholes = self._plain([text + following for text, following in zip(texts, continuations, strict=True)])
-        starts = [_common_prefix(prompt, whole) for prompt, whole in zip(self._plain(texts), wholes, strict=True)]
-        return [self._causal_row(whole, max(1, len(start))) for whole, start in zip(wholes, starts, strict=True)]
+        starts = [_common_prefix(prompt, full_row) for prompt, full_row in zip(self._plain(texts), wholes, strict=True)]
+        return [self._causal_row(full_row, max(1, len(start))) for full_row, start in zip(wholes, starts, strict=True)]
 
     def openings(self, fields: Sequence[Mapping[str, str]]) -> list[EncodedRow]:
         """Return one row for each prompt alone, with one unknown target (0)."""
@@ -176,16 +177,15 @@ class PromptEncoder:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of whole texts, including the model's special ones.  An empty text has only those."""
-        found = self.encoder.encode(list(texts), max_length=UNCUT)
-        return [ids if text else [*self.lead, *self.trail] for text, ids in zip(texts, found, strict=True)]
+        rows = self.encoder.encode(list(texts), max_length=UNCUT)
+        return [ids if text else [*self.lead, *self.trail] for text, ids in zip(texts, rows, strict=True)]
 
     def fitted(self, samples: Sequence[PromptSample], reserve: int = 0) -> list[Mapping[str, str]]:
         """Return the samples' fields, shortened where they do not fit.
 
         reserve: number of tokens that must fit after the prompt, instead of its continuations.  All candidates of a
-        sample have the
-        same prompt.  Raises ConfigError naming the first sample that does not fit even with one word left in its long
-        field.
+        sample have the same prompt.  Raises ConfigError naming the first sample that does not fit even with one word
+        left in its long field.
         """
         fields: list[Mapping[str, str]] = [sample.fields for sample in samples]
         for index, size in enumerate(self._sizes(samples, fields, reserve)):
@@ -200,20 +200,22 @@ class PromptEncoder:
         if reserve:
             return [len(ids) + reserve for ids in self._plain(texts)]
         following = [self.continuations(sample, mine) for sample, mine in zip(samples, fields, strict=True)]
-        wholes = self._plain([text + one for text, ones in zip(texts, following, strict=True) for one in ones])
+        wholes = self._plain(
+            [text + continuation for text, ones in zip(texts, following, strict=True) for continuation in ones]
+        )
         each = len(following[0])
-        return [max(len(ids) - 1 for ids in wholes[at : at + each]) for at in range(0, len(wholes), each)]
+        return [max(len(ids) - 1 for ids in wholes[begin : begin + each]) for begin in range(0, len(wholes), each)]
 
     def _shortened(self, sample: PromptSample, reserve: int, size: int) -> Mapping[str, str]:
         name = self.prompt.shortened
         text = sample.fields[name]
         starts = [word.start() for word in re.finditer(r"\S+", text)]
 
-        def left(word: int) -> Mapping[str, str]:
+        def shortened_by(word: int) -> Mapping[str, str]:
             return {**sample.fields, name: text[starts[word] :]}
 
         def fits(word: int) -> bool:
-            return self._sizes([sample], [left(word)], reserve)[0] <= self.max_length
+            return self._sizes([sample], [shortened_by(word)], reserve)[0] <= self.max_length
 
         first = bisect_left(range(len(starts)), True, key=fits)
         if first == len(starts):
@@ -222,7 +224,7 @@ class PromptEncoder:
                 f"Sample {sample.sample_id} does not fit even with one word of its {name} left.",
                 "Raise max_length, or choose a model that reads more.",
             )
-        return left(first)
+        return shortened_by(first)
 
     def _classification(self, samples: Sequence[PromptSample], fields: Sequence[Mapping[str, str]]) -> list[EncodedRow]:
         texts = [self.prompt.fill(mine) for mine in fields]
@@ -245,35 +247,35 @@ class PromptEncoder:
         words = self.prompt.words
         if self.reader == "encoder_decoder":
             written = [ids[len(self.lead) :] for ids in self.encode([word.strip() for word in words])]
-            found = tuple(ids[0] for ids in written)
+            label_ids = tuple(ids[0] for ids in written)
         else:
             # Encoded after a prompt, because some tokenizers add tokens at the start of a text.  Any prompt gives the
             # same result.
             text = self.prompt.fill(dict.fromkeys(self.prompt.fields, "a"))
             prompt, *wholes = self._plain([text, *(text + word for word in words)])
-            start = min(len(_common_prefix(prompt, whole)) for whole in wholes)
+            start = min(len(_common_prefix(prompt, full_row)) for full_row in wholes)
             self.dropped = len(prompt) - start
-            found = tuple(whole[start] if len(whole) > start else self.encoder.pad_id for whole in wholes)
-        for index, one in enumerate(found):
-            if one in found[:index]:
-                first, second = words[found.index(one)].strip(), words[index].strip()
+            label_ids = tuple(full_row[start] if len(full_row) > start else self.encoder.pad_id for full_row in wholes)
+        for index, label_id in enumerate(label_ids):
+            if label_id in label_ids[:index]:
+                first, second = words[label_ids.index(label_id)].strip(), words[index].strip()
                 raise ConfigError(
                     f"The label words '{first}' and '{second}' were asked for.",
                     "With the model's tokenizer they begin with the same token, which does not tell them apart.",
                     "Choose other words, or another model.",
                 )
-        return found
+        return label_ids
 
     def _plain(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of texts that continue: without the special tokens at the end."""
+        """Return the tokens of texts that will be continued, without the special tokens at the end."""
         return [ids[: len(ids) - len(self.trail)] for ids in self.encode(texts)]
 
-    def _causal_row(self, whole: Sequence[int], start: int) -> EncodedRow:
-        if start >= len(whole):
+    def _causal_row(self, full_row: Sequence[int], start: int) -> EncodedRow:
+        if start >= len(full_row):
             raise ConfigError(
                 "An answer of no token was to be learnt.", "The tokenizer makes nothing of it.", "Choose another model."
             )
-        return EncodedRow(ids=tuple(whole[:-1]), targets=tuple(whole[start:]), first_position=start - 1)
+        return EncodedRow(ids=tuple(full_row[:-1]), targets=tuple(full_row[start:]), first_position=start - 1)
 
     def _decoder_row(self, ids: Sequence[int], targets: Sequence[int]) -> EncodedRow:
         assert self.encoder.start_id is not None
@@ -281,8 +283,9 @@ class PromptEncoder:
         return EncodedRow(ids=tuple(ids), targets=tuple(targets), first_position=len(self.lead), decoder_ids=read)
 
 
-def _common_prefix(one: Sequence[int], other: Sequence[int]) -> list[int]:
+def _common_prefix(first: Sequence[int], other: Sequence[int]) -> list[int]:
     count = next(
-        (at for at, (mine, its) in enumerate(zip(one, other, strict=False)) if mine != its), min(len(one), len(other))
+        (index for index, (mine, its) in enumerate(zip(first, other, strict=False)) if mine != its),
+        min(len(first), len(other)),
     )
-    return list(one[:count])
+    return list(first[:count])

@@ -2,15 +2,12 @@
 answers.
 
 content_free: divide by the words' probabilities after a prompt without content (Zhao et al., Calibrate Before Use, ICML
-2021,
-section 5: W = diag(p_cf)^-1, p_cf averaged over "N/A", "[MASK]" and the empty text).  In a multiple choice, where each
-sample has
-different candidates, divide by their likelihood after the bare connective (domain-conditional pointwise mutual
-information: Holtzman
-et al., Surface Form Competition, EMNLP 2021), summed over tokens, as in MeZO's own evaluation.
+2021, section 5: W = diag(p_cf)^-1, p_cf averaged over "N/A", "[MASK]" and the empty text).  In a multiple choice, where
+each sample has different candidates, divide by their likelihood after the bare connective (domain-conditional pointwise
+mutual information: Holtzman et al., Surface Form Competition, EMNLP 2021), summed over tokens, as in MeZO's own
+evaluation.
 mean_prior: divide by the words' mean probabilities over unlabelled prompts (Zhou et al., Batch Calibration, ICLR 2024);
-we use training
-prompts.
+we use training prompts.
 """
 
 from __future__ import annotations
@@ -41,11 +38,10 @@ class PromptBatch:
     targets: (n, k) int64, the tokens to predict.  positions: (n, k) int64, the positions whose last hidden states
     predict them.
     target_mask: (n, k) bool, False where a row has fewer targets (targets and positions are then 0).  A row's loss is
-    the mean over its
-    targets.  decoder_ids: (n, s) int64 for an encoder-decoder, whose positions refer to the decoder; None for others.
-    labels: (n,) int64,
-    classes or correct candidates; they are the targets of an encoder's separate head.  indices: of the rows in their
-    split.
+    the mean over its targets.  decoder_ids: (n, s) int64 for an encoder-decoder, whose positions refer to the decoder;
+    None for others.
+    labels: (n,) int64, classes or correct candidates; they are the targets of an encoder's separate head.  indices:
+    positions of the rows in their split.
     choices: (c,) int64, the tokens over which the loss is computed; None: the whole vocabulary.
     """
 
@@ -76,7 +72,8 @@ def step_indices(num_samples: int, batch_size: int, seed: int, step: int) -> lis
         raise ConfigError(f"Mini-batches of {batch_size} samples were asked for.", "That is none.", "Raise batch_size.")
     first = step * batch_size
     return [
-        _permutation(num_samples, seed, at // num_samples)[at % num_samples] for at in range(first, first + batch_size)
+        _permutation(num_samples, seed, position // num_samples)[position % num_samples]
+        for position in range(first, first + batch_size)
     ]
 
 
@@ -121,9 +118,9 @@ def batch_of(
     import torch
 
     def padded(values: Iterable[Sequence[int]], fill: int = 0, width: int = 0) -> Tensor:
-        found = list(values)
-        longest = width or max(map(len, found))
-        return torch.tensor([[*one, *[fill] * (longest - len(one))] for one in found])
+        rows = list(values)
+        longest = width or max(map(len, rows))
+        return torch.tensor([[*row, *[fill] * (longest - len(row))] for row in rows])
 
     width = padded_length([len(row.ids) for row in rows]) if length is None else length
     return PromptBatch(
@@ -149,17 +146,17 @@ def label_log_likelihoods(logits_at: LogitsAt, encoded: EncodedPrompts) -> Tenso
     """
     import torch
 
-    found: Tensor | None = None
+    all_scores: Tensor | None = None
     for indices in by_length(encoded.lengths, BATCH_SIZE):
         with torch.inference_mode():
             logits = logits_at(collate_prompts(encoded, indices))[:, 0].float()
             chosen = logits[:, list(encoded.label_ids)] if encoded.label_ids else logits
             scores = (chosen - logits.logsumexp(dim=1, keepdim=True)).cpu()
-        if found is None:
-            found = torch.empty(len(encoded), scores.shape[1])
-        found[indices] = scores
-    assert found is not None, "a split has samples"
-    return found
+        if all_scores is None:
+            all_scores = torch.empty(len(encoded), scores.shape[1])
+        all_scores[indices] = scores
+    assert all_scores is not None, "a split has samples"
+    return all_scores
 
 
 def target_log_likelihoods(logits_at: LogitsAt, rows: Sequence[EncodedRow], pad_id: int) -> tuple[Tensor, Tensor]:
@@ -180,7 +177,10 @@ def target_log_likelihoods(logits_at: LogitsAt, rows: Sequence[EncodedRow], pad_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddingRow:
-    """share: expected share of padding among a random batch's tokens.  padded_length: expected tokens per sample."""
+    """The padding of random batches.
+
+    share: expected share of padding among a batch's tokens.  padded_length: expected number of tokens per sample.
+    """
 
     batch_size: int
     share: float
@@ -237,7 +237,8 @@ def word_prior(
     if calibration == "content_free":
         fields = encoder.prompt.without_content
         prompts = [
-            PromptSample(sample_id=at, fields=fields(unlabelled[0].fields, one)) for at, one in enumerate(CONTENT_FREE)
+            PromptSample(sample_id=index, fields=fields(unlabelled[0].fields, text))
+            for index, text in enumerate(CONTENT_FREE)
         ]
     else:
         prompts = [unlabelled[index] for index in fixed_order("prior", len(unlabelled))[:PRIOR_SAMPLES]]
@@ -267,7 +268,7 @@ def generate(
     """Return the text that the model generates after each prompt, greedily, up to one of the tokens `ends` or
     MAX_NEW_TOKENS.
 
-    encoder: a tokenizer.  lines: do not end with the first line.
+    encoder: a tokenizer.  lines: whether to continue after the first line.
     """
     answers = [""] * len(prompts)
     for indices in by_length([len(row.ids) for row in prompts], BATCH_SIZE):
@@ -340,8 +341,8 @@ def evaluate(
     calibration: see above; it may use prompts without labels, `unlabelled` (of the training split) or else the samples
     themselves.
     Questions have no calibration.
-    Raises ConfigError for a calibration that the task cannot have, and as PromptEncoder does; DivergedError for NaN or
-    infinite scores.
+    Raises ConfigError for a calibration that the task does not support, and as PromptEncoder does; DivergedError for
+    NaN or infinite scores.
     """
     if not samples:
         raise ConfigError("A score on no samples was asked for.", "The split has 0.", "Give data.")
@@ -356,27 +357,27 @@ def evaluate(
         chosen = choices(logits_at, encoder, samples, calibration=calibration)
     else:
         if calibration != "none":
-            asked, found = (
+            request, problem = (
                 f"The calibration '{calibration}' was asked for.",
                 "The answers to questions are free text, without a prior.",
             )
-            raise ConfigError(asked, found, "Leave calibration out.")
+            raise ConfigError(request, problem, "Leave calibration out.")
         texts = generate_answers(logits_at, encoder, samples)
         best = (
-            max((answer_f1(text, one) for one in sample.answers), default=0.0)
+            max((answer_f1(text, answer) for answer in sample.answers), default=0.0)
             for text, sample in zip(texts, samples, strict=True)
         )
         right = tuple(best)
         return PromptScores(metric="f1", value=fmean(right), predictions=tuple(texts), correct=right)
-    right = tuple(float(one == sample.label) for one, sample in zip(chosen, samples, strict=True))
+    right = tuple(float(choice == sample.label) for choice, sample in zip(chosen, samples, strict=True))
     return PromptScores(
         metric="accuracy", value=fmean(right), predictions=tuple(chosen), correct=right, calibration=calibration
     )
 
 
 def require_room(task: Task, encoder: PromptEncoder) -> None:
-    """Raise ConfigError if a prompt of the validation or test split does not fit, before a training whose `evaluate`
-    would fail.
+    """Raise ConfigError if a prompt of the validation or test split does not fit.  Called before a training whose
+    `evaluate` would fail.
     """
     reserve = MAX_NEW_TOKENS if task.kind == "question_answering" and encoder.reader == "causal" else 0
     for split in (task.validation, task.test):
@@ -390,14 +391,16 @@ def choices(
     if calibration == "mean_prior":
         raise ConfigError(
             "The calibration 'mean_prior' was asked for.",
-            "Each sample has candidates of its own.",
+            "Each sample has different candidates.",
             "Choose 'content_free'.",
         )
     fields = encoder.fitted(samples)
     each = len(encoder.prompt.candidates)
     owners = [index for index in range(len(samples)) for _ in range(each)]
     following = [
-        one for sample, mine in zip(samples, fields, strict=True) for one in encoder.continuations(sample, mine)
+        continuation
+        for sample, mine in zip(samples, fields, strict=True)
+        for continuation in encoder.continuations(sample, mine)
     ]
     rows = encoder.rows([fields[owner] for owner in owners], following)
     sums, counts = target_log_likelihoods(logits_at, rows, encoder.encoder.pad_id)

@@ -4,8 +4,8 @@ EdgeShard.
 Each returns a plan, or raises PlanError if it does not fit.
 
 EdgeShard's dynamic programme (Zhang et al. 2024, the latency objective) has as its state a layer and its device, and
-stores the path to it:
-used devices and their memory follow from that.  It is exact where memory does not force a detour.
+stores the path to it: used devices and their memory follow from that.  It is exact where memory does not force a
+detour.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ InferencePlanner = Callable[[Problem[InferenceProfile]], InferencePlan]
 """Returns a plan for one sequence.  Raises PlanError, naming device and bytes, if none fits."""
 
 
-def _finished(made: InferencePlan, problem: Problem[InferenceProfile]) -> InferencePlan:
+def _finished(plan: InferencePlan, problem: Problem[InferenceProfile]) -> InferencePlan:
     """Return a plan with its predicted time.  Raises PlanError if it does not fit."""
-    check(problem, made)
+    check(problem, plan)
     return replace(
-        made,
-        predicted_s=price_plan(made, problem.profile, problem.cluster, decoder_length=problem.decoder_length).total_s,
+        plan,
+        predicted_s=price_plan(plan, problem.profile, problem.cluster, decoder_length=problem.decoder_length).total_s,
     )
 
 
@@ -42,19 +42,19 @@ def local(problem: Problem[InferenceProfile]) -> InferencePlan:
     """Return the plan of one device, the fastest on which the model fits.  Raises PlanError for the largest device if
     it fits on none.
     """
-    made, refusals = [], []
+    plans, refusals = [], []
     for rank in problem.members:
         layers = (problem.profile.num_layers,)
-        one = InferencePlan(
+        single = InferencePlan(
             method="local", paradigm="pipeline", ranks=(rank,), layers=layers, length=lengths_of(problem)[0]
         )
         try:
-            made.append(_finished(one, problem))
+            plans.append(_finished(single, problem))
         except PlanError as error:
             refusals.append((problem.cluster.devices[rank].memory_bytes, error))
-    if not made:
+    if not plans:
         raise max(refusals, key=lambda refusal: refusal[0])[1]
-    return min(made, key=lambda plan: plan.predicted_s)
+    return min(plans, key=lambda plan: plan.predicted_s)
 
 
 def megatron_lm(problem: Problem[InferenceProfile]) -> InferencePlan:
@@ -77,10 +77,10 @@ def megatron_lm(problem: Problem[InferenceProfile]) -> InferencePlan:
     columns = proportional_parts(profile.stacks[0].columns, (1,) * count)
     parts = (units // count,) * count
     length = lengths_of(problem)[0]
-    made = InferencePlan(
+    plan = InferencePlan(
         method="megatron_lm", paradigm="tensor", ranks=ranks, units=parts, columns=columns, length=length
     )
-    return _finished(made, problem)
+    return _finished(plan, problem)
 
 
 def sequence_parallel(problem: Problem[InferenceProfile]) -> InferencePlan:
@@ -96,8 +96,8 @@ def sequence_parallel(problem: Problem[InferenceProfile]) -> InferencePlan:
             f"Use {min(lengths)} of the devices, or a planner that cuts unequally, such as galaxy_plus.",
         )
     shares = (1.0,) * len(ranks)
-    made = InferencePlan(method="sequence_parallel", paradigm="sequence", ranks=ranks, shares=shares, length=lengths[0])
-    return _finished(made, problem)
+    plan = InferencePlan(method="sequence_parallel", paradigm="sequence", ranks=ranks, shares=shares, length=lengths[0])
+    return _finished(plan, problem)
 
 
 galaxy: InferencePlanner = partial(algorithm_1, substitute=False, method="galaxy")
@@ -118,10 +118,10 @@ def edgeshard(problem: Problem[InferenceProfile]) -> InferencePlan:
     if path is None:
         raise least_missing(problem)
     ranks, layers = zip(*path, strict=True)
-    made = InferencePlan(
+    plan = InferencePlan(
         method="edgeshard", paradigm="pipeline", ranks=ranks, layers=layers, length=problem.sequence_length
     )
-    return _finished(made, problem)
+    return _finished(plan, problem)
 
 
 class _Paths:
@@ -134,7 +134,7 @@ class _Paths:
         stacks = [profile.stack_of(layer) for layer in range(self.layers)]
         shapes = [profile.stacks[stack] for stack in stacks]
         sizes = [shape.attention_bytes + shape.feed_forward_bytes + shape.layer_bytes for shape in shapes]
-        held = np.concatenate([[0], np.cumsum(sizes)])
+        bytes_before = np.concatenate([[0], np.cumsum(sizes)])
         self.ends = [ends_s(profile, rank, lengths) for rank in ranks]
         crossing = [boundary_bytes(profile, layer, lengths) for layer in range(self.layers + 1)]
         self.hop = {
@@ -143,7 +143,7 @@ class _Paths:
         }
         working = activation_bytes(problem)
         self.cost: list[dict[bool, np.ndarray]] = []  # [device][is first]: (layers + 1, layers + 1) seconds from i to j
-        nbytes = held[None, :] - held[:, None]
+        nbytes = bytes_before[None, :] - bytes_before[:, None]
         for rank in ranks:
             done = np.concatenate([[0.0], np.cumsum([layer_s(profile, rank, stack, lengths) for stack in stacks])])
             seconds, budget = done[None, :] - done[:, None], cluster.devices[rank].memory_bytes - working
@@ -164,7 +164,7 @@ class _Paths:
         for i in range(1, self.layers + 1):
             for last, (seconds, path) in list(states[i].items()):
                 for d in range(n):
-                    if any(d == one for one, _ in path):
+                    if any(d == device for device, _ in path):
                         continue
                     for j in range(i + 1, self.layers + 1):
                         value = seconds + float(self.hop[last, d][i]) + float(self.cost[d][False][i, j])

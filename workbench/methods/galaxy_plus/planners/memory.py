@@ -33,7 +33,7 @@ class InferenceNeed:
 def part_bytes(profile: InferenceProfile, second: Sequence[int]) -> tuple[float, float, float]:
     """Return the bytes of a unit in all layers, of a column in scheme-1 layers, and of a column in scheme-2 layers.
 
-    second: the layers of scheme 2 in each stack.  Units and columns are the first stack's; a second is split in
+    second: the layers of scheme 2 in each stack.  Units and columns are the first stack's; a second stack is split in
     proportion.
     """
     first, pairs = profile.stacks[0], list(zip(profile.stacks, second, strict=True))
@@ -84,17 +84,17 @@ def check(problem: Problem[InferenceProfile], plan: InferencePlan) -> None:
         return
     worst = max(short, key=lambda rank: short[rank])
     need, device = needed[worst], devices[worst]
-    whole = ""
+    total = ""
     if len(short) > 1:
         named = ", ".join(f"'{devices[rank].name}' {readable(nbytes)}" for rank, nbytes in short.items())
-        whole = f" In all {readable(sum(short.values()))} are missing: {named}."
+        total = f" In all {readable(sum(short.values()))} are missing: {named}."
     raise PlanError(
         f"Device '{device.name}' has {readable(device.memory_bytes)};",
         f"its part of the {plan.method} plan of '{problem.profile.model}' needs {readable(need.total_bytes)}"
         f" (attention {readable(need.attention_bytes)}, feed-forward {readable(need.feed_forward_bytes)},"
         f" norms and biases {readable(need.layer_bytes)},"
         f" embedding and head {readable(need.ends_bytes)}, activations {readable(need.working_bytes)}):"
-        f" {readable(short[worst])} are missing.{whole}",
+        f" {readable(short[worst])} are missing.{total}",
         "Add a device, raise its memory, use scheme 1 in more layers, or a smaller model.",
     )
 
@@ -102,7 +102,7 @@ def check(problem: Problem[InferenceProfile], plan: InferencePlan) -> None:
 def room_bytes(problem: Problem[InferenceProfile], ranks: Sequence[int], *, has_ends: bool = True) -> list[int]:
     """Return the bytes on each rank for attention and feed-forward weights, after subtracting its fixed memory.
 
-    has_ends: the first of the ranks has embedding and head.
+    has_ends: whether the first of the ranks has embedding and head.
     """
     profile = problem.profile
     anyway = activation_bytes(problem) + sum(shape.num_layers * shape.layer_bytes for shape in profile.stacks)
@@ -113,10 +113,10 @@ def room_bytes(problem: Problem[InferenceProfile], ranks: Sequence[int], *, has_
 
 
 def least_missing(problem: Problem[InferenceProfile], *, schemes: int | None = None) -> PlanError:
-    """Return the error if no partition over these devices fits: the need, each device's room, and the missing bytes in
-    total.
+    """Return the error for the case that no partition over these devices fits: the need, each device's room, and the
+    missing bytes in total.
 
-    schemes: 2 if every layer had to be of scheme 2.
+    schemes: 2 if every layer had to use scheme 2.
     """
     profile, members, ends = problem.profile, problem.members, problem.profile.ends_bytes
     feed_forward = sum(shape.num_layers * shape.feed_forward_bytes for shape in profile.stacks)

@@ -2,10 +2,8 @@
 never worse.
 
 Beyond Algorithm 1 our planner may leave devices out and orders the ring.  It cuts heads, columns and tokens each by its
-own times, and
-trades heads for columns if memory is short.  A device may have heads and columns without tokens.  The number of
-scheme-2 layers is the
-fastest, not the largest that fits.
+own times, and trades heads for columns if memory is short.  A device may have heads and columns without tokens.  The
+number of scheme-2 layers is the fastest, not the largest that fits.
 The search starts from promising rings, and from cuts of the relaxed linear programme (Eq. 9).
 """
 
@@ -21,7 +19,7 @@ from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
 from workbench.methods.galaxy_plus.planners.memory import check, least_missing, needs, part_bytes
 from workbench.methods.galaxy_plus.planners.pricing import Cut, capacity, cut_of, lengths_of, price_plan
-from workbench.methods.galaxy_plus.planners.programme import Programme
+from workbench.methods.galaxy_plus.planners.programme import PlanLP
 from workbench.methods.galaxy_plus.planners.search import MOST_POSITIONS, Ranks, Search
 from workbench.planners.problem import Problem
 
@@ -78,13 +76,14 @@ def algorithm_1(
         needed = needs(problem, plan)
         return [cluster.devices[rank].memory_bytes - needed[rank].total_bytes for rank in chosen]
 
-    def balanced(plan: InferencePlan, name: str, piece_bytes: int, left: Sequence[int]) -> InferencePlan:
-        """Move the overflow of one partition to devices with room (lines 7-17).  piece_bytes: of a unit or column in
-        all layers.
+    def balanced(plan: InferencePlan, name: str, piece_bytes: int, movable: Sequence[int]) -> InferencePlan:
+        """Move the overflow of one partition to devices with room (lines 7-17).
+
+        piece_bytes: bytes of a unit or column in all layers.
         """
         spare = spare_bytes(plan)
-        over = [d for d in left if spare[d] < 0]
-        free = [d for d in left if spare[d] >= piece_bytes]
+        over = [d for d in movable if spare[d] < 0]
+        free = [d for d in movable if spare[d] >= piece_bytes]
         if not over or not free:
             return plan
         parts = list(getattr(plan, name))
@@ -94,7 +93,7 @@ def algorithm_1(
                 parts[f] += count
             parts[d] -= waiting
         plan = replace(plan, **{name: tuple(parts)})  # type: ignore[arg-type]
-        return balanced(plan, name, piece_bytes, [d for d in left if d not in over])
+        return balanced(plan, name, piece_bytes, [d for d in movable if d not in over])
 
     if min(spare_bytes(plan)) < 0:
         everyone = range(len(chosen))
@@ -128,7 +127,7 @@ def plans(
 
     They overlap.  Algorithm 1's plan and a plan on a single device are among them, so that another measure may prefer
     these.
-    portal: is first and has embedding and head.  effort: 0 tries few rings, 2 more.
+    portal: the device that is first and has embedding and head.  effort: 0 tries few rings, 2 more.
     schemes: 1 or 2 for all layers; then no plan leaves all work to one device of several.
     Raises PlanError naming the device and the missing memory if no plan fits.
     """
@@ -141,10 +140,10 @@ def plans(
         )
     if schemes not in (None, 1, 2):
         raise ConfigError(f"Scheme {schemes} was asked for.", "There are 1 and 2.", "Choose one of them, or None.")
-    found = _candidates(Search(problem, method=method, portal=portal, schemes=schemes), effort)
-    if not found:
+    pool = _candidates(Search(problem, method=method, portal=portal, schemes=schemes), effort)
+    if not pool:
         raise least_missing(problem, schemes=schemes)
-    return [replace(one, overlap=one.num_positions > 1) for one in found]
+    return [replace(plan, overlap=plan.num_positions > 1) for plan in pool]
 
 
 def _candidates(search: Search, effort: int) -> list[InferencePlan]:
@@ -152,10 +151,10 @@ def _candidates(search: Search, effort: int) -> list[InferencePlan]:
     close = [cut for cut in tried if search.seconds(cut) <= GAINS * search.seconds(tried[0])]
     looked = [*tried, *(cut for plain in close for cut in starts(search, plain.ranks, [plain.second]))]
     looked.sort(key=search.seconds)
-    for at, ring in enumerate(
+    for number, ring in enumerate(
         list(dict.fromkeys(cut.ranks for cut in looked))[: 1 + effort] or [turned(search, search.ranks)]
     ):
-        looked += starts(search, ring, numbers(search, 4 + 2 * effort if at == 0 else 2), every=at == 0)
+        looked += starts(search, ring, numbers(search, 4 + 2 * effort if number == 0 else 2), every=number == 0)
     looked = sorted(dict.fromkeys(looked), key=search.seconds)
     firsts = sorted({cut.ranks: cut for cut in reversed(looked)}.values(), key=search.seconds)  # the best of each ring
     refined = [search.climbed(cut, 0.5**5) for cut in firsts[: 3 + effort]]
@@ -170,8 +169,8 @@ def _candidates(search: Search, effort: int) -> list[InferencePlan]:
     forced = [cut for cut in (printed, min(alone, key=search.seconds, default=None)) if cut is not None]
     of_sizes = {len(cut.ranks): cut for cut in reversed(firsts)}
     pool = [*refined[:1], *forced, *sorted(of_sizes.values(), key=search.seconds)[:4]]
-    made = list(dict.fromkeys([*pool, *refined, *looked]))[:MOST_CANDIDATES]
-    return [search.plan(cut) for cut in sorted(made, key=search.seconds)]
+    cuts = list(dict.fromkeys([*pool, *refined, *looked]))[:MOST_CANDIDATES]
+    return [search.plan(cut) for cut in sorted(cuts, key=search.seconds)]
 
 
 def _algorithm_1(search: Search) -> Cut | None:
@@ -194,28 +193,29 @@ def rings(search: Search, most: int) -> list[Cut]:
     """
     others = [rank for rank in search.ranks if rank != search.portal]
     if len(others) <= 8:
-        sets = [set(some) for count in range(len(others) + 1) for some in itertools.combinations(others, count)]
+        sets = [set(subset) for count in range(len(others) + 1) for subset in itertools.combinations(others, count)]
     else:
         counts = sorted({round(1.25**power) for power in range(40)} | {len(others)})
         sets = [set(sorted(others, key=search.speed.__getitem__, reverse=True)[:count]) for count in counts]
-    found = []
+    best_cuts = []
     all_of = [
-        turned(search, tuple(rank for rank in search.ranks if rank == search.portal or rank in some)) for some in sets
+        turned(search, tuple(rank for rank in search.ranks if rank == search.portal or rank in members))
+        for members in sets
     ]
     for ring in {_kinds(search, ring): ring for ring in reversed(all_of) if ring}.values():
         if cuts := list(starts(search, ring, numbers(search, 2), plain=True, every=search.schemes == 2)):
-            found.append(min(cuts, key=search.seconds))
-    found.sort(key=lambda cut: (search.seconds(cut), cut.ranks))
-    of_sizes = {len(cut.ranks): cut for cut in reversed(found)}
-    return list(dict.fromkeys([*found[:most], *of_sizes.values()]))
+            best_cuts.append(min(cuts, key=search.seconds))
+    best_cuts.sort(key=lambda cut: (search.seconds(cut), cut.ranks))
+    of_sizes = {len(cut.ranks): cut for cut in reversed(best_cuts)}
+    return list(dict.fromkeys([*best_cuts[:most], *of_sizes.values()]))
 
 
 def _kinds(search: Search, ring: Ranks) -> Ranks:
-    """Return the kinds of a ring's devices, equal for all rings of equal time: without a portal a ring may be
-    rotated.
+    """Return the kinds of a ring's devices, equal for all rings of equal time: without a portal a ring may
+    be rotated.
     """
     kinds = tuple(search.kind[rank] for rank in ring)
-    return kinds if search.portal is not None else min(kinds[at:] + kinds[:at] for at in range(len(kinds)))
+    return kinds if search.portal is not None else min(kinds[offset:] + kinds[:offset] for offset in range(len(kinds)))
 
 
 def turned(search: Search, ring: Ranks) -> Ranks:
@@ -229,8 +229,8 @@ def turned(search: Search, ring: Ranks) -> Ranks:
         if not search.profile.ends_bytes:
             return ring
         first = max(ring, key=lambda rank: (search.cluster.devices[rank].memory_bytes, -ring.index(rank)))
-    at = ring.index(first)
-    return (*ring[at:], *ring[:at])
+    offset = ring.index(first)
+    return (*ring[offset:], *ring[:offset])
 
 
 def numbers(search: Search, most: int) -> list[tuple[int, ...]]:
@@ -247,9 +247,9 @@ def starts(
 ) -> Iterator[Cut]:
     """Yield the relaxed programme's plans, rounded, for some numbers of scheme-2 layers.
 
-    plain: cuts by speed instead, as on a large ring.
-    every: also try devices without tokens if they have no room for all of a scheme-2 layer; they then need not have all
-    of it.
+    plain: whether to cut by speed instead, as on a large ring.
+    every: whether to try also devices without tokens if they have no room for a complete scheme-2 layer, which they
+    then do not need.
     """
     room = search.room(ring)
     if min(room) < 0:
@@ -257,7 +257,7 @@ def starts(
     shape, n = search.profile.stacks[0], len(ring)
     programme = None
     if 1 < n <= MOST_POSITIONS and not plain:
-        programme = Programme(search.problem, ring, room)
+        programme = PlanLP(search.problem, ring, room)
     by_room = sorted(range(n), key=lambda i: room[i])
     fewest = n - 1 if every and not search.profile.full_everywhere else 0
     for second in seconds:
@@ -269,15 +269,15 @@ def starts(
                 break  # it has room for all of a scheme-2 layer
             if programme is None:
                 weights = [search.speed[rank] for rank in ring]
-                parts = [weights, weights, [one * has for one, has in zip(weights, holders, strict=True)]]
+                parts = [weights, weights, [weight * has for weight, has in zip(weights, holders, strict=True)]]
             else:
-                found = programme.solve(second, holders=holders)
-                if found.x is None:
+                solution = programme.solve(second, holders=holders)
+                if solution.x is None:
                     continue
-                if found.fun > least:
+                if solution.fun > least:
                     break  # one more device without tokens only makes it worse
-                least = found.fun
-                parts = [[max(0.0, float(one)) for one in part] for part in programme.parts(found.x)]
+                least = solution.fun
+                parts = [[max(0.0, float(amount)) for amount in part] for part in programme.parts(solution.x)]
             full = other_bytes * shape.columns
             most = [
                 (nbytes - (has or search.profile.full_everywhere) * full) / max(unit_bytes, 1e-9)
@@ -296,12 +296,12 @@ def starts(
 def _roomy(units: list[int], room: Sequence[float]) -> list[int]:
     """Move units beyond a position's room (in units) to the positions with most room."""
     while any(count > most for count, most in zip(units, room, strict=True) if count):
-        left = [most - count for count, most in zip(units, room, strict=True)]
+        free = [most - count for count, most in zip(units, room, strict=True)]
         taker, giver = (
-            max(range(len(units)), key=left.__getitem__),
-            min((i for i, count in enumerate(units) if count), key=left.__getitem__),
+            max(range(len(units)), key=free.__getitem__),
+            min((i for i, count in enumerate(units) if count), key=free.__getitem__),
         )
-        if left[taker] < 1 or left[giver] >= 0:
+        if free[taker] < 1 or free[giver] >= 0:
             break
         units[giver] -= 1
         units[taker] += 1

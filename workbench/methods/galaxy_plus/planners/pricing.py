@@ -1,8 +1,7 @@
 """Predict the seconds of one sequence under a plan in closed form (Galaxy+, section III-C).
 
 First the terms of Eq. 5-7 and 10: the blocks of a layer and the ring's collectives.  Then Eq. 6-7 for Galaxy+'s plans,
-and the same terms
-for the baselines.
+and the same terms for the baselines.
 """
 
 from __future__ import annotations
@@ -24,7 +23,10 @@ Line = tuple[float, float]
 
 
 def stack_lengths(profile: InferenceProfile, length: int, decoder_length: int | None = None) -> tuple[int, ...]:
-    """Return the tokens of one sequence in each stack.  decoder_length: of the second stack (default: `length`)."""
+    """Return the tokens of one sequence in each stack.
+
+    decoder_length: number of tokens in the second stack (default: `length`).
+    """
     lengths = (length, length if decoder_length is None else decoder_length)[: len(profile.stacks)]
     if min(lengths) < 1:
         raise ConfigError(
@@ -52,20 +54,20 @@ def attention_s(
     decoder).
 
     Every query is paired with every key, also under a causal mask, whose upper half is computed and masked.  The
-    cross-attention
-    reads the first stack's output, lengths[0] tokens.  tokens: the own ones, with sequence parallelism; None: all.
+    cross-attention reads the first stack's output, lengths[0] tokens.  tokens: with sequence parallelism the device's
+    own tokens; None: all.
     """
     costs, memory = profile.costs[rank][stack], lengths[0]
     n = lengths[stack] if tokens is None else tokens
-    own = (
+    self_s = (
         costs.seconds("QKV", n, units)
         + costs.seconds("ATT", n * lengths[stack], units)
         + costs.seconds("OUT", n, units)
     )
     if not n or not profile.stacks[stack].has_cross_attention:
-        return (own,)
+        return (self_s,)
     cross = costs.seconds("CQ", n, units) + costs.seconds("CKV", memory, units)
-    return own, cross + costs.seconds("CATT", n * memory, units) + costs.seconds("COUT", n, units)
+    return self_s, cross + costs.seconds("CATT", n * memory, units) + costs.seconds("COUT", n, units)
 
 
 def mha_s(profile: InferenceProfile, rank: int, stack: int, units: int, lengths: Sequence[int]) -> float:
@@ -86,8 +88,8 @@ def mlp_sequence_s(profile: InferenceProfile, rank: int, stack: int, tokens: int
 
 
 def con_s(profile: InferenceProfile, rank: int, stack: int, tokens: int) -> float:
-    """Return T(CON, S_d, d) of Eq. 5: all connections of a layer, one after each block (Eq. 6 has one term for
-    them).
+    """Return T(CON, S_d, d) of Eq. 5: all connections of a layer, one after each block (Eq. 6 has one term
+    for them).
     """
     return num_blocks(profile.stacks[stack]) * profile.costs[rank][stack].seconds("CONN", tokens)
 
@@ -108,21 +110,21 @@ def block_lines(profile: InferenceProfile, rank: int, stack: int, lengths: Seque
     }
     if shape.has_cross_attention:
         times["cross"] = (lambda count: attention_s(profile, rank, stack, count, lengths)[1], shape.num_units)
-    found = {}
-    for what, (seconds, most) in times.items():
+    lines = {}
+    for part, (seconds, most) in times.items():
         low, high = seconds(1), seconds(most)
         slope = (high - low) / (most - 1) if most > 1 else 0.0
-        found[what] = low - slope, slope
-    return found
+        lines[part] = low - slope, slope
+    return lines
 
 
 def layer_s(profile: InferenceProfile, rank: int, stack: int, lengths: Sequence[int]) -> float:
     """Return the seconds of one whole layer on one device."""
     shape, n = profile.stacks[stack], lengths[stack]
-    whole = mha_s(profile, rank, stack, shape.num_units, lengths) + mlp_tensor_s(
+    layer_s_in_all = mha_s(profile, rank, stack, shape.num_units, lengths) + mlp_tensor_s(
         profile, rank, stack, shape.columns, lengths
     )
-    return whole + con_s(profile, rank, stack, n)
+    return layer_s_in_all + con_s(profile, rank, stack, n)
 
 
 def ends_s(profile: InferenceProfile, rank: int, lengths: Sequence[int]) -> float:
@@ -132,7 +134,9 @@ def ends_s(profile: InferenceProfile, rank: int, lengths: Sequence[int]) -> floa
 
 
 def capacity(profile: InferenceProfile, rank: int, lengths: Sequence[int]) -> float:
-    """Return V_d of Eq. 10, layers per second: the inverse of one layer's time, of the mean layer's with two stacks."""
+    """Return V_d of Eq. 10, layers per second: the inverse of one layer's time, with two stacks of the mean layer's
+    time.
+    """
     seconds = sum(
         shape.num_layers * layer_s(profile, rank, stack, lengths) for stack, shape in enumerate(profile.stacks)
     )
@@ -148,9 +152,8 @@ def all_gather_s(cluster: Cluster, ranks: Sequence[int], tokens: Sequence[int], 
     """Return T_AG: every position's tokens make n - 1 hops around the ring, in seconds.
 
     A position forwards its own tokens, then the tokens that arrived before, one message at a time.  A hop takes its
-    link's latency and the
-    time of its bytes; no tokens take no time.  The slowest chain of hops counts, so unequal links and shares are
-    included.
+    link's latency and the time of its bytes; no tokens take no time.  The slowest chain of hops counts, so unequal
+    links and shares are included.
     """
     return ring_s(hop_lines(cluster, ranks, token_bytes), tokens, shift=0)
 
@@ -158,19 +161,22 @@ def all_gather_s(cluster: Cluster, ranks: Sequence[int], tokens: Sequence[int], 
 def hop_lines(
     cluster: Cluster, ranks: Sequence[int], token_bytes: int, adds: Sequence[Line] | None = None
 ) -> list[Line]:
-    """Return the line over tokens of each position's hop to the next.  adds: of each position; a reduce-scatter's
-    receiver adds them.
+    """Return the line over tokens of each position's hop to the next.
+
+    adds: seconds that each position of a reduce-scatter needs to add the received tokens.
     """
-    found = []
+    lines = []
     for position, rank in enumerate(ranks if len(ranks) > 1 else ()):
         to = (position + 1) % len(ranks)
         link, (fixed, slope) = cluster.link(rank, ranks[to]), adds[to] if adds else (0.0, 0.0)
-        found.append((link.latency_s + fixed, token_bytes / link.bytes_per_s + slope))
-    return found
+        lines.append((link.latency_s + fixed, token_bytes / link.bytes_per_s + slope))
+    return lines
 
 
 def ring_s(lines: Sequence[Line], tokens: Sequence[int], shift: int) -> float:
-    """Return the end of a ring collective.  lines: of each position's hop; empty for a ring of one device.
+    """Return the end of a ring collective.
+
+    lines: the line of each position's hop; empty for a ring of one device.
 
     shift 0, all-gather: in step j position i sends the tokens of i - j.  shift 1, reduce-scatter: those of i - j - 1.
     """
@@ -179,7 +185,7 @@ def ring_s(lines: Sequence[Line], tokens: Sequence[int], shift: int) -> float:
     for step in range(shift, len(hops) - 1 + shift):
         # The data sent now arrived in the previous step, over the link that was busy until then.
         before = enumerate(zip(done, done[-1:] + done[:-1], hops, strict=True))
-        done = [(own if own > other else other) + row[at - step] for at, (own, other, row) in before]
+        done = [(own_s if own_s > other else other) + row[position - step] for position, (own_s, other, row) in before]
     return max(done, default=0.0)
 
 
@@ -187,9 +193,11 @@ Ranks = tuple[int, ...]
 
 
 class SequenceTimes(NamedTuple):
-    """Seconds of one sequence without overlap.  layers_s: of all layers, the objective of Eq. 9 for a hybrid plan.
+    """Seconds of one sequence without overlap.
 
-    ends_s: embedding, head, and the transfer of tokens to their devices and back, which Eq. 6-7 leave out.
+    layers_s: seconds of all layers, the objective of Eq. 9 for a hybrid plan.
+
+    ends_s: seconds of embedding, head, and the transfer of tokens to their devices and back, which Eq. 6-7 leave out.
     """
 
     layers_s: float
@@ -257,38 +265,38 @@ class Equation9:
             self._tensor_s(cut.ranks, cut.columns),
             self._tokens_s(cut.ranks, cut.shares),
         )
-        found = 0.0
+        total_s = 0.0
         for stack, (shape, q) in enumerate(zip(self.profile.stacks, cut.second, strict=True)):
             p, (sequence, con, gather, scatter) = shape.num_layers - q, tokens[stack]
             rings = shape.num_layers * num_blocks(shape) - q
-            found += (
+            total_s += (
                 shape.num_layers * (mha[stack] + con) + p * tensor[stack] + q * sequence + rings * (gather + scatter)
             )
-        return found
+        return total_s
 
     def ways_s(self, cut: Cut) -> float:
         """Return the seconds to send tokens to their devices and back, and to gather the first stack's output for a
         second.
         """
-        found = 0.0
+        total_s = 0.0
         for shape, length in zip(self.profile.stacks, self.lengths, strict=True):
-            found += _star_s(cut.ranks, self.cluster, proportional_parts(length, cut.shares), shape.hidden_bytes)
+            total_s += _star_s(cut.ranks, self.cluster, proportional_parts(length, cut.shares), shape.hidden_bytes)
             if shape.has_cross_attention:
                 first = proportional_parts(self.lengths[0], cut.shares)
-                found += all_gather_s(self.cluster, cut.ranks, first, self.profile.stacks[0].hidden_bytes)
-        return found
+                total_s += all_gather_s(self.cluster, cut.ranks, first, self.profile.stacks[0].hidden_bytes)
+        return total_s
 
-    def _of(self, what: str, ranks: Ranks, stack: int) -> list[Line]:
-        return [self.lines(rank, stack)[what] for rank in ranks]
+    def _of(self, part: str, ranks: Ranks, stack: int) -> list[Line]:
+        return [self.lines(rank, stack)[part] for rank in ranks]
 
     def _of_units(self, ranks: Ranks, parts: tuple[int, ...]) -> list[float]:
         """Return T(MHA) of a layer of each stack."""
-        found = []
+        seconds = []
         for stack, shape in enumerate(self.profile.stacks):
             units = proportional_parts(shape.num_units, parts)
             blocks = ("own", "cross")[: num_blocks(shape) - 1]
-            found.append(sum(slowest_s(self._of(block, ranks, stack), units) for block in blocks))
-        return found
+            seconds.append(sum(slowest_s(self._of(block, ranks, stack), units) for block in blocks))
+        return seconds
 
     def _of_columns(self, ranks: Ranks, parts: tuple[int, ...]) -> list[float]:
         """Return T(MLP), tensor parallel, of a layer of each stack."""
@@ -300,11 +308,11 @@ class Equation9:
 
     def _of_tokens(self, ranks: Ranks, shares: tuple[float, ...]) -> list[tuple[float, float, float, float]]:
         """Return T(MLP), sequence parallel, T(CON), T_AG and T_RS of a layer of each stack."""
-        found = []
+        seconds = []
         for stack, length in enumerate(self.lengths):
             tokens = proportional_parts(length, shares)
             sequence, con, hops, adding = self._ring_lines(ranks, stack)
-            found.append(
+            seconds.append(
                 (
                     slowest_s(sequence, tokens),
                     slowest_s(con, tokens),
@@ -312,13 +320,13 @@ class Equation9:
                     ring_s(adding, tokens, 1),
                 )
             )
-        return found
+        return seconds
 
     def _of_ring(self, ranks: Ranks, stack: int) -> tuple[list[Line], list[Line], list[Line], list[Line]]:
         """Return the lines over tokens of the network, the connections, the hops, and the hops with the receivers'
         additions.
         """
-        sequence, con, adds = (self._of(what, ranks, stack) for what in ("sequence", "con", "add"))
+        sequence, con, adds = (self._of(part, ranks, stack) for part in ("sequence", "con", "add"))
         nbytes = self.profile.stacks[stack].hidden_bytes
         return sequence, con, hop_lines(self.cluster, ranks, nbytes), hop_lines(self.cluster, ranks, nbytes, adds)
 
@@ -337,7 +345,7 @@ def _star_s(ranks: Ranks, cluster: Cluster, tokens: Sequence[int], token_bytes: 
 def _hybrid(
     plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]
 ) -> tuple[float, float]:
-    """Return Galaxy+'s seconds, of the layers (Eq. 6 + Eq. 7) and of the ways."""
+    """Return Galaxy+'s seconds: those of the layers (Eq. 6 + Eq. 7), and those of the transfers at both ends."""
     pricer, cut = Equation9(profile, cluster, lengths), cut_of(plan, profile)
     return pricer(cut), pricer.ways_s(cut)
 
@@ -375,9 +383,9 @@ def _sequence(
     for stack, shape in enumerate(profile.stacks):
         tokens, units = plan.tokens(lengths[stack]), shape.num_units
         both = list(zip(plan.ranks, tokens, strict=True))
-        attention = max(sum(attention_s(profile, rank, stack, units, lengths, own)) for rank, own in both)
-        mlp = max(mlp_sequence_s(profile, rank, stack, own) for rank, own in both)
-        con = max(con_s(profile, rank, stack, own) for rank, own in both)
+        attention = max(sum(attention_s(profile, rank, stack, units, lengths, num_tokens)) for rank, num_tokens in both)
+        mlp = max(mlp_sequence_s(profile, rank, stack, num_tokens) for rank, num_tokens in both)
+        con = max(con_s(profile, rank, stack, num_tokens) for rank, num_tokens in both)
         # One message contains a token's keys and values.
         width = units * shape.kv_unit_bytes if shape.kv_unit_bytes else 2 * shape.hidden_bytes
         layers += shape.num_layers * (attention + mlp + con + all_gather_s(cluster, plan.ranks, tokens, width))
@@ -390,8 +398,8 @@ def _sequence(
 def _pipeline(
     plan: InferencePlan, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]
 ) -> tuple[float, float]:
-    """Return EdgeShard's seconds for one sequence: one device after the other, with the result sent back to the
-    first.
+    """Return EdgeShard's seconds for one sequence: one device after the other, with the result sent back to
+    the first.
     """
     seconds, layer = 0.0, 0
     for rank, following, count in zip(plan.ranks, (*plan.ranks[1:], plan.ranks[0]), plan.layers, strict=True):

@@ -2,10 +2,8 @@
 starts.
 
 For each number of scheme-2 layers Eq. 6-9 are linear in the partitions.  The oracle solves one programme each and
-prunes those whose
-relaxation is no better than the best known plan.  The ring is given: its order and its devices are not searched, but a
-device may get no
-units, no columns and no tokens (it then forwards messages).
+prunes those whose relaxation is no better than the best known plan.  The ring is given: its order and its devices are
+not searched, but a device may get no units, no columns and no tokens (it then forwards messages).
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ Row = dict[int, float]
 """Coefficients by variable."""
 
 
-class Programme:
+class PlanLP:
     """The variables: units a, columns b, tokens s, flags for each being above 0, and times of blocks and of every hop's
     end.
 
@@ -69,15 +67,15 @@ class Programme:
         for stack, (shape, length) in enumerate(zip(profile.stacks, lengths, strict=True)):
             lines = [block_lines(profile, rank, stack, lengths) for rank in ranks]
             scales = [
-                own / whole for own, whole in zip((shape.num_units, shape.columns, length), self.totals, strict=True)
+                size / total for size, total in zip((shape.num_units, shape.columns, length), self.totals, strict=True)
             ]
             parts = {"own": 0, "cross": 0, "tensor": 1, "sequence": 2, "con": 2}
             times = {
-                what: self._slowest(part, [one[what] for one in lines], scales[part])
-                for what, part in parts.items()
-                if what in lines[0]
+                name: self._slowest(part, [device_lines[name] for device_lines in lines], scales[part])
+                for name, part in parts.items()
+                if name in lines[0]
             }
-            adds = [one["add"] for one in lines]
+            adds = [device_lines["add"] for device_lines in lines]
             times |= {"gather": self._ring(stack, scales[2], None), "scatter": self._ring(stack, scales[2], adds)}
             self.times.append(times)
 
@@ -93,8 +91,9 @@ class Programme:
         return variable
 
     def _ring(self, stack: int, scale: float, adds: Sequence[Line] | None) -> int:
-        """Return the variable that is at least the end of every hop of a ring collective.  adds: of a reduce-scatter,
-        by receiver.
+        """Return the variable that is at least the end of every hop of a ring collective.
+
+        adds: seconds of a reduce-scatter's additions, by receiver.
         """
         n, last, shift = len(self.ranks), self._new(), 0 if adds is None else 1
         lines = hop_lines(self.cluster, self.ranks, self.profile.stacks[stack].hidden_bytes, adds)
@@ -125,20 +124,22 @@ class Programme:
         for shape, second, times in zip(self.profile.stacks, q, self.times, strict=True):
             rings = shape.num_layers * num_blocks(shape) - second
             weights = {"tensor": shape.num_layers - second, "sequence": second, "gather": rings, "scatter": rings}
-            for what, variable in times.items():
-                price[variable] = weights.get(what, shape.num_layers)
+            for name, variable in times.items():
+                price[variable] = weights.get(name, shape.num_layers)
         most = np.repeat(self.totals, n).astype(float)
         rows = [*self.rows, *self._memory_rows(q)]
-        rows += [({at: 1.0, 3 * n + at: -most[at]}, 0.0) for at in range(3 * n)]  # above 0 only with its flag
+        rows += [
+            ({index: 1.0, 3 * n + index: -most[index]}, 0.0) for index in range(3 * n)
+        ]  # above 0 only with its flag
         lower = [-np.inf] * len(rows) + list(map(float, self.totals))
         rows += [
             (dict.fromkeys(range(part * n, (part + 1) * n), 1.0), float(total))
             for part, total in enumerate(self.totals)
         ]
         if math.isfinite(cutoff):
-            rows.append(({int(at): price[at] for at in np.flatnonzero(price)}, cutoff))
+            rows.append(({int(index): price[index] for index in np.flatnonzero(price)}, cutoff))
             lower.append(-np.inf)
-        indices = [at for row, _ in rows for at in row]
+        indices = [index for row, _ in rows for index in row]
         starts = np.cumsum([0, *(len(row) for row, _ in rows)])
         matrix = csr_matrix(
             ([value for row, _ in rows for value in row.values()], indices, starts), shape=(len(rows), self.width)
@@ -169,7 +170,7 @@ class Programme:
                 # with tokens all columns of scheme-2 layers, without tokens its own columns of them: both are lower
                 # bounds
                 rows += [({a: unit, b: first, holds: full}, room), ({a: unit, b: first + second}, room)]
-        return [({at: number / 1e6 for at, number in row.items()}, limit / 1e6) for row, limit in rows]
+        return [({index: number / 1e6 for index, number in row.items()}, limit / 1e6) for row, limit in rows]
 
     def parts(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return units, columns and tokens of each position in a solution."""
@@ -223,10 +224,10 @@ def oracle(problem: Problem[InferenceProfile]) -> Optimum | None:
             "other linearly.",
             "Compare plans by price_plan instead.",
         )
-    programme = Programme(problem, chosen, room_bytes(problem, chosen))
+    programme = PlanLP(problem, chosen, room_bytes(problem, chosen))
     numbers = list(itertools.product(*(range(shape.num_layers + 1) for shape in stacks)))
     relaxed = [(programme.solve(q), q) for q in numbers]
-    waiting = sorted((found.fun, q) for found, q in relaxed if found.x is not None)
+    waiting = sorted((solution.fun, q) for solution, q in relaxed if solution.x is not None)
     best: tuple[float, InferencePlan] | None = None
     bound, unsolved = math.inf, 0
     for lower, q in waiting:
@@ -236,15 +237,15 @@ def oracle(problem: Problem[InferenceProfile]) -> Optimum | None:
         if lower >= cutoff:
             bound = min(bound, lower)
             break
-        found = programme.solve(q, integer=True, cutoff=cutoff)
-        if found.status == 2:
+        solution = programme.solve(q, integer=True, cutoff=cutoff)
+        if solution.status == 2:
             bound = min(bound, cutoff)
             continue
-        bound = min(bound, max(lower, found.mip_dual_bound if found.mip_dual_bound is not None else lower))
-        if found.x is None:
+        bound = min(bound, max(lower, solution.mip_dual_bound if solution.mip_dual_bound is not None else lower))
+        if solution.x is None:
             unsolved += 1
             continue
-        units, columns, tokens = (tuple(int(count) for count in np.rint(part)) for part in programme.parts(found.x))
+        units, columns, tokens = (tuple(int(count) for count in np.rint(part)) for part in programme.parts(solution.x))
         plan = hybrid_plan("oracle", profile, Cut(chosen, units, columns, tokens, q))
         value = price_plan(
             plan, profile, problem.cluster, length=problem.sequence_length, decoder_length=problem.decoder_length

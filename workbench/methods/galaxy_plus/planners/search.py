@@ -29,7 +29,11 @@ GAIN = 1e-4
 
 
 class Search:
-    """One problem.  portal: is first.  schemes: of all layers, which at least two devices then split; None: free."""
+    """The search for one problem's plans.
+
+    portal: the device that is first.  schemes: the scheme of all layers, which at least two devices then split; None:
+    free.
+    """
 
     def __init__(
         self, problem: Problem[InferenceProfile], *, method: str, portal: int | None, schemes: int | None
@@ -77,11 +81,11 @@ class Search:
         """Return the plan of a cut.  like: a plan whose other settings it gets; without it, predicted_s includes
         embedding and head.
         """
-        made, several = hybrid_plan(self.method, self.profile, cut), len(cut.ranks)
+        plan, several = hybrid_plan(self.method, self.profile, cut), len(cut.ranks)
         if like is None:
             ends = self._pricer.ways_s(cut) + ends_s(self.profile, cut.ranks[0], self.lengths)
-            return replace(made, predicted_s=self.seconds(cut) + ends)
-        parts = {name: getattr(made, name) for name in ("ranks", "units", "columns", "shares", "schemes")}
+            return replace(plan, predicted_s=self.seconds(cut) + ends)
+        parts = {name: getattr(plan, name) for name in ("ranks", "units", "columns", "shares", "schemes")}
         return replace(like, **parts, overlap=like.overlap and several > 1, both_ways=like.both_ways and several > 2)
 
     def fitted(self, cut: Cut | None) -> Cut | None:
@@ -103,17 +107,17 @@ class Search:
         none.
         """
         shape = self.profile.stacks[0]
-        unit, own, other = self.part_bytes(cut.second)
+        unit, own_column, other = self.part_bytes(cut.second)
         # Rounding a second stack's cut may need one more unit and one more column.
-        slack = unit + own + other if len(self.layers) > 1 else 0.0
+        slack = unit + own_column + other if len(self.layers) > 1 else 0.0
         caps = []
         for nbytes, units, share in zip(self.room(cut.ranks), cut.units, cut.shares, strict=True):
             is_full = share > 0 or self.profile.full_everywhere
-            left = nbytes - slack - units * unit - is_full * other * shape.columns
-            if left < 0:
+            free_bytes = nbytes - slack - units * unit - is_full * other * shape.columns
+            if free_bytes < 0:
                 return None
-            each = own if is_full else own + other
-            caps.append(min(shape.columns, int(left / each)) if each > 0 else shape.columns)
+            each = own_column if is_full else own_column + other
+            caps.append(min(shape.columns, int(free_bytes / each)) if each > 0 else shape.columns)
         if sum(caps) < shape.columns:
             return None
         return cut._replace(columns=self._columns(cut.ranks, cut.second, tuple(caps)))
@@ -149,29 +153,29 @@ class Search:
     def _climb(
         self, cut: Cut, judge: Callable[[Cut], float] | None, gain: float, most: int, last_step: float
     ) -> tuple[Cut, float]:
-        """Climb with coarse moves before fine ones.  judge: default Eq. 9.  gain: the minimum relative gain of a
-        step.
+        """Climb with coarse moves before fine ones.  judge: default Eq. 9.  gain: the minimum relative gain of
+        a step.
         """
         now_s = self.seconds(cut)
-        best_s, seen, step = judge(cut) if judge else now_s, {cut}, FIRST_STEP
+        best_s, visited, step = judge(cut) if judge else now_s, {cut}, FIRST_STEP
         while step >= last_step and most > 0:
             improved = False
             for kind in self._neighbours(step, judge is None):
                 limit_s = now_s if judge is None else NEAR * now_s if kind == self._swapped else math.inf
                 for moved in kind(cut, step):
-                    if moved in seen:
+                    if moved in visited:
                         continue
-                    seen.add(moved)
-                    if self.seconds(moved) >= limit_s or (one := self.fitted(moved)) is None:
+                    visited.add(moved)
+                    if self.seconds(moved) >= limit_s or (fitted := self.fitted(moved)) is None:
                         continue
                     if most <= 0:
                         return cut, best_s
-                    value, most = judge(one) if judge else self.seconds(one), most - 1
+                    value, most = judge(fitted) if judge else self.seconds(fitted), most - 1
                     if value < best_s * (1 - gain):
-                        if judge is None and one in self._passed:  # another climb by Eq. 9 continued from there
-                            return one, value
-                        self._passed.add(one)
-                        cut, best_s, now_s, improved = one, value, self.seconds(one), True
+                        if judge is None and fitted in self._passed:  # another climb by Eq. 9 continued from there
+                            return fitted, value
+                        self._passed.add(fitted)
+                        cut, best_s, now_s, improved = fitted, value, self.seconds(fitted), True
                         break
             if not improved:
                 step /= 4
@@ -197,14 +201,16 @@ class Search:
         for rank in self._left_out(cut):
             for part in (1.0, 0.5):
                 share = part * self.speed[rank] / (in_ring + self.speed[rank])
-                own = [round(share * sum(parts)) for parts in (cut.columns, cut.shares)]
+                added = [round(share * sum(parts)) for parts in (cut.columns, cut.shares)]
                 columns, shares = (
-                    proportional_parts(round(sum(parts)) - one, parts)
-                    for one, parts in zip(own, (cut.columns, cut.shares), strict=True)
+                    proportional_parts(round(sum(parts)) - amount, parts)
+                    for amount, parts in zip(added, (cut.columns, cut.shares), strict=True)
                 )
-                for at in places if count < MOST_POSITIONS else places[-1:]:
-                    pairs = zip((rank, 0, *own), (cut.ranks, cut.units, columns, shares), strict=True)
-                    yield Cut._make([*((*parts[:at], one, *parts[at:]) for one, parts in pairs), cut.second])
+                for place in places if count < MOST_POSITIONS else places[-1:]:
+                    pairs = zip((rank, 0, *added), (cut.ranks, cut.units, columns, shares), strict=True)
+                    yield Cut._make(
+                        [*((*parts[:place], amount, *parts[place:]) for amount, parts in pairs), cut.second]
+                    )
 
     def _swapped(self, cut: Cut, step: float) -> Iterator[Cut]:
         """Yield the cut with two devices swapped in the ring, with or without their tokens; in a large ring only
@@ -215,7 +221,7 @@ class Search:
             if j == i + 1 or count <= MOST_POSITIONS:
                 order = list(range(count))
                 order[i], order[j] = order[j], order[i]
-                moved = Cut._make([*(tuple(parts[at] for at in order) for parts in cut[:4]), cut.second])
+                moved = Cut._make([*(tuple(parts[position] for position in order) for parts in cut[:4]), cut.second])
                 if self.kind[cut.ranks[i]] != self.kind[cut.ranks[j]]:
                     yield moved
                 yield moved._replace(shares=cut.shares)
@@ -223,9 +229,9 @@ class Search:
     def _tokens(self, cut: Cut, step: float) -> Iterator[Cut]:
         length, count = self.lengths[0], len(cut.ranks)
         tokens = proportional_parts(length, cut.shares)
-        whole = [length * (position + 1) // count - length * position // count for position in range(count)]
+        equal_tokens = [length * (position + 1) // count - length * position // count for position in range(count)]
         for part in (1.0, 0.5) if step >= FIRST_STEP else ():  # towards equal parts, which suit rings
-            mixed = [round((1 - part) * now + part * equal) for now, equal in zip(tokens, whole, strict=True)]
+            mixed = [round((1 - part) * now + part * equal) for now, equal in zip(tokens, equal_tokens, strict=True)]
             mixed[0] += length - sum(mixed)
             if min(mixed) >= 0:
                 yield cut._replace(shares=tuple(mixed))
@@ -245,16 +251,16 @@ class Search:
 
     def _schemes(self, cut: Cut, step: float) -> Iterator[Cut]:
         """Yield other numbers of scheme-2 layers in each stack."""
-        for at, layers in enumerate(self.layers):
+        for index, layers in enumerate(self.layers):
             few = max(1, round(step * layers))
-            for q in dict.fromkeys((layers, 0, cut.second[at] + few, cut.second[at] - few)):
-                if 0 <= q <= layers and q != cut.second[at]:
-                    yield cut._replace(second=(*cut.second[:at], q, *cut.second[at + 1 :]))
+            for q in dict.fromkeys((layers, 0, cut.second[index] + few, cut.second[index] - few)):
+                if 0 <= q <= layers and q != cut.second[index]:
+                    yield cut._replace(second=(*cut.second[:index], q, *cut.second[index + 1 :]))
 
 
 def is_split(plan: InferencePlan) -> bool:
-    """Return whether at least two devices compute: heads, in scheme 1 columns, in scheme 2 all columns of some
-    tokens.
+    """Return whether at least two devices compute: heads, in scheme 1 columns, in scheme 2 all columns of
+    some tokens.
     """
     shares = plan.shares or (0.0,) * plan.num_positions
     first, second = 1 in plan.schemes, 2 in plan.schemes

@@ -1,5 +1,5 @@
-"""The baselines of Galaxy+ without tiles: Megatron-LM, and a pipeline (EdgeShard; Local); the schedule of any
-paradigm.
+"""The baselines of Galaxy+ without tiles: Megatron-LM, and a pipeline (EdgeShard; Local); the schedule of
+any paradigm.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ def whole_inference(layout: InferenceLayout, world_size: int | None = None) -> S
     """Return the schedule of positions that have the whole sequence: Megatron-LM's, or a pipeline.
 
     Megatron-LM: all positions sum the products after each block, by a ring all-reduce; for a single token each position
-    sends its product
-    to all others.  Pipeline: one position after the other has whole layers; between two of them the residual stream
-    travels.
+    sends its product to all others.  Pipeline: one position after the other has whole layers; between two of them the
+    residual stream travels.
     """
     return _Whole(layout).build(world_size)
 
@@ -84,7 +83,10 @@ class _Whole(Builder):
         elif len(connecting) > 1:
             total = value_of("sum", block.number, tile)
             self.collective(
-                ALLREDUCE, block.number, [[products[at]] if at in products else [] for at in connecting], total
+                ALLREDUCE,
+                block.number,
+                [[products[position]] if position in products else [] for position in connecting],
+                total,
             )
             terms = [total]
         for position in connecting:
@@ -104,7 +106,7 @@ class _Whole(Builder):
 def inference_schedule(layout: InferenceLayout, world_size: int | None = None) -> Schedule:
     """Return the schedule of one sequence by the plan's paradigm, complete with its transfers.
 
-    world_size: of the cluster; ranks that the plan does not use have no operations.
+    world_size: number of the cluster's devices; ranks that the plan does not use have no operations.
     """
     return (tiled_inference if layout.plan.paradigm in ("hybrid", "sequence") else whole_inference)(layout, world_size)
 

@@ -19,8 +19,8 @@ def inference_costs(
     """Return the costs of the schedules of this package.
 
     message_s: overhead of every message, in addition to its link's time.  Values that stay on their device (queries,
-    keys, contexts,
-    activations of the feed-forward network) are not counted one by one: the profile's working bytes cover them.
+    keys, contexts, activations of the feed-forward network) are not counted one by one, because the profile's working
+    bytes cover them.
     """
     plan = layout.plan
 
@@ -98,8 +98,10 @@ def _resident_bytes(profile: InferenceProfile, layout: InferenceLayout, rank: in
     has_tokens = plan.paradigm == "hybrid" and plan.shares[position] > 0
     works = plan.paradigm in ("sequence", "pipeline")
     for shape, count, units, columns in plan.parts(layout.stacks):
-        own = units[position] * (shape.unit_bytes + shape.cross_unit_bytes) + columns[position] * shape.column_bytes
-        total += count * own
-        if own or has_tokens:
+        layer_bytes = (
+            units[position] * (shape.unit_bytes + shape.cross_unit_bytes) + columns[position] * shape.column_bytes
+        )
+        total += count * layer_bytes
+        if layer_bytes or has_tokens:
             total, works = total + count * shape.layer_bytes, True
     return total + (profile.working_bytes_per_token * max(layout.lengths) if works else 0)

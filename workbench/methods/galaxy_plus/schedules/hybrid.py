@@ -2,13 +2,11 @@
 III-D, Fig. 6 to 10).
 
 A split block begins with a ring all-gather of the hidden tiles and ends with a ring reduce-scatter of the sums.  The
-tile's owner adds
-the last term and then computes the connection.  With overlap every tile is multiplied when it arrives, and forwarded
-meanwhile (Fig. 9).
+tile's owner adds the last term and then computes the connection.  With overlap every tile is multiplied when it
+arrives, and forwarded meanwhile (Fig. 9).
 The products are computed in the order in which the ring needs them (Fig. 10), the owner's last.  If the second matrix
-works token by
-token like the first (feed-forward, cross-attention), it follows on each tile at once, so both rings run at the same
-time.
+works token by token like the first (feed-forward, cross-attention), it follows on each tile at once, so both rings run
+at the same time.
 In scheme 2 the owner runs its tiles through the feed-forward block one by one, and each starts on the ring as soon as
 it can.
 The sums are added on a separate stream, as in a library of collectives, so the ring does not wait for a long product.
@@ -56,7 +54,7 @@ class _Hybrid(Builder):
         self._own: list[list[Group]] = [
             [tuple(t for t in tiles if t.position == i) for i in positions] for tiles in layout.tiles
         ]
-        self._firsts = [[own[0].number if own else 0 for own in by_position] for by_position in self._own]
+        self._firsts = [[tiles[0].number if tiles else 0 for tiles in by_position] for by_position in self._own]
         self._chains: dict[tuple[int, str, int, int], tuple[int, ...]] = {}
 
     def embed_tiles(self, stack: int) -> None:
@@ -78,11 +76,11 @@ class _Hybrid(Builder):
     def split_block(self, block: Block, position: int) -> None:
         """Append a position's part of a block with split weights, and the connection of its own tiles."""
         layout = self.layout
-        tiles, own = layout.tiles[block.stack], self._own[block.stack][position]
+        tiles, own_tiles = layout.tiles[block.stack], self._own[block.stack][position]
         is_member, is_first = position in layout.members(block), block.number in layout.first_blocks
-        present = own
+        present = own_tiles
         if is_first:
-            present = () if position else tiles if is_member else own
+            present = () if position else tiles if is_member else own_tiles
             for tile in present:
                 self.enter_stack(block, position, tile, is_own=tile.position == position)
         arriving = self._arriving(block.stack, lambda tile: self._path(block, tile), position, keep_order=is_first)
@@ -110,8 +108,8 @@ class _Hybrid(Builder):
             if block.kind == "attention":
                 for tile in self._in_sum_order(block, position, [tile for tile in tiles if tile.position != position]):
                     self._leave(block, position, (tile,), groups)
-            if own:
-                self._leave(block, position, own, groups)
+            if own_tiles:
+                self._leave(block, position, own_tiles, groups)
             following_block = layout.blocks[block.number + 1] if block.number + 1 < layout.end else block
             if following_block.kind == "cross":
                 self.memory_keys(following_block, position)  # fills the time while the last sums are sent
@@ -119,9 +117,9 @@ class _Hybrid(Builder):
 
     def whole_block(self, block: Block, position: int) -> None:
         """Append a block of sequence parallelism on a position's own tiles."""
-        number, own = block.number, self._own[block.stack][position]
+        number, own_tiles = block.number, self._own[block.stack][position]
         is_attention = block.kind == "attention"
-        for tile in own:
+        for tile in own_tiles:
             if number in self.layout.first_blocks:
                 self.enter_stack(block, position, tile, is_own=True)
             self.multiply(block, position, (tile,), ("q", "kv") if is_attention else ())
@@ -130,11 +128,11 @@ class _Hybrid(Builder):
             return after(self.layout.members(block), tile.position, 1, self.layout.num_positions)
 
         if is_attention:
-            starts = [(tile, next(iter(path(tile)), None)) for tile in own]
+            starts = [(tile, next(iter(path(tile)), None)) for tile in own_tiles]
             for tile, following in [*starts, *self._arriving(block.stack, path, position)]:
                 if following is not None:
                     self.send(value_of("kv", number, tile), position, following)
-        for tile in own:
+        for tile in own_tiles:
             if block.kind == "cross":
                 self.memory_keys(block, position)
             gathered = [value_of("kv", number, other) for other in self.layout.tiles[block.stack]]
@@ -170,15 +168,15 @@ class _Hybrid(Builder):
         self, stack: int, path_of: Callable[[Tile], tuple[int, ...]], position: int, *, keep_order: bool = False
     ) -> list[tuple[Tile, int | None]]:
         """Return the tiles of a stack that reach a position, in ring order, each with its next position."""
-        found = []
+        arriving = []
         for tile in self.layout.tiles[stack]:
             path = path_of(tile)
             if position in path:
                 step = path.index(position)
                 following = path[step + 1] if step + 1 < len(path) else None
                 order = (0, tile.number) if keep_order else (step, tile.number - self._firsts[stack][tile.position])
-                found.append((order, tile, following))
-        return [(tile, following) for _, tile, following in sorted(found, key=lambda entry: entry[0])]
+                arriving.append((order, tile, following))
+        return [(tile, following) for _, tile, following in sorted(arriving, key=lambda entry: entry[0])]
 
     def _in_sum_order(self, block: Block, position: int, tiles: Sequence[Tile]) -> list[Tile]:
         """Return tiles in the order in which the ring needs this position's products.
@@ -219,10 +217,10 @@ class _Hybrid(Builder):
 
     def _connect_all(self, block: Block, position: int) -> None:
         """Append the connections of a position's own tiles, each followed by scheme 2's feed-forward block."""
-        own = self._own[block.stack][position]
+        own_tiles = self._own[block.stack][position]
         following = self.layout.blocks[block.number + 1] if block.number + 1 < self.layout.end else block
         is_own_next = following.kind == "feed_forward" and not following.is_split
-        groups = [(tile,) for tile in own] if self.layout.plan.overlap else [own] if own else []
+        groups = [(tile,) for tile in own_tiles] if self.layout.plan.overlap else [own_tiles] if own_tiles else []
         for group in groups:
             for tile in group:
                 chain = self._chain(block, tile)

@@ -1,9 +1,9 @@
-"""The meaning of an inference schedule's indices: blocks counted through the model, tiles of the sequence, shares of
-every position.
+"""Index conventions of inference schedules: blocks counted through the model, tiles of the sequence, shares of every
+position.
 
 Galaxy+ section III-B: a layer consists of attention, cross-attention (in a decoder with an encoder), and feed-forward
-network.  The
-operations between two blocks (bias of the output matrix, residual, norms) are the connection of the first of the two.
+network.  The operations between two blocks (bias of the output matrix, residual, norms) are the connection of the first
+of the two.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ BY_READS = frozenset({"QKV", "CQ", "UP", "ENTER", "CKV"})
 
 
 class Block(NamedTuple):
-    """One block of the model.  number, layer: counted through all stacks.  is_split: its weights are split, not its
-    tokens.
+    """One block of the model.
+
+    number, layer: its number and its layer's, counted through all stacks.  is_split: whether its weights are split, not
+    its tokens.
     """
 
     number: int
@@ -38,8 +40,9 @@ class Block(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Tokens [start, stop) of a stack's sequence.  position: its owner's.  direction: +1 goes to the next position
-    first, -1 back.
+    """Tokens [start, stop) of a stack's sequence.
+
+    position: its owner's position.  direction: +1 goes to the next position first, -1 back.
     """
 
     number: int
@@ -58,9 +61,9 @@ class Tile(NamedTuple):
 class InferenceLayout:
     """A plan applied to a sequence (two sequences for an encoder-decoder).
 
-    lengths[stack]: tokens.  past: tokens in the key-value cache before this step (decoding).  is_decoding: one token by
-    scheme 1
-    everywhere; memory_length: tokens of the encoder's output that it attends to.
+    lengths[stack]: number of tokens.  past: number of tokens in the key-value cache before this step (decoding).
+    is_decoding: whether it is one token, by scheme 1 in every layer.  memory_length: number of tokens of the encoder's
+    output that it attends to.
     """
 
     plan: InferencePlan
@@ -75,28 +78,30 @@ class InferenceLayout:
         """Return the layout of one sequence of `lengths` tokens (one number for each stack).  Raises ScheduleError if
         they disagree.
         """
-        given = (lengths,) * len(stacks) if isinstance(lengths, int) else tuple(lengths)
-        asked = f"A sequence of {given} tokens through {len(stacks)} stacks by '{plan.method}' was asked for."
-        if len(given) != len(stacks) or min(given, default=0) < 1:
+        lengths_of_stacks = (lengths,) * len(stacks) if isinstance(lengths, int) else tuple(lengths)
+        request = (
+            f"A sequence of {lengths_of_stacks} tokens through {len(stacks)} stacks by '{plan.method}' was asked for."
+        )
+        if len(lengths_of_stacks) != len(stacks) or min(lengths_of_stacks, default=0) < 1:
             raise ScheduleError(
-                asked, "Each stack takes a sequence of at least one token.", "Give one length for each stack."
+                request, "Each stack takes a sequence of at least one token.", "Give one length for each stack."
             )
-        _require_complete(asked, plan, stacks)
-        memory = given[0] if len(stacks) > 1 else 0
-        return cls(plan=plan, stacks=tuple(stacks), lengths=given, memory_length=memory)
+        _require_complete(request, plan, stacks)
+        memory = lengths_of_stacks[0] if len(stacks) > 1 else 0
+        return cls(plan=plan, stacks=tuple(stacks), lengths=lengths_of_stacks, memory_length=memory)
 
     @classmethod
     def decode(
         cls, plan: InferencePlan, stacks: Sequence[StackShape], *, past: int, memory_length: int = 0
     ) -> InferenceLayout:
-        """Return the layout of one more token after `past` tokens; in an encoder-decoder only the decoder takes
-        part.
+        """Return the layout of one more token after `past` tokens; in an encoder-decoder only the decoder
+        takes part.
         """
-        asked = f"The token behind {past} others by '{plan.method}' was asked for."
+        request = f"The token behind {past} others by '{plan.method}' was asked for."
         if plan.paradigm == "sequence" or past < 0:
-            found = "A single token cannot be divided among devices." if past >= 0 else "No sequence has so few."
-            raise ScheduleError(asked, found, "Decode by a plan of another paradigm.")
-        _require_complete(asked, plan, stacks)
+            problem = "A single token cannot be divided among devices." if past >= 0 else "No sequence has so few."
+            raise ScheduleError(request, problem, "Decode by a plan of another paradigm.")
+        _require_complete(request, plan, stacks)
         lengths = (0,) * (len(stacks) - 1) + (1,)
         return cls(
             plan=plan, stacks=tuple(stacks), lengths=lengths, past=past, memory_length=memory_length, is_decoding=True
@@ -208,7 +213,7 @@ class InferenceLayout:
         if self.is_decoding or self.plan.paradigm in ("tensor", "pipeline"):
             return (Tile(0, 0, 0, length, 1),) if length else ()
         tiles: list[Tile] = []
-        at = 0
+        first = 0
         for position, tokens in enumerate(self.plan.tokens(length)):
             is_cut = self.plan.paradigm == "hybrid"
             largest = self.plan.tile_tokens if is_cut and self.plan.tile_tokens else tokens
@@ -216,21 +221,21 @@ class InferenceLayout:
             if is_cut and self.plan.both_ways and tokens > 1:
                 pieces = min(pieces + pieces % 2, tokens)  # as many in one direction as in the other
             for piece in range(pieces):
-                start, stop = at + piece * tokens // pieces, at + (piece + 1) * tokens // pieces
+                start, stop = first + piece * tokens // pieces, first + (piece + 1) * tokens // pieces
                 tiles.append(
                     Tile(len(tiles), position, start, stop, -1 if is_cut and self.plan.both_ways and piece % 2 else 1)
                 )
-            at += tokens
+            first += tokens
         return tuple(tiles)
 
     def _shares(self, which: int) -> tuple[tuple[int, ...], ...]:
         if self.plan.paradigm in ("hybrid", "tensor"):
             return tuple(self.plan.cut(shape)[which] for shape in self.stacks)
-        whole = [(shape.num_units, shape.columns)[which] for shape in self.stacks]
-        return tuple((number,) * self.num_positions for number in whole)
+        full_sizes = [(shape.num_units, shape.columns)[which] for shape in self.stacks]
+        return tuple((number,) * self.num_positions for number in full_sizes)
 
 
-def _require_complete(asked: str, plan: InferencePlan, stacks: Sequence[StackShape]) -> None:
+def _require_complete(request: str, plan: InferencePlan, stacks: Sequence[StackShape]) -> None:
     """Raise ScheduleError if the plan lacks a field that its paradigm needs."""
     needed = {
         "hybrid": ("units", "columns", "shares", "schemes"),
@@ -241,15 +246,15 @@ def _require_complete(asked: str, plan: InferencePlan, stacks: Sequence[StackSha
     missing = [name for name in needed[plan.paradigm] if not getattr(plan, name)]
     if missing:
         raise ScheduleError(
-            asked, f"The plan does not say its {', '.join(missing)}.", f"Give what paradigm '{plan.paradigm}' needs."
+            request, f"The plan does not say its {', '.join(missing)}.", f"Give what paradigm '{plan.paradigm}' needs."
         )
     layers = sum(shape.num_layers for shape in stacks)
-    given = (
+    num_layers = (
         len(plan.schemes) if plan.paradigm == "hybrid" else sum(plan.layers) if plan.paradigm == "pipeline" else layers
     )
-    if given != layers:
+    if num_layers != layers:
         raise ScheduleError(
-            asked, f"The plan speaks of {given} layers, the model has {layers}.", "Plan for this model."
+            request, f"The plan speaks of {num_layers} layers, the model has {layers}.", "Plan for this model."
         )
 
 
@@ -307,7 +312,7 @@ class Builder:
         self.lists[position].append(Op(kind, stage, step, part, tuple(reads), tuple(writes), (), stream))
 
     def collective(self, kind: str, stage: int, reads: Sequence[Sequence[Value]], write: Value) -> None:
-        """Append a collective of all positions; reads: by position."""
+        """Append a collective of all positions.  reads: the values read by each position."""
         for position, values in enumerate(reads):
             self.lists[position].append(
                 Op(kind, stage, NONE, NONE, tuple(values), (write,), self.layout.plan.ranks, "collective")
@@ -326,13 +331,14 @@ class Builder:
         self.add(0, "EMB", first, NONE, (ids,), writes)
 
     def enter_stack(self, block: Block, position: int, tile: Tile, *, is_own: bool) -> None:
-        """Append ENTER before a block.  is_own: the residual stream of the tile stays here."""
+        """Append ENTER before a block.  is_own: whether the residual stream of the tile stays at this position."""
         writes = [value_of(name, block.number, tile) for name in ("hid", "res")[: 1 + is_own]]
         self.add(position, "ENTER", block.number, tile.number, [value_of("emb", block.number, tile)], writes)
 
     def multiply(self, block: Block, position: int, tiles: Sequence[Tile], names: Sequence[str] = ()) -> None:
-        """Append the first product of a block on some tiles.  names: of the values that it writes, if not the usual
-        one.
+        """Append the first product of a block on some tiles.
+
+        names: names of the values that it writes, if they are not the usual one.
         """
         reads, first = [value_of("hid", block.number, tile) for tile in tiles], tiles[0]
         writes = [value_of(name, block.number, first) for name in names or (KINDS[block.kind].entered,)]
@@ -348,7 +354,10 @@ class Builder:
     def leave(
         self, block: Block, position: int, tiles: Sequence[Tile], attended: Sequence[Value], products: Sequence[Value]
     ) -> None:
-        """Append the second half of a block on some tiles.  attended: what ATT reads.  products: of each tile."""
+        """Append the second half of a block on some tiles.
+
+        attended: the values that ATT reads.  products: the products of each tile.
+        """
         number, first = block.number, tiles[0]
         entered = value_of(KINDS[block.kind].entered, number, first)
         contents = [entered] if block.kind == "feed_forward" else [value_of("ctx", number, tile) for tile in tiles]

@@ -70,9 +70,9 @@ def serving(reports: ServingReport | Mapping[str, ServingReport], *, title: str 
 
 def step_of(reports: Iterable[ServingReport]) -> float:
     """Return the seconds of a step of the curves: short, but with some requests in each step."""
-    given = list(reports)
-    usual = median([median([request.service_s for request in report.requests]) for report in given])
-    return max(max(report.end_s for report in given) / MAX_STEPS, MIN_REQUESTS * usual)
+    listed = list(reports)
+    usual = median([median([request.service_s for request in report.requests]) for report in listed])
+    return max(max(report.end_s for report in listed) / MAX_STEPS, MIN_REQUESTS * usual)
 
 
 def _throughput(figure: go.Figure, name: str, report: ServingReport, index: int, step_s: float) -> None:
@@ -80,7 +80,7 @@ def _throughput(figure: go.Figure, name: str, report: ServingReport, index: int,
     figure.add_scatter(
         name=f"answers per second{', ' * bool(name)}{name}",
         mode="lines",
-        x=[at for at, _ in points],
+        x=[time_s for time_s, _ in points],
         y=[rate for _, rate in points],
         line={
             "color": style.BLACK if index == 0 else style.VERMILLION,
@@ -104,7 +104,7 @@ def _processors(figure: go.Figure, report: ServingReport, row: int, step_s: floa
             showlegend=in_legend,
             legendrank=2,
             mode="lines",
-            x=[at for at, _ in points],
+            x=[time_s for time_s, _ in points],
             y=[100 * share for _, share in points],
             line={"color": style.CYCLE[rank % len(style.CYCLE)], "width": 1.8},
             hovertemplate=f"{device.name}: %{{y:.0f}} % busy at %{{x:.1f}} s<extra></extra>",
@@ -118,22 +118,22 @@ def _processors(figure: go.Figure, report: ServingReport, row: int, step_s: floa
 
 def _events(figure: go.Figure, reports: Mapping[str, ServingReport], *, row: int) -> None:
     for kind, look in SHOWN_EVENTS.items():
-        found = [
+        events = [
             (place + look["below"], report, event)
             for place, report in enumerate(reports.values())
             for event in report.events_of(kind)
             if not (kind == "switched" and event.plan_before < 0)  # the first plan
         ]
-        if not found:
+        if not events:
             continue
         named = sum(len(report.events_of(*SHOWN_EVENTS)) for report in reports.values()) <= MAX_NAMED_EVENTS
         figure.add_scatter(
             name=kind,
             legendrank=3,
             mode="markers+text" if named and kind in ("straggler", "lost", "recovered") else "markers",
-            x=[event.time_s for _, _, event in found],
-            y=[place for place, _, _ in found],
-            text=[_device(report, event) for _, report, event in found],
+            x=[event.time_s for _, _, event in events],
+            y=[place for place, _, _ in events],
+            text=[_device(report, event) for _, report, event in events],
             textposition="middle left",
             textfont={"size": 10.5},
             marker={
@@ -142,7 +142,7 @@ def _events(figure: go.Figure, reports: Mapping[str, ServingReport], *, row: int
                 "symbol": look["symbol"],
                 "line": {"width": 1, "color": "white"},
             },
-            hovertext=[_words(report, event) for _, report, event in found],
+            hovertext=[_words(report, event) for _, report, event in events],
             row=row,
             col=1,
         )

@@ -54,9 +54,16 @@ class Samples:
         """
         num_steps = int(end_s / step_s) + 1
         after = (num_steps * step_s, 0.0)
-        shares = [[(a, b, load * (b - a)) for (a, load), (b, _) in pairwise([*own, after])] for own in self._loads]
-        busy, loads = ([by_step(step_s, num_steps, own) for own in spans] for spans in (self._busy, shares))
-        last = [{int(time_s / step_s): value for time_s, value in own} for own in self._slowness]
+        shares = [
+            [(a, b, load * (b - a)) for (a, load), (b, _) in pairwise([*load_points, after])]
+            for load_points in self._loads
+        ]
+        busy, loads = (
+            [by_step(step_s, num_steps, rank_spans) for rank_spans in spans] for spans in (self._busy, shares)
+        )
+        last = [
+            {int(time_s / step_s): value for time_s, value in slowness_points} for slowness_points in self._slowness
+        ]
         return tuple(
             DeviceSample(
                 rank=rank,
@@ -76,8 +83,10 @@ Watcher = Callable[[ServingEvent], None]
 
 @dataclass(slots=True, kw_only=True)
 class ServingLog:
-    """watch: called with every event.  arrivals_s: of the requests; empty: each arrives when the one before was
-    answered.
+    """The log of one service.
+
+    watch: called with every event.  arrivals_s: arrival times of the requests; empty: each arrives when the one before
+    was answered.
     """
 
     arrivals_s: tuple[float, ...] = ()
@@ -139,12 +148,12 @@ class ServingLog:
         self.first_s, self.num_attempts = None, 0
         return request
 
-    def plan(self, made: InferencePlan) -> int:
-        """Return the plan's index: of an equal plan (apart from its cost), or a new one."""
+    def plan(self, new_plan: InferencePlan) -> int:
+        """Return the plan's index: that of an equal plan (apart from its cost), or a new one."""
         for index, plan in enumerate(self.plans):
-            if _parts(plan) == _parts(made):
+            if _parts(plan) == _parts(new_plan):
                 return index
-        self.plans.append(made)
+        self.plans.append(new_plan)
         return len(self.plans) - 1
 
     def add(

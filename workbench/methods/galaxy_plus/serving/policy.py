@@ -1,6 +1,5 @@
-"""Galaxy+'s coordinator policies: for a stream, which devices serve under which plan, weight loading, repeated requests
-(III-E); and
-for a run, a list of requests under one plan.
+"""Galaxy+'s coordinator policies: for a stream (the devices that serve, their plan, weight loading, repeated requests;
+III-E), and for a run (a list of requests under one plan).
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, 
 from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler, means
 from workbench.methods.galaxy_plus.serving.worker import (
     SERVING,
-    Begun,
     BlockReport,
     Failed,
     Loaded,
     Served,
+    ServiceBegun,
     ServiceJob,
     UnderWay,
 )
@@ -64,19 +63,21 @@ class RequestTimes(NamedTuple):
         return self.request_s
 
     def busy_s(self, step: int, place: int) -> float:
-        """Return 0: devices are compared block by block instead."""
+        """Return 0, because devices are compared block by block instead."""
         return 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingState:
-    """Where a service is.  step, num_steps: answered requests, and all.  now_s: seconds of the service.  attempts: at
-    the next request.
+    """The state of a service.
 
-    serving, wanted: the devices of the plan that serves, and of the one that should; empty: none can, none fits.
-    left_out, lost: devices that the next plans do not use, and that do not answer.  slower: how many times slower than
-    the others a device
-    is by its last reports, if it is.
+    step, num_steps: numbers of answered requests and of all requests.  now_s: seconds of the service.  attempts: number
+    of attempts at the next request.
+
+    serving, wanted: devices of the plan that serves now, and of the plan that should serve; empty if no plan can serve,
+    or none fits.
+    left_out, lost: devices that the next plans do not use, and devices that do not answer.  slower: how many times
+    slower than the others each straggler is by its last reports.
     """
 
     step: int
@@ -94,11 +95,12 @@ class ServingState:
 class ServingPolicy:
     """A runtime.coordinator.Policy whose steps are requests.  Times are seconds since the first request was admitted.
 
-    num_steps: requests of the stream.  requests: served in turn, all of one length; answers: the local model's
-    answers, none if they are not compared.  stacks: of the model.  holds_both: whether a device has memory for the
-    weights of a second
-    plan in addition to those of the first, by rank.  answered: called with every answer.
-    memory: of the devices, and last of this process.  read_memory: reads it, None for lost devices.
+    num_steps: number of requests in the stream.  requests: requests that are served in turn, all of one length.
+    answers: the local model's answers, empty if they are not compared.  stacks: the model's stacks.  holds_both:
+    whether a device has memory for the weights of a second plan in addition to those of the first, by rank.  answered:
+    called with every answer.
+    memory: memory of the devices, and last of this process.  read_memory: returns the devices' memory, None for lost
+    devices.
     is_over: called at every turn with the service's seconds; returns whether to end early.
     """
 
@@ -141,9 +143,9 @@ class ServingPolicy:
 
     @property
     def state(self) -> ServingState:
-        """Return where the service is, as data."""
+        """Return the state of the service as data."""
         rescheduler, names = self.rescheduler, [device.name for device in self.cluster.devices]
-        serving, wanted = (
+        serving, wanted_plan = (
             tuple(names[rank] for rank in self.log.plans[index].ranks) if index >= 0 else ()
             for index in (rescheduler.current, rescheduler.wanted)
         )
@@ -155,7 +157,7 @@ class ServingPolicy:
             now_s=self.now_s,
             attempts=self.log.num_attempts,
             serving=serving,
-            wanted=wanted,
+            wanted=wanted_plan,
             left_out=tuple(name for name, candidate in candidates if candidate.is_alive and not candidate.is_in),
             lost=tuple(name for name, candidate in candidates if not candidate.is_alive),
             slower={name: factor for name, factor in slowness.items() if factor > self.settings.slow_factor},
@@ -165,7 +167,7 @@ class ServingPolicy:
         return f"{type(self).__name__}({self.state})"
 
     def faults_s(self) -> float:
-        """Return the seconds on the faults' clock: no fault is due before the service begins."""
+        """Return the seconds on the faults' clock.  No fault is due before the service begins."""
         return -1.0 if self._begin_s is None else self.now_s
 
     def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
@@ -173,9 +175,7 @@ class ServingPolicy:
         index = self.rescheduler.wanted
         plan = self.log.plans[index] if index >= 0 else None
         if plan is None or not set(plan.ranks) <= set(ready):
-            raise PlanError(
-                "A plan for the devices that are there was asked for.", "None fits.", "Bring a device back."
-            )
+            raise PlanError("A plan for the present devices was asked for.", "None fits.", "Bring a device back.")
         members = tuple(sorted(plan.ranks))
         job = ServiceJob(
             index=index,
@@ -197,8 +197,10 @@ class ServingPolicy:
         )
 
     def _specs(self, plan: InferencePlan) -> dict[int, ShardSpec]:
-        held = [self._held.get(rank) for rank in plan.ranks]
-        return {rank: shard_spec(plan, position, self.stacks, held=held) for position, rank in enumerate(plan.ranks)}
+        specs = [self._held.get(rank) for rank in plan.ranks]
+        return {
+            rank: shard_spec(plan, position, self.stacks, old_specs=specs) for position, rank in enumerate(plan.ranks)
+        }
 
     def _is_tight(self, plan: InferencePlan) -> bool:
         """Return whether a serving device lacks memory for this plan's weights in addition to its current ones."""
@@ -213,12 +215,12 @@ class ServingPolicy:
         return generation.job
 
     def begun(self, generation: Generation) -> Generation:
-        """Return it unchanged: `generation` has everything that it needs (see Policy)."""
+        """Return it unchanged, because `generation` has set everything (see Policy)."""
         self._reports.clear()
         return generation
 
     def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
-        """Return whether another plan is wanted now."""
+        """Return whether the rescheduler now wants another plan."""
         return self.rescheduler.wanted not in (-1, generation.job.index)
 
     def turn(self) -> bool:
@@ -261,9 +263,9 @@ class ServingPolicy:
         self._since_s = None
         self.log.attempted(served.since_s - begin_s)
         tokens = self.requests[done.step % len(self.requests)].length
-        found = is_right(served.output, self.answers[done.step % len(self.answers)]) if self.answers else None
+        equals_local = is_right(served.output, self.answers[done.step % len(self.answers)]) if self.answers else None
         self.answered(
-            self.log.answered(served.until_s - begin_s, tokens=tokens, plan=generation.job.index, is_right=found)
+            self.log.answered(served.until_s - begin_s, tokens=tokens, plan=generation.job.index, is_right=equals_local)
         )
 
     def heard(self, generation: Generation | None, rank: int, event: Any) -> None:
@@ -277,7 +279,7 @@ class ServingPolicy:
                     self._since_s = event.since_s
             case Loaded():
                 self._take_loaded(rank, event)
-            case Begun():
+            case ServiceBegun():
                 self._begin_s = event.begin_s
                 if generation is not None and event.plan == generation.job.index:
                     self._held |= generation.job.specs
@@ -302,13 +304,13 @@ class ServingPolicy:
         if loaded.error:
             self.fleet.end(rank, loaded.error)  # the others continue without it
             return
-        found = self._loaded[loaded.plan]
-        if rank in found or loaded.plan == self.rescheduler.current:
+        loaded_ranks = self._loaded[loaded.plan]
+        if rank in loaded_ranks or loaded.plan == self.rescheduler.current:
             return  # a device reports it again when it begins to serve
-        found[rank] = loaded
-        if set(self.log.plans[loaded.plan].ranks) <= set(found):
-            before, nbytes = self.rescheduler.current, sum(one.read_bytes for one in found.values())
-            seconds = max(one.seconds for one in found.values())
+        loaded_ranks[rank] = loaded
+        if set(self.log.plans[loaded.plan].ranks) <= set(loaded_ranks):
+            before, nbytes = self.rescheduler.current, sum(holding.read_bytes for holding in loaded_ranks.values())
+            seconds = max(holding.seconds for holding in loaded_ranks.values())
             self.log.add(
                 self.now_s, "loaded", before=before, after=loaded.plan, value=seconds, detail=f"{nbytes} bytes"
             )
@@ -316,8 +318,8 @@ class ServingPolicy:
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
         """Repeat the request that was in service when a device was lost."""
         if not lost and all(ended.end != "lost" for ended in parts.values()):
-            wanted = self.rescheduler.wanted
-            if wanted not in (-1, self.rescheduler.current) and self._is_tight(self.log.plans[wanted]):
+            next_plan = self.rescheduler.wanted
+            if next_plan not in (-1, self.rescheduler.current) and self._is_tight(self.log.plans[next_plan]):
                 self.rescheduler.paused(self.now_s)
             return
         if self._since_s is None or self._begin_s is None:
@@ -336,8 +338,8 @@ class ServingPolicy:
         """Record that a device is lost or back."""
         if state == "lost":
             self._held.pop(rank, None)
-            for found in self._loaded.values():
-                found.pop(rank, None)
+            for loaded_ranks in self._loaded.values():
+                loaded_ranks.pop(rank, None)
             self.rescheduler.lost(self.now_s, rank)
         elif state == "back":
             self.log.add(self.now_s, "revived", rank)
@@ -372,7 +374,7 @@ class RunPolicy(OncePolicy):
         return self.job
 
     def begun(self, generation: Generation) -> Generation:
-        """Show its progress."""
+        """Show the run's progress."""
         self.served = {rank: [] for rank in generation.members}
         return super().begun(generation)
 
@@ -397,6 +399,6 @@ class RunPolicy(OncePolicy):
 
 
 def _computing(plan: InferencePlan) -> set[int]:
-    """Return the devices of a plan that compute something, and so must report."""
+    """Return the devices of a plan that compute something and therefore must report."""
     parts = [part for part in (plan.units, plan.columns, plan.shares, plan.layers) if part]
     return {rank for position, rank in enumerate(plan.ranks) if any(part[position] for part in parts)}

@@ -20,7 +20,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan
 from workbench.core.ranges import Count, Interval, Seconds, Seed, Slowness, Tokens, require_ranges
 from workbench.core.serial import from_json, read_text
-from workbench.core.timeline import Kept
+from workbench.core.timeline import SourcedReport
 
 Reaction = Literal["none", "exclude"]
 """The reaction to a straggler: none, or exclude it."""
@@ -28,10 +28,11 @@ Reaction = Literal["none", "exclude"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """The arrival of requests.  rate_per_s: of a Poisson process; 0: back to back, the next request arrives after the
-    last answer.
+    """The arrival of requests.
 
-    num_requests: the number of requests.  length: tokens of each; 0 takes the task's lengths.
+    rate_per_s: rate of a Poisson process; 0: back to back, the next request arrives after the last answer.
+
+    num_requests: the number of requests.  length: number of tokens of each; 0 takes the task's lengths.
     """
 
     num_requests: Annotated[int, Meta(ge=1, le=10**7)] = 100
@@ -58,16 +59,13 @@ class ReschedulingSettings:
 
     reaction: see Reaction.  report_every_s: the interval at which a device reports the latency of its blocks.
     A block is slow if its time, relative to the plan's expectation, is `slow_factor` times the median of the other
-    devices.  A device is a
-    straggler if most of its blocks were slow in `repeats` of its last `window` reports.
+    devices.  A device is a straggler if most of its blocks were slow in `repeats` of its last `window` reports.
     An excluded device computes a probe, one layer's work, every probe_every_s.  It is readmitted after good_probes
-    consecutive probes
-    below recovered_factor (which is less than slow_factor: hysteresis).  If it becomes a straggler again within calm_s,
-    it waits back_off
-    times longer, up to longest_probe_s, before its next probe.  After calm_s without trouble the wait is reset.
-    silence_s: the heartbeat timeout after which a device is lost.  request_timeout_s: the time that a device waits for
-    another before it
-    gives up the request, which a new group then repeats.
+    consecutive probes below recovered_factor (which is less than slow_factor: hysteresis).  If it becomes a straggler
+    again within calm_s, it waits back_off times longer, up to longest_probe_s, before its next probe.  After calm_s
+    without trouble the wait is reset.
+    silence_s: the heartbeat timeout after which a device is lost.  request_timeout_s: the time for which a device waits
+    for another before it gives up the request, which a new group then repeats.
     """
 
     reaction: Reaction = "exclude"
@@ -86,16 +84,16 @@ class ReschedulingSettings:
 
     def __post_init__(self) -> None:
         require_ranges(self, "Re-scheduling")
-        asked = "Re-scheduling was asked for with "
+        request = "Re-scheduling was asked for with "
         if not self.recovered_factor < self.slow_factor:
             raise ConfigError(
-                f"{asked}slow_factor {self.slow_factor:g} and recovered_factor {self.recovered_factor:g}.",
+                f"{request}slow_factor {self.slow_factor:g} and recovered_factor {self.recovered_factor:g}.",
                 "A device must be clearly better to be taken back than it was to be left out, or it goes in and out.",
                 "Set 1 <= recovered_factor < slow_factor.",
             )
         if self.repeats > self.window:
             raise ConfigError(
-                f"{asked}repeats {self.repeats} and window {self.window}.",
+                f"{request}repeats {self.repeats} and window {self.window}.",
                 "A straggler is found by `repeats` of the last `window` reports.",
                 "Set repeats <= window.",
             )
@@ -125,11 +123,12 @@ EventKind = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRequest:
-    """One request.  arrival_s, start_s, end_s: its arrival, the start of its first attempt, its answer, in seconds of
-    the service.
+    """One request.
 
-    plan: index in ServingReport.plans of the plan that answered it.  is_right: the answer equals the local model's;
-    None: not compared.
+    arrival_s, start_s, end_s: its arrival, the start of its first attempt, its answer, in seconds of the service.
+
+    plan: index in ServingReport.plans of the plan that answered it.  is_right: whether the answer equals the local
+    model's; None: not compared.
     """
 
     number: int
@@ -174,8 +173,9 @@ class ServingEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSample:
-    """The load of a device from start_s to end_s.  busy_s: computing for requests.  slowness: relative to the others;
-    0: unknown.
+    """The load of a device from start_s to end_s.
+
+    busy_s: seconds of computing for requests.  slowness: slowness relative to the other devices; 0: unknown.
 
     load: share of the device used by other work (an injected slow-down of factor f uses 1 - 1/f).
     """
@@ -190,18 +190,18 @@ class DeviceSample:
     @property
     def utilisation(self) -> float:
         """Return the share of the time in which the device's processor was busy, with requests or with other work."""
-        own = min(1.0, self.busy_s / (self.end_s - self.start_s)) if self.end_s > self.start_s else 0.0
-        return max(own, self.load)
+        busy_share = min(1.0, self.busy_s / (self.end_s - self.start_s)) if self.end_s > self.start_s else 0.0
+        return max(busy_share, self.load)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingReport(Kept):
-    """The record of a served stream.  events, requests: ordered by time.
-    num_lost: requests without an answer, except those that were left when the user ended the service.
+class ServingReport(SourcedReport):
+    """The record of a served stream.
 
-    plans[0] was the first; re-scheduling made all others.  memory: resident bytes over time, (time_s, bytes of each
-    device's process by
-    rank, and last the portal's).  valid: also False if a requested fault never started.
+    events, requests: ordered by time.
+    num_lost: number of requests without an answer, except those that remained when the user ended the service.
+    plans[0] was the first plan; re-scheduling made all others.  memory: resident bytes over time, (time_s, bytes of
+    each device's process by rank, and last the portal's).  valid: also False if a requested fault never started.
     """
 
     model: str
@@ -252,15 +252,18 @@ class ServingReport(Kept):
         return parts / (end_s - start_s)
 
     def throughput(self, step_s: float) -> list[tuple[float, float]]:
-        """Return (middle of the step, answers per second) from 0 to the last answer, without the last incomplete
-        step.
+        """Return (middle of the step, answers per second) from 0 to the last answer, without the last
+        incomplete step.
         """
         return self._over(step_s, ((request.start_s, request.end_s, 1.0) for request in self.requests))
 
     def utilisation(self, rank: int, step_s: float) -> list[tuple[float, float]]:
         """Return (middle of the step, share of the time busy) of a device, from 0 to the last answer."""
-        own = (sample for sample in self.samples if sample.rank == rank)
-        spans = ((sample.start_s, sample.end_s, (sample.end_s - sample.start_s) * sample.utilisation) for sample in own)
+        rank_samples = (sample for sample in self.samples if sample.rank == rank)
+        spans = (
+            (sample.start_s, sample.end_s, (sample.end_s - sample.start_s) * sample.utilisation)
+            for sample in rank_samples
+        )
         return [(middle, min(1.0, share)) for middle, share in self._over(step_s, spans)]
 
     def _over(self, step_s: float, spans: Iterable[tuple[float, float, float]]) -> list[tuple[float, float]]:
@@ -290,7 +293,7 @@ class ServingReport(Kept):
 
 
 class ServiceInterrupted(KeyboardInterrupt):
-    """The user ended a service.  report: of the requests answered until then."""
+    """The user ended a service.  report: report of the requests answered until then."""
 
     def __init__(self, report: ServingReport) -> None:
         super().__init__()

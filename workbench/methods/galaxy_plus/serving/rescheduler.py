@@ -1,7 +1,7 @@
-"""The portal's decisions: which device is excluded or readmitted, and which plan is wanted (Galaxy+, section III-E).
+"""The portal's decisions: which devices to exclude or readmit, and which plan should serve (Galaxy+, section III-E).
 
 A straggler is repeatedly slower than the others in the same work, by its reports during computation (III-E1).
-It is pure: events and times in, decisions out.
+The module is pure: it maps events and times to decisions.
 """
 
 from __future__ import annotations
@@ -25,21 +25,19 @@ BlockSeconds = Mapping[int, Mapping[int, float]]
 
 def means(reports: Sequence[Mapping[int, float]]) -> dict[int, float]:
     """Return each block's mean seconds over a device's reports of a period; a report may cover only some blocks."""
-    found: dict[int, list[float]] = defaultdict(list)
+    seconds_of: dict[int, list[float]] = defaultdict(list)
     for report in reports:
         for block, seconds in report.items():
-            found[block].append(seconds)
-    return {block: sum(seconds) / len(seconds) for block, seconds in found.items()}
+            seconds_of[block].append(seconds)
+    return {block: sum(seconds) / len(seconds) for block, seconds in seconds_of.items()}
 
 
 def compare(measured: BlockSeconds, expected: BlockSeconds) -> dict[int, float]:
     """Return each device's slowness: the median over its blocks.
 
     Each block's seconds are divided by the plan's expectation for the device, which makes unequal devices with unequal
-    shares comparable,
-    then by the median of that quotient over the other devices in the same block.  So a slowdown of all devices, or a
-    shared error
-    of the cost model, makes no straggler.  A single device gets 1.
+    shares comparable, then by the median of that quotient over the other devices in the same block.  So a slowdown of
+    all devices, or a shared error of the cost model, makes no straggler.  A single device gets 1.
     """
     quotients: dict[int, dict[int, float]] = defaultdict(dict)
     for rank, blocks in measured.items():
@@ -62,8 +60,9 @@ Planner = Callable[[tuple[int, ...]], InferencePlan]
 
 
 class BlockTimes(NamedTuple):
-    """The cost of one request.  seconds: from its arrival at the first device to its answer.  blocks: computation by
-    rank and block.
+    """The cost of one request.
+
+    seconds: time from its arrival at the first device to its answer.  blocks: seconds of computation by rank and block.
     """
 
     seconds: float
@@ -76,8 +75,9 @@ Times = Callable[[InferencePlan, Mapping[int, float]], BlockTimes]
 
 @dataclass(slots=True)
 class Candidate:
-    """A device that plans may use.  is_alive: its process answers.  is_in: plans use it.  wait_s: between its
-    probes.
+    """A device that plans may use.
+
+    is_alive: whether its process answers.  is_in: whether plans use it.  wait_s: time between its probes.
     """
 
     is_alive: bool = True
@@ -94,9 +94,8 @@ class Candidate:
 class Rescheduler:
     """Decides which plan serves.  Raises PlanError if no plan fits all devices.
 
-    pace: of the devices, relative to each other.  current: index of the serving plan, -1 if none can serve (since one
-    of its devices was
-    lost).  wanted: index of the plan that should serve, -1 while none fits.
+    pace: pace of the devices, relative to each other.  current: index of the serving plan, -1 if none can serve (since
+    one of its devices was lost).  wanted: index of the plan that should serve, -1 while none fits.
     """
 
     settings: ReschedulingSettings
@@ -139,8 +138,8 @@ class Rescheduler:
         self.current = -1
 
     def report(self, now_s: float, plan: int, measured: BlockSeconds) -> None:
-        """Process the devices' reports of the last period, and decide.  Reports under another than the current plan are
-        ignored.
+        """Process the devices' reports of the last period, and decide.  Reports under a plan other than the current one
+        are ignored.
         """
         if plan != self.current or plan < 0:
             return
@@ -167,7 +166,7 @@ class Rescheduler:
         return tuple(due)
 
     def next_probe_s(self) -> float:
-        """Return when the next probe is due, infinity if none is."""
+        """Return when the next probe is due, infinity if there is none."""
         return min(
             (device.next_probe_s for device in self.candidates if device.is_alive and not device.is_in),
             default=math.inf,
@@ -219,7 +218,7 @@ class Rescheduler:
             return
         try:
             plan = self.planner(tuple(other for other in self._usable() if other != rank))
-        except PlanError:  # the others cannot do without it
+        except PlanError:  # the others cannot replace it
             self._keep(now_s, rank, slowness)
             self.pace.accept({})  # checked again after as many reports
             return

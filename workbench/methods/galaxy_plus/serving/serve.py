@@ -58,7 +58,7 @@ def planner_of(
 
     lengths: tokens in each stack.  first: the plan of all devices at full speed; another method's plan is remade by its
     own planner.
-    is_priced: candidates are compared by simulation, else by Eq. 9.  left_out: devices that are never used.
+    is_priced: whether candidates are compared by simulation or by Eq. 9.  left_out: devices that are never used.
     """
     everybody = frozenset(range(cluster.world_size))
     decoder_length = lengths[1] if len(lengths) > 1 else None
@@ -85,14 +85,14 @@ def planner_of(
 
 
 def simulated_times(profile: InferenceProfile, cluster: Cluster, lengths: tuple[int, ...]) -> Times:
-    """Return the cost of a request by simulation of the plan's schedule; each plan and device state is simulated
-    once.
+    """Return the cost of a request by simulation of the plan's schedule; each plan and device state is
+    simulated once.
     """
 
     @lru_cache(maxsize=256)
-    def simulated(plan: InferencePlan, own: tuple[tuple[int, float], ...]) -> BlockTimes:
+    def simulated(plan: InferencePlan, rank_factors: tuple[tuple[int, float], ...]) -> BlockTimes:
         slower = profile
-        for rank, factor in own:
+        for rank, factor in rank_factors:
             slower = slower.slowed(rank, factor)
         timeline = simulate(Programs(cluster, profile.stacks, slower).sequence(plan, lengths).program, memory=False)
         blocks: dict[int, dict[int, float]] = {}
@@ -162,24 +162,23 @@ def serve(
 ) -> ServingReport:
     """Serve the stream and return its report.  Every answer is compared with the local model's.
 
-    host: the profile of one unslowed core (one device), used for pacing and planning of the emulated devices; of real
-    devices their own.
+    host: the profile of one unslowed core (one device), used for pacing and planning of the emulated devices; for real
+    devices their own profiles.
     Requests are random tokens, stream.length of them each.
     faults: is_over may add to the schedule while requests are served.
-    first_plan: for all devices; by default our planner's.  left_out: devices that no plan may use.
+    first_plan: plan for all devices; by default our planner's.  left_out: devices that no plan may use.
     is_over: called with the service's seconds; returns whether to end early.
-    Engines are left running, as before.  Raises ConfigError, PlanError if nothing fits, RuntimeSetupError, and
-    ServiceInterrupted with a
-    report if the user ends the service.
+    The engines keep running.  Raises ConfigError, PlanError if nothing fits, RuntimeSetupError, and ServiceInterrupted
+    with a report if the user ends the service.
     """
     settings = rescheduling or ReschedulingSettings()
     schedule = faults if isinstance(faults, FaultSchedule) else FaultSchedule(faults)
     is_real = engines.fidelity == "real"
     for fault in schedule.faults:
         if is_real and fault.kind == "slow":
-            asked = f"The fault 'slow' {fault.when} was asked for."
+            request = f"The fault 'slow' {fault.when} was asked for."
             raise ConfigError(
-                asked, "A real device cannot be slowed down from here.", "Kill or freeze it; or emulate the cluster."
+                request, "A real device cannot be slowed down from here.", "Kill or freeze it; or emulate the cluster."
             )
         if fault.kind in ("leave", "memory") or fault.unit != "s":
             raise ConfigError(
@@ -269,7 +268,7 @@ def serve(
 
 
 def serve_emulated(
-    asked: HostQuestion,
+    question: HostQuestion,
     cluster: Cluster,
     *,
     stream: StreamSettings,
@@ -280,13 +279,13 @@ def serve_emulated(
 ) -> ServingReport:
     """Profile this machine, start emulated devices, calibrate their dilation with a few requests, and serve the stream.
 
-    first_plan, settings: see `serve`.  The engines are kept for the next call.  Raises the errors of `serve`.
+    first_plan, settings: see `serve`.  The engines keep running for the next call.  Raises the errors of `serve`.
     """
-    host = host_profile(asked, notify)
+    host = host_profile(question, notify)
     notify(Event("phase", message=f"Starting {cluster.size_words}"))
     engines = default_pool().acquire(cluster, fidelity)
     notify(Event("phase", message="Calibrating: can this machine keep pace with the devices?"))
-    served = partial(serve, asked.model, cluster, engines, host, first_plan=first_plan)
+    served = partial(serve, question.model, cluster, engines, host, first_plan=first_plan)
     short = replace(stream, num_requests=CALIBRATING_REQUESTS, rate_per_s=0.0)
 
     def late_share(dilation: float) -> float:

@@ -23,7 +23,7 @@ from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes, Planner, Rescheduler, Times
 from workbench.methods.galaxy_plus.serving.serve import fleet_for, run_service
-from workbench.methods.galaxy_plus.serving.worker import Begun, BlockReport, Loaded, Served, ServiceJob, UnderWay
+from workbench.methods.galaxy_plus.serving.worker import BlockReport, Loaded, Served, ServiceBegun, ServiceJob, UnderWay
 from workbench.runtime.commands import End, StepDone
 from workbench.runtime.virtual_devices import Factors, VirtualDevices, VirtualWork, VirtualWorld
 
@@ -45,8 +45,8 @@ def simulate_serving(
     """Return the simulated report of serving the stream.
 
     planner, times: see serve.planner_of and serve.simulated_times.  Weights are read at Device.storage_bytes_per_s.
-    noise: standard deviation of the logarithm of what devices report and probes measure, drawn with `seed`.
-    until_s: the service ends then, answered or not.
+    noise: standard deviation of the logarithm of the seconds that devices report and probes measure, drawn with `seed`.
+    until_s: time at which the service ends, even if requests are unanswered.
     Raises PlanError if no plan fits the whole cluster.
     """
     settings = rescheduling or ReschedulingSettings()
@@ -90,8 +90,8 @@ def bytes_to_read(old: InferencePlan | None, new: InferencePlan, profile: Infere
     """Return the bytes that a device reads from its disk to switch plans (Galaxy+, section III-E2): weights in memory
     are reused.
     """
-    held = itertools.zip_longest(_held_bytes(old, profile, rank), _held_bytes(new, profile, rank), fillvalue=0)
-    return sum(max(0, after - before) for before, after in held)
+    byte_pairs = itertools.zip_longest(_held_bytes(old, profile, rank), _held_bytes(new, profile, rank), fillvalue=0)
+    return sum(max(0, after - before) for before, after in byte_pairs)
 
 
 def _held_bytes(plan: InferencePlan | None, profile: InferenceProfile, rank: int) -> list[int]:
@@ -101,11 +101,14 @@ def _held_bytes(plan: InferencePlan | None, profile: InferenceProfile, rank: int
     position = None if plan is None else plan.position_of(rank)
     if plan is None or position is None:
         return []
-    found = [profile.first_bytes + profile.last_bytes if position == 0 else 0]
+    sizes = [profile.first_bytes + profile.last_bytes if position == 0 else 0]
     for shape, count, units, columns in plan.parts(profile.stacks):
-        held = units[position] * (shape.unit_bytes + shape.cross_unit_bytes), columns[position] * shape.column_bytes
-        found += count * [*held, shape.layer_bytes if any(held) else 0]
-    return found
+        layer_sizes = (
+            units[position] * (shape.unit_bytes + shape.cross_unit_bytes),
+            columns[position] * shape.column_bytes,
+        )
+        sizes += count * [*layer_sizes, shape.layer_bytes if any(layer_sizes) else 0]
+    return sizes
 
 
 class _Work(VirtualWork):
@@ -145,13 +148,13 @@ class _Work(VirtualWork):
                 yield UnderWay(step, self._since_s)
             return
         cost = self._cost(job, factors)
-        own = cost.blocks.get(rank, {})
-        self._busy_s[place] += (after - before) * sum(own.values())
+        block_seconds = cost.blocks.get(rank, {})
+        self._busy_s[place] += (after - before) * sum(block_seconds.values())
         numbers = self._numbers.setdefault(
             job.index, sorted({block for blocks in cost.blocks.values() for block in blocks})
         )
         first, last = (int(part * len(numbers) + 1e-9) for part in (before, after))
-        done = {block: self._noisy(own[block]) for block in numbers[first:last] if block in own}
+        done = {block: self._noisy(block_seconds[block]) for block in numbers[first:last] if block in block_seconds}
         if done:
             yield BlockReport(job.index, done)
 
@@ -187,10 +190,12 @@ class _Work(VirtualWork):
             self._ready_s.pop(rank, None)
         seconds = max(loaded.seconds for loaded in loads)
         self._begin_s = now_s + seconds if job.begin_s is None else job.begin_s
-        return seconds, (*enumerate(loads), (members.index(job.plan.ranks[0]), Begun(job.index, self._begin_s)))
+        return seconds, (*enumerate(loads), (members.index(job.plan.ranks[0]), ServiceBegun(job.index, self._begin_s)))
 
     def _load(self, job: ServiceJob, rank: int) -> Loaded:
-        """Return the reading of what a device lacks for a plan, or the rest of the time until it has read that."""
+        """Return the reading of a device's missing weights for a plan, or the remaining time of a reading
+        in progress.
+        """
         if job.index in self._ready_s[rank]:
             return Loaded(job.index, max(0.0, self._ready_s[rank][job.index] - self.now_s()), 0)
         nbytes = bytes_to_read(self._held.get(rank), job.plan, self._profile, rank)

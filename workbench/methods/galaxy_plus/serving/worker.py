@@ -57,17 +57,15 @@ _WORD_EVERY_S = 1.0
 class ServiceJob:
     """A generation's job: answer the requests from number `first_step` on under a plan.
 
-    index: of the plan in the report.  members: the devices, by rank; those outside the plan only wait.  specs: the
-    weights of every device
-    of the plan.  requests: served in turn.  arrivals_s: in seconds of the service; empty: each arrives when the one
-    before was answered.
-    begin_s: of the service, on the coordinator's clock; None: it begins once the devices have warmed up.  cluster: all
-    devices.
-    timeout_s: for forming a group, and for a message in it.  generate: new tokens for each request, 0 for hidden
-    states.
-    shown: the request whose spans are kept, and those of its second new token if there is one.  kept: number of
-    answers, of the first
-    requests, that the plan's first device returns; None: all.
+    index: index of the plan in the report.  members: the devices, by rank; those outside the plan only wait.  specs:
+    the weights of every device of the plan.  requests: the requests, served in turn.  arrivals_s: arrival times in
+    seconds of the service; empty: each arrives when the one before was answered.
+    begin_s: begin of the service on the coordinator's clock; None: it begins once the devices have warmed up.  cluster:
+    all devices.
+    timeout_s: time-out for forming a group, and for a message in it.  generate: number of new tokens for each request,
+    0 for hidden states.
+    shown: number of the request whose spans are stored, together with those of its second new token if there is one.
+    kept: number of answers, from the first request on, that the plan's first device returns; None: all.
     """
 
     index: int
@@ -87,7 +85,7 @@ class ServiceJob:
 
 
 class Loaded(NamedTuple):
-    """A plan's slices are loaded.  read_bytes: from the disk; error: why loading failed."""
+    """A plan's slices are loaded.  read_bytes: bytes read from the disk.  error: why loading failed."""
 
     plan: int
     seconds: float
@@ -95,8 +93,8 @@ class Loaded(NamedTuple):
     error: str = ""
 
 
-class Begun(NamedTuple):
-    """The plan's devices serve from now on.  begin_s: of the service, on the coordinator's clock."""
+class ServiceBegun(NamedTuple):
+    """The plan's devices serve from now on.  begin_s: begin of the service on the coordinator's clock."""
 
     plan: int
     begin_s: float
@@ -110,12 +108,13 @@ class BlockReport(NamedTuple):
 
 
 class Served(NamedTuple):
-    """A device's work on a request.  output: on the plan's first device (numpy).
+    """A device's work on a request.
 
-    since_s, until_s: of the request on this device; start_s, end_s: of its computation, with busy_s seconds of
-    computing; all on the
-    coordinator's clock.  late_s, paced_s: of the pacer, in this request.  sent_bytes: to other devices.  token_s: of
-    each further token.
+    output: the answer, on the plan's first device (numpy).
+
+    since_s, until_s: begin and end of the request on this device.  start_s, end_s: begin and end of its computation,
+    with busy_s seconds of computing.  All are on the coordinator's clock.  late_s, paced_s: the pacer's totals in this
+    request.  sent_bytes: bytes sent to other devices.  token_s: seconds of each further token.
     used_bytes: memory in use, if known.
     """
 
@@ -140,9 +139,11 @@ class Failed(NamedTuple):
 
 
 class UnderWay(NamedTuple):
-    """The plan's first device begins to answer a request.  since_s: on the coordinator's clock.
+    """The plan's first device begins to answer a request.
 
-    It is told at once: whatever is lost afterwards, the coordinator knows that this was an attempt.
+    since_s: time on the coordinator's clock.
+
+    It is sent at once, so that the coordinator knows of this attempt even if a device is lost afterwards.
     """
 
     number: int
@@ -154,8 +155,7 @@ class ReportingPacer(Pacer):
     request.
 
     Operations arrive from the executor as partial(handler, operation, contents).  Delays of a busy host are excluded,
-    because the
-    emulated device does not cause them.
+    because the emulated device does not cause them.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class ReportingPacer(Pacer):
         dilation: float = 1.0,
         **time: Any,
     ) -> None:
-        """time: clock and sleep (see Pacer)."""
+        """time: provides clock and sleep (see Pacer)."""
         super().__init__(factor, dilation=dilation, **time)
         self._every_s, self._tell = every_s * dilation, tell
         self._blocks: dict[int, float] = {}
@@ -198,7 +198,7 @@ class ReportingPacer(Pacer):
 
 
 def serve_worker(context: RankContext, setup: SessionSetup) -> None:
-    """Answer requests as the coordinator commands."""
+    """Answer requests on the coordinator's commands."""
     serve_device(context, ServingWorker(context, setup))
 
 
@@ -239,7 +239,7 @@ class ServingWorker(DeviceWorker[Any]):
     # Weights.
 
     def prepare(self, job: ServiceJob, place: int) -> None:
-        """Load the slices of a job's plan; those of the serving plan stay."""
+        """Load the slices of a job's plan.  Those of the serving plan stay loaded."""
         self._load(job)
 
     def _load(self, job: ServiceJob) -> Holding | None:
@@ -250,10 +250,10 @@ class ServingWorker(DeviceWorker[Any]):
         if spec is None:
             return Holding(plan=job.plan, shard=None)
         with self._loading:
-            found = self._holdings.get(job.index)
-            if found is not None and found.shard is not None and found.shard.spec == spec:
+            holding = self._holdings.get(job.index)
+            if holding is not None and holding.shard is not None and holding.shard.spec == spec:
                 self._context.publish(Loaded(job.index, 0.0, 0))
-                return found
+                return holding
             begin_s = now_s()
             try:
                 if not self._is_serving:
@@ -268,9 +268,9 @@ class ServingWorker(DeviceWorker[Any]):
                 left_s = begin_s + read_bytes / self._context.device.storage_bytes_per_s - now_s()
                 time.sleep(max(0.0, left_s) * self._context.dilation)
             self._newest = shard
-            found = self._holdings[job.index] = Holding(plan=job.plan, shard=shard)
+            holding = self._holdings[job.index] = Holding(plan=job.plan, shard=shard)
             self._context.publish(Loaded(job.index, now_s() - begin_s, read_bytes))
-            return found
+            return holding
 
     # Requests.
 
@@ -334,7 +334,7 @@ class ServingWorker(DeviceWorker[Any]):
         begin_s = self._now_s() if job.begin_s is None else job.begin_s
         is_first = self._context.rank == job.plan.ranks[0]
         if is_first:
-            self._context.publish(Begun(job.index, begin_s))
+            self._context.publish(ServiceBegun(job.index, begin_s))
         self._reporter.phase(IDLE if holding.shard is None else SERVING)
         end: End = "finished"
         for number in range(job.first_step, job.last_step) if holding.shard is not None else ():

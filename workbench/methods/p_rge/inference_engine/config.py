@@ -33,12 +33,12 @@ EngineNoise = Literal["input", "drawn"]
 class EngineConfig:
     """The shapes and constants of an exported program.
 
-    queries: q.  batch_size: E, samples per step.  sequence_length: t, to which prompts are padded on the right.
-    num_targets: k, label
-    tokens per sample.  epsilon: the perturbation's scale.
+    queries: q.  batch_size: E, number of samples per step.  sequence_length: t, to which prompts are padded on the
+    right.
+    num_targets: k, number of label tokens per sample.  epsilon: the perturbation's scale.
     backend: the kernels for matmuls: XNNPACK's, or ExecuTorch's portable ones (correct on any processor, slow).
-    noise: passed in by the host, so that a step can be repeated, or drawn by the program from a generator without a
-    seed.
+    noise: whether the host passes the noise in, so that a step can be repeated, or the program draws it from a
+    generator without a seed.
     choices: the tokens over which the loss is computed, such as the label words' (see PromptBatch); empty: the whole
     vocabulary.
     """
@@ -68,7 +68,7 @@ class EngineConfig:
 class EngineDescription:
     """A program's description of itself, as JSON, returned by its method `description`.
 
-    model: name of the model.  trainable: the trainable configuration.  slots: of theta (D,), in stack order.
+    model: name of the model.  trainable: the trainable configuration.  slots: the slots of theta (D,), in stack order.
     """
 
     model: str
@@ -140,7 +140,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def _toolkit() -> Iterator[None]:
-    """Provide a stand-in for `torchao` where it is not installed: XNNPACK's patterns import two predicates of
+    """Provide a stand-in for `torchao` where it is not installed, because XNNPACK's patterns import two predicates of
     convolutions from it.
 
     A permanent `torchao` would change how peft and transformers load, so the stand-ins are removed afterwards.
@@ -198,8 +198,8 @@ class EnginePrompts:
     def read(cls, path: Path) -> EnginePrompts:
         """Read prompts from a file.  Raises ConfigError if the file holds none."""
         try:
-            with np.load(path, allow_pickle=False) as held:
-                return cls(**{name: held[name] for name in _FIELDS})
+            with np.load(path, allow_pickle=False) as arrays:
+                return cls(**{name: arrays[name] for name in _FIELDS})
         except (OSError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
             raise ConfigError(
                 f"The prompts in '{path}' were asked for.",

@@ -6,9 +6,8 @@ Copies and losses are ordered by sign, [+1 ... +q, -1 ... -q], so that the buffe
 
 The backbone is written in operations that XNNPACK supports, so that all layers form one XNNPACK part instead of dozens.
 Norms: XNNPACK has no mean over the last dimension, but a product with a vector of 1/d computes it.  Attention: XNNPACK
-does not
-broadcast heads, but grouped queries can be rows of the same product; the causal mask is added as numbers, once for all
-layers.
+does not broadcast heads, but grouped queries can be rows of the same product; the causal mask is added as numbers, once
+for all layers.
 """
 
 from __future__ import annotations
@@ -96,14 +95,14 @@ def engine_attention(model: CausalModel) -> Iterator[None]:
 
     ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, attention)
     configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
-    found = [config for config in configs.values() if hasattr(config, "_attn_implementation")]
-    before = [config._attn_implementation for config in found]
+    attention_configs = [config for config in configs.values() if hasattr(config, "_attn_implementation")]
+    before = [config._attn_implementation for config in attention_configs]
     try:
-        for config in found:
+        for config in attention_configs:
             config._attn_implementation = _ATTENTION
         yield
     finally:
-        for config, name in zip(found, before, strict=True):
+        for config, name in zip(attention_configs, before, strict=True):
             config._attn_implementation = name
 
 
@@ -129,13 +128,15 @@ def attention(
     scores = torch.bmm(rows, key.reshape(count * groups, length, size).transpose(1, 2)) * scale
     if attention_mask is not None:
         scores = (scores.view(count * groups, heads // groups, length, length) + attention_mask).view(scores.shape)
-    seen = torch.bmm(torch.softmax(scores, dim=-1), value.reshape(count * groups, length, size))
-    return seen.view(count, heads, length, size).transpose(1, 2), None
+    context = torch.bmm(torch.softmax(scores, dim=-1), value.reshape(count * groups, length, size))
+    return context.view(count, heads, length, size).transpose(1, 2), None
 
 
-def _refused(wanted: str, found: str) -> ConfigError:
+def _refused(requirement: str, actual: str) -> ConfigError:
     return ConfigError(
-        "A program of the inference engine was asked for.", f"It needs {wanted}; this is {found}.", "Load such a model."
+        "A program of the inference engine was asked for.",
+        f"It needs {requirement}; this is {actual}.",
+        "Load such a model.",
     )
 
 
@@ -147,7 +148,7 @@ No argument's name may contain it: such an argument would start with its exporte
 
 
 class TrainStep(nn.Module):
-    """One training step.  model: written for export.  copies: (2q, D) float32."""
+    """One training step.  model: a model rewritten for export.  copies: (2q, D) float32."""
 
     copies: Tensor
     shares: Tensor
@@ -186,7 +187,7 @@ class TrainStep(nn.Module):
         input_ids: (E, t) int64.  targets, positions: (E, k) int64; a target is a token, or its index among the choices
         if there are any.
         target_weights: (E k, 1) float32, the negative share of each target in the loss.
-        gradients: (q,) g_i of the last step.  learning_rate: (1,), of the last step.  noise: (q, D), None to draw it
+        gradients: (q,) g_i of the last step.  learning_rate: (1,), the last step's.  noise: (q, D), None to draw it
         here.
         """
         config, queries = self.config, self.config.queries
@@ -217,8 +218,8 @@ class TrainStep(nn.Module):
         places = positions.repeat(parts, 1)[:, :, None].expand(-1, -1, hidden.shape[-1])
         hidden = hidden.gather(1, places)
         logits = self.head(hidden if stage.final is None else stage.final(hidden))
-        found = F.log_softmax(logits, dim=-1).gather(2, targets.repeat(parts, 1)[:, :, None])
-        return torch.mm(found.view(parts, -1), target_weights).view(parts)
+        log_likelihoods = F.log_softmax(logits, dim=-1).gather(2, targets.repeat(parts, 1)[:, :, None])
+        return torch.mm(log_likelihoods.view(parts, -1), target_weights).view(parts)
 
 
 class _State(nn.Module):

@@ -4,8 +4,7 @@ The program computes; the host passes in noise and scalars.
 Training uses no torch arithmetic: the runtime's Python bindings pass values as torch tensors, which here are views of
 NumPy arrays.
 The noise needs no torch either: each query has a counter-based generator (Philox; Salmon et al., SC 2011).  Two runs
-are equal only
-if both use the same stream, either this one or torch's (`Trainables.noise`).
+are equal only if both use the same stream, either this one or torch's (`Trainables.noise`).
 """
 
 from __future__ import annotations
@@ -81,9 +80,9 @@ class EngineStep:
 class EngineTrainer:
     """A loaded program, with the state that it does not keep: the last step's scalars and the number of steps.
 
-    path: of a .pte file written by export_program.  seed: of the noise.  noise_of: the noise stream, to which the log's
-    steps refer.
-    threads: of XNNPACK, in this whole process; None does not change the number.
+    path: a .pte file written by export_program.  seed: seed of the noise.  noise_of: the noise stream, to which the
+    log's steps refer.
+    threads: number of XNNPACK's threads in this process; None does not change the number.
     Raises ConfigError if ExecuTorch is not installed, or if the file is not such a program.
     """
 
@@ -98,15 +97,15 @@ class EngineTrainer:
         self.config = self.description.config
         self.seed, self.noise_of, self.step_number = seed, noise_of, 0
         self._inputs = example_inputs(self.config, self.description.num_values)
-        self._arrays: tuple[Any, ...] = tuple(given.numpy() for given in self._inputs)
+        self._arrays: tuple[Any, ...] = tuple(tensor.numpy() for tensor in self._inputs)
         self._initial = self.theta()
 
     def step(self, batch: Any, learning_rate: float) -> EngineStep:
         """Apply the last step and compute the losses of this step.
 
         batch: E prompts with input_ids (E, t), targets, positions, target_mask (E, k) as in PromptBatch, tensors or
-        arrays; up to the
-        program's t and k, padded on the right.  learning_rate: for the update that will use these losses.
+        arrays; up to the program's t and k, padded on the right.  learning_rate: learning rate of the update that will
+        use these losses.
         Raises ConfigError for a batch that does not fit, DivergedError if a loss is not finite.
         """
         if not 0 < learning_rate < float("inf"):
@@ -138,8 +137,10 @@ class EngineTrainer:
 
     def copies(self) -> Any:
         """Return the program's 2q perturbed copies of theta, (2q, D) float32 in the order +1 -1 +2 -2 ...."""
-        [held] = self._methods["read_state"].call((), True)
-        return np.ascontiguousarray(held.numpy().reshape(2, self.config.queries, -1).swapaxes(0, 1)).reshape(held.shape)
+        [state] = self._methods["read_state"].call((), True)
+        return np.ascontiguousarray(state.numpy().reshape(2, self.config.queries, -1).swapaxes(0, 1)).reshape(
+            state.shape
+        )
 
     def theta(self) -> Any:
         """Return the trained values (D,) float32, including the last step."""
@@ -148,8 +149,8 @@ class EngineTrainer:
         return pairs.mean(axis=(0, 1)) - scale @ (pairs[:, 0] - pairs[:, 1])
 
     def set_theta(self, theta: Any) -> None:
-        """Set the trained values (D,), from which the program continues.  Raises ConfigError if their number is
-        wrong.
+        """Set the trained values (D,), from which the program continues.  Raises ConfigError if their number
+        is wrong.
         """
         size = self.description.num_values
         if np.shape(theta) != (size,):
@@ -221,15 +222,15 @@ class EngineTrainer:
                 "Tokenize with the model's own tokenizer.",
             )
         if config.choices:
-            found = targets[:, :, None] == np.array(config.choices)
-            if not found.any(axis=2)[mask].all():
-                wanted = ", ".join(map(str, sorted(set(targets[mask].tolist()) - set(config.choices))))
+            matches = targets[:, :, None] == np.array(config.choices)
+            if not matches.any(axis=2)[mask].all():
+                tokens = ", ".join(map(str, sorted(set(targets[mask].tolist()) - set(config.choices))))
                 raise ConfigError(
-                    f"A step towards token {wanted} was asked for.",
+                    f"A step towards token {tokens} was asked for.",
                     f"The program's loss is among the tokens {', '.join(map(str, config.choices))} alone.",
                     "Give prompts of the task that it was exported for.",
                 )
-            targets = found.argmax(axis=2)
+            targets = matches.argmax(axis=2)
         for array in self._arrays[:3]:
             array[:] = 0
         self._arrays[0][:, : ids.shape[1]] = ids
@@ -241,16 +242,16 @@ class EngineTrainer:
 
 
 def _opened(runtime: Any, path: Path) -> tuple[Any, EngineDescription]:
-    asked = f"The program '{path}' was asked for."
+    request = f"The program '{path}' was asked for."
     if not path.is_file():
-        raise ConfigError(asked, "There is no such file.", "Export one, or check the path.")
+        raise ConfigError(request, "There is no such file.", "Export one, or check the path.")
     try:
         program = runtime._load_program(str(path), program_verification=runtime.Verification.InternalConsistency)
         [text] = program.load_method("description").call((), True)
         return program, from_json(text, EngineDescription, source="its description")
     except (RuntimeError, ValueError, TypeError) as error:
         raise ConfigError(
-            asked, f"It is no program of ours: {str(error).splitlines()[0]}.", "Export it with the workbench."
+            request, f"It is not one of our programs: {str(error).splitlines()[0]}.", "Export it with the workbench."
         ) from error
 
 
@@ -258,8 +259,8 @@ def _opened(runtime: Any, path: Path) -> tuple[Any, EngineDescription]:
 class ExportResult:
     """The result of an export.
 
-    path, file_bytes: of the program.  export_s: its duration in seconds.  delegated: number of parts of a step that
-    XNNPACK computes.
+    path, file_bytes: the program's file and its size.  export_s: duration of the export in seconds.  delegated: number
+    of parts of a step that XNNPACK computes.
     operators: number of calls of ExecuTorch's own kernels in a step, by name.
     """
 
@@ -274,10 +275,9 @@ class ExportResult:
 def export_program(model: CausalModel, path: Path, config: EngineConfig, *, name: str = "") -> ExportResult:
     """Write a program with the methods train_step, read_state and write_state, which share the copies of theta.
 
-    theta starts with the model's values.  name: of the model, for the description.
+    theta starts with the model's values.  name: the model's name, for the description.
     Raises ConfigError if ExecuTorch is not installed, if the model is not a complete decoder-only one in float32 with
-    LoRA-FA, or for
-    choices outside the vocabulary.
+    LoRA-FA, or for choices outside the vocabulary.
     """
     require_executorch()
     begin = time.perf_counter()

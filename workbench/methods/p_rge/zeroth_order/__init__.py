@@ -1,5 +1,5 @@
-"""Fine-tuning with forward passes only: P-RGE and the methods it is compared with (P-RGE, section 3, Algorithms 1 to
-3).
+"""Fine-tuning with forward passes only: P-RGE and the methods with which it is compared (P-RGE, section 3, Algorithms 1
+to 3).
 """
 
 from workbench.methods.p_rge.zeroth_order.causal_model import CausalModel, PromptLike

@@ -4,8 +4,7 @@
 A batch of P parts has rows (P*E, t): part p has rows [p*E, (p+1)*E).  All parts share x W; the trainable values use
 batched matmuls.
 LoRA: Hu et al., ICLR 2022.  LoRA-FA: Zhang et al., arXiv:2308.03303.  DoRA: Liu et al., ICML 2024, Eq. 5.  VeRA:
-Kopiczko et al.,
-ICLR 2024, Eq. 2.
+Kopiczko et al., ICLR 2024, Eq. 2.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ from workbench.models.stack import BackboneStage
 class PartModule(nn.Module):
     """A module with as many copies of its parameters as a batch has parts.
 
-    binding: shared by a whole model.  starts: the index of each parameter's first value in theta, by name.
+    binding: the binding that a whole model shares.  starts: the index of each parameter's first value in theta, by
+    name.
     """
 
     def __init__(self, binding: Binding) -> None:
@@ -170,9 +170,8 @@ def inject(stage: BackboneStage, config: TrainableConfig, pooled: PooledHead | N
     """Replace the projections of a stage's layers with adapted ones, and return the trainable values.
 
     pooled: a head that is also trained.  The frozen matrices depend only on config.seed and the projections' places in
-    the whole model,
-    so that they are the same in stages and in the whole model.  Raises ConfigError for a family without the
-    projections.
+    the whole model, so that they are the same in stages and in the whole model.  Raises ConfigError for a family
+    without the projections.
     """
     modules: list[tuple[str, int, PartModule]] = []
     layers = projections(stage, ROLES, technique=_NAMES[config.technique], all_of_them=False)
@@ -195,7 +194,10 @@ def inject(stage: BackboneStage, config: TrainableConfig, pooled: PooledHead | N
     trainables = flatten(modules, binding)
     starts = {slot.name: slot.start for slot in trainables.slots}
     for name, _, module in modules:
-        module.starts = {own: starts[f"{name}.{own}"] for own in dict(module.named_parameters(recurse=False))}
+        module.starts = {
+            parameter_name: starts[f"{name}.{parameter_name}"]
+            for parameter_name in dict(module.named_parameters(recurse=False))
+        }
     return trainables
 
 
@@ -249,8 +251,8 @@ def _adapted(
 def _shared_matrices(
     stage: BackboneStage, layers: dict[str, dict[str, str]], config: TrainableConfig
 ) -> tuple[Tensor, Tensor]:
-    """Return VeRA's A (k, r) and B (r, out), sized for the largest projection.  Smaller ones use a corner, as in
-    peft.
+    """Return VeRA's A (k, r) and B (r, out), sized for the largest projection.  Smaller ones use a corner, as
+    in peft.
     """
     shapes = [
         shape_of(stage.layers[index].get_submodule(path)) for index, paths in layers.items() for path in paths.values()

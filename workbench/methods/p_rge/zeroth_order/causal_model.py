@@ -2,8 +2,7 @@
 Appendix D.2).
 
 The loss is the cross-entropy at the positions of the label words, over the whole vocabulary.  If a batch has `choices`,
-it is only over
-the label words, as in MeZO for classification (Malladi et al., NeurIPS 2023).
+it is only over the label words, as in MeZO for classification (Malladi et al., NeurIPS 2023).
 P-RGE's batches are drawn regardless of length, so half of a batch of 16 is padding (Appendix C): decoders compute
 without it.
 """
@@ -24,7 +23,7 @@ from workbench.methods.p_rge.packing import pack_length, packs_of
 from workbench.methods.p_rge.zeroth_order.adapted import PooledHead, inject, own_parameters
 from workbench.methods.p_rge.zeroth_order.trainables import Binding, TrainableConfig
 from workbench.models.families import LayerContext, call_layer, embed_words
-from workbench.models.products import ForwardLinear, filled_length, use_fastest
+from workbench.models.matmul import ForwardLinear, filled_length, use_fastest
 from workbench.models.quantization import QuantizedLinear
 from workbench.models.stack import BackboneStage, decoder_context, layer_context
 
@@ -36,15 +35,13 @@ class CausalModel(nn.Module):
     """A frozen backbone, or a pipeline stage of one, with its trainable values, and the head if it includes the last
     layer.
 
-    backbone: is modified: its projections are replaced.  head: the language model head; None for stages before the last
-    and for models without a vocabulary (encoders, images), whose last stage gets a linear head with config.num_outputs
-    outputs.
+    backbone: it is modified, because its projections are replaced.  head: the language model head; None for stages
+    before the last and for models without a vocabulary (encoders, images), whose last stage gets a linear head with
+    config.num_outputs outputs.
     A batch has E rows; passes have P parts of E rows each, part p computed with the p-th copy of the trainable values.
     trainables: the trainable values.  packs: whether a decoder-only model computes batches with much padding without
-    it, by concatenating
-    a part's rows: hidden states are then (P*R, N, d), R packs of N tokens, instead of (P*E, t, d).  Set it to False if
-    shapes must be
-    those of a batch.
+    it, by concatenating a part's rows: hidden states are then (P*R, N, d), R packs of N tokens, instead of (P*E, t, d).
+    Set it to False if shapes must be those of a batch.
     Raises ConfigError for a family without the projections, and if the head is missing.
     """
 
@@ -75,21 +72,24 @@ class CausalModel(nn.Module):
         else:
             self.trainables = inject(backbone, config, self.pooled, self.binding)
         use_fastest(self)
-        products = any(isinstance(module, ForwardLinear | QuantizedLinear) for module in backbone.layers.modules())
-        self._fills = backbone.family.is_causal and products
+        multiplies = any(isinstance(module, ForwardLinear | QuantizedLinear) for module in backbone.layers.modules())
+        self._fills = backbone.family.is_causal and multiplies
         self.eval()
 
     @property
     def dtype(self) -> torch.dtype:
         """Return the compute dtype of the layers."""
         for parameter in self.backbone.layers.parameters():
-            if not any(parameter is own for own in self.trainables.parameters.values()) or self.trainables.flat is None:
+            if (
+                not any(parameter is trained for trained in self.trainables.parameters.values())
+                or self.trainables.flat is None
+            ):
                 return parameter.dtype
         return torch.float32
 
     def part_losses(self, batch: PromptLike, num_parts: int = 1) -> Tensor:
-        """Return the loss (P,) float32 of each part, computed with the bound copies (theta itself if none are
-        bound).
+        """Return the loss (P,) float32 of each part, computed with the bound copies (theta itself if none
+        are bound).
         """
         return self.finish(self.run(self.start(batch, num_parts), batch, num_parts), batch, num_parts)
 
@@ -123,8 +123,8 @@ class CausalModel(nn.Module):
         """Run several passes of P parts each through this stage, layer by layer, with all passes in each layer.
 
         A layer's weights are read and dequantized once for all passes.
-        states: of each pass, (P*E, t, d); the list is consumed.  enters: of each pass, called before each of its
-        layers.
+        states: hidden states of each pass, (P*E, t, d); the list is consumed.  enters: one function for each pass,
+        called before each of its layers.
         """
         stage = self.backbone
         mask = _replicated(batch.attention_mask, num_parts)
@@ -160,8 +160,8 @@ class CausalModel(nn.Module):
         """Return the loss (P,) float32 of each part, given the result of `run` on the last stage."""
         if self.pooled is not None:
             logits = self._pooled_logits(hidden, batch)
-            found = F.cross_entropy(logits.flatten(0, 1), batch.targets[:, 0].repeat(len(logits)), reduction="none")
-            return found.view(len(logits), -1).mean(dim=1)
+            losses = F.cross_entropy(logits.flatten(0, 1), batch.targets[:, 0].repeat(len(logits)), reduction="none")
+            return losses.view(len(logits), -1).mean(dim=1)
         assert self.head is not None, "not the last stage"
         return word_losses(hidden, batch, num_parts, self._norm, self.head, self.packing(batch))
 
@@ -270,8 +270,7 @@ def word_losses(
     """Return (P,) float32: the mean over a part's samples of the mean loss over their target tokens.
 
     hidden: (P*E, t, d), or (P*R, N, d) with a packing, before the norm, which is applied only to the required rows.
-    head: a products.Head,
-    or a quantized one.
+    head: a matmul.Head, or a quantized one.
     """
     count = len(batch.targets)
     sample, column = batch.target_mask.nonzero(as_tuple=True)
@@ -287,18 +286,20 @@ def word_losses(
 
 
 def _cross_entropy(rows: Tensor, target: Tensor, head: Any, choices: Tensor | None) -> Tensor:
-    """Return the cross-entropy (m,) float32 for normed hidden states (m, d), computing a few rows of logits at a
-    time.
+    """Return the cross-entropy (m,) float32 for normed hidden states (m, d), computing a few rows of logits at
+    a time.
     """
     size = max(1, MAX_LOGITS // head.weight.shape[0])
     if choices is not None:
         target = (target[:, None] == choices).long().argmax(dim=1)
 
-    def loss(some: Tensor, wanted: Tensor) -> Tensor:
-        logits = head(some) if choices is None else head(some)[:, choices]
-        return F.cross_entropy(logits.float(), wanted, reduction="none")
+    def loss(states: Tensor, targets: Tensor) -> Tensor:
+        logits = head(states) if choices is None else head(states)[:, choices]
+        return F.cross_entropy(logits.float(), targets, reduction="none")
 
-    return torch.cat([loss(some, wanted) for some, wanted in zip(rows.split(size), target.split(size), strict=True)])
+    return torch.cat(
+        [loss(states, targets) for states, targets in zip(rows.split(size), target.split(size), strict=True)]
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,9 +307,8 @@ class Packing:
     """The real tokens of E rows, concatenated into R packs of N tokens: a pass has R rows instead of E.
 
     source: (R, N) int64, each token's index among the E * t padded ones.  row: (R, N) int64, the row it comes from, -1
-    for a pack's
-    padding.  positions: (R, N) int64, its position in that row.  firsts: (E,) int64, index of each row's first token
-    among the R * N.
+    for a pack's padding.  positions: (R, N) int64, its position in that row.  firsts: (E,) int64, index of each row's
+    first token among the R * N.
     """
 
     source: Tensor
@@ -331,12 +331,12 @@ class Packing:
         source, positions = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
         row, firsts = torch.full(shape, -1), torch.zeros(len(lengths), dtype=torch.int64)
         for pack, rows in enumerate(packs):
-            at = 0
-            for one in rows:
-                span, within = slice(at, at + lengths[one]), torch.arange(lengths[one])
-                source[pack, span], row[pack, span], positions[pack, span] = one * length + within, one, within
-                firsts[one] = pack * longest + at
-                at += lengths[one]
+            start = 0
+            for number in rows:
+                span, within = slice(start, start + lengths[number]), torch.arange(lengths[number])
+                source[pack, span], row[pack, span], positions[pack, span] = number * length + within, number, within
+                firsts[number] = pack * longest + start
+                start += lengths[number]
         device = attention_mask.device
         return cls(
             source=source.to(device), row=row.to(device), positions=positions.to(device), firsts=firsts.to(device)

@@ -2,9 +2,7 @@
 and 3).
 
 MeZO: Malladi et al., "Fine-Tuning Language Models with Just Forward Passes", NeurIPS 2023, Algorithm 1.  The references
-by
-backpropagation, FO-SGD and FO-Adam (sections 4.1, Appendix E), train the same values.
-
+by backpropagation, FO-SGD and FO-Adam (sections 4.1, Appendix E), train the same values.
 """
 
 from __future__ import annotations
@@ -48,9 +46,9 @@ def passes_of(execution: Execution, num_queries: int) -> list[list[Part]]:
 class Perturbation:
     """theta + sign * epsilon * noise for each part of a group of passes that go through each layer together.
 
-    seeds: of the queries.  passes: their parts.  kept: make all copies at once (2q d values in memory) instead of
-    making a layer's from
-    the master copy when the first pass reaches it.  A query's noise is drawn once for all passes.
+    seeds: one for each query.  passes: the parts of each pass.  keeps_noise: make all copies at once (2q d values in
+    memory) instead of making a layer's copies when the first pass reaches it.  A query's noise is drawn once for all
+    passes.
     """
 
     def __init__(
@@ -61,31 +59,31 @@ class Perturbation:
         *,
         epsilon: float,
         dtype: torch.dtype,
-        kept: bool,
+        keeps_noise: bool,
     ) -> None:
         assert trainables.flat is not None
-        self._trainables, self._theta, self._epsilon, self._kept = trainables, trainables.flat, epsilon, kept
+        self._trainables, self._theta, self._epsilon, self._kept = trainables, trainables.flat, epsilon, keeps_noise
         used = sorted({query for parts in passes for query, _ in parts})
         self._generators = {query: trainables.generator(seeds[query]) for query in used}
         self._places = {
             query: [
                 (number, row, sign)
                 for number, parts in enumerate(passes)
-                for row, (own, sign) in enumerate(parts)
-                if own == query
+                for row, (part_query, sign) in enumerate(parts)
+                if part_query == query
             ]
             for query in used
         }
         self._ranges = trainables.ranges
         width = (
             trainables.num_values
-            if kept
+            if keeps_noise
             else max((last - first for first, last, _ in self._ranges.values()), default=0)
         )
         self._scratch = torch.empty(width)
         self._copies = [torch.empty(len(parts), width, dtype=dtype) for parts in passes]
         self._layer: int | None = None
-        if kept:
+        if keeps_noise:
             self._make(0, width, trainables.sizes)
 
     def enter(self, number: int, layer: int) -> None:
@@ -112,8 +110,9 @@ class Perturbation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """Result of a step.  log: its seeds and scalars.  losses: (2q,) float32, of query i at 2i (plus) and 2i + 1
-    (minus).
+    """Result of a step.
+
+    log: its seeds and scalars.  losses: (2q,) float32, query i's at 2i (plus) and 2i + 1 (minus).
     """
 
     log: StepLog
@@ -136,8 +135,8 @@ class Estimator(ABC):
 
     @abstractmethod
     def losses(self, batch: PromptLike, step: int, queries: Sequence[int] | None = None) -> Tensor:
-        """Return losses (2n,) float32 for some of a step's queries (None: all), of queries[j] at 2j (plus) and 2j + 1
-        (minus).
+        """Return losses (2n,) float32 for some of a step's queries (None: all), those of queries[j] at 2j (plus) and 2j
+        + 1 (minus).
         """
 
     def step(self, batch: PromptLike, step: int) -> StepResult:
@@ -162,7 +161,7 @@ class Prge(Estimator):
         if model.trainables.flat is None:
             raise ConfigError(
                 "P-RGE over all parameters was asked for.",
-                "Every part of a pass would need a model of its own.",
+                "Every part of a pass would need a separate model.",
                 "Train by LoRA-FA, or by Mezo, which perturbs all parameters in place.",
             )
         assert model.trainables.is_whole, "a model that was copied or moved after it was made: load it again"
@@ -190,9 +189,9 @@ class Prge(Estimator):
         results: list[Tensor] = []
         with torch.inference_mode():
             try:
-                for at in range(0, len(passes), size):
-                    own = None if incoming is None else incoming[at : at + size]
-                    results += self._group(own, batch, seeds, passes[at : at + size])
+                for start in range(0, len(passes), size):
+                    group_inputs = None if incoming is None else incoming[start : start + size]
+                    results += self._group(group_inputs, batch, seeds, passes[start : start + size])
             finally:
                 self.model.trainables.bind(None)
         # Values from inference mode cannot be used in autograd later, so the small losses are copied.
@@ -201,8 +200,8 @@ class Prge(Estimator):
     def arranged(self, losses: Sequence[Tensor], num_queries: int) -> Tensor:
         """Return losses (2n,) in the order of parts, given those of each pass."""
         arranged = torch.empty(2 * num_queries)
-        for parts, found in zip(passes_of(self.config.execution, num_queries), losses, strict=True):
-            arranged[[2 * query + (sign < 0) for query, sign in parts]] = found
+        for parts, pass_losses in zip(passes_of(self.config.execution, num_queries), losses, strict=True):
+            arranged[[2 * query + (sign < 0) for query, sign in parts]] = pass_losses
         return arranged
 
     def _group(
@@ -219,7 +218,7 @@ class Prge(Estimator):
             passes,
             epsilon=self.config.epsilon,
             dtype=model.dtype,
-            kept=self.config.copies == "kept",
+            keeps_noise=self.config.copies == "kept",
         )
         states = [model.start(batch, count)] * len(passes) if incoming is None else list(incoming)
         states = model.run_passes(
@@ -238,29 +237,29 @@ class Mezo(Estimator):
     """MeZO as published: perturb all trainable values in place, regenerate the noise from its seed, restore.
 
     Works with any trainable values: LoRA-FA's, or all of a model's parameters.  Each query passes over theta four
-    times.  Restored
-    values differ from the original ones by rounding; `replay` reproduces that too.  The settings' execution and copies
-    have no effect.
+    times.  Restored values differ from the original ones by rounding; `replay` reproduces that too.  The settings'
+    execution and copies have no effect.
     """
 
     def losses(self, batch: PromptLike, step: int, queries: Sequence[int] | None = None) -> Tensor:
         """Return the losses (see Estimator).  theta is restored up to rounding."""
-        found = []
+        losses = []
         *moves, back = _walk(self.config.epsilon)
         for query in range(self.config.queries) if queries is None else queries:
             seed = query_seed(self.config.seed, step, query)
             for scale in moves:
                 self.model.trainables.move(seed, scale)
                 with torch.inference_mode():
-                    found.append(self.model.part_losses(batch).clone())
+                    losses.append(self.model.part_losses(batch).clone())
             self.model.trainables.move(seed, back)
-        return torch.cat(found)
+        return torch.cat(losses)
 
 
 def replay(trainables: Trainables, logs: Iterable[StepLog], *, in_place_epsilon: float | None = None) -> int:
     """Repeat the steps of a log, starting from the run's initial values; return the number of steps.
 
-    The result equals the run's values bit for bit.  in_place_epsilon: of a run with Mezo, whose rounding is reproduced.
+    The result equals the run's values bit for bit.  in_place_epsilon: epsilon of a run with Mezo, whose rounding is
+    reproduced.
     """
     count = 0
     for log in logs:
@@ -291,8 +290,10 @@ class FirstOrder:
                 "Give a number above 0.",
             )
         self.model = model
-        made = torch.optim.SGD if optimizer == "sgd" else torch.optim.Adam
-        self.optimizer: torch.optim.Optimizer = made(list(model.trainables.parameters.values()), lr=learning_rate)
+        optimizer_type = torch.optim.SGD if optimizer == "sgd" else torch.optim.Adam
+        self.optimizer: torch.optim.Optimizer = optimizer_type(
+            list(model.trainables.parameters.values()), lr=learning_rate
+        )
 
     def step(self, batch: PromptLike, step: int = 0) -> float:
         """Run a step and return the loss before it.  step: has no effect."""

@@ -45,9 +45,8 @@ def load_causal_model(
     """Return a complete model with added trainable values, or a stage of it.
 
     span: layers [start, stop), with the embedding or head at either end of the model, read layer by layer.  A stage's
-    trainable values,
-    their noise and the frozen matrices equal those of the same layers in the whole model.
-    quantization: of the frozen backbone.  dtype: of weights and activations without quantization.
+    trainable values, their noise and the frozen matrices equal those of the same layers in the whole model.
+    quantization: how the frozen backbone is stored.  dtype: dtype of weights and activations without quantization.
     From now on this process keeps freed memory (see keep_freed_memory).
     Raises ConfigError and MissingDataError as load_stack does, and ConfigError as CausalModel and quantize do.
     """
@@ -99,9 +98,9 @@ def find_trained(path: Path | str) -> Path | None:
     not found.
     """
     folder = Path(path)
-    for found in (folder, folder / TRAINED, folder / "adapter" / TRAINED):
-        if found.is_file():
-            return found
+    for file in (folder, folder / TRAINED, folder / "adapter" / TRAINED):
+        if file.is_file():
+            return file
     return None
 
 
@@ -111,22 +110,22 @@ def load_trained(path: Path | str) -> tuple[CausalModel, TrainedDescription[Trai
     path: as in find_trained.  Raises ConfigError if the file is missing, damaged or of another kind, and as
     load_causal_model does.
     """
-    asked, found = f"The trained values '{path}' were asked for.", find_trained(path)
-    if found is None:
-        raise ConfigError(asked, f"There is no such file, and no {TRAINED} in such a folder.", "Check the path.")
+    request, trained_file = f"The trained values '{path}' were asked for.", find_trained(path)
+    if trained_file is None:
+        raise ConfigError(request, f"There is no such file, and no {TRAINED} in such a folder.", "Check the path.")
     try:
-        with safe_open(found, "pt") as file:
+        with safe_open(trained_file, "pt") as file:
             text = (file.metadata() or {}).get(_METADATA, "")
             state: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is not a mapping
         description = msgspec.json.decode(text, type=TrainedDescription[TrainableConfig])
     except SafetensorError as error:
-        raise ConfigError(asked, f"The file is damaged: {error}.", "Train again, or take a copy.") from error
+        raise ConfigError(request, f"The file is damaged: {error}.", "Train again, or take a copy.") from error
     except msgspec.DecodeError as error:
         wrong = "The file does not describe the model of its values, or an earlier version wrote it."
-        raise ConfigError(asked, wrong, "Train again, or give one that P-RGE wrote.") from error
+        raise ConfigError(request, wrong, "Train again, or give one that P-RGE wrote.") from error
     dtype = getattr(torch, description.dtype)
     model = load_causal_model(description.model, description.config, quantization=description.quantization, dtype=dtype)
-    model.trainables.load_state(require_floats(state, asked))
+    model.trainables.load_state(require_floats(state, request))
     return model, description
 
 
@@ -134,12 +133,11 @@ def save_for_peft(folder: Path, model: CausalModel, *, name: str) -> Published |
     """Write the files that peft reads over the base model, with the head if it was trained; return transformers' class
     of the result.
 
-    name: of the model.  LoRA-FA's A is included: for peft it is LoRA.  Writes nothing and returns None for other
-    techniques, and for a
-    model that no class of transformers can represent.
+    name: the model's name.  LoRA-FA's A is included: for peft it is LoRA.  Writes nothing and returns None for other
+    techniques, and for a model that no class of transformers can represent.
     """
     config, state = model.config, dict[str, Tensor]()
-    assert model.is_first and model.is_last, "a stage of a model is no adapter of it"
+    assert model.is_first and model.is_last, "a stage of a model is not an adapter of it"
     words: PeftTask = "CAUSAL_LM" if model.backbone.num_encoder_layers is None else "SEQ_2_SEQ_LM"
     shape = published(name, words if model.pooled is None else "TOKEN_CLS")
     if config.technique not in ("lora_fa", "lora") or shape is None:
@@ -170,14 +168,13 @@ def keep_freed_memory() -> bool:
     """Let this process keep the memory freed by one layer and reuse it for the next; return whether it does.
 
     By default glibc returns this memory to the system after every layer and requests it again page by page, which takes
-    a fifth of a
-    forward pass of 512 tokens.  Nothing changes if the user has set the allocator in the environment, or with another C
-    library.
+    a fifth of a forward pass of 512 tokens.  Nothing changes if the user has set the allocator in the environment, or
+    with another C library.
     """
     if sys.platform != "linux" or any(name in os.environ for name in _CHOSEN):
         return False
     change = getattr(ctypes.CDLL(None), "mallopt", None)  # musl does not have it
     if change is None:
         return False
-    kept = min(KEPT_BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _KEPT_SHARE)
-    return bool(change(_MMAP_THRESHOLD, kept) and change(_TRIM_THRESHOLD, kept))
+    threshold = min(KEPT_BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _KEPT_SHARE)
+    return bool(change(_MMAP_THRESHOLD, threshold) and change(_TRIM_THRESHOLD, threshold))

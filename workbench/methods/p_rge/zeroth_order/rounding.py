@@ -1,8 +1,7 @@
 """Whether the compute dtype keeps a perturbation (P-RGE, section 4.2).
 
 A pass in 16 bits keeps 8 (bfloat16) or 11 (float16) binary digits of every number.  A perturbation smaller than half
-the last digit is
-rounded away, and the two losses then differ only by chance.
+the last digit is rounded away, and the two losses then differ only by chance.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ def smallest_epsilon(model: CausalModel) -> float:
     values.
 
     For parameters perturbed in place, a value w keeps a change of half its last digit: unit / 2 |w|.  A change of
-    LoRA's
-    B appears in a projection's output: for inputs of variance 1 it is epsilon times |A| (Frobenius), relative to
+    LoRA's B appears in a projection's output: for inputs of variance 1 it is epsilon times |A| (Frobenius), relative to
     outputs of about
     |W| / sqrt(outputs), of which again half the last digit is kept.  The median over layers is returned; 0 if there is
-    nothing to
-    compare with (VeRA).
+    nothing to compare with (VeRA).
     """
     half = torch.finfo(model.dtype).eps / 2
     if model.trainables.flat is None:
-        values = (one.detach().float() for one in model.trainables.parameters.values() if one.dim() > 1)
-        found = [half * float(value.square().mean().sqrt()) for value in values]
+        values = (
+            parameter.detach().float() for parameter in model.trainables.parameters.values() if parameter.dim() > 1
+        )
+        thresholds = [half * float(value.square().mean().sqrt()) for value in values]
     else:
-        found = [
+        thresholds = [
             half
             * float(dense_weight(module.base).float().norm())
             / math.sqrt(module.B.shape[1])
@@ -47,7 +46,7 @@ def smallest_epsilon(model: CausalModel) -> float:
             for module in model.modules()
             if isinstance(module, LoraFaLinear | LoraLinear)
         ]
-    return float(torch.tensor(found).median()) if found else 0.0
+    return float(torch.tensor(thresholds).median()) if thresholds else 0.0
 
 
 def warn_of_rounding(model: CausalModel, epsilon: float) -> None:

@@ -33,9 +33,8 @@ class ZerothOrderConfig:
     execution: which of a step's 2q forward passes run in parallel: none, the queries (outer), the two signs (inner), or
     both.  The update is the same.
     copies: whether the perturbed copies of the trainable values are made for one layer at a time from one master copy
-    (section 3.2),
-    or all before the pass.
-    seed: of the noise.
+    (section 3.2), or all before the pass.
+    seed: seed of the noise.
     """
 
     queries: Annotated[int, Meta(ge=1, le=MAX_QUERIES)] = 4
@@ -53,9 +52,8 @@ class ZerothOrderConfig:
 class StepLog:
     """One step: theta <- theta - learning_rate / q * sum of gradients[i] * noise(seeds[i]).
 
-    gradients: g_i, the projected gradients, as float32 values.  loss: the mean over all passes; seconds: of the step;
-    both for reports
-    only, None if unknown.
+    gradients: g_i, the projected gradients, as float32 values.  loss: the mean over all passes.  seconds: duration of
+    the step.  Both are only for reports, and None if unknown.
     """
 
     step: int
@@ -75,8 +73,8 @@ class StepLog:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes that a device receives to repeat this step: a seed and a scalar of 32 bits for each
-        query.
+        """Return the bytes that a device receives to repeat this step: a seed and a scalar of 32 bits for
+        each query.
         """
         return 8 * len(self.seeds)
 
@@ -105,8 +103,9 @@ def make_log(
     *,
     loss: float | None = None,
 ) -> StepLog:
-    """Return the log of a step from the projected gradients of some queries; None: of the first ones.  loss: see
-    StepLog.
+    """Return the log of a step from the projected gradients of some queries; None: the first ones.
+
+    loss: see StepLog.
     """
     return StepLog(
         step=step,
@@ -118,7 +117,7 @@ def make_log(
 
 
 class _Line(NamedTuple):
-    """A step as it stands in the log, an array."""
+    """A step as stored in the log, an array."""
 
     step: int
     learning_rate: float
@@ -132,11 +131,9 @@ class LogFile:
     """A run's steps in a sealed log (see core.sealed), each on the disk before the next step begins.
 
     header: settings that must match for the run to continue.  A new file starts with it; an existing file must have the
-    same.  An
-    incomplete last line, left by a crash, is removed.  steps: the steps in the file when it was opened.  remarks: what
-    else is in it, as
-    JSON, in order.  damage: what was wrong with the lines that were removed, or ''.
-    mends: whether to go on after the last intact line of a damaged log.
+    same.  An incomplete last line, left by a crash, is removed.  steps: the steps in the file when it was opened.
+    remarks: the other values in it, as JSON, in order.  damage: the fault of the removed lines, or ''.
+    mends: whether to continue after the last intact line of a damaged log.
     Raises ConfigError for a file of another run, a file with other content, and, unless it mends, a damaged one.
     """
 
@@ -147,24 +144,25 @@ class LogFile:
         require_writable(path)
         lines: Lines | None = None
         if path.exists():
-            asked = f"Keeping a run's steps in '{path}' was asked for."
+            request = f"Keeping a run's steps in '{path}' was asked for."
             if not path.is_file():
-                raise ConfigError(asked, "It is no file that can be read again.", "Name another file.")
+                raise ConfigError(request, "It is not a file that can be read again.", "Name another file.")
             lines = read_lines(path)
             self.damage = lines.damage
             if lines.owner is None and not mends and not first_line(header).startswith(path.read_bytes()):
-                raise ConfigError(asked, "It exists and holds something else.", "Name another file.")
-            if lines.owner is not None and lines.owner != (wanted := msgspec.to_builtins(header)):
-                found = dict(lines.owner)
-                changed = sorted(key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key))
+                raise ConfigError(request, "It exists and holds something else.", "Name another file.")
+            if lines.owner is not None and lines.owner != (expected := msgspec.to_builtins(header)):
+                stored = dict(lines.owner)
+                changed = sorted(key for key in stored.keys() | expected.keys() if stored.get(key) != expected.get(key))
                 raise ConfigError(
-                    f"A run was to go on from '{path}'.", f"That is another run's: it differs in {', '.join(changed)}.",
+                    f"A run was to continue from '{path}'.",
+                    f"That is another run's: it differs in {', '.join(changed)}.",
                     "Run with the same settings, or give another file.",
-                )  # fmt: skip
+                )
             if self.damage and not mends:
                 raise _damaged(path, self.damage)
             self.steps, self.remarks = _decoded(path, lines)
-        self._lines = SealedLog(path, header, kept=lines, syncs=True)
+        self._lines = SealedLog(path, header, intact=lines, syncs=True)
         if lines is None:
             sync_folder(path.parent)
 
@@ -179,14 +177,14 @@ class LogFile:
 
 def read_log(path: Path) -> tuple[dict[str, Any], tuple[StepLog, ...]]:
     """Return a log's header and complete steps.  Raises ConfigError if it is missing or damaged."""
-    asked = f"The steps of '{path}' were asked for."
+    request = f"The steps of '{path}' were asked for."
     if not path.is_file():
-        raise ConfigError(asked, "There is no such file.", "Check the path.")
+        raise ConfigError(request, "There is no such file.", "Check the path.")
     lines = read_lines(path)
     if lines.damage:
         raise _damaged(path, lines.damage)
     if lines.owner is None:
-        raise ConfigError(asked, "It ends in its first line.", "Begin the run again.")
+        raise ConfigError(request, "It ends in its first line.", "Begin the run again.")
     return lines.owner, _decoded(path, lines)[0]
 
 

@@ -1,11 +1,9 @@
 """The values that forward passes train: their places, their noise, and their update (P-RGE, Algorithms 1 and 3).
 
-A query's noise is standard normal and depends only on its seed: it is the same wherever it is drawn, all at once or one
-layer at a time
-(Algorithm 1, line 6).  Definition: one torch.Generator for each query; normals are drawn parameter after parameter in
-stack order, each
-in pieces of at most PIECE values.  On other kinds of processors the last bit may differ, because logarithm and cosine
-do.
+A query's noise is standard normal and depends only on its seed.  So it is the same wherever it is drawn, all at once or
+one layer at a time (Algorithm 1, line 6).  Definition: one torch.Generator for each query; normals are drawn parameter
+after parameter in stack order, each in pieces of at most PIECE values.  On other kinds of processors the last bit may
+differ, because logarithm and cosine do.
 """
 
 from __future__ import annotations
@@ -39,11 +37,11 @@ class TrainableConfig:
     """Which values are trained.
 
     technique: LoRA-FA trains B next to a frozen A; LoRA both; DoRA their direction and a magnitude; VeRA two vectors
-    next to frozen,
-    shared A and B (Appendix B); full all parameters.
+    next to frozen, shared A and B (Appendix B); full all parameters.
     rank, alpha: r and alpha, the update is alpha / r x A B (Appendix D.3).  VeRA has no alpha.
-    num_outputs: of the linear head added to models without a vocabulary (encoders, images); 0 if the model has one.
-    seed: of A and of that head.
+    num_outputs: number of outputs of the linear head added to models without a vocabulary (encoders, images); 0 if the
+    model has one.
+    seed: seed of A and of that head.
     """
 
     technique: ZerothOrderTechnique = "lora_fa"
@@ -58,14 +56,15 @@ class TrainableConfig:
     def sizes(self, inputs: int, outputs: int) -> tuple[int, ...]:
         """Return the sizes of the parameters added to a projection.  Empty for 'full'."""
         a, b = inputs * self.rank, self.rank * outputs
-        known = {"lora_fa": (b,), "lora": (a, b), "dora": (a, b, outputs), "vera": (self.rank, outputs)}
-        return known.get(self.technique, ())
+        sizes_of = {"lora_fa": (b,), "lora": (a, b), "dora": (a, b, outputs), "vera": (self.rank, outputs)}
+        return sizes_of.get(self.technique, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One trainable parameter.  name: in the model.  layer: its number in the whole model, or HEAD.  start: first index
-    in theta.
+    """One trainable parameter.
+
+    name: its name in the model.  layer: its layer's number in the whole model, or HEAD.  start: first index in theta.
     """
 
     name: str
@@ -82,7 +81,7 @@ class Slot:
 class Binding:
     """The values with which the adapted layers compute: theta itself, or perturbed copies of a range of it.
 
-    copies: (P, values) for P parts, or None for theta.  start: of the range in theta.
+    copies: (P, values) for P parts, or None for theta.  start: begin of the range in theta.
     """
 
     def __init__(self) -> None:
@@ -94,12 +93,10 @@ class Trainables:
     """theta: named parameters in stack order.
 
     parameters: name -> parameter.  layers: each parameter's layer number or HEAD.  flat: (d,) float32 of which the
-    parameters are views,
-    or None if they are a model's own.
+    parameters are views, or None if they are a model's own.
     ranges: for each layer the range of its values in theta, and the sizes of its parameters.
     preceding: sizes of the parameters of earlier pipeline stages.  Their noise is drawn first, so that a stage's own
-    noise is the same
-    as in the whole model.
+    noise is the same as in the whole model.
     """
 
     def __init__(
@@ -181,11 +178,11 @@ class Trainables:
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Set the values.  Raises ConfigError unless names and shapes match."""
         expected = {slot.name: slot.shape for slot in self.slots}
-        found = {name: tuple(tensor.shape) for name, tensor in state.items()}
-        if found != expected:
-            wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+        shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+        if shapes != expected:
+            wrong = sorted(name for name in expected.keys() | shapes.keys() if expected.get(name) != shapes.get(name))
             raise ConfigError(
-                f"Trained values of {len(found)} parameters were to be loaded.",
+                f"Trained values of {len(shapes)} parameters were to be loaded.",
                 f"They are not this model's: {wrong[0]} differs, and {len(wrong) - 1} more.",
                 "Give the values of the same model, technique and rank.",
             )
@@ -198,27 +195,27 @@ def flatten(modules: Sequence[tuple[str, int, nn.Module]], binding: Binding) -> 
 
     modules: name, layer and module of each, in stack order.
     """
-    found = [
-        (f"{name}.{own}", layer, module, own)
+    entries = [
+        (f"{name}.{parameter_name}", layer, module, parameter_name)
         for name, layer, module in modules
-        for own in dict(module.named_parameters(recurse=False))
+        for parameter_name in dict(module.named_parameters(recurse=False))
     ]
-    flat = torch.empty(sum(module.get_parameter(own).numel() for _, _, module, own in found))
-    parameters, at = {}, 0
-    for name, _, module, own in found:
-        old = module.get_parameter(own)
-        piece = flat[at : at + old.numel()].view(old.shape)
+    flat = torch.empty(sum(module.get_parameter(parameter_name).numel() for _, _, module, parameter_name in entries))
+    parameters, start = {}, 0
+    for name, _, module, parameter_name in entries:
+        old = module.get_parameter(parameter_name)
+        piece = flat[start : start + old.numel()].view(old.shape)
         piece.copy_(old.detach())
-        module.register_parameter(own, nn.Parameter(piece))
-        parameters[name] = module.get_parameter(own)
-        at += old.numel()
-    return Trainables(parameters, [layer for _, layer, _, _ in found], flat, binding)
+        module.register_parameter(parameter_name, nn.Parameter(piece))
+        parameters[name] = module.get_parameter(parameter_name)
+        start += old.numel()
+    return Trainables(parameters, [layer for _, layer, _, _ in entries], flat, binding)
 
 
 def fill(out: Tensor, generator: torch.Generator, sizes: Sequence[int]) -> None:
     """Draw the noise of the next parameters into out (sum of sizes,), float32."""
-    for own in out.split(list(sizes)):
-        for piece in own.split(PIECE):
+    for noise in out.split(list(sizes)):
+        for piece in noise.split(PIECE):
             piece.normal_(generator=generator)
 
 
@@ -227,14 +224,14 @@ def _pieces(generator: torch.Generator, size: int) -> Iterator[tuple[slice, Tens
     overwrites.
     """
     scratch = torch.empty(min(size, PIECE))
-    for at in range(0, size, PIECE):
-        piece = scratch[: min(PIECE, size - at)]
-        yield slice(at, at + len(piece)), piece.normal_(generator=generator)
+    for start in range(0, size, PIECE):
+        piece = scratch[: min(PIECE, size - start)]
+        yield slice(start, start + len(piece)), piece.normal_(generator=generator)
 
 
 def _ranges(slots: Sequence[Slot]) -> dict[int, tuple[int, int, tuple[int, ...]]]:
-    found: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+    ranges: dict[int, tuple[int, int, tuple[int, ...]]] = {}
     for slot in slots:
-        first, _, sizes = found.get(slot.layer, (slot.start, slot.start, ()))
-        found[slot.layer] = (first, slot.start + slot.size, (*sizes, slot.size))
-    return found
+        first, _, sizes = ranges.get(slot.layer, (slot.start, slot.start, ()))
+        ranges[slot.layer] = (first, slot.start + slot.size, (*sizes, slot.size))
+    return ranges

@@ -1,11 +1,9 @@
 """Choose the matmul backend for forward passes, x W + b, by the processor.
 
 On x86 PyTorch uses MKL for float32.  On AMD processors with AVX-512, MKL takes two to three times as long as oneDNN,
-which PyTorch
-also includes.  The choice depends only on the processor and on sizes, never on a measurement, so a resumed run computes
-the same
-results.  One such matmul is the frozen language model head of an encoder-decoder, which reads up(side) + b_L (PAC+,
-section IV-A).
+which PyTorch also includes.  The choice depends only on the processor and on sizes, never on a measurement, so a
+resumed run computes the same results.  One such matmul is the frozen language model head of an encoder-decoder, which
+reads up(side) + b_L (PAC+, section IV-A).
 """
 
 from __future__ import annotations
@@ -49,12 +47,12 @@ def processor() -> dict[str, Any]:
 @functools.cache
 def prefers_onednn() -> bool:
     """Return whether oneDNN is faster on this machine's processor, as far as PyTorch identifies it."""
-    found = processor() if torch.backends.mkldnn.is_available() else {}
-    known = hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return known and str(found.get("cpu_name", "")).startswith("AMD") and bool(found.get("avx512_f"))
+    features = processor() if torch.backends.mkldnn.is_available() else {}
+    has_operator = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return has_operator and str(features.get("cpu_name", "")).startswith("AMD") and bool(features.get("avx512_f"))
 
 
-def library() -> str:
+def matmul_backend() -> str:
     """Return the name of the float32 matmul backend for forward passes."""
     return "oneDNN" if prefers_onednn() and torch.backends.mkldnn.enabled else "PyTorch's choice"
 
@@ -95,8 +93,8 @@ def filled_length(hidden: Tensor) -> int:
 
 
 def _product(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    made: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
-    return made
+    output: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
+    return output
 
 
 def _by_onednn(inputs: Tensor) -> bool:
@@ -114,7 +112,9 @@ if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
 
 
 class LanguageModelHead(nn.Module):
-    """weight: (V, d), usually the word embedding itself.  bias: (V,) or None.  scale: of the hidden state (T5: d **
+    """A language model head.
+
+    weight: (V, d), usually the word embedding itself.  bias: (V,) or None.  scale: factor of the hidden state (T5: d **
     -0.5).
     """
 
@@ -141,7 +141,7 @@ class LanguageModelHead(nn.Module):
 
 
 class ProjectedHead(nn.Module):
-    """A head after the matrix that projects OPT-350m's hidden states to its narrower word embedding."""
+    """The head of OPT-350m: a matrix projects hidden states to its narrower word embedding."""
 
     def __init__(self, projection: nn.Module, head: LanguageModelHead) -> None:
         super().__init__()

@@ -10,8 +10,8 @@ from torch import nn
 
 from workbench.methods.p_rge.zeroth_order import Prge, TrainableConfig, ZerothOrderConfig, load_causal_model
 from workbench.methods.pac_plus.fast_side import multiplies_bfloat16
-from workbench.models import products
-from workbench.models.products import ForwardLinear, filled_length, is_even, linear, use_fastest
+from workbench.models import matmul
+from workbench.models.matmul import ForwardLinear, filled_length, is_even, linear, use_fastest
 
 from .zeroth_order.prompts import prompts
 
@@ -31,17 +31,17 @@ def by_onednn(monkeypatch):
         made.append(tuple(arguments[0].shape))
         return plain(*arguments)
 
-    monkeypatch.setattr(products, "prefers_onednn", lambda: True)
+    monkeypatch.setattr(matmul, "prefers_onednn", lambda: True)
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", counted)
     return made
 
 
 @needs_onednn
 def test_the_library_is_named(monkeypatch):
-    monkeypatch.setattr(products, "prefers_onednn", lambda: False)
-    assert products.library() == "PyTorch's choice"
-    monkeypatch.setattr(products, "prefers_onednn", lambda: True)
-    assert products.library() == "oneDNN"
+    monkeypatch.setattr(matmul, "prefers_onednn", lambda: False)
+    assert matmul.matmul_backend() == "PyTorch's choice"
+    monkeypatch.setattr(matmul, "prefers_onednn", lambda: True)
+    assert matmul.matmul_backend() == "oneDNN"
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,9 @@ def test_only_amds_processors_with_avx512_prefer_it(found, expected, monkeypatch
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found, raising=False)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", None, raising=False)
-    assert products.prefers_onednn.__wrapped__() is expected
+    assert matmul.prefers_onednn.__wrapped__() is expected
     monkeypatch.delattr(torch.cpu, "get_capabilities")
-    assert (
-        products.prefers_onednn.__wrapped__() is False and not multiplies_bfloat16()
-    )  # an older PyTorch does not tell
+    assert matmul.prefers_onednn.__wrapped__() is False and not multiplies_bfloat16()  # an older PyTorch does not tell
 
 
 def test_few_numbers_of_rows_are_even():
@@ -176,7 +174,7 @@ def test_losses_are_those_without(family, lengths, by_onednn, monkeypatch):
         logits = model.logits_at(batch)
     assert by_onednn
     by_onednn.clear()
-    monkeypatch.setattr(products, "prefers_onednn", lambda: False)
+    monkeypatch.setattr(matmul, "prefers_onednn", lambda: False)
     for execution, losses in found.items():
         estimator = Prge(model, ZerothOrderConfig(queries=2, execution=execution))
         torch.testing.assert_close(losses, estimator.losses(batch, 3), rtol=1e-5, atol=1e-6)

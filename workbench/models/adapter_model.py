@@ -23,8 +23,8 @@ from workbench.models.evaluation import attach_head, calibrate, set_statistics
 from workbench.models.families import family_of
 from workbench.models.initialization import SHAPE, How, initialize, require_own_backbone
 from workbench.models.loading import load_stack
+from workbench.models.matmul import head_of
 from workbench.models.parallel_adapter import IGNORED, ParallelAdapter, task_loss
-from workbench.models.products import head_of
 from workbench.models.quantization import QuantizationConfig, StoredWeight, held_bytes, quantize
 from workbench.models.saving import TrainedDescription, load_adapter, save_adapter
 from workbench.models.side_layers import ids_of_texts
@@ -63,8 +63,9 @@ def get_parallel_adapter_model(
 
 
 def adapter_config(model: Any, **options: Any) -> ParallelAdapterConfig:
-    """Return a configuration with the model's hidden_size, num_layers, causality and decoder.  options: its other
-    fields.
+    """Return a configuration with the model's hidden_size, num_layers, causality and decoder.
+
+    options: the configuration's other fields.
 
     model: a Hugging Face model, or a model's name.  Raises ConfigError for an unsupported family and for unknown
     options.
@@ -107,8 +108,7 @@ class ParallelAdapterModel(nn.Module):
         mode.
 
         model, quantization: as in `get_parallel_adapter_model`.  Raises ConfigError if the folder holds no complete
-        adapter,
-        or one for another backbone.
+        adapter, or one for another backbone.
         """
         adapter, _ = load_adapter(folder)
         name, stack = _stack(model)
@@ -134,8 +134,7 @@ class ParallelAdapterModel(nn.Module):
 
         input_ids, attention_mask: (n, t), padding on the right.  labels: (n,) int64 classes or float targets; for
         sequence-to-sequence (n, s) int64, -100 where padded.  sample_ids: (n,) int64.  decoder_input_ids: (n, s),
-        derived from the
-        labels if those are given.  Logits are (n, num_outputs), for sequence-to-sequence (n, s, V).
+        derived from the labels if those are given.  Logits are (n, num_outputs), for sequence-to-sequence (n, s, V).
         """
         from transformers.modeling_outputs import SequenceClassifierOutput
 
@@ -166,9 +165,9 @@ class ParallelAdapterModel(nn.Module):
     def calibrate(self, batches: Iterable[Mapping[str, Tensor]]) -> None:
         """Measure the backbone's activations on a few hundred samples, to standardise the adapter's inputs.
 
-        batches: mappings with input_ids and attention_mask (with a decoder labels too).  Call it once, before training.
-        Training also
-        works without it, but starts from badly scaled inputs.
+        batches: mappings with input_ids and attention_mask (with a decoder also labels).  Call it once, before
+        training.
+        Training also works without it, but starts from badly scaled inputs.
         """
         prepared = (
             SimpleNamespace(
@@ -209,9 +208,9 @@ class ParallelAdapterModel(nn.Module):
         self._passes += 1
         return self._passes - 1
 
-    def _decoder_ids(self, labels: Tensor | None, given: Tensor | None) -> Tensor | None:
-        if self.adapter.config.kind != "sequence_to_sequence" or given is not None:
-            return given
+    def _decoder_ids(self, labels: Tensor | None, decoder_ids: Tensor | None) -> Tensor | None:
+        if self.adapter.config.kind != "sequence_to_sequence" or decoder_ids is not None:
+            return decoder_ids
         if labels is None:
             raise ConfigError(
                 "Logits of a target were asked for.", "No target is given.", "Pass labels or decoder_input_ids."
@@ -228,7 +227,7 @@ def _stack(model: Any) -> tuple[str, LayerStack]:
         if not isinstance(model, nn.Module) or config is None:
             raise ConfigError(
                 f"A parallel adapter for a {type(model).__name__} was asked for.",
-                "It is no Hugging Face model.",
+                "It is not a Hugging Face model.",
                 "Pass one, or its name.",
             )
         family = family_of(config.model_type)
@@ -248,11 +247,11 @@ def _stack(model: Any) -> tuple[str, LayerStack]:
 
 
 def _config(stack: LayerStack, options: Mapping[str, Any]) -> ParallelAdapterConfig:
-    known = [name for name in ParallelAdapterConfig.__dataclass_fields__ if name not in SHAPE]
+    names = [name for name in ParallelAdapterConfig.__dataclass_fields__ if name not in SHAPE]
     for name in options:
-        if name not in known:
+        if name not in names:
             raise ConfigError(
-                f"The option '{name}' was given.", f"Known are {', '.join(known)}.", did_you_mean(name, known)
+                f"The option '{name}' was given.", f"Known are {', '.join(names)}.", did_you_mean(name, names)
             )
     settings = {"target_length": 0 if stack.num_encoder_layers is None else 1} | dict(options)
     return ParallelAdapterConfig(**{name: getattr(stack, name) for name in SHAPE}, **settings)

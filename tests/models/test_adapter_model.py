@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, Trainer, TrainingArguments
 
 from workbench.core.errors import ConfigError
-from workbench.models.library import ParallelAdapterModel, adapter_config, get_parallel_adapter_model
+from workbench.models.adapter_model import ParallelAdapterModel, adapter_config, get_parallel_adapter_model
 from workbench.models.loading import load_stack, model_config
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import ParallelAdapter
@@ -242,7 +242,7 @@ def test_a_family_without_support():
 
 
 def test_what_cannot_be_meant():
-    with pytest.raises(ConfigError, match="no Hugging Face model"):
+    with pytest.raises(ConfigError, match="not a Hugging Face model"):
         get_parallel_adapter_model(nn.Linear(2, 2))
     with pytest.raises(ConfigError, match="Did you mean 'reduction'"):
         get_parallel_adapter_model("tiny-bert-2", reductoin=4)

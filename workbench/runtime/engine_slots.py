@@ -20,7 +20,7 @@ from workbench.core.serial import shown
 from workbench.runtime.commands import Pong
 from workbench.runtime.frames import FROM_ENGINE, MB, Asked, FilePart, Message, Messages, decode_packed, foreign
 from workbench.runtime.memory import MemoryReading
-from workbench.runtime.messages import AnswerMessage, Call, decode, decode_told
+from workbench.runtime.messages import AnswerMessage, Call, decode, decode_message
 
 LEAST_LIMIT_BYTES = 256 * MB
 
@@ -35,39 +35,44 @@ class KeyStore:
         self._waiting: list[tuple[int, Asked, Callable[[bytes], None]]] = []
         self._lock = threading.Lock()
 
-    def ask(self, rank: int, asked: Asked, reply: Callable[[bytes], None]) -> None:
-        """Reply at once, or when the keys are there.  Raises MessageError for a question that no device asks."""
-        what = "a question to the store"
-        if asked.operation in ("set", "get") and len(asked.keys) != 1:
-            raise foreign(what, f"{asked.operation} with {len(asked.keys)} keys")
+    def ask(self, rank: int, request: Asked, reply: Callable[[bytes], None]) -> None:
+        """Reply at once, or when the keys are set.  Raises MessageError for an invalid request."""
+        expected = "a question to the store"
+        if request.operation in ("set", "get") and len(request.keys) != 1:
+            raise foreign(expected, f"{request.operation} with {len(request.keys)} keys")
         with self._lock:
-            if asked.operation == "set":
-                [key] = asked.keys
+            if request.operation == "set":
+                [key] = request.keys
                 self._num_keys[rank] += key not in self._owners
                 if self._owners.setdefault(key, rank) != rank:
-                    raise foreign(what, f"it sets '{key}' of another device")
+                    raise foreign(expected, f"it sets '{key}' of another device")
                 if self._num_keys[rank] > _MOST_KEYS:
-                    raise foreign(what, f"more than {_MOST_KEYS:,} keys")
-                self._values[key] = asked.value
-            is_there = all(key in self._values for key in asked.keys)
-            if asked.operation in ("wait", "get") and not is_there:
+                    raise foreign(expected, f"more than {_MOST_KEYS:,} keys")
+                self._values[key] = request.value
+            is_there = all(key in self._values for key in request.keys)
+            if request.operation in ("wait", "get") and not is_there:
                 if sum(other == rank for other, *_ in self._waiting) >= _MOST_WAITING:
-                    raise foreign(what, f"more than {_MOST_WAITING:,} at once")
-                self._waiting.append((rank, asked, reply))
+                    raise foreign(expected, f"more than {_MOST_WAITING:,} at once")
+                self._waiting.append((rank, request, reply))
                 return
-            due = [(rank, asked, reply)]
-            if asked.operation == "set":
-                due += [one for one in self._waiting if all(key in self._values for key in one[1].keys)]
-                self._waiting = [one for one in self._waiting if one not in due]
-            found = b"1" if is_there else b""
-            answers = [(say, self._values[one.keys[0]] if one.operation == "get" else found) for _, one, say in due]
+            answerable = [(rank, request, reply)]
+            if request.operation == "set":
+                answerable += [
+                    question for question in self._waiting if all(key in self._values for key in question[1].keys)
+                ]
+                self._waiting = [question for question in self._waiting if question not in answerable]
+            presence = b"1" if is_there else b""
+            answers = [
+                (say, self._values[question.keys[0]] if question.operation == "get" else presence)
+                for _, question, say in answerable
+            ]
         for say, answer in answers:
             say(answer)
 
     def drop(self, rank: int) -> None:
-        """Forget the questions of a device that is lost."""
+        """Forget the requests of a lost device."""
         with self._lock:
-            self._waiting = [one for one in self._waiting if one[0] != rank]
+            self._waiting = [question for question in self._waiting if question[0] != rank]
 
 
 _MOST_KEYS, _MOST_WAITING = 100_000, 1000
@@ -75,9 +80,9 @@ _MOST_KEYS, _MOST_WAITING = 100_000, 1000
 
 
 class Inbox:
-    """What the engines of a cluster have sent and nobody has read yet, and the store through which they form groups.
+    """The unread messages of a cluster's engines, and the store through which they form groups.
 
-    most_bytes: of a message.  Of one device, twice as much may wait to be read.
+    most_bytes: the largest size of a message.  The unread messages of one device may take twice as much.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -87,27 +92,26 @@ class Inbox:
         self._put_bytes, self._taken_bytes = (
             [0] * world_size,
             [0] * world_size,
-        )  # by the thread that reads; by the one that takes
+        )  # by the reading thread; by the thread that takes
 
     def renew(self) -> None:
-        """Forget everything: another job begins."""
+        """Forget everything, because another job begins."""
         self.take(0)
         self.store = KeyStore()
 
     def put(self, rank: int, kind: str, content: Any, nbytes: int = 0) -> None:
-        """Note what happened on a device; from any thread.  nbytes: of the message.  Raises MessageError if too much
-        waits to be read.
+        """Add an event of a device; may be called from any thread.
+
+        nbytes: size of the message.  Raises MessageError if too many bytes are unread.
         """
         unread_bytes = self._put_bytes[rank] - self._taken_bytes[rank] + nbytes
-        if nbytes and unread_bytes > 2 * self.most_bytes:  # not for the news of its loss
+        if nbytes and unread_bytes > 2 * self.most_bytes:  # but the report of its loss is always accepted
             raise foreign("an event", f"{unread_bytes:,} bytes that nobody has read yet")
         self._put_bytes[rank] += nbytes
         self._items.put((rank, kind, content, nbytes))
 
     def take(self, timeout_s: float) -> list[tuple[int, str, Any]]:
-        """Return the rank, kind and content of all that happened since the last call.  Waits up to timeout_s for the
-        first.
-        """
+        """Return the rank, kind and content of all events since the last call.  Waits up to timeout_s for the first."""
         items: list[tuple[int, str, Any]] = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -118,13 +122,12 @@ class Inbox:
         return items
 
 
-class Seat(ABC):
-    """One device: its engine and the engine's current job.  The subclasses say how an engine is started, reached and
-    ended.
+class EngineSlot(ABC):
+    """One device: its engine and the engine's current job.  The subclasses start, reach and end the engine.
 
-    What the engine sends is decoded in the thread that reads, so that an error there loses this device alone.
-    call, number: of the job.  ready: set when the engine is up, or known to be lost.  why: the reason of the loss, ''
-    for none.
+    The reading thread decodes the engine's messages, so that an error there loses only this device.
+    call, number: the job's function and number.  ready: set when the engine is up, or known to be lost.  why: the
+    reason of the loss, or ''.
     pong: the last reply to a ping.
     """
 
@@ -150,7 +153,7 @@ class Seat(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the engine and all that belongs to it."""
+        """End the engine and everything that belongs to it."""
 
     @abstractmethod
     def kill(self) -> None:
@@ -162,7 +165,7 @@ class Seat(ABC):
 
     @abstractmethod
     def look(self) -> None:
-        """Notice a loss of which the device itself says nothing."""
+        """Detect a loss that the device itself does not report."""
 
     @property
     def is_connected(self) -> bool:
@@ -171,7 +174,7 @@ class Seat(ABC):
 
     @property
     def is_sending(self) -> bool:
-        """Return whether files are on their way to the device, behind which every message waits."""
+        """Return whether files are being sent to the device.  Every message waits behind them."""
         return False
 
     @property
@@ -193,12 +196,12 @@ class Seat(ABC):
         """Send bytes to the engine."""
 
     @abstractmethod
-    def _ask(self, asked: Asked, reply: Callable[[bytes], None]) -> None:
-        """Answer the engine's question to the store."""
+    def _ask(self, request: Asked, reply: Callable[[bytes], None]) -> None:
+        """Answer the engine's request to the store."""
 
     @abstractmethod
     def _keep(self, part: FilePart) -> None:
-        """Take a part of a file that the engine has written."""
+        """Store a part of a file that the engine has written."""
 
     def send(
         self, kind: Literal["hello", "call", "command", "stop", "reply"], data: bytes = b"", number: int = 0
@@ -206,22 +209,22 @@ class Seat(ABC):
         """Send a message to the engine."""
         self._write(Message(kind, number, data).framed())
 
-    # In the thread that reads.
+    # In the reading thread.
 
     def _renew(self) -> None:
-        """Expect a new engine."""
+        """Prepare for a new engine."""
         self.ready.clear()
         self.why, self._messages = "", Messages(FROM_ENGINE, self.inbox.most_bytes)
 
-    def _gone(self, why: str, told: str | None) -> None:
-        """Note that the engine is lost.  told: the reason for `news`, None if it is not known."""
+    def _gone(self, why: str, reason: str | None) -> None:
+        """Record that the engine is lost.  reason: the reason for `news`, None if it is not known."""
         self.why = why
         self.inbox.store.drop(self.rank)
         self.ready.set()
-        self.inbox.put(self.rank, "died", told)
+        self.inbox.put(self.rank, "died", reason)
 
     def _hear(self, data: bytes | memoryview) -> None:
-        """Take bytes from the engine.  Raises MessageError for any that no engine sends."""
+        """Process bytes from the engine.  Raises MessageError if they are invalid."""
         self._messages.most_bytes = self.inbox.most_bytes
         for message in self._messages.of(data):
             self._take_message(message)
@@ -240,7 +243,7 @@ class Seat(ABC):
             case "file":
                 self._keep(decode_packed(message.data, FilePart, "a part of a file"))
             case "event" if message.number == self.number and self.call is not None:
-                event = decode_told(message.data, self.call, f"An event of device '{name}'")
+                event = decode_message(message.data, self.call, f"An event of device '{name}'")
                 self.pong = event if isinstance(event, Pong) else self.pong
                 self.inbox.put(self.rank, "event", event, len(message.data))
             case "answer" if message.number == self.number and self.call is not None:
