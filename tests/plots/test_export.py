@@ -7,7 +7,7 @@ import pytest
 from made_up_report import report
 
 from workbench.core.errors import RuntimeSetupError
-from workbench.plots import browser_path, export, write_figures
+from workbench.plots import browser_path, export, style, write_figures
 
 
 def test_html_files_open_offline_and_share_one_library(tmp_path) -> None:
@@ -29,6 +29,16 @@ def test_html_files_open_offline_and_share_one_library(tmp_path) -> None:
         text = page.read_text()
         assert page.stat().st_size < 500_000
         assert re.findall(r'<script[^>]*src="([^"]+)"', text) == ["plotly.min.js"]
+
+
+def test_a_dark_page_changes_only_greys_of_what_is_drawn() -> None:
+    """A colour has a meaning, so it keeps its hue; every grey of the palette has a counterpart."""
+    rules = [rule for rule in style.dark_css("#figure").splitlines() if "rgb(" in rule]
+    drawn = [rule for rule in rules if not rule.startswith("#figure text")]
+    changed = {tuple(map(int, found)) for rule in drawn for found in re.findall(r"rgb\((\d+), (\d+), (\d+)\)", rule)}
+    assert all(len({*colour}) == 1 for colour in changed)
+    greys = (style.BLACK, style.DARK_GREY, style.MID_GREY, style.LIGHT_GREY)
+    assert {tuple(bytes.fromhex(grey[1:])) for grey in greys} <= changed
 
 
 def test_index_shows_every_figure_with_a_caption(tmp_path) -> None:

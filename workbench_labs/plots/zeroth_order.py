@@ -73,6 +73,7 @@ def bowl(
             x=[at[0] for at in some],
             y=[at[1] for at in some],
             marker=marker,
+            cliponaxis=False,
             hoverinfo="skip",
         )
     mean = tuple(sum(probe.slope * probe.direction[axis] for probe in probes) / max(1, len(probes)) for axis in (0, 1))
@@ -91,7 +92,7 @@ def bowl(
         )
     )
     here = {"symbol": "circle", "size": 11, "color": style.GREEN, "line": {"color": style.BLACK, "width": 1}}
-    figure.add_scatter(name="θ", mode="markers", x=[x], y=[y], marker=here, hoverinfo="skip")
+    figure.add_scatter(name="θ", mode="markers", x=[x], y=[y], marker=here, cliponaxis=False, hoverinfo="skip")
     figure.update_xaxes(
         title="θ<sub>1</sub>", range=[-HALF_WIDTH, HALF_WIDTH], zeroline=False, showgrid=False, constrain="domain"
     )
