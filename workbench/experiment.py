@@ -29,7 +29,17 @@ from workbench.core.run_folder import require_temporary_space
 from workbench.core.serial import to_json, user_path
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.methods import load_method
-from workbench.methods.base import Event, Method, Outcome, Planned, Prediction, as_published, differences_note, ignore
+from workbench.methods.base import (
+    Event,
+    Method,
+    Outcome,
+    Planned,
+    Prediction,
+    as_published,
+    counting,
+    differences_note,
+    ignore,
+)
 from workbench.methods.common.folder import require_resumable
 from workbench.profiler.cache import host_fingerprint
 from workbench.runtime.engine_service import Engines
@@ -195,7 +205,8 @@ def run(
             calibration, dilation, running = None, 1.0, engines
             if running is None:
                 notify(Event("phase", message=f"Starting {cluster.size_words}", stage="start devices"))
-                running = emulated = default_pool().acquire(cluster, fidelity)
+                told = counting(notify, "devices that are ready")
+                running = emulated = default_pool().acquire(cluster, fidelity, told=told)
                 calibration = Calibration(method, planned, emulated)
                 dilation = calibration.dilate(
                     max((step.predicted_s or 0.0 for step in prediction.steps), default=0.0), notify

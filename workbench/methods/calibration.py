@@ -58,7 +58,15 @@ class Calibration:
                 )
             )
             num_steps = min(_MOST_STEPS, max(_FEWEST_STEPS, round(_STEPS_S / step_s) if step_s else _MOST_STEPS))
-            return find_dilation(lambda dilation: self._late_share(dilation, num_steps))
+            tried = list[float]()
+
+            def late_share(dilation: float) -> float:
+                if tried:  # the devices were late
+                    notify(Event("phase", message=f"Calibrating: once more, at a time dilation of {dilation:g}"))
+                tried.append(dilation)
+                return self._late_share(dilation, num_steps)
+
+            return find_dilation(late_share)
 
         asked = asked_dilation()
         found = cached(self._key, measure, float)[0] if asked is None else asked

@@ -18,7 +18,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.runtime.context import RankContext
 from workbench.runtime.engine_service import Engines
-from workbench.runtime.engine_session import EngineSession, LocalSlot
+from workbench.runtime.engine_session import EngineSession, LocalSlot, Told, unheard
 from workbench.runtime.engine_starter import warm_up
 from workbench.runtime.memory import MemoryReading, read_memory
 from workbench.runtime.messages import Call, calls_of_emulated
@@ -51,8 +51,10 @@ class EngineCluster(Engines):
         self._idle: threading.Timer | None = None
 
     @classmethod
-    def start(cls, cluster: Cluster, *, fidelity: Literal["auto", "kernel", "paced"] = "auto") -> EngineCluster:
-        """Start an engine for each device.
+    def start(
+        cls, cluster: Cluster, *, fidelity: Literal["auto", "kernel", "paced"] = "auto", told: Told = unheard
+    ) -> EngineCluster:
+        """Start an engine for each device.  told: see EngineSession.open.
 
         fidelity: 'kernel' (links shaped by the kernel), 'paced' (links paced by our transport), 'auto' (the better one
         that works here).
@@ -73,14 +75,14 @@ class EngineCluster(Engines):
             support = probe()
             fidelity, reason = support.fidelity, support.reason
         engines = cls(cluster, fidelity, reason)
-        engines.open()
+        engines.open(told)
         return engines
 
-    def open(self) -> None:
+    def open(self, told: Told = unheard) -> None:
         """Start the engines if they are not running.  Raises RuntimeSetupError."""
         if self._busy.acquire(blocking=False):
             try:
-                self._prepare()
+                self._prepare(told)
             finally:
                 self._busy.release()
 
@@ -140,7 +142,7 @@ class EngineCluster(Engines):
             dilation=self._dilation,
         )
 
-    def _prepare(self) -> None:
+    def _prepare(self, told: Told = unheard) -> None:
         with self._starting:
             if self._idle is not None:
                 self._idle.cancel()
@@ -149,7 +151,7 @@ class EngineCluster(Engines):
                 self.stop()
             if self._session is None:
                 session = EngineSession(self.cluster.with_slower_links(self._dilation), self.fidelity, self.inbox)
-                session.open()
+                session.open(told=told)
                 atexit.register(session.close)
                 self._session = session
 
@@ -192,15 +194,20 @@ class EnginePool:
         self._capacity = capacity
         self._running: OrderedDict[str, EngineCluster] = OrderedDict()
 
-    def acquire(self, cluster: Cluster, fidelity: Literal["auto", "kernel", "paced"] = "auto") -> EngineCluster:
-        """Return running engines for the cluster, reused or newly started.  Raises RuntimeSetupError."""
+    def acquire(
+        self, cluster: Cluster, fidelity: Literal["auto", "kernel", "paced"] = "auto", *, told: Told = unheard
+    ) -> EngineCluster:
+        """Return running engines for the cluster, reused or newly started.  Raises RuntimeSetupError.
+
+        told: see EngineSession.open.
+        """
         key = f"{fidelity} {cluster!r}"
         if key not in self._running:
             while len(self._running) >= self._capacity:
                 _, oldest = self._running.popitem(last=False)
                 oldest.stop()
-            self._running[key] = EngineCluster.start(cluster, fidelity=fidelity)
-        self._running[key].open()
+            self._running[key] = EngineCluster.start(cluster, fidelity=fidelity, told=told)
+        self._running[key].open(told)
         self._running.move_to_end(key)
         return self._running[key]
 
