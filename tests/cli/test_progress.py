@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from made_up_report import cluster
@@ -104,6 +105,16 @@ def test_text_of_devices_and_files_cannot_command_the_terminal(capsys) -> None:
     said = capsys.readouterr()
     assert said.err.count(PLAIN) == 2 and said.out.count(PLAIN) == 4
     assert all(character.isprintable() or character == "\n" for character in said.err + said.out)
+
+
+def test_a_table_that_is_too_wide_goes_on_below(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    heads = ("name", *(f"number {at}" for at in range(6)))
+    print_table("T", heads, [("a", *range(6)), ("b", *range(6))], right=range(1, 7), keys=1)
+    lines = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out).splitlines()
+    assert max(map(len, lines)) <= 40 and sum(line.startswith("name") for line in lines) == 2
+    assert all(any(f"number {at}" in line for line in lines) for at in range(6))
 
 
 def test_json_keeps_the_value_of_hostile_text(capsys) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,9 @@ def test_a_run_reports_every_step_and_leaves_what_the_readme_says(whole: tuple[R
     assert [(epoch.epoch, epoch.cached) for epoch in report.epochs] == [(0, False), (1, True), (2, True)]
     assert all(step.loss is not None and step.predicted_s and step.measured_s for step in report.steps)
     assert {path.name for path in folder.iterdir()} == KEPT_AFTER_A_RUN
+    measured = [report.timelines[f"{name} epoch, measured"] for name in ("first", "cached")]
+    assert all(any(timeline.in_use_bytes) for timeline in measured) or sys.platform != "linux"
+    assert Report.read(folder / "report.json").steps == report.steps
     assert report.artifacts["adapter"] == str(folder / "adapter")
     assert from_json(to_json(report), Report) == report
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from made_up_report import cluster, report, timeline
@@ -14,12 +15,14 @@ from workbench.plots import (
     epoch_times,
     gantt,
     memory,
+    overlay,
     predicted_against_measured,
     style,
     time_by_class,
 )
 from workbench.plots import cluster as cluster_figure
 from workbench.plots.memory import MAX_POINTS
+from workbench.plots.overlay import smoothed
 
 
 def named(figure, name):
@@ -43,6 +46,17 @@ def test_a_budget_far_above_the_bytes_in_use_does_not_press_the_curve_flat() -> 
     assert len(named(figure, "budget")) == 1  # the heading of the other panel names its budget
     assert [axis.range[1] for axis in figure.select_yaxes()] == pytest.approx([336, 336])
     assert any("peak 180 MB of 900 MB" in annotation.text for annotation in figure.layout.annotations)
+
+
+def test_memory_in_use_stands_beside_the_bytes_of_values() -> None:
+    figure = memory(replace(timeline(), in_use_bytes=(250_000_000, 0)))
+    assert [list(trace.y) for trace in named(figure, "in use")] == [[250, 250]]
+    headings = [annotation.text for annotation in figure.layout.annotations]
+    assert any("peak 180 MB of values, 250 MB in use, of 150 MB" in heading for heading in headings)
+    made = report()
+    measured = replace(made.timelines["first epoch, measured"], in_use_bytes=(250_000_000, 0))
+    rows = dict(summary_rows(replace(made, timelines=made.timelines | {"first epoch, measured": measured})))
+    assert rows["Memory"].startswith("fast 180 and 250 MB (first epoch")
 
 
 def test_memory_keeps_the_peak_when_it_thins_out() -> None:
@@ -181,6 +195,37 @@ def test_curves_show_where_a_device_was_lost() -> None:
     figure = curves(replace(report(), recoveries=(lost,)))
     [mark] = [annotation for annotation in figure.layout.annotations if "kill" in annotation.text]
     assert (mark.x, mark.text) == (3.5, "kill slow, 0.5 s")
+
+
+@pytest.mark.parametrize(
+    ("axis", "at", "ends"),
+    [
+        ("steps", [1, 2, 3, 4, 5, 6], [2, 4, 6]),
+        ("epochs", [0.5, 1, 1.5, 2, 2.5, 3], [1, 2, 3]),
+        ("seconds", [1, 2, 2.125, 2.25, 2.375, 2.5], [2, 2.25, 2.5]),
+    ],
+)
+def test_trainings_lie_over_each_other(axis: Any, at: list[float], ends: list[float]) -> None:
+    """Two runs of one series are its mean; only a single run has a chosen epoch; the lowest loss is marked."""
+    one = replace(report(), chosen_epoch=2)
+    higher = replace(one, steps=tuple(replace(step, loss=step.loss + 0.2) for step in one.steps))
+    figure = overlay({"one": [one], "both": [one, higher], "simulated": [report(executed=False)]}, axis=axis)
+    loss, lowest, metric, star = named(figure, "one")
+    assert list(loss.x) == pytest.approx(at) and list(metric.x) == pytest.approx(ends)
+    assert (lowest.x[0], lowest.y[0]) == pytest.approx((at[4], 0.5)) and star.x[0] == pytest.approx(ends[1])
+    mean_loss, _, mean_metric = named(figure, "both")
+    assert list(mean_loss.y) == pytest.approx([0.8, 0.8, 0.7, 0.7, 0.6, 0.6])
+    assert list(mean_metric.y) == pytest.approx(list(metric.y)) and not named(figure, "simulated")
+    assert [trace.name for trace in figure.data if trace.showlegend] == ["one", "both"]
+
+
+def test_smoothing_keeps_a_constant_and_the_losses_stay_visible() -> None:
+    assert smoothed([2.0, 2.0, 2.0], 0.9) == pytest.approx([2.0] * 3) and smoothed([1.0, 3.0], 0.0) == [1.0, 3.0]
+    assert smoothed([1.0, 3.0], 0.5) == pytest.approx([1.0, (0.25 + 1.5) / 0.75])
+    pale, smooth, *_ = named(overlay({"one": [report()]}, smoothing=0.5), "one")
+    assert pale.opacity < 1 and not pale.showlegend and smooth.y[2] > pale.y[2]
+    said = overlay({"one": [report(executed=False)]}).layout.annotations[0].text
+    assert "None of these runs has losses" in said
 
 
 def test_epoch_times_with_and_without_cache() -> None:

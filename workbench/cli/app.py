@@ -200,6 +200,7 @@ First steps:
   workbench fetch                                the embedded models and data, once
   workbench simulate                             what a fine-tuning would take on four small devices
   workbench run --report run.json                do it, on four devices emulated here
+  workbench runs                                 what has run on this computer
   workbench predict FOLDER "A fine film."        what it has learnt, in FOLDER
   workbench draw run.json                        its figures
 
