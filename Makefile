@@ -36,7 +36,7 @@ help:
 	@echo "make quickstart  set up, then fine-tune a real model on four emulated devices; figures in figures/quickstart/"
 	@echo "make test        set up, then ruff, mypy and all tests, the notebooks included"
 	@echo "make check-aarch64  a small trial on an emulated Raspberry Pi 4; needs qemu-user and mmdebstrap"
-	@echo "make lab         JupyterLab with the notebooks"
+	@echo "make lab         JupyterLab with the labs, at their index"
 	@echo "make labs        write the students' notebooks from labs/, whose cells hold the solutions"
 	@echo "make bench       the benchmarks"
 	@echo "make clean       remove caches and figures; make distclean removes $(VENV) too"
@@ -75,7 +75,7 @@ labs: $(STAMP)
 	$(BIN)/python -m workbench_labs.course.release
 
 lab: setup
-	$(BIN)/jupyter lab notebooks
+	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks/index.ipynb
 
 bench: setup
 	$(BIN)/python -m workbench bench all

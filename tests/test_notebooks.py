@@ -4,7 +4,9 @@ own."""
 from __future__ import annotations
 
 import ast
+import itertools
 import json
+import re
 from pathlib import Path
 
 import nbformat
@@ -13,8 +15,10 @@ import pytest
 from workbench.core.errors import ConfigError
 from workbench.runs.notebooks import require_parameters
 
-NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
-MAX_LINES = 45  # of a cell without the parameters
+FOLDER = Path(__file__).parents[1] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("[0-9]*.ipynb"))
+PAPERS = ("arxiv.org/abs/2408.10746", "doi.org/10.1109/TMC", "arxiv.org/abs/2502.19864", "openreview.net", "2311.13381")
+MAX_LINES = 45  # of a cell other than the parameters and the imports, which are folded
 
 
 def code_cells(path: Path) -> list[nbformat.NotebookNode]:
@@ -37,6 +41,19 @@ class TestNotebook:
         nbformat.validate(notebook)
         assert notebook.metadata.kernelspec.name == "python3"
 
+    def test_leads_back_to_the_index_and_on_to_its_paper(self, path: Path) -> None:
+        first, *_, last = (cell.source for cell in nbformat.read(path, as_version=4).cells)
+        assert "[All labs](index.ipynb)" in first and "[All labs](index.ipynb)" in last
+        assert any(paper in last for paper in PAPERS)
+
+    def test_begins_with_words_and_asks_in_words(self, path: Path) -> None:
+        cells = nbformat.read(path, as_version=4).cells
+        parameters, imports = code_cells(path)[:2]
+        assert parameters.metadata["jupyter"]["source_hidden"] and imports.metadata["jupyter"]["source_hidden"]
+        for question, cell in itertools.pairwise(cells):
+            if "exercises.check_" in cell.source:
+                assert question.cell_type == "markdown" and question.source.startswith("**Exercise ")
+
     def test_runs_without_the_studies(self, path: Path) -> None:
         assert not [cell.source for cell in code_cells(path) if "workbench_studies" in cell.source]
 
@@ -54,13 +71,25 @@ class TestNotebook:
         )
 
     def test_cells_are_short_and_define_no_algorithm(self, path: Path) -> None:
-        for cell in code_cells(path)[1:]:
+        for cell in code_cells(path)[2:]:
             assert len(cell.source.splitlines()) <= MAX_LINES, cell.source
             if not cell.source.startswith("%"):
                 tree = ast.parse(cell.source)
                 assert not any(isinstance(node, ast.ClassDef | ast.While) for node in ast.walk(tree)), cell.source
                 functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
                 assert all(len(function.body) <= 8 for function in functions), cell.source
+
+
+def test_every_link_between_notebooks_and_docs_leads_somewhere() -> None:
+    index = FOLDER / "index.ipynb"
+    for path in (*NOTEBOOKS, index):
+        cells = nbformat.read(path, as_version=4).cells
+        words = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+        links = re.findall(r"\]\(([^)]+)\)", re.sub("`[^`]*`", "", words))
+        local = [link for link in links if not link.startswith("https://")]
+        assert local and all((FOLDER / link).is_file() for link in local), local
+    assert {path.name for path in NOTEBOOKS} == set(re.findall(r"\(([^)]+\.ipynb)\)", index.read_text()))
+    assert not [cell for cell in code_cells(index) if cell.outputs or cell.execution_count]
 
 
 def test_parameters_are_found_beside_magics_and_annotations(tmp_path: Path) -> None:

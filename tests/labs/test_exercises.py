@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from widget_reports import CLUSTER, PLAN, make_report
@@ -10,7 +11,7 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.report import SweepPoint
 from workbench.methods.confidant.heads import HeadProfile
 from workbench.simulator.steps import step_s
-from workbench_labs import exercises
+from workbench_labs import exercises, progress
 from workbench_labs.exercises import Verdict
 from workbench_labs.planning import PLANNERS, by_hand, compare, needs_of, paper_problem, with_bandwidth, with_memory
 
@@ -135,7 +136,22 @@ def test_a_number_that_a_formula_lacks_is_named() -> None:
 def test_not_a_number_is_told() -> None:
     verdict = exercises.check_speedup("four", REPORT)  # type: ignore[arg-type]
     assert verdict.passed is False and "'four'" in verdict.message
-    assert exercises.check_idlest("omega", REPORT).passed is False
+    verdict = exercises.check_idlest("Gamma", REPORT)
+    assert verdict.passed is False and "Did you mean 'gamma'?" in verdict.message
+    verdict = exercises.check_faster_plan("mine", REPORT)  # type: ignore[arg-type]
+    assert verdict.passed is False and "A Plan is asked for, this is 'mine'." in verdict.message
+
+
+def test_right_answers_are_kept_and_counted_by_lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+    notebooks = Path(__file__).parents[2] / "notebooks"
+    exercises.check_speedup(6, REPORT)
+    assert not progress.passed() and "0 of 4" in str(progress.labs(notebooks))
+    for _ in range(2):
+        exercises.check_speedup(4, REPORT)
+    assert progress.passed() == {"check_speedup"} and "1 of 4" in str(progress.labs(notebooks))
+    progress.progress_file().write_text("{broken")
+    assert not progress.passed()
 
 
 def test_a_cache_that_never_halves_the_time_is_told() -> None:
@@ -147,7 +163,12 @@ def test_a_cache_that_never_halves_the_time_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mine_s", "passed", "said"), [(0.9, True, "beat"), (1.1, True, "within 20 %"), (1.5, False, "Get within")]
+    ("mine_s", "passed", "said"),
+    [
+        (0.9, True, "beat"),
+        (1.1, True, "did not beat the planner: yours takes 10% longer. Within 20 %"),
+        (1.5, False, "Get within"),
+    ],
 )
 def test_a_plan_of_ones_own_is_compared_with_the_planners(monkeypatch, mine_s: float, passed: bool, said: str) -> None:
     def sweep(job, cluster, plans, mode, *, num_steps):

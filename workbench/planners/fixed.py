@@ -116,6 +116,13 @@ def require_form(
     """Raise ConfigError unless stages of `layers` layers on the ranks `groups` cover the model, each on devices of its
     own.
     """
+    if not all(isinstance(group, Sequence) for group in groups):
+        asked = f"Stages of {list(layers)} layers on the groups {list(groups)} were asked for."
+        raise ConfigError(
+            asked,
+            "A group is a list of ranks, also of one.",
+            "Write such as [(0,), (1, 2)], with a comma after one rank.",
+        )
     asked = f"Stages of {list(layers)} layers on the groups {[list(group) for group in groups]} were asked for."
     if not layers or len(layers) != len(groups):
         raise ConfigError(

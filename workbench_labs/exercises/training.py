@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
 from functools import wraps
-from typing import Any
+from typing import Any, get_type_hints
 
 from markupsafe import Markup
 
@@ -60,10 +61,14 @@ def exercise(hint: str) -> Callable[[Callable[..., tuple[bool, str]]], Callable[
     """
 
     def decorate(examine: Callable[..., tuple[bool, str]]) -> Callable[..., Verdict]:
+        wanted = next(iter(get_type_hints(examine).values()))
+
         @wraps(examine)
         def check(answer: Any, *given: Any, **named: Any) -> Verdict:
             if answer is None:
                 return Verdict(None, hint)
+            if isinstance(wanted, type) and is_dataclass(wanted) and not isinstance(answer, wanted):
+                return Verdict(False, f"A {wanted.__name__} is asked for, this is {answer!r}. {hint}")
             try:
                 passed, why = examine(answer, *given, **named)
             except (WorkbenchError, AttributeError, TypeError) as error:

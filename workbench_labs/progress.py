@@ -1,0 +1,61 @@
+"""Which exercises of the labs were answered right: kept in a file, and shown in the index of the labs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from workbench.assets.fetch import cache_folder
+from workbench.core.serial import write_text
+from workbench.widgets.tables import Table
+
+_CHECK = re.compile(r"exercises\.(check_\w+)\(")
+
+
+def progress_file() -> Path:
+    """Return the file that keeps the names of the checks that were passed."""
+    return cache_folder() / "labs-progress.json"
+
+
+def passed() -> set[str]:
+    """Return the names of the checks that were passed; none if the file is missing or unreadable."""
+    try:
+        found = json.loads(progress_file().read_text())
+    except (OSError, ValueError):
+        return set()
+    return {name for name in found if isinstance(name, str)} if isinstance(found, list) else set()
+
+
+def recorded(name: str, check: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a check that notes when its answer is right."""
+
+    @wraps(check)
+    def run(*given: Any, **named: Any) -> Any:
+        verdict = check(*given, **named)
+        if verdict.passed and name not in (known := passed()):
+            progress_file().parent.mkdir(parents=True, exist_ok=True)
+            write_text(progress_file(), json.dumps(sorted({*known, name})))
+        return verdict
+
+    return run
+
+
+def exercises_of(notebook: Path) -> list[str]:
+    """Return the names of a lab's checks, in their order."""
+    cells = json.loads(notebook.read_text())["cells"]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    return list(dict.fromkeys(_CHECK.findall(code)))
+
+
+def labs(folder: Path | str = ".") -> Table:
+    """Return the exercises that were answered right, of the labs in a folder."""
+    known, rows = passed(), []
+    for notebook in sorted(Path(folder).glob("[0-9]*.ipynb")):
+        names = exercises_of(notebook)
+        done = sum(name in known for name in names)
+        rows.append((notebook.stem, f"{done} of {len(names)}", "all done" if done == len(names) else ""))
+    return Table(("lab", "exercises answered right", ""), rows, title="Your progress")
