@@ -142,8 +142,7 @@ def test_not_a_number_is_told() -> None:
     assert verdict.passed is False and "A Plan is asked for, this is 'mine'." in verdict.message
 
 
-def test_right_answers_are_kept_and_counted_by_lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+def test_right_answers_are_kept_and_counted_by_lab() -> None:
     notebooks = Path(__file__).parents[2] / "notebooks"
     exercises.check_speedup(6, REPORT)
     assert not progress.passed() and "0 of 4" in str(progress.labs(notebooks))
