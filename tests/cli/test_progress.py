@@ -122,3 +122,12 @@ def test_json_keeps_the_value_of_hostile_text(capsys) -> None:
     said = capsys.readouterr().out
     assert json.loads(said) == {"found": HOSTILE}
     assert all(character.isprintable() or character == "\n" for character in said)
+
+
+def test_bars_leave_room_for_their_words_in_a_narrow_terminal() -> None:
+    progress = RunProgress(Job(epochs=2), cluster(), clock=Clock())
+    for step in range(90):
+        progress.update(Event("step", 0, 0, step, 90, 0.5, samples=8))
+    for width in (80, 120):
+        [bar, _] = [line for line in progress.state.snapshot().lines(width).splitlines() if "[" in line]
+        assert len(bar) <= width and bar.endswith("mean loss 0.5000") and "#" in bar

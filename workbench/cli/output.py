@@ -332,7 +332,8 @@ class RunProgress:
         """Return what the terminal shows now."""
         from rich.text import Text
 
-        return Text(plain(str(self.state.snapshot())))  # a line that is too long goes on below
+        width = shutil.get_terminal_size().columns
+        return Text(plain(self.state.snapshot().lines(width)))  # a line that is still too long goes on below
 
     def _tell(self, event: Event) -> None:
         """Print a line for a phase, an epoch's begin and end, and every few seconds for the steps."""

@@ -16,7 +16,7 @@ from workbench.runs.course import GONE, Course, CourseLog
 
 LOSS_DECAY = 0.9
 """The share of the smoothed loss that each step keeps; about the last ten steps count."""
-BAR_CHARACTERS = 24
+BAR_CHARACTERS, NAME_CHARACTERS = 24, 24
 RATE_WINDOW = 30
 """The number of steps over which rates are computed."""
 
@@ -186,9 +186,16 @@ class Snapshot:
 
     def __str__(self) -> str:
         """Return the state as lines: the headline, a bar for each epoch, a row for each device, the notes."""
-        full = [round(epoch.share * BAR_CHARACTERS) for epoch in self.bars]
-        parts = [f"[{'#' * done}{'.' * (BAR_CHARACTERS - done)}]" for done in full]
-        bars = [f"{epoch.name:<24} {bar} {epoch.words}" for epoch, bar in zip(self.bars, parts, strict=True)]
+        return self.lines()
+
+    def lines(self, width: int = 1000) -> str:
+        """Return the state as lines whose bars leave room for their words in so many characters."""
+        longest = max((len(epoch.words) for epoch in self.bars), default=0)
+        count = min(BAR_CHARACTERS, max(4, width - NAME_CHARACTERS - longest - len(" [] ")))
+        full = [round(epoch.share * count) for epoch in self.bars]
+        parts = [f"[{'#' * done}{'.' * (count - done)}]" for done in full]
+        names = [f"{epoch.name:<{NAME_CHARACTERS}}" for epoch in self.bars]
+        bars = [f"{name} {bar} {epoch.words}" for name, epoch, bar in zip(names, self.bars, parts, strict=True)]
         cells = [device.cells for device in self.working]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         rows = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
