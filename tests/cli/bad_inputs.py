@@ -83,7 +83,7 @@ devices --cluster {binary}
 devices --fidelity best
 draw -> report
 draw {folder}/none.json
-draw {folder}
+draw {empty}
 draw {binary}
 draw {file}
 draw /dev/zero

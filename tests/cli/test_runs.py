@@ -66,6 +66,9 @@ def test_tags_name_runs_in_every_command(runs: Path) -> None:
     assert names(listed("--tag", "base")) == ["old"] and names(listed("--tag", "r8")) == ["new", "old"]
     compared = CliRunner().invoke(app, ["compare", "r8", "--json"])
     assert {row["method"] for row in json.loads(compared.stdout)} == {"pac_plus", "fine_tuning"}
+    drawn = CliRunner().invoke(app, ["draw", "base", "--png", "no", "--out", str(runs.parent / "figures")])
+    assert drawn.exit_code == 0 and (runs.parent / "figures" / "index.html").exists()
+    assert "2 runs have that tag" in CliRunner().invoke(app, ["draw", "r8"]).stderr
     assert call("tag", "base").stdout == "old: no tags\n" and names(listed("--tag", "base")) == []
 
 

@@ -95,14 +95,18 @@ def fetch(
 
 
 def draw(
-    report: Annotated[Path, typer.Argument(help="A Report that `run` or a notebook wrote.")],
+    report: Annotated[
+        str, typer.Argument(help="A run by name or tag (`workbench runs`), or a Report that `run` or a notebook wrote.")
+    ],
     out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("figures/drawn"),
     png: Png = "auto",
     as_json: Json = False,
 ) -> None:
     """Draw a Report's figures: HTML that opens offline, PNG where a Chromium is found."""
-    read = Report.read(report)
     from workbench.plots import write_figures
+    from workbench.runs.history import one_report
+
+    read = Report.read(one_report(report))
 
     files = write_figures(read, out, png=png if png == "auto" else png == "yes")
     if as_json:

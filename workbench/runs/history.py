@@ -161,6 +161,14 @@ def reports_of(names: Iterable[str]) -> list[Path]:
     return paths
 
 
+def one_report(name: str) -> Path:
+    """Return the report that a name stands for (see reports_of).  Raises ConfigError if it stands for several."""
+    found = reports_of([name])
+    if len(found) > 1:
+        raise ConfigError(f"The report of '{name}' was asked for.", f"{len(found)} runs have that tag.", "Name one.")
+    return found[0] / REPORT if _is_run(found[0]) else found[0]
+
+
 def describe(folder: Path) -> PastRun:
     """Return a run's description; what cannot be read makes it 'damaged'."""
     folder = folder.absolute()
