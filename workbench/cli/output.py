@@ -280,14 +280,16 @@ def next_steps(report: Report, path: Path | None, *, program: str = "workbench")
     """Return commands to go on with after a run.  path: where its report is.  program: as which the user calls the
     workbench.
     """
-    steps = []
+    steps, named = [], path
     if "adapter" in report.artifacts:
-        steps.append(f'{program} predict {shlex.quote(report.artifacts["adapter"])} "A text of your own."')
-    if path is not None:
-        quoted = shlex.quote(str(path))
-        steps += [f"{program} draw {quoted}", f"{program} compare {quoted} OTHER.json"]
-    elif report.mode == "execute":
-        steps.append(f"{program} runs, which lists this run and others: compare two, or draw one's report")
+        adapter = Path(report.artifacts["adapter"])
+        steps.append(f'{program} predict {shlex.quote(str(adapter))} "A text of your own."')
+        named = path or adapter.parent  # the run's folder, which holds its report, too
+    if named is not None:
+        quoted = shlex.quote(str(named))
+        steps += [f"{program} draw {quoted}", f"{program} compare {quoted} OTHER"]
+    if report.mode == "execute":
+        steps.append(f"{program} runs, which lists this run and others")
     return "\n".join(f"{'' if number else 'Next':<12}{step}" for number, step in enumerate(steps))
 
 
