@@ -155,6 +155,7 @@ def test_gloo_finds_its_peers_through_relays(agents: list[Connection], monkeypat
         thread.join(LIMIT_S)
     assert sums == {0: 600_000.0, 1: 600_000.0} and not errors
     assert addresses.count(None) == 2  # the peers' are no addresses of 127.0.0.1
+    assert not ChannelStore(functools.partial(ask, 0)).check(["nothing"])
 
 
 def test_only_gloos_addresses_are_changed(monkeypatch: pytest.MonkeyPatch) -> None:

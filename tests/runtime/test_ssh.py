@@ -15,15 +15,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import torch
-import torch.distributed as dist
 from ssh_hosts import home, over_pipes, real_cluster
 
 from tests.waiting import LIMIT_S, wait_for
@@ -35,7 +31,7 @@ from workbench.runtime.engine_service import EngineService
 from workbench.runtime.engine_slots import KeyStore
 from workbench.runtime.frames import FROM_ENGINE, Asked, FilePart, Message, Messages
 from workbench.runtime.messages import AnswerMessage, CallTable, decode_message, encode, encode_message
-from workbench.runtime.pipe_engine import ChannelStore, require_wireguard
+from workbench.runtime.pipe_engine import require_wireguard
 from workbench.runtime.relays import Relays
 from workbench.runtime.ssh import Connection
 from workbench.runtime.ssh_devices import SshEngines, SshSlot
@@ -337,31 +333,6 @@ def test_commands_and_events_are_typed() -> None:
         assert decode_message(encode_message(value), call, "It") == value
     with pytest.raises(RuntimeSetupError, match="It was expected"):
         decode_message(encode_message(Asked("get", ("key",))), call, "It")
-
-
-def test_the_store_over_a_channel_forms_a_gloo_group() -> None:
-    """Two ranks in two threads; each rank's store speaks to the laptop's by messages alone."""
-    kept, sums = KeyStore(), {}
-
-    def ask(rank: int, asked: Asked, timeout_s: float | None) -> bytes:
-        mine: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        kept.ask(rank, asked, mine.put)
-        return mine.get(timeout=LIMIT_S)
-
-    def join(rank: int) -> None:
-        own = ChannelStore(partial(ask, rank))
-        group = dist.ProcessGroupGloo(dist.PrefixStore("group", own), rank, 2, timedelta(seconds=20))
-        tensor = torch.tensor([float(rank + 1)])
-        group.allreduce([tensor]).wait()
-        sums[rank] = tensor.item()
-
-    threads = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-    assert sums == {0: 3.0, 1: 3.0}
-    assert not ChannelStore(partial(ask, 0)).check(["nothing"])
 
 
 LOG, SNAPSHOT = "steps/epoch-0-from-0-rank-1.jsonl", "snapshots/weights-epoch-1-step-0-layers-0-3.safetensors"
