@@ -60,6 +60,7 @@ class InferenceExplorer(Explorer):
             below=[self.table],
         )
         self.form.on_change(lambda _: self.changed())
+        self.form.reset.on_click(lambda _: self.reset())
 
     def _plan_all(self, problem: SequenceProblem) -> None:
         self.compared = compare_inference(problem, self._planners)

@@ -47,6 +47,7 @@ class PlannerExplorer(Explorer):
             tabs=("When (Gantt chart)", "Where (layers)", "Memory"),
         )
         self.form.on_change(lambda _: self.changed())
+        self.form.reset.on_click(lambda _: self.reset())
 
     @property
     def problem(self) -> Problem[Profile]:

@@ -162,6 +162,25 @@ def test_a_split_that_does_not_fit_names_device_and_bytes(problem: Problem) -> N
     assert "Out of memory: nano-h" in editor.tabs.children[2].heading.value
 
 
+def test_an_answer_is_kept_next_to_the_next_ones_and_reset_puts_everything_back(problem: Problem) -> None:
+    explorer = PlannerExplorer(problem)
+    first, micro_batches = explorer.headline.value, explorer.micro_batches.value
+    explorer.pin.value = True
+    explorer.micro_batches.value = 1
+    explorer.form.sliders("tx2-h")["speed"].value /= 4
+    explorer.wait()
+    assert first in explorer.kept_headline.value and explorer.headline.value != first
+    assert "A, kept" in explorer.kept_figure.heading.value and explorer.kept_figure.layout.display != "none"
+    kept, now = explorer.kept_figure.shown, explorer.figure.shown
+    assert [list(trace.x or ()) for trace in kept.data] != [list(trace.x or ()) for trace in now.data]
+    explorer.tabs.selected_index = 2
+    assert len(explorer.kept_figure.shown.data) == len(explorer.tabs.children[2].shown.data)
+    explorer.form.reset.click()
+    explorer.wait()
+    assert explorer.micro_batches.value == micro_batches and "+0% against the beginning" in explorer.headline.value
+    assert explorer.kept_headline.value == "" and explorer.kept_figure.layout.display == "none"
+
+
 def test_a_stage_without_a_device_is_told(problem: Problem) -> None:
     editor = SplitEditor(problem, layers=[12, 12], groups=[[0], [2]])
     editor.devices[0].value = -1

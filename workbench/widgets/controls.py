@@ -300,6 +300,7 @@ class Explorer(Panel):
     background.
     tabs: titles of the figures; without any, one figure and no tabs.  refused: the headline if a request cannot be
     answered.
+    pin: a button that keeps the answer as A, with its headline and figure, while the settings are changed.
     """
 
     def __init__(
@@ -321,10 +322,18 @@ class Explorer(Panel):
         self._latest: Latest[Any] = Latest(self._work)
         self.figure = self._boxes[0]
         self.tabs = widgets.Tab(self._boxes, titles=tuple(tabs))
+        self._first_values = [(control, control.value) for control in controls]
+        told = "Keep this answer as A, in sight while you change the settings"
+        self.pin = widgets.ToggleButton(description="Keep as A", tooltip=told, icon="thumb-tack")
+        self.kept_headline, self.kept_figure = Html(), FigureBox()
+        self.kept_figure.layout.display = "none"
+        self._kept: tuple[Callable[[], go.Figure], ...] = ()
         for control in controls:
             control.observe(lambda _: self.changed(), names="value")
         self.tabs.observe(lambda _: self._switch(), names="selected_index")
-        super().__init__([*rows, self.headline, self.message, *below, self.tabs if tabs else self.figure])
+        self.pin.observe(lambda change: self._keep(change["new"]), names="value")
+        answers = [self.pin, self.kept_headline, self.headline, self.message, *below]
+        super().__init__([*rows, *answers, self.tabs if tabs else self.figure, self.kept_figure])
         self.changed()
         self.wait()
 
@@ -351,6 +360,13 @@ class Explorer(Panel):
             self._paused = False
         self.changed()
 
+    def reset(self) -> None:
+        """Put every control back to its first value, and keep no answer."""
+        self.pin.value = False
+        with self.setting():
+            for control, value in self._first_values:
+                control.value = value
+
     def refuse(self, headline: str, why: str) -> None:
         """Show why a request has no answer, and no figure."""
         self.headline.value = BIG_FIRST.format(headline, "")
@@ -363,8 +379,17 @@ class Explorer(Panel):
         """
         self._figures = figures
         for box in self._boxes:
-            box.layout.visibility = "visible" if figures else "hidden"
+            box.layout.display = "" if figures else "none"
         self._draw()
+
+    def _keep(self, is_kept: bool) -> None:
+        """Show the answer as A, next to the following ones, or show no A any more."""
+        self.wait()
+        self._kept = self._figures if is_kept else ()
+        self.pin.description = "Drop A" if is_kept else "Keep as A"
+        kept = Markup("<div style='border-left:4px solid;padding-left:8px'><b>A, kept:</b> {}</div>")
+        self.kept_headline.value = kept.format(Markup(self.headline.value)) if is_kept else Markup()
+        self._switch()
 
     def _switch(self) -> None:
         try:
@@ -373,9 +398,14 @@ class Explorer(Panel):
             self.message.show_exception(error)
 
     def _draw(self) -> None:
+        at = self.tabs.selected_index or 0
         if self._figures:
-            at = self.tabs.selected_index or 0
             self._boxes[at].show(self._figures[at]())
+        self.kept_figure.layout.display = "" if self._kept else "none"
+        if self._kept:
+            kept = self._kept[at]()
+            kept.update_layout(title_text=f"A, kept: {kept.layout.title.text or ''}")
+            self.kept_figure.show(kept)
 
     def _work(self, request: Any) -> None:
         try:

@@ -177,7 +177,7 @@ class SliderField(widgets.VBox):
         typed = widgets.Text(
             placeholder=f"{tooltip}, typed",
             continuous_update=False,
-            layout=widgets.Layout(width="4.5em", flex="0 0 auto"),
+            layout=widgets.Layout(width="5.5em", flex="0 0 auto"),
         )
         self.field = Field(typed, value, check, is_number=True)
         super().__init__([widgets.HBox([self.slider, typed]), self.field.alert], value=value)
