@@ -218,14 +218,21 @@ class SchemeEditor(Explorer):
             for layer in range(layers)
         )
         self.overlap = widgets.Checkbox(
-            description="overlap", tooltip="Tiles travel while others are multiplied", indent=False
+            description="overlap",
+            tooltip="Tiles travel while others are multiplied",
+            indent=False,
+            layout=widgets.Layout(width="auto"),
         )
         self.both_ways = widgets.Checkbox(
-            description="both ways round the ring", tooltip="Half of each tile goes the other way", indent=False
+            description="both ways round the ring",
+            tooltip="Half of each tile goes the other way",
+            indent=False,
+            layout=widgets.Layout(width="auto"),
         )
         self.take_plan = button("Planner's plan", "Set everything as the planner has it", "magic", self._take_plan)
         self._arrange(with_schemes(problem, self.planned, schemes) if schemes is not None else self.planned)
-        grid = widgets.Box(list(self.layers), layout=widgets.Layout(flex_flow="row wrap", margin="0 0 0 9.6em"))
+        told = Html("These layers (pressed)", layout=widgets.Layout(width="9.4em", flex="0 0 auto"))
+        grid = widgets.HBox([told, widgets.Box(list(self.layers), layout=widgets.Layout(flex_flow="row wrap"))])
         super().__init__(
             [self.count, grid, widgets.HBox([self.take_plan, self.overlap, self.both_ways])],
             [self.overlap, self.both_ways],

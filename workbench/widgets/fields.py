@@ -23,6 +23,10 @@ Check = Callable[[Any], object]
 """Raises WorkbenchError for a value that cannot be used."""
 
 
+LONG = 30
+"""Characters of a text that needs a wide field."""
+
+
 class Field(widgets.VBox):
     """A control, and below it an alert about a value that cannot be used.
 
@@ -110,7 +114,9 @@ def number(label: str, value: float, tooltip: str, check: Check, *, width: str =
 
 def text(label: str, value: str, tooltip: str, check: Check, values: Iterable[str]) -> Field:
     """Return a field for a text, which offers some values in a list."""
-    return Field(_typed(widgets.Combobox, label, tooltip, "24em", options=tuple(values)), value, check)
+    options = tuple(values)
+    width = "24em" if max(map(len, options), default=0) < LONG else "40em"
+    return Field(_typed(widgets.Combobox, label, tooltip, width, options=options), value, check)
 
 
 def choice(label: str, value: Any, tooltip: str, values: Mapping[str, Any], check: Check) -> Field:
