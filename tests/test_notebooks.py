@@ -27,7 +27,7 @@ def code_cells(path: Path) -> list[nbformat.NotebookNode]:
 
 def test_the_notebooks_are_there() -> None:
     names = "00_quickstart 01_devices 02_pac_plus 03_hybrid_parallelism 04_p_rge 05_galaxy_plus 06_ringada 07_confidant"
-    names += " 08_write_the_simulator"
+    names += " 08_write_the_simulator 09_cut_for_unequal_devices"
     assert {path.stem for path in NOTEBOOKS} >= set(names.split())
 
 

@@ -372,23 +372,45 @@ class Confidant(Trained, frozen=True, kw_only=True):
             parse_faults(faults, self.cluster())
 
 
-class Simulator(Parameters, frozen=True, kw_only=True):
-    """08_write_the_simulator.  forward_s, backward_s: of one micro-batch on each stage of the executed pipeline."""
+class Built(Parameters, frozen=True, kw_only=True):
+    """Those of the labs in which students build.  student: whose numbers are drawn, and whose work is kept."""
 
     student: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")]
     cluster_name: Text
     num_micro_batches: Few
-    forward_s: Annotated[float, Meta(gt=0, le=1)]
-    backward_s: Annotated[float, Meta(gt=0, le=1)]
 
     def check(self) -> None:
         """Raise ConfigError for a cluster that is unknown or has a single device: a pipeline needs two."""
-        cluster = self.cluster()
-        if cluster.world_size < 2:
+        if self.cluster().world_size < 2:
             raise ConfigError(
                 f"cluster_name = '{self.cluster_name}' was asked for.",
                 "It has one device; a pipeline has a device for each stage.",
                 "Choose a cluster of two devices or more.",
+            )
+
+
+class Simulator(Built, frozen=True, kw_only=True):
+    """08_write_the_simulator.  forward_s, backward_s: of one micro-batch on each stage of the executed pipeline."""
+
+    forward_s: Annotated[float, Meta(gt=0, le=1)]
+    backward_s: Annotated[float, Meta(gt=0, le=1)]
+
+
+class Cut(Built, frozen=True, kw_only=True):
+    """09_cut_for_unequal_devices.  layer_ms: of each layer on the fastest device.  slowness: of each device."""
+
+    layer_ms: Annotated[list[Annotated[float, Meta(gt=0, le=1000)]], Meta(max_length=16)]
+    slowness: Annotated[list[Annotated[float, Meta(ge=1, le=100)]], Meta(max_length=16)]
+
+    def check(self) -> None:
+        """Check also that there is one number for each device, and a layer for each."""
+        Built.check(self)
+        size = self.cluster().world_size
+        if len(self.slowness) != size or len(self.layer_ms) < size:
+            raise ConfigError(
+                f"{len(self.layer_ms)} layers on {len(self.slowness)} devices were asked for.",
+                f"Cluster '{self.cluster_name}' has {size} devices; each gets a layer or more.",
+                "Give slowness one number for each device, and layer_ms as many numbers or more.",
             )
 
 
@@ -402,6 +424,7 @@ LABS: dict[str, type[Parameters]] = {
     "06_ringada": RingAda,
     "07_confidant": Confidant,
     "08_write_the_simulator": Simulator,
+    "09_cut_for_unequal_devices": Cut,
 }
 
 

@@ -382,8 +382,16 @@ def in_ringada(notebook: Notebook) -> None:
 
 def in_simulator(notebook: Notebook) -> None:
     """The functions are not written yet: questions have the student's numbers, both charts are there all the same."""
+    require_questions(notebook, "Write the event loop", r"A balanced pipeline has \d stages")
+
+
+def in_cut(notebook: Notebook) -> None:
+    require_questions(notebook, "Write the planner", r"A model of \d+ layers is cut over \d devices")
+
+
+def require_questions(notebook: Notebook, words: str, numbers: str) -> None:
     questions = notebook.text_of(".jp-RenderedMarkdown")
-    assert "Write the event loop" in questions and re.search(r"A balanced pipeline has \d stages", questions)
+    assert words in questions and re.search(numbers, questions)
     assert notebook.text_of("[role=status]").count("Not answered yet.") == 4
 
 
@@ -397,6 +405,7 @@ CLICKS: dict[str, Callable[[Notebook], None]] = {
     "06_ringada": in_ringada,
     "07_confidant": in_confidant,
     "08_write_the_simulator": in_simulator,
+    "09_cut_for_unequal_devices": in_cut,
 }
 
 

@@ -73,6 +73,8 @@ COMMON: dict[str, list[Any]] = {
     "epochs": [0, -1, 10**9, 1.5, "2", None, NAN],
     "batch_size": [0, -4, 31, 10**9, 4.0, "32", None],
     "micro_batches": [0, -1, 5, 10**9, "4", None],
+    "num_micro_batches": [0, -1, 1.5, "4", None, 10**9],
+    "student": ["", "../x", "a b", 7, None, "x" * 40],
 }
 """Odd values of the parameters that several labs have; 31 and 5: no multiples."""
 ODD: dict[str, dict[str, list[Any]]] = {
@@ -157,10 +159,12 @@ ODD: dict[str, dict[str, list[Any]]] = {
         "faults": ["leave", "leave:9@step1", "melt:1@step1", "leave:1@step0", None, 1],
     },
     "08_write_the_simulator": {
-        "student": ["", "../x", "a b", 7, None, "x" * 40],
-        "num_micro_batches": [0, -1, 1.5, "4", None, 10**9],
         "forward_s": [0, -1, NAN, 2, "1", None],
         "backward_s": [0, -1, NAN, 2, "1", None],
+    },
+    "09_cut_for_unequal_devices": {
+        "layer_ms": [[], [0, 1, 1, 1], [-1, 1, 1, 1], 5, None, [NAN] * 4, [1, 1, 1], [1] * 17, ["1"] * 4],
+        "slowness": [[], [1, 1, 1], [1, 1, 1, 1, 1], [0, 1, 1, 1], [0.5, 1, 1, 1], 2, None, [NAN] * 4],
     },
 }
 CASES = [

@@ -22,7 +22,7 @@ from workbench.core.serial import from_json, read_text, to_json, write_text
 from workbench.widgets import output_folder
 from workbench_labs.course.verdict import Exercise, Verdict
 
-EXERCISES = {"08": "workbench_labs.course.pipelines"}
+EXERCISES = {"08": "workbench_labs.course.pipelines", "09": "workbench_labs.course.cuts"}
 """The module of each lab that has exercises of this kind."""
 _STUDENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 LARGEST_SOURCE = 100_000
@@ -111,6 +111,10 @@ class Lab:
     def task(self, name: str) -> Markdown:
         """Return the question of an exercise, with this student's numbers."""
         return Markdown(self._exercise(name).asked(self._seed))
+
+    def numbers(self, name: str) -> dict[str, Any]:
+        """Return the numbers that an exercise has drawn for this student."""
+        return self._exercise(name).numbers(self._seed)
 
     def guess(self, name: str, value: Plain) -> Markup:
         """Keep what the student expects.  A guess cannot be changed once its outcome is known."""

@@ -39,6 +39,8 @@ OrderOf = Callable[[int, int, int], Sequence[str]]
 """(stages, stage, micro-batches) -> the stage's operations in order, such as ["F0", "F1", "B0", "B1"]."""
 CASES = 25
 CLOSE = 1e-9
+BACKWARD = 2.0
+"""A backward pass takes so many times as long as a forward pass."""
 _OPERATION = re.compile(r"([FB])(\d{1,4})")
 
 
@@ -92,10 +94,10 @@ def _random_case(draws: Random) -> tuple[list[list[str]], dict[str, list[float]]
     """Return a pipeline's lists of operations, seconds by kind and stage, and the simulator's timeline."""
     num_stages, num_micro_batches = draws.randint(1, 5), draws.randint(1, 7)
     order = draws.choice([gpipe_order, one_f_one_b_order])
-    named = _named(order)
+    texts = named(order)
     seconds = {kind: [draws.randint(1, 9) / 2 for _ in range(num_stages)] for kind in "FB"}
-    lists = [list(named(num_stages, stage, num_micro_batches)) for stage in range(num_stages)]
-    return lists, seconds, simulated(schedule_of(named, num_stages, num_micro_batches), seconds)
+    lists = [list(texts(num_stages, stage, num_micro_batches)) for stage in range(num_stages)]
+    return lists, seconds, simulated(schedule_of(texts, num_stages, num_micro_batches), seconds)
 
 
 def judge_event_loop(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
@@ -262,12 +264,23 @@ CROSSING = Spec((4, 32, 128))
 
 
 def program_of(
-    order: OrderOf, cluster_name: str, num_micro_batches: int, forward_s: float, backward_s: float
+    order: OrderOf,
+    cluster_name: str,
+    num_micro_batches: int,
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
 ) -> Program:
-    """Return a student's pipeline as a program on all devices of a cluster, with its links."""
-    cluster = load_cluster(cluster_name)
+    """Return a pipeline as a program on all devices of a cluster, with its links.  forward_s, backward_s: by stage.
+
+    Raises WrongAnswerError if the order is impossible, ConfigError for an unknown cluster.
+    """
+    cluster, seconds = load_cluster(cluster_name), {"F": forward_s, "B": backward_s}
+
+    def of_stage(rank: int, op: Op) -> float:
+        return seconds[op.kind][op.stage]
+
     costs = TableCosts(
-        seconds_by_kind={"F": forward_s, "B": backward_s, "STEP": 0.0},
+        seconds_by_kind={"F": of_stage, "B": of_stage, "STEP": 0.0},
         bytes_by_name={"act": CROSSING, "grad": CROSSING},
         cluster=cluster,
         message_s=MESSAGE_S,
@@ -285,7 +298,8 @@ def run_both(
     backward_s: float = 0.04,
 ) -> tuple[Timeline, Timeline]:
     """Return a pipeline simulated, and executed by emulated devices with made-up contents; both with the links."""
-    program = program_of(order, cluster_name, num_micro_batches, forward_s, backward_s)
+    size = load_cluster(cluster_name).world_size
+    program = program_of(order, cluster_name, num_micro_batches, [forward_s] * size, [backward_s] * size)
     engines = default_pool().acquire(load_cluster(cluster_name), fidelity)
     return simulate(program), execute_program(program, engines)
 
@@ -295,11 +309,11 @@ def usable(order: OrderOf) -> OrderOf:
     try:
         judge_one_f_one_b(order, {"seed": 0})
     except Exception:  # the student's own code
-        return _named(one_f_one_b_order)
+        return named(one_f_one_b_order)
     return order
 
 
-def _named(order: Callable[[int, int, int], list[Slot]]) -> OrderOf:
+def named(order: Callable[[int, int, int], list[Slot]]) -> OrderOf:
     """Return an order of ours as texts."""
     return lambda stages, stage, count: [f"{kind}{number}" for kind, number in order(stages, stage, count)]
 
@@ -319,9 +333,9 @@ def both_table(expected: Timeline, executed: Timeline) -> Table:
 
 def gpipe_over_1f1b(num_stages: int, num_micro_batches: int) -> float:
     """Return the makespan of GPipe over that of 1F1B, with equal stages and free links (simulated)."""
-    seconds = {"F": [1.0] * num_stages, "B": [2.0] * num_stages}
+    seconds = {"F": [1.0] * num_stages, "B": [BACKWARD] * num_stages}
     gpipe_s, one_f_one_b_s = (
-        simulated(schedule_of(_named(order), num_stages, num_micro_batches), seconds).makespan_s
+        simulated(schedule_of(named(order), num_stages, num_micro_batches), seconds).makespan_s
         for order in (gpipe_order, one_f_one_b_order)
     )
     return gpipe_s / one_f_one_b_s

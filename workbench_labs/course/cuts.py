@@ -1,0 +1,296 @@
+"""Lab 'Cut for unequal devices': a model's layers over devices of different speed and memory.
+
+PAC+'s planner does the same (section V-A, Eq. 3-6: the slowest stage sets the pace).  The judge tries every cut; the
+last exercise is judged by the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations, pairwise
+from random import Random
+from typing import Any
+
+from workbench.core.catalogue import load_cluster
+from workbench.core.job import Fidelity
+from workbench.core.timeline import Timeline
+from workbench.runs.made_up import execute_program
+from workbench.runtime.engines import default_pool
+from workbench.schedules.pipeline import one_f_one_b_order
+from workbench.simulator import simulate
+from workbench.widgets.tables import Table
+from workbench_labs.course.pipelines import BACKWARD, named, program_of, schedule_of, simulated
+from workbench_labs.course.verdict import (
+    Exercise,
+    WrongAnswerError,
+    comparison,
+    number_of,
+    require_list,
+    require_number,
+)
+
+Seconds = Sequence[Sequence[float]]
+"""[device][layer] -> seconds of the layer's forward pass on the device."""
+CASES = 50
+CLOSE = 1e-9
+BEATEN = 0.02
+"""By this share of a step's time a cut must be shorter to count as better."""
+
+
+def every_cut(num_layers: int, num_devices: int) -> Iterator[tuple[int, ...]]:
+    """Yield how many layers each device gets, for every way to cut: contiguous, in order, at least one for each."""
+    for ends in combinations(range(1, num_layers), num_devices - 1):
+        yield tuple(stop - start for start, stop in pairwise((0, *ends, num_layers)))
+
+
+def stage_seconds(counts: Sequence[int], layer_s: Seconds) -> list[float]:
+    """Return each device's seconds for its layers."""
+    seconds, first = [], 0
+    for device, count in enumerate(counts):
+        seconds.append(sum(layer_s[device][first : first + count]))
+        first += count
+    return seconds
+
+
+def stage_bytes(counts: Sequence[int], layer_bytes: Sequence[int]) -> list[int]:
+    """Return the bytes of each device's layers."""
+    ends = [sum(counts[:device]) for device in range(len(counts) + 1)]
+    return [sum(layer_bytes[start:stop]) for start, stop in pairwise(ends)]
+
+
+def makespan_s(counts: Sequence[int], layer_s: Seconds, num_micro_batches: int) -> float:
+    """Return the seconds of a mini-batch in 1F1B with free links (simulated); a backward pass takes twice a forward."""
+    return pipeline(counts, layer_s, num_micro_batches).makespan_s
+
+
+def pipeline(counts: Sequence[int], layer_s: Seconds, num_micro_batches: int) -> Timeline:
+    """Return a mini-batch in 1F1B with free links (simulated)."""
+    seconds = stage_seconds(counts, layer_s)
+    schedule = schedule_of(named(one_f_one_b_order), len(counts), num_micro_batches)
+    return simulated(schedule, {"F": seconds, "B": [BACKWARD * own for own in seconds]})
+
+
+def counts_of(answer: Any, num_layers: int, num_devices: int) -> tuple[int, ...]:
+    """Return an answer as numbers of layers, by device.  Raises WrongAnswerError."""
+    numbers = [number_of(count) for count in require_list(answer, "A cut", num_devices)]
+    if any(count != int(count) or count < 1 for count in numbers) or sum(numbers) != num_layers:
+        shown = ", ".join(f"{count:g}" for count in numbers)
+        raise WrongAnswerError(f"Each device gets one layer or more, {num_layers} in all; this is [{shown}].")
+    return tuple(int(count) for count in numbers)
+
+
+def _case(draws: Random, num_devices: int | None = None, num_layers: int | None = None) -> list[list[float]]:
+    """Return seconds of layers that differ a little, on devices that differ much."""
+    size = num_devices or draws.randint(2, 4)
+    layers = [draws.randint(2, 6) for _ in range(num_layers or draws.randint(size, 9))]
+    slowness = [draws.choice([1, 1.5, 2, 3, 4]) for _ in range(size)]
+    return [[factor * seconds for seconds in layers] for factor in slowness]
+
+
+def judge_cut(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+    """Compare the slowest stage of a student's cut with that of the best of all cuts."""
+    draws = Random(numbers["seed"])
+    for _ in range(CASES):
+        layer_s = _case(draws)
+        size, layers = len(layer_s), len(layer_s[0])
+        counts = counts_of(answer(layer_s), layers, size)
+        _require_best(counts, list(every_cut(layers, size)), layer_s)
+    return f"Its slowest stage is as fast as that of the best of all cuts, in {CASES} random clusters."
+
+
+def _require_best(counts: tuple[int, ...], possible: Sequence[tuple[int, ...]], layer_s: Seconds) -> None:
+    """Raise WrongAnswerError if another cut has a faster slowest stage."""
+    best = min(possible, key=lambda cut: max(stage_seconds(cut, layer_s)))
+    least_s, own_s = (max(stage_seconds(cut, layer_s)) for cut in (best, counts))
+    if own_s > least_s + CLOSE:
+        rows = [
+            (device, " ".join(f"{seconds:g}" for seconds in layer_s[device]), counts[device], f"{own:g}")
+            for device, own in enumerate(stage_seconds(counts, layer_s))
+        ]
+        raise WrongAnswerError(
+            f"With your cut {list(counts)} the slowest stage takes {own_s:g} s; {least_s:g} s are possible.",
+            comparison("The case", ("device", "seconds of each layer", "your layers", "its stage (s)"), rows),
+        )
+
+
+def judge_cut_within(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+    """Compare with the best of all cuts that fit; where none fits, None is asked for."""
+    draws = Random(numbers["seed"])
+    refused = 0
+    for _ in range(CASES):
+        layer_s = _case(draws)
+        size, layers = len(layer_s), len(layer_s[0])
+        layer_bytes = [draws.randint(1, 5) for _ in range(layers)]
+        share = sum(layer_bytes) / size
+        budgets = [max(1, round(share * draws.uniform(0.6, 1.8))) for _ in range(size)]
+
+        def fits(cut: Sequence[int], sizes: Sequence[int] = layer_bytes, most: Sequence[int] = budgets) -> bool:
+            return all(own <= budget for own, budget in zip(stage_bytes(cut, sizes), most, strict=True))
+
+        possible = [cut for cut in every_cut(layers, size) if fits(cut)]
+        found = answer(layer_s, layer_bytes, budgets)
+        case = f"Layers of {layer_bytes} MB on devices with {budgets} MB"
+        refused += not possible
+        if found is None or not possible:
+            if found is None and not possible:
+                continue
+            why = f"{list(possible[0])} fits" if possible else "no cut fits, so None is asked for"
+            raise WrongAnswerError(f"{case}: {why}; your function returned {found!r:.80}.")
+        counts = counts_of(found, layers, size)
+        if not fits(counts):
+            raise WrongAnswerError(f"{case}: your cut {list(counts)} needs {stage_bytes(counts, layer_bytes)} MB.")
+        _require_best(counts, possible, layer_s)
+    return f"It is the best cut that fits, in {CASES} random clusters; in {refused} of them it says that none fits."
+
+
+def judge_ways(answer: Any, numbers: Mapping[str, Any]) -> str:
+    """Compare with the number of all cuts: (l - 1) over (d - 1)."""
+    layers, devices = numbers["layers"], numbers["devices"]
+    ways = sum(1 for _ in combinations(range(layers - 1), devices - 1))
+    return require_number(
+        answer, ways, 0, f"{devices - 1} ends among the {layers - 1} places between layers: {ways} ways."
+    )
+
+
+def judge_beat(answer: Any, numbers: Mapping[str, Any]) -> str:
+    """Is the simulated mini-batch shorter than with any cut whose slowest stage is as fast as possible?"""
+    layer_s, micro_batches = numbers["layer_s"], numbers["micro_batches"]
+    counts = counts_of(answer, len(layer_s[0]), len(layer_s))
+    own_s, balanced_s = makespan_s(counts, layer_s, micro_batches), _balanced_s(layer_s, micro_batches)
+    if own_s > balanced_s * (1 - BEATEN):
+        raise WrongAnswerError(
+            f"With {list(counts)} a mini-batch takes {own_s:g} s; with the planner's cut {balanced_s:g} s."
+        )
+    return f"{own_s:g} s instead of {balanced_s:g} s: the slowest stage is not all that counts (simulated)."
+
+
+def _balanced_s(layer_s: Seconds, num_micro_batches: int) -> float:
+    """Return the least makespan among the cuts with the fastest slowest stage."""
+    cuts = list(every_cut(len(layer_s[0]), len(layer_s)))
+    slowest = {cut: max(stage_seconds(cut, layer_s)) for cut in cuts}
+    least = min(slowest.values())
+    return min(makespan_s(cut, layer_s, num_micro_batches) for cut in cuts if slowest[cut] <= least + CLOSE)
+
+
+def _seed(draws: Random) -> dict[str, Any]:
+    return {"seed": draws.getrandbits(32)}
+
+
+def _ways(draws: Random) -> dict[str, Any]:
+    return {"layers": draws.randint(8, 24), "devices": draws.randint(3, 5)}
+
+
+def _beatable(draws: Random) -> dict[str, Any]:
+    """Return a case in which another cut is better than the balanced ones."""
+    while True:
+        layer_s, micro_batches = _case(draws, num_devices=3, num_layers=7), 2
+        best = min(makespan_s(cut, layer_s, micro_batches) for cut in every_cut(7, 3))
+        if best < _balanced_s(layer_s, micro_batches) * (1 - 2 * BEATEN):
+            return {"layer_s": layer_s, "micro_batches": micro_batches}
+
+
+EXERCISES = (
+    Exercise(
+        name="ways",
+        question="""**How many ways?** (2 points) A model of {layers} layers is cut over {devices} devices, in their \
+order, with one layer or more for each. In how many ways can that be done?""",
+        points=2,
+        hints=(
+            "Try it with 3 layers on 2 devices, then with 4 layers on 2 devices.",
+            "A cut is a choice of the places between layers at which a new device begins.",
+            "`math.comb` counts choices.",
+        ),
+        draw=_ways,
+        judge=judge_ways,
+    ),
+    Exercise(
+        name="cut",
+        question="""**Write the planner** (10 points). `cut(layer_s)` gets the seconds of each layer on each device: \
+`layer_s[device][layer]`. It returns how many layers each device gets, such as `[3, 1]`: contiguous, in the devices' \
+order, one layer or more for each. The slowest device shall be as fast as possible.""",
+        points=10,
+        hints=(
+            "How fast can the first d devices be with the first n layers? Answer that for d = 1, then for d = 2.",
+            "best[d][n] = the minimum over k of max(best[d - 1][k], seconds of layers k to n on device d - 1).",
+            "Keep for each (d, n) the k that was best, and walk back from the end.",
+        ),
+        draw=_seed,
+        judge=judge_cut,
+        is_code=True,
+    ),
+    Exercise(
+        name="cut_within",
+        question="""**With memory** (10 points). `cut_within(layer_s, layer_bytes, budgets)` gets also each layer's \
+bytes and each device's budget. It returns the best cut that fits, or `None` if none fits.""",
+        points=10,
+        hints=(
+            "Which of the two lines of your planner decides what a device may take?",
+            "A range of layers that does not fit takes infinitely long.",
+            "If the best of all is infinite, no cut fits.",
+        ),
+        draw=_seed,
+        judge=judge_cut_within,
+        is_code=True,
+    ),
+    Exercise(
+        name="beat",
+        question="""**Beat it** (5 points). With few micro-batches the slowest stage is not all that counts. Find a \
+cut of `layer_s = lab.numbers("beat")["layer_s"]` with a shorter mini-batch ({micro_batches} micro-batches, 1F1B, free \
+links) than the planner's. `cuts.makespan_s(counts, layer_s, {micro_batches})` is the simulator.""",
+        points=5,
+        hints=(
+            "Look at the Gantt chart of the planner's cut. Who waits while the pipeline fills and drains?",
+            "There are only 15 cuts: `cuts.every_cut(7, 3)`.",
+            "`min(..., key=...)` finds the best one.",
+        ),
+        draw=_beatable,
+        judge=judge_beat,
+    ),
+)
+
+
+def run_cut(
+    counts: Sequence[int],
+    layer_s: Seconds,
+    *,
+    cluster_name: str = "laptop-equal",
+    fidelity: Fidelity = "auto",
+    num_micro_batches: int = 4,
+) -> tuple[Timeline, Timeline]:
+    """Return a cut's mini-batch in 1F1B, simulated with the cluster's links, and executed by emulated devices.
+
+    layer_s: of as many devices as the cluster has.
+    """
+    seconds = stage_seconds(counts, layer_s)
+    program = program_of(
+        named(one_f_one_b_order), cluster_name, num_micro_batches, seconds, [BACKWARD * own for own in seconds]
+    )
+    return simulate(program), execute_program(program, default_pool().acquire(load_cluster(cluster_name), fidelity))
+
+
+def usable(cut: Callable[[Seconds], Sequence[int]], layer_s: Seconds) -> list[int]:
+    """Return a student's cut, or the best of all cuts as long as the student's is not written or not right."""
+    layers, size = len(layer_s[0]), len(layer_s)
+    possible = list(every_cut(layers, size))
+    try:
+        counts = counts_of(cut(layer_s), layers, size)
+        _require_best(counts, possible, layer_s)
+    except Exception:  # the student's own code
+        counts = min(possible, key=lambda each: max(stage_seconds(each, layer_s)))
+    return list(counts)
+
+
+def equal_cut(num_layers: int, num_devices: int) -> list[int]:
+    """Return a cut that gives each device as many layers as the others, or one more."""
+    return [num_layers // num_devices + (device < num_layers % num_devices) for device in range(num_devices)]
+
+
+def cut_table(runs: Mapping[str, tuple[Sequence[int], Timeline, Timeline]]) -> Table:
+    """Return the mini-batch of each cut, simulated and executed."""
+    rows = [
+        (name, " ".join(map(str, counts)), f"{1e3 * expected.makespan_s:.0f}", f"{1e3 * executed.makespan_s:.0f}")
+        for name, (counts, expected, executed) in runs.items()
+    ]
+    _, one_expected, one_executed = next(iter(runs.values()))
+    title = f"A mini-batch in milliseconds ({one_expected.label}; {one_executed.label})"
+    return Table(("cut", "layers", "simulated", "executed"), rows, title=title)
