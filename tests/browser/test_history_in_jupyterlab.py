@@ -13,6 +13,7 @@ import made_up_report
 import nbformat
 import pytest
 from jupyterlab_browser import HEIGHT, WIDTH, Notebook, browser, jupyterlab, missing, wait_until
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
 
 pytestmark = [
@@ -46,9 +47,18 @@ def keep_runs(folder: Path) -> None:
 
 
 def choose(notebook: Notebook, run: str) -> None:
-    [box] = [one for one in notebook.driver.find_elements(By.CSS_SELECTOR, ".widget-checkbox label") if run in one.text]
-    notebook.js("arguments[0].scrollIntoView({block: 'center'})", box)
-    box.find_element(By.CSS_SELECTOR, "input").click()
+    def pressed() -> bool:
+        boxes = notebook.driver.find_elements(By.CSS_SELECTOR, ".widget-checkbox label")
+        try:
+            [box] = [one for one in boxes if run in one.text] or [None]
+            if box is not None:
+                notebook.js("arguments[0].scrollIntoView({block: 'center'})", box)
+                box.find_element(By.CSS_SELECTOR, "input").click()
+        except StaleElementReferenceException:  # the list was just made again
+            return False
+        return box is not None
+
+    wait_until(pressed, f"the run '{run}' in the list")
 
 
 def traces(notebook: Notebook) -> list[str]:
@@ -88,6 +98,7 @@ def test_runs_are_chosen_drawn_tagged_and_removed(tmp_path: Path) -> None:
             notebook.press("Tag")
             wait_until(lambda: traces(notebook) == ["baseline"], "the figure to use the tag")
             notebook.press("Remove")
+            wait_until(lambda: "for good" in notebook.text_of("button.jupyter-button"), "the question to appear")
             notebook.press("Remove for good")
             wait_until(lambda: not (runs / "wide").exists(), "the run to be removed")
             choose(notebook, "busy")
