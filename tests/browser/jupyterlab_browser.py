@@ -244,8 +244,8 @@ class Notebook:
         return found
 
     def barriers(self) -> list[str]:
-        """Return what axe-core calls serious or critical in the widgets, for readers with a screen reader or weak
-        eyes."""
+        """Return what axe-core calls serious or critical in the widgets, or in the text of a page without any, for
+        readers with a screen reader or weak eyes."""
         script = resources.files("axe_core_python").joinpath("axe.min.js").read_text()
         self.js(script)
         found = self.driver.execute_async_script(_AXE)
@@ -316,6 +316,7 @@ _READY = f"""
 """
 _AXE = """
     const done = arguments[0];
-    axe.run({include: [[".jupyter-widgets"]]}).then(result => done(result.violations.map(
+    const part = [".jupyter-widgets", ".jp-RenderedHTMLCommon"].find(one => document.querySelector(one));
+    axe.run({include: [[part]]}).then(result => done(result.violations.map(
         one => ({id: one.id, impact: one.impact, nodes: one.nodes.map(node => node.html.slice(0, 300))}))));
 """

@@ -395,7 +395,15 @@ def require_questions(notebook: Notebook, words: str, numbers: str) -> None:
     assert notebook.text_of("[role=status]").count("Not answered yet.") == 4
 
 
+def in_index(notebook: Notebook) -> None:
+    links = "return [...document.querySelectorAll('.jp-MarkdownOutput a')].map(one => one.textContent)"
+    assert {"00 Quickstart", "07 Confidant", "real devices"} <= set(notebook.js(links))
+    assert re.search(r"00_quickstart\s+\d of 4", notebook.text_of("table"))
+    notebook.shoot("index")
+
+
 CLICKS: dict[str, Callable[[Notebook], None]] = {
+    "index": in_index,
     "00_quickstart": in_quickstart,
     "01_devices": in_devices,
     "02_pac_plus": in_pac_plus,
