@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from workbench.trainings.rings import Training
@@ -27,7 +29,7 @@ def test_whole_mini_batches_of_a_ring_take_what_the_arithmetic_says() -> None:
     assert ring_timeline((3, 3, 3, 3), 12, micro_batches=4).makespan_s == pytest.approx(4 * 10.5)
 
 
-def test_the_lab_follows_its_sliders() -> None:
+def test_the_lab_follows_its_sliders(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = RingLab()
     assert "terminator" in lab.table.value
     lab.depth.value = 12
@@ -36,6 +38,10 @@ def test_the_lab_follows_its_sliders() -> None:
     lab.micro_batches.value = 4
     lab.wait()
     assert "10.5 layer times" in lab.headline.value and lab.message.value == ""
+    shown: list[Any] = []
+    monkeypatch.setattr("workbench.widgets.controls.display", lambda value, **_: shown.append(value))
+    lab._ipython_display_()
+    assert "10.5 layer times" in shown[-1].data and "need their kernel" in shown[-1].data  # what stays without it
 
 
 def test_time_by_policy() -> None:

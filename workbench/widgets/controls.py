@@ -294,7 +294,8 @@ class Latest(Generic[Request]):
 
 
 class Explorer(Panel):
-    """Controls above, a headline, a message, and one figure, or several in tabs, below.
+    """Controls above, a headline, a message, and one figure, or several in tabs, below.  The last answer's words stay in
+    a notebook without its kernel.
 
     asked: returns the request that the controls describe; may raise WorkbenchError.  answer: shows the answer, in the
     background.
@@ -413,6 +414,7 @@ class Explorer(Panel):
                 raise request
             self.message.clear()
             self._answer(request)
+            self.keep(Markup().join(Markup(one.value) for one in (self.headline, *self._below)))
         except Exception as error:  # nobody would see the error of a thread
             self.headline.value = BIG_FIRST.format(self._refused, "") if self._refused else Markup()
             for one in self._below:
