@@ -13,7 +13,7 @@ MOST_POINTS = 240
 """Of a line: more cannot be told apart on its width."""
 SMOOTHED = 0.9
 """The share of the smoothed loss that each step keeps."""
-ROW, LANE, THIN = 40, 18, 8
+ROW, LANE, THIN = 44, 18, 8
 """Heights: of a device's row, and of a measured and a predicted lane."""
 MOST_SPANS = 600
 MOST_LANES = 12
@@ -117,10 +117,11 @@ def device_chart(
     used: Sequence[int | None],
     budget: Sequence[int],
     words: Sequence[str],
+    energy_j: Sequence[float | None],
 ) -> str:
     """Return a row for each device: the share of its last steps in which it computed, oldest first, and its memory.
 
-    used, budget: bytes; None if unknown.  words: what it does, or what its sensors say.
+    used, budget: bytes; None if unknown.  words: what it does, or what its sensors say.  energy_j: by a power model.
     """
     parts, told = [], []
     bars, percent, memory = 130, 322, 336
@@ -128,6 +129,9 @@ def device_chart(
         top = 20 + rank * ROW
         parts.append(svg.text(6, top + 12, svg.shortened(name, bars - 14), font_weight="bold"))
         parts.append(svg.text(6, top + 26, svg.shortened(words[rank], bars - 14, 10.5), size=10.5, colour=svg.MUTED))
+        joules = energy_j[rank]
+        energy = "" if joules is None else f"{joules:.3g} J modelled"
+        parts.append(svg.text(6, top + 38, energy, size=10, colour=svg.MUTED))
         parts.append(svg.box(bars, top, percent - bars - 34, 28, svg.TRACK))
         room = (percent - bars - 34) / 40
         for at, share in enumerate(busy[rank][-40:]):
@@ -142,7 +146,10 @@ def device_chart(
         parts.append(svg.box(memory, top + 4, (WIDTH - memory - 6) * min(1.0, share), 9, colour))
         known = "" if held is None else f"{svg.size_of(held)} of {svg.size_of(budget[rank])}"
         parts.append(svg.text(memory, top + 26, known, size=10.5, colour=svg.MUTED))
-        told.append(f"{name} {words[rank]}".strip() + f", computes {now or 'not yet'}, memory {known or 'unknown'}")
+        told.append(
+            f"{name} {words[rank]}".strip()
+            + f", computes {now or 'not yet'}, memory {known or 'unknown'}{', ' * bool(energy)}{energy}"
+        )
     heads = ((bars, "computing, share of a step"), (memory, "memory of the job"))
     parts += [svg.text(x, 13, head, size=11, colour=svg.MUTED) for x, head in heads]
     return svg.drawing("".join(parts), label=f"Devices: {'; '.join(told)}.", height=20 + ROW * len(names), width=WIDTH)

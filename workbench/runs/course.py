@@ -25,6 +25,8 @@ class Course:
     split.
     marks: (step, words) of changes of the devices.  busy: of each device, the shares of its last steps in which it
     computed.
+    energy_j: of each device's steps so far, by the power model of summary.energy_j without what sending takes; None for
+    a device that has no such figures.
     plan: of the present steps, None if not known yet.  is_replanned: whether it is not the run's first.
     cached: whether the last step ran from the cache.
     predicted: a step under this plan, simulated.  measured: the newest step whose spans are known, measured_step: which
@@ -37,6 +39,7 @@ class Course:
     metric: str = ""
     marks: tuple[tuple[int, str], ...] = ()
     busy: tuple[tuple[float, ...], ...] = ()
+    energy_j: tuple[float | None, ...] = ()
     plan: Plan | None = None
     is_replanned: bool = False
     cached: bool = False
@@ -55,6 +58,7 @@ class CourseLog:
     _scores: dict[int, Mapping[str, float]] = field(default_factory=dict)
     _marks: list[tuple[int, str]] = field(default_factory=list)
     _busy: list[deque[float]] = field(default_factory=list)
+    _energy_j: list[float] = field(default_factory=list)
     _cached: frozenset[int] = frozenset()
     _plan: Plan | None = None
     _is_replanned: bool = False
@@ -66,6 +70,7 @@ class CourseLog:
 
     def __post_init__(self) -> None:
         self._busy = [deque(maxlen=KEPT_SHARES) for _ in self.cluster.devices]
+        self._energy_j = [0.0 for _ in self.cluster.devices]
 
     def update(self, event: Event) -> None:
         """Take over what an event says; the other kinds are ignored."""
@@ -95,6 +100,9 @@ class CourseLog:
                     self._busy[event.rank].clear()
                 elif state.step_s and state.busy_s is not None:
                     self._busy[event.rank].append(min(1.0, state.busy_s / state.step_s))
+                    device = self.cluster.devices[event.rank]
+                    active_w = device.watts_busy - device.watts_idle
+                    self._energy_j[event.rank] += device.watts_idle * state.step_s + active_w * state.busy_s
 
     def _take_plan(self, plan: Plan, event: Event) -> None:
         now = plan.at(max(0, event.step))
@@ -125,6 +133,10 @@ class CourseLog:
             metric=metric,
             marks=tuple(self._marks),
             busy=tuple(map(tuple, self._busy)),
+            energy_j=tuple(
+                joules if device.watts_busy else None
+                for joules, device in zip(self._energy_j, self.cluster.devices, strict=True)
+            ),
             plan=self._plan,
             is_replanned=self._is_replanned,
             cached=cached and self._plan is not None and self._plan.cached is not None,

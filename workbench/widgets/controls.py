@@ -294,9 +294,9 @@ class Latest(Generic[Request]):
 
 
 class Explorer(Panel):
-    """Controls above, a headline, a message, and one figure, or several in tabs, below.  The last answer's words stay in
-    a notebook without its kernel.
+    """Controls above, a headline, a message, and one figure, or several in tabs, below.
 
+    The last answer's words stay in a notebook without its kernel.
     asked: returns the request that the controls describe; may raise WorkbenchError.  answer: shows the answer, in the
     background.
     tabs: titles of the figures; without any, one figure and no tabs.  refused: the headline if a request cannot be

@@ -77,7 +77,7 @@ def parts_of(now: Snapshot, course: Course, cluster: Cluster) -> dict[str, str]:
         health = [row.health or row.phase for row in now.devices]
         used, budget = [row.used_bytes for row in now.devices], [row.budget_bytes for row in now.devices]
         names = [row.name for row in now.devices]
-        parts["devices"] = live_charts.device_chart(names, course.busy, used, budget, health)
+        parts["devices"] = live_charts.device_chart(names, course.busy, used, budget, health, course.energy_j)
     if course.losses:
         parts["loss"] = live_charts.loss_chart(
             course.losses,
