@@ -72,9 +72,9 @@ def try_job_form(notebook: Notebook) -> None:
 
 def try_run_panel(notebook: Notebook) -> None:
     notebook.press("Simulate")
-    wait_until(lambda: "Finished in" in notebook.text_of(".widget-vbox .workbench-head"), "the simulation")
+    wait_until(lambda: "Finished in" in notebook.text_of(".widget-vbox .workbench-live-head"), "the simulation")
     notebook.press("Run")
-    caption, device = ".widget-vbox .workbench-caption", ".widget-vbox .workbench-devices svg"
+    caption, device = ".widget-vbox .workbench-caption", ".widget-vbox .workbench-live-devices svg"
     wait_until(lambda: "measured" in notebook.text_of(caption), "a measured step over the predicted one")
     wait_until(lambda: "%" in notebook.text_of(device), "the devices' work")
     assert labels_of(notebook, ".widget-vbox") == LIVE
@@ -88,10 +88,10 @@ LIVE = ["Map of", "Training loss", "Devices:", "What each device does"]
 
 
 def labels_of(notebook: Notebook, where: str) -> list[str]:
-    """Return which of these pictures of the last live view there can be seen."""
+    """Return which of these pictures of live views can be seen there, large enough to be read."""
     names = """
-        const views = [...document.querySelectorAll(`${arguments[0]} .workbench-live`)].filter(one => one.offsetHeight);
-        return [...(views.at(-1)?.querySelectorAll("[role=img]") ?? [])].map(one => one.ariaLabel);
+        const pictures = [...document.querySelectorAll(`${arguments[0]} .workbench-live [role=img]`)];
+        return pictures.filter(one => one.getBoundingClientRect().width > 200).map(one => one.ariaLabel);
     """
     found = notebook.js(names, where)
     return [begin for begin in LIVE if any(label.startswith(begin) for label in found)]

@@ -10,7 +10,7 @@ function render({ model, el }) {
   board.className = "workbench-board";
   for (const name of PARTS) {
     const place = document.createElement("div");
-    place.className = `workbench-${name}`;
+    place.className = `workbench-live-${name}`;
     if (name === "notes") el.append(board);
     (BOARD.has(name) ? board : el).append(place);
     const show = () => {

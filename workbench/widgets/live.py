@@ -56,7 +56,7 @@ class LiveView(anywidget.AnyWidget):
 
 def still(parts: dict[str, str]) -> Markup:
     """Return parts as HTML that needs no kernel and no script."""
-    drawn = {name: svg.tag("div", part, class_=f"workbench-{name}") for name, part in parts.items() if part}
+    drawn = {name: svg.tag("div", part, class_=f"workbench-live-{name}") for name, part in parts.items() if part}
     board = "".join(drawn.get(name, "") for name in BOARD)
     whole = drawn.get("head", "") + (svg.tag("div", board, class_="workbench-board") if board else "")
     whole += drawn.get("notes", "") + drawn.get("more", "")
