@@ -82,11 +82,11 @@ def points() -> dict[str, Point]:
     )  # as pac-env-b: slower first
     shares, phones = unequal.host_shares(), _with_two(equal, PHONES)
     two = {speed: _with_two(equal.part([0, 1]), (0.25, 0.25), speed) for speed in (1.0, 0.5)}
-    found = {
+    points_of_sizes = {
         f"processors 1:{speed:g}": Point(cluster, _sides("processors"), bound=1 + speed)
         for speed, cluster in two.items()
     }
-    return found | {
+    return points_of_sizes | {
         "schedule": Point(equal, _sides("schedule"), keeps_plan=True),
         "partition": Point(unequal, _sides("partition"), bound=sum(shares) / max(shares)),
         "phones": Point(phones, _sides("phones"), bound=2 * sum(PHONES) / max(PHONES)),
@@ -149,11 +149,11 @@ def frameworks() -> list[dict[str, Any]]:
                     lambda compute, ones, context: compute.backward(context, ones), compute, torch.ones_like(hidden)
                 ),
             )
-        found = {key: 1e3 * seconds for key, seconds in time_calls(calls).items()}
+        milliseconds = {key: 1e3 * seconds for key, seconds in time_calls(calls).items()}
     return [
         {"samples": size[0], "tokens": size[1], "pass": way}
-        | {f"{side}_ms": found[side, way, size] for side in sides}
-        | {"JAX_over_PyTorch": found["JAX", way, size] / found["PyTorch", way, size]}
+        | {f"{side}_ms": milliseconds[side, way, size] for side in sides}
+        | {"JAX_over_PyTorch": milliseconds["JAX", way, size] / milliseconds["PyTorch", way, size]}
         for size, way in product(STAGE_SIZES, ("forward", "back"))
     ]
 
@@ -163,26 +163,28 @@ def table(name: str, sides: Mapping[str, Side], bound: float | None) -> list[dic
 
     share_of_bound: the measured speedup over the bound.
     """
-    predicted_s = {side: sum(step.predicted_s or 0.0 for step in own.reports[0].steps) for side, own in sides.items()}
+    predicted_s = {
+        side: sum(step.predicted_s or 0.0 for step in measured.reports[0].steps) for side, measured in sides.items()
+    }
     base, rows = next(iter(sides)), []
-    for side, own in sides.items():
-        ratio = ratios(sides[base].seconds, own.seconds, "speedup")
-        most = predicted_s[base] / own.busiest_s if bound is None else 1.0 if side == base else bound
+    for side, measured in sides.items():
+        ratio = ratios(sides[base].seconds, measured.seconds, "speedup")
+        most = predicted_s[base] / measured.busiest_s if bound is None else 1.0 if side == base else bound
         rows.append(
             {
                 "point": name,
                 "side": side,
-                "layers": "-".join(str(stage.num_layers) for stage in own.reports[0].plan.stages),
-                "s": median(own.seconds),
-                "over_simulated": median(own.seconds) / predicted_s[side],
+                "layers": "-".join(str(stage.num_layers) for stage in measured.reports[0].plan.stages),
+                "s": median(measured.seconds),
+                "over_simulated": median(measured.seconds) / predicted_s[side],
                 "speedup": ratio["speedup"],
                 "spread": f"{ratio['ratio_min']:.2f}-{ratio['ratio_max']:.2f}",
                 "simulated": predicted_s[base] / predicted_s[side],
                 "bound": most,
                 "share_of_bound": ratio["speedup"] / most,
-                "valid": all(one.valid for one in own.reports),
-                "mb": own.peak_bytes / 1e6,
-                "simulated_mb": max(whole for whole, _ in own.peaks.values()) / 1e6,
+                "valid": all(report.valid for report in measured.reports),
+                "mb": measured.peak_bytes / 1e6,
+                "simulated_mb": max(peak for peak, _ in measured.peaks.values()) / 1e6,
             }
         )
     return rows
@@ -194,12 +196,12 @@ def kept_plans(point: Point) -> dict[str, Plan]:
     """
     if not point.keeps_plan:
         return {}
-    plan, found = run(list(point.sides.values())[-1], point.cluster, "simulate").plan, dict[str, Plan]()
+    plan, plans = run(list(point.sides.values())[-1], point.cluster, "simulate").plan, dict[str, Plan]()
     for side, job in point.sides.items():
         size = job.batch_size // job.micro_batches
         stages = tuple(replace(stage, shares=(replace(stage.shares[0], samples=size),)) for stage in plan.stages)
         sizes: dict[str, Any] = {"micro_batch_size": size, "num_micro_batches": job.micro_batches}
-        found[side] = (
+        plans[side] = (
             plan if job.method == plan.method else replace(plan, method=job.method, stages=stages, notes=(), **sizes)
         )
-    return found
+    return plans

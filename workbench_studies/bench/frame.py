@@ -64,8 +64,8 @@ def interleaved(sides: Mapping[str, Step], rounds: int) -> dict[str, list[float]
 
 def ratios(slow: Sequence[float], fast: Sequence[float], name: str = "ratio") -> dict[str, float]:
     """Return the median ratio of two sides' seconds and its spread, computed round by round."""
-    found = [one / other for one, other in zip(slow, fast, strict=True)]
-    return {name: median(found), "ratio_min": min(found), "ratio_max": max(found)}
+    values = [slower / other for slower, other in zip(slow, fast, strict=True)]
+    return {name: median(values), "ratio_min": min(values), "ratio_max": max(values)}
 
 
 def line_of(point: Mapping[str, Any]) -> str:
@@ -78,8 +78,8 @@ def require_words(only: Iterable[str], known: Sequence[str]) -> None:
     """Raise ConfigError for a word that chooses no part of a benchmark."""
     for word in only:
         if word not in known:
-            asked = f"Only '{word}' of the benchmark was asked for."
-            raise ConfigError(asked, f"There are {', '.join(known)}.", did_you_mean(word, known))
+            request = f"Only '{word}' of the benchmark was asked for."
+            raise ConfigError(request, f"There are {', '.join(known)}.", did_you_mean(word, known))
 
 
 def jobs_of(name: str) -> dict[str, Job]:
@@ -122,13 +122,13 @@ def peak_bytes(load: Callable[[], T], run: Callable[[T], object]) -> int:
     The peak of loading itself does not count.  Raises ConfigError if the system cannot reset a peak.
     """
     gc.collect()
-    own = read_memory().rss_bytes
+    own_bytes = read_memory().rss_bytes
     loaded = load()
     gc.collect()
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError as error:
-        found = "This system does not reset a process's high-water mark."
-        raise ConfigError("A peak was to be measured.", found, "Run it on Linux.") from error
+        problem = "This system does not reset a process's high-water mark."
+        raise ConfigError("A peak was to be measured.", problem, "Run it on Linux.") from error
     run(loaded)
-    return read_memory().peak_rss_bytes - own
+    return read_memory().peak_rss_bytes - own_bytes

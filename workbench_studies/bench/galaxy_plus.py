@@ -56,7 +56,7 @@ LARGEST_GAP = 1e-4
 BASELINES = ("galaxy", "megatron_lm", "sequence_parallel", *SLOW_SIDES, DTENSOR)
 PARTS = ("latency", "overlap", "scaling", "planner")
 KINDS: tuple[tuple[Any, ...], ...] = (MODELS, tuple(CLUSTERS), MBIT_PER_S, PARTS)
-WORDS = tuple(str(one).lower() for kind in KINDS for one in kind)
+WORDS = tuple(str(entry).lower() for kind in KINDS for entry in kind)
 SHOWN = ("ranks", "units", "columns", "tile_tokens", "both_ways")
 """Attributes of Galaxy+'s plan in a point."""
 
@@ -74,9 +74,9 @@ class Selection(NamedTuple):
         """Return the points that words name; a kind without a word is measured completely.  Raises ConfigError for an
         unknown word.
         """
-        given = [word.lower() for word in words]
-        require_words(given, WORDS)
-        return cls(*(tuple(one for one in kind if str(one).lower() in given) or tuple(kind) for kind in KINDS))
+        lowered = [word.lower() for word in words]
+        require_words(lowered, WORDS)
+        return cls(*(tuple(entry for entry in kind if str(entry).lower() in lowered) or tuple(kind) for kind in KINDS))
 
 
 def bench(progress: Progress = print, only: Sequence[str] = ()) -> dict[str, Any]:
@@ -120,11 +120,11 @@ def bench(progress: Progress = print, only: Sequence[str] = ()) -> dict[str, Any
 
 
 def _models(selection: Selection, folder: Path, progress: Progress) -> Iterator[BenchModel]:
-    wanted = [*selection.models] if {"latency", "overlap"} & set(selection.parts) else []
+    model_names = [*selection.models] if {"latency", "overlap"} & set(selection.parts) else []
     scales = (
         "scaling" in selection.parts and "homogeneous" in selection.clusters and max(MBIT_PER_S) in selection.mbit_per_s
     )
-    for name in [*([SCALED] if scales else []), *(wanted or ["MiniLM"] * (not scales))]:
+    for name in [*([SCALED] if scales else []), *(model_names or ["MiniLM"] * (not scales))]:
         path = folder / name.replace(" ", "-")
         save_model(SIZES[name], path)
         host, note = host_profile(path, SIZES[name], LENGTH if name != SCALED else 384)

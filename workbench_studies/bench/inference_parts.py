@@ -238,5 +238,9 @@ def scaling_points(model: BenchModel, cluster: Cluster, engines: EngineCluster, 
 def _layer_s(results: Sequence[SidesResult], name: str) -> float:
     """Return the median seconds between the ends of layers, on the last device, of the last round."""
     ends = [block_ends(result.spans[name]) for result in results]
-    numbers = sorted({number for one in ends for number in one if number % 2})  # two blocks to a layer
-    return median(b - a for a, b in pairwise(max(one.get(number, 0.0) for one in ends) for number in numbers))
+    numbers = sorted(
+        {number for ends_of_rank in ends for number in ends_of_rank if number % 2}
+    )  # two blocks to a layer
+    return median(
+        b - a for a, b in pairwise(max(ends_of_rank.get(number, 0.0) for ends_of_rank in ends) for number in numbers)
+    )

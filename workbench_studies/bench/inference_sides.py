@@ -150,19 +150,19 @@ def _blocks(session: InferenceSession, plan: InferencePlan, ids: Tensor) -> dict
     """
     holding = session.load(plan)
     request = Request(length=ids.shape[1], ids=ids)
-    found: dict[str, list[dict[int, float]]] = {"both": [], "computation": [], "communication": []}
+    times: dict[str, list[dict[int, float]]] = {"both": [], "computation": [], "communication": []}
     kinds: dict[str, Callable[[], tuple[Span, ...]]] = {
         "both": lambda: session.answer(holding, request).spans,
         "computation": lambda: _compute(session, holding, request),
         "communication": lambda: _communicate(session, holding, request),
     }
     for number in range(OVERLAP_ROUNDS + 1):
-        for what, run in kinds.items():
+        for side, run in kinds.items():
             session.barrier()
             spans = run()
             if number:
-                found[what].append(_busy(spans) if what == "computation" else block_ends(spans))
-    return found
+                times[side].append(_busy(spans) if side == "computation" else block_ends(spans))
+    return times
 
 
 def _compute(session: InferenceSession, holding: Holding, request: Request) -> tuple[Span, ...]:
@@ -171,15 +171,15 @@ def _compute(session: InferenceSession, holding: Holding, request: Request) -> t
     shard, rank = holding.shard, session.rank
     if shard is None:
         return ()
-    whole = program.schedule
-    received = tuple(op.writes[0] for op in whole.ops[rank] if op.kind == RECV)
-    alone = tuple(op for op in whole.ops[rank] if op.kind not in COMMUNICATION)
-    ops = tuple(alone if other == rank else () for other in range(whole.world_size))
-    inputs = tuple((*whole.inputs[rank], *received) if other == rank else () for other in range(whole.world_size))
-    schedule = Schedule(ops=ops, inputs=inputs, outputs=whole.outputs)
+    full = program.schedule
+    received = tuple(op.writes[0] for op in full.ops[rank] if op.kind == RECV)
+    alone = tuple(op for op in full.ops[rank] if op.kind not in COMMUNICATION)
+    ops = tuple(alone if other == rank else () for other in range(full.world_size))
+    inputs = tuple((*full.inputs[rank], *received) if other == rank else () for other in range(full.world_size))
+    schedule = Schedule(ops=ops, inputs=inputs, outputs=full.outputs)
     with torch.inference_mode():
         contents: dict[Value, Any] = {value: empty(program.costs.spec(value)).zero_() for value in received}
-        contents |= {value: request.ids for value in whole.inputs[rank]}
+        contents |= {value: request.ids for value in full.inputs[rank]}
         run = shard.begin(request.length)
         session.executor.idle()
         done = session.executor.run(
@@ -192,8 +192,8 @@ def _communicate(session: InferenceSession, holding: Holding, request: Request) 
     """Run the transfers alone."""
     _, program = session.prepare(holding.plan, request)
     schedule, rank = program.schedule, session.rank
-    sent = {value for op in schedule.ops[rank] if op.kind in COMMUNICATION for value in op.reads}
-    dummies = {value: empty(program.costs.spec(value)).zero_() for value in sent}
+    sent_values = {value for op in schedule.ops[rank] if op.kind in COMMUNICATION for value in op.reads}
+    dummies = {value: empty(program.costs.spec(value)).zero_() for value in sent_values}
     handlers = {
         op.kind: lambda op, reads: tuple(dummies.get(value) for value in op.writes)
         for op in schedule.ops[rank]
@@ -282,7 +282,7 @@ def overlap_point(
     """
     layout = InferenceLayout.build(plan, price.profile.stacks, price.lengths)
     rounds = [
-        {what: [result.blocks[what][turn] for result in results] for what in ("both", "computation", "communication")}
+        {side: [result.blocks[side][turn] for result in results] for side in ("both", "computation", "communication")}
         for turn in range(len(results[0].blocks["both"]))
     ]
     blocks: dict[str, dict[str, float]] = {}

@@ -58,11 +58,11 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
     """
     require_words(only, WORDS)
     cluster = load_cluster(KIT)
-    found: dict[str, Any] = {"devices": cluster.world_size, "model": JOB.model}
+    figures: dict[str, Any] = {"devices": cluster.world_size, "model": JOB.model}
     with tempfile.TemporaryDirectory() as folder:
         for part in only or WORDS:
-            found |= globals()[f"_{part}"](cluster, Path(folder), rounds, progress)
-    return found
+            figures |= globals()[f"_{part}"](cluster, Path(folder), rounds, progress)
+    return figures
 
 
 def _reach(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> dict[str, float]:
@@ -113,7 +113,7 @@ def _epochs(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> 
     """Return the seconds of an epoch, and the ratio to emulated devices.  Both have the profile that the real ones
     measured.
     """
-    found, costs = dict[str, Any](), None
+    figures, costs = dict[str, Any](), None
     job = replace(JOB, train_samples=160, faults=_paced(cluster))
     planes: tuple[DataPlane, ...] = ("plain", "tls")
     for data in planes:
@@ -127,9 +127,11 @@ def _epochs(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> 
                 shutil.rmtree(folder / data)
                 seconds[side].append(report.epochs[-1].seconds)
                 progress(f"  an epoch took {seconds[side][-1]:.2f} s")
-            found[f"epoch_s_{data}"] = median(seconds["real"])
-            found |= {f"epoch_{name}_{data}": one for name, one in ratios(seconds["real"], seconds["emulated"]).items()}
-    return found
+            figures[f"epoch_s_{data}"] = median(seconds["real"])
+            figures |= {
+                f"epoch_{name}_{data}": value for name, value in ratios(seconds["real"], seconds["emulated"]).items()
+            }
+    return figures
 
 
 def _faults(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> dict[str, float]:
@@ -149,7 +151,7 @@ def _faults(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> 
     emulated = run(job, cluster.emulated(1 / SLOWED), costs=costs, workdir=folder / "emulated faults")
     names = {"fault_to_next_step_s": real, "fault_to_next_step_s_emulated": emulated}
     return {
-        name: sum(one.seconds for one in report.recoveries if one.what.startswith("kill"))
+        name: sum(recovery.seconds for recovery in report.recoveries if recovery.what.startswith("kill"))
         for name, report in names.items()
     }
 
@@ -168,14 +170,14 @@ def _paced(cluster: Cluster) -> str:
 def _on_all(cluster: Cluster, work: Callable[[Connection], object]) -> float:
     """Return the seconds in which all devices are reached, all at once, and something is done on each."""
 
-    def one(device: Device) -> None:
+    def task(device: Device) -> None:
         with closing(Connection(device.name, agent_command(device))) as connection:
             connection.open()
             work(connection)
 
     began_s = time.monotonic()
     with ThreadPoolExecutor(cluster.world_size) as pool:
-        list(pool.map(one, cluster.devices))
+        list(pool.map(task, cluster.devices))
     return time.monotonic() - began_s
 
 

@@ -88,11 +88,11 @@ def batch_of(encoded: EncodedPrompts, count: int, first: int = 0) -> PromptBatch
 
 def memory_points(model: str, length: int, progress: Progress) -> list[dict[str, Any]]:
     """Return each side's peak, and its ratio to the peak of inference with the same number of rows."""
-    found = []
+    points = []
     for queries, batch in SETTINGS:
         peaks = {side: child_peak_bytes(__name__, side, model, length, queries, batch) for side in get_args(Side)}
         for side, peak in peaks.items():
-            found.append(
+            points.append(
                 {
                     "side": side,
                     "q": queries,
@@ -102,8 +102,8 @@ def memory_points(model: str, length: int, progress: Progress) -> list[dict[str,
                     "counted_mb": _counted_mb(side, model, length, queries, batch),
                 }
             )
-            progress(line_of(found[-1]))
-    return found
+            progress(line_of(points[-1]))
+    return points
 
 
 def _child(side: str, model: str, length: int, queries: int, batch: int) -> int:
@@ -275,17 +275,17 @@ def _full_points(model: str, data: EncodedPrompts, rounds: int) -> Points:
 
     All use the same number of samples per step: the baselines' batches have q x E rows.
     """
-    adapted, whole = (
+    adapted, full = (
         load_causal_model(model, TrainableConfig()),
         load_causal_model(model, TrainableConfig(technique="full")),
     )
     first_order = FirstOrder(load_causal_model(model, TrainableConfig()), "sgd", LEARNING_RATE)
-    mezo = Mezo(whole, ZerothOrderConfig(queries=1, epsilon=1e-3, learning_rate=LEARNING_RATE))
+    mezo = Mezo(full, ZerothOrderConfig(queries=1, epsilon=1e-3, learning_rate=LEARNING_RATE))
     for queries, batch in ((1, 1), (1, 4), (4, 1), (4, 4)):
-        own = Prge(adapted, ZerothOrderConfig(queries=queries, learning_rate=LEARNING_RATE))
+        prge = Prge(adapted, ZerothOrderConfig(queries=queries, learning_rate=LEARNING_RATE))
         rows, all_rows = batch_of(data, batch), batch_of(data, queries * batch)
         sides: dict[str, Step] = {
-            "P-RGE": partial(own.step, rows),
+            "P-RGE": partial(prge.step, rows),
             "MeZO": partial(mezo.step, all_rows),
             "first-order": partial(first_order.step, all_rows),
         }
@@ -308,7 +308,10 @@ def _storage_points(model: CausalModel, data: EncodedPrompts, grid: Grid, rounds
     for batch in dict.fromkeys(batch for _, batch in grid):
         rows = batch_of(data, batch)
         seconds = interleaved(
-            {side: partial(Prge(model, replace(config, execution=one)).step, rows) for side, one in executions.items()},
+            {
+                side: partial(Prge(model, replace(config, execution=execution)).step, rows)
+                for side, execution in executions.items()
+            },
             rounds,
         )
         yield _ratio_point("quantized", 1, batch, seconds["apart"], seconds["together"]) | {

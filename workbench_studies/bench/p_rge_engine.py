@@ -63,20 +63,22 @@ def _point(point: Point, folder: Path, progress: Progress) -> dict[str, Any]:
     rows = prompts(model, length, loss)
     config = EngineConfig(queries=queries, batch_size=batch, sequence_length=length, choices=rows.choices)
     exported = export_program(causal, path, config, name=model)
-    what = f"{model}, loss over the {loss.replace('_', ' ')}"
-    progress(f"{what}: {exported.file_bytes / 1e6:.0f} MB in {exported.export_s:.0f} s; {steps} steps of each side")
+    description = f"{model}, loss over the {loss.replace('_', ' ')}"
+    progress(
+        f"{description}: {exported.file_bytes / 1e6:.0f} MB in {exported.export_s:.0f} s; {steps} steps of each side"
+    )
     trainer, eager = EngineTrainer(path, threads=THREADS), Eager(causal, config)
     engine_s, eager_s, deviations = [], [], []
     for step in range(steps):
         given = _batch(rows, batch, step)
         begin = time.perf_counter()
-        made = trainer.step(given, LEARNING_RATE)
+        engine_step = trainer.step(given, LEARNING_RATE)
         between = time.perf_counter()
-        assert made.log is not None
-        losses = eager.step(given, made.log.seeds)
+        assert engine_step.log is not None
+        losses = eager.step(given, engine_step.log.seeds)
         engine_s.append(between - begin)
         eager_s.append(time.perf_counter() - between)
-        deviations.append(float(np.max(np.abs(losses.numpy() / np.array(made.losses) - 1))))
+        deviations.append(float(np.max(np.abs(losses.numpy() / np.array(engine_step.losses) - 1))))
     peaks = {
         side: child_peak_bytes(__name__, side, path, model, length, queries, batch, loss)
         for side in ("engine", "eager")
@@ -108,12 +110,12 @@ class Eager:
         causal.packs = False
 
     @torch.no_grad()
-    def step(self, given: PromptBatch, seeds: Sequence[int]) -> Tensor:
+    def step(self, batch: PromptBatch, seeds: Sequence[int]) -> Tensor:
         """Make a step; return its losses (2q,) in the order +1 -1 +2 -2 ...."""
         noise = torch.from_numpy(np.stack([philox_noise(seed, len(self.theta)) for seed in seeds]))
         moved = self.config.epsilon * noise
         self.model.trainables.bind(torch.stack([self.theta + moved, self.theta - moved], dim=1).flatten(0, 1))
-        losses = self.model.part_losses(given, 2 * len(seeds))
+        losses = self.model.part_losses(batch, 2 * len(seeds))
         self.model.trainables.bind(None)
         self.theta -= LEARNING_RATE / len(seeds) * torch.tensor(gradients_of(losses, self.config.epsilon)) @ noise
         return losses

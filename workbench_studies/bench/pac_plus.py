@@ -150,7 +150,9 @@ def _bench(folder: Path, progress: Progress) -> dict[str, Any]:
     progress(f"Filling the cache: {len(split)} sentences through the backbone")
     cache = taped(stack, split)
     tape = ActivationCache.create(folder / "tape", cache.manifest)
-    statistics = calibrate(stack, [collate(split, range(BATCH_SIZE * at, BATCH_SIZE * (at + 1))) for at in range(8)])
+    statistics = calibrate(
+        stack, [collate(split, range(BATCH_SIZE * number, BATCH_SIZE * (number + 1))) for number in range(8)]
+    )
 
     cached = _drawn(
         split, [ranks[0] for ranks in cached_epoch_batches([0] * len(split), split.lengths, [BATCH_SIZE], 0, 1)]
@@ -169,12 +171,12 @@ def _bench(folder: Path, progress: Progress) -> dict[str, Any]:
         **{name: partial(_seconds, backbone.step) for name, backbone in backbones.items()},
         "first epoch": partial(_seconds, lambda batch: side.first_step(batch, tape)),
     }
-    given = {name: cached if name.startswith("cached") else others for name in sides}
+    batches_of = {name: cached if name.startswith("cached") else others for name in sides}
     rounds: dict[str, list[float]] = {name: [] for name in sides}
     for name, run in sides.items():
-        run(given[name][0][:3])  # the warm-up
+        run(batches_of[name][0][:3])  # the warm-up
     for turn, name in turns(sides, range(ROUNDS)):
-        rounds[name].append(mean(sides[name](given[name][turn])))
+        rounds[name].append(mean(sides[name](batches_of[name][turn])))
         if all(len(seconds) > turn for seconds in rounds.values()):
             progress(
                 f"round {turn + 1} of {ROUNDS}, ms: "
@@ -213,10 +215,10 @@ def _drawn(split: TokenizedSplit, batches: Sequence[Sequence[int]]) -> list[list
     """
     order = sorted(
         (batch for batch in batches if len(batch) == BATCH_SIZE),
-        key=lambda batch: max(split.lengths[at] for at in batch),
+        key=lambda batch: max(split.lengths[sample] for sample in batch),
     )
     count = ROUNDS * STEPS
-    drawn = [order[(2 * at + 1) * len(order) // (2 * count)] for at in range(count)]
+    drawn = [order[(2 * index + 1) * len(order) // (2 * count)] for index in range(count)]
     return [[collate(split, batch) for batch in drawn[turn::ROUNDS]] for turn in range(ROUNDS)]
 
 
@@ -235,6 +237,6 @@ def _cached_seconds(side: SideFineTuning, cache: ActivationCache, batches: Seque
     One more step goes before, unmeasured: only an epoch's first batch has to wait.
     """
     order = [batches[-1], *batches]
-    wanted = [(batch.indices, batch.attention_mask.shape[1]) for batch in order]
-    with CachedBatches(cache, wanted, depth=READ_AHEAD, packs=side.packs) as loader:
+    requests = [(batch.indices, batch.attention_mask.shape[1]) for batch in order]
+    with CachedBatches(cache, requests, depth=READ_AHEAD, packs=side.packs) as loader:
         return _seconds(lambda batch: side.cached_step(batch, loader), order)[1:]

@@ -76,28 +76,28 @@ def _point(method: str, job: Job, step: int, kind: str, rounds: int, progress: P
     cluster = load_cluster(CLUSTER)
     device = cluster.devices[DEVICE].name
     faults = FAULTS[kind].format(device=device, step=step, later=step + 4)
-    found: list[Recovery] = []
+    recoveries: list[Recovery] = []
     valid = True
     for number in range(rounds):
         progress(f"{method}: {faults}, run {number + 1} of {rounds}")
         options = job.options | ({"adapt": True} if job.method == "p_rge" else {})
         report = _run(replace(job, seed=number, faults=faults, options=options), CLUSTER)
         valid = valid and report.valid
-        found += [one for one in report.recoveries if one.what == f"{kind} {device}"]
-    for one in found:
-        progress(f"  {one.described}")
-    point = {"method": method, "fault": kind, "recovered": f"{len(found)} of {rounds}"}
-    if not found:
+        recoveries += [recovery for recovery in report.recoveries if recovery.what == f"{kind} {device}"]
+    for recovery in recoveries:
+        progress(f"  {recovery.described}")
+    point = {"method": method, "fault": kind, "recovered": f"{len(recoveries)} of {rounds}"}
+    if not recoveries:
         return point
     medians = ("noticed_s", "noticed_steps", "planned_s", "resumed_s")
     return {
         **point,
-        **{name: median(getattr(one, name) for one in found) for name in medians},
-        "whole_s": median(one.seconds for one in found),
-        "longest_s": max(one.seconds for one in found),
-        "stood_still_s": median(one.stood_still_s for one in found),
-        "step_s": median(one.step_s for one in found),
-        "repeated_steps": max(one.repeated for one in found),
+        **{name: median(getattr(recovery, name) for recovery in recoveries) for name in medians},
+        "whole_s": median(recovery.seconds for recovery in recoveries),
+        "longest_s": max(recovery.seconds for recovery in recoveries),
+        "stood_still_s": median(recovery.stood_still_s for recovery in recoveries),
+        "step_s": median(recovery.step_s for recovery in recoveries),
+        "repeated_steps": max(recovery.repeated for recovery in recoveries),
         "valid": valid,
     }
 
@@ -132,10 +132,10 @@ def _soak(count: int, methods: Sequence[str], jobs: Mapping[str, Job], progress:
             _serve(number, tally)
             progress(f"{number + 1} of {count}, {method}")
             continue
-        whole = unbroken[method]
+        undisturbed = unbroken[method]
         faults = random_faults(
-            whole.cluster.world_size,
-            len(whole.steps),
+            undisturbed.cluster.world_size,
+            len(undisturbed.steps),
             every=5.0,
             seed=number,
             unit="step",
@@ -150,15 +150,18 @@ def _soak(count: int, methods: Sequence[str], jobs: Mapping[str, Job], progress:
             tally["runs_without_devices"] += 1
             continue
         tally["recoveries"] += len(report.recoveries)
-        first = min((fault.start for fault in parse_faults(job.faults, whole.cluster)), default=math.inf)
+        first = min((fault.start for fault in parse_faults(job.faults, undisturbed.cluster)), default=math.inf)
         _require_same(
-            report, whole, f"Run {number + 1}, {method}, '{job.faults}'", first - 1 if method in FOLLOWING else math.inf
+            report,
+            undisturbed,
+            f"Run {number + 1}, {method}, '{job.faults}'",
+            first - 1 if method in FOLLOWING else math.inf,
         )
         progress(f"{number + 1} of {count}, {method}, {job.faults or 'no fault'}: {len(report.recoveries)} recoveries")
     default_pool().stop()
-    left = set(Path(tempfile.gettempdir()).glob("workbench-*")) - before
-    if left:
-        raise AssertionError(f"left behind: {', '.join(map(str, left))}")
+    leftovers = set(Path(tempfile.gettempdir()).glob("workbench-*")) - before
+    if leftovers:
+        raise AssertionError(f"left behind: {', '.join(map(str, leftovers))}")
     return {**tally, "wrong": 0, "left_behind": 0}
 
 
@@ -174,19 +177,22 @@ def _serve(seed: int, tally: Counter[str]) -> None:
         )
 
 
-def _require_same(report: Report, whole: Report, what: str, same: float) -> None:
+def _require_same(report: Report, undisturbed: Report, run_name: str, same: float) -> None:
     """Raise AssertionError if a step is missing or a loss differs; mini-batches from a cache follow the devices'
     shares.
 
     same: number of steps whose losses are to be the same; later ones are to be finite.
     """
-    if [(step.epoch, step.step) for step in report.steps] != [(step.epoch, step.step) for step in whole.steps]:
-        raise AssertionError(f"{what}: {len(report.steps)} steps instead of {len(whole.steps)}")
-    for number, (step, expected) in enumerate(zip(report.steps, whole.steps, strict=True)):
-        found, wanted = step.loss, expected.loss
-        is_there = found is not None and wanted is not None and math.isfinite(found)
-        differs = number < same and not step.cached and not math.isclose(found or 0.0, wanted or 0.0, rel_tol=SAME_LOSS)
+    if [(step.epoch, step.step) for step in report.steps] != [(step.epoch, step.step) for step in undisturbed.steps]:
+        raise AssertionError(f"{run_name}: {len(report.steps)} steps instead of {len(undisturbed.steps)}")
+    for number, (step, expected) in enumerate(zip(report.steps, undisturbed.steps, strict=True)):
+        loss, expected_loss = step.loss, expected.loss
+        is_there = loss is not None and expected_loss is not None and math.isfinite(loss)
+        differs = (
+            number < same and not step.cached and not math.isclose(loss or 0.0, expected_loss or 0.0, rel_tol=SAME_LOSS)
+        )
         if not is_there or differs:
             raise AssertionError(
-                f"{what}: the loss of step {step.step + 1} of epoch {step.epoch + 1} is {found} instead of {wanted}"
+                f"{run_name}: the loss of step {step.step + 1} of epoch {step.epoch + 1} is {loss} instead of "
+                f"{expected_loss}"
             )

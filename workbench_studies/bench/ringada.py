@@ -68,18 +68,20 @@ class Side:
         """Return by trained layers: median seconds of a mini-batch, measured over simulated, and the largest device's
         measured bytes.
         """
-        found: dict[int, list[tuple[StepRecord, int]]] = {}
+        steps_by_depth: dict[int, list[tuple[StepRecord, int]]] = {}
         for report, watched in zip(self.reports, self.watched, strict=True):
             for step, nbytes in zip(report.steps, [*watched, *[0] * len(report.steps)], strict=False):
-                found.setdefault(report.plan.num_layers - (step.lowest_trained or 0), []).append((step, nbytes))
+                steps_by_depth.setdefault(report.plan.num_layers - (step.lowest_trained or 0), []).append(
+                    (step, nbytes)
+                )
         size = self.reports[0].job.batch_size
         return {
             depth: (
-                median((step.measured_s or 0.0) * size / step.samples for step, _ in own),
-                median(_over_predicted(step) for step, _ in own),
-                max(nbytes for _, nbytes in own),
+                median((step.measured_s or 0.0) * size / step.samples for step, _ in depth_steps),
+                median(_over_predicted(step) for step, _ in depth_steps),
+                max(nbytes for _, nbytes in depth_steps),
             )
-            for depth, own in sorted(found.items())
+            for depth, depth_steps in sorted(steps_by_depth.items())
         }
 
 
@@ -94,8 +96,8 @@ def side_table(name: str, sides: Mapping[str, Side]) -> list[dict[str, Any]]:
     device's compute.
     """
     rows, ring = [], sides["RingAda"].seconds
-    for side, own in sides.items():
-        seconds, off = own.seconds, own.off()
+    for side, measured in sides.items():
+        seconds, off = measured.seconds, measured.off()
         ratio = ratios(seconds, ring)
         rows.append(
             {
@@ -104,13 +106,13 @@ def side_table(name: str, sides: Mapping[str, Side]) -> list[dict[str, Any]]:
                 "s": median(seconds),
                 "over_RingAda": ratio["ratio"],
                 "spread": f"{ratio['ratio_min']:.2f}-{ratio['ratio_max']:.2f}",
-                "over_simulated": median(seconds) / sum(step.predicted_s or 0.0 for step in own.reports[0].steps),
+                "over_simulated": median(seconds) / sum(step.predicted_s or 0.0 for step in measured.reports[0].steps),
                 "step_off": median(off),
                 "step_off_p95": off[round(0.95 * (len(off) - 1))],
-                "over_bound": median(seconds) / own.busiest_s,
-                "MB": max(own.peaks.values())[0] / 1e6,
-                "MB_measured": own.peak_bytes / 1e6,
-                "valid": all(one.valid for one in own.reports),
+                "over_bound": median(seconds) / measured.busiest_s,
+                "MB": max(measured.peaks.values())[0] / 1e6,
+                "MB_measured": measured.peak_bytes / 1e6,
+                "valid": all(report.valid for report in measured.reports),
             }
         )
     return rows
@@ -123,7 +125,7 @@ def depth_table(name: str, sides: Mapping[str, Side]) -> list[dict[str, Any]]:
     MB: simulated / measured.  of_Single: simulated, and without the embeddings; at_most_.36: both against PAPERS_SHARE.
     """
     ring, others, rows = sides["RingAda"], ("PipeAdapter", "PipeAdapter stashing", "Single"), []
-    full = {side: own.by_depth()[max(own.peaks)] for side, own in sides.items()}
+    full = {side: measured.by_depth()[max(measured.peaks)] for side, measured in sides.items()}
     single = sides["Single"].peaks[max(ring.peaks)]
     for depth, (seconds, over_predicted, nbytes) in ring.by_depth().items():
         row: dict[str, Any] = {"point": name, "trained": depth, "s": seconds, "over_simulated": over_predicted}
@@ -133,10 +135,11 @@ def depth_table(name: str, sides: Mapping[str, Side]) -> list[dict[str, Any]]:
             f"{side} MB": f"{max(sides[side].peaks.values())[0] / 1e6:.0f} / {sides[side].peak_bytes / 1e6:.0f}"
             for side in others
         }
-        of_single, of_bare = (one / whole for one, whole in zip(ring.peaks[depth], single, strict=True))
+        of_single, of_bare = (memory / total for memory, total in zip(ring.peaks[depth], single, strict=True))
         row |= {"of_Single": of_single, "of_Single_without_embedding": of_bare}
         rows.append(
-            row | {"at_most_.36": " / ".join("yes" if one <= PAPERS_SHARE else "no" for one in (of_single, of_bare))}
+            row
+            | {"at_most_.36": " / ".join("yes" if share <= PAPERS_SHARE else "no" for share in (of_single, of_bare))}
         )
     return rows
 
@@ -163,13 +166,13 @@ def loss_table(name: str, sides: Mapping[str, Side], curves: Mapping[str, Sequen
         [curve.losses[-1] for curve in curves["RingAda"]],
         [],
     )
-    for scheme, own in curves.items():
+    for scheme, scheme_curves in curves.items():
         reached = [
             next((time for time, loss in zip(clock[scheme], curve.losses, strict=True) if loss <= target), math.inf)
-            for curve, target in zip(own, targets, strict=True)
+            for curve, target in zip(scheme_curves, targets, strict=True)
         ]
         count = sum(time <= end_s for time in clock[scheme])
-        scores = [curve.scores[count - 1] for curve in own]
+        scores = [curve.scores[count - 1] for curve in scheme_curves]
         rows.append(
             {
                 "point": name,
@@ -225,10 +228,10 @@ class Watch:
             self.peak_bytes.append(max((self._peak(pid) - before for pid, before in self._before.items()), default=0))
 
     def _peak(self, pid: int) -> int:
-        found = read_memory(pid)
+        reading = read_memory(pid)
         with suppress(OSError):
             Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
-        return found.anonymous_bytes + max(0, found.peak_rss_bytes - found.rss_bytes)
+        return reading.anonymous_bytes + max(0, reading.peak_rss_bytes - reading.rss_bytes)
 
 
 def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int = 1) -> dict[str, Any]:
@@ -265,15 +268,15 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
 
 def small_jobs(model: str) -> dict[str, Job]:
     """Return the jobs of the larger model, which train a quarter of the samples."""
-    found = {}
+    jobs = {}
     for name in OF_BERT_BASE:
         job = SIDES[name]
         samples, parts = (job.train_samples or 0) * SMALL_BATCH // BATCH_SIZE, min(4, job.micro_batches)
         options = job.options | ({"unfreeze_every": 2} if "unfreeze_every" in job.options else {})
-        found[name] = replace(
+        jobs[name] = replace(
             job, model=model, batch_size=SMALL_BATCH, micro_batches=parts, train_samples=samples, options=options
         )
-    return found
+    return jobs
 
 
 def measure(
@@ -298,11 +301,11 @@ def measure(
         progress(
             f"{name}, round {turn + 1}, {side}: {measured_s(report):.1f} s{'' if report.valid else ' (host too busy)'}"
         )
-    found = {}
+    measured = {}
     for side, job in jobs.items():
         busiest_s, peaks = bounds(job, cluster, reports[side][0].plan)
-        found[side] = Side(reports=reports[side], watched=watched[side], busiest_s=busiest_s, peaks=peaks)
-    return found
+        measured[side] = Side(reports=reports[side], watched=watched[side], busiest_s=busiest_s, peaks=peaks)
+    return measured
 
 
 def bounds(job: Job, cluster: Cluster, plan: Plan) -> tuple[float, dict[int, tuple[int, int]]]:
@@ -317,7 +320,7 @@ def bounds(job: Job, cluster: Cluster, plan: Plan) -> tuple[float, dict[int, tup
     shapes = [
         (phase, Counter(planned.shape for epoch in phase.epochs for planned in phase.steps(epoch))) for phase in phases
     ]
-    found = [
+    simulated = [
         (simulate(phase.program(shape)), shape, count) for phase, counts in shapes for shape, count in counts.items()
     ]
     ranks = range(cluster.world_size)
@@ -326,13 +329,13 @@ def bounds(job: Job, cluster: Cluster, plan: Plan) -> tuple[float, dict[int, tup
         ranks if job.method == "ringada" else plan.stages[0].ranks,
     )
     peaks: dict[int, tuple[int, int]] = {}
-    for timeline, shape, _ in found:
+    for timeline, shape, _ in simulated:
         nbytes = [timeline.peak_bytes(rank) for rank in ranks]
         bare = [most - embedding * (rank in holders) for rank, most in enumerate(nbytes)]
         depth = plan.num_layers - (shape.lowest_trained or 0)
         former = peaks.get(depth, (0, 0))
         peaks[depth] = max(former[0], *nbytes), max(former[1], *bare)
-    return max(sum(count * timeline.busy_s(rank) for timeline, _, count in found) for rank in ranks), peaks
+    return max(sum(count * timeline.busy_s(rank) for timeline, _, count in simulated) for rank in ranks), peaks
 
 
 def cluster_of(name: str) -> Cluster:
@@ -341,6 +344,7 @@ def cluster_of(name: str) -> Cluster:
     link = Link(bytes_per_s=int(rate) * 125_000, latency_s=0.0)
     cluster = load_cluster("laptop-equal")
     devices = tuple(
-        replace(one, link=link, host_share=share) for one, share in zip(cluster.devices, SHARES[kind], strict=True)
+        replace(device, link=link, host_share=share)
+        for device, share in zip(cluster.devices, SHARES[kind], strict=True)
     )
     return replace(cluster, name=f"{kind}-{rate}", devices=devices)

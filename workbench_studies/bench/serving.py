@@ -148,11 +148,11 @@ def _traces() -> set[str]:
     """Return what runs of this process may leave behind: its descendants, run folders that name it, and network
     interfaces.
     """
-    found = {f"process {process.pid}: {' '.join(process.cmdline())[:80]}" for process in _descendants()}
+    traces = {f"process {process.pid}: {' '.join(process.cmdline())[:80]}" for process in _descendants()}
     folders = Path(tempfile.gettempdir()).glob("workbench-run-*")
     mine = [folder for folder in folders if f'"pid": {os.getpid()}' in _text(folder / "owner.json")]
-    found |= {f"folder {folder}" for folder in mine}
-    return found | {f"network interface {name}" for name in psutil.net_if_addrs()}
+    traces |= {f"folder {folder}" for folder in mine}
+    return traces | {f"network interface {name}" for name in psutil.net_if_addrs()}
 
 
 def _descendants() -> list[psutil.Process]:

@@ -44,4 +44,4 @@ class Chart:
 
 def matches(pattern: Sequence[str], labels: Sequence[str]) -> bool:
     """Return whether labels match a pattern (see Rules)."""
-    return all(wanted in ("*", label) for wanted, label in zip(pattern, labels, strict=False))
+    return all(expected in ("*", label) for expected, label in zip(pattern, labels, strict=False))

@@ -82,16 +82,26 @@ def comparison_table(result: Result, *, join_labels: bool = False) -> Table:
     join_labels: put the labels into one column, without notes, for a narrow terminal.
     """
     rows: list[tuple[Number, ...]] = []
-    noted = any(one.note for one in result.comparisons) and not join_labels
-    for one in result.comparisons:
-        difference = one.deviation
+    noted = any(comparison.note for comparison in result.comparisons) and not join_labels
+    for comparison in result.comparisons:
+        difference = comparison.deviation
         if difference is not None:
-            words = f"{difference:+.1f} {'points' if one.deviation_in == 'points' else '%'}"
+            words = f"{difference:+.1f} {'points' if comparison.deviation_in == 'points' else '%'}"
         else:
-            words = {True: "same", False: "differs", None: ""}[one.agrees]
-        labels = (", ".join(one.labels),) if join_labels else one.labels
-        how = "" if one.ours is None else one.kind
-        rows.append((*labels, one.paper, one.ours, one.unit, words, how, *((one.note,) if noted else ())))
+            words = {True: "same", False: "differs", None: ""}[comparison.agrees]
+        labels = (", ".join(comparison.labels),) if join_labels else comparison.labels
+        how = "" if comparison.ours is None else comparison.kind
+        rows.append(
+            (
+                *labels,
+                comparison.paper,
+                comparison.ours,
+                comparison.unit,
+                words,
+                how,
+                *((comparison.note,) if noted else ()),
+            )
+        )
     names = (", ".join(result.label_columns),) if join_labels else result.label_columns
     columns = (*names, "paper", "ours", "unit", "deviation", "how", *(("note",) if noted else ()))
     return Table(title=f"{result.title} ({result.source})", columns=columns, rows=tuple(rows))
@@ -169,20 +179,20 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """Reproduce a paper's tables and figures: its numbers, ours, the deviation and why."""
-    known = items_of(paper)
+    items_of_paper = items_of(paper)
     if names:
-        _show_list(paper, known, as_json=as_json)
+        _show_list(paper, items_of_paper, as_json=as_json)
         return
     if everything and items:
-        asked = f"--all and {', '.join(items)} were asked for."
-        raise ConfigError(asked, "--all is everything already.", "Give one or the other.")
+        request = f"--all and {', '.join(items)} were asked for."
+        raise ConfigError(request, "--all is everything already.", "Give one or the other.")
     chosen = (
         [find_item(paper, name) for name in items]
         if items
-        else [item for item in known if everything or item.source != "executed"]
+        else [item for item in items_of_paper if everything or item.source != "executed"]
     )
     if not items and not as_json:
-        _show_list(paper, known, as_json=False)
+        _show_list(paper, items_of_paper, as_json=False)
     folder = Path("figures") / "reproduce" / paper if out is None else out
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"Writing to '{folder}' was asked for.", "It is a file.", "Name a folder.")
@@ -197,7 +207,7 @@ def reproduce(
     settings = Settings(data=data, seeds=chosen_seeds, quick=quick, workdir=workdir, trains=trains, progress=say)
     done: list[tuple[Item, Result]] = []
     failed: list[tuple[Item, WorkbenchError]] = []
-    for item in {one.name: one for one in chosen}.values():
+    for item in {item.name: item for item in chosen}.values():
         say(f"{item.name}: {item.title} ({item.source})")
         try:
             result = item.run(settings)
@@ -243,8 +253,8 @@ def show(result: Result) -> None:
     """Print a result: comparison, checks, explanation, and the tables behind it."""
     table = comparison_table(result, join_labels=True)
     _show_table(table)
-    for note in dict.fromkeys(one.note for one in result.comparisons if one.note):
-        noted = [", ".join(one.labels) for one in result.comparisons if one.note == note]
+    for note in dict.fromkeys(comparison.note for comparison in result.comparisons if comparison.note):
+        noted = [", ".join(comparison.labels) for comparison in result.comparisons if comparison.note == note]
         print_text(f"{'; '.join(noted)}: {note}")
     for check in result.checks:
         print_text(f"{'holds' if check.holds else 'FAILS'}  {check.claim}: {check.found}")
@@ -281,5 +291,7 @@ def _show_list(paper: str, known: tuple[Item, ...], *, as_json: bool) -> None:
 def _as_json(result: Result) -> dict[str, object]:
     """Return the result with each comparison's deviation, which follows from its values."""
     built: dict[str, object] = to_builtins(result)
-    built["comparisons"] = [{**to_builtins(one), "deviation": one.deviation} for one in result.comparisons]
+    built["comparisons"] = [
+        {**to_builtins(comparison), "deviation": comparison.deviation} for comparison in result.comparisons
+    ]
     return built

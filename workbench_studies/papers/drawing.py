@@ -26,11 +26,11 @@ NAMES = {"lora": "LoRA", "parallel_adapters_cached": "parallel adapters from the
 
 def draw(charts: Sequence[Chart], result: Result) -> list[Captioned]:
     """Return each chart, with the result's own title and the title of its first table if the texts require them."""
-    said = {"title": result.title, "table": result.tables[0].title if result.tables else ""}
+    texts = {"title": result.title, "table": result.tables[0].title if result.tables else ""}
     drawn = []
     for chart in charts:
-        subtitle = "quick trial: a tiny model on a few samples" if result.quick else chart.subtitle.format(**said)
-        chart = replace(chart, title=chart.title.format(**said), subtitle=subtitle)
+        subtitle = "quick trial: a tiny model on a few samples" if result.quick else chart.subtitle.format(**texts)
+        chart = replace(chart, title=chart.title.format(**texts), subtitle=subtitle)
         if chart.kind == "lines":
             figure = lines(result, _lines(chart, result), chart)
         else:
@@ -38,13 +38,15 @@ def draw(charts: Sequence[Chart], result: Result) -> list[Captioned]:
             figure = kinds[chart.kind](result, _cells(chart, result), chart)
         figure.update_xaxes(**chart.x_axis)
         figure.update_yaxes(**chart.y_axis)
-        drawn.append(Captioned(chart.name, chart.caption.format(**said), figure))
+        drawn.append(Captioned(chart.name, chart.caption.format(**texts), figure))
     return drawn
 
 
 def _chosen(chart: Chart, cells: Sequence[Comparison]) -> list[Comparison]:
     return (
-        [one for pattern in chart.only for one in cells if matches(pattern, one.labels)] if chart.only else list(cells)
+        [cell for pattern in chart.only for cell in cells if matches(pattern, cell.labels)]
+        if chart.only
+        else list(cells)
     )
 
 
@@ -63,7 +65,8 @@ def _cells(chart: Chart, result: Result) -> list[Comparison]:
     if not chart.labels:
         return _chosen(chart, cells)
     return [
-        replace(one, labels=tuple(text.format(*one.labels) for text in chart.labels)) for one in _chosen(chart, cells)
+        replace(cell, labels=tuple(text.format(*cell.labels) for text in chart.labels))
+        for cell in _chosen(chart, cells)
     ]
 
 
@@ -81,16 +84,16 @@ def _lines(chart: Chart, result: Result) -> Panels:
                     chart.line.format(*labels) if chart.line else name
                 ] = list(points)
         return panels
-    found: dict[tuple[str, str], dict[float, list[float]]] = {}
-    for one in _chosen(chart, result.comparisons):
-        name = chart.line.format(*one.labels)
-        sides = {name: one.ours} | ({f"{name.split(', ')[0]}, paper": one.paper} if chart.paper else {})
+    values: dict[tuple[str, str], dict[float, list[float]]] = {}
+    for cell in _chosen(chart, result.comparisons):
+        name = chart.line.format(*cell.labels)
+        sides = {name: cell.ours} | ({f"{name.split(', ')[0]}, paper": cell.paper} if chart.paper else {})
         for line, value in sides.items():
             if isinstance(value, int | float):
-                x = prod(float(one.labels[index]) for index in chart.x)
-                found.setdefault((chart.panel.format(*one.labels), line), {}).setdefault(x, []).append(float(value))
-    for (panel, line), at in found.items():
-        panels.setdefault(panel, {})[line] = sorted((x, fmean(ys)) for x, ys in at.items())
+                x = prod(float(cell.labels[index]) for index in chart.x)
+                values.setdefault((chart.panel.format(*cell.labels), line), {}).setdefault(x, []).append(float(value))
+    for (panel, line), ys_by_x in values.items():
+        panels.setdefault(panel, {})[line] = sorted((x, fmean(ys)) for x, ys in ys_by_x.items())
     return panels
 
 
@@ -103,16 +106,16 @@ def paired_bars(result: Result, comparisons: Sequence[Comparison], chart: Chart)
     panels: dict[str, list[Comparison]] = {}
     for comparison in comparisons:
         panels.setdefault("" if facet is None else comparison.labels[facet], []).append(comparison)
-    has_paper = any(one.paper is not None for one in comparisons)
-    has_bars = any(isinstance(value, int | float) for one in comparisons for value in (one.ours, one.paper))
+    has_paper = any(cell.paper is not None for cell in comparisons)
+    has_bars = any(isinstance(value, int | float) for cell in comparisons for value in (cell.ours, cell.paper))
     figure = make_subplots(
         rows=1, cols=len(panels), subplot_titles=list(panels) if facet is not None else None, horizontal_spacing=0.05
     )
     for column, panel in enumerate(panels.values(), start=1):
-        names = [", ".join(words(label) for index, label in enumerate(one.labels) if index != facet) for one in panel]
+        names = [", ".join(words(label) for index, label in enumerate(cell.labels) if index != facet) for cell in panel]
         for name, colour, values in (
-            ("ours", OUR_COLOUR, [one.ours for one in panel]),
-            ("the paper's", PAPER_COLOUR, [one.paper for one in panel]),
+            ("ours", OUR_COLOUR, [cell.ours for cell in panel]),
+            ("the paper's", PAPER_COLOUR, [cell.paper for cell in panel]),
         ):
             if name != "ours" and not has_paper:
                 continue
@@ -132,18 +135,18 @@ def paired_bars(result: Result, comparisons: Sequence[Comparison], chart: Chart)
             )
             figure.add_trace(bar, row=1, col=column)
         number = str(column) if column > 1 else ""
-        for label, one in zip(names, panel, strict=True):
-            if isinstance(one.paper, str) or isinstance(one.ours, str):
-                text = f"paper {_text(one.paper)}, ours {_text(one.ours)}" if has_paper else _text(one.ours)
-                at = names.index(label)
+        for label, cell in zip(names, panel, strict=True):
+            if isinstance(cell.paper, str) or isinstance(cell.ours, str):
+                text = f"paper {_text(cell.paper)}, ours {_text(cell.ours)}" if has_paper else _text(cell.ours)
+                position = names.index(label)
                 place: dict[str, Any] = {
                     "xref": f"x{number} domain",
                     "yref": f"y{number}",
                     "x": 0.02,
-                    "y": at,
+                    "y": position,
                     "xanchor": "left",
                 }
-                colour = DARK_GREY if one.agrees else VERMILLION
+                colour = DARK_GREY if cell.agrees else VERMILLION
                 figure.add_annotation(text=text, showarrow=False, font={"size": 11, "color": colour}, **place)
         figure.update_xaxes(
             title=chart.unit, type="log" if chart.logarithmic else "linear", visible=has_bars, row=1, col=column
@@ -172,27 +175,25 @@ def words_table(result: Result, comparisons: Sequence[Comparison], chart: Chart)
     """Return a field for each pair of labels with the paper's word and ours: equal ones are green, others are red and
     framed.
     """
-    rows, columns = (list(dict.fromkeys(one.labels[index] for one in comparisons)) for index in (0, 1))
+    rows, columns = (list(dict.fromkeys(cell.labels[index] for cell in comparisons)) for index in (0, 1))
     figure = go.Figure()
     for agrees, colour, name in ((True, SAME, "the same"), (False, DIFFERENT, "different")):
-        cells = [one for one in comparisons if one.agrees is agrees]
-        x, y = [columns.index(one.labels[1]) for one in cells], [rows.index(one.labels[0]) for one in cells]
+        cells = [cell for cell in comparisons if cell.agrees is agrees]
+        begin, end = ("", "") if agrees else ("<b>", "</b>")
+        x, y = [columns.index(cell.labels[1]) for cell in cells], [rows.index(cell.labels[0]) for cell in cells]
         figure.add_bar(
             x=[0.94] * len(cells),
-            base=[at - 0.47 for at in x],
+            base=[start - 0.47 for start in x],
             y=y,
             width=0.86,
             orientation="h",
             name=name,
-            text=[
-                f"{'' if agrees else '<b>'}paper {_text(one.paper)}<br>ours {_text(one.ours)}{'' if agrees else '</b>'}"
-                for one in cells
-            ],
+            text=[f"{begin}paper {_text(cell.paper)}<br>ours {_text(cell.ours)}{end}" for cell in cells],
             textposition="inside",
             insidetextanchor="middle",
             insidetextfont={"color": BLACK, "size": 13},
             marker={"color": colour, "line": {"width": 0 if agrees else 2, "color": VERMILLION}},
-            hovertext=[", ".join(one.labels) for one in cells],
+            hovertext=[", ".join(cell.labels) for cell in cells],
             showlegend=bool(cells),
         )
     numbers = {"tickvals": list(range(len(columns))), "ticktext": columns, "range": [-0.5, len(columns) - 0.5]}
@@ -204,11 +205,11 @@ def words_table(result: Result, comparisons: Sequence[Comparison], chart: Chart)
         showgrid=False,
         zeroline=False,
     )
-    same = sum(one.agrees is True for one in comparisons)
-    said = "; ".join(
+    same = sum(cell.agrees is True for cell in comparisons)
+    legend = "; ".join(
         filter(None, [chart.subtitle, f"{same} of {len(comparisons)} are the same; {chart.unit}".removesuffix("; ")])
     )
-    chart = replace(chart, subtitle=said)
+    chart = replace(chart, subtitle=legend)
     return _finish(figure, result, chart, height=200 + 62 * len(rows), margin={"t": 130}, barmode="overlay", bargap=0)
 
 
@@ -248,20 +249,20 @@ def stacked(result: Result, cells: Sequence[Comparison], chart: Chart) -> go.Fig
     """Return a horizontal bar for each first label, divided by the second; the paper's value is marked where it is the
     'total'.
     """
-    cells = [one for one in cells if isinstance(one.ours, float)]
-    names = list(dict.fromkeys(one.labels[0] for one in cells))
-    totals = [one for one in cells if one.labels[1] == "total"]
-    values: dict[tuple[str, ...], Any] = {one.labels: one.ours for one in cells}
+    cells = [cell for cell in cells if isinstance(cell.ours, float)]
+    names = list(dict.fromkeys(cell.labels[0] for cell in cells))
+    totals = [cell for cell in cells if cell.labels[1] == "total"]
+    values: dict[tuple[str, ...], Any] = {cell.labels: cell.ours for cell in cells}
     parts = {part: [values.get((name, part), 0.0) for name in names] for _, part in values if part != "total"}
     mark = {"symbol": "line-ns-open", "size": 20, "color": BLACK, "line": {"width": 3}}
-    x, y = [one.paper for one in totals], [words(one.labels[0]) for one in totals]
+    x, y = [cell.paper for cell in totals], [words(cell.labels[0]) for cell in totals]
     marks = [go.Scatter(x=x, y=y, mode="markers", name="the paper's", marker=mark)] if totals else []
     shown = {"title": chart.title, "label": result.source, "subtitle": chart.subtitle}
     return stacked_bars([*map(words, names)], parts, x_title=chart.unit, marks=marks, **shown)
 
 
-def _finish(figure: go.Figure, result: Result, chart: Chart, **given: Any) -> go.Figure:
-    return finish(figure, title=chart.title, label=result.source, subtitle=chart.subtitle, **given)
+def _finish(figure: go.Figure, result: Result, chart: Chart, **settings: Any) -> go.Figure:
+    return finish(figure, title=chart.title, label=result.source, subtitle=chart.subtitle, **settings)
 
 
 def words(name: str) -> str:

@@ -112,8 +112,8 @@ class Item:
         """Return the result's figures: by a function draw_NAME if it exists, otherwise as the file describes."""
         from workbench_studies.papers.drawing import draw
 
-        own: Callable[[Item, Result], list[Captioned]] | None = self._function(f"draw_{self.name}")
-        return draw(self.figures, result) if own is None else own(self, result)
+        draw_item: Callable[[Item, Result], list[Captioned]] | None = self._function(f"draw_{self.name}")
+        return draw(self.figures, result) if draw_item is None else draw_item(self, result)
 
     def _function(self, name: str) -> Any:
         module = import_module(f"workbench_studies.papers.{self.paper}.{self.module}")
@@ -123,9 +123,9 @@ class Item:
         """Return every value of the paper's table with ours(*labels)."""
         values = paper_values(self.paper, self.name)
         return tuple(
-            self.cell(labels, one.value, ours(*labels), one.unit)
-            for one in values
-            for labels in [tuple(one.labels.values())]
+            self.cell(labels, value.value, ours(*labels), value.unit)
+            for value in values
+            for labels in [tuple(value.labels.values())]
         )
 
     def cell(self, labels: tuple[str, ...], paper: Number, ours: Number, unit: str = "", note: str = "") -> Comparison:
@@ -157,8 +157,8 @@ class Item:
 
     def check(self, name: str, holds: bool, **words: object) -> Check:
         """Return a check with the file's texts."""
-        claim, found = (text.format(**self.words, **words) for text in self.checks[name])
-        return Check(claim=claim, holds=bool(holds), found=found)
+        claim, outcome = (text.format(**self.words, **words) for text in self.checks[name])
+        return Check(claim=claim, holds=bool(holds), found=outcome)
 
     def result(
         self,
@@ -211,23 +211,27 @@ def worst(
 ) -> tuple[float, str]:
     """Return the largest absolute deviation in per cent, and its cell."""
     return max(
-        (abs(one.deviation), ", ".join(one.labels))
-        for one in comparisons
-        if one.kind in kinds and one.deviation is not None
+        (abs(comparison.deviation), ", ".join(comparison.labels))
+        for comparison in comparisons
+        if comparison.kind in kinds and comparison.deviation is not None
     )
 
 
 def median_deviation(comparisons: Sequence[Comparison], kinds: Sequence[Kind] = ("computed", "predicted")) -> float:
     """Return the median absolute deviation in per cent of the cells to which nothing was fitted."""
     return statistics.median(
-        abs(one.deviation) for one in comparisons if one.kind in kinds and one.deviation is not None
+        abs(comparison.deviation)
+        for comparison in comparisons
+        if comparison.kind in kinds and comparison.deviation is not None
     )
 
 
 def median_off(pairs: Iterable[tuple[Number, Number]]) -> float:
     """Return the median of |ours / paper - 1| in per cent over the pairs (ours, paper) of two numbers."""
     return statistics.median(
-        abs(100 * (own / value - 1)) for own, value in pairs if isinstance(own, float) and isinstance(value, float)
+        abs(100 * (our_value / value - 1))
+        for our_value, value in pairs
+        if isinstance(our_value, float) and isinstance(value, float)
     )
 
 
@@ -238,9 +242,11 @@ def swapped(cells: Iterable[tuple[str, Number, Number]], tie: float) -> list[str
     than this share in
     the paper.
     """
-    known = [cell for cell in cells if isinstance(cell[1], float) and isinstance(cell[2], float)]
-    pairs: Any = product(known, known)
-    return [f"{one[0]} before {two[0]}" for one, two in pairs if one[1] * (1 + tie) < two[1] and one[2] >= two[2]]
+    numeric = [cell for cell in cells if isinstance(cell[1], float) and isinstance(cell[2], float)]
+    pairs: Any = product(numeric, numeric)
+    return [
+        f"{first[0]} before {two[0]}" for first, two in pairs if first[1] * (1 + tie) < two[1] and first[2] >= two[2]
+    ]
 
 
 def items_of(paper: str) -> tuple[Item, ...]:
@@ -253,27 +259,27 @@ def items_of(paper: str) -> tuple[Item, ...]:
     path = paper_folder(paper) / "items.toml"
     written = read_toml(path, "the paper's items")
     shared = {"paper": paper} | written.pop("paper")
-    found = []
-    for name, own in written.items():
-        text = shared | written.get(own.pop("like", ""), {}) | own | {"name": name}
-        found.append(from_builtins(text, Item, source=f"'{name}' of '{path}'"))
-    return tuple(found)
+    items = []
+    for name, item_text in written.items():
+        text = shared | written.get(item_text.pop("like", ""), {}) | item_text | {"name": name}
+        items.append(from_builtins(text, Item, source=f"'{name}' of '{path}'"))
+    return tuple(items)
 
 
 def find_item(paper: str, name: str) -> Item:
     """Return an item by name: 'table5', 'Table V', 'fig. 13', 'Figure 13'.  Raises ConfigError with the list for an
     unknown one.
     """
-    known = items_of(paper)
-    wanted = canonical(name)
-    for item in known:
-        if item.name == wanted:
+    items = items_of(paper)
+    canonical_name = canonical(name)
+    for item in items:
+        if item.name == canonical_name:
             return item
-    names = [item.name for item in known]
+    names = [item.name for item in items]
     raise ConfigError(
         f"'{name}' of the paper '{paper}' was asked for.",
         f"There are: {', '.join(names)}.",
-        did_you_mean(wanted, names),
+        did_you_mean(canonical_name, names),
     )
 
 
@@ -281,7 +287,7 @@ def canonical(name: str) -> str:
     """Return the canonical name, such as 'fig13', 'table5' or 'fig18-executed', of any spelling."""
     words = re.sub(r"[\s._]+", "", name.lower()).replace("figure", "fig")
     head, _, tail = words.partition("-")
-    found = re.fullmatch(r"(table|fig)([ivx]+)", head)
-    if found and found[2] in _ROMAN:
-        head = found[1] + _ROMAN[found[2]]
+    match = re.fullmatch(r"(table|fig)([ivx]+)", head)
+    if match and match[2] in _ROMAN:
+        head = match[1] + _ROMAN[match[2]]
     return f"{head}-{tail}" if tail else head

@@ -116,11 +116,12 @@ def as_quick_trial(result: Result) -> Result:
     is.
     """
     if result.source != "executed" and not any(
-        one.kind == "measured" and one.ours is not None for one in result.comparisons
+        comparison.kind == "measured" and comparison.ours is not None for comparison in result.comparisons
     ):
         return result
     marked = [
-        replace(one, kind="quick trial", note="") if one.kind == "measured" else one for one in result.comparisons
+        replace(comparison, kind="quick trial", note="") if comparison.kind == "measured" else comparison
+        for comparison in result.comparisons
     ]
     tables = result.tables
     if result.source == "executed":
@@ -167,8 +168,8 @@ def paper_folder(paper: str) -> Path:
 
 def _file(paper: str, name: str) -> Path:
     """Return a file of the paper's values.  Those that a notebook reads as well are among the workbench's own data."""
-    own = paper_folder(paper) / name
-    return own if own.is_file() else data_folder() / "papers" / paper / name
+    paper_file = paper_folder(paper) / name
+    return paper_file if paper_file.is_file() else data_folder() / "papers" / paper / name
 
 
 def read_constants(paper: str, kind: type[T], section: str = "") -> T:
@@ -183,4 +184,4 @@ def paper_values(paper: str, table: str) -> tuple[PaperValue, ...]:
 
 def printed(paper: str, table: str) -> dict[tuple[str, ...], Any]:
     """Return a table's values by their labels, in the order of the file's columns."""
-    return {tuple(one.labels.values()): one.value for one in paper_values(paper, table)}
+    return {tuple(value.labels.values()): value.value for value in paper_values(paper, table)}

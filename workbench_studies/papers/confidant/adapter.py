@@ -23,12 +23,12 @@ MS = 1e3
 
 def timed_ms(call: Callable[[], Any], repeats: int) -> float:
     """Return the median milliseconds of a call."""
-    found = []
+    durations_ms = []
     for _ in range(repeats):
         begin_s = time.perf_counter()
         call()
-        found.append(MS * (time.perf_counter() - begin_s))
-    return median(found)
+        durations_ms.append(MS * (time.perf_counter() - begin_s))
+    return median(durations_ms)
 
 
 def sides(
@@ -37,8 +37,8 @@ def sides(
     """Return the sender's and the receiver's milliseconds for float32 values of a shape, and the message's bytes."""
     tensor = from_torch(torch.randn(shape, generator=torch.Generator().manual_seed(0)), sender)
     message = Adapted.of(tensor).message(form)
-    sent = timed_ms(lambda: Adapted.of(tensor).message(form), repeats)
-    return sent, timed_ms(lambda: Adapted.read(message, form).to(receiver), repeats), len(message)
+    send_ms = timed_ms(lambda: Adapted.of(tensor).message(form), repeats)
+    return send_ms, timed_ms(lambda: Adapted.read(message, form).to(receiver), repeats), len(message)
 
 
 def fig7(item: Item, settings: Settings) -> Result:
@@ -47,19 +47,19 @@ def fig7(item: Item, settings: Settings) -> Result:
     named = {"torch": "PyTorch", "jax": "JAX", "numpy": "NumPy"}
     models, batches = (MODELS[:1], BATCHES[:2]) if settings.quick else (MODELS, BATCHES)
     comparisons, rows, series = [], [], dict[str, tuple[tuple[float, float], ...]]()
-    whole: dict[tuple[str, int, str], tuple[float, int]] = {}
+    totals: dict[tuple[str, int, str], tuple[float, int]] = {}
     for model in models:
         for form, repeats in REPEATS.items():
             for sender, receiver in ((other, "torch"), ("torch", other)):
                 points = []
                 for batch in batches:
                     shape = (batch, TOKENS, description(model).hidden)
-                    sent, received, nbytes = sides(shape, form, sender, receiver, 1 if settings.quick else repeats)  # type: ignore[arg-type]
+                    send_ms, received, nbytes = sides(shape, form, sender, receiver, 1 if settings.quick else repeats)  # type: ignore[arg-type]
                     labels = (model, f"to {named[receiver]}", form, str(batch))
-                    comparisons.append(item.cell(labels, None, sent + received))
-                    rows.append((*labels, sent, received, nbytes / 1e6))
-                    points.append((float(batch), sent + received))
-                    whole[form, batch, model] = sent + received, nbytes
+                    comparisons.append(item.cell(labels, None, send_ms + received))
+                    rows.append((*labels, send_ms, received, nbytes / 1e6))
+                    points.append((float(batch), send_ms + received))
+                    totals[form, batch, model] = send_ms + received, nbytes
                 if receiver == "torch":
                     series[f"{model}, {form}"] = tuple(points)
     constants = read_constants(PAPER, dict[str, Any], "table7")
@@ -67,8 +67,8 @@ def fig7(item: Item, settings: Settings) -> Result:
     phones = Phones(**constants | {"batch": batch, "tokens": TOKENS})
     plan = phones.plan(0, 1, 2)
     step_ms = MS * (phones.trained_s(plan, 36) - phones.trained_s(plan, 24)) / 12
-    share = {form: 100 * whole[form, batch, model][0] / step_ms for form in REPEATS}
-    larger = whole["json", batch, model][1] / whole["binary", batch, model][1]
+    share = {form: 100 * totals[form, batch, model][0] / step_ms for form in REPEATS}
+    larger = totals["json", batch, model][1] / totals["binary", batch, model][1]
     return item.result(
         comparisons,
         tables={"sides": rows},

@@ -42,7 +42,8 @@ def trained(model: str, batch: int, constants: Constants) -> Found:
     """Simulate an asynchronous pipeline in float32 over the three devices in their order, partitioned by Eq. 3."""
     cluster = load_cluster(CLUSTER)
     cluster = replace(
-        cluster, devices=tuple(replace(one, flops_per_s=constants.pace * one.flops_per_s) for one in cluster.devices)
+        cluster,
+        devices=tuple(replace(device, flops_per_s=constants.pace * device.flops_per_s) for device in cluster.devices),
     )
     tokens, sizes = constants.tokens, TechniqueSizes(lora_rank=LORA_RANK)
     profile = analytic_profile(
@@ -52,31 +53,31 @@ def trained(model: str, batch: int, constants: Constants) -> Found:
     plan = plan_asynchronous(costs, searches=False, method="confidant")
     last = len(plan.stages) - 1
     used = tuple(
-        costs.need(one.ranks[0], last - at, one.start, one.stop, num_stages=last + 1).total_bytes / GB
-        for at, one in enumerate(plan.stages)
+        costs.need(stage.ranks[0], last - index, stage.start, stage.stop, num_stages=last + 1).total_bytes / GB
+        for index, stage in enumerate(plan.stages)
     )
-    begun, done = (
+    begun_s, done = (
         mini_batches_s(profile, cluster, plan, tokens=tokens, count=count) for count in (WARM_UP, WARM_UP + TIMED)
     )
-    return Found((done - begun) / TIMED, fmean(used), tuple(one.num_layers for one in plan.stages), used)
+    return Found((done - begun_s) / TIMED, fmean(used), tuple(stage.num_layers for stage in plan.stages), used)
 
 
 def table8(item: Item, settings: Settings) -> Result:
     """Predict times and memory with two constants, each fitted to one cell."""
     constants, paper = read_constants(PAPER, Constants, "table8"), printed(PAPER, "table8")
-    found = {(model, batch): trained(model, int(batch), constants) for model, batch, _ in paper}
+    simulated = {(model, batch): trained(model, int(batch), constants) for model, batch, _ in paper}
 
     def ours(model: str, batch: str, quantity: str) -> Number:
-        return float(getattr(found[model, batch], quantity))
+        return float(getattr(simulated[model, batch], quantity))
 
     models = tuple(dict.fromkeys(model for model, *_ in paper))
     per_sample = {model: 3 * (paper[model, "2", "memory"] - paper[model, "1", "memory"]) for model in models}
-    own_sample = {model: 3 * (found[model, "2"].memory - found[model, "1"].memory) for model in models}
+    own_sample = {model: 3 * (simulated[model, "2"].memory - simulated[model, "1"].memory) for model in models}
     times = {model: paper[model, "2", "time"] / paper[model, "1", "time"] for model in models}
     phi, llama = models
     rows = [
-        (model, batch, ", ".join(map(str, one.blocks)), ", ".join(f"{gb:.1f}" for gb in one.used))
-        for (model, batch), one in found.items()
+        (model, batch, ", ".join(map(str, run.blocks)), ", ".join(f"{gb:.1f}" for gb in run.used))
+        for (model, batch), run in simulated.items()
     ]
     return item.result(
         item.compare(ours),
@@ -84,16 +85,16 @@ def table8(item: Item, settings: Settings) -> Result:
         holds={
             "batch": times[phi] > 1.5,
             "sample": per_sample[llama] > per_sample[phi],
-            "fits": all(min(one.blocks) > 0 for one in found.values()),
+            "fits": all(min(run.blocks) > 0 for run in simulated.values()),
         },
         tokens=constants.tokens,
         pace=constants.pace,
         phi=times[phi],
         llama=times[llama],
-        phi_ours=found[phi, "2"].time / found[phi, "1"].time,
-        llama_ours=found[llama, "2"].time / found[llama, "1"].time,
-        last_one=found[llama, "1"].blocks[-1],
-        last_two=found[llama, "2"].blocks[-1],
+        phi_ours=simulated[phi, "2"].time / simulated[phi, "1"].time,
+        llama_ours=simulated[llama, "2"].time / simulated[llama, "1"].time,
+        last_one=simulated[llama, "1"].blocks[-1],
+        last_two=simulated[llama, "2"].blocks[-1],
         phi_sample=per_sample[phi],
         llama_sample=per_sample[llama],
         phi_own=own_sample[phi],

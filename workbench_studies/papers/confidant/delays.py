@@ -133,9 +133,9 @@ def trained(training: Training, rule: str, seed: int) -> tuple[TechniqueStage, l
         groups.append({"params": [parameter], "weight_decay": decay, "delay": delay, "history": history})
     optimizer = torch.optim.AdamW(groups, lr=0.0)
     batches = [
-        own
+        indices
         for epoch in range(training.epochs)
-        for own in epoch_batches(split.lengths, training.batch_size, seed, epoch)
+        for indices in epoch_batches(split.lengths, training.batch_size, seed, epoch)
     ]
     losses = list[float]()
     delayed = [group for group in optimizer.param_groups if group["delay"]]
@@ -166,26 +166,26 @@ def train(training: Training, rule: str, seed: int) -> Trained:
 
 def trained_by(rules: Sequence[str], training: Training, settings: Settings, folder: str) -> dict[str, list[Trained]]:
     """Train by every rule with every seed; keep the results in a folder of the settings' work folder."""
-    chosen, found = training.chosen(settings), dict[str, list[Trained]]()
+    chosen, outcomes = training.chosen(settings), dict[str, list[Trained]]()
     for rule in rules:
         for seed in settings.seeds:
-            one = chosen.kept(settings.workdir, folder, rule, seed, Trained, partial(train, chosen, rule, seed))
-            found.setdefault(rule, []).append(one)
-            metrics = ", ".join(f"{name} {value:.2f}" for name, value in one.metrics.items())
-            settings.progress(f"{training.task}, {rule}, seed {seed}: loss {one.loss:.4f}, test {metrics}")
-    return found
+            outcome = chosen.kept(settings.workdir, folder, rule, seed, Trained, partial(train, chosen, rule, seed))
+            outcomes.setdefault(rule, []).append(outcome)
+            metrics = ", ".join(f"{name} {value:.2f}" for name, value in outcome.metrics.items())
+            settings.progress(f"{training.task}, {rule}, seed {seed}: loss {outcome.loss:.4f}, test {metrics}")
+    return outcomes
 
 
 def delays(item: Item, settings: Settings) -> Result:
     """Train by every rule with every seed."""
     training = Training()
-    found, stages = trained_by(tuple(DELAYS), training, settings, "delays"), len(training.cuts)
+    outcomes, stages = trained_by(tuple(DELAYS), training, settings, "delays"), len(training.cuts)
     paces = relative_paces(stages)
     rows, cells, means = [], [], dict[str, float]()
-    for rule, runs in found.items():
+    for rule, runs in outcomes.items():
         losses, accuracies, each = (
-            [one.loss for one in runs],
-            [one.metrics["accuracy"] for one in runs],
+            [outcome.loss for outcome in runs],
+            [outcome.metrics["accuracy"] for outcome in runs],
             training.delays(rule),
         )
         means[rule], pace = fmean(accuracies), paces[rule == SYNCHRONOUS]
@@ -240,7 +240,11 @@ def table5(item: Item, settings: Settings) -> Result:
     """Train a small model on the table's kinds of tasks, by the paper's two ways; what is not executed stays empty."""
     tasks = {"GPT2-Medium, SQuAD2.0": replace(THREE, task="questions", limits=(320, 64, 300)), ALPACA: INSTRUCTED}
     data = settings.data or Path()
-    for folder in () if settings.data is None else [one for name in FOLDERS if (one := data / name).is_dir()] or [data]:
+    for folder in (
+        ()
+        if settings.data is None
+        else [folder_path for name in FOLDERS if (folder_path := data / name).is_dir()] or [data]
+    ):
         if folder.name == "alpaca":
             tasks[ALPACA] = replace(INSTRUCTED, task="instruction_tuning", data=folder)
         elif any(folder.glob("*.json")):
@@ -250,24 +254,33 @@ def table5(item: Item, settings: Settings) -> Result:
         else:
             named = replace(THREE, task="token_classification", data=folder, limits=(400, 64, 400))
             tasks = {"BERT-Base, Conll2003": named} | tasks
-    found = {name: trained_by(tuple(WAYS.values()), own, settings, own.task) for name, own in tasks.items()}
+    outcomes = {
+        name: trained_by(tuple(WAYS.values()), task_training, settings, task_training.task)
+        for name, task_training in tasks.items()
+    }
 
     def values(task: str, metric: str, way: str) -> list[float]:
-        return [one.metrics[metric] for one in found[task][WAYS[way]]] if task in found else []
+        return [outcome.metrics[metric] for outcome in outcomes[task][WAYS[way]]] if task in outcomes else []
 
     def ours(task: str, metric: str, way: str) -> Number:
-        own = values(task, metric, way)
-        return fmean(own) if own else None
+        task_values = values(task, metric, way)
+        return fmean(task_values) if task_values else None
 
     rows, losses, rise = [], list[float](), 0.0
-    for task, runs in found.items():
+    for task, runs in outcomes.items():
         for metric in runs[SYNCHRONOUS][0].metrics:
-            own = [values(task, metric, way) for way in WAYS]
-            rows.append((task, metric, *(part for one in own for part in (fmean(one), spread(one)))))
+            values_by_way = [values(task, metric, way) for way in WAYS]
+            rows.append(
+                (
+                    task,
+                    metric,
+                    *(part for way_values in values_by_way for part in (fmean(way_values), spread(way_values))),
+                )
+            )
             if metric == LOSS:
-                rise = 100 * (fmean(own[1]) / fmean(own[0]) - 1)
+                rise = 100 * (fmean(values_by_way[1]) / fmean(values_by_way[0]) - 1)
             else:
-                losses.append(fmean(own[0]) - fmean(own[1]))
+                losses.append(fmean(values_by_way[0]) - fmean(values_by_way[1]))
     return item.result(
         item.compare(ours),
         tables={"ours": rows},

@@ -37,7 +37,8 @@ class Phones:
     ) -> None:
         link = Link(bytes_per_s=bytes_per_s, latency_s=LATENCY_S)
         phones = tuple(
-            Device(name=f"phone {at}", flops_per_s=flops_per_s, memory_bytes=8 * 10**9, link=link) for at in range(5)
+            Device(name=f"phone {number}", flops_per_s=flops_per_s, memory_bytes=8 * 10**9, link=link)
+            for number in range(5)
         )
         self.cluster, self._batch, self._tokens = Cluster(name="five phones", devices=phones), batch, tokens
         sizes: dict[str, Any] = {"batch_sizes": (batch,), "sequence_lengths": (tokens,)}
@@ -47,7 +48,10 @@ class Phones:
         """Return a plan with equal blocks for some devices."""
         each = self.profile.num_layers // len(ranks)
         shares = [(Share(rank=rank, samples=self._batch),) for rank in ranks]
-        stages = tuple(Stage(start=at * each, stop=(at + 1) * each, shares=own) for at, own in enumerate(shares))
+        stages = tuple(
+            Stage(start=number * each, stop=(number + 1) * each, shares=stage_shares)
+            for number, stage_shares in enumerate(shares)
+        )
         return Plan(method="confidant", stages=stages, micro_batch_size=self._batch, num_micro_batches=1)
 
     def trained_s(self, plan: Plan, count: int) -> float:
@@ -60,31 +64,32 @@ class Phones:
         """
         layers = self.profile.layers[0]
         specs = {
-            f"layer {at}": Spec((one.frozen_bytes + one.trainable_bytes,), "uint8") for at, one in enumerate(layers)
+            f"layer {index}": Spec((layer.frozen_bytes + layer.trainable_bytes,), "uint8")
+            for index, layer in enumerate(layers)
         }
-        owners = {name: (at,) for at, name in enumerate(specs)}
-        held = (
+        owners = {name: (index,) for index, name in enumerate(specs)}
+        homes = (
             with_neighbours(homes_of(before, owners), sorted(before.busy_ranks))
             if lost is not None
             else homes_of(before, owners)
         )
-        held = {name: tuple(rank for rank in ranks if rank != lost) for name, ranks in held.items()}
+        homes = {name: tuple(rank for rank in ranks if rank != lost) for name, ranks in homes.items()}
         return sum(
-            simulate(one.program, memory=False).makespan_s
-            for one in moves(homes_of(after, owners), held, specs, self.cluster)
+            simulate(move.program, memory=False).makespan_s
+            for move in moves(homes_of(after, owners), homes, specs, self.cluster)
         )
 
     def capacity_s(self) -> float:
         """Return the seconds of a computing capacity vector: 1 to L blocks, forward."""
-        forward = [one.forward_s(self._batch, self._tokens) for one in self.profile.layers[0]]
+        forward = [layer.forward_s(self._batch, self._tokens) for layer in self.profile.layers[0]]
         return sum(sum(forward[:count]) for count in range(1, len(forward) + 1))
 
 
 def table7(item: Item, settings: Settings) -> Result:
     """Predict every part with two constants, each fitted to one part."""
     constants, paper = read_constants(PAPER, dict[str, Any], "table7"), printed(PAPER, "table7")
-    made = partial(Phones, **constants)
-    phones = made()
+    phones_of = partial(Phones, **constants)
+    phones = phones_of()
     before, fewer = phones.plan(0, 1, 2), phones.plan(0, 2)
     after = before.renumbered({0: 0, QUITTING: IDLE, 2: 2})
     in_flight = TRAINING  # mini-batches: the first stage has a version of its weights for each
@@ -110,7 +115,7 @@ def table7(item: Item, settings: Settings) -> Result:
     rows = []
     for technique in ("full", "lora"):
         for rate in (constants["bytes_per_s"] / MBIT, 100.0, 1000.0):
-            world = made(bytes_per_s=rate * MBIT, technique=technique)
+            world = phones_of(bytes_per_s=rate * MBIT, technique=technique)
             price = substitution(world.cluster, world.profile, before, after)
             rows.append(
                 (
@@ -225,7 +230,7 @@ def goodput_of(prices: Prices, mean_s: float, seed: int, *, keeps: bool, noticed
     now_s, step, each_s = 0.0, 0, prices.step_s + (prices.backup_s if keeps else 0.0)
     recovered_s, lost = -1.0, -1  # when the last loss was repaired, and the place at which it occurred
     while now_s < GIVE_UP * STEPS * prices.step_s:
-        place = min(range(TRAINING), key=lambda at: crowd.until_s[members[at]])
+        place = min(range(TRAINING), key=lambda place: crowd.until_s[members[place]])
         leaves_s = crowd.until_s[members[place]]
         if now_s + (STEPS - step) * each_s <= leaves_s:
             return STEPS * prices.step_s / (now_s + (STEPS - step) * each_s)
@@ -259,23 +264,25 @@ def goodput(item: Item, settings: Settings) -> Result:
     }
 
     traces = {"constant": 0.0, "diurnal": SWING}
-    found = {
+    goodputs = {
         (way, trace, stay): 100 * fmean(goodput_of(prices, 60.0 * stay, seed, swing=swing, **how) for seed in SEEDS)
         for way, how in ways.items()
         for trace, swing in traces.items()
         for stay in STAYS_MIN
     }
     names = ("proactive: all on notice", "passive", "none")
-    proactive, passive, none = ({stay: found[way, "constant", stay] for stay in STAYS_MIN} for way in names)
-    by_day = {way: found[way, "diurnal", STAYS_MIN[0]] for way in ways}
+    proactive, passive, no_replacement = (
+        {stay: goodputs[way, "constant", stay] for stay in STAYS_MIN} for way in names
+    )
+    by_day = {way: goodputs[way, "diurnal", STAYS_MIN[0]] for way in ways}
     return item.result(
-        [item.cell((way, trace, f"{stay}"), None, one) for (way, trace, stay), one in found.items()],
+        [item.cell((way, trace, f"{stay}"), None, value) for (way, trace, stay), value in goodputs.items()],
         holds={
             "order": all(proactive[stay] > passive[stay] - TIE for stay in STAYS_MIN),
-            "worth": all(passive[stay] > none[stay] for stay in STAYS_MIN),
+            "worth": all(passive[stay] > no_replacement[stay] for stay in STAYS_MIN),
         },
         series={
-            f"{way}, {trace}": tuple((float(stay), found[way, trace, stay]) for stay in STAYS_MIN)
+            f"{way}, {trace}": tuple((float(stay), goodputs[way, trace, stay]) for stay in STAYS_MIN)
             for way in ways
             for trace in traces
         },
@@ -295,5 +302,5 @@ def goodput(item: Item, settings: Settings) -> Result:
         day_proactive=by_day[names[0]],
         day_passive=by_day["passive"],
         passive_most=passive[STAYS_MIN[-1]],
-        none_most=none[STAYS_MIN[-1]],
+        none_most=no_replacement[STAYS_MIN[-1]],
     )

@@ -34,27 +34,27 @@ def gaps(profiles: Sequence[HeadProfile], steps: float = EPSILON_STEPS) -> list[
 
     Slowdown: in per cent, as returned and without the surplus heads.  steps: epsilon over the profile's largest step.
     """
-    found: list[tuple[int, float, float] | None] = []
+    results: list[tuple[int, float, float] | None] = []
     for profile in profiles:
         counts = allocate_as_printed(profile, epsilon_s=steps * profile.largest_step_s)
         if counts is None:
-            found.append(None)
+            results.append(None)
             continue
         least = profile.time_s(best_allocation(profile))
         over = [100 * (profile.time_s(each) / least - 1) for each in (counts, without_surplus(profile, counts))]
-        found.append((sum(counts) - profile.num_heads, over[0], over[1]))
-    return found
+        results.append((sum(counts) - profile.num_heads, over[0], over[1]))
+    return results
 
 
-def summary(found: Sequence[tuple[int, float, float] | None]) -> dict[str, float]:
+def summary(results: Sequence[tuple[int, float, float] | None]) -> dict[str, float]:
     """Return how often the allocation is correct, and the gaps in per cent."""
-    kept = [one for one in found if one is not None]
+    allocated = [result for result in results if result is not None]
     named = {
-        "no allocation": float(len(found) - len(kept)),
-        "too many heads": float(sum(surplus > 0 for surplus, _, _ in kept)),
+        "no allocation": float(len(results) - len(allocated)),
+        "too many heads": float(sum(surplus > 0 for surplus, _, _ in allocated)),
     }
     for column, how in ((1, "as returned"), (2, "without surplus")):
-        over = [float(one[column]) for one in kept] or [float("nan")]
+        over = [float(result[column]) for result in allocated] or [float("nan")]
         named[f"misses the optimum, {how}"] = float(sum(gap > 100 * SAME for gap in over))
         named[f"mean gap, {how}"], named[f"largest gap, {how}"] = fmean(over), max(over)
     return named
@@ -66,16 +66,16 @@ def algorithm1(item: Item, settings: Settings) -> Result:
     profiles = [random_profile(draw) for _ in range(PROFILES)]
     by_epsilon, series = dict[float, dict[str, float]](), {}
     for steps in EPSILONS:
-        found = gaps(profiles, steps)
-        by_epsilon[steps] = summary(found)
-        over = sorted(one[2] for one in found if one is not None)
+        results = gaps(profiles, steps)
+        by_epsilon[steps] = summary(results)
+        over = sorted(result[2] for result in results if result is not None)
         series[epsilon_name(steps)] = tuple(
             (float(share), over[round(share / 100 * (len(over) - 1))]) for share in range(0, 101, 2)
         )
     named = by_epsilon[EPSILON_STEPS]
     return item.result(
         [item.cell((name,), None, value) for name, value in named.items()],
-        tables={"epsilon": [(epsilon_name(steps), *own.values()) for steps, own in by_epsilon.items()]},
+        tables={"epsilon": [(epsilon_name(steps), *values.values()) for steps, values in by_epsilon.items()]},
         columns={"epsilon": tuple(named)},
         holds={"optimal": not any(named[f"misses the optimum, {how}"] for how in ("as returned", "without surplus"))},
         series=series,

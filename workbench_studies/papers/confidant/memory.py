@@ -96,8 +96,8 @@ def table2(item: Item, settings: Settings) -> Result:
     def ours(device: str, quantity: str) -> Number:
         title = titles()[model_of(device)]
         if quantity == "memory":
-            found = re.search(r"(\d+) GB", title)
-            return float(found[1]) if found else None
+            match = re.search(r"(\d+) GB", title)
+            return float(match[1]) if match else None
         name = printed(PAPER, "table2")[device, quantity]
         return name if name in title else None
 
@@ -143,8 +143,10 @@ def held(model: str, batch: int, device: str, tokens: int) -> tuple[Number, int]
         except PlanError:
             return OOM, 0
         used = [
-            costs.need(one.ranks[0], len(stages) - 1 - at, one.start, one.stop, num_stages=len(stages)).total_bytes
-            for at, one in enumerate(stages)
+            costs.need(
+                stage.ranks[0], len(stages) - 1 - index, stage.start, stage.stop, num_stages=len(stages)
+            ).total_bytes
+            for index, stage in enumerate(stages)
         ]
         return fmean(used) / GB, costs.profile.num_layers
     phone = load_device(model_of(device))
@@ -169,9 +171,9 @@ def table6(item: Item, settings: Settings) -> Result:
         for key in dict.fromkeys(labels[:2] for labels in paper)
     ]
     drops = all(four < three for three, four in means if isinstance(three, float) and isinstance(four, float))
-    part, whole = (paper["GPT2-Medium", "2", device, "memory"] for device in ("Mi 10 Lite", "Redmi K50"))
+    part, total = (paper["GPT2-Medium", "2", device, "memory"] for device in ("Mi 10 Lite", "Redmi K50"))
     return item.result(
-        comparisons, holds={"fewer": drops, "blocks": part < 0.8 * whole}, tokens=tokens, part=part, whole=whole
+        comparisons, holds={"fewer": drops, "blocks": part < 0.8 * total}, tokens=tokens, part=part, whole=total
     )
 
 
@@ -251,7 +253,10 @@ def table1(item: Item, settings: Settings) -> Result:
             "sensitivity": item.sensitivity(constants, deviations, trivial),
         },
         holds={
-            "lengths": all(max(found) > 1.5 * min(found) for found in zip(*lengths_of.values(), strict=True)),
+            "lengths": all(
+                max(lengths_of_column) > 1.5 * min(lengths_of_column)
+                for lengths_of_column in zip(*lengths_of.values(), strict=True)
+            ),
             "adam": state_gb("LLaMA-7B", 16) > printed_gb["LLaMA-7B"],
             "phone": phone < blocks,
             "sgd": fixed < state_gb("BERT-Base", 16),

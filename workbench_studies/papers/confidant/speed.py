@@ -74,8 +74,8 @@ def trained(model: str, devices: int) -> Trained:
 
 def speedup(model: str, devices: str, way: str) -> float:
     """Return a partition's speedup over the fastest device; for Confidant the bound with PROCESSORS processors."""
-    found = trained(model, int(devices))
-    return (PROCESSORS if way == "Confidant" else 1) * min(found.alone_s) / found.seconds[way]
+    simulated = trained(model, int(devices))
+    return (PROCESSORS if way == "Confidant" else 1) * min(simulated.alone_s) / simulated.seconds[way]
 
 
 def fastest(item: Item, settings: Settings) -> Result:
@@ -84,13 +84,13 @@ def fastest(item: Item, settings: Settings) -> Result:
     rows = []
     for model in BATCH_SIZES:
         for devices in (3, 4):
-            found, best_s = trained(model, devices), min(trained(model, devices).alone_s)
+            simulated, best_s = trained(model, devices), min(trained(model, devices).alone_s)
             rows.append(
                 (
                     model,
                     devices,
-                    sum(best_s / own for own in found.alone_s),
-                    *(best_s / own for own in found.seconds.values()),
+                    sum(best_s / device_s for device_s in simulated.alone_s),
+                    *(best_s / way_s for way_s in simulated.seconds.values()),
                 )
             )
     bounds: dict[tuple[str, ...], float] = {(str(row[0]), str(row[1])): float(row[2]) for row in rows}
@@ -99,9 +99,13 @@ def fastest(item: Item, settings: Settings) -> Result:
         tables={"bounds": rows},
         holds={
             "one": all(
-                float(one.paper or 0) <= bounds[one.labels[:2]] for one in comparisons if one.labels[2] == "FTPipeHD"
+                float(comparison.paper or 0) <= bounds[comparison.labels[:2]]
+                for comparison in comparisons
+                if comparison.labels[2] == "FTPipeHD"
             ),
-            "two": all(float(one.paper or 0) <= PROCESSORS * bounds[one.labels[:2]] for one in comparisons),
+            "two": all(
+                float(comparison.paper or 0) <= PROCESSORS * bounds[comparison.labels[:2]] for comparison in comparisons
+            ),
         },
         tokens=load_constants().tokens,
     )
@@ -111,14 +115,14 @@ def fig8(item: Item, settings: Settings) -> Result:
     """Compute the charge that ten mini-batches take on single devices and on three together."""
     cells, shares, totals = [], [], []
     for model in BATCH_SIZES:
-        found = trained(model, 3)
-        together = found.mah["Confidant"]
-        each = dict(zip(found.names, found.alone_mah, strict=True))
-        each |= {f"{name}, Confidant": own for name, own in zip(found.names, together, strict=True)}
+        simulated = trained(model, 3)
+        together = simulated.mah["Confidant"]
+        each = dict(zip(simulated.names, simulated.alone_mah, strict=True))
+        each |= {f"{name}, Confidant": charge for name, charge in zip(simulated.names, together, strict=True)}
         each["all three, Confidant"] = sum(together)
         cells += [item.cell((model, name), None, value) for name, value in each.items()]
-        shares += [own < alone for own, alone in zip(together, found.alone_mah, strict=True)]
-        totals.append(sum(together) / min(found.alone_mah))
+        shares += [charge < alone for charge, alone in zip(together, simulated.alone_mah, strict=True)]
+        totals.append(sum(together) / min(simulated.alone_mah))
     return item.result(
         cells, holds={"each": all(shares), "total": max(totals) < 1}, least=min(totals), most=max(totals)
     )

@@ -52,15 +52,16 @@ def relative_paces(num_stages: int) -> dict[bool, float]:
     def plan(parts: int) -> Plan:
         samples = SAMPLES // parts
         stages = tuple(
-            Stage(start=at, stop=at + 1, shares=(Share(rank=at, samples=samples),)) for at in range(num_stages)
+            Stage(start=index, stop=index + 1, shares=(Share(rank=index, samples=samples),))
+            for index in range(num_stages)
         )
         return Plan(method=PAPER, stages=stages, micro_batch_size=samples, num_micro_batches=parts)
 
-    whole, cut = plan(1), plan(num_stages)
+    single, cut = plan(1), plan(num_stages)
     sizes = (cut.micro_batch_size,) * num_stages
     costs = plan_costs(profile, cluster, cut, sizes=sizes, lengths=(1,) * num_stages)
     drained_s = simulate(Program.on(cluster, insert_transfers(one_f_one_b(cut, sizes)), costs), memory=False).makespan_s
-    begun, done = (
-        mini_batches_s(profile, cluster, whole, tokens=1, count=count) for count in (num_stages, 2 * num_stages)
+    begun_s, done = (
+        mini_batches_s(profile, cluster, single, tokens=1, count=count) for count in (num_stages, 2 * num_stages)
     )
-    return {True: drained_s * num_stages / (done - begun), False: 1.0}
+    return {True: drained_s * num_stages / (done - begun_s), False: 1.0}

@@ -65,8 +65,11 @@ def table1(item: Item, settings: Settings) -> Result:
     """Count memory footprint and latency of a single token."""
     constants, claims = load_constants(), printed(PAPER, "claims")
     comparisons = item.compare(lambda *labels: cell(constants, *labels))
-    largest = max((one for one in comparisons if one.labels[1] == MEMORY), key=lambda one: abs(one.deviation or 0.0))
-    verdicts = [one.agrees for one in comparisons if one.agrees is not None]
+    largest = max(
+        (comparison for comparison in comparisons if comparison.labels[1] == MEMORY),
+        key=lambda comparison: abs(comparison.deviation or 0.0),
+    )
+    verdicts = [comparison.agrees for comparison in comparisons if comparison.agrees is not None]
     on_pi, on_a100 = (float(cell(constants, "Bert-L", quantity)) for quantity in (PI, A100))
     ratio = 1e3 * on_pi / on_a100
 
@@ -78,7 +81,7 @@ def table1(item: Item, settings: Settings) -> Result:
         value * (MODELS[model].params / MODELS["DistilBert"].params)
         for value, model in ((0.11, "Bert-L"), (0.3, "Bert-L"), (0.3, "ViT-Huge"), (0.3, "GPT2-L"))
     ]
-    told = claims["latency of Bert-L on an RPi 4B against an A100", "about"]
+    claimed = claims["latency of Bert-L on an RPi 4B against an A100", "about"]
     return item.result(
         comparisons,
         tables={
@@ -88,7 +91,7 @@ def table1(item: Item, settings: Settings) -> Result:
         holds={
             "memory": abs(largest.deviation or 0.0) <= 5,
             "oom": all(verdicts),
-            "ratio": abs(ratio / told - 1) <= 0.15,
+            "ratio": abs(ratio / claimed - 1) <= 0.15,
         },
         where=largest.labels[0],
         largest=largest.deviation,
@@ -123,13 +126,13 @@ def volumes(constants: Constants, scheme: int, count: int) -> dict[str, float]:
     Communication is in units of (N - 1) / N of the formula, one device's part in a ring.
     """
     shorter, longer = (_counted(constants, scheme, count, layers) for layers in (LAYERS, LAYERS + 1))
-    weights, flops, sent = (after - before for before, after in zip(shorter, longer, strict=True))
+    weights, flops, sent_bytes = (after - before for before, after in zip(shorter, longer, strict=True))
     [shape] = stack_sizes(MODELS[MODEL])
-    held = shape.attention_bytes / count + shape.feed_forward_bytes / (count if scheme == 1 else 1)
+    held_bytes = shape.attention_bytes / count + shape.feed_forward_bytes / (count if scheme == 1 else 1)
     return {
-        "model memory of a device": weights / held,
+        "model memory of a device": weights / held_bytes,
         COMPUTATION: flops / (shape.layer_flops(TOKENS) / count),
-        COMMUNICATION: sent / (RINGS[scheme] * TOKENS * shape.hidden_bytes * (count - 1) / count),
+        COMMUNICATION: sent_bytes / (RINGS[scheme] * TOKENS * shape.hidden_bytes * (count - 1) / count),
     }
 
 
@@ -152,35 +155,37 @@ def _counted(constants: Constants, scheme: int, count: int, layers: int) -> tupl
     )
     layout = InferenceLayout.build(plan, costs.stacks, TOKENS)
     prices = inference_costs(costs, on, layout)
-    sent = flops = 0.0
+    sent_bytes = flops = 0.0
     for op in inference_schedule(layout).ops[count - 1]:
         if op.kind == SEND:
-            sent += prices.spec(op.reads[0]).nbytes
+            sent_bytes += prices.spec(op.reads[0]).nbytes
         elif op.kind in sizes.kinds:
             start, stop = layout.span(op)
             pairs = (stop - start) * (TOKENS if op.kind == "ATT" else 1)
             flops += sizes.unit_flops(op.kind) * pairs * layout.width(layout.blocks[op.stage], count - 1)
     need = needs(problem(constants, costs, on, TOKENS), plan)[count - 1]
-    return need.attention_bytes + need.feed_forward_bytes, flops, sent
+    return need.attention_bytes + need.feed_forward_bytes, flops, sent_bytes
 
 
 def table2(item: Item, settings: Settings) -> Result:
     """Count memory, computation and communication of both schemes from the schedules."""
     constants, formulas = load_constants(), printed(PAPER, "table2")
-    found = {(scheme, count): volumes(constants, scheme, count) for scheme, count in product(RINGS, COUNTS)}
+    counted = {(scheme, count): volumes(constants, scheme, count) for scheme, count in product(RINGS, COUNTS)}
     comparisons = []
-    for (scheme, count), made in found.items():
-        for quantity, value in made.items():
+    for (scheme, count), quantities in counted.items():
+        for quantity, value in quantities.items():
             part = f" x {count - 1}/{count}" if quantity == COMMUNICATION else ""
             unit = f"of {formulas[f'Scheme-{scheme}', quantity]}{part}"
             comparisons.append(item.cell((f"Scheme-{scheme}", quantity, f"N = {count}"), 1.0, value, unit))
     largest = worst(comparisons)[0]
-    sent = {key: made[COMMUNICATION] * RINGS[key[0]] for key, made in found.items()}
-    saved = [1 - sent[2, count] / sent[1, count] for count in COUNTS]
+    rings = {key: quantities[COMMUNICATION] * RINGS[key[0]] for key, quantities in counted.items()}
+    saved = [1 - rings[2, count] / rings[1, count] for count in COUNTS]
     return item.result(
         comparisons,
         holds={"volumes": largest < 1e-6, "halves": all(abs(share - 0.5) < 1e-9 for share in saved)},
-        series={f"Scheme-{scheme}": tuple((float(count), sent[scheme, count]) for count in COUNTS) for scheme in RINGS},
+        series={
+            f"Scheme-{scheme}": tuple((float(count), rings[scheme, count]) for count in COUNTS) for scheme in RINGS
+        },
         largest=largest,
         saved=", ".join(f"{share:.0%}" for share in saved),
     )

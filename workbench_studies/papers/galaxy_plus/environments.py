@@ -44,14 +44,14 @@ def speed_ups(constants: Constants) -> Cells:
     """Return the speed-up of Galaxy+, None where a method runs out of memory, by (model, environment, baseline,
     Mbit/s).
     """
-    found: dict[tuple[str, str, str, int], float | None] = {}
+    speed_up_of: dict[tuple[str, str, str, int], float | None] = {}
     for environment, model, mbits in product(ENVIRONMENTS, TABLE_V, MBITS):
-        own = run_system(constants, model, environment, OURS, mbits)
+        ours = run_system(constants, model, environment, OURS, mbits)
         for system in BASELINES:
-            found[model, environment, system, mbits] = own.speed_up(
+            speed_up_of[model, environment, system, mbits] = ours.speed_up(
                 run_system(constants, model, environment, system, mbits)
             )
-    return found
+    return speed_up_of
 
 
 def bounds(
@@ -76,8 +76,8 @@ def fig12(item: Item, settings: Settings) -> Result:
     for (environment, against, bound), value in printed(PAPER, "fig12").items():
         systems = (GALAXY,) if against == GALAXY else OTHERS
         for name, models in (("models that fit the text", WITHIN), ("all models", TABLE_V)):
-            found = bounds(cells, environment, systems, models)[bound == "most"]
-            comparisons.append(item.cell((environment, against, bound, name), value, found))
+            value_of_bound = bounds(cells, environment, systems, models)[bound == "most"]
+            comparisons.append(item.cell((environment, against, bound, name), value, value_of_bound))
     behind = [key for key, value in cells.items() if value is not None and value < 1]
 
     def megatron(model: str, mbits: int) -> float:
@@ -91,13 +91,15 @@ def fig12(item: Item, settings: Settings) -> Result:
     }
 
     def score(changed: Constants) -> tuple[Number, ...]:
-        made = speed_ups(changed)
-        return (*bounds(made, a, OTHERS), *bounds(made, b, OTHERS), bounds(made, "any", (GALAXY,))[1])
+        simulated = speed_ups(changed)
+        return (*bounds(simulated, a, OTHERS), *bounds(simulated, b, OTHERS), bounds(simulated, "any", (GALAXY,))[1])
 
     # Table V's printed values, as if independent of bandwidth; over Galaxy its largest.
     table = printed(PAPER, "table5")
-    told = {key: table[key[0], key[1], f"speed-up over {key[2]}"] for key in product(TABLE_V, ENVIRONMENTS, BASELINES)}
-    flat = {(*key, 0): value if isinstance(value, float) else None for key, value in told.items()}
+    printed_factors = {
+        key: table[key[0], key[1], f"speed-up over {key[2]}"] for key in product(TABLE_V, ENVIRONMENTS, BASELINES)
+    }
+    flat = {(*key, 0): value if isinstance(value, float) else None for key, value in printed_factors.items()}
     rows: list[tuple[Number, ...]] = []
     for environment, model, system in product(ENVIRONMENTS, TABLE_V, BASELINES):
         values = [cells[model, environment, system, mbits] for mbits in MBITS]
@@ -129,14 +131,14 @@ def fig12(item: Item, settings: Settings) -> Result:
 
 def factors(constants: Constants, environment: str) -> dict[tuple[str, str], float]:
     """Return a method's seconds over Galaxy+'s, by (baseline, model), if neither runs out of memory."""
-    found = {}
+    factor_of = {}
     for system, model in product(BASELINES, MODELS):
         value = run_system(constants, model, environment, OURS).speed_up(
             run_system(constants, model, environment, system)
         )
         if value is not None:
-            found[system, model] = value
-    return found
+            factor_of[system, model] = value
+    return factor_of
 
 
 def most(constants: Constants, environment: str) -> tuple[float, str, str]:
@@ -147,18 +149,18 @@ def most(constants: Constants, environment: str) -> tuple[float, str, str]:
 def fig13(item: Item, settings: Settings) -> Result:
     """Simulate every method on four Nanos and on four cards."""
     constants, paper = load_constants(), printed(PAPER, "fig13")
-    found = {environment: factors(constants, environment) for environment in (NANOS, CARDS)}
-    largest = {environment: most(constants, environment) for environment in found}
+    factors_of = {environment: factors(constants, environment) for environment in (NANOS, CARDS)}
+    largest = {environment: most(constants, environment) for environment in factors_of}
     comparisons = [
         item.cell((environment, "most"), paper[environment, "most"], value, note=f"{model} over {system}")
         for environment, (value, model, system) in largest.items()
     ]
     rows: list[tuple[Number, ...]] = []
-    for environment, model in product(found, MODELS):
-        own = run_system(constants, model, environment, OURS)
-        milliseconds = OOM if own.seconds is None else 1e3 * own.seconds
-        values = (found[environment].get((system, model), OOM) for system in BASELINES)
-        rows.append((model, environment, own.configuration, milliseconds, *values))
+    for environment, model in product(factors_of, MODELS):
+        ours = run_system(constants, model, environment, OURS)
+        milliseconds = OOM if ours.seconds is None else 1e3 * ours.seconds
+        values = (factors_of[environment].get((system, model), OOM) for system in BASELINES)
+        rows.append((model, environment, ours.configuration, milliseconds, *values))
     behind = {
         environment: {
             (model, system): value
@@ -166,7 +168,7 @@ def fig13(item: Item, settings: Settings) -> Result:
             for system in BASELINES
             if (value := each.get((system, model), 1)) < 0.99
         }
-        for environment, each in found.items()
+        for environment, each in factors_of.items()
     }
     words = {
         environment: "; ".join(f"{model} against {system} {value:.2f}" for (model, system), value in each.items())
@@ -177,7 +179,7 @@ def fig13(item: Item, settings: Settings) -> Result:
     def score(changed: Constants) -> tuple[Number, ...]:
         return most(changed, NANOS)[0], most(changed, CARDS)[0]
 
-    nanos, cards = (cluster(constants, environment).devices[0].memory_bytes / GB for environment in found)
+    nanos, cards = (cluster(constants, environment).devices[0].memory_bytes / GB for environment in factors_of)
     return item.result(
         comparisons,
         tables={"factors": rows, "sensitivity": item.sensitivity(constants, score, (4.0, 4.0))},

@@ -111,19 +111,19 @@ def strong(constants: Constants, model: str, system: str, counts: tuple[int, ...
 
 
 def _result(
-    item: Item, found: Found, ours: Callable[[float], float], trivial: float, tables: dict[str, Rows], **given: Any
+    item: Item, scaled: Found, ours: Callable[[float], float], trivial: float, tables: dict[str, Rows], **texts: Any
 ) -> Result:
     """Return a figure's result: ours (value with 4 devices) for each method next to the paper's for Galaxy+."""
     paper = {model: value for (model, _), value in printed(PAPER, item.name).items()}
     way = weak if item.name == "fig14" else strong
     ahead = all(
-        found[model, OURS][count] >= found[model, system][count]
+        scaled[model, OURS][count] >= scaled[model, system][count]
         for model, system, count in product(SCALED, (MEGATRON, SEQUENCE), EVEN)
     )
-    given["holds"] = {"ahead": ahead} | given["holds"]
+    texts["holds"] = {"ahead": ahead} | texts["holds"]
     return item.result(
         [
-            item.cell((model, system), paper[model] if system == OURS else None, ours(found[model, system][4]))
+            item.cell((model, system), paper[model] if system == OURS else None, ours(scaled[model, system][4]))
             for model, system in product(SCALED, SYSTEMS)
         ],
         tables=tables
@@ -137,22 +137,22 @@ def _result(
         columns={name: [str(count) for count in MANY] for name in tables},
         series={f"{model}, linear": ((1.0, 1.0), (64.0, 64.0)) for model in SCALED}
         | {
-            f"{model}, {system.replace(',', '')}": tuple((float(count), value) for count, value in made.items())
-            for (model, system), made in found.items()
+            f"{model}, {system.replace(',', '')}": tuple((float(count), value) for count, value in values.items())
+            for (model, system), values in scaled.items()
         },
-        **given,
+        **texts,
     )
 
 
 def fig14(item: Item, settings: Settings) -> Result:
     """Simulate weak scaling, 96 tokens for each device."""
     constants = load_constants()
-    found = {(model, system): weak(constants, model, system, MANY) for model, system in product(SCALED, SYSTEMS)}
-    rows = [(*labels, *(100 * value / count for count, value in made.items())) for labels, made in found.items()]
-    four = {model: found[model, OURS][4] for model in SCALED}
+    scaled = {(model, system): weak(constants, model, system, MANY) for model, system in product(SCALED, SYSTEMS)}
+    rows = [(*labels, *(100 * value / count for count, value in values.items())) for labels, values in scaled.items()]
+    four = {model: scaled[model, OURS][4] for model in SCALED}
     return _result(
         item,
-        found,
+        scaled,
         lambda value: 100 * value / 4,
         100.0,
         {"share": rows},
@@ -165,16 +165,16 @@ def fig14(item: Item, settings: Settings) -> Result:
 def fig15(item: Item, settings: Settings) -> Result:
     """Simulate strong scaling, 384 tokens in all."""
     constants = load_constants()
-    found = {(model, system): strong(constants, model, system, MANY) for model, system in product(SCALED, SYSTEMS)}
+    scaled = {(model, system): strong(constants, model, system, MANY) for model, system in product(SCALED, SYSTEMS)}
     rows = []
-    for (model, system), made in found.items():
+    for (model, system), values in scaled.items():
         alone = 1e3 * layer_s(constants, model, system, 1, constants.strong_tokens)
-        rows.append((model, system, *(alone / value for value in made.values())))
-    best = {key: max(made, key=made.__getitem__) for key, made in found.items()}
-    four = {model: found[model, OURS][4] for model in SCALED}
+        rows.append((model, system, *(alone / value for value in values.values())))
+    best = {key: max(values, key=values.__getitem__) for key, values in scaled.items()}
+    four = {model: scaled[model, OURS][4] for model in SCALED}
     return _result(
         item,
-        found,
+        scaled,
         lambda value: value,
         4.0,
         {"milliseconds": rows},
@@ -188,14 +188,21 @@ def plans(constants: Constants) -> Rows:
     """Return every method's partition, devices and seconds, or the missing memory."""
     rows: list[tuple[Number, ...]] = []
     for environment, model, system in product(ENVIRONMENTS, TABLE_V, (OURS, *BASELINES[::-1])):
-        made = run_system(constants, model, environment, system)
-        if made.plan is None:
-            rows.append((model, environment, system, OOM, made.reason, None))
+        system_run = run_system(constants, model, environment, system)
+        if system_run.plan is None:
+            rows.append((model, environment, system, OOM, system_run.reason, None))
             continue
-        plan, devices = made.plan, cluster(constants, environment).devices
+        plan, devices = system_run.plan, cluster(constants, environment).devices
         parts = f"layers {plan.layers}" if plan.layers else f"heads {plan.units}" if plan.units else "all heads"
         rows.append(
-            (model, environment, system, parts, ", ".join(devices[rank].name for rank in plan.ranks), made.seconds)
+            (
+                model,
+                environment,
+                system,
+                parts,
+                ", ".join(devices[rank].name for rank in plan.ranks),
+                system_run.seconds,
+            )
         )
     return rows
 
@@ -209,12 +216,14 @@ def scheduled(constants: Constants) -> Rows:
         costs = profile(constants, model, environment)
         row: list[Number] = [model, environment]
         for system in (OURS, GALAXY, MEGATRON):
-            made, columns = run_system(constants, model, environment, system), 1 + (system == OURS)
+            system_run, columns = run_system(constants, model, environment, system), 1 + (system == OURS)
             on = cluster(constants, environment, collectives=system == MEGATRON)
-            asked = Problem(costs, on, sequence_length=constants.length(model), decoder_length=constants.decoder_tokens)
-            priced = SequencePrice(asked, NO_MESSAGE_S)
-            ways = [] if made.plan is None else [made.plan, replace(made.plan, both_ways=True)]
-            row.append(OOM if made.seconds is None else made.seconds)
+            sequence_problem = Problem(
+                costs, on, sequence_length=constants.length(model), decoder_length=constants.decoder_tokens
+            )
+            priced = SequencePrice(sequence_problem, NO_MESSAGE_S)
+            ways = [] if system_run.plan is None else [system_run.plan, replace(system_run.plan, both_ways=True)]
+            row.append(OOM if system_run.seconds is None else system_run.seconds)
             row += [priced(way) for way in ways[:columns]] or [OOM] * columns
         rows.append(row)
     return rows

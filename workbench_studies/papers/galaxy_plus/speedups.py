@@ -46,14 +46,14 @@ Cells = Mapping[tuple[str, ...], Number]
 
 def cells(constants: Constants) -> dict[tuple[str, ...], Number]:
     """Return our [P,Q] and speed-ups, or OOM, by (model, environment, quantity)."""
-    found: dict[tuple[str, ...], Number] = {}
+    values: dict[tuple[str, ...], Number] = {}
     for model, environment in product(TABLE_V, ENVIRONMENTS):
-        own = run_system(constants, model, environment, OURS)
-        found[model, environment, CONFIGURATION] = own.configuration
+        ours = run_system(constants, model, environment, OURS)
+        values[model, environment, CONFIGURATION] = ours.configuration
         for system in BASELINES:
-            speed_up = own.speed_up(run_system(constants, model, environment, system))
-            found[model, environment, SPEED_UP[system]] = OOM if speed_up is None else speed_up
-    return found
+            speed_up = ours.speed_up(run_system(constants, model, environment, system))
+            values[model, environment, SPEED_UP[system]] = OOM if speed_up is None else speed_up
+    return values
 
 
 def configurations_near(ours: Cells, paper: Cells, environments: tuple[str, ...] = ENVIRONMENTS) -> int:
@@ -100,13 +100,13 @@ def table5(item: Item, settings: Settings) -> Result:
         note = "not to be had by arithmetic, or not by Algorithm 1: see the sums" if far else ""
         comparisons.append(item.cell(labels, value, ours[labels], note=note))
 
-    def score(made: Cells, known: Cells) -> tuple[Number, ...]:
-        medians = (median_deviation(made, known, (environment,)) for environment in ENVIRONMENTS)
+    def score(simulated: Cells, printed_cells: Cells) -> tuple[Number, ...]:
+        medians = (median_deviation(simulated, printed_cells, (environment,)) for environment in ENVIRONMENTS)
         return (
-            configurations_near(made, paper),
+            configurations_near(simulated, paper),
             *medians,
-            verdicts(made, paper)[0],
-            columns_in_order(made, paper, TIE)[0],
+            verdicts(simulated, paper)[0],
+            columns_in_order(simulated, paper, TIE)[0],
         )
 
     # Bert-L's printed cells of the same environment for every model, all layers scheme 2.
@@ -119,7 +119,7 @@ def table5(item: Item, settings: Settings) -> Result:
         median_deviation(ours, paper, each) for each in (ENVIRONMENTS, ENVIRONMENTS[:1], ENVIRONMENTS[1:])
     )
     near, in_a = configurations_near(ours, paper), configurations_near(ours, paper, ENVIRONMENTS[:1])
-    agreeing, asked = verdicts(ours, paper)
+    agreeing, num_verdicts = verdicts(ours, paper)
     good, count, wrong = columns_in_order(ours, paper, TIE)
     return item.result(
         comparisons,
@@ -134,14 +134,14 @@ def table5(item: Item, settings: Settings) -> Result:
         holds={
             "in_a": in_a == len(TABLE_V),
             "near": near >= 8,
-            "verdicts": agreeing == asked,
+            "verdicts": agreeing == num_verdicts,
             "median": median <= 15,
             "order": good == count,
         },
         in_a=in_a,
         near=near,
         agreeing=agreeing,
-        asked=asked,
+        asked=num_verdicts,
         median=median,
         median_a=median_a,
         median_b=median_b,
@@ -160,9 +160,13 @@ def draw_table5(item: Item, result: Result) -> list[Captioned]:
     """Return the speed-ups, a figure for each environment, and the layers of scheme 2."""
     *charts, chart = item.figures
     layers = [
-        Comparison(labels=(one.labels[1], one.labels[0]), paper=_second(one.paper), ours=_second(one.ours))
-        for one in sorted(result.comparisons, key=lambda one: one.labels[1])
-        if one.labels[2] == CONFIGURATION
+        Comparison(
+            labels=(comparison.labels[1], comparison.labels[0]),
+            paper=_second(comparison.paper),
+            ours=_second(comparison.ours),
+        )
+        for comparison in sorted(result.comparisons, key=lambda comparison: comparison.labels[1])
+        if comparison.labels[2] == CONFIGURATION
     ]
     return [*draw(charts, result), Captioned(chart.name, chart.caption, paired_bars(result, layers, chart))]
 
@@ -183,10 +187,10 @@ def least_bytes(model: str, second: int) -> tuple[float, float]:
     The layers of the first stack are taken first, as in Algorithm 1.
     """
     each = total = 0.0
-    left = second
+    remaining = second
     for shape in stack_sizes(MODELS[model]):
-        full = min(left, shape.num_layers)
-        left -= full
+        full = min(remaining, shape.num_layers)
+        remaining -= full
         each += full * shape.feed_forward_bytes
         total += shape.num_layers * (shape.attention_bytes + shape.feed_forward_bytes)
     return each, total + 3 * each
@@ -200,22 +204,31 @@ def _weights(constants: Constants, paper: Cells) -> Rows:
             configuration = str(paper[model, environment, CONFIGURATION])
             second = _second(configuration)
             each, total = least_bytes(model, second)
-            found = "possible"
+            verdict = "possible"
             if each >= min(budgets):
-                found = "impossible: the smallest device cannot hold the full MLPs alone"
+                verdict = "impossible: the smallest device cannot hold the full MLPs alone"
             elif total > sum(budgets):
-                found = "impossible: all devices together are too small"
+                verdict = "impossible: all devices together are too small"
             elif environment == ENVIRONMENTS[1] and not _fits(constants, model, environment, second):
-                found = "possible, but not with heads and columns in proportion to speed (Algorithm 1)"
+                verdict = "possible, but not with heads and columns in proportion to speed (Algorithm 1)"
             rows.append(
-                (model, environment, configuration, each / GB, min(budgets) / GB, total / GB, sum(budgets) / GB, found)
+                (
+                    model,
+                    environment,
+                    configuration,
+                    each / GB,
+                    min(budgets) / GB,
+                    total / GB,
+                    sum(budgets) / GB,
+                    verdict,
+                )
             )
     return rows
 
 
 def _fits(constants: Constants, model: str, environment: str, second: int) -> bool:
-    found = _second_layers(constants, model, cluster(constants, environment), environment)
-    return isinstance(found, float) and found >= second
+    layers = _second_layers(constants, model, cluster(constants, environment), environment)
+    return isinstance(layers, float) and layers >= second
 
 
 def _second_layers(constants: Constants, model: str, on: Cluster, environment: str) -> Number:
@@ -237,8 +250,8 @@ def _accounting(constants: Constants, paper: Cells) -> Rows:
     for name, budgets, shares in (("10^9 bytes", on, SHARES), ("2^30 bytes", larger, (constants.embedding_share,))):
         for share in shares:
             changed = replace(constants, embedding_share=share)
-            found = [_second_layers(changed, model, budgets, ENVIRONMENTS[0]) for model in TABLE_V]
-            rows.append((f"GB = {name}, {share:g} of the embedding on each device", *found))
+            layers = [_second_layers(changed, model, budgets, ENVIRONMENTS[0]) for model in TABLE_V]
+            rows.append((f"GB = {name}, {share:g} of the embedding on each device", *layers))
     rows.append(
         ("the paper", *(float(_second(str(paper[model, ENVIRONMENTS[0], CONFIGURATION]))) for model in TABLE_V))
     )
@@ -251,14 +264,22 @@ def _balance(constants: Constants, paper: Cells) -> Rows:
     devices = cluster(constants, ENVIRONMENTS[1]).devices
     speeds = sorted((device.flops_per_s for device in devices), reverse=True)
     for model in TABLE_V:
-        told = paper[model, ENVIRONMENTS[1], "speed-up over ES"]
+        printed_factor = paper[model, ENVIRONMENTS[1], "speed-up over ES"]
         weights = least_bytes(model, 0)[1]
         needed = weights
         seconds = 0.0  # of the layers, assigned to the fastest devices first, in units of the model's FLOPs
         for device in sorted(devices, key=lambda each: -each.flops_per_s):
-            held = min(needed, float(device.memory_bytes))
-            seconds += held / weights / device.flops_per_s
-            needed -= held
+            part_bytes = min(needed, float(device.memory_bytes))
+            seconds += part_bytes / weights / device.flops_per_s
+            needed -= part_bytes
         most = seconds * sum(speeds)
-        rows.append((model, weights / GB, told, most, told > most if isinstance(told, float) else None))
+        rows.append(
+            (
+                model,
+                weights / GB,
+                printed_factor,
+                most,
+                printed_factor > most if isinstance(printed_factor, float) else None,
+            )
+        )
     return [(*row[:-1], "yes" if row[-1] else "no") for row in rows]

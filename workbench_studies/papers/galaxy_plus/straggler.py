@@ -142,14 +142,17 @@ def _series(
     """Return throughput over `per_s` seconds and each device's utilisation in per cent over time, in steps of
     `step_s`.
     """
-    rates = {name: [(at, per_s * value) for at, value in report.throughput(step_s)] for name, report in reports.items()}
+    rates = {
+        name: [(time_s, per_s * value) for time_s, value in report.throughput(step_s)]
+        for name, report in reports.items()
+    }
     most = max(value for points in rates.values() for _, value in points)
     series = {f"throughput, {name}": tuple(points) for name, points in rates.items()}
     series["throughput, load begins"] = ((begins_s, 0.0), (begins_s, most))
     for name in (WITHOUT, WITH):
         for rank, device in enumerate(reports[name].cluster.devices):
             shares = reports[name].utilisation(rank, step_s)
-            series[f"utilisation, {name}, {device.name}"] = tuple((at, 100 * share) for at, share in shares)
+            series[f"utilisation, {name}, {device.name}"] = tuple((time_s, 100 * share) for time_s, share in shares)
         series[f"utilisation, {name}, load begins"] = ((begins_s, 0.0), (begins_s, 100.0))
     return series
 
@@ -175,11 +178,11 @@ def fig16_executed(item: Item, settings: Settings) -> Result:
     return result_of(item, found, model, length)
 
 
-def result_of(item: Item, found: LoadSpikeResult, model: str, length: int) -> Result:
+def result_of(item: Item, spike: LoadSpikeResult, model: str, length: int) -> Result:
     """Return the result from the reports."""
-    (before, without), (_, after) = found.throughput_per_s("none"), found.throughput_per_s("exclude")
-    restored_s = found.restored_s("exclude", 0.9)
-    reports = {name: found.reports[REACTIONS[name]] for name in (WITHOUT, WITH)}
+    (before, without), (_, after) = spike.throughput_per_s("none"), spike.throughput_per_s("exclude")
+    restored_s = spike.restored_s("exclude", 0.9)
+    reports = {name: spike.reports[REACTIONS[name]] for name in (WITHOUT, WITH)}
     names = [device.name for device in reports[WITH].cluster.devices]
     rows: list[tuple[Number, ...]] = [
         (
@@ -197,7 +200,7 @@ def result_of(item: Item, found: LoadSpikeResult, model: str, length: int) -> Re
         "before the load": before,
         "with the load, without re-scheduling": without,
         "with the load, with re-scheduling": after,
-        "best plan without the loaded device": found.best_per_s,
+        "best plan without the loaded device": spike.best_per_s,
     }
     return item.result(
         [item.cell((name,), None, value) for name, value in values.items()],
@@ -209,12 +212,12 @@ def result_of(item: Item, found: LoadSpikeResult, model: str, length: int) -> Re
             "answers": sum(report.num_wrong for report in reports.values()) == 0,
             "kept": all(report.valid for report in reports.values()),
         },
-        series=_series(reports, found.spike.start, 1.0, 1.0),
+        series=_series(reports, spike.spike.start, 1.0, 1.0),
         model=model,
         length=length,
         label=reports[WITHOUT].label,
-        factor=found.spike.factor,
-        start_s=found.spike.start,
+        factor=spike.spike.factor,
+        start_s=spike.spike.start,
         before=before,
         without=without,
         after=after,

@@ -49,22 +49,26 @@ def printed_s(
     for stack, shape in enumerate(profile.stacks):
         second = plan.schemes[first : first + shape.num_layers].count(2)
         first += shape.num_layers
-        own, memory, (units, columns) = lengths[stack], lengths[0], plan.cut(shape)
-        tokens, costs = plan.tokens(own), [profile.costs[rank][stack] for rank in plan.ranks]
+        own_tokens, memory, (units, columns) = lengths[stack], lengths[0], plan.cut(shape)
+        tokens, costs = plan.tokens(own_tokens), [profile.costs[rank][stack] for rank in plan.ranks]
         lines = galaxy_plus.hop_lines(cluster, plan.ranks, shape.hidden_bytes)
         hops = [[fixed + slope * count if count else 0.0 for count in tokens] for fixed, slope in lines]
         byte_s = [handling_s_per_byte[rank] if handling_s_per_byte else 0.0 for rank in plan.ranks]
         handled = [[count * shape.hidden_bytes * seconds for count in tokens] for seconds in byte_s]
         ring, slowest = partial(_ring_s, costs, tokens, hops, handled), partial(_slowest_s, costs)
-        attention = ring("QKV", units) + slowest("ATT", own * own, units) + ring("OUT", units, scatters=True)
+        attention = (
+            ring("QKV", units) + slowest("ATT", own_tokens * own_tokens, units) + ring("OUT", units, scatters=True)
+        )
         if shape.has_cross_attention:
             attention += ring("CQ", units) + slowest("CKV", memory, units)
-            attention += slowest("CATT", own * memory, units) + ring("COUT", units, scatters=True)
+            attention += slowest("CATT", own_tokens * memory, units) + ring("COUT", units, scatters=True)
         split = ring("UP", columns) + ring("DOWN", columns, scatters=True)
         places = list(zip(plan.ranks, tokens, strict=True))
-        whole = max(galaxy_plus.mlp_sequence_s(profile, rank, stack, count) for rank, count in places)
+        sequence_s = max(galaxy_plus.mlp_sequence_s(profile, rank, stack, count) for rank, count in places)
         connections = max(galaxy_plus.con_s(profile, rank, stack, count) for rank, count in places)
-        total += shape.num_layers * (attention + connections) + (shape.num_layers - second) * split + second * whole
+        total += (
+            shape.num_layers * (attention + connections) + (shape.num_layers - second) * split + second * sequence_s
+        )
     return total
 
 
@@ -89,18 +93,22 @@ def _ring_s(
     of the processor.
     """
     n = len(costs)
-    done, sent, there = [0.0] * n, [0.0] * n, [0.0] * n  # there: arrival of a tile, or of the sum of the tiles so far
+    done, sent_s, arrived_s = (
+        [0.0] * n,
+        [0.0] * n,
+        [0.0] * n,
+    )  # there: arrival of a tile, or of the sum of the tiles so far
     for step in range(n):
         tile = [(i - step - scatters) % n for i in range(n)]
-        begin = done if scatters else list(map(max, done, there))
+        begin = done if scatters else list(map(max, done, arrived_s))
         done = [begin[i] + costs[i].seconds(kind, tokens[tile[i]], parts[i]) for i in range(n)]
         if step and scatters:
-            done = [max(done[i], there[i]) + costs[i].seconds("ADD", tokens[tile[i]]) for i in range(n)]
+            done = [max(done[i], arrived_s[i]) + costs[i].seconds("ADD", tokens[tile[i]]) for i in range(n)]
         if step < n - 1:
             done = [done[i] + handled[i][tile[i]] for i in range(n)]
-            ready = done if scatters else there
-            sent = [max(sent[i], ready[i]) + hops[i][tile[i]] for i in range(n)]
-            there = [sent[i - 1] for i in range(n)]
+            ready = done if scatters else arrived_s
+            sent_s = [max(sent_s[i], ready[i]) + hops[i][tile[i]] for i in range(n)]
+            arrived_s = [sent_s[i - 1] for i in range(n)]
     return max(done)
 
 
@@ -115,11 +123,11 @@ def _staged(problem: Problem[InferenceProfile]) -> InferencePlan:
     slowest = sorted(count * seconds for seconds in layer_s for count in range(1, costs.num_layers + 1))
     rooms = ([int(limit / seconds + 1e-9) for seconds in layer_s] for limit in slowest)
     room = next(each for each in rooms if min(each) and sum(each) >= costs.num_layers)
-    left, shares = costs.num_layers - on.world_size, [1] * on.world_size
+    remaining, shares = costs.num_layers - on.world_size, [1] * on.world_size
     for rank in sorted(range(on.world_size), key=lambda each: layer_s[each]):
-        more = min(left, room[rank] - 1)
+        more = min(remaining, room[rank] - 1)
         shares[rank] += more
-        left -= more
+        remaining -= more
     ranks = tuple(range(on.world_size))
     plan = InferencePlan(
         method="edgeshard", paradigm="pipeline", ranks=ranks, layers=tuple(shares), length=problem.sequence_length

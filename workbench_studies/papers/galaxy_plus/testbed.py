@@ -117,21 +117,21 @@ def cluster(
     library's collectives, not by a custom ring.
     """
     efficiency = constants.collective_efficiency if collectives else constants.ring_efficiency
-    made = described(environment)
-    devices = tuple(_device(constants, device, mbit_per_s, efficiency) for device in made.devices)
+    catalogue_cluster = described(environment)
+    devices = tuple(_device(constants, device, mbit_per_s, efficiency) for device in catalogue_cluster.devices)
     if count is not None:
         devices = tuple(
             replace(devices[0], name=f"{devices[0].model.removeprefix('rpi-4b-')}-{number}") for number in range(count)
         )
-    return Cluster(name=environment, devices=devices, description=made.description)
+    return Cluster(name=environment, devices=devices, description=catalogue_cluster.description)
 
 
 @lru_cache(maxsize=8)
 def described(environment: str) -> Cluster:
     """Return an environment from the catalogue; cached, because sensitivities request it often."""
     if environment == FIG_16:
-        known = {device.name: device for device in load_cluster(CLUSTERS["Env. B"]).devices}
-        return Cluster(name=FIG_16, devices=tuple(known[name] for name in ("rpi-l-0", "rpi-l-1", "rpi-m")))
+        devices_by_name = {device.name: device for device in load_cluster(CLUSTERS["Env. B"]).devices}
+        return Cluster(name=FIG_16, devices=tuple(devices_by_name[name] for name in ("rpi-l-0", "rpi-l-1", "rpi-m")))
     return load_cluster(CLUSTERS[environment])
 
 
@@ -166,7 +166,7 @@ def profile(
         if kind not in rows:
             operation, memory = _overheads(constants, device)
             alone = Cluster(name="one", devices=(device,))
-            made = analytic_from(
+            device_profile = analytic_from(
                 model,
                 stacks,
                 alone,
@@ -175,7 +175,7 @@ def profile(
                 operation_s=operation,
                 memory_bytes_per_s=memory,
             )
-            rows[kind] = made
+            rows[kind] = device_profile
     costs = tuple(rows[device.model, device.flops_per_s].costs[0] for device in on.devices)
     return replace(next(iter(rows.values())), costs=costs)
 

@@ -103,12 +103,12 @@ def first_order_memory(
     tokens = rows * sequence_length
     frozen, trained = adapter_params(model, rule.rank)
     logits = rule.first_order_logit_bytes * model.vocab
-    kept = model.stack_layers * _kept_per_token(model, space, sequence_length) + logits
+    kept_values = model.stack_layers * _kept_per_token(model, space, sequence_length) + logits
     share = rule.kept_share if space == "full" else 1.0
     parts = {
         "weights": FP32_BYTES * model.params,
         "workspace": rule.workspace_bytes,
-        "activations": share * kept * tokens,
+        "activations": share * kept_values * tokens,
     }
     if space == "full":
         return parts | {"gradients": (FP32_BYTES + FP16_BYTES) * model.params, "besides": rule.full_bytes}

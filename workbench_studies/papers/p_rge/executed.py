@@ -50,36 +50,36 @@ def rows_of(table: str, settings: Settings) -> dict[str, Trial]:
 
 def trial(settings: Settings, method: Method, technique: str = "lora_fa", **changes: Any) -> Trial:
     """Return a trial of the comparison, or its quick version."""
-    given: dict[str, Any] = {"model": MODEL, "task": TASK, "score_every": SCORE_EVERY, "loss": LOSS}
-    given |= {"epsilon": 1e-3 if technique == "full" else 1e-2} | changes  # Table 9's
+    trial_fields: dict[str, Any] = {"model": MODEL, "task": TASK, "score_every": SCORE_EVERY, "loss": LOSS}
+    trial_fields |= {"epsilon": 1e-3 if technique == "full" else 1e-2} | changes  # Table 9's
     if settings.quick:
-        given |= _QUICK | ({"rank": 8} if "rank" in changes else {})
+        trial_fields |= _QUICK | ({"rank": 8} if "rank" in changes else {})
     if method in ("zero-shot", "calibrated"):
-        given |= {"steps": 0, "loss": "vocabulary"}
-    return Trial(method=method, technique=technique, **given)
+        trial_fields |= {"steps": 0, "loss": "vocabulary"}
+    return Trial(method=method, technique=technique, **trial_fields)
 
 
-def best_rate(runner: Runner, wanted: Trial, seed: int) -> float:
+def best_rate(runner: Runner, trial: Trial, seed: int) -> float:
     """Return the smallest learning rate whose validation score is within NEARLY of the best, with one seed."""
     rates: tuple[float, ...]
-    if wanted.loss == "vocabulary":
+    if trial.loss == "vocabulary":
         rates = OVER_VOCABULARY
-    elif wanted.steps > SEARCH_STEPS:
+    elif trial.steps > SEARCH_STEPS:
         rates = LONG_RATES
     else:
-        rates = tuple(trials()["rates"][f"{wanted.method}, {wanted.technique}"])
+        rates = tuple(trials()["rates"][f"{trial.method}, {trial.technique}"])
     if len(rates) == 1:
         return rates[0]
-    steps = min(wanted.steps, SEARCH_STEPS)
+    steps = min(trial.steps, SEARCH_STEPS)
     tries = {
-        rate: runner.validation_score(replace(wanted, learning_rate=rate, seed=seed, steps=steps)) for rate in rates
+        rate: runner.validation_score(replace(trial, learning_rate=rate, seed=seed, steps=steps)) for rate in rates
     }
     return min(rate for rate in rates if tries[rate] >= max(tries.values()) - NEARLY)
 
 
 def run_searched(
     settings: Settings,
-    wanted: Mapping[str, Trial],
+    trials_by_row: Mapping[str, Trial],
     one_seed: Sequence[str] = (),
     rate_of: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, list[TrialOutcome]]:
@@ -91,45 +91,49 @@ def run_searched(
     """
     with ExitStack() as stack:
         if settings.workdir is None:
-            kept = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="workbench-trials-")))
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="workbench-trials-")))
         else:
-            kept = settings.workdir / "trials"
-        runner = Runner(kept, settings.progress)
+            folder = settings.workdir / "trials"
+        runner = Runner(folder, settings.progress)
         outcomes: dict[str, list[TrialOutcome]] = {}
-        for name, one in wanted.items():
-            if not one.steps:
-                outcomes[name] = [runner.outcome(one)]
+        for name, trial in trials_by_row.items():
+            if not trial.steps:
+                outcomes[name] = [runner.outcome(trial)]
                 continue
             same = rate_of.get(name)
-            rate = best_rate(runner, one, settings.seeds[0]) if same is None else outcomes[same][0].trial.learning_rate
+            rate = (
+                best_rate(runner, trial, settings.seeds[0]) if same is None else outcomes[same][0].trial.learning_rate
+            )
             seeds = settings.seeds[:1] if name in one_seed else settings.seeds
-            outcomes[name] = [runner.outcome(replace(one, learning_rate=rate, seed=seed)) for seed in seeds]
+            outcomes[name] = [runner.outcome(replace(trial, learning_rate=rate, seed=seed)) for seed in seeds]
         return outcomes
 
 
 def table2(item: Item, settings: Settings) -> Result:
     """Execute it, or load earlier outcomes."""
-    wanted = rows_of(item.name, settings)
-    outcomes = run_searched(settings, wanted)
+    trials_by_row = rows_of(item.name, settings)
+    outcomes = run_searched(settings, trials_by_row)
     single, four = mean_score(outcomes[MEZO]), mean_score(outcomes[Q4])
-    held = {"queries": four >= single - 1.0}
-    return _result(item, outcomes, held, model=wanted[Q4].model, steps=wanted[Q4].steps, four=four, single=single)
+    holds = {"queries": four >= single - 1.0}
+    return _result(
+        item, outcomes, holds, model=trials_by_row[Q4].model, steps=trials_by_row[Q4].steps, four=four, single=single
+    )
 
 
 def table2_long(item: Item, settings: Settings) -> Result:
     """Execute a longer training of q = 4 with E = 4."""
-    wanted = rows_of(item.name, settings)
-    outcomes = run_searched(settings, wanted)
-    reached, steps = mean_score(outcomes[Q4]), wanted[Q4].steps
+    trials_by_row = rows_of(item.name, settings)
+    outcomes = run_searched(settings, trials_by_row)
+    reached, steps = mean_score(outcomes[Q4]), trials_by_row[Q4].steps
     zero, calibrated = (mean_score(outcomes[name]) for name in (ZERO_SHOT, CALIBRATED))
-    said: dict[str, Any] = {
+    texts: dict[str, Any] = {
         "steps": steps,
         "search": min(steps, SEARCH_STEPS),
         "reached": reached,
         "zero": zero,
         "calibrated_score": calibrated,
     }
-    return _result(item, outcomes, {"floor": reached >= FLOOR}, **said)
+    return _result(item, outcomes, {"floor": reached >= FLOOR}, **texts)
 
 
 def table2_references(item: Item, settings: Settings) -> Result:
@@ -139,7 +143,7 @@ def table2_references(item: Item, settings: Settings) -> Result:
     return _result(item, outcomes, {"batch": batch > steps}, batch=batch, steps=steps)
 
 
-def _result(item: Item, outcomes: dict[str, list[TrialOutcome]], holds: dict[str, bool], **said: Any) -> Result:
+def _result(item: Item, outcomes: dict[str, list[TrialOutcome]], holds: dict[str, bool], **texts: Any) -> Result:
     """Return each row's mean test score with the paper's (Tables 2 and 10), its training settings, and its validation
     scores by steps.
     """
@@ -153,16 +157,21 @@ def _result(item: Item, outcomes: dict[str, list[TrialOutcome]], holds: dict[str
     }
     seeds, curves = [], {}
     for name, each in outcomes.items():
-        one, values = each[0].trial, [outcome.test_score for outcome in each]
-        how = (one.queries, one.batch_size, one.steps, one.learning_rate) if one.steps else (None, None, 0, None)
+        trial, values = each[0].trial, [outcome.test_score for outcome in each]
+        how = (
+            (trial.queries, trial.batch_size, trial.steps, trial.learning_rate)
+            if trial.steps
+            else (None, None, 0, None)
+        )
         seeds.append((name, *how, fmean(values), spread(values), ", ".join(f"{value:.1f}" for value in values)))
-        if one.steps:
+        if trial.steps:
             curves[name] = {
-                step: fmean(outcome.curve[at][1] for outcome in each) for at, (step, _) in enumerate(each[0].curve)
+                step: fmean(outcome.curve[index][1] for outcome in each)
+                for index, (step, _) in enumerate(each[0].curve)
             }
     steps = sorted({step for curve in curves.values() for step in curve})
     # All start from zero-shot, if that is a row.
-    begin = tuple((0.0, one.validation_score) for one in outcomes.get(ZERO_SHOT, ()))
+    begin = tuple((0.0, outcome.validation_score) for outcome in outcomes.get(ZERO_SHOT, ()))
     return item.result(
         [item.cell((name,), paper.get(name.split(", ")[0]), mean_score(each)) for name, each in outcomes.items()],
         tables={
@@ -174,29 +183,29 @@ def _result(item: Item, outcomes: dict[str, list[TrialOutcome]], holds: dict[str
         series={
             name: (*begin, *((float(step), value) for step, value in curve.items())) for name, curve in curves.items()
         },
-        **said,
+        **texts,
     )
 
 
 def mean_score(outcomes: Sequence[TrialOutcome]) -> float:
     """Return the mean test score over the seeds in per cent."""
-    return fmean(one.test_score for one in outcomes)
+    return fmean(outcome.test_score for outcome in outcomes)
 
 
 def table7(item: Item, settings: Settings) -> Result:
     """Execute LoRA, LoRA-FA, DoRA and VeRA, trained with forward passes only."""
-    wanted, paper = rows_of(item.name, settings), printed(PAPER, "table7")
-    outcomes = run_searched(settings, wanted)
+    trials_by_row, paper = rows_of(item.name, settings), printed(PAPER, "table7")
+    outcomes = run_searched(settings, trials_by_row)
     means = {name: mean_score(each) for name, each in outcomes.items()}
     rows = []
     for name, each in outcomes.items():
-        deviation = spread([one.test_score for one in each])
+        deviation = spread([outcome.test_score for outcome in each])
         rows.append((name, each[0].trained_values, each[0].trial.learning_rate, means[name], deviation))
     return item.result(
         [item.cell((name,), paper[(name,)], mean, "%") for name, mean in means.items()],
         tables={"trained": rows},
         holds={"near": means["LoRA-FA"] >= max(means.values()) - 3},
         scores_found=", ".join(f"{name} {mean:.1f}" for name, mean in means.items()),
-        model=wanted["LoRA-FA"].model,
-        steps=wanted["LoRA-FA"].steps,
+        model=trials_by_row["LoRA-FA"].model,
+        steps=trials_by_row["LoRA-FA"].steps,
     )

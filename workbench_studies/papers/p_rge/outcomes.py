@@ -47,11 +47,11 @@ class Runner:
         """Return the validation score at a trial's end in per cent, training up to there if it is not stored; nothing
         is tested.
         """
-        known = dict((read_kept(trial.curve_path(self.folder), Curve) or Curve()).scores)
-        if trial.steps not in known:
-            known = dict(QueryTraining(trial, self.folder).run(trial.steps, self._tell(trial)).scores)
-        self.progress(f"{trial.name}: validation {100 * known[trial.steps]:.1f} after {trial.steps} steps")
-        return 100 * known[trial.steps]
+        scores = dict((read_kept(trial.curve_path(self.folder), Curve) or Curve()).scores)
+        if trial.steps not in scores:
+            scores = dict(QueryTraining(trial, self.folder).run(trial.steps, self._tell(trial)).scores)
+        self.progress(f"{trial.name}: validation {100 * scores[trial.steps]:.1f} after {trial.steps} steps")
+        return 100 * scores[trial.steps]
 
     def _run(self, trial: Trial) -> TrialOutcome:
         """Train, score the validation split at intervals and both splits at the end."""

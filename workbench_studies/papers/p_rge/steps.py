@@ -34,13 +34,13 @@ def relative_times(constants: Constants) -> dict[tuple[str, str, str, Execution]
         return step_s(model, machine, batch_size=batch_size, sequence_length=64, queries=queries, execution=execution)
 
     batch = constants.batch_size
-    one = seconds(1, batch, "sequential")
+    single_s = seconds(1, batch, "sequential")
     executions: tuple[Execution, ...] = ("sequential", "outer", "both")
     return {
         ("1", "B", "T", "sequential"): 1.0,
-        ("q", "B", "T/q", "sequential"): 1 / QUERIES * seconds(QUERIES, batch, "sequential") / one,
+        ("q", "B", "T/q", "sequential"): 1 / QUERIES * seconds(QUERIES, batch, "sequential") / single_s,
         **{
-            ("q", "B/q", "T", execution): seconds(QUERIES, batch // QUERIES, execution) / one
+            ("q", "B/q", "T", execution): seconds(QUERIES, batch // QUERIES, execution) / single_s
             for execution in executions
         },
     }
@@ -59,7 +59,10 @@ def table1(item: Item, settings: Settings) -> Result:
     return item.result(
         comparisons,
         tables={"times": [(*labels, value) for labels, value in times.items()]},
-        holds={"verdicts": all(one.agrees is not False for one in comparisons), "parallel": parallel <= NO_LONGER},
+        holds={
+            "verdicts": all(comparison.agrees is not False for comparison in comparisons),
+            "parallel": parallel <= NO_LONGER,
+        },
         rows=", ".join(
             f"{' '.join(labels[:3])} {value:.2f}" for labels, value in times.items() if labels[3] == "sequential"
         ),
@@ -94,9 +97,14 @@ def table4(item: Item, settings: Settings) -> Result:
 
     machine, rows = constants.jetson(), []
     for model in map(describe, MODELS):
-        given: dict[str, Any] = {"batch_size": 1, "sequence_length": 64, "execution": "both", "weight_bytes": 0.53}
-        empty = step_s(model, replace(machine, flops_per_s=1e18), **given)
-        arithmetic = step_s(model, replace(machine, layer_s=0.0, dequantized_per_s=0.0), **given)
+        settings_of_step: dict[str, Any] = {
+            "batch_size": 1,
+            "sequence_length": 64,
+            "execution": "both",
+            "weight_bytes": 0.53,
+        }
+        empty = step_s(model, replace(machine, flops_per_s=1e18), **settings_of_step)
+        arithmetic = step_s(model, replace(machine, layer_s=0.0, dequantized_per_s=0.0), **settings_of_step)
         prepared = machine.layer_s * model.stack_layers
         equal = free_rows(
             model, replace(machine, layer_s=empty / model.stack_layers, is_asynchronous=True), sequence_length=64
@@ -132,9 +140,9 @@ def table5(item: Item, settings: Settings) -> Result:
     comparisons = item.compare(partial(phone, constants))
     rows = []
     for length, both in product(("64", "128"), (2, 4, 8, 16)):
-        own = paper["runtime", length, str(both)]
+        runtime = paper["runtime", length, str(both)]
         tiny, llama = (board[model, PRGE, length, str(both // 2)] for model in MODELS)
-        rows.append((int(length), both, own, tiny, llama, own / tiny))
+        rows.append((int(length), both, runtime, tiny, llama, runtime / tiny))
     found = spread(comparisons)
     trivial = deviations(item, constants, phone, lambda quantity, *_: paper[quantity, "64", "2"])
     return item.result(
@@ -145,25 +153,26 @@ def table5(item: Item, settings: Settings) -> Result:
 def full_s(constants: Constants, method: str, length: str, batch: str) -> float:
     """Return the seconds of a step over all parameters, by MeZO or first-order SGD."""
     model = describe(LLAMA)
-    given: dict[str, Any] = {"batch_size": int(batch), "sequence_length": int(length)}
+    settings_of_step: dict[str, Any] = {"batch_size": int(batch), "sequence_length": int(length)}
     if method == "MeZO-SGD":
-        return step_s(model, constants.appendix(), **given, swept_params=model.params)
-    return first_order_step_s(model, constants.appendix(), **given, updated_params=model.params)
+        return step_s(model, constants.appendix(), **settings_of_step, swept_params=model.params)
+    return first_order_step_s(model, constants.appendix(), **settings_of_step, updated_params=model.params)
 
 
 def table6(item: Item, settings: Settings) -> Result:
     """Simulate MeZO's four sweeps over all parameters against first-order SGD."""
-    constants, paper, there = load_constants(), printed(PAPER, "table6"), printed(PAPER, "table13")
+    constants, paper, table13 = load_constants(), printed(PAPER, "table6"), printed(PAPER, "table13")
     comparisons = item.compare(partial(full_s, constants))
     found = spread(comparisons)
     smallest, most = (
-        full_s(constants, "MeZO-SGD", *at) / full_s(constants, "FO-SGD", *at) for at in (("64", "1"), ("256", "8"))
+        full_s(constants, "MeZO-SGD", *labels) / full_s(constants, "FO-SGD", *labels)
+        for labels in (("64", "1"), ("256", "8"))
     )
     rises = [
         (where, 1e3 * ((cells[method, "256", "8"] - cells[method, "128", "8"]) / (8 * 128)))
         for where, cells, method in (
             ("Table 6, MeZO-SGD, 8 samples", paper, "MeZO-SGD"),
-            ("Table 13, MeZO (LoRA-FA), 8 samples", there, MEZO),
+            ("Table 13, MeZO (LoRA-FA), 8 samples", table13, MEZO),
         )
     ]
     return item.result(
@@ -223,9 +232,13 @@ def table13(item: Item, settings: Settings) -> Result:
 def speedup(constants: Constants, model: str, precision: Precision, sequence_length: int, batch_size: int) -> float:
     """Return a sequential step's time over a step with both signs in one pass."""
     weight_bytes, described, machine = constants.weight_bytes(precision), describe(model), constants.a100(precision)
-    given: dict[str, Any] = {"batch_size": batch_size, "sequence_length": sequence_length, "weight_bytes": weight_bytes}
-    apart = step_s(described, machine, **given, execution="sequential")
-    return apart / step_s(described, machine, **given, execution="inner")
+    settings_of_step: dict[str, Any] = {
+        "batch_size": batch_size,
+        "sequence_length": sequence_length,
+        "weight_bytes": weight_bytes,
+    }
+    apart = step_s(described, machine, **settings_of_step, execution="sequential")
+    return apart / step_s(described, machine, **settings_of_step, execution="inner")
 
 
 def fig6(item: Item, settings: Settings) -> Result:
@@ -233,21 +246,21 @@ def fig6(item: Item, settings: Settings) -> Result:
     constants, claims = load_constants(), printed(PAPER, "claims")
     names = {"float16": "float16", "nf4": "NF4"}
     comparisons, best = [], dict.fromkeys(PRECISIONS, 0.0)
-    found: dict[tuple[str, int, int], list[float]] = {}
+    values: dict[tuple[str, int, int], list[float]] = {}
     for model, precision, length, batch in product(MODELS, PRECISIONS, LENGTHS, BATCHES):
         ours = speedup(constants, model, precision, length, batch)
         best[precision] = max(best[precision], ours)
-        found.setdefault((model, length, batch), []).append(ours)
+        values.setdefault((model, length, batch), []).append(ours)
         claimed = model == LLAMA and (length, batch) == (64, 1) and precision in names
         paper = claims[(f"speedup of inner-loop parallelization, {names[precision]}",)] if claimed else None
         comparisons.append(item.cell((model, precision, str(length), str(batch)), paper, ours))
-    most, least = sum(nf4 >= max(plain, int8) for plain, int8, nf4 in found.values()), min(map(min, found.values()))
+    most, least = sum(nf4 >= max(plain, int8) for plain, int8, nf4 in values.values()), min(map(min, values.values()))
     return item.result(
         comparisons,
         tables={"rates": _rates(constants)},
-        holds={"nf4": most == len(found) and best["float16"] < best["int8"] < best["nf4"], "gains": least >= 1.0},
+        holds={"nf4": most == len(values) and best["float16"] < best["int8"] < best["nf4"], "gains": least >= 1.0},
         most=most,
-        cells=len(found),
+        cells=len(values),
         best=", ".join(f"{name} {value:.2f}" for name, value in best.items()),
         least=least,
     )
@@ -257,12 +270,12 @@ def _rates(constants: Constants) -> Rows:
     rows = []
     for precision, model in product(PRECISIONS, MODELS):
         machine = constants.a100(precision)
-        given: dict[str, Any] = {
+        settings_of_step: dict[str, Any] = {
             "batch_size": 1,
             "sequence_length": 64,
             "weight_bytes": constants.weight_bytes(precision),
         }
-        apart = step_s(describe(model), machine, **given)
-        without = step_s(describe(model), replace(machine, dequantized_per_s=0.0), **given)
+        apart = step_s(describe(model), machine, **settings_of_step)
+        without = step_s(describe(model), replace(machine, dequantized_per_s=0.0), **settings_of_step)
         rows.append((precision, model, apart, without, machine.dequantized_per_s / 1e9 or None))
     return rows

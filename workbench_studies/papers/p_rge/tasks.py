@@ -80,15 +80,20 @@ def padded_lengths(constants: Constants, table: str) -> dict[tuple[str, int], fl
 
     A cell that kernel launches alone explain implies no length: the result is the longest length that they hide.
     """
-    found = {}
+    lengths = {}
     for (method, task), value in printed(PAPER, table).items():
         if method in FITTED_ON:
-            at = partial(minutes, constants, MODEL_OF[table], method)
-            target = max(value, at(1.0) * (1 + 1e-9))
-            found[task, METHODS[method][0]] = float(
-                brentq(lambda tokens, at=at, target=target: at(tokens) - target, 1.0, 4096.0, xtol=1e-6)
+            minutes_at = partial(minutes, constants, MODEL_OF[table], method)
+            target = max(value, minutes_at(1.0) * (1 + 1e-9))
+            lengths[task, METHODS[method][0]] = float(
+                brentq(
+                    lambda tokens, minutes_at=minutes_at, target=target: minutes_at(tokens) - target,
+                    1.0,
+                    4096.0,
+                    xtol=1e-6,
+                )
             )
-    return found
+    return lengths
 
 
 def run_minutes(table: str, constants: Constants, method: str, task: str) -> float:
@@ -107,8 +112,9 @@ def table15(item: Item, settings: Settings) -> Result:
     constants, paper = load_constants(), printed(PAPER, item.name)
     comparisons = item.compare(partial(run_minutes, item.name, constants))
     found, lengths = spread(comparisons), padded_lengths(constants, item.name)
-    own, theirs = (
-        max(speedups(each, FULL).values()) for each in ({one.labels: one.ours for one in comparisons}, paper)
+    our_speedup, theirs = (
+        max(speedups(each, FULL).values())
+        for each in ({comparison.labels: comparison.ours for comparison in comparisons}, paper)
     )
     tasks = list(dict.fromkeys(task for _, task in paper))
     padding = [
@@ -128,10 +134,10 @@ def table15(item: Item, settings: Settings) -> Result:
             ],
             "sensitivity": trivial,
         },
-        holds={"median": found["median"] <= 10, "speedup": abs(own / theirs - 1) <= 0.2},
+        holds={"median": found["median"] <= 10, "speedup": abs(our_speedup / theirs - 1) <= 0.2},
         number=item.name.removeprefix("table"),
         model=MODEL_OF[item.name],
-        own=own,
+        own=our_speedup,
         theirs=theirs,
         **found,
     )
@@ -148,17 +154,18 @@ def fig4(item: Item, settings: Settings) -> Result:
         paper = printed(PAPER, table)
         ours = {labels: run_minutes(table, constants, *labels) for labels in paper}
         for over in (FULL, STANDARD):
-            own, theirs = speedups(ours, over), speedups(paper, over)
-            comparisons += [item.cell((model, over, task), theirs[task], own[task]) for task in own]
+            our_speedups, theirs = speedups(ours, over), speedups(paper, over)
+            comparisons += [item.cell((model, over, task), theirs[task], our_speedups[task]) for task in our_speedups]
     words: dict[str, Any] = {"median": median_deviation(comparisons)}
     holds = {}
     for name, over in (("full", FULL), ("standard", STANDARD)):
-        told = claims[(f"end-to-end speedup over {over.removesuffix(', standard')}",)]
+        claimed = claims[(f"end-to-end speedup over {over.removesuffix(', standard')}",)]
         best, most = (
-            max(getattr(one, side) for one in comparisons if one.labels[1] == over) for side in ("ours", "paper")
+            max(getattr(comparison, side) for comparison in comparisons if comparison.labels[1] == over)
+            for side in ("ours", "paper")
         )
-        holds[name] = abs(best / told - 1) <= 0.2
-        words |= {f"{name}_told": told, f"{name}_best": best, f"{name}_printed": most}
+        holds[name] = abs(best / claimed - 1) <= 0.2
+        words |= {f"{name}_told": claimed, f"{name}_best": best, f"{name}_printed": most}
     return item.result(comparisons, holds=holds, **words)
 
 
@@ -166,7 +173,7 @@ def statistics(settings: Settings) -> dict[str, list[PaddingRow]]:
     """Return each task's padding at BATCHES, of 1,000 training prompts: for the embedded task, and for those in the
     data folder.
     """
-    found = {}
+    padding = {}
     for name in PROMPTS:
         folder = None if name == "sentiment" else settings.data
         if name != "sentiment" and folder is None:
@@ -179,16 +186,16 @@ def statistics(settings: Settings) -> dict[str, list[PaddingRow]]:
             settings.progress(f"{name}: {error}")
             continue
         encoded = model_encoder(task.template, TOKENIZER, 2048).split(task.train.prompts)
-        found[name] = padding_statistics(encoded.lengths, BATCHES)
-    return found
+        padding[name] = padding_statistics(encoded.lengths, BATCHES)
+    return padding
 
 
 def fig5(item: Item, settings: Settings) -> Result:
     """Count the padding in random batches from the tokens of the tasks' prompts."""
-    found = statistics(settings)
-    shares = {name: {row.batch_size: row.share for row in rows} for name, rows in found.items()}
+    padding = statistics(settings)
+    shares = {name: {row.batch_size: row.share for row in rows} for name, rows in padding.items()}
     rising = [name for name, each in shares.items() if each[16] > each[4] > each[1]]
-    title = {name: TITLES.get(name, name) for name in found}
+    title = {name: TITLES.get(name, name) for name in padding}
     cells = [
         ((title[name], str(batch)), share)
         for name, each in shares.items()
@@ -197,7 +204,7 @@ def fig5(item: Item, settings: Settings) -> Result:
     ]
     return item.result(
         [item.cell(labels, None, 100 * share) for labels, share in cells],
-        tables={"implied": _implied({title[name]: rows for name, rows in found.items()})},
+        tables={"implied": _implied({title[name]: rows for name, rows in padding.items()})},
         holds={"rising": len(rising) == len(shares) and all(abs(each[1]) < 1e-9 for each in shares.values())},
         series={
             title[name]: tuple((float(batch), 100 * share) for batch, share in each.items())
@@ -208,9 +215,9 @@ def fig5(item: Item, settings: Settings) -> Result:
     )
 
 
-def _implied(found: dict[str, list[PaddingRow]]) -> Rows:
+def _implied(padding: dict[str, list[PaddingRow]]) -> Rows:
     rows = []
-    for title, own in found.items():
+    for title, own in padding.items():
         ours = {row.batch_size: row.padded_length for row in own}
         for table in MODEL_OF:
             lengths = padded_lengths(load_constants(), table)

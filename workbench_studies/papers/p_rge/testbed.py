@@ -27,8 +27,8 @@ MODELS = (TINY, LLAMA)
 
 def memory_rule(constants: Constants) -> MemoryRule:
     """Return the rule of Tables 3, 12, 17 and 18."""
-    own, wanted = ({one.name for one in fields(kind)} for kind in (constants, MemoryRule))
-    return MemoryRule(**{name: getattr(constants, name) for name in own & wanted})
+    constant_names, rule_names = ({field.name for field in fields(kind)} for kind in (constants, MemoryRule))
+    return MemoryRule(**{name: getattr(constants, name) for name in constant_names & rule_names})
 
 
 def spread(comparisons: Sequence[Comparison]) -> dict[str, Any]:

@@ -46,10 +46,12 @@ def paired_bootstrap(
     all seeds.
     """
     labels = np.asarray(task.test.labels, dtype=np.float64)
-    sides = [[np.asarray(answers(task, one)) for one in side] for side in (first, second)]
+    sides = [[np.asarray(answers(task, outputs)) for outputs in side] for side in (first, second)]
 
     def difference(rows: np.ndarray) -> float:
-        means = [np.mean([score_answers(task, one[rows], labels[rows]) for one in side]) for side in sides]
+        means = [
+            np.mean([score_answers(task, predictions[rows], labels[rows]) for predictions in side]) for side in sides
+        ]
         return float(means[0] - means[1])
 
     generator = np.random.default_rng(0)
@@ -66,4 +68,4 @@ def paired_bootstrap(
 
 def ensemble(outcomes: Sequence[Outcome]) -> tuple[tuple[float, ...], ...]:
     """Return the mean of several seeds' test logits, (samples, outputs)."""
-    return tuple(tuple(row) for row in np.mean([one.test_outputs for one in outcomes], axis=0).tolist())
+    return tuple(tuple(row) for row in np.mean([outcome.test_outputs for outcome in outcomes], axis=0).tolist())

@@ -52,19 +52,19 @@ def steps(constants: Constants) -> Mapping[tuple[str, str, str], Step]:
 @lru_cache(maxsize=64)
 def durations(constants: Constants) -> Cells:
     """Return hours, or OOM, by (technique, paradigm, model, task)."""
-    found: dict[tuple[str, ...], Number] = {}
-    for (technique, paradigm, model), made in steps(constants).items():
+    hours: dict[tuple[str, ...], Number] = {}
+    for (technique, paradigm, model), result in steps(constants).items():
         for task, samples, epochs in constants.datasets:
-            if made.seconds_per_sample is None:
-                found[technique, paradigm, model, task] = OOM
+            if result.seconds_per_sample is None:
+                hours[technique, paradigm, model, task] = OOM
             elif technique == "parallel_adapters":
-                assert made.plan is not None
+                assert result.plan is not None
                 cluster = testbed.nanos(constants, DEVICES)
-                spent = testbed.phases(constants, model, cluster, made.plan, made.seconds_per_sample, samples)
-                found[technique, paradigm, model, task] = testbed.hours(spent, epochs)
+                spent = testbed.phases(constants, model, cluster, result.plan, result.seconds_per_sample, samples)
+                hours[technique, paradigm, model, task] = testbed.hours(spent, epochs)
             else:
-                found[technique, paradigm, model, task] = epochs * samples * made.seconds_per_sample / 3600
-    return found
+                hours[technique, paradigm, model, task] = epochs * samples * result.seconds_per_sample / 3600
+    return hours
 
 
 def median_deviation(ours: Cells, paper: Cells, models: tuple[str, ...]) -> float:
@@ -142,7 +142,7 @@ def _speedups(ours: Cells, paper: Cells) -> Rows:
         pairs = [
             (cells[*row, model, task], cells[*OURS, model, task]) for row, model, task in product(rows, MODELS, tasks)
         ]
-        return [value / own for value, own in pairs if isinstance(value, float) and isinstance(own, float)]
+        return [value / ours for value, ours in pairs if isinstance(value, float) and isinstance(ours, float)]
 
     return [
         (claim, claims[claim, ""], *(pick(ratios(cells, rows, tasks)) for cells in (paper, ours)))
@@ -157,12 +157,12 @@ def _speedups(ours: Cells, paper: Cells) -> Rows:
 
 def _plans(constants: Constants) -> Rows:
     rows: list[tuple[Number, ...]] = []
-    for labels, made in steps(constants).items():
-        if made.plan is None:
-            rows.append((*labels, OOM, "", "", made.reason))
+    for labels, result in steps(constants).items():
+        if result.plan is None:
+            rows.append((*labels, OOM, "", "", result.reason))
         else:
-            batches = f"{made.plan.num_micro_batches} x {made.plan.micro_batch_size}"
-            rows.append((*labels, made.seconds_per_sample, made.plan.grouping(), made.plan.partition(), batches))
+            batches = f"{result.plan.num_micro_batches} x {result.plan.micro_batch_size}"
+            rows.append((*labels, result.seconds_per_sample, result.plan.grouping(), result.plan.partition(), batches))
     return rows
 
 
@@ -173,11 +173,11 @@ def _readings(constants: Constants, paper: Cells) -> Rows:
         ("4 samples at a time, as a device of data parallelism", None),
         ("the mini-batch of 16", constants.mini_batch),
     ):
-        found = dict(durations(constants))
+        hours = dict(durations(constants))
         for technique, model in product(testbed.BASELINES, MODELS):
             seconds = step(constants, model, technique, "standalone", alone=alone).seconds_per_sample
-            found[technique, "standalone", model, "MRPC"] = OOM if seconds is None else seconds
-        rows.append((name, verdicts(found, paper)))
+            hours[technique, "standalone", model, "MRPC"] = OOM if seconds is None else seconds
+        rows.append((name, verdicts(hours, paper)))
     return rows
 
 
@@ -250,9 +250,13 @@ def _minutes(constants: Constants, paper: Cells) -> Rows:
     """Sections I and II-B call 72.6 minutes one epoch; Table V's 1.21 h are three."""
     hours = {name: paper["lora", "standalone", "T5-Base", name] for name, _, _ in constants.datasets}
     seconds = {name: 3600 * hours[name] / (n * e) for name, n, e in constants.datasets}
-    told = printed(PAPER, "claims")["standalone LoRA, one epoch", "T5-Base"]
+    claimed_hours = printed(PAPER, "claims")["standalone LoRA, one epoch", "T5-Base"]
     return [
         ("Table V, MRPC, three epochs", 60 * hours["MRPC"], seconds["MRPC"]),
-        ("sections I and II-B: 'per training epoch', 'an epoch time'", told, told * 60 / constants.samples("MRPC")),
+        (
+            "sections I and II-B: 'per training epoch', 'an epoch time'",
+            claimed_hours,
+            claimed_hours * 60 / constants.samples("MRPC"),
+        ),
         ("Table V, SST-2, one epoch", 60 * hours["SST-2"], seconds["SST-2"]),
     ]

@@ -54,13 +54,13 @@ class Run:
 @lru_cache(maxsize=64)
 def runs(constants: Constants) -> Mapping[tuple[str, str], Run]:
     """Return every system's run, by (model, system)."""
-    found = {}
+    runs_by_system = {}
     for model, system in product(MODELS, LABELS):
         try:
-            found[model, system] = _run(constants, model, system)
+            runs_by_system[model, system] = _run(constants, model, system)
         except PlanError as error:
-            found[model, system] = Run(hours={}, plan=str(error))
-    return found
+            runs_by_system[model, system] = Run(hours={}, plan=str(error))
+    return runs_by_system
 
 
 def _run(constants: Constants, model: str, system: str) -> Run:
@@ -69,18 +69,18 @@ def _run(constants: Constants, model: str, system: str) -> Run:
         plans: list[Plan] = []
         # Asteroid may split a mini-batch into more than 4; both get the same freedom.
         for count in (counts, 2 * counts, constants.mini_batch):
-            asked = problem(constants, model, "parallel_adapters", cluster, micro_batches=count)
-            plans += testbed.pipelines(asked, max_group=None) if system == OURS else [homogeneous(asked)]
-        seconds, plan = testbed.fastest(asked, plans)
+            planning = problem(constants, model, "parallel_adapters", cluster, micro_batches=count)
+            plans += testbed.pipelines(planning, max_group=None) if system == OURS else [homogeneous(planning)]
+        seconds, plan = testbed.fastest(planning, plans)
         spent = testbed.phases(constants, model, cluster, plan, seconds, samples)
         return Run(hours={epochs: testbed.hours(spent, epochs) for epochs in EPOCHS}, plan=_words(plan))
-    asked = problem(constants, model, "full", cluster, micro_batches=counts)
+    planning = problem(constants, model, "full", cluster, micro_batches=counts)
     if system == ASTEROID:
-        plan = asteroid(asked)
-        seconds, words = sample_s(asked, plan), _words(plan)
+        plan = asteroid(planning)
+        seconds, words = sample_s(planning, plan), _words(plan)
     else:
-        workers = plan_hetpipe(asked)
-        costs = virtual_worker_costs(asked.profile, cluster, workers, sequence_length=asked.sequence_length)
+        workers = plan_hetpipe(planning)
+        costs = virtual_worker_costs(planning.profile, cluster, workers, sequence_length=planning.sequence_length)
         timeline = simulate(
             Program.on(cluster, insert_transfers(schedule_hetpipe(workers, WAVES)), costs), memory=False
         )
@@ -100,21 +100,21 @@ def _words(plan: Plan) -> str:
     )
 
 
-def claims(found: Mapping[tuple[str, str], Run]) -> dict[tuple[str, ...], float]:
+def claims(runs_by_system: Mapping[tuple[str, str], Run]) -> dict[tuple[str, ...], float]:
     """Return our values of section VI-C's claims."""
 
     def ratios(system: str, epochs: int) -> list[float]:
-        pairs = [(found[model, system].hours, found[model, OURS].hours) for model in MODELS]
-        return [other[epochs] / own[epochs] for other, own in pairs if other and own]
+        pairs = [(runs_by_system[model, system].hours, runs_by_system[model, OURS].hours) for model in MODELS]
+        return [other[epochs] / ours[epochs] for other, ours in pairs if other and ours]
 
     values: dict[tuple[str, ...], float] = {}
     for epochs, system in product(EPOCHS, (HETPIPE, ASTEROID)):
         for bound, pick in (("least", min), ("most", max)):
             values[str(epochs), system, bound] = pick(ratios(system, epochs))
     values["any", HOMOGENEOUS, "most"] = max(
-        100 * (1 - found[model, OURS].hours[epochs] / found[model, HOMOGENEOUS].hours[epochs])
+        100 * (1 - runs_by_system[model, OURS].hours[epochs] / runs_by_system[model, HOMOGENEOUS].hours[epochs])
         for model, epochs in product(MODELS, EPOCHS)
-        if found[model, HOMOGENEOUS].hours
+        if runs_by_system[model, HOMOGENEOUS].hours
     )
     return values
 
@@ -122,13 +122,18 @@ def claims(found: Mapping[tuple[str, str], Run]) -> dict[tuple[str, ...], float]
 def fig12(item: Item, settings: Settings) -> Result:
     """Simulate PAC+, PAC+ (Homo), Asteroid and HetPipe."""
     constants, paper = load_constants(), printed(PAPER, "fig12")
-    found = runs(constants)
-    ours = claims(found)
+    runs_by_system = runs(constants)
+    ours = claims(runs_by_system)
     rows: list[tuple[Number, ...]] = []
-    for (model, system), made in found.items():
-        own = found[model, OURS]
-        ratios = [made.hours[epochs] / own.hours[epochs] if made.hours and own.hours else None for epochs in EPOCHS]
-        rows.append((model, LABELS[system], *(made.hours.get(epochs, OOM) for epochs in EPOCHS), *ratios, made.plan))
+    for (model, system), system_run in runs_by_system.items():
+        our_run = runs_by_system[model, OURS]
+        ratios = [
+            system_run.hours[epochs] / our_run.hours[epochs] if system_run.hours and our_run.hours else None
+            for epochs in EPOCHS
+        ]
+        rows.append(
+            (model, LABELS[system], *(system_run.hours.get(epochs, OOM) for epochs in EPOCHS), *ratios, system_run.plan)
+        )
 
     def score(changed: Constants) -> tuple[Number, ...]:
         values = claims(runs(changed))
@@ -138,7 +143,7 @@ def fig12(item: Item, settings: Settings) -> Result:
         sum(flops(constants, model, "full")) / sum(flops(constants, model, "parallel_adapters")) for model in MODELS
     ]
     trivial: dict[str, float] = {"least": min(by_flops), "most": max(by_flops)}
-    own_hours = [(found[model, OURS].hours, found[model, HOMOGENEOUS].hours) for model in MODELS]
+    own_hours = [(runs_by_system[model, OURS].hours, runs_by_system[model, HOMOGENEOUS].hours) for model in MODELS]
     return item.result(
         item.compare(lambda *labels: ours[labels]),
         tables={
@@ -149,12 +154,12 @@ def fig12(item: Item, settings: Settings) -> Result:
         },
         holds={
             "faster": all(
-                found[model, system].hours[epochs] > found[model, OURS].hours[epochs]
+                runs_by_system[model, system].hours[epochs] > runs_by_system[model, OURS].hours[epochs]
                 for model, system, epochs in product(MODELS, (ASTEROID, HETPIPE), EPOCHS)
-                if found[model, system].hours
+                if runs_by_system[model, system].hours
             ),
             "cache": all(ours["3", system, "most"] > ours["1", system, "most"] for system in (ASTEROID, HETPIPE)),
-            "heterogeneity": all(own[1] <= other[1] * 1.001 for own, other in own_hours if other),
+            "heterogeneity": all(first[1] <= other[1] * 1.001 for first, other in own_hours if other),
         },
         ranges="; ".join(
             f"{LABELS[system]}, {epochs} epoch{'s' if epochs > 1 else ''}:"
@@ -168,13 +173,13 @@ def fig12(item: Item, settings: Settings) -> Result:
 @lru_cache(maxsize=64)
 def phases(constants: Constants) -> Mapping[str, Phases]:
     """Return the phases of each model on 4 Nano-H."""
-    found = {}
+    phases_of = {}
     for model in MODELS:
-        made = step(constants, model, "parallel_adapters", "hybrid")
-        assert made.plan is not None and made.seconds_per_sample is not None, made.reason
+        first_step = step(constants, model, "parallel_adapters", "hybrid")
+        assert first_step.plan is not None and first_step.seconds_per_sample is not None, first_step.reason
         on, samples = nanos(constants, DEVICES), constants.samples(TASK)
-        found[model] = testbed.phases(constants, model, on, made.plan, made.seconds_per_sample, samples)
-    return found
+        phases_of[model] = testbed.phases(constants, model, on, first_step.plan, first_step.seconds_per_sample, samples)
+    return phases_of
 
 
 def saved(spent: Phases, epochs: int) -> float:
@@ -201,18 +206,18 @@ def fig18(item: Item, settings: Settings) -> Result:
     constants, paper = load_constants(), printed(PAPER, "fig18")
     hours = phases(constants)
     ours = _savings(hours)
-    told = printed(PAPER, "claims")["redistribution of the whole, three epochs on MRPC", "BART-Large"]
+    claimed = printed(PAPER, "claims")["redistribution of the whole, three epochs on MRPC", "BART-Large"]
     first, moved, cached = hours["BART-Large"]
     share = item.cell(
         ("redistribution of the whole, three epochs", "BART-Large", "3"),
-        told,
+        claimed,
         100 * moved / (first + moved + 2 * cached),
         "percent",
     )
 
     def score(changed: Constants) -> tuple[Number, ...]:
-        found = _savings(phases(changed))
-        return tuple(found[labels] for labels in paper)
+        savings = _savings(phases(changed))
+        return tuple(savings[labels] for labels in paper)
 
     ratio = 100 * flops(constants, "T5-Large", "full")[0] / sum(flops(constants, "T5-Large", "parallel_adapters"))
     trivial = (ratio / 2, ratio * 0.9, ratio / 2, ratio * 0.9, ratio)

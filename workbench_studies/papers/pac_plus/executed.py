@@ -60,28 +60,32 @@ def training(settings: Settings, task: str, technique: str, seed: int, **changes
     """Return a training of the comparison, or its quick version."""
     quick = {"model": QUICK_MODEL, "epochs": 1, "max_length": 32, "samples": (48, 24, 24), "batch_size": 16}
     full = {"model": MODEL, "samples": (SST2_TRAIN if task == "sst2" else None, None, None)}
-    given: dict[str, Any] = {"learning_rate": RATES[technique]} | (quick if settings.quick else full) | changes
-    return Training(task=task, technique=technique, seed=seed, **given)
+    settings_of_training: dict[str, Any] = (
+        {"learning_rate": RATES[technique]} | (quick if settings.quick else full) | changes
+    )
+    return Training(task=task, technique=technique, seed=seed, **settings_of_training)
 
 
 def outcomes_of(settings: Settings, plans: Mapping[Key, Iterable[Training]]) -> dict[Key, list[Outcome]]:
     """Run the trainings of each key without a stored outcome; outcomes are stored in the settings' workdir."""
     folder = None if settings.workdir is None else settings.workdir / "trainings"
-    wanted = {key: list(plan) for key, plan in plans.items()}
+    trainings = {key: list(plan) for key, plan in plans.items()}
     # All trainings together, because some share the backbone's taps.
-    done = run_all([one for plan in wanted.values() for one in plan], folder, settings.data, settings.progress)
-    return {key: [done[one] for one in plan] for key, plan in wanted.items()}
+    done = run_all([each for plan in trainings.values() for each in plan], folder, settings.data, settings.progress)
+    return {key: [done[each] for each in plan] for key, plan in trainings.items()}
 
 
 def less(settings: Settings, first: Sequence[Outcome], second: Sequence[Outcome]) -> Difference:
     """Return the first side's score minus the second's, on the same test samples."""
-    own, other = ([one.test_outputs for one in side] for side in (first, second))
-    return paired_bootstrap(task_of(first[0].training, settings.data), own, other, 50 if settings.quick else RESAMPLES)
+    first_outputs, other = ([outcome.test_outputs for outcome in side] for side in (first, second))
+    return paired_bootstrap(
+        task_of(first[0].training, settings.data), first_outputs, other, 50 if settings.quick else RESAMPLES
+    )
 
 
 def tested(outcomes: Sequence[Outcome]) -> tuple[float, float]:
     """Return mean and standard deviation (0 of one) of the test scores over the seeds."""
-    scores = [one.test_score for one in outcomes]
+    scores = [outcome.test_score for outcome in outcomes]
     return statistics.fmean(scores), spread(scores) or 0.0
 
 
@@ -98,40 +102,44 @@ def table6(item: Item, settings: Settings) -> Result:
     """Train each technique on each task with each seed."""
     tasks, paper = tasks_of(settings), paper_means("table6")
     plans = {
-        (one, task): [training(settings, task, one, seed) for seed in settings.seeds]
+        (technique_name, task): [training(settings, task, technique_name, seed) for seed in settings.seeds]
         for task in tasks
-        for one in LABELS
+        for technique_name in LABELS
     }
-    found = outcomes_of(settings, plans)
+    outcomes_by_key = outcomes_of(settings, plans)
     comparisons, checks = [], []
     scores: list[tuple[Number, ...]] = []
     significance: list[tuple[Number, ...]] = []
     for name in tasks:
         title = TITLES[name]
-        ours = {technique: tested(found[technique, name])[0] for technique in LABELS}
+        ours = {technique: tested(outcomes_by_key[technique, name])[0] for technique in LABELS}
         for against, others in (
             ("from the mean of the three", BACKWARD),
-            *((f"from {LABELS[one]}", (one,)) for one in BACKWARD),
+            *((f"from {LABELS[compared]}", (compared,)) for compared in BACKWARD),
         ):
             printed_here = all((technique, title) in paper for technique in LABELS)
             theirs = (
-                paper[OURS, title] - sum(paper[one, title] for one in others) / len(others) if printed_here else None
+                paper[OURS, title] - sum(paper[compared, title] for compared in others) / len(others)
+                if printed_here
+                else None
             )
             comparisons.append(
-                item.cell((against, title), theirs, ours[OURS] - sum(ours[one] for one in others) / len(others))
+                item.cell(
+                    (against, title), theirs, ours[OURS] - sum(ours[compared] for compared in others) / len(others)
+                )
             )
         for technique, label in LABELS.items():
-            outcomes = found[technique, name]
-            validation = statistics.fmean(one.validation_score for one in outcomes)
+            outcomes = outcomes_by_key[technique, name]
+            validation = statistics.fmean(outcome.validation_score for outcome in outcomes)
             parameters = outcomes[0].trainable_parameters
             scores.append((title, label, parameters, *tested(outcomes), len(outcomes), score_name(name), validation))
-        own, lora = found[OURS, name], found["lora", name]
-        difference = less(settings, own, lora)
+        parallel, lora = outcomes_by_key[OURS, name], outcomes_by_key["lora", name]
+        difference = less(settings, parallel, lora)
         significance.append((title, difference.points, difference.low, difference.high, difference.p_value))
-        said: dict[str, Any] = {"task": title, "difference": difference.text, "p": difference.p_value}
+        texts: dict[str, Any] = {"task": title, "difference": difference.text, "p": difference.p_value}
         if name == "sentiment":
-            checks.append(item.check("target", difference.points >= -TARGET_POINTS, **said))
-        checks.append(item.check("parity", not difference.is_significant, **said))
+            checks.append(item.check("target", difference.points >= -TARGET_POINTS, **texts))
+        checks.append(item.check("parity", not difference.is_significant, **texts))
     return item.result(comparisons, tables={"scores": scores, "significance": significance}, checks=checks)
 
 
@@ -144,10 +152,10 @@ def parity(item: Item, settings: Settings) -> Result:
         plans = {"LoRA": [training(settings, name, "lora", seed) for seed in settings.seeds]}
         for variant in variants:
             plans[variant] = [training(settings, name, OURS, seed, **VARIANTS[variant]) for seed in settings.seeds]
-        found = outcomes_of(settings, plans)
-        lora, title = found["LoRA"], TITLES[name]
+        outcomes_by_key = outcomes_of(settings, plans)
+        lora, title = outcomes_by_key["LoRA"], TITLES[name]
         task = task_of(lora[0].training, settings.data)
-        for variant, outcomes in found.items():
+        for variant, outcomes in outcomes_by_key.items():
             texts: tuple[Number, Number] = (None, None)
             together = ensemble(outcomes)
             if variant != "LoRA":
@@ -157,14 +165,16 @@ def parity(item: Item, settings: Settings) -> Result:
                 )
                 texts = (single.text, joined.text)
                 comparisons.append(item.cell((variant, title), None, single.points))
-                said = [(f"{variant} on {title}", single)]
+                compared = [(f"{variant} on {title}", single)]
                 if variant == "r = 8":
-                    said.append((f"{variant}, {len(outcomes)} seeds together, against single LoRA on {title}", joined))
+                    compared.append(
+                        (f"{variant}, {len(outcomes)} seeds together, against single LoRA on {title}", joined)
+                    )
                 checks += [
-                    item.check("parity", one.high >= 0, what=what, difference=one.text, p=one.p_value)
-                    for what, one in said
+                    item.check("parity", result.high >= 0, what=sides, difference=result.text, p=result.p_value)
+                    for sides, result in compared
                 ]
-            validation = statistics.fmean(one.validation_score for one in outcomes)
+            validation = statistics.fmean(outcome.validation_score for outcome in outcomes)
             joint = runs.score(task, together, task.test.labels)
             rows.append(
                 (title, variant, outcomes[0].trainable_parameters, validation, *tested(outcomes), joint, *texts)
@@ -179,22 +189,22 @@ def table7(item: Item, settings: Settings) -> Result:
         (precision, task): [training(settings, task, OURS, seed, backbone=precision) for seed in settings.seeds]
         for task, precision in product(tasks, PRECISIONS)
     }
-    found = outcomes_of(settings, plans)
-    comparisons, model = [], found[PRECISIONS[0], tasks[0]][0].training.model
+    outcomes_by_key = outcomes_of(settings, plans)
+    comparisons, model = [], outcomes_by_key[PRECISIONS[0], tasks[0]][0].training.model
     differences: dict[str, list[Difference]] = {}
     for task in tasks:
         title = TITLES[task]
         for precision in PRECISIONS[1:]:
-            difference = less(settings, found[precision, task], found["float32", task])
+            difference = less(settings, outcomes_by_key[precision, task], outcomes_by_key["float32", task])
             differences.setdefault(precision, []).append(difference)
             theirs = paper[precision, title] - paper["float32", title] if (precision, title) in paper else None
             comparisons.append(item.cell((f"{precision} less float32", title), theirs, difference.points))
     scores: list[tuple[Number, ...]] = []
-    for (precision, task), outcomes in found.items():
+    for (precision, task), outcomes in outcomes_by_key.items():
         scores.append((TITLES[task], precision, *tested(outcomes), len(outcomes), score_name(task)))
     checks = []
     for precision, each in differences.items():
-        worst = min(each, key=lambda one: one.points)
+        worst = min(each, key=lambda result: result.points)
         checks.append(item.check("loss", worst.points >= -PAPER_LOSS_POINTS, precision=precision, worst=worst.text))
     nbytes = [(precision, held_bytes(backbone(model, precision)) / 1e6) for precision in PRECISIONS]
     return item.result(comparisons, tables={"scores": scores, "bytes": nbytes}, checks=checks, model=model)
@@ -205,35 +215,37 @@ def fig14(item: Item, settings: Settings) -> Result:
     task = "sentiment" if settings.data is None else "mrpc"
     every = 1 if settings.quick else 10 if task == "mrpc" else 25
     ways = [how for how in WAYS if how != "torch_pruned" or find_spec("torch_pruning") is not None]
-    given: dict[str, Any] = {"score_every": every}
+    changes: dict[str, Any] = {"score_every": every}
     plans = {
-        how: [training(settings, task, OURS, seed, initialization=how, **given) for seed in settings.seeds]
+        how: [training(settings, task, OURS, seed, initialization=how, **changes) for seed in settings.seeds]
         for how in ways
     }
-    found = outcomes_of(settings, plans)
-    curves = {how: mean_curve(outcomes) for how, outcomes in found.items()}
+    outcomes_by_key = outcomes_of(settings, plans)
+    curves = {how: mean_curve(outcomes) for how, outcomes in outcomes_by_key.items()}
     target = curves["gaussian"][-1][1]
     iterations = {how: reached(curve, target) for how, curve in curves.items()}
     gaussian, paper = iterations["gaussian"], printed(PAPER, "fig14")
     assert gaussian is not None, "a curve reaches its own end"
     rows: list[tuple[Number, ...]] = []
-    for how, outcomes in found.items():
+    for how, outcomes in outcomes_by_key.items():
         rows.append((WAYS[how], outcomes[0].losses[0], outcomes[0].losses[-1], *tested(outcomes)))
     checks = []
     for how in ("distilled", "pruned", "torch_pruned", "fan_in"):
         if how in iterations:
-            own = iterations[how]
-            said = {
+            our_iterations = iterations[how]
+            texts = {
                 "way": WAYS[how],
-                "own": "not reached" if own is None else own,
+                "own": "not reached" if our_iterations is None else our_iterations,
                 "gaussian": gaussian,
                 "target": target,
             }
-            checks.append(item.check("sooner", own is not None and own < gaussian, **said))
+            checks.append(item.check("sooner", our_iterations is not None and our_iterations < gaussian, **texts))
     return item.result(
         [
-            item.cell((WAYS[how],), paper.get(("BART-Large", how)), own, note="" if own is not None else "not reached")
-            for how, own in iterations.items()
+            item.cell(
+                (WAYS[how],), paper.get(("BART-Large", how)), reached, note="" if reached is not None else "not reached"
+            )
+            for how, reached in iterations.items()
         ],
         tables={"scores": rows},
         checks=checks,
@@ -249,7 +261,7 @@ def mean_curve(outcomes: Sequence[Outcome]) -> list[tuple[int, float]]:
     """Return the mean over seeds at each scored step."""
     return [
         (points[0][0], sum(score for _, score in points) / len(points))
-        for points in zip(*(one.curve for one in outcomes), strict=True)
+        for points in zip(*(outcome.curve for outcome in outcomes), strict=True)
     ]
 
 
@@ -261,8 +273,8 @@ def fig18_executed(item: Item, settings: Settings) -> Result:
     """Time an epoch's steps with the backbone and from the cache in alternation, and sum them up to 1 to 10 epochs."""
     task = "sentiment" if settings.data is None else "mrpc"
     limit = {} if settings.quick else {"samples": (SAMPLES, 16, 16)}
-    one = training(settings, task, OURS, settings.seeds[0], **limit)
-    inputs = Inputs(one, settings.data)
+    timed = training(settings, task, OURS, settings.seeds[0], **limit)
+    inputs = Inputs(timed, settings.data)
     train, stack = inputs.data.train, inputs.stack
     began = time.perf_counter()
     cached = taped(stack, train)
@@ -274,26 +286,26 @@ def fig18_executed(item: Item, settings: Settings) -> Result:
 
     steps = []
     for source in (through_backbone, partial(taps_of, cached)):
-        adapter = inputs.adapter(one).train()
+        adapter = inputs.adapter(timed).train()
         set_statistics(adapter, inputs.statistics)
-        optimizer = make_optimizer(adapter, one.weight_decay)
-        set_learning_rate(optimizer, one.learning_rate)
+        optimizer = make_optimizer(adapter, timed.weight_decay)
+        set_learning_rate(optimizer, timed.learning_rate)
         steps.append(partial(_step_s, train, adapter, optimizer, source))
-    batches = epoch_batches(train.lengths, one.batch_size, one.seed, 0)
+    batches = epoch_batches(train.lengths, timed.batch_size, timed.seed, 0)
     for indices, step in product(batches[:WARM_UP_STEPS], steps):
         step(indices)
     # In alternation, so that other load on the machine affects both sides alike.
     seconds = [[step(indices) for step in steps] for indices in batches]
     without, with_cache = (sum(column) for column in zip(*seconds, strict=True))
-    ratios = [backbone / own for backbone, own in seconds]
-    told = {
+    ratios = [backbone / cached for backbone, cached in seconds]
+    quantities = {
         f"saved over {epochs} epochs ({model})": (value, saving(int(epochs), without, with_cache))
         for (quantity, model, epochs), value in printed(PAPER, "fig18").items()
         if epochs.isdigit() and quantity == "latency saved"
     } | {"saved in one cached epoch, at most": (79.51, 100 * (1 - with_cache / without))}
     named = {"backbone and Parallel Adapters": without, "Parallel Adapters from the cache": with_cache}
     return item.result(
-        [item.cell((label,), paper, ours) for label, (paper, ours) in told.items()],
+        [item.cell((label,), paper, ours) for label, (paper, ours) in quantities.items()],
         tables={
             "seconds": list((named | {"one pass that fills the cache": writing_s}).items()),
             "ratios": [(len(ratios), statistics.median(ratios), min(ratios), max(ratios))],
@@ -305,9 +317,9 @@ def fig18_executed(item: Item, settings: Settings) -> Result:
         },
         task=TITLES[task],
         samples=len(train),
-        batch=one.batch_size,
+        batch=timed.batch_size,
         threads=torch.get_num_threads(),
-        model=one.model,
+        model=timed.model,
         without=without,
         with_cache=with_cache,
     )

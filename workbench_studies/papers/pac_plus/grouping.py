@@ -55,14 +55,14 @@ def best_plan(constants: Constants, model: str, count: int, micro_batches: int) 
     return _plan(_problem(constants, model, count, micro_batches), HYBRID)
 
 
-def _plan(asked: Problem[Profile], paradigm: str) -> Plan | None:
+def _plan(problem: Problem[Profile], paradigm: str) -> Plan | None:
     try:
         if paradigm == DATA:
-            return data_parallel(asked)
+            return data_parallel(problem)
         if paradigm == HYBRID:
-            return fastest(asked, candidates(asked, objective="bottleneck"))[1]
-        plans = candidates(asked, objective="bottleneck", max_group=1)
-        return next((plan for plan in plans if len(plan.stages) == asked.cluster.world_size), None)
+            return fastest(problem, candidates(problem, objective="bottleneck"))[1]
+        plans = candidates(problem, objective="bottleneck", max_group=1)
+        return next((plan for plan in plans if len(plan.stages) == problem.cluster.world_size), None)
     except PlanError:
         return None
 
@@ -70,35 +70,35 @@ def _plan(asked: Problem[Profile], paradigm: str) -> Plan | None:
 @lru_cache(maxsize=64)
 def scaling(constants: Constants) -> Mapping[tuple[str, str, int], Cell | None]:
     """Return each paradigm's result, by (paradigm, model, devices); None if it runs out of memory."""
-    found: dict[tuple[str, str, int], Cell | None] = {}
+    results: dict[tuple[str, str, int], Cell | None] = {}
     for model, count, paradigm in product(MODELS, COUNTS, (DATA, PIPELINE, HYBRID)):
-        asked = _problem(constants, model, count, constants.micro_batches)
+        problem = _problem(constants, model, count, constants.micro_batches)
         plan = (
             best_plan(constants, model, count, constants.micro_batches)
             if paradigm == HYBRID
-            else _plan(asked, paradigm)
+            else _plan(problem, paradigm)
         )
-        found[paradigm, model, count] = None
+        results[paradigm, model, count] = None
         if plan is not None:
-            needs = plan_needs(asked.profile, plan, sequence_length=asked.sequence_length).values()
-            found[paradigm, model, count] = (
+            needs = plan_needs(problem.profile, plan, sequence_length=problem.sequence_length).values()
+            results[paradigm, model, count] = (
                 plan,
-                1 / sample_s(asked, plan),
+                1 / sample_s(problem, plan),
                 max(need.weights_bytes for need in needs) / GIB,
             )
-    return found
+    return results
 
 
 def gains(constants: Constants) -> dict[tuple[str, int], float]:
     """Return PAC+'s throughput gain over a straight pipeline in per cent, where PAC+'s own plan is not that
     pipeline.
     """
-    found, cells = {}, scaling(constants)
+    gains_of, cells = {}, scaling(constants)
     for model, count in product(MODELS, COUNTS):
-        own, straight = cells[HYBRID, model, count], cells[PIPELINE, model, count]
-        if own is not None and straight is not None and own[0].grouping() != straight[0].grouping():
-            found[model, count] = 100 * (own[1] / straight[1] - 1)
-    return found
+        ours, straight = cells[HYBRID, model, count], cells[PIPELINE, model, count]
+        if ours is not None and straight is not None and ours[0].grouping() != straight[0].grouping():
+            gains_of[model, count] = 100 * (ours[1] / straight[1] - 1)
+    return gains_of
 
 
 def fig16(item: Item, settings: Settings) -> Result:
@@ -107,11 +107,11 @@ def fig16(item: Item, settings: Settings) -> Result:
     cells, gained = scaling(constants), gains(constants)
     runs_out = {model: all(cells[DATA, model, count] is None for count in COUNTS) for model in MODELS}
 
-    def most_of(found: Mapping[tuple[str, int], float]) -> tuple[float, float, list[float]]:
+    def most_of(gains_of: Mapping[tuple[str, int], float]) -> tuple[float, float, list[float]]:
         return (
-            min(found.values()),
-            max(found.values()),
-            [gain for (_, count), gain in found.items() if count == COUNTS[-1]],
+            min(gains_of.values()),
+            max(gains_of.values()),
+            [gain for (_, count), gain in gains_of.items() if count == COUNTS[-1]],
         )
 
     least, most, at_eight = most_of(gained)
@@ -131,8 +131,8 @@ def fig16(item: Item, settings: Settings) -> Result:
     rows: list[tuple[Number, ...]] = []
     for (paradigm, model, count), cell in cells.items():
         gain = gained.get((model, count)) if paradigm == HYBRID else None
-        found = (OOM, None, None, None) if cell is None else (cell[0].grouping(), cell[1], cell[2], gain)
-        rows.append((model, count, paradigm, *found))
+        values = (OOM, None, None, None) if cell is None else (cell[0].grouping(), cell[1], cell[2], gain)
+        rows.append((model, count, paradigm, *values))
 
     def score(changed: Constants) -> tuple[Number, ...]:
         low, high, eight = most_of(gains(changed))
@@ -157,62 +157,69 @@ def fig16(item: Item, settings: Settings) -> Result:
 
 def groupings(constants: Constants, micro_batches: int | None = None) -> dict[tuple[str, ...], Number]:
     """Return the groupings by (model, devices)."""
-    found: dict[tuple[str, ...], Number] = {}
+    groupings_of: dict[tuple[str, ...], Number] = {}
     for model, count in product(MODELS, COUNTS):
         plan = best_plan(constants, model, count, micro_batches or constants.micro_batches)
-        found[model, str(count)] = OOM if plan is None else plan.grouping()
-    return found
+        groupings_of[model, str(count)] = OOM if plan is None else plan.grouping()
+    return groupings_of
 
 
 def trivial_groupings(constants: Constants) -> dict[tuple[str, ...], Number]:
     """Return the groupings of the rule 'fewest stages that fit, even groups'; earlier groups get one more device if
     needed.
     """
-    found: dict[tuple[str, ...], Number] = {}
+    groupings_of: dict[tuple[str, ...], Number] = {}
     for model, count in product(MODELS, COUNTS):
-        asked = _problem(constants, model, count, constants.micro_batches)
+        problem = _problem(constants, model, count, constants.micro_batches)
         even = (
             [count // stages + (index < count % stages) for index in range(stages)] for stages in range(1, count + 1)
         )
-        found[model, str(count)] = next(
-            (f"[{'-'.join(map(str, sizes))}]" for sizes in even if _fits(asked, sizes)), OOM
+        groupings_of[model, str(count)] = next(
+            (f"[{'-'.join(map(str, sizes))}]" for sizes in even if _fits(problem, sizes)), OOM
         )
-    return found
+    return groupings_of
 
 
-def _fits(asked: Problem[Profile], sizes: list[int]) -> bool:
+def _fits(problem: Problem[Profile], sizes: list[int]) -> bool:
     """Return whether groups of these sizes have memory for all layers: each stage takes as many as fit."""
-    start, num_layers, budget = 0, asked.profile.num_layers, asked.cluster.devices[0].memory_bytes
+    start, num_layers, budget = 0, problem.profile.num_layers, problem.cluster.devices[0].memory_bytes
     for index, size in enumerate(sizes):
-        live = in_flight(index, len(sizes), asked.micro_batches)
-        given = {"samples": -(-sum(sizes) // size), "sequence_length": asked.sequence_length, "in_flight": live}
-        begun = start
-        while start < num_layers and rank_need(asked.profile, 0, begun, start + 1, **given).total_bytes <= budget:
+        live = in_flight(index, len(sizes), problem.micro_batches)
+        sizes_of_step = {
+            "samples": -(-sum(sizes) // size),
+            "sequence_length": problem.sequence_length,
+            "in_flight": live,
+        }
+        first = start
+        while (
+            start < num_layers
+            and rank_need(problem.profile, 0, first, start + 1, **sizes_of_step).total_bytes <= budget
+        ):
             start += 1
     return start == num_layers
 
 
-def score(found: Cells, paper: Cells, models: tuple[str, ...] = MODELS) -> int:
+def score(planned: Cells, paper: Cells, models: tuple[str, ...] = MODELS) -> int:
     """Return the number of groupings that equal the paper's."""
-    return sum(found[labels] == value for labels, value in paper.items() if labels[0] in models)
+    return sum(planned[labels] == value for labels, value in paper.items() if labels[0] in models)
 
 
 def fig17(item: Item, settings: Settings) -> Result:
     """Plan the groupings."""
     constants, paper = load_constants(), printed(PAPER, "fig17")
-    found, trivial = groupings(constants), trivial_groupings(constants)
+    planned, trivial = groupings(constants), trivial_groupings(constants)
 
-    def scores(made: Cells) -> tuple[int, ...]:
-        return tuple(score(made, paper, models) for models in (MODELS, MODELS[:2], MODELS[2:]))
+    def scores(planned: Cells) -> tuple[int, ...]:
+        return tuple(score(planned, paper, models) for models in (MODELS, MODELS[:2], MODELS[2:]))
 
     readings: list[tuple[Number, ...]] = []
     for micro_batches in (1, 2, 4, 8):
         made = groupings(constants, micro_batches)
         readings.append((micro_batches, score(made, paper), *(made["T5-Large", str(count)] for count in COUNTS)))
-    total, small, _ = scores(found)
+    total, small, _ = scores(planned)
     return item.result(
         [
-            item.cell(labels, value, found[labels], note=f"trivial rule: {trivial[labels]}")
+            item.cell(labels, value, planned[labels], note=f"trivial rule: {trivial[labels]}")
             for labels, value in paper.items()
         ],
         tables={

@@ -19,19 +19,21 @@ from workbench_studies.papers.ringada.testbed import PAPER, seconds_after
 
 def curve_of(training: Training, settings: Settings, item: str, scheme: str, seed: int) -> Curve:
     """Return the stored training of the same settings, or train now."""
-    found = training.kept(settings.workdir, item, scheme, seed, Curve, lambda: _train(training, scheme, seed))
-    test = ", ".join(f"{name} {value:.1f} %" for name, value in found.test.items())
-    settings.progress(f"{scheme}, seed {seed}: loss {found.losses[-1]:.3f}, test {test}")
-    return found
+    curve = training.kept(settings.workdir, item, scheme, seed, Curve, lambda: _train(training, scheme, seed))
+    test = ", ".join(f"{name} {value:.1f} %" for name, value in curve.test.items())
+    settings.progress(f"{scheme}, seed {seed}: loss {curve.losses[-1]:.3f}, test {test}")
+    return curve
 
 
 def kept_curves(folder: Path, seeds: Sequence[int] = (0, 1, 2)) -> dict[str, list[Curve]]:
     """Return the trainings of fig3 that a folder keeps, by scheme; those of which a seed is missing are left out."""
-    training, found = Training(steps=round(load_constants().epochs)), dict[str, list[Curve]]()
+    training, curves_of = Training(steps=round(load_constants().epochs)), dict[str, list[Curve]]()
     for scheme in (SINGLE, RING, FEDERATED):
         curves = [read_kept(training.place(folder, "fig3", scheme, seed), Curve) for seed in seeds]
-        found |= {scheme: own} if len(own := [curve for curve in curves if curve]) == len(seeds) else {}
-    return found | ({PIPE: found[SINGLE]} if SINGLE in found else {})
+        curves_of |= (
+            {scheme: scheme_curves} if len(scheme_curves := [curve for curve in curves if curve]) == len(seeds) else {}
+        )
+    return curves_of | ({PIPE: curves_of[SINGLE]} if SINGLE in curves_of else {})
 
 
 def fig3(item: Item, settings: Settings) -> Result:
@@ -42,7 +44,7 @@ def fig3(item: Item, settings: Settings) -> Result:
     constants, paper = load_constants(), printed(PAPER, "fig3")
     training = Training(steps=round(constants.epochs))
     training = training.quick() if settings.quick else training
-    steps, points, at = training.steps, training.points, training.ends
+    steps, points, ends_of_points = training.steps, training.points, training.ends
     trained = (SINGLE, RING, FEDERATED)
     curves = {
         scheme: [curve_of(training, settings, "fig3", scheme, seed) for seed in settings.seeds] for scheme in trained
@@ -52,11 +54,11 @@ def fig3(item: Item, settings: Settings) -> Result:
     series: dict[str, tuple[tuple[float, float], ...]] = {}
     loss, score = dict[str, list[float]](), dict[str, list[float]]()
     for scheme in clock:
-        loss[scheme] = [fmean(values) for values in zip(*(one.losses for one in curves[scheme]), strict=True)]
-        score[scheme] = [fmean(values) for values in zip(*(one.scores for one in curves[scheme]), strict=True)]
-        series[f"loss, {scheme}"] = tuple(zip(map(float, at), loss[scheme], strict=True))
+        loss[scheme] = [fmean(values) for values in zip(*(curve.losses for curve in curves[scheme]), strict=True)]
+        score[scheme] = [fmean(values) for values in zip(*(curve.scores for curve in curves[scheme]), strict=True)]
+        series[f"loss, {scheme}"] = tuple(zip(map(float, ends_of_points), loss[scheme], strict=True))
         series[f"accuracy, {scheme}"] = tuple(
-            (clock[scheme][step - 1], value) for step, value in zip(at, score[scheme], strict=True)
+            (clock[scheme][step - 1], value) for step, value in zip(ends_of_points, score[scheme], strict=True)
         )
     target = score[RING][-1]
     reached = {
@@ -65,13 +67,13 @@ def fig3(item: Item, settings: Settings) -> Result:
     }
     rows: list[tuple[Number, ...]] = []
     for scheme in clock:
-        tests = [one.test["accuracy"] for one in curves[scheme]]
+        tests = [curve.test["accuracy"] for curve in curves[scheme]]
         rows.append(
             (scheme, loss[scheme][0], loss[scheme][-1], score[scheme][-1], fmean(tests), spread(tests), reached[scheme])
         )
     gap = [ring - single for ring, single in zip(loss[RING], loss[SINGLE], strict=True)]
     early, late = max(gap[: points // 2]), gap[-1]
-    ends = {scheme: fmean(one.test["accuracy"] for one in curves[scheme]) for scheme in clock}
+    ends = {scheme: fmean(curve.test["accuracy"] for curve in curves[scheme]) for scheme in clock}
     soonest = min((time, scheme) for scheme, time in reached.items() if time is not None and scheme != FEDERATED)
     return item.result(
         [item.cell(labels, value, clock[labels[0]][-1], "s") for labels, value in paper.items()],

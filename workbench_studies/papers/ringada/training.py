@@ -30,12 +30,12 @@ def weights_mb(constants: Constants, scheme: str) -> float:
     """
     model = constants.model
     embedding, blocks = model.embedding_params, sum(model.layer_params(layer) for layer in range(model.num_layers))
-    held = {
+    num_weights = {
         SINGLE: embedding + blocks,
         PIPE: (embedding + blocks) / constants.devices,
         RING: embedding + blocks / constants.devices,
     }
-    return FP32_BYTES * held[scheme] / 1e6
+    return FP32_BYTES * num_weights[scheme] / 1e6
 
 
 def ours(constants: Constants, executed: Mapping[tuple[str, str], float], scheme: str, quantity: str) -> Number:
@@ -73,7 +73,7 @@ def table1(item: Item, settings: Settings) -> Result:
     ]
     stashing, memory = (1 + constants.backward) * constants.layers / constants.devices, paper[RING, "memory"]
     others = (average(constants, PIPE, constants.micro_batches), stashing, average(constants, SINGLE, 1))
-    depths = [(depth, own, *(other / own for other in others), beside[depth]) for depth, own in ring.items()]
+    depths = [(depth, ring_s, *(other / ring_s for other in others), beside[depth]) for depth, ring_s in ring.items()]
     sensitivity = item.sensitivity(constants, partial(_deviations, paper), trivial)
     tables: dict[str, Rows] = {"micro": rows, "depths": depths, "sensitivity": sensitivity}
     return item.result(
@@ -97,7 +97,7 @@ def table1(item: Item, settings: Settings) -> Result:
         eight=ratios[8],
         low=-deviations[1],
         stashing=stashing,
-        crossover=sum(own < stashing for own in ring.values()),
+        crossover=sum(ring_s < stashing for ring_s in ring.values()),
         beside=average(constants, PARALLEL, constants.micro_batches),
         least=rings[8],
         embedding=FP32_BYTES * constants.model.embedding_params / 1e6,
