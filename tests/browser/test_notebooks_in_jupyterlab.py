@@ -77,7 +77,7 @@ def try_run_panel(notebook: Notebook) -> None:
     caption, device = ".widget-vbox .workbench-caption", ".widget-vbox .workbench-live-devices svg"
     wait_until(lambda: "measured" in notebook.text_of(caption), "a measured step over the predicted one")
     wait_until(lambda: "%" in notebook.text_of(device), "the devices' work")
-    assert labels_of(notebook, ".widget-vbox") == LIVE
+    wait_until(lambda: labels_of(notebook, ".widget-vbox") == LIVE, "all pictures of the run")
     notebook.shoot("run-panel-running")
     wait_until(lambda: "after epoch" in notebook.text_of(".widget-html"), "the run")
     notebook.shoot("run-panel-finished")
