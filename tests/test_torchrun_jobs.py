@@ -108,8 +108,7 @@ def test_jobs_under_torchrun_give_the_losses_of_one_process(tmp_path: Path) -> N
     """A job file and a plan file, two processes, shared and local folder; every loss against training in this process.
 
     PAC+ by the command, then P-RGE, whose steps are reported as they are made, and Confidant, whose first device has
-    two processors: on
-    one and on both the losses are the same.
+    two processors: on one and on both the losses are the same.
     """
     options = {"cache_dtype": "float32"}
     data = str(write_sentences(tmp_path / "data"))

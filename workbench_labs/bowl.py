@@ -127,8 +127,7 @@ class Bowl:
     """L(x, y) = 1 + (x^2 + stretch y^2) / 8 + ripple (2 - cos 5x - cos 5y).
 
     The 1 is the part of a language model's loss that training cannot remove.  precision: the dtype in which a loss is
-    returned; the
-    arithmetic is exact.
+    returned; the arithmetic is exact.
     """
 
     stretch: float = 4.0

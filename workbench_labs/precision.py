@@ -38,8 +38,7 @@ class StoredBackbone:
     """A backbone whose weights are stored in one dtype.
 
     held_bytes: real size in memory, constants included.  tap_error: root mean square of the last tap's change, as a
-    share of that of the
-    tap.
+    share of that of the tap.
     score: share of right answers, always with the same adapter.  forward_s: of all batches.
     """
 

@@ -38,8 +38,7 @@ class EngineRun:
     """The result.  losses: (step, mean loss) in the engine.  scores: by where, on the validation split.
 
     difference: the largest relative difference of a pass's loss.  values: the largest difference of a trained value, as
-    a share of the
-    largest one.  why: what was missing, '' if nothing was; if something was, the numbers are 0.
+    a share of the largest one.  why: what was missing, '' if nothing was; if something was, the numbers are 0.
     """
 
     why: str = ""

@@ -54,8 +54,7 @@ def made_up_split(
     """Return samples of 3 to 19 tokens with labels by chance.
 
     start_id, words: of an encoder-decoder, and what it is to write.  kind: labels of a regression are numbers around 3;
-    of spans, tags
-    and following tokens the targets are by chance, too.
+    of spans, tags and following tokens the targets are by chance, too.
     """
     chance = random.Random(seed)
     ids = tuple(tuple(chance.randrange(5, vocabulary) for _ in range(chance.randrange(3, 20))) for _ in range(count))

@@ -110,8 +110,8 @@ def test_pac_plus_moves_the_shards_to_other_devices(
     backbone runs.
 
     The mini-batches of cached epochs follow the devices' shares, so the epoch is done again, and the run ends as one
-    does whose first
-    epoch was that of the four and whose others were those of the three: first epochs do not depend on the devices.
+    does whose first epoch was that of the four and whose others were those of the three: first epochs do not depend on
+    the devices.
     """
     job = pac_plus_job(tmp_path / "run")
     begin(job)

@@ -101,9 +101,8 @@ def with_delays(job: FineTuningRankJob, rule: str = "adamw") -> tuple[list[float
     """Return every mini-batch's loss and the final weights of a plain loop over the whole model.
 
     Of mini-batch m since the last drain stage i of N computes with its weights after mini-batch m - (N - i) since then,
-    or with the first
-    ones since then; each gradient is taken at these weights and applied to the newest.  The other rules have another
-    delay.
+    or with the first ones since then; each gradient is taken at these weights and applied to the newest.  The other
+    rules have another delay.
     """
     stack, stages = load_stack(job.job.model), len(job.plan.stages)
     model = TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), job.config).train()

@@ -26,8 +26,7 @@ def train_reference(
     """Train the adapter in place; yield (epoch, mean loss of the mini-batch) after each step.
 
     epochs: epochs(epoch) gives the mini-batches of that epoch, as many as of the first.  In sequence-to-sequence the
-    adapter is given
-    the stack's head.
+    adapter is given the stack's head.
     """
     attach_head(stack, adapter)
     optimizer = make_optimizer(adapter, weight_decay)

@@ -259,8 +259,7 @@ def test_contention_as_in_the_reference(data: st.DataObject) -> None:
     """Random producers and transfers over few links: every span starts when the tick-by-tick reference says.
 
     Ready times are made distinct (transfers that become ready at one instant have no order by the rules), by a producer
-    per rank with
-    its own residue.
+    per rank with its own residue.
     """
     num_ranks = data.draw(st.integers(2, 4))
     ops: list[list[Op]] = [[] for _ in range(num_ranks)]

@@ -2,8 +2,7 @@
 line.
 
 Tables of plans, reports and clusters, and the live progress of a run: its whole state, or a line now and then where
-there is no
-terminal.
+there is no terminal.
 """
 
 from __future__ import annotations

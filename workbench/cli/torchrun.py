@@ -91,8 +91,7 @@ def lead(
     """Run a job from rank 0 and return its Report.
 
     Raises ConfigError if the number of devices in the cluster differs from the number of torchrun processes, or if a
-    machine cannot see
-    workdir.
+    machine cannot see workdir.
     """
     own = "" if local_folder is None else str(local_folder / run_name(job, cluster))
     engines.lead(cluster, own)

@@ -11,8 +11,8 @@ PARTS: dict[str, str] = {"ATTN": "H", "COLS": "C"}
 """Operations on a part of a layer, and the profile's kinds of them: H heads, C feed-forward columns.
 
 LayerProfile.times has HF and HB, the seconds of all of a layer's heads forward and back, HF1 and HB1, those of one
-group alone; CF, CB, CF1
-and CB1 likewise.  A real device also measures them on its further processors: HF@1, HF1@1 ... on processor 1.
+group alone; CF, CB, CF1 and CB1 likewise.  A real device also measures them on its further processors: HF@1, HF1@1 ...
+on processor 1.
 """
 Direction = Literal["F", "B"]
 

@@ -8,15 +8,13 @@ Semantics, the same for the simulator, the executor and the checks:
   transfers of one ordered pair of ranks form a channel and happen in list order on both sides.
   Different channels do not wait for each other; they share the sender's egress and receiver's ingress.
   The simulator serves the transfer that was ready first; of those ready at the same instant, the one whose SEND comes
-  first by
-  (rank, index in that rank's list).  On real devices such a tie is open.
+  first by (rank, index in that rank's list).  On real devices such a tie is open.
 - A collective (ALLREDUCE, ALLGATHER, REDUCESCATTER, BROADCAST) appears once on every rank of `ranks`,
   in the same order, and starts when all have reached it on their streams and hold what they read.
 - A value is written once on a rank (by an operation, a RECV, or as an input). It lives there from its
   write to the end of its last read; outputs live to the end; inputs live from the start.  The operations of UPDATES
-  (STEP; MERGE
-  and PULL of a parameter server) update in place: the weights that they write take the memory of those that they read,
-  unless somebody still needs them.
+  (STEP; MERGE and PULL of a parameter server) update in place: the weights that they write take the memory of those
+  that they read, unless somebody still needs them.
 """
 
 from __future__ import annotations

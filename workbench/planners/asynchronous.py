@@ -1,15 +1,12 @@
 """Cut a model over devices for an asynchronous pipeline, within each device's memory (Confidant, section 3.2, Eq. 1-3).
 
 Eq. 3: A(l, n) = min over p of max(A(p, n - 1), 2 T_c, T_e(p + 1, l)): the pace of the pipeline is the pace of its
-slowest stage or slowest
-link, over which an activation goes one way and a gradient the other.  T_e is infinite if memory does not suffice.  We
-build the table
-from the last device on, because the stash of a stage depends on how many devices follow: N - i - 1 versions on device i
-of N.
+slowest stage or slowest link, over which an activation goes one way and a gradient the other.  T_e is infinite if
+memory does not suffice.  We build the table from the last device on, because the stash of a stage depends on how many
+devices follow: N - i - 1 versions on device i of N.
 Memory is the workbench's measured model.
 The order of the devices is given, as in the paper.  The same recursion also finds the best choice of devices in a given
-order, and the
-best of all orders of all sets of devices.
+order, and the best of all orders of all sets of devices.
 """
 
 from __future__ import annotations
@@ -283,10 +280,9 @@ def plan_asynchronous(costs: Equation3, *, searches: bool, method: str) -> Plan:
     order.
 
     In their order all devices have a stage, as in the paper, if Eq. 3 finds such a partition that fits.  If not, which
-    the paper does not
-    treat, the plan is the best over all choices of devices in this order.  With more than MOST_IN_EVERY_ORDER devices
-    `searches` tries
-    every choice of devices in a few orders.  Raises PlanError if nothing fits.
+    the paper does not treat, the plan is the best over all choices of devices in this order.  With more than
+    MOST_IN_EVERY_ORDER devices `searches` tries every choice of devices in a few orders.  Raises PlanError if nothing
+    fits.
     """
     world, layers = costs.cluster.world_size, costs.profile.num_layers
     everyone, notes = tuple(range(world)), tuple[str, ...]()

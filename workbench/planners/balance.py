@@ -2,14 +2,11 @@
 Eq. 3 and 4).
 
 Our reading of Eq. 3.  W(0 -> y, D_n, s) covers the first y layers (numbered 1 to y), T(q+1 -> y) the layers q+1 to y.
-For s = 1 it is
-T(1 -> y, D_n), which Eq. 3's 1 <= m < n excludes and Algorithm 1's m = n includes.  For s > 1 no stage is empty of
-layers or devices
-(q >= s - 1 and n - m >= s - 1).  The maximum does not depend on the end from which the pipeline is cut, so we build it
-from the back.
+For s = 1 it is T(1 -> y, D_n), which Eq. 3's 1 <= m < n excludes and Algorithm 1's m = n includes.  For s > 1 no stage
+is empty of layers or devices (q >= s - 1 and n - m >= s - 1).  The maximum does not depend on the end from which the
+pipeline is cut, so we build it from the back.
 Under 1F1B the front stage of a suffix of s stages then has exactly min(s, M) micro-batches in flight, so the memory
-test is exact
-instead of a guess, and W(0 -> L, D, s) is the same.
+test is exact instead of a guess, and W(0 -> L, D, s) is the same.
 
 StageTimes and dispatch divide a micro-batch among the devices of a group so that the slowest is as fast as possible
 (Eq. 4).
@@ -130,8 +127,8 @@ class StageTimes:
     """T(x -> y, group) of Eq. 3 for all ranges of layers at once, by Eq. 4 vectorised over ranges.
 
     Memory, and with it the times, depend on how many micro-batches are in flight.  If the devices have memory for the
-    same samples with
-    one more in flight, both cases share a column.  A rank without samples costs nothing and needs no memory.
+    same samples with one more in flight, both cases share a column.  A rank without samples costs nothing and needs no
+    memory.
     copies[i]: copies of the trainable parameters in memory, in addition to themselves, with i + 1 in flight
     (memory.rank_need); default:
     none, with as many in flight as a pipeline can have.

@@ -22,12 +22,10 @@ class PhaseTimes:
     """The predicted seconds of a mini-batch.
 
     beginning_s, execution_s, ending_s: L_b, L_e, L_n of Eq. 5-6.  Eq. 5 computes the execution phase from the last
-    stage.  That is right if
-    this stage is the slowest, and too low otherwise.  bottleneck_s: our correction.  For each stage k, assume that it
-    never waits after its
-    first micro-batch, and compute when the mini-batch ends; bottleneck_s is the largest of these times.  It equals
-    total_s if the last
-    stage is the slowest.  slowest_stage: the k of that largest time.
+    stage.  That is right if this stage is the slowest, and too low otherwise.  bottleneck_s: our correction.  For each
+    stage k, assume that it never waits after its first micro-batch, and compute when the mini-batch ends; bottleneck_s
+    is the largest of these times.  It equals total_s if the last stage is the slowest.  slowest_stage: the k of that
+    largest time.
     """
 
     beginning_s: float

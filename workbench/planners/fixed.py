@@ -36,8 +36,7 @@ def fixed_plan(
     """Return the plan of stages with `layers[i]` layers on the ranks `groups[i]`.
 
     dispatch: samples in proportion to each rank's "speed", "equal", or "best" by Eq. 4.  Each rank of a group no larger
-    than the
-    micro-batch gets at least one sample (except with "best", which may leave a slow device without samples).
+    than the micro-batch gets at least one sample (except with "best", which may leave a slow device without samples).
     Raises ConfigError if the numbers do not fit together, PlanError if memory does not suffice.
     """
     profile, cluster, size, count = problem.profile, problem.cluster, problem.micro_batch_size, problem.micro_batches
@@ -156,10 +155,9 @@ def asteroid(problem: Problem[Profile]) -> Plan:
     """Return the fastest hybrid pipeline of full fine-tuning (Asteroid; Ye et al., MobiCom 2024).
 
     problem: of full fine-tuning.  As far as PAC+ describes it, its architecture is PAC+'s; its samples, groups and cuts
-    are fitted to the
-    devices.  Our choices: the cost function (PhaseTimes.bottleneck_s), the orders (the cluster's, by speed, by memory),
-    and a finer
-    division of a mini-batch than `micro_batches` if that is faster or the only way to fit.
+    are fitted to the devices.  Our choices: the cost function (PhaseTimes.bottleneck_s), the orders (the cluster's, by
+    speed, by memory), and a finer division of a mini-batch than `micro_batches` if that is faster or the only way to
+    fit.
     Raises PlanError, naming device, stage and bytes, if nothing fits even with one sample in each micro-batch.
     """
     _ = problem.micro_batch_size  # refuses impossible numbers

@@ -33,9 +33,8 @@ def plan_cached(problem: Problem[Profile], *, ranks: Sequence[int] | None = None
     """Return the shares of the fastest cached step: max(LOAD + SF + SB) + all-reduce + max(STEP).
 
     The all-reduce takes longer with more devices, so a device may be left out.  With up to 10 devices every subset is
-    tried, with more the
-    fastest n for every n.  ranks: the devices that may take part (default: all).  Raises PlanError if the adapters do
-    not fit.
+    tried, with more the fastest n for every n.  ranks: the devices that may take part (default: all).  Raises PlanError
+    if the adapters do not fit.
     """
     profile, cluster, batch_size = problem.profile, problem.cluster, problem.batch_size
     if batch_size < 1:
@@ -134,8 +133,8 @@ def plan(
     """Return W_sigma of Algorithm 1, with the shares of the cached epochs if `cached`.
 
     order: the ordered set D as ranks, or "all" to try every distinct order (see orders.search_orders: all of them if
-    MAX_CELLS
-    allows, else a local search).  Default: the cluster's order; if nothing fits in it, as for "all", with a note.
+    MAX_CELLS allows, else a local search).  Default: the cluster's order; if nothing fits in it, as for "all", with a
+    note.
     objective: "paper" chooses sigma by Eq. 7; "bottleneck" by our correction of Eq. 5 (see closed_form.PhaseTimes).
     settings: others of `candidates`.  Raises PlanError, naming device, stage and bytes, if no plan fits.
     """

@@ -18,8 +18,7 @@ class Pace:
     within moments is noise.
     threshold: smaller changes of the median, in either direction, are ignored (hysteresis).
     repeats: a device is slower as soon as so many of its last `window` steps are, by more than the threshold; None: a
-    change is one of
-    the median of a full window.
+    change is one of the median of a full window.
     If all devices of a cluster slow down by the same factor, that is a change too: the prediction of its step changes.
     """
 

@@ -26,8 +26,7 @@ class Problem(Generic[P]):
     decoder_length: tokens in a second stack (default: sequence_length).
     batch_size, micro_batches: samples of a step, and the number of parts in which they pass through a pipeline.
     queries: of a forward-only step; each of them sees all samples.  execution: how a device must run their forward
-    passes (P-RGE);
-    'auto': whichever way is the fastest.
+    passes (P-RGE); 'auto': whichever way is the fastest.
     ranks: the devices that may take part (default: all).
     """
 

@@ -2,8 +2,8 @@
 7).
 
 Algorithm 1 balances forward plus backward of the stages and considers one plan for each number of stages.  Messages,
-all-reduces and
-the order of the phases count only in Eq. 5-7, and waiting counts nowhere.  So a neighbouring plan may be faster.
+all-reduces and the order of the phases count only in Eq. 5-7, and waiting counts nowhere.  So a neighbouring plan may
+be faster.
 """
 
 from __future__ import annotations
@@ -39,11 +39,10 @@ def refine(
     """Return a plan at least as good by `price` (seconds of a step) as starts[0], which fits in memory like the starts.
 
     starts: plans with one micro-batch size.  The closed form (PhaseTimes.bottleneck_s) improves them, the best first,
-    until no move
-    helps.  The best plan by `price` among all these is then improved by `price`.
+    until no move helps.  The best plan by `price` among all these is then improved by `price`.
     A move takes layers over a boundary, one sample from one rank of a group to another, one device to another stage or
-    to or from idleness,
-    swaps two devices or two stages, merges two stages, or cuts one.  max_prices: the most calls of `price`.
+    to or from idleness, swaps two devices or two stages, merges two stages, or cuts one.  max_prices: the most calls of
+    `price`.
     The shares of the cached epochs do not change.
     """
     first, profile, cluster = starts[0], problem.profile, problem.cluster

@@ -61,8 +61,7 @@ def time_by_class(timeline: Timeline) -> list[dict[str, float]]:
     """Return for each rank the seconds of each class of operation; they add up to the makespan.
 
     A moment with compute counts as that compute.  A moment with only transfers counts as 'waiting for data', the
-    network time
-    that no compute hides.  The rest is idle.
+    network time that no compute hides.  The rest is idle.
     """
     makespan_s = timeline.makespan_s
     return [

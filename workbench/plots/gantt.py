@@ -33,10 +33,9 @@ def gantt(timeline: Timeline | None, *, note: str = "") -> go.Figure:
     """Return the Gantt chart of a timeline, simulated or measured.  None: one that the report does not have.
 
     Compute takes the upper part of a device's lane (several compute streams are stacked), the network the lower part:
-    sends
-    above receives, collectives over both.  Grey is idle.  Numbers of micro-batches (of tiles, in single-shot inference)
-    are
-    written where they fit.  note: shown in the title, such as busy_note's; its mark then follows the times.
+    sends above receives, collectives over both.  Grey is idle.  Numbers of micro-batches (of tiles, in single-shot
+    inference) are written where they fit.  note: shown in the title, such as busy_note's; its mark then follows the
+    times.
     """
     if timeline is None:
         return style.not_kept("What each device does", note)

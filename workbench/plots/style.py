@@ -226,8 +226,7 @@ def finish(
     """Give a figure its title with the kind of its numbers, a visible note, and the common style; return it.
 
     A legend is under the axes.  layout: plotly's further settings.  NaN and infinite values are not drawn: a second
-    note says how many,
-    and of which trace.  A trace with hovertext shows that alone.
+    note says how many, and of which trace.  A trace with hovertext shows that alone.
     """
     in_legend = [trace.name for trace in figure.data if trace.name and trace.showlegend is not False]
     has_legend = len(in_legend) > 1 or any(trace.showlegend for trace in figure.data)

@@ -92,11 +92,9 @@ def reports_frame(folder: Path | str | Sequence[Path | str]) -> pandas.DataFrame
     """Return one row for each Report of a folder (or for some files): its settings, then its results.
 
     Settings are the job's fields (options as 'option.NAME'), cluster, bandwidth (Mbit/s of the slowest link), and label
-    (simulated,
-    emulated or real).  Results are in seconds and bytes (see QUANTITIES).  Times are medians over the steps, measured
-    if the run was
-    executed and simulated otherwise.  Bytes are those of the report's first step.  The last columns are the metrics on
-    the test split.
+    (simulated, emulated or real).  Results are in seconds and bytes (see QUANTITIES).  Times are medians over the
+    steps, measured if the run was executed and simulated otherwise.  Bytes are those of the report's first step.  The
+    last columns are the metrics on the test split.
     A missing value is NaN.  Raises ConfigError for a file that is not a Report.
     """
     import pandas

@@ -28,8 +28,7 @@ class DeviceRates:
     """The compute and memory rates of a device.
 
     emulated: the rates are this machine's, at the device's share of a core; otherwise they are its own, as measured
-    there, or the
-    catalogue's, without memory_bytes_per_s.
+    there, or the catalogue's, without memory_bytes_per_s.
     """
 
     name: str
@@ -58,10 +57,8 @@ class LayerRow:
     model's sizes.
 
     Both have the seconds (measured) or FLOPs (analytic) of the forward and backward pass, side network included.  Both
-    have the bytes of
-    the frozen and the trained parameters, of the activations sent to the next layer, of the cached taps, and of the
-    context that the
-    backward pass needs.
+    have the bytes of the frozen and the trained parameters, of the activations sent to the next layer, of the cached
+    taps, and of the context that the backward pass needs.
     """
 
     layer: int

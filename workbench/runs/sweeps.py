@@ -203,10 +203,9 @@ def run_points(
     first.
 
     at_once: how many simulated points run in parallel, in separate processes.  With a cluster_profile (of ipyparallel),
-    it is the number
-    of engines, which the profile's launchers start (Slurm, PBS, ...).  A failed point leaves its error in the folder;
-    the next call
-    tries it again.  progress: a context for each point run in this process; it receives the point's events.
+    it is the number of engines, which the profile's launchers start (Slurm, PBS, ...).  A failed point leaves its error
+    in the folder; the next call tries it again.  progress: a context for each point run in this process; it receives
+    the point's events.
     Raises ConfigError, before anything runs, for executed points at once and for a profile that is not there.
     """
     if at_once > 1 and cluster_profile is None and any(point.mode == "execute" for point in points):

@@ -2,8 +2,7 @@
 explorers.
 
 An explorer has controls, and below them the answer for their newest position, computed in the background.  Also the
-start values of the
-notebooks' parameters (small under test, full size for a person), and texts longer than a sentence.
+start values of the notebooks' parameters (small under test, full size for a person), and texts longer than a sentence.
 """
 
 from __future__ import annotations

@@ -19,9 +19,8 @@ def load_ipython_extension(shell: Any) -> None:
         """Run the cell on every device of `engines`, or of another variable: `%%devices NAME`.
 
         Each device keeps its variables for the next cell.  What it prints, and the value of the cell's last expression,
-        are shown
-        after its name; so is an error, in one sentence.  `context` is the device's RankContext, with its rank, name and
-        cluster.
+        are shown after its name; so is an error, in one sentence.  `context` is the device's RankContext, with its
+        rank, name and cluster.
         """
         name = line.strip() or "engines"
         engines = shell.user_ns.get(name)

@@ -155,8 +155,7 @@ class RunPanel(Panel):
     """Simulates or runs what two forms describe.
 
     `report(mode)` gives a notebook's cell the Report of exactly that job and cluster: the panel's if it has already
-    made one, else it
-    runs now, in the cell.  chosen_plan: returns the plan to run instead of the planner's.
+    made one, else it runs now, in the cell.  chosen_plan: returns the plan to run instead of the planner's.
     runner: experiment.run, or a stand-in in tests.  devices: buttons that act on a device during the run.
     """
 

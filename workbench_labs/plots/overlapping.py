@@ -1,10 +1,8 @@
 """Figures of the costs and gains of cutting a layer for inference (Galaxy+).
 
 Overlapping: communication alone, computation alone, both in turn, and overlapped (section III-D).  Trade: memory
-against latency
-for every number of layers in scheme 2 (Table II, Algorithm 1 lines 18-26).  Bandwidths: latency over bandwidth of
-several ways to
-split one sequence, and how much slower each is than ours (Fig. 12).
+against latency for every number of layers in scheme 2 (Table II, Algorithm 1 lines 18-26).  Bandwidths: latency over
+bandwidth of several ways to split one sequence, and how much slower each is than ours (Fig. 12).
 """
 
 from __future__ import annotations

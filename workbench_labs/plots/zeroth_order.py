@@ -2,8 +2,7 @@
 (P-RGE, 2 and 3).
 
 A pass is limited by reading weights below the ridge, by arithmetic above (sections 3.1-3.2).  The roofline: Williams,
-Waterman and
-Patterson, Communications of the ACM 52(4), 2009.
+Waterman and Patterson, Communications of the ACM 52(4), 2009.
 """
 
 from __future__ import annotations
@@ -223,8 +222,7 @@ def learning(
     """Return each step's loss with its running mean, and the validation score on a separate axis.
 
     losses, scores: (step, value).  baselines: scores to compare with, by name.  engine: losses of the steps of the same
-    training
-    that an inference engine continues.
+    training that an inference engine continues.
     """
     values = [loss for _, loss in losses]
     means = [(step, mean) for (step, _), mean in zip(losses, running_mean(values), strict=True)]

@@ -2,9 +2,8 @@
 interleaved.
 
 Each side is a whole run as a user starts it: LoRA on one epoch of mini-batches.  Only the synchronous side drains its
-pipeline between
-mini-batches.  The frameworks compare PyTorch with JAX on one core at full speed, because emulated devices take the
-planned time with both.
+pipeline between mini-batches.  The frameworks compare PyTorch with JAX on one core at full speed, because emulated
+devices take the planned time with both.
 """
 
 from __future__ import annotations
@@ -98,8 +97,7 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
     and at most.
 
     mb, simulated_mb: memory of the largest device in training.  only: first words of points; none is all.  Raises
-    ConfigError for another
-    word.
+    ConfigError for another word.
     """
     require_words(only, WORDS)
     chosen = {name: point for name, point in points().items() if not only or name.split()[0] in only}

@@ -2,9 +2,8 @@
 interleaved (section IV).
 
 Devices have the speed of the catalogue's Raspberry Pis of Galaxy+'s environments A and B, by the GEMM rate of a core of
-this host; links
-have kernel fidelity if available.  Galaxy+'s own plan is tuned by simulation; the baselines run their planners' plans
-unchanged.
+this host; links have kernel fidelity if available.  Galaxy+'s own plan is tuned by simulation; the baselines run their
+planners' plans unchanged.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ BUSY_SHARE = 0.05
 """Maximum late fraction of the paced time; a point above it is invalid, because the host is too busy."""
 DILATION = 2.0
 """Devices and links are emulated this many times slower, and times are divided by it, because two cores do not keep up
-with four such
-devices otherwise.  Ratios do not change, except that the runtime's overhead per message counts half.
+with four such devices otherwise.  Ratios do not change, except that the runtime's overhead per message counts half.
 """
 LARGEST_GAP = 1e-4
 BASELINES = ("galaxy", "megatron_lm", "sequence_parallel", *SLOW_SIDES, DTENSOR)

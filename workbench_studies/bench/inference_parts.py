@@ -108,8 +108,7 @@ def emulated_cluster(name: str, mbit_per_s: float, host_flops_per_s: float, dila
     """Return the catalogue's environment with links of a bandwidth; a device's GEMM rate is the catalogue's.
 
     host_flops_per_s: of one core of this host in GEMMs.  dilation: devices and links are this many times slower, so
-    everything takes this
-    many times as long, in the same proportions; a shared or small host then keeps up.
+    everything takes this many times as long, in the same proportions; a shared or small host then keeps up.
     """
     cluster = load_cluster(CLUSTERS[name])
     link = Link(bytes_per_s=mbit_per_s * 125_000 / dilation)
@@ -205,8 +204,7 @@ def scaling_points(model: BenchModel, cluster: Cluster, engines: EngineCluster, 
     """Return the share of linear scaling at 96 tokens a device, and the speed-up at 384 tokens, by number of devices.
 
     A layer's time is the time between the ends of two layers' last connections, on any device.  The parts before the
-    first and after the
-    last do not count, as in the paper.
+    first and after the last do not count, as in the paper.
     """
     sides = []
     for count in range(1, cluster.world_size + 1):

@@ -273,12 +273,10 @@ def overlap_point(
     ratio of a layer.
 
     A block lasts from the end of the last connection of the block before it, on any device, to the end of its own.  The
-    first layer is left
-    out, because its tiles come from the embedding.  Computation alone is the busiest device's.  dilation: the seconds
-    are divided by it.
+    first layer is left out, because its tiles come from the embedding.  Computation alone is the busiest device's.
+    dilation: the seconds are divided by it.
     The ratio compares both blocks together with the longer side of each.  A block's first tiles start before the last
-    tiles of the block
-    before it have ended, so a block that seems shorter makes the other seem longer.
+    tiles of the block before it have ended, so a block that seems shorter makes the other seem longer.
     """
     layout = InferenceLayout.build(plan, price.profile.stacks, price.lengths)
     rounds = [

@@ -2,8 +2,7 @@
 4.2, Fig. 6).
 
 And peak memory of P-RGE, inference and first-order LoRA-FA, each in its own child process (Table 3): the peak resident
-memory minus the
-process's memory after loading the runtime and before loading the model.
+memory minus the process's memory after loading the runtime and before loading the model.
 """
 
 from __future__ import annotations
@@ -188,8 +187,7 @@ def bench(
     processes.
 
     only: sections to measure: steps, copies (all of B kept, or made layer by layer), full (MeZO over all parameters),
-    quantized, memory;
-    none is all.
+    quantized, memory; none is all.
     grid: (q, E) pairs.  Every row of a batch has `length` tokens.
     Raises ConfigError for an unknown section.
     """

@@ -149,9 +149,8 @@ def loss_table(name: str, sides: Mapping[str, Side], curves: Mapping[str, Sequen
     over the seeds.
 
     curves: trained in one process with all their sentences' tokens (Fig. 3); the time of a mini-batch is that measured
-    in this benchmark,
-    by trained layers.  Equal time: that of the first scheme that has finished.  Empty if RingAda is not among the
-    curves.
+    in this benchmark, by trained layers.  Equal time: that of the first scheme that has finished.  Empty if RingAda is
+    not among the curves.
     """
     constants, seconds = load_constants(), {scheme: sides[scheme].by_depth() for scheme in curves}
     if "RingAda" not in curves:

@@ -239,8 +239,7 @@ def swapped(cells: Iterable[tuple[str, Number, Number]], tie: float) -> list[str
     """Return the pairs of methods whose order differs from the paper's.
 
     cells: (method, paper, ours); values that are not numbers have no order.  tie: nor have two that differ by no more
-    than this share in
-    the paper.
+    than this share in the paper.
     """
     numeric = [cell for cell in cells if isinstance(cell[1], float) and isinstance(cell[2], float)]
     pairs: Any = product(numeric, numeric)

@@ -25,11 +25,10 @@ class Comparison:
     labels: identify the value, under Result.label_columns.  paper: None if the paper gives none.  ours: None if we have
     none.
     kind: 'fitted' if our constants were fitted to this value, 'predicted' if constants fitted elsewhere give it,
-    'bounded' if ours is a
-    bound that the note names, 'computed' from sizes alone, 'measured' by an executed run; 'quick trial' if a tiny model
-    ran in place of the
-    paper's, only to see that the code works: such a value is compared with nothing.  deviation_in: 'percent' of the
-    paper's value, or 'points' (ours - paper) for a value that is a percentage itself.
+    'bounded' if ours is a bound that the note names, 'computed' from sizes alone, 'measured' by an executed run; 'quick
+    trial' if a tiny model ran in place of the paper's, only to see that the code works: such a value is compared with
+    nothing.  deviation_in: 'percent' of the paper's value, or 'points' (ours - paper) for a value that is a percentage
+    itself.
     """
 
     labels: tuple[str, ...]
@@ -85,8 +84,8 @@ class Result:
     """The reproduction of one table or figure.
 
     item: its name in the registry.  source: the origin of our numbers.  explanation: sentences on why ours differ from
-    the paper's, what
-    was fitted and what the paper leaves open.  series: our numbers that only the figure shows, by name: (x, y) lists.
+    the paper's, what was fitted and what the paper leaves open.  series: our numbers that only the figure shows, by
+    name: (x, y) lists.
     environment: the machine and the settings of an executed one.  quick: a quick trial (see as_quick_trial).
     """
 
@@ -142,8 +141,8 @@ class Settings:
     """Settings of executed reproductions; simulated ones ignore them.
 
     data: a local folder with the GLUE tasks or SQuAD's files, None for the embedded data.  seeds: of each executed
-    comparison.  quick: a
-    tiny version that only tests that the code runs.  workdir: for intermediate files of an executed one.  progress:
+    comparison.  quick: a tiny version that only tests that the code runs.  workdir: for intermediate files of an
+    executed one.  progress:
     called with lines.
     trains: whether a simulated one may also train for those of its values that no simulation gives.
     """

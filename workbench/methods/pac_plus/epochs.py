@@ -1,8 +1,7 @@
 """The epochs of PAC+ on a rank (sections IV-B, V-A and V-B).
 
 The first epoch uses hybrid data and pipeline parallelism, and tapes every activation.  The later epochs use data
-parallelism over the
-activation cache; the backbone is neither run nor in memory.
+parallelism over the activation cache; the backbone is neither run nor in memory.
 A rank's initial state is a stage of the adapter, initialized and then calibrated on training samples (section IV-C).
 """
 

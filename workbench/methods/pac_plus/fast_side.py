@@ -2,10 +2,9 @@
 IV-A).
 
 At d / r = 48 channels a step has hundreds of operations of some tens of microseconds each.  Autograd's bookkeeping,
-copies and launches
-cost as much as the matmuls.  Here tokens are packed (only attention scores see padding), each matmul adds its weight
-gradient in
-place, attention is plain batched matmuls, and a tap is projected in the dtype in which the cache stores it.
+copies and launches cost as much as the matmuls.  Here tokens are packed (only attention scores see padding), each
+matmul adds its weight gradient in place, attention is plain batched matmuls, and a tap is projected in the dtype in
+which the cache stores it.
 """
 
 from __future__ import annotations

@@ -2,10 +2,8 @@
 by layer.
 
 The activation cache of a ring's frozen layers is PAC+'s, layer by layer, until the layer is trained.  A sample's hidden
-state in front of
-a layer does not change while all layers below are frozen: the backbone runs without dropout.  Each device caches those
-in front of its own
-frozen layers, so the input of the lowest trained layer is always available.
+state in front of a layer does not change while all layers below are frozen: the backbone runs without dropout.  Each
+device caches those in front of its own frozen layers, so the input of the lowest trained layer is always available.
 """
 
 from __future__ import annotations
@@ -79,10 +77,8 @@ class RingCompute:
         """Run what waits for no update, and return the values that it writes (see methods.ringada.schedule, P).
 
         Serial: the frozen layers; (n, t, d).  Parallel: all layers, and the frozen side layers; the next block's input,
-        and that of the
-        trained side layers, if there are any: (side state, taps).  state: (n, t, d), with the side state (n, t, d + d /
-        r) while all side
-        layers below are frozen.
+        and that of the trained side layers, if there are any: (side state, taps).  state: (n, t, d), with the side
+        state (n, t, d + d / r) while all side layers below are frozen.
         """
         frozen = range(layers.start, min(layers.stop, first_unfrozen))
         if self._side is None:

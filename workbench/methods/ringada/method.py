@@ -114,8 +114,7 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     """Return the blocks, the ring order and the number of mini-batches in flight.
 
     Blocks and order follow the unfreezing where that pays in the simulated run too, moves included.  Raises PlanError
-    if nothing fits,
-    ConfigError for an impossible split of the data.
+    if nothing fits, ConfigError for an impossible split of the data.
     """
     if prepared.options.federated:
         return _everywhere(prepared, pricer(prepared, profile, cluster))

@@ -43,18 +43,14 @@ class RingAdaOptions:
     tasks.batching).
     local_iterations: I of Algorithm 1, an initiator's mini-batches in a round.
     unfreezing: one more adapter every unfreeze_every 'steps' (section IV: 40 mini-batches) or 'rounds' (Algorithm 1,
-    k); 'all' adapters
-    from the beginning, which is the paper's PipeAdapter without stale weights; one more on a 'plateau' of the loss or
-    of the
-    'gradient_norm', by patience and threshold (see Policy).  depth: unfrozen adapters at the beginning, d.
+    k); 'all' adapters from the beginning, which is the paper's PipeAdapter without stale weights; one more on a
+    'plateau' of the loss or of the 'gradient_norm', by patience and threshold (see Policy).  depth: unfrozen adapters
+    at the beginning, d.
     in_flight: mini-batches that may be on the ring at once; None: the planner's choice.  cache: whether devices cache
-    the outputs of their
-    frozen layers on their disks, so that later rounds skip these layers (ours).  replan: whether layers may be moved
-    between rounds as more
-    of them are trained; they are moved where it pays, moves included.
+    the outputs of their frozen layers on their disks, so that later rounds skip these layers (ours).  replan: whether
+    layers may be moved between rounds as more of them are trained; they are moved where it pays, moves included.
     federated: federated averaging instead of a ring: each device trains all adapters of a whole model on its own data,
-    and after each round
-    all devices average them (a baseline that the paper leaves out).
+    and after each round all devices average them (a baseline that the paper leaves out).
     """
 
     published_job = MappingProxyType({"micro_batches": Published(1, "section IV-B: mini-batches are whole")})

@@ -8,8 +8,7 @@ unfrozen part.
 Without stale weights its first forward pass waits for the last update.  In that part the micro-batches of a mini-batch
 form a pipeline.
 A stage waits for the first micro-batch from below and passes all of them there and back.  It is idle while the first is
-above it, unless
-forward passes of the others fill that time.  Then the last micro-batch goes down.
+above it, unless forward passes of the others fill that time.  Then the last micro-batch goes down.
 The search moves layers between the ring's devices and swaps devices as long as that helps, from several starts.
 Each device brings its own samples.  So as many devices as possible are on the ring, and of so many the fastest.
 """
@@ -47,8 +46,8 @@ class RingEstimate:
     """A quick estimate of the simulated seconds of a mini-batch, averaged over a training: within 2 %, by tests.
 
     depths: number of unfrozen layers -> mini-batches of the run with that number; cached: those that read the frozen
-    layers' output from a
-    cache.  rest_bytes: of a device besides its layers.  has_side: see methods.ringada.schedule.ring_round.
+    layers' output from a cache.  rest_bytes: of a device besides its layers.  has_side: see
+    methods.ringada.schedule.ring_round.
     """
 
     def __init__(
@@ -267,10 +266,9 @@ def change_s(
     """Return the seconds for which a run pauses while its layers move.
 
     Each device reads its new block, and its other weights (rest_bytes), from its own disk, which has the whole model.
-    An adapter with both
-    moments crosses a link, and so do the cached inputs of a layer (inputs: bytes by layer).  The transfers that a
-    device sends, or
-    receives, are sequential.  Ending one group of processes and forming the next takes _TURN_S.
+    An adapter with both moments crosses a link, and so do the cached inputs of a layer (inputs: bytes by layer).  The
+    transfers that a device sends, or receives, are sequential.  Ending one group of processes and forming the next
+    takes _TURN_S.
     """
     busy_s = np.zeros((2, cluster.world_size))
     for layer, (source, target) in enumerate(zip(ring_homes(former), ring_homes(stages), strict=True)):

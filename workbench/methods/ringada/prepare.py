@@ -24,10 +24,9 @@ class Policy:
     """When adapters are unfrozen, from the top, like a learning rate scheduler.
 
     'steps', 'rounds': one more every so many of them.  'all': from the beginning.  'plateau', 'gradient_norm': one more
-    when in `patience`
-    rounds the mean loss, or the gradient norm of the trained adapters, has not fallen `threshold` below its lowest
-    since the last
-    unfreezing.  Their course is not known before the run: they are planned and simulated as if they were 'steps'.
+    when in `patience` rounds the mean loss, or the gradient norm of the trained adapters, has not fallen `threshold`
+    below its lowest since the last unfreezing.  Their course is not known before the run: they are planned and
+    simulated as if they were 'steps'.
     """
 
     num_layers: int

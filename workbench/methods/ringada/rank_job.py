@@ -2,8 +2,7 @@
 device.
 
 An epoch has enough rounds to process about as many mini-batches as the training split has.  Each device iterates over
-its own samples
-repeatedly, in its own order; an absent device skips its turns, and so its samples.
+its own samples repeatedly, in its own order; an absent device skips its turns, and so its samples.
 """
 
 from __future__ import annotations
@@ -324,8 +323,7 @@ def initiator_order(cluster: Cluster, plan: Plan) -> tuple[int, ...]:
     """Return the ranks in the order of a round's initiators (section IV-B, 3).
 
     It begins with the ring's first device.  Each next initiator is the remaining device with the best channel to the
-    current one;
-    among equal channels, the next on the ring.
+    current one; among equal channels, the next on the ring.
     """
     ring = [rank for stage in plan.stages for rank in stage.ranks]
     order, left = [ring[0]], ring[1:]

@@ -2,36 +2,29 @@
 Algorithm 1).
 
 Operations.  E embeds a micro-batch at the initiator.  P runs a stage's frozen layers.  F runs its unfrozen layers and
-keeps their context
-for the backward pass.  H computes loss and gradient of the micro-batch at the initiator.  B is the backward pass of the
-unfrozen layers.
+keeps their context for the backward pass.  H computes loss and gradient of the micro-batch at the initiator.  B is the
+backward pass of the unfrozen layers.
 LOAD reads the frozen layers' output for a micro-batch from the terminator's cache; the micro-batch then has neither E
-nor P.  With a side
-network each stage reads what its trained layers take from the model, and the initiator the last hidden state.
+nor P.  With a side network each stage reads what its trained layers take from the model, and the initiator the last
+hidden state.
 STEP updates a stage's adapters and HSTEP the head.  TAKE returns the head to the device where the round began.  If a
-policy depends on
-the results of a round, then at its end ALLREDUCE sums those of all stages and HEAR takes the sum.
+policy depends on the results of a round, then at its end ALLREDUCE sums those of all stages and HEAR takes the sum.
 In a round of federated averaging each device is a separate ring; then ALLREDUCE sums all trained weights and MEAN makes
 them the average.
 Values.  Micro-batches are numbered through the round, mini-batches (iterations) too.  emb:_.m; act:s.m the output of
-stage s; mid:s.m
-between P and F of one stage; ctx:s.m; grad:s.m the gradient with respect to the input of stage s (of the head for s =
-number of stages);
-gacc:s.m and hacc:_.m tokens of accumulated gradients; weight:s.i the adapters of stage s after iteration i; head:_.i
-the head after
-iteration i; free:_.i lets a later mini-batch start; loss:_.m; told:_._.r the sum of all stages' loss and squared
-gradients on rank r;
-mean:_._ the average of the devices' trained weights.
+stage s; mid:s.m between P and F of one stage; ctx:s.m; grad:s.m the gradient with respect to the input of stage s (of
+the head for s = number of stages); gacc:s.m and hacc:_.m tokens of accumulated gradients; weight:s.i the adapters of
+stage s after iteration i; head:_.i the head after iteration i; free:_.i lets a later mini-batch start; loss:_.m;
+told:_._.r the sum of all stages' loss and squared gradients on rank r; mean:_._ the average of the devices' trained
+weights.
 
 With a side network (Parallel Adapters) the model itself is frozen.  P runs all its layers, and the side network's
-frozen ones; F, B and
-STEP belong to the side network's trained layers.  side:s.m is its output, act:s.m the model's, and both below the
-terminator.
+frozen ones; F, B and STEP belong to the side network's trained layers.  side:s.m is its output, act:s.m the model's,
+and both below the terminator.
 
 F reads the weights of the previous iteration, so no weight is stale and only one version exists.  P reads no trained
-weights: frozen layers
-take new mini-batches at once.  This is one layer finer than the paper, whose terminator waits with its frozen layers as
-well.
+weights: frozen layers take new mini-batches at once.  This is one layer finer than the paper, whose terminator waits
+with its frozen layers as well.
 """
 
 from __future__ import annotations
@@ -101,9 +94,8 @@ def ring_round(
     """Return the mini-batches of a round with their transfers; every stage has one rank.
 
     in_flight: a mini-batch is embedded after the mini-batch in_flight places before it has updated the head.  seconds:
-    approximate times of
-    the operations.  Each rank lists its operations in the order in which a device that always prefers the oldest
-    mini-batch would run them.
+    approximate times of the operations.  Each rank lists its operations in the order in which a device that always
+    prefers the oldest mini-batch would run them.
     is_noted: whether each device receives the results of the round at its end.  cached: micro-batches whose frozen
     layers are skipped.
     has_side: the trained layers are a side network: P computes the frozen model alone and waits for no update; F, B and

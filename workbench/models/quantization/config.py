@@ -31,8 +31,7 @@ UNPACK_FLOPS = {"float32": 36, "float16": 36, "bfloat16": 36, "int8": 90, "int4"
 """Time of turning a stored weight into one to compute with, in operations of a float32 matmul on the same core.
 
 Measured on one thread, 768 x 768 weights to float32.  With 154 GFLOP/s: float16 36, bfloat16 37, int8 90.  With 100
-GFLOP/s: int4 and nf4
-96 to 110.
+GFLOP/s: int4 and nf4 96 to 110.
 """
 
 

@@ -61,10 +61,8 @@ By the number of stages behind it; -1: of the first stage.
 Stashing: PipeDream, as the paper uses it.  Vertical sync: PipeDream's option that all stages use the version of the
 first stage.  2BW:
 two versions everywhere, with a mini-batch split into as many micro-batches as there are stages (Narayanan et al., ICML
-2021).  Rate by
-delay: stashing, with each stage's learning rate divided by 1 + delay at first (PipeMare, Yang et al., MLSys 2021,
-technique 1).  A stage
-stores as many versions besides the newest as its delay.
+2021).  Rate by delay: stashing, with each stage's learning rate divided by 1 + delay at first (PipeMare, Yang et al.,
+MLSys 2021, technique 1).  A stage stores as many versions besides the newest as its delay.
 """
 
 

@@ -221,8 +221,7 @@ def goodput_of(prices: Prices, mean_s: float, seed: int, *, keeps: bool, noticed
     """Return an undisturbed run's seconds over those of a run on three of the devices, any of which may leave.
 
     keeps: whether devices back each other up; otherwise a loss costs the steps since the last epoch.  noticed: the
-    share of departures
-    on notice, for which idle devices step in.  swing: see Crowd.
+    share of departures on notice, for which idle devices step in.  swing: see Crowd.
     """
     crowd, members = Crowd(mean_s, seed, swing), list[int]()
     for _ in range(TRAINING):

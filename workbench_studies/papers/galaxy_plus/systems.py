@@ -4,12 +4,9 @@ section IV-A).
 The seconds of one sequence as the paper prints them: Eq. 5-7, with the overlap of Fig. 9 and 10 (Galaxy+, sections
 III-C and III-D).
 Every block ends in a synchronization.  In a split block, the first product overlaps the all-gather tile by tile;
-attention starts when
-all tiles are present; the second product overlaps the reduce-scatter tile by tile; then the connection follows.  (The
-schedules of this
-workbench continue without waiting, and take a tile through both products of a feed-forward block at once: they overlap
-more than the
-paper describes.)
+attention starts when all tiles are present; the second product overlaps the reduce-scatter tile by tile; then the
+connection follows.  (The schedules of this workbench continue without waiting, and take a tile through both products of
+a feed-forward block at once: they overlap more than the paper describes.)
 """
 
 from __future__ import annotations
@@ -37,8 +34,7 @@ def printed_s(
     """Return the seconds of one sequence.
 
     lengths: tokens of each stack.  handling_s_per_byte: by rank, the processor time for a byte sent while a product is
-    computed, because
-    the device has no other processor to handle it.
+    computed, because the device has no other processor to handle it.
 
     Baselines, and plans without overlap, overlap nothing (methods.galaxy_plus.planners.price_plan).
     """

@@ -113,8 +113,7 @@ def cluster(
     """Return an environment with these constants.
 
     mbit_per_s: nominal, by default the environment's own.  count: number of copies of its first device.  collectives:
-    links as used by a
-    library's collectives, not by a custom ring.
+    links as used by a library's collectives, not by a custom ring.
     """
     efficiency = constants.collective_efficiency if collectives else constants.ring_efficiency
     catalogue_cluster = described(environment)

@@ -33,13 +33,10 @@ class MemoryRule:
     """The bytes that a pass needs per item.
 
     weight_bytes: of a backbone's number, 2 in fp16, 0.53 in NF4 with its scales.  logit_bytes: of each logit at the
-    peak of a forward
-    pass; first_order_logit_bytes: in a pass that is followed by a backward pass.  activation_bytes: of each number of a
-    layer's temporary
-    memory and of LoRA-FA.  copy_bytes: of each number in a further copy of B.
+    peak of a forward pass; first_order_logit_bytes: in a pass that is followed by a backward pass.  activation_bytes:
+    of each number of a layer's temporary memory and of LoRA-FA.  copy_bytes: of each number in a further copy of B.
     workspace_bytes: of the matrix library.  kept_share: the share of the counted activations in memory at full
-    fine-tuning's peak;
-    full_bytes: its additional memory.  rank: of LoRA-FA, on query and value.
+    fine-tuning's peak; full_bytes: its additional memory.  rank: of LoRA-FA, on query and value.
     """
 
     weight_bytes: float = FP16_BYTES
@@ -84,8 +81,7 @@ def layer_scratch(model: ModelDescription) -> int:
     """Return the peak numbers per token within one layer's forward pass, the larger of its two halves.
 
     Attention, fused, without scores in memory: residual, normed input, q, k, v, result.  Feed-forward: residual, normed
-    input, its width
-    once for each matrix into it and once for their product.
+    input, its width once for each matrix into it and once for their product.
     """
     attention = 2 * model.hidden + 2 * model.query_width + 2 * model.kv_width
     feed_forward = 2 * model.hidden + (3 if model.gated else 2) * model.feed_forward
@@ -120,8 +116,7 @@ def _kept_per_token(model: ModelDescription, space: FirstOrder, sequence_length:
 
     Keys and values count at the queries' width: grouped ones are repeated before the product.
     lora_fa, with fused attention: inputs of both norms (fp32); q, k, v and the attention's result (fp16); the gated
-    feed-forward's two
-    inputs and its activation.  A frozen matrix keeps no input.
+    feed-forward's two inputs and its activation.  A frozen matrix keeps no input.
     full: also the norms' results, every matrix's input, and the eager attention's probabilities.
     """
     hidden, width, inner = model.hidden, model.query_width, model.feed_forward

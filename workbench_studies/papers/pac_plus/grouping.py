@@ -40,8 +40,7 @@ def _problem(constants: Constants, model: str, count: int, micro_batches: int) -
     """Return the problem of a number of devices.
 
     'The batch size was consistent with the number of devices' (section VI-G) is read as the micro-batch's, so that a
-    group of all
-    devices gives each one sample.
+    group of all devices gives each one sample.
     """
     sizes = {"batch_size": count * micro_batches, "micro_batches": micro_batches}
     return problem(constants, model, TECHNIQUE, nanos(constants, count), **sizes)

@@ -2,12 +2,9 @@
 VI-A).
 
 The paper leaves some points open.  Our reading: a virtual worker's mini-batch is as large as the other systems'
-micro-batch, so that the
-same number of samples is in work.  N_m is at most the length of the longest pipeline, because more mini-batches only
-wait.  The shards'
-servers are devices of the virtual workers.  A single virtual worker is an asynchronous pipeline without data
-parallelism; it is used only
-if two do not fit.
+micro-batch, so that the same number of samples is in work.  N_m is at most the length of the longest pipeline, because
+more mini-batches only wait.  The shards' servers are devices of the virtual workers.  A single virtual worker is an
+asynchronous pipeline without data parallelism; it is used only if two do not fit.
 """
 
 from __future__ import annotations
@@ -42,8 +39,7 @@ def hetpipe(problem: Problem) -> VirtualWorkers:
     they fit.
 
     problem: of full fine-tuning.  Three kinds of groups are compared: workers with devices of one model each, workers
-    with devices of
-    every model, and any number of workers of about equal speed.
+    with devices of every model, and any number of workers of about equal speed.
     Raises PlanError, naming device, stage and bytes, if the model does not fit even as one pipeline of all devices, one
     batch at a time.
     """
@@ -87,10 +83,8 @@ def needs(profile: Profile, workers: VirtualWorkers, *, sequence_length: int) ->
     """Return the predicted peak of every rank: an upper bound of the schedule's memory (schedules/hetpipe.py).
 
     Each further mini-batch in flight adds one copy of the weights, because its backward pass uses the version of its
-    forward pass.  With
-    several virtual workers, memory also has a push being sent or the result of a pull, and for each shard that the rank
-    serves
-    the global weights and the others' pushes.
+    forward pass.  With several virtual workers, memory also has a push being sent or the result of a pull, and for each
+    shard that the rank serves the global weights and the others' pushes.
     """
     found = {}
     count = len(workers.pipelines)
@@ -126,8 +120,8 @@ def wave_seconds(
     """Return the predicted seconds of a wave in steady state, by part.
 
     pipeline: of the slowest virtual worker, N_m times the longer of two times: its slowest stage (with STEP), or a
-    mini-batch's way through
-    the pipeline and back, divided by the mini-batches in flight.  synchronization: push and pull.
+    mini-batch's way through the pipeline and back, divided by the mini-batches in flight.  synchronization: push and
+    pull.
     """
     closed_form = ClosedForm(Problem(profile, cluster, sequence_length=sequence_length))
     pipeline_s = 0.0

@@ -202,12 +202,10 @@ def step(
     """Return a method's step on Nano-H devices.
 
     Our readings where the paper is silent: a single device takes `alone` samples at a time (default: its share of the
-    cluster's
-    mini-batch, like each device of data parallelism).  The pipelines split a mini-batch into 4 micro-batches; if they
-    do not fit,
-    2 or 1 of the same size are in flight, 'a reduction in the number of micro-batches simultaneously input into the
-    pipeline'
-    (section VI-B).  Of the plans of each number of stages, the one with the shortest simulated mini-batch is taken.
+    cluster's mini-batch, like each device of data parallelism).  The pipelines split a mini-batch into 4 micro-batches;
+    if they do not fit, 2 or 1 of the same size are in flight, 'a reduction in the number of micro-batches
+    simultaneously input into the pipeline' (section VI-B).  Of the plans of each number of stages, the one with the
+    shortest simulated mini-batch is taken.
     """
     is_alone, is_pipeline = paradigm == "standalone", paradigm in ("pipeline_parallel", "hybrid")
     samples = (alone or constants.mini_batch // DEVICES) if is_alone else constants.mini_batch
@@ -228,8 +226,7 @@ def redistribution_s(asked: Problem[Profile], plan: Plan, cached: Stage, samples
     them.
 
     Each device sends a sample's computed activations to the sample's new owner, all devices at once, and then each
-    stage's adapters are
-    broadcast.  Reading and writing the disks overlaps and is not counted.
+    stage's adapters are broadcast.  Reading and writing the disks overlaps and is not counted.
     """
     busy_s: Counter[tuple[str, int]] = Counter()  # of each device's link, in each direction
     adapters_s = 0.0

@@ -105,8 +105,7 @@ def question_scores(settings: Settings) -> tuple[list[tuple[Number, ...]], dict[
     """Train on questions: the embedded ones, or SQuAD's files in the settings' data folder.
 
     Returns a row for each scheme, each scheme's means by F1 and EM, per cent, and the model in words.  PipeAdapter
-    without stale weights
-    has Single's.
+    without stale weights has Single's.
     """
     training = Training(task="questions", limits=(None, 100, 400), steps=120, points=1, batch_size=16)
     if settings.data is not None and any(settings.data.glob("*.json")):
