@@ -8,6 +8,7 @@ from widget_reports import make_report
 
 from workbench.core.catalogue import load_cluster
 from workbench.core.report import Recovery
+from workbench.planners.asynchronous import even_partition
 from workbench_labs import exercises
 from workbench_labs.confidant import (
     HeadsLab,
@@ -37,6 +38,11 @@ def test_a_partition_by_hand_against_equation_3() -> None:
     lab.wait()
     assert lab.partition.order != (0, 1, 2, 3) and "Out of memory" not in lab.headline.value
     assert exercises.check_own_partition(lab.partition, lab.costs, order=range(4)).passed
+    invented = {"one layer": replace(lab.partition, order=(2,), cuts=(0, 1), pace_s=0.001)}
+    invented["one device twice"] = replace(lab.partition, order=(2, 2, 1, 3), pace_s=0.001)
+    invented["a time"] = replace(even_partition(lab.costs, range(4)), pace_s=0.001)
+    for name, answer in invented.items():
+        assert exercises.check_own_partition(answer, lab.costs, order=range(4)).passed is False, name
     lab.cuts[0].value = 12
     lab.wait()
     assert "has none" in lab.message.value and "No pipeline" in lab.headline.value and lab.table.value == ""

@@ -187,6 +187,8 @@ def test_exercises_tell_right_from_wrong(
     ring = {"num_devices": 4, "product_s": 0.005}
     partly = with_schemes(tight, PLANNERS["Algorithm 1"](tight), [1] * 6)
     slower = replace(algorithm_1, units=(1, 1, 1, 9))
+    first, second, *others = algorithm_1.columns
+    own = replace(algorithm_1, columns=(first - 1, second + 1, *others))
     most = max(
         count
         for count in range(7)
@@ -204,12 +206,9 @@ def test_exercises_tell_right_from_wrong(
         (lambda answer: exercises.check_ring_time(answer, transfer_s=0.003, overlapped=False, **ring), 0.029, 0.020),
         (lambda answer: exercises.check_most_scheme_2(answer, tight, partly), most, most + 1),
         (lambda answer: exercises.check_most_scheme_2(answer, tight, partly), most, most - 1),
-        (lambda answer: exercises.check_faster_inference(answer, problem, slower), algorithm_1, slower),
-        (
-            lambda answer: exercises.check_faster_inference(answer, problem, algorithm_1),
-            PLANNERS["Galaxy+"](problem),
-            "a plan",
-        ),
+        (lambda answer: exercises.check_faster_inference(answer, problem, slower), own, slower),
+        (lambda answer: exercises.check_faster_inference(answer, problem, slower), own, PLANNERS["Galaxy+"](problem)),
+        (lambda answer: exercises.check_faster_inference(answer, problem, slower), own, "a plan"),
     )
     for check, right, wrong in cases:
         assert [check(answer).passed for answer in (None, right, wrong)] == [None, True, False]  # type: ignore[arg-type]

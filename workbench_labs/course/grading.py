@@ -95,12 +95,12 @@ def _judged(exercise: Exercise, answer: Answer, work: HandIn, secret: str) -> Ve
     if not exercise.is_code:
         return exercise.check(answer.value, own)
     if not answer.source:
-        return Verdict(passed=None, message="Nothing was handed in.")
+        return Verdict(None, "Nothing was handed in.")
     try:
         with foreign_function(answer.source, exercise.name) as function:
             return exercise.check(function, f"{own}/{secret}" if secret else own)
     except (RuntimeError, TimeoutError, ValueError, NotImplementedError) as error:
-        return Verdict(passed=False, message=f"It cannot be loaded: {error}")
+        return Verdict(False, f"It cannot be loaded: {error}")
 
 
 def shape_of(source: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from numbers import Real
 from random import Random
@@ -17,7 +17,7 @@ from workbench.widgets.tables import Table
 GREEN, RED, GREY = "#007A57", "#B04A00", "#4D4D4D"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The result of a check.  passed: None as long as there is no answer.  seconds: how long the check took.
 
@@ -26,9 +26,9 @@ class Verdict:
 
     passed: bool | None
     message: str
-    points: float = 0.0
-    seconds: float = 0.0
-    details: Table | None = None
+    points: float = field(default=0.0, kw_only=True)
+    seconds: float = field(default=0.0, kw_only=True)
+    details: Table | None = field(default=None, kw_only=True)
 
     def __str__(self) -> str:
         result = {None: "Not answered yet.", True: "Right.", False: "Not yet."}[self.passed]
@@ -81,22 +81,20 @@ class Exercise:
     def check(self, answer: Any, seed: str) -> Verdict:
         """Judge an answer.  An answer that raises an error is wrong; one that is not there is not answered."""
         if answer is None:
-            return Verdict(passed=None, message="Give an answer.")
+            return Verdict(None, "Give an answer.")
         began = time.perf_counter()
         details = None
         try:
             message = self.judge(answer, self.numbers(seed))
             passed, points = True, float(self.points)
         except NotImplementedError:
-            return Verdict(passed=None, message="The function still raises NotImplementedError: write it.")
+            return Verdict(None, "The function still raises NotImplementedError: write it.")
         except WrongAnswerError as error:
             passed, points, message, details = False, 0.0, str(error), error.details
         except Exception as error:  # the answer is the student's own code
             passed, points = False, 0.0
             message = f"It stops with {type(error).__name__}: {error}"
-        return Verdict(
-            passed=passed, message=message, points=points, seconds=time.perf_counter() - began, details=details
-        )
+        return Verdict(passed, message, points=points, seconds=time.perf_counter() - began, details=details)
 
 
 def number_of(answer: Any) -> float:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import combinations, pairwise
+from random import Random
 from typing import Any
 
 from workbench.core.cluster import Cluster, Device, Link
@@ -15,10 +16,13 @@ from workbench.methods.confidant.equations import compatibilities
 from workbench.methods.confidant.heads import HeadProfile, best_allocation
 from workbench.methods.ringada.rank_job import initiator_order
 from workbench.methods.ringada.schedule import terminator
-from workbench.planners.asynchronous import Equation3, Partition, partition_in_order
+from workbench.planners.asynchronous import Equation3, Partition, pace_of, partition_in_order
 from workbench_labs.confidant import delayed_descent
 from workbench_labs.exercises.training import Verdict, code_verdict, exercise, number_verdict
 from workbench_labs.ring import ring_plan
+
+NUM_RINGS = 50
+"""Rings of random rates on which a choice of the next initiator is tried."""
 
 
 def check_terminator(answer: int | None, *, blocks: tuple[int, ...], depth: int) -> Verdict:
@@ -59,10 +63,12 @@ def check_next_initiator_code(
     answer: Callable[[int, Sequence[int], Callable[[int, int], float]], int] | None,
 ) -> Verdict:
     """Does a function of (present device, devices not yet initiator, rate of a link) make the paper's choice?"""
-    rates = [
-        {(0, 1): 1.0, (0, 2): 5.0, (1, 2): 2.0, (0, 3): 3.0, (1, 3): 9.0, (2, 3): 4.0},
-        {(0, 1): 1.0, (0, 2): 2.0, (1, 2): 3.0},
-    ]
+    draws = Random(0)
+    rates = []
+    for _ in range(NUM_RINGS):
+        pairs = list(combinations(range(draws.randint(3, 6)), 2))
+        values = draws.sample(range(1, 100), len(pairs))  # no two links are equally fast
+        rates.append({pair: float(value) for pair, value in zip(pairs, values, strict=True)})
 
     def tried(of: dict[tuple[int, int], float]) -> tuple[list[int], list[int]]:
         size = 1 + max(max(pair) for pair in of)
@@ -87,12 +93,17 @@ def check_own_partition(answer: Partition, costs: Equation3, *, order: Sequence[
     if not isinstance(answer, Partition):
         return False, f"A Partition is asked for, this is {answer!r}."
     last, devices = len(answer.order) - 1, costs.cluster.devices
+    layers, is_cut = costs.profile.num_layers, all(start < stop for start, stop in pairwise(answer.cuts))
+    if not is_cut or len(answer.cuts) != last + 2 or (answer.cuts[0], answer.cuts[-1]) != (0, layers):
+        return False, f"The cuts {answer.cuts} do not give all {layers} layers to the devices {answer.order}, in order."
+    if len(set(answer.order)) <= last or not set(answer.order) <= set(range(len(devices))):
+        return False, f"{answer.order} are not different devices of the cluster."
     for at, (rank, (start, stop)) in enumerate(zip(answer.order, pairwise(answer.cuts), strict=True)):
         if costs.need(rank, last - at, start, stop, num_stages=last + 1).total_bytes > devices[rank].memory_bytes:
             return False, f"It does not fit on '{devices[rank].name}'."
-    theirs = partition_in_order(costs, order).pace_s
-    said = f"A mini-batch takes {answer.pace_s:.3g} s with yours, {theirs:.3g} s with Eq. 3's in the cluster's order."
-    return answer.pace_s < theirs, said
+    mine, theirs = pace_of(costs, answer.order, answer.cuts), partition_in_order(costs, order).pace_s
+    said = f"A mini-batch takes {mine:.3g} s with yours, {theirs:.3g} s with Eq. 3's in the cluster's order."
+    return mine < theirs, said
 
 
 @exercise("Give one number of heads for each processor, together all heads; the slowest counts.")

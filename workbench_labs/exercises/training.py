@@ -9,47 +9,28 @@ from dataclasses import is_dataclass
 from functools import wraps
 from typing import Any, get_type_hints
 
-from markupsafe import Markup
-
+from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.errors import WorkbenchError
 from workbench.core.profile import Profile
 from workbench.methods.p_rge.queries import plan_queries
 from workbench.planners import Problem
 from workbench_labs.bowl import SlopeStudy
+from workbench_labs.course.verdict import Verdict, WrongAnswerError, require_number
 from workbench_labs.planning import query_step_s
 from workbench_labs.plots.zeroth_order import Pass
 
 BY_EYE = 0.10  # tolerance, as a share, of an answer read off a figure
 
 
-class Verdict:
-    """The result of a check.  passed: None as long as there is no answer."""
-
-    def __init__(self, passed: bool | None, message: str) -> None:
-        self.passed, self.message = passed, message
-
-    def __str__(self) -> str:
-        return f"{ {None: 'Not answered yet.', True: 'Right.', False: 'Not yet.'}[self.passed] } {self.message}"
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> Markup:
-        colour = {None: "#4D4D4D", True: "#007A57", False: "#B04A00"}[self.passed]
-        return Markup("<div role='status' style='border-left:4px solid {};padding:4px 10px'>{}</div>").format(
-            colour, str(self)
-        )
-
-
 def number_verdict(answer: float | None, expected: float, hint: str, right: str, tolerance: float = BY_EYE) -> Verdict:
     """Compare a number with the expected one; it may differ by a share of it."""
     if answer is None:
         return Verdict(None, hint)
-    if isinstance(answer, bool) or not isinstance(answer, int | float):
-        return Verdict(False, f"A number is asked for, this is {answer!r}. {hint}")
-    if abs(answer - expected) <= tolerance * abs(expected):
-        return Verdict(True, right)
-    return Verdict(False, f"{answer:g} is too {'large' if answer > expected else 'small'}. {hint}")
+    try:
+        return Verdict(True, require_number(answer, expected, tolerance, right))
+    except WrongAnswerError as error:
+        return Verdict(False, f"{error} {hint}")
 
 
 def exercise(hint: str) -> Callable[[Callable[..., tuple[bool, str]]], Callable[..., Verdict]]:
@@ -110,7 +91,10 @@ def check_transfer(answer_s: float | None, cluster: Cluster, source: str, destin
     """How many seconds does a message take from device to device?"""
     names = [device.name for device in cluster.devices]
     link = cluster.link(names.index(source), names.index(destination))
-    hint = "Latency plus bytes / rate. The rate of a path is that of its slower end; 1 Mbit/s is 125,000 bytes/s."
+    hint = (
+        f"Latency plus bytes / rate, in cluster '{cluster.name}'. The rate of a path is that of its slower end; "
+        "1 Mbit/s is 125,000 bytes/s."
+    )
     right = (
         f"{link.latency_s * 1e3:g} ms + {nbytes:,} / {link.bytes_per_s:,.0f} s = {link.transfer_s(nbytes) * 1e3:.1f} "
         "ms."
@@ -119,8 +103,11 @@ def check_transfer(answer_s: float | None, cluster: Cluster, source: str, destin
 
 
 @exercise("Describe three devices with different host_share whose sum stays below the number of cores.")
-def check_cluster(cluster: Cluster, *, cores: int) -> tuple[bool, str]:
-    """Does the student's cluster have three unequal emulated devices that this host can carry?"""
+def check_cluster(cluster: Cluster, *, cores: int, given: Cluster) -> tuple[bool, str]:
+    """Does the student's cluster have three unequal emulated devices that this host can carry, and is it new?
+
+    given: the cluster that the notebook describes.
+    """
     shares = [device.host_share for device in cluster.devices]
     if cluster.world_size < 3:
         return False, f"It has {cluster.world_size} devices."
@@ -128,6 +115,9 @@ def check_cluster(cluster: Cluster, *, cores: int) -> tuple[bool, str]:
         return False, "A device without host_share cannot be emulated."
     if len(set(shares)) < len(shares):
         return False, f"Two devices have the same share: {shares}."
+    for known in (given, *map(load_cluster, cluster_names())):
+        if [device.host_share for device in known.devices] == shares:
+            return False, f"Its devices have the shares of '{known.name}', which was given. Describe your own."
     total = sum(share for share in shares if share is not None)
     return total <= cores, f"{cluster.world_size} devices, which ask for {total:.2f} of {cores} cores in all."
 
