@@ -97,7 +97,7 @@ def test_columns_move_in_equal_groups() -> None:
 def test_what_cannot_be_divided_is_refused() -> None:
     with pytest.raises(ConfigError, match="It is an encoder-decoder"):
         require_divisible("tiny-t5", is_single_stack=False, storage="float32", technique="lora")
-    with pytest.raises(ConfigError, match="kept as int8"):
+    with pytest.raises(ConfigError, match="stored as int8"):
         require_divisible("tiny-bert", is_single_stack=True, storage="int8", technique="lora")
     with pytest.raises(ConfigError, match="next to the layers"):
         require_divisible("tiny-bert", is_single_stack=True, storage="float32", technique="parallel")
