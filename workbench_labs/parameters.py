@@ -375,7 +375,7 @@ class Confidant(Trained, frozen=True, kw_only=True):
 class Built(Parameters, frozen=True, kw_only=True):
     """Those of the labs in which students build.  student: whose numbers are drawn, and whose work is kept."""
 
-    student: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")]
+    student: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}\Z")]
     cluster_name: Text
     num_micro_batches: Few
 

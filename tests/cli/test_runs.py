@@ -72,6 +72,20 @@ def test_tags_name_runs_in_every_command(runs: Path) -> None:
     assert call("tag", "base").stdout == "old: no tags\n" and names(listed("--tag", "base")) == []
 
 
+def test_a_name_comes_before_a_tag_of_the_same_word(runs: Path) -> None:
+    assert call("tag", "old", "new").exit_code == 0
+    assert call("remove", "new", "--yes").exit_code == 0
+    assert names(listed()) == ["old", "cut"]
+
+
+def test_a_copied_report_makes_no_folder_a_runs(runs: Path, tmp_path: Path) -> None:
+    thesis = tmp_path / "thesis"
+    (thesis / "devices").mkdir(parents=True)
+    (thesis / "report.json").write_text((runs / "new" / "report.json").read_text())
+    assert names(listed("list", str(thesis))) == ["thesis"]
+    assert call("remove", str(thesis), "--yes").exit_code == 2 and (thesis / "devices").is_dir()
+
+
 def test_a_run_is_removed_and_other_files_stay(runs: Path) -> None:
     (runs / "old" / "notes.txt").write_text("mine")
     done = call("remove", "old", "new", "--yes")
@@ -114,7 +128,10 @@ REFUSED = {
     ("tag",): "No run is named",
     ("remove",): "No run is named",
     ("remove", "new"): "Repeat with --yes",
-    ("remove", "{elsewhere}", "--yes"): "It is no run's folder",
+    ("remove", "{elsewhere}", "--yes"): "not a folder in which a run has trained",
+    ("remove", "{keys}", "--yes"): "not a folder in which a run has trained",
+    ("remove", "x" * 5000, "--yes"): "No run of this computer has that name",
+    ("tag", "linked", "x"): "is a link",
     ("remove", "{empty}", "--yes"): "holds a run",
     ("list", "{elsewhere}/none"): "no such folder",
 }
@@ -123,13 +140,18 @@ REFUSED = {
 @pytest.mark.parametrize("words", REFUSED, ids=" ".join)
 def test_what_cannot_be_meant_is_refused(words: tuple[str, ...], runs: Path, tmp_path: Path) -> None:
     """A folder that only has a file of that name is not a run's: nothing of it is removed."""
-    for name in ("elsewhere", "empty"):
-        (tmp_path / name).mkdir()
+    places = {name: tmp_path / name for name in ("elsewhere", "empty", "keys")}
+    for folder in places.values():
+        folder.mkdir()
     (tmp_path / "elsewhere" / "report.json").write_text("mine")
-    places = {name: tmp_path / name for name in ("elsewhere", "empty")}
+    (tmp_path / "keys" / "fingerprint.txt").write_text("SHA256:abc")
+    (tmp_path / "keys" / "devices").mkdir()
+    begin_folder(runs / "linked", "digest", Job())
+    (runs / "linked" / "tags.json").symlink_to(tmp_path / "elsewhere" / "report.json")
     done = call(*(word.format(**places) for word in words))
     assert done.exit_code == 2 and REFUSED[words] in done.stderr, done.output
-    assert (tmp_path / "elsewhere" / "report.json").read_text() == "mine" and len(listed()) == 3
+    assert (tmp_path / "elsewhere" / "report.json").read_text() == "mine" and len(listed()) == 4
+    assert sorted(path.name for path in (tmp_path / "keys").iterdir()) == ["devices", "fingerprint.txt"]
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import linecache
 import math
 import re
 import shutil
@@ -136,6 +137,8 @@ WRONG: dict[str, dict[str, tuple[Any, str]]] = {
         "too few": (lambda orders, *_: [[] for _ in orders], "has .* entries"),
         "texts": (lambda orders, *_: [[["a", "b"] for _ in order] for order in orders], "A number is asked for"),
         "it fails": (lambda *_: {}[0], "KeyError"),
+        "not a number": (lambda orders, *_: [[[math.nan] * 2 for _ in order] for order in orders], "finite"),
+        "it empties the question": (lambda orders, *_: orders.clear() or [], "has .* entries"),
     },
     "gpipe": {
         "alternating": (alternating, "are possible"),
@@ -157,6 +160,7 @@ WRONG: dict[str, dict[str, tuple[Any, str]]] = {
             "is not",
         ),
         "a text": ("a third", "A number is asked for"),
+        "not a number": (math.nan, "finite"),
     },
     "ways": {
         "all orders": (lambda drawn: drawn["layers"] ** drawn["devices"], "is not it"),
@@ -250,24 +254,56 @@ def test_the_source_with_its_solutions_runs_as_a_whole(
     assert {name: answer.passed for name, answer in work.answers.items()} == dict.fromkeys(ALL[lab], True)
 
 
-def test_what_a_student_does_is_kept(tmp_path: Path, right: Functions) -> None:
+def written(text: str, name: str) -> Callable[..., Any]:
+    """Return a function as a notebook's cell defines it: with a text that can be found again."""
+    file = f"<cell {len(linecache.cache)}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    scope: dict[str, Any] = {"shared": 1}
+    exec(compile(text, file, "exec"), scope)
+    return scope[name]  # type: ignore[no-any-return]
+
+
+ALTERNATING = "def gpipe(p, s, n):\n    return [f'{kind}{number}' for number in range(n) for kind in 'FB']\n"
+
+
+def test_what_a_student_does_is_kept(tmp_path: Path) -> None:
     lab = Lab("08", student="mz42", folder=tmp_path)
     assert "wrong guess teaches" in lab.guess("speed", None) and not lab.work.guesses
     lab.guess("speed", 2)
-    lab.guess("speed", 1.5)
-    assert "You said 1.5; it is 1 (1.5 times" in lab.compare("speed", 1.0)
+    lab.guess("speed", np.float64(1.5))
+    lab.guess("cut", [3, np.int64(1)])
+    assert "You said 1.5; it is 1 (1.5 times" in lab.compare("speed", torch.tensor(1.0))
     assert "outcome is known" in lab.guess("speed", 1.0)
     assert lab.exercise("gpipe", None).passed is None
-    assert lab.exercise("gpipe", alternating).passed is False
+    assert lab.exercise("gpipe", written(ALTERNATING, "gpipe")).passed is False
     assert "Hint 1 of 3" in lab.hint("gpipe") and "Hint 2 of 3" in lab.hint("gpipe")
-    assert lab.exercise("gpipe", gpipe).passed
-    lab.explain("why", "Because activations take memory.")
+    assert lab.exercise("gpipe", written(SOLUTIONS["gpipe"], "gpipe")).passed
+    assert lab.exercise("bubble", 10**5000).passed is False
+    lab.explain("why", "Because activations take memory \ud800.")
     assert "5 of 27 points" in lab.submit()
     again = Lab("08", student="mz42", folder=tmp_path)
     assert again.work == lab.work == HandIn.read(tmp_path / "08-mz42.json")
     answer = again.work.answers["gpipe"]
     assert (answer.attempts, answer.hints, answer.points) == (2, 2, 5.0) and "def gpipe" in answer.source
-    assert again.work.guesses["speed"].value == 1.5
+    assert again.work.guesses["speed"].value == 1.5 and again.work.guesses["cut"].value == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (SOLUTIONS["gpipe"].replace("return ", "return shared and "), "name 'shared' is not defined"),
+        (SOLUTIONS["gpipe"].replace("def gpipe", "def mine"), "Name it gpipe"),
+    ],
+)
+def test_a_function_is_judged_as_it_is_handed_in(text: str, said: str, tmp_path: Path) -> None:
+    """Without what other cells define, and under the exercise's name."""
+    lab = Lab("08", folder=tmp_path)
+    name = "mine" if "def mine" in text else "gpipe"
+    try:
+        shown = str(lab.exercise("gpipe", written(text, name)))
+    except ConfigError as error:
+        shown = str(error)
+    assert said in shown
 
 
 @pytest.mark.parametrize(
@@ -277,6 +313,7 @@ def test_what_a_student_does_is_kept(tmp_path: Path, right: Functions) -> None:
         (lambda folder: Lab("08", student="../../etc", folder=folder), "letters, digits"),
         (lambda folder: Lab("08", folder=folder).task("gpip"), "Did you mean 'gpipe'"),
         (lambda folder: Lab("08", folder=folder).exercise("event_loop", print), "Write it with def"),
+        (lambda folder: Lab("08", student="anna\n", folder=folder), "letters, digits"),
     ],
 )
 def test_what_cannot_be_is_refused(call: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
@@ -296,6 +333,11 @@ HOSTILE = {
     "forged": 'import os\nos.write(1, b\'{"result": [], "passed": true}\\n\')\n' + SOLUTIONS["gpipe"],
     "leaves": "import os\nos._exit(0)",
     "memory": "def event_loop(a, b, c):\n    return bytearray(10**11)",
+    "forks": "import os\ndef event_loop(a, b, c):\n    return os.fork()",
+    "starts a program": "import subprocess\ndef event_loop(a, b, c):\n    return subprocess.run(['/bin/true'])",
+    "asks the workbench": "import workbench.simulator\n" + SOLUTIONS["event_loop"],
+    "reads the judge": "import workbench_labs.course.pipelines\n" + SOLUTIONS["event_loop"],
+    "long message": "def event_loop(a, b, c):\n    raise Exception('x\\r=1' * 10**6)",
     "deep": "def event_loop(a, b, c):\n    x = []\n    for _ in range(10**5):\n        x = [x]\n    return x",
 }
 
@@ -316,11 +358,16 @@ def test_a_class_is_collected_and_graded(tmp_path: Path) -> None:
     ]
     for work in works:
         (box / f"{work.student}.json").write_text(to_json(work))
-    (box / "older.json").write_text(to_json(replace(works[0], written_at="2025", answers={})))
+    (box / "older.json").write_text(to_json(replace(works[0], written_at="2025-12-01T00:00:00+00:00", answers={})))
+    (box / "never.json").write_text(to_json(replace(works[0], written_at="~", answers={})))
+    (box / "future.json").write_text(to_json(replace(works[0], written_at="2999-01-01T00:00:00+00:00")))
+    (box / "lab.json").write_text(to_json(replace(works[0], lab="99")))
     (box / "junk.json").write_text('{"lab": "08", "student": "../x", "answers": []}')
     run = CliRunner()
     collected = run.invoke(app, ["labs", "collect", str(box), "--to", str(tmp_path / "all")])
-    assert "4 hand-ins" in collected.output and "junk.json" in collected.output
+    assert "4 hand-ins" in collected.output
+    for name in ("junk.json", "older.json: a second file of anna", "never.json", "future.json", "lab.json"):
+        assert name in collected.output
     graded = run.invoke(
         app, ["labs", "grade", str(tmp_path / "all"), "--to", str(tmp_path / "grades"), "--secret", "s"]
     )
@@ -332,7 +379,29 @@ def test_a_class_is_collected_and_graded(tmp_path: Path) -> None:
     assert alike == {"anna": "bert", "bert": "anna", "carl": "", "dora": ""}
     page = (tmp_path / "grades" / "index.html").read_text()
     assert "<b>memory</b>" not in page and "like bert" in page and "Explained: why" in page
-    assert not list(Path("/tmp").glob("workbench-grade-*"))
+
+
+@needs_isolation
+@pytest.mark.parametrize("lab", ALL)
+def test_what_is_right_in_the_notebook_is_right_for_the_teacher(lab: str, tmp_path: Path) -> None:
+    work = Lab(lab, student="anna", folder=tmp_path)
+    for name, source in ALL[lab].items():
+        assert work.exercise(name, written(source, name)).passed
+    values = {"ways": lambda drawn: np.int64(math.comb(drawn["layers"] - 1, drawn["devices"] - 1)), "beat": shortest}
+    values["bubble"] = lambda drawn: Fraction(drawn["stages"] - 1, drawn["stages"] - 1 + drawn["micro_batches"])
+    for name in set(work.exercises) - set(ALL[lab]):
+        assert work.exercise(name, values[name](work.numbers(name))).passed
+    work.submit()
+    place = tmp_path / "drop" / f"{lab}-anna.json"
+    for code in (0, 2):  # nothing is written over
+        words = ["labs", "submit", str(tmp_path / f"{lab}-anna.json"), "--to", str(place.parent)]
+        assert CliRunner().invoke(app, words).exit_code == code
+    grades = grading.grade([grading.read_hand_in(place)], secret="s")
+    assert {one.exercise: one.verdict.passed for one in grades} == dict.fromkeys(work.exercises, True)
+
+
+def shortest(drawn: dict[str, Any]) -> Any:
+    return min(every_cut(7, 3), key=lambda cut: makespan_s(cut, drawn["layer_s"], drawn["micro_batches"]))
 
 
 @needs_isolation
@@ -345,6 +414,7 @@ def test_a_hostile_function_earns_nothing_and_reaches_nothing(what: str) -> None
     ]
     assert grade.verdict.passed is False and grade.verdict.points == 0
     assert "root:" not in grade.verdict.message
+    assert len(grade.verdict.message) <= 2000 and grade.verdict.message.isprintable()
 
 
 @needs_isolation
@@ -368,7 +438,7 @@ def test_nothing_foreign_runs_where_it_cannot_be_isolated(tmp_path: Path, monkey
 
 
 def test_a_table_of_grades_holds_no_formula() -> None:
-    assert grading._cell("=cmd()") == "'=cmd()" and grading._cell(-1) == "'-1" and grading._cell("a\nb") == "a b"
+    assert grading._cell("=cmd()") == "'=cmd()" and grading._cell(-1) == "'-1" and grading._cell("a\r\nb") == "a  b"
 
 
 def test_a_students_list_is_simulated_and_executed(right: Functions) -> None:

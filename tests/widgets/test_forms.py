@@ -213,6 +213,13 @@ def test_a_job_is_copied_as_a_command_and_as_python(job: Job, monkeypatch: pytes
         assert ran.pop() == (job, one, "execute")
 
 
+def test_what_the_command_line_has_no_option_for_is_a_comment() -> None:
+    command = as_command(Job(weight_decay=0.02), load_cluster("laptop"))
+    assert command.splitlines()[0] == "workbench run --cluster laptop"
+    assert "no option for weight_decay = 0.02" in command.splitlines()[1]
+    assert "weight_decay=0.02" in as_python(Job(weight_decay=0.02), load_cluster("laptop"))
+
+
 def test_only_what_differs_is_copied_and_only_what_is_valid() -> None:
     job_form, cluster_form = JobForm(), ClusterForm("laptop")
     copies = CopyButtons(job_form, cluster_form)

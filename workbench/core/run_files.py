@@ -8,13 +8,14 @@ from pathlib import Path
 IDENTITY, INITIAL = "fingerprint.txt", "initial.safetensors"
 STEPS, SNAPSHOTS, DEVICES, ADAPTER = "steps", "snapshots", "devices", "adapter"
 PLAN, REPORT, TAGS = "plan.json", "report.json", "tags.json"
-WORK_FILES = (IDENTITY, INITIAL, SNAPSHOTS, STEPS, ADAPTER, PLAN, DEVICES)
-"""What a training keeps while it runs, and its result."""
+WORK_FILES = (INITIAL, SNAPSHOTS, STEPS, ADAPTER, PLAN, DEVICES, IDENTITY)
+"""What a training keeps while it runs, and its result.  The identity comes last: what is removed in this order and
+stops half-way is still a run's folder."""
 
 
 def remove_run_files(folder: Path, *, keep: tuple[str, ...] = ()) -> None:
     """Remove what a run has left in a folder, except `keep`.  Files that do not belong to a run stay."""
-    for name in (*WORK_FILES, REPORT, TAGS):
+    for name in (TAGS, REPORT, *WORK_FILES):
         path = folder / name
         if name in keep:
             continue

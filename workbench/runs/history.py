@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -29,7 +29,7 @@ State = Literal["finished", "running", "can be resumed", "damaged"]
 LARGEST_REPORT, LARGEST_OTHER = 256 << 20, 4 << 20
 """Bytes of a file that is read to describe a run."""
 MOST_TAGS = 20
-Tag = Annotated[str, Meta(pattern=r"^\S{1,40}$")]
+Tag = Annotated[str, Meta(pattern=r"^\S{1,40}\Z")]
 """A word that a person gives a run."""
 
 
@@ -124,11 +124,14 @@ def find_runs(folders: Sequence[Path | str] = ()) -> list[PastRun]:
 
 
 def named_runs(names: Iterable[str]) -> list[PastRun]:
-    """Return runs by name, by tag (all that have it) or by folder, each once.  Raises ConfigError for another name."""
+    """Return runs by name, else by tag (all that have it), else by folder, each once.
+
+    Raises ConfigError for another name.
+    """
     every = find_runs()
     found: dict[str, PastRun] = {}
     for name in names:
-        chosen = [run for run in every if run.name == name or name in run.tags]
+        chosen = [run for run in every if run.name == name] or [run for run in every if name in run.tags]
         if not chosen and _is_run(Path(name)):
             chosen = [describe(Path(name))]
         if not chosen:
@@ -150,7 +153,7 @@ def reports_of(names: Iterable[str]) -> list[Path]:
     """
     paths: list[Path] = []
     for name in names:
-        if (path := Path(name)).exists():
+        if _exists(path := Path(name)):
             paths.append(path)
             continue
         for run in named_runs([name]):
@@ -179,7 +182,7 @@ def describe(folder: Path) -> PastRun:
             state: State = "running" if is_running else "can be resumed"
             return replace(run, state=state, job=_job(folder), devices=_devices(folder))
         report = Report.read(folder / REPORT, most_bytes=LARGEST_REPORT)
-    except (WorkbenchError, OSError, msgspec.MsgspecError) as error:
+    except (WorkbenchError, OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         why = f"{error.asked} {error.found}" if isinstance(error, WorkbenchError) else str(error)
         return replace(run, why=shown(why, 300))
     return replace(
@@ -199,7 +202,10 @@ def tag(run: PastRun, words: Sequence[str]) -> PastRun:
     """Give a run these tags instead of those it has, and return it.  Raises ConfigError for a word that is no tag."""
     text = to_json({"tags": list(dict.fromkeys(words))})
     from_json(text, Tags, source="the tags")
-    write_text(Path(run.folder) / TAGS, text + "\n")
+    path = Path(run.folder) / TAGS
+    if path.is_symlink():
+        raise ConfigError(f"The run '{run.name}' was to be tagged.", f"'{path}' is a link.", "Remove it.")
+    write_text(path, text + "\n")
     return describe(Path(run.folder))
 
 
@@ -210,9 +216,10 @@ def remove(run: PastRun) -> list[str]:
     """
     folder = Path(run.folder)
     asked = f"The run in '{folder}' was to be removed."
-    is_ours = (folder / IDENTITY).is_file() or run.state == "finished" or folder.parent == runs_folder().absolute()
+    is_ours = _has_identity(folder) or folder.resolve().parent == runs_folder().resolve()
     if folder.is_symlink() or not is_ours:
-        raise ConfigError(asked, "It is no run's folder.", "Remove it yourself if you do not need it.")
+        found = "It is not a folder in which a run has trained: other files may have the names of a run's."
+        raise ConfigError(asked, found, "Remove it yourself if you do not need it.")
     if run.state == "running":
         raise ConfigError(asked, "It is in progress.", "Stop it first, or wait for its end.")
     with own_folder(folder):
@@ -242,13 +249,31 @@ def _existing(folder: Path | str) -> Path:
     return path
 
 
-def _inside(place: Path) -> Iterator[Path]:
-    with contextlib.suppress(OSError):
-        yield from (path for path in sorted(place.iterdir()) if path.is_dir() and _is_run(path))
+def _inside(place: Path) -> list[Path]:
+    try:
+        return [path for path in sorted(place.iterdir()) if _is_run(path)]
+    except OSError:
+        return []
 
 
 def _is_run(folder: Path) -> bool:
-    return any((folder / name).exists() for name in (IDENTITY, REPORT)) and folder.is_dir()
+    """Return whether a folder has a run's files; False for one that cannot be read."""
+    return any(_exists(folder / name) for name in (IDENTITY, REPORT))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that is too long, or a folder that is closed to us
+        return False
+
+
+def _has_identity(folder: Path) -> bool:
+    """Return whether a run has written the folder's identity: a digest and the job in full."""
+    try:
+        return _job(folder) is not None
+    except (WorkbenchError, OSError, ValueError, RecursionError):
+        return False
 
 
 def _changed_s(folder: Path) -> float:

@@ -30,20 +30,27 @@ def _changed(job: Job) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value != getattr(default, name)}
 
 
+WITHOUT_OPTION = ("weight_decay", "warmup_fraction")
+"""Settings of a job that only Python can give."""
+
+
 def as_command(job: Job, cluster: Cluster) -> str:
     """Return the `workbench run` that does this job on a cluster of the catalogue."""
     words = ["workbench", "run"]
+    without: list[str] = []
     # The command line's default task depends on --data.
     for name, value in (_changed(job) | ({} if job.data is None else {"task": job.task})).items():
         option = f"--{_NAMES.get(name, name).replace('_', '-')}"
-        if name == "options":
+        if name in WITHOUT_OPTION:
+            without.append(f"# `workbench run` has no option for {name} = {value}; the Python has it.")
+        elif name == "options":
             for key, one in value.items():
                 words += [option, f"{key}={_written(one)}"]
         elif name == "faults":
             words += [word for fault in value.split(";") if fault.strip() for word in (option, fault.strip())]
         else:
             words += [option] if value is True else [option, str(value)]
-    return shlex.join([*words, "--cluster", cluster.name])
+    return "\n".join([shlex.join([*words, "--cluster", cluster.name]), *without])
 
 
 def _written(value: Any) -> str:

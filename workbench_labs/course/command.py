@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -31,15 +30,18 @@ def labs(
 ) -> None:
     """Hand a lab in, collect hand-ins, or grade them.  Students' functions run isolated: bubblewrap must be there."""
     from workbench_labs.course import grading
-    from workbench_labs.course.lab import HandIn
 
     if action == "submit":
-        work = HandIn.read(path)
+        work = grading.read_hand_in(path)
         make_folder(to)
         place = to / f"{work.lab}-{work.student}.json"
-        if place.exists() and place.samefile(path):
-            raise ConfigError(f"'{path}' was to be handed in.", "It is there already.", "Name another folder.")
-        shutil.copyfile(path, place)
+        if place.is_symlink() or place.exists():
+            raise ConfigError(
+                f"'{path}' was to be handed in.",
+                f"'{place}' is there already.",
+                "Remove it first, if it is an older one of yours.",
+            )
+        write_text(place, to_json(work) + "\n")
         solved = sum(bool(answer.passed) for answer in work.answers.values())
         print_text(f"Handed in: lab {work.lab}, {work.student}, {solved} exercises solved; {place}")
         return

@@ -11,6 +11,7 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from difflib import SequenceMatcher
 from itertools import combinations
 from pathlib import Path
@@ -59,14 +60,34 @@ def collect(folder: Path) -> tuple[list[HandIn], list[str]]:
     refused: list[str] = []
     for path in files:
         try:
-            work = HandIn.read(path)
+            work = read_hand_in(path)
         except ConfigError as error:
             refused.append(f"{path.relative_to(folder)}: {error}")
             continue
-        key = work.lab, work.student
-        if key not in newest or work.written_at >= newest[key].written_at:
-            newest[key] = work
+        key = work.lab, work.student.lower()
+        if key in newest:
+            older, work = sorted((newest[key], work), key=_written)
+            refused.append(f"{path.relative_to(folder)}: a second file of {older.student}; the newer one counts.")
+        newest[key] = work
     return [newest[key] for key in sorted(newest)], refused
+
+
+def read_hand_in(path: Path) -> HandIn:
+    """Read a file that was handed in.  Raises ConfigError if its lab is unknown, or its time cannot be."""
+    work = HandIn.read(path)
+    exercises_of(work.lab)
+    asked, todo = f"The hand-in '{path}' was read.", "Ask the student for the file that lab.submit() names."
+    try:
+        is_later = _written(work) > datetime.now(UTC) + timedelta(days=1)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(asked, f"It was never submitted: written_at = '{work.written_at:.40}'.", todo) from error
+    if is_later:
+        raise ConfigError(asked, f"It was written in the future: {work.written_at:.40}.", todo)
+    return work
+
+
+def _written(work: HandIn) -> datetime:
+    return datetime.fromisoformat(work.written_at).astimezone(UTC)
 
 
 def grade(works: Sequence[HandIn], *, secret: str = "", say: Callable[[str], None] = lambda line: None) -> list[Grade]:
@@ -141,7 +162,7 @@ def csv_of(grades: Iterable[Grade]) -> str:
 
 def _cell(value: object) -> str:
     """Return a cell that no spreadsheet takes for a formula."""
-    text = str(value).replace("\n", " ")
+    text = "".join(character if character.isprintable() else " " for character in str(value))
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t") else text
 
 

@@ -7,13 +7,13 @@ system forbids it, no foreign code runs.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import resource
 import select
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,8 +23,10 @@ import msgspec
 
 from workbench.core.errors import ConfigError
 
-SECONDS, MEMORY_BYTES, ANSWER_BYTES = 30.0, 2 * 2**30, 10_000_000
-"""Limits of one exercise of one hand-in: of all its calls together, of its process, and of one answer."""
+SECONDS, MEMORY_BYTES, ANSWER_BYTES, DISK_BYTES = 30.0, 2 * 2**30, 10_000_000, 50_000_000
+"""Limits of one exercise of one hand-in: of all its calls together, of its process, of one answer, and of its files,
+which are in memory."""
+HIDDEN = ("workbench", "workbench_labs", "workbench_studies")
 _FOREIGN = Path(__file__).with_name("foreign.py")
 
 
@@ -44,7 +46,7 @@ def require_isolation() -> None:
     asked, todo = "Foreign code was to run.", "Install bubblewrap (Debian: apt install bubblewrap), on Linux."
     if shutil.which("bwrap") is None:
         raise ConfigError(asked, "The program bwrap, which isolates it, is not here.", todo)
-    tried = subprocess.run([*_isolated(Path("/tmp")), "/bin/true"], capture_output=True, text=True, timeout=30)
+    tried = subprocess.run([*_isolated(), "/bin/true"], capture_output=True, text=True, timeout=30)
     if tried.returncode:
         found = f"This system does not let bwrap isolate it: {tried.stderr.strip()[:300]}"
         raise ConfigError(asked, found, "Grade on a Linux machine that allows user namespaces; nothing was run.")
@@ -58,35 +60,44 @@ def foreign_function(source: str, name: str, *, seconds: float = SECONDS) -> Ite
     the function does, TimeoutError after `seconds` in all, and RuntimeError for any other end.
     """
     require_isolation()
-    with tempfile.TemporaryDirectory(prefix="workbench-grade-") as folder:
-        command = [*_isolated(Path(folder)), sys.executable, "-I", str(_FOREIGN)]
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=_limit
-        )
-        deadline_s = time.monotonic() + seconds
-        try:
-            _ask(process, {"source": source, "name": name}, seconds, deadline_s)
-            yield lambda *arguments: _ask(process, {"arguments": arguments}, seconds, deadline_s)
-        finally:
-            process.kill()
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                with contextlib.suppress(OSError):
-                    stream.close()  # type: ignore[union-attr]
+    command = [*_isolated(), sys.executable, "-I", str(_FOREIGN)]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=_limit
+    )
+    deadline_s = time.monotonic() + seconds
+    try:
+        _ask(process, {"source": source, "name": name}, seconds, deadline_s)
+        yield lambda *arguments: _ask(process, {"arguments": arguments}, seconds, deadline_s)
+    finally:
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                stream.close()  # type: ignore[union-attr]
 
 
-def _isolated(folder: Path) -> list[str]:
-    """Return the command before a command: namespaces of its own, an empty environment, system and Python read-only."""
+def _isolated() -> list[str]:
+    """Return the command before a command: namespaces of its own, an empty environment, system and Python read-only.
+
+    The workbench itself is hidden, because it knows the answers.
+    """
     shown = {Path("/usr"), Path("/lib"), Path("/lib64"), Path("/bin"), Path(sys.prefix), Path(sys.base_prefix)}
-    shown |= {Path(sys.executable).resolve().parents[1], _FOREIGN.parent}
+    shown |= {Path(sys.executable).resolve().parents[1], _FOREIGN}
     words = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
-    words += ["--tmpfs", "/", "--proc", "/proc", "--dev", "/dev"]
+    words += ["--size", str(DISK_BYTES), "--tmpfs", "/", "--proc", "/proc", "--dev", "/dev"]
     for path in sorted(shown):
         if path.is_symlink():
             words += ["--symlink", str(path.readlink()), str(path)]
         elif path.exists():
             words += ["--ro-bind", str(path), str(path)]
-    return [*words, "--bind", str(folder), "/hand-in", "--chdir", "/hand-in", "--setenv", "OMP_NUM_THREADS", "1"]
+    for name in HIDDEN:
+        spec = importlib.util.find_spec(name)
+        folders = map(Path, spec.submodule_search_locations or ()) if spec is not None else ()
+        for folder in folders:
+            if any(folder.is_relative_to(path) for path in shown):
+                words += ["--size", str(DISK_BYTES), "--tmpfs", str(folder)]
+    words += ["--ro-bind", str(_FOREIGN), str(_FOREIGN)]  # it may stand in what is hidden
+    return [*words, "--dir", "/hand-in", "--chdir", "/hand-in", "--setenv", "OMP_NUM_THREADS", "1"]
 
 
 def _limit() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import math
 import re
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import import_module
+from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,19 +21,20 @@ from msgspec import Meta
 
 from workbench.core.errors import ConfigError, did_you_mean
 from workbench.core.files import make_folder
-from workbench.core.serial import from_json, read_text, to_json, write_text
+from workbench.core.serial import from_json, listed, read_text, to_json, write_text
 from workbench.widgets import output_folder
 from workbench_labs.course.verdict import Exercise, Verdict
 
 EXERCISES = {"08": "workbench_labs.course.pipelines", "09": "workbench_labs.course.cuts"}
 """The module of each lab that has exercises of this kind."""
-_STUDENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}\Z"
 LARGEST_SOURCE = 100_000
 LARGEST_HAND_IN = 2_000_000
 
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")]
+Name = Annotated[str, Meta(pattern=NAME)]
 Text = Annotated[str, Meta(max_length=20_000)]
-Plain = float | int | str | bool | None
+Numbers = Annotated[list[int | float], Meta(max_length=100)]
+Plain = float | int | str | bool | Numbers | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +100,7 @@ class Lab:
     """
 
     def __init__(self, lab: str, *, student: str = "guest", folder: Path | str | None = None) -> None:
-        if not _STUDENT.fullmatch(student):
+        if not re.match(NAME, student):
             raise ConfigError(
                 f"The student '{student:.40}' was named.",
                 "A name has 1 to 32 letters, digits, - and _.",
@@ -124,23 +128,31 @@ class Lab:
         if value is None:
             return _note("No guess yet. Put a value where None is: a wrong guess teaches more than none.")
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        self._keep(guesses=self.work.guesses | {name: Guess(value=value, at=now)})
-        return _note(f"Your guess is kept: {value}.")
+        self._keep(guesses=self.work.guesses | {name: Guess(value=_plain(value), at=now)})
+        return _note(f"Your guess is kept: {_short(_plain(value))}.")
 
     def compare(self, name: str, outcome: Plain) -> Markup:
         """Show a guess next to its outcome, and keep both."""
-        known = self.work.guesses.get(name)
+        known, outcome = self.work.guesses.get(name), _plain(outcome)
         if known is None:
             return _note(f"It is {_short(outcome)}. You made no guess.")
         self._keep(guesses=self.work.guesses | {name: replace(known, outcome=outcome)})
         return _note(f"You said {_short(known.value)}; it is {_short(outcome)}{_off(known.value, outcome)}.")
 
     def exercise(self, name: str, answer: Any) -> Verdict:
-        """Judge an answer and keep it.  Only answers that were judged count as attempts."""
+        """Judge an answer and keep it.  Only answers that were judged count as attempts.
+
+        A function is judged as it is handed in: its text alone, without what other cells define.
+        """
         exercise, before = self._exercise(name), self.work.answers.get(name, Answer())
+        source, value = "", None
+        if exercise.is_code and answer is not None:
+            source = source_of(answer)
+            answer = _alone(source, name)
+        elif answer is not None:
+            value = _plain(answer)
         verdict = exercise.check(answer, self._seed)
         if verdict.passed is not None:
-            source, value = (source_of(answer), None) if exercise.is_code else ("", _plain(answer))
             now = replace(
                 before,
                 passed=verdict.passed,
@@ -164,7 +176,7 @@ class Lab:
         """Keep an explanation for the teacher.  Nobody grades it here."""
         if not (text or "").strip():
             return _note("Nothing is written yet. Explain it in your own words, in two or three sentences.")
-        self._keep(explanations=self.work.explanations | {name: str(text)[:20_000]})
+        self._keep(explanations=self.work.explanations | {name: _text(str(text))})
         return _note(f"Kept, {len(str(text).split())} words.")
 
     def progress(self) -> Markup:
@@ -193,9 +205,10 @@ class Lab:
         return self.exercises[name]
 
     def _keep(self, **changes: Any) -> None:
-        self.work = replace(self.work, **changes)
+        work = replace(self.work, **changes)
         make_folder(self._path.parent)
-        write_text(self._path, to_json(self.work) + "\n")
+        write_text(self._path, to_json(work) + "\n")
+        self.work = work
 
 
 def source_of(answer: Callable[..., Any]) -> str:
@@ -211,9 +224,41 @@ def source_of(answer: Callable[..., Any]) -> str:
     return source
 
 
+def _alone(source: str, name: str) -> Callable[..., Any]:
+    """Return the function that a source defines, without anything else.  Raises ConfigError if it has another name."""
+    scope: dict[str, Any] = {"__name__": "hand_in"}
+    exec(source, scope)  # the student's own code, in the student's own notebook
+    if not callable(scope.get(name)):
+        raise ConfigError(
+            f"A function was given for the exercise '{name}'.",
+            f"Its text defines {listed(sorted(set(scope) - {'__name__', '__builtins__'}))}.",
+            f"Name it {name}, and write what it needs inside it.",
+        )
+    return scope[name]
+
+
 def _plain(answer: Any) -> Plain:
-    value = answer.item() if hasattr(answer, "item") else answer
-    return value if isinstance(value, float | int | str | bool) else f"{answer}"[:200]
+    """Return an answer as a JSON file keeps it: numbers of any library as numbers, lists of them as lists."""
+    value = answer.tolist() if hasattr(answer, "tolist") else answer
+    if isinstance(value, list | tuple):
+        numbers = [_plain(one) for one in value[:100]]
+        are_numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers)
+        return numbers if are_numbers and len(value) <= 100 else _text(repr(value)[:200])  # type: ignore[return-value]
+    if isinstance(value, bool | str) or value is None:
+        return _text(value) if isinstance(value, str) else value
+    if isinstance(value, Real):
+        if isinstance(value, int) and abs(value) < 2**53:
+            return value
+        with contextlib.suppress(OverflowError):
+            if math.isfinite(number := float(value)):
+                return number
+        return "a number that is not finite"
+    return _text(repr(value)[:200])
+
+
+def _text(text: str) -> str:
+    """Return a text that a file can keep: without halves of characters, and not too long."""
+    return text[:20_000].encode("utf-8", "replace").decode("utf-8")
 
 
 def _short(value: Plain) -> str:

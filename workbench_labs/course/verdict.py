@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -14,6 +16,8 @@ from markupsafe import Markup
 
 from workbench.widgets.tables import Table
 
+MOST_WORDS = 2000
+"""Characters of a message: an answer's error may have any length."""
 GREEN, RED, GREY = "#007A57", "#B04A00", "#4D4D4D"
 
 
@@ -84,8 +88,12 @@ class Exercise:
             return Verdict(None, "Give an answer.")
         began = time.perf_counter()
         details = None
+
+        def on_copies(*arguments: Any) -> Any:
+            return answer(*copy.deepcopy(arguments))  # an answer may change its arguments, never the judge's
+
         try:
-            message = self.judge(answer, self.numbers(seed))
+            message = self.judge(on_copies if self.is_code else answer, self.numbers(seed))
             passed, points = True, float(self.points)
         except NotImplementedError:
             return Verdict(None, "The function still raises NotImplementedError: write it.")
@@ -94,6 +102,7 @@ class Exercise:
         except Exception as error:  # the answer is the student's own code
             passed, points = False, 0.0
             message = f"It stops with {type(error).__name__}: {error}"
+        message = "".join(character if character.isprintable() else " " for character in message[:MOST_WORDS])
         return Verdict(passed, message, points=points, seconds=time.perf_counter() - began, details=details)
 
 
@@ -102,7 +111,13 @@ def number_of(answer: Any) -> float:
     value = answer.item() if hasattr(answer, "item") and not isinstance(answer, Real | Fraction) else answer
     if isinstance(value, bool) or not isinstance(value, Real):
         raise WrongAnswerError(f"A number is asked for; this is {answer!r:.80}.")
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise WrongAnswerError("A finite number is asked for.")
+    return number
 
 
 def require_number(answer: Any, expected: float, tolerance: float, right: str) -> str:

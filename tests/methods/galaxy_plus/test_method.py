@@ -114,7 +114,7 @@ def test_a_run_answers_every_request(data: Path, engines: EngineCluster, tmp_pat
     assert report.metrics["latency p50 s"] == pytest.approx(latencies[REQUESTS // 2])
     assert latencies[0] <= report.metrics["latency mean s"] <= report.metrics["latency p99 s"] <= latencies[-1]
     assert report.metrics["largest error"] < 1e-5
-    assert any("nothing to resume" in note for note in report.notes)
+    assert any("all requests are answered again" in note for note in report.notes)
     measured, predicted = (report.timelines[f"request, {name}"] for name in ("measured", "predicted"))
     done = [sorted((span.rank, str(span.op)) for span in timeline.spans) for timeline in (measured, predicted)]
     assert done[0] == done[1], "the very operations that were simulated were run"
