@@ -46,9 +46,11 @@ def require_isolation() -> None:
     asked, todo = "Foreign code was to run.", "Install bubblewrap (Debian: apt install bubblewrap), on Linux."
     if shutil.which("bwrap") is None:
         raise ConfigError(asked, "The program bwrap, which isolates it, is not here.", todo)
-    tried = subprocess.run([*_isolated(), "/bin/true"], capture_output=True, text=True, timeout=30)
+    nothing = json.dumps({"source": "", "name": "__name__"}).encode() + b"\n"
+    tried = subprocess.run(_command(), input=nothing, capture_output=True, timeout=60)
     if tried.returncode:
-        found = f"This system does not let bwrap isolate it: {tried.stderr.strip()[:300]}"
+        words = tried.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        found = f"This system does not let it be isolated: {' '.join(words)[:300]}"
         raise ConfigError(asked, found, "Grade on a Linux machine that allows user namespaces; nothing was run.")
 
 
@@ -60,9 +62,8 @@ def foreign_function(source: str, name: str, *, seconds: float = SECONDS) -> Ite
     the function does, TimeoutError after `seconds` in all, and RuntimeError for any other end.
     """
     require_isolation()
-    command = [*_isolated(), sys.executable, "-I", str(_FOREIGN)]
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=_limit
+        _command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=_limit
     )
     deadline_s = time.monotonic() + seconds
     try:
@@ -76,8 +77,8 @@ def foreign_function(source: str, name: str, *, seconds: float = SECONDS) -> Ite
                 stream.close()  # type: ignore[union-attr]
 
 
-def _isolated() -> list[str]:
-    """Return the command before a command: namespaces of its own, an empty environment, system and Python read-only.
+def _command() -> list[str]:
+    """Return the command of the process: namespaces of its own, an empty environment, system and Python read-only.
 
     The workbench itself is hidden, because it knows the answers.
     """
@@ -97,7 +98,8 @@ def _isolated() -> list[str]:
             if any(folder.is_relative_to(path) for path in shown):
                 words += ["--size", str(DISK_BYTES), "--tmpfs", str(folder)]
     words += ["--ro-bind", str(_FOREIGN), str(_FOREIGN)]  # it may stand in what is hidden
-    return [*words, "--dir", "/hand-in", "--chdir", "/hand-in", "--setenv", "OMP_NUM_THREADS", "1"]
+    words += ["--dir", "/hand-in", "--chdir", "/hand-in", "--setenv", "OMP_NUM_THREADS", "1"]
+    return [*words, sys.executable, "-I", str(_FOREIGN)]
 
 
 def _limit() -> None:
