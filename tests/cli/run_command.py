@@ -47,6 +47,7 @@ class Command:
             "TMPDIR": str(self.temporary),
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             "WORKBENCH_CACHE": str(cache),
+            "TORCHINDUCTOR_CACHE_DIR": str(cache / "torch"),  # the tests' own imports have set it
         }
 
     def start(self, *more: str, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
