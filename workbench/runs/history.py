@@ -123,12 +123,12 @@ def find_runs(folders: Sequence[Path | str] = ()) -> list[PastRun]:
     return sorted((describe(folder) for folder in found), key=lambda run: -run.changed_s)
 
 
-def named_runs(names: Iterable[str]) -> list[PastRun]:
+def named_runs(names: Iterable[str], every: Sequence[PastRun] | None = None) -> list[PastRun]:
     """Return runs by name, else by tag (all that have it), else by folder, each once.
 
-    Raises ConfigError for another name.
+    every: this computer's runs, if they have been read.  Raises ConfigError for another name.
     """
-    every = find_runs()
+    every = find_runs() if every is None else every
     found: dict[str, PastRun] = {}
     for name in names:
         chosen = [run for run in every if run.name == name] or [run for run in every if name in run.tags]
@@ -152,11 +152,13 @@ def reports_of(names: Iterable[str]) -> list[Path]:
     Raises ConfigError for another name, and for a run without a report.
     """
     paths: list[Path] = []
+    every: list[PastRun] | None = None
     for name in names:
         if _exists(path := Path(name)):
             paths.append(path)
             continue
-        for run in named_runs([name]):
+        every = find_runs() if every is None else every
+        for run in named_runs([name], every):
             if run.state != "finished":
                 asked = f"The report of the run '{run.name}' was asked for."
                 raise ConfigError(asked, f"It is {run.state}. {run.why}".strip(), "Name finished runs.")
