@@ -16,6 +16,8 @@ from jupyterlab_browser import HEIGHT, WIDTH, Notebook, browser, jupyterlab, mis
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
 
+from workbench.methods.common.folder import begin_folder
+
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.slow,
@@ -42,7 +44,7 @@ def keep_runs(folder: Path) -> None:
         losses = tuple(replace(step, loss=step.loss * (1 - 0.1 * number)) for step in steps)
         epochs = tuple(replace(one, metrics={"accuracy": 0.7 + 0.04 * number}) for one in made.epochs)
         run = replace(made, job=job, steps=losses, epochs=epochs, valid=name != "busy")
-        (folder / name).mkdir(parents=True)
+        begin_folder(folder / name, "digest", job)
         run.write(folder / name / "report.json")
 
 
