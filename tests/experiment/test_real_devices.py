@@ -24,11 +24,12 @@ import pytest
 from ssh_hosts import WHY_NOT, Hosts, NetHosts, best_hosts, home, over_pipes, real_cluster
 
 from tests.experiment.running import losses, run
+from tests.waiting import wait_for
 from workbench import experiment
 from workbench.assets.fetch import cache_folder
 from workbench.core import Job, Plan, Report, Share, Stage
 from workbench.core.device_faults import Fault, FaultSchedule
-from workbench.core.errors import ConfigError, MemoryBudgetError, RuntimeSetupError
+from workbench.core.errors import ConfigError, DeviceLostError, MemoryBudgetError, RuntimeSetupError
 from workbench.methods.base import Event
 from workbench.methods.fine_tuning import measure as fine_tuning_measure
 from workbench.methods.fine_tuning import method as fine_tuning
@@ -208,6 +209,16 @@ def test_a_device_without_memory_says_so(unbroken: Report, place: Place) -> None
     ):
         place.real.run(measure_rank_host, [0.05] * 2)
     engine().kill()
+
+    def has_new_engines() -> bool:
+        """Whether a call is answered again; one that comes before the death is noticed is lost with it."""
+        try:
+            place.real.run(measure_rank_host, [0.01] * 2)
+        except DeviceLostError:
+            return False
+        return True
+
+    wait_for(has_new_engines, "engines without that limit")
 
     def progress(event: Event) -> None:
         if event.kind == "step" and event.step == 1 and not said:
