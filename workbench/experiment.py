@@ -252,7 +252,7 @@ def sweep(
     prepared = _prepared(method, job, cluster, notify, warms_up=is_emulated, engines=engines)
     costs = method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
 
-    def measured(engines: Engines | None, again: str = "", latest: float = math.inf) -> tuple[SweepPoint, ...]:
+    def measured(engines: Engines | None, again: str = "", most_late: float = math.inf) -> tuple[SweepPoint, ...]:
         """Return the plans' points up to the first one in which more than this share of a device's time is late."""
         points: list[SweepPoint] = []
         for number, (name, plan) in enumerate(plans.items(), 1):
@@ -261,7 +261,7 @@ def sweep(
             notify(Event("plan", step=0, plan=plan))
             planned = Planned(prepared, costs, cluster, plan)
             points.append(method.sweep_point(planned, name, engines, num_steps=num_steps, folder=folder))
-            if points[-1].overrun_share > latest:
+            if points[-1].overrun_share > most_late:
                 break
         return tuple(points)
 

@@ -23,7 +23,7 @@ from workbench.core.files import make_folder
 from workbench.core.serial import to_json, write_text
 from workbench_labs.course.isolation import foreign_function, require_isolation
 from workbench_labs.course.lab import Answer, Guess, HandIn, exercises_of
-from workbench_labs.course.verdict import Exercise, Verdict
+from workbench_labs.course.verdict import Exercise, Verdict, in_short
 
 MOST_FILES = 2000
 ALIKE = 0.9
@@ -121,7 +121,7 @@ def _judged(exercise: Exercise, answer: Answer, work: HandIn, secret: str) -> Ve
         with foreign_function(answer.source, exercise.name) as function:
             return exercise.check(function, f"{own}/{secret}" if secret else own)
     except (RuntimeError, TimeoutError, ValueError, NotImplementedError) as error:
-        return Verdict(False, f"It cannot be loaded: {error}")
+        return Verdict(False, in_short(f"It cannot be loaded: {error}"))
 
 
 def shape_of(source: str) -> list[str]:

@@ -23,7 +23,7 @@ from workbench.core.errors import ConfigError, did_you_mean
 from workbench.core.files import make_folder
 from workbench.core.serial import from_json, listed, read_text, to_json, write_text
 from workbench.widgets import output_folder
-from workbench_labs.course.verdict import Exercise, Verdict
+from workbench_labs.course.verdict import Exercise, Verdict, in_short
 
 EXERCISES = {"08": "workbench_labs.course.pipelines", "09": "workbench_labs.course.cuts"}
 """The module of each lab that has exercises of this kind."""
@@ -227,7 +227,14 @@ def source_of(answer: Callable[..., Any]) -> str:
 def _alone(source: str, name: str) -> Callable[..., Any]:
     """Return the function that a source defines, without anything else.  Raises ConfigError if it has another name."""
     scope: dict[str, Any] = {"__name__": "hand_in"}
-    exec(source, scope)  # the student's own code, in the student's own notebook
+    try:
+        exec(source, scope)  # the student's own code, in the student's own notebook
+    except Exception as error:
+        raise ConfigError(
+            f"A function was given for the exercise '{name}'.",
+            f"Its text alone stops with {type(error).__name__}: {in_short(str(error))}.",
+            "Write what it needs inside it.",
+        ) from error
     if not callable(scope.get(name)):
         raise ConfigError(
             f"A function was given for the exercise '{name}'.",

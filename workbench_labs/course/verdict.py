@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from workbench.widgets.tables import Table
 
-MOST_WORDS = 2000
+LONGEST_MESSAGE = 2000
 """Characters of a message: an answer's error may have any length."""
 GREEN, RED, GREY = "#007A57", "#B04A00", "#4D4D4D"
 
@@ -102,8 +102,12 @@ class Exercise:
         except Exception as error:  # the answer is the student's own code
             passed, points = False, 0.0
             message = f"It stops with {type(error).__name__}: {error}"
-        message = "".join(character if character.isprintable() else " " for character in message[:MOST_WORDS])
-        return Verdict(passed, message, points=points, seconds=time.perf_counter() - began, details=details)
+        return Verdict(passed, in_short(message), points=points, seconds=time.perf_counter() - began, details=details)
+
+
+def in_short(message: str) -> str:
+    """Return a message on one line and not too long: it may hold the words of an answer's error."""
+    return "".join(character if character.isprintable() else " " for character in message[:LONGEST_MESSAGE])
 
 
 def number_of(answer: Any) -> float:

@@ -1,0 +1,41 @@
+"""The solutions in the labs' source notebooks, as texts and as functions that a notebook's cell defines."""
+
+from __future__ import annotations
+
+import json
+import linecache
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from workbench_labs.course.lab import EXERCISES
+
+ROOT = Path(__file__).parents[2]
+Functions = dict[str, Callable[..., Any]]
+
+
+def sources(lab: str) -> dict[str, str]:
+    """Return the solutions of a lab's source notebook, by exercise."""
+    [path] = (ROOT / "labs").glob(f"{lab}_*.ipynb")
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    texts = ["".join(cell["source"]) for cell in cells if "exercise" in cell["metadata"].get("tags", [])]
+    return {text.split("(")[0].removeprefix("def "): text for text in texts}
+
+
+SOLUTIONS = sources("08")
+ALL = {lab: sources(lab) for lab in EXERCISES}
+
+
+def defined(source: str) -> Functions:
+    scope: dict[str, Any] = {}
+    exec(source, scope)
+    return {name: value for name, value in scope.items() if callable(value)}
+
+
+def written(text: str, name: str) -> Callable[..., Any]:
+    """Return a function as a notebook's cell defines it: with a text that can be found again."""
+    file = f"<cell {len(linecache.cache)}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    scope: dict[str, Any] = {"shared": lambda function: function}
+    exec(compile(text, file, "exec"), scope)
+    return scope[name]  # type: ignore[no-any-return]
