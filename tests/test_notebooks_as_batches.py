@@ -12,7 +12,7 @@ from workbench.runs.notebooks import run_notebook
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 
-@pytest.mark.parametrize("name", ["00_quickstart", "06_ringada"])
+@pytest.mark.parametrize("name", ["00_quickstart", "09_data_that_stay"])
 def test_a_notebook_takes_another_model_and_other_devices(name: str, tmp_path: Path) -> None:
     parameters = {
         "cluster_name": "pair",

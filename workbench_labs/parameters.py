@@ -132,7 +132,7 @@ class Devices(Parameters, frozen=True, kw_only=True):
 
 
 class PacPlus(Trained, frozen=True, kw_only=True):
-    """02_pac_plus.  target_score: % of the validation sentences."""
+    """03_beside_the_model.  target_score: % of the validation sentences."""
 
     validation_samples: Samples
     test_samples: Samples
@@ -148,7 +148,7 @@ class PacPlus(Trained, frozen=True, kw_only=True):
 
 
 class HybridParallelism(Trained, frozen=True, kw_only=True):
-    """03_hybrid_parallelism.  my_layers, my_groups: layers of each stage, and its devices' ranks."""
+    """04_hybrid_parallelism.  my_layers, my_groups: layers of each stage, and its devices' ranks."""
 
     paper_cluster: Text
     paper_model: Literal["T5-Base", "BART-Large", "T5-Large"]
@@ -176,7 +176,7 @@ class HybridParallelism(Trained, frozen=True, kw_only=True):
 
 
 class PRge(Trained, frozen=True, kw_only=True):
-    """04_p_rge.  parts: copies side by side in one pass.  measured_s: for each rate.  device_mb: of each device, for
+    """05_slopes.  parts: copies side by side in one pass.  measured_s: for each rate.  device_mb: of each device, for
     the model.
     """
 
@@ -225,7 +225,7 @@ class PRge(Trained, frozen=True, kw_only=True):
 
 
 class GalaxyPlus(Parameters, frozen=True, kw_only=True):
-    """05_galaxy_plus.  rounds: requests for each system and bandwidth.  straggler: the rank of the device that becomes
+    """07_cut_a_layer.  rounds: requests for each system and bandwidth.  straggler: the rank of the device that becomes
     slower.
     """
 
@@ -276,8 +276,8 @@ class GalaxyPlus(Parameters, frozen=True, kw_only=True):
 
 
 class RingAda(Trained, frozen=True, kw_only=True):
-    """06_ringada.  rule: which device owns which samples.  part_counts: micro-batches.  blocks, depth: the ring of the
-    paper's Fig. 2.
+    """09_data_that_stay.  rule: which device owns which samples.  part_counts: micro-batches.  blocks, depth: the
+    ring of the paper's Fig. 2.
     """
 
     method: ClassVar[str] = "ringada"
@@ -308,8 +308,8 @@ class RingAda(Trained, frozen=True, kw_only=True):
 
 
 class Confidant(Trained, frozen=True, kw_only=True):
-    """07_confidant.  stages, mini_batches: of the pipeline to step through.  learning_rate: of the descents with stale
-    gradients.
+    """10_never_drain.  stages, mini_batches: of the pipeline to step through.  learning_rate: of the descents with
+    stale gradients.
     """
 
     method: ClassVar[str] = "confidant"
@@ -390,14 +390,14 @@ class Built(Parameters, frozen=True, kw_only=True):
 
 
 class Simulator(Built, frozen=True, kw_only=True):
-    """08_write_the_simulator.  forward_s, backward_s: of one micro-batch on each stage of the executed pipeline."""
+    """02_write_the_simulator.  forward_s, backward_s: of one micro-batch on each stage of the executed pipeline."""
 
     forward_s: Annotated[float, Meta(gt=0, le=1)]
     backward_s: Annotated[float, Meta(gt=0, le=1)]
 
 
 class Cut(Built, frozen=True, kw_only=True):
-    """09_cut_for_unequal_devices.  layer_ms: of each layer on the fastest device.  slowness: of each device."""
+    """04_cut_for_unequal_devices.  layer_ms: of each layer on the fastest device.  slowness: of each device."""
 
     layer_ms: Annotated[list[Annotated[float, Meta(gt=0, le=1000)]], Meta(max_length=16)]
     slowness: Annotated[list[Annotated[float, Meta(ge=1, le=100)]], Meta(max_length=16)]
@@ -417,14 +417,14 @@ class Cut(Built, frozen=True, kw_only=True):
 LABS: dict[str, type[Parameters]] = {
     "00_quickstart": Quickstart,
     "01_devices": Devices,
-    "02_pac_plus": PacPlus,
-    "03_hybrid_parallelism": HybridParallelism,
-    "04_p_rge": PRge,
-    "05_galaxy_plus": GalaxyPlus,
-    "06_ringada": RingAda,
-    "07_confidant": Confidant,
-    "08_write_the_simulator": Simulator,
-    "09_cut_for_unequal_devices": Cut,
+    "03_beside_the_model": PacPlus,
+    "04_hybrid_parallelism": HybridParallelism,
+    "05_slopes": PRge,
+    "07_cut_a_layer": GalaxyPlus,
+    "09_data_that_stay": RingAda,
+    "10_never_drain": Confidant,
+    "02_write_the_simulator": Simulator,
+    "04_cut_for_unequal_devices": Cut,
 }
 
 

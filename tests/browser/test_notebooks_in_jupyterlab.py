@@ -406,14 +406,14 @@ CLICKS: dict[str, Callable[[Notebook], None]] = {
     "index": in_index,
     "00_quickstart": in_quickstart,
     "01_devices": in_devices,
-    "02_pac_plus": in_pac_plus,
-    "03_hybrid_parallelism": in_hybrid_parallelism,
-    "04_p_rge": in_p_rge,
-    "05_galaxy_plus": in_galaxy_plus,
-    "06_ringada": in_ringada,
-    "07_confidant": in_confidant,
-    "08_write_the_simulator": in_simulator,
-    "09_cut_for_unequal_devices": in_cut,
+    "03_beside_the_model": in_pac_plus,
+    "04_hybrid_parallelism": in_hybrid_parallelism,
+    "05_slopes": in_p_rge,
+    "07_cut_a_layer": in_galaxy_plus,
+    "09_data_that_stay": in_ringada,
+    "10_never_drain": in_confidant,
+    "02_write_the_simulator": in_simulator,
+    "04_cut_for_unequal_devices": in_cut,
 }
 
 

@@ -14,15 +14,20 @@ ROOT = Path(__file__).parents[2]
 Functions = dict[str, Callable[..., Any]]
 
 
+def source_path(lab: str) -> Path:
+    """Return a lab's source notebook."""
+    [path] = (ROOT / "labs").glob(f"{lab}_*.ipynb")
+    return path
+
+
 def sources(lab: str) -> dict[str, str]:
     """Return the solutions of a lab's source notebook, by exercise."""
-    [path] = (ROOT / "labs").glob(f"{lab}_*.ipynb")
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    cells = json.loads(source_path(lab).read_text(encoding="utf-8"))["cells"]
     texts = ["".join(cell["source"]) for cell in cells if "exercise" in cell["metadata"].get("tags", [])]
     return {text.split("(")[0].removeprefix("def "): text for text in texts}
 
 
-SOLUTIONS = sources("08")
+SOLUTIONS = sources("02")
 ALL = {lab: sources(lab) for lab in EXERCISES}
 
 

@@ -20,9 +20,9 @@ from workbench.cli.app import app
 from workbench.core.errors import ConfigError
 from workbench.core.serial import to_json
 from workbench_labs.course import grading, isolation
-from workbench_labs.course.cuts import every_cut, makespan_s
 from workbench_labs.course.isolation import foreign_function, require_isolation
 from workbench_labs.course.lab import Answer, HandIn, Lab
+from workbench_labs.exercises.cuts import every_cut, makespan_s
 
 
 def can_isolate() -> bool:
@@ -37,7 +37,7 @@ needs_isolation = pytest.mark.skipif(not can_isolate(), reason="bubblewrap is mi
 
 
 def hand_in(student: str, answers: dict[str, Answer], **settings: Any) -> HandIn:
-    return HandIn(lab="08", student=student, answers=answers, written_at="2026-01-01T00:00:00+00:00", **settings)
+    return HandIn(lab="02", student=student, answers=answers, written_at="2026-01-01T00:00:00+00:00", **settings)
 
 
 RENAMED = SOLUTIONS["event_loop"].replace("micro_batch", "m").replace("has_moved", "go").replace("free_s", "free")
@@ -51,7 +51,7 @@ HOSTILE = {
     "forks": "import os\ndef event_loop(a, b, c):\n    return os.fork()",
     "starts a program": "import subprocess\ndef event_loop(a, b, c):\n    return subprocess.run(['/bin/true'])",
     "asks the workbench": "import workbench.simulator\n" + SOLUTIONS["event_loop"],
-    "reads the judge": "import workbench_labs.course.pipelines\n" + SOLUTIONS["event_loop"],
+    "reads the judge": "import workbench_labs.exercises.pipelines\n" + SOLUTIONS["event_loop"],
     "a long name": "raise Exception('x\\r=1' * 10**6)",
     "long message": "def event_loop(a, b, c):\n    raise Exception('x\\r=1' * 10**6)",
     "deep": "def event_loop(a, b, c):\n    x = []\n    for _ in range(10**5):\n        x = [x]\n    return x",
@@ -78,7 +78,7 @@ def test_a_class_is_collected_and_graded(tmp_path: Path) -> None:
     (box / "never.json").write_text(to_json(replace(works[0], written_at="~", answers={})))
     (box / "future.json").write_text(to_json(replace(works[0], written_at="2999-01-01T00:00:00+00:00")))
     (box / "lab.json").write_text(to_json(replace(works[0], lab="99")))
-    (box / "junk.json").write_text('{"lab": "08", "student": "../x", "answers": []}')
+    (box / "junk.json").write_text('{"lab": "02", "student": "../x", "answers": []}')
     run = CliRunner()
     collected = run.invoke(app, ["labs", "collect", str(box), "--to", str(tmp_path / "all")])
     assert "4 hand-ins" in collected.output

@@ -25,7 +25,10 @@ from workbench.core.serial import from_json, listed, read_text, to_json, write_t
 from workbench.widgets import output_folder
 from workbench_labs.course.verdict import Exercise, Verdict, in_short
 
-EXERCISES = {"08": "workbench_labs.course.pipelines", "09": "workbench_labs.course.cuts"}
+EXERCISES = {
+    "02": "workbench_labs.exercises.pipelines",
+    "04": "workbench_labs.exercises.cuts",
+}
 """The module of each lab that has exercises of this kind."""
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}\Z"
 LARGEST_SOURCE = 100_000
@@ -104,7 +107,7 @@ class Lab:
             raise ConfigError(
                 f"The student '{student:.40}' was named.",
                 "A name has 1 to 32 letters, digits, - and _.",
-                'Choose such a name, as in Lab("08", student="mz42").',
+                'Choose such a name, as in Lab("02", student="mz42").',
             )
         self.exercises = exercises_of(lab)
         self._path = Path(folder or output_folder(f"lab-{lab}")) / f"{lab}-{student}.json"

@@ -19,7 +19,6 @@ from workbench.runtime.engines import default_pool
 from workbench.schedules.pipeline import one_f_one_b_order
 from workbench.simulator import simulate
 from workbench.widgets.tables import Table
-from workbench_labs.course.pipelines import BACKWARD, named, program_of, schedule_of, simulated
 from workbench_labs.course.verdict import (
     Exercise,
     WrongAnswerError,
@@ -28,6 +27,7 @@ from workbench_labs.course.verdict import (
     require_list,
     require_number,
 )
+from workbench_labs.exercises.pipelines import BACKWARD, named, program_of, schedule_of, simulated
 
 Seconds = Sequence[Sequence[float]]
 """[device][layer] -> seconds of the layer's forward pass on the device."""

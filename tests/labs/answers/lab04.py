@@ -1,0 +1,64 @@
+"""Lab 04, Cut for unequal devices: right answers that are no code, and wrong ones with what is said of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tests.labs.solutions import defined, sources
+from workbench_labs.exercises.cuts import equal_cut, every_cut, makespan_s
+
+SOLUTIONS = sources("04")
+
+
+def shortest(drawn: dict[str, Any]) -> tuple[int, ...]:
+    """Return the cut with the shortest mini-batch of all (simulated)."""
+    return min(every_cut(7, 3), key=lambda cut: makespan_s(cut, drawn["layer_s"], drawn["micro_batches"]))
+
+
+def greedy(layer_s: Any) -> Any:
+    """Each device takes layers up to its share of the whole: nearly balanced."""
+    layers = len(layer_s[0])
+    weights = [1 / sum(own) for own in layer_s]
+    counts = [max(1, round(layers * weight / sum(weights))) for weight in weights[:-1]]
+    return [*counts, layers - sum(counts)]
+
+
+def ignores_memory(layer_s: Any, layer_bytes: Any, budgets: Any) -> Any:
+    return defined(SOLUTIONS["cut"])["cut"](layer_s)
+
+
+def never_fits(layer_s: Any, layer_bytes: Any, budgets: Any) -> Any:
+    return None
+
+
+def balanced(drawn: dict[str, Any]) -> Any:
+    return defined(SOLUTIONS["cut"])["cut"](drawn["layer_s"])
+
+
+RIGHT = {"ways": lambda drawn: math.comb(drawn["layers"] - 1, drawn["devices"] - 1), "beat": shortest}
+WRONG: dict[str, dict[str, tuple[Any, str]]] = {
+    "ways": {
+        "all orders": (lambda drawn: drawn["layers"] ** drawn["devices"], "is not it"),
+        "one place more": (lambda drawn: math.comb(drawn["layers"], drawn["devices"] - 1), "is not it"),
+        "a constant": (56, "is not it"),
+    },
+    "cut": {
+        "equal": (lambda layer_s: equal_cut(len(layer_s[0]), len(layer_s)), "are possible"),
+        "by speed": (greedy, "are possible|one layer or more"),
+        "too many": (lambda layer_s: [len(layer_s[0])] * len(layer_s), "in all"),
+        "none for the last": (lambda layer_s: [len(layer_s[0]), *[0] * (len(layer_s) - 1)], "one layer or more"),
+        "a text": (lambda layer_s: "3, 1", "is a list"),
+    },
+    "cut_within": {
+        "memory is ignored": (ignores_memory, "None is asked for|needs"),
+        "never": (never_fits, "fits; your function returned None"),
+        "equal": (lambda layer_s, *_: equal_cut(len(layer_s[0]), len(layer_s)), "asked for|needs|possible"),
+    },
+    "beat": {
+        "the planner's own cut": (balanced, "with the planner's cut"),
+        "equal": ([3, 2, 2], "with the planner's cut"),
+        "all on one": ([7, 0, 0], "one layer or more"),
+        "too few devices": ([4, 3], "has 3 entries"),
+    },
+}
