@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from fractions import Fraction
@@ -54,6 +55,8 @@ def test_a_wrong_answer_fails_and_says_why(lab: str, name: str, what: str) -> No
         given = answer(exercise.numbers(seed)) if callable(answer) and not exercise.is_code else answer
         verdict = exercise.check(given, seed)
         assert verdict.passed is False and verdict.points == 0
+        with pytest.raises(AssertionError):
+            verdict.require()
         assert re.search(message, str(verdict))
 
 
@@ -86,6 +89,21 @@ def test_students_get_the_source_without_solutions() -> None:
         text = (ROOT / "notebooks" / source_path(lab).name).read_text(encoding="utf-8")
         assert "SOLUTION" not in text and text.count("raise NotImplementedError") == len(solutions)
         assert not re.search(r"\bwhile\b[^\n]*:\\n|for k in range", text)
+
+
+@pytest.mark.parametrize("lab", ALL)
+def test_nbgrader_gets_a_locked_check_with_points_for_each_exercise(lab: str) -> None:
+    source = json.loads(source_path(lab).read_text(encoding="utf-8"))
+    cells = release.for_nbgrader(source, lab)["cells"]
+    described = {cell["metadata"]["nbgrader"]["grade_id"]: cell for cell in cells if "nbgrader" in cell["metadata"]}
+    assert len(described) == sum("nbgrader" in cell["metadata"] for cell in cells)
+    for name, exercise in exercises_of(lab).items():
+        check = described[f"check-{name}"]
+        settings = check["metadata"]["nbgrader"]
+        assert (settings["grade"], settings["locked"], settings["points"]) == (True, True, exercise.points)
+        assert "".join(check["source"]).startswith("lab.exercise(") and "".join(check["source"]).endswith(".require()")
+    answers = [cell for name, cell in described.items() if name.startswith("answer-")]
+    assert len(answers) >= len(ALL[lab]) and not any(cell["metadata"]["nbgrader"]["locked"] for cell in answers)
 
 
 @pytest.mark.parametrize("lab", ALL)

@@ -1,6 +1,6 @@
 """Run any program on devices with made-up contents: operations take their written seconds, messages are real.
 
-So a schedule that somebody has written is executed as it is simulated, without a model (docs/teach.md).
+So a schedule that somebody has written is executed as it is simulated, without a model (docs/teach/grading.md).
 """
 
 from __future__ import annotations

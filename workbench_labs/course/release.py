@@ -1,8 +1,11 @@
-"""Write the students' version of a lab from its source: `python -m workbench_labs.course.release [--check]`.
+"""Write the students' version of each lab from its source: `python -m workbench_labs.course.release`.
 
 Sources are the notebooks in labs/: a code cell may hold a region between the comments `### BEGIN SOLUTION` and
-`### END SOLUTION`, as nbgrader has them.  In notebooks/ a region becomes `raise NotImplementedError`, or `None` after
-an equals sign.  Cells tagged `teacher` are left out.  labs/ does not travel with the package.
+`### END SOLUTION`, as nbgrader has them.  In notebooks/ a region becomes `raise NotImplementedError`.  Cells tagged
+`teacher` are left out.  labs/ does not travel with the package.
+
+--check only says which notebooks differ from their sources.  --nbgrader FOLDER writes the sources of an nbgrader
+course: each check is a locked cell with its points, which fails unless the answer is right.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import re
 import sys
 from pathlib import Path
 from typing import Any
+
+from workbench_labs.course.lab import exercises_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES, RELEASED = ROOT / "labs", ROOT / "notebooks"
@@ -36,11 +41,64 @@ def released(notebook: dict[str, Any]) -> dict[str, Any]:
     return notebook | {"cells": cells}
 
 
+_CHECK = re.compile(r"^lab\.exercise\(\"(\w+)\".*\)$", re.MULTILINE)
+
+
+def for_nbgrader(notebook: dict[str, Any], lab: str) -> dict[str, Any]:
+    """Return a source as nbgrader has it: answers are solution cells, checks are locked cells with points.
+
+    What stands above a check in one cell becomes an answer of its own.
+    """
+    points = {name: exercise.points for name, exercise in exercises_of(lab).items()}
+    cells = []
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        check = _CHECK.search(source) if cell["cell_type"] == "code" else None
+        if "exercise" in cell["metadata"].get("tags", []):
+            cells.append(_nbgrader_cell(cell, source, f"answer-{cell['id']}", solution=True))
+        elif check is not None:
+            name, above = check[1], source[: check.start()].strip()
+            if above:
+                answer = cell | {"id": f"{cell['id']}-answer"}
+                cells.append(_nbgrader_cell(answer, above, f"answer-{name}", solution=True))
+            checked = source[check.start() :] + ".require()"
+            cells.append(_nbgrader_cell(cell, checked, f"check-{name}", grade=True, locked=True, points=points[name]))
+        else:
+            cells.append(cell)
+    return notebook | {"cells": cells}
+
+
+def _nbgrader_cell(cell: dict[str, Any], source: str, grade_id: str, **settings: Any) -> dict[str, Any]:
+    usual = {"schema_version": 3, "grade": False, "locked": False, "solution": False, "task": False}
+    metadata = cell["metadata"] | {"nbgrader": usual | {"grade_id": grade_id} | settings}
+    return cell | {"source": source.splitlines(keepends=True), "metadata": metadata}
+
+
+def write_nbgrader_course(folder: Path) -> list[Path]:
+    """Write an nbgrader assignment of each lab: FOLDER/source/labNN/NAME.ipynb.  Return the files."""
+    written = []
+    for path in sorted(SOURCES.glob("*.ipynb")):
+        lab = path.stem[:2]
+        place = folder / "source" / f"lab{lab}" / path.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(json.dumps(for_nbgrader(_read(path), lab), indent=1, ensure_ascii=False), encoding="utf-8")
+        written.append(place)
+    return written
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
 def main(arguments: list[str]) -> int:
-    """Write all students' versions; with --check only say which differ.  Return the exit code."""
+    """Do what the arguments say (see the module).  Return the exit code."""
+    if arguments[:1] == ["--nbgrader"]:
+        for place in write_nbgrader_course(Path(arguments[1])):
+            sys.stdout.write(f"{place}\n")
+        return 0
     stale = []
     for path in sorted(SOURCES.glob("*.ipynb")):
-        text = json.dumps(released(json.loads(path.read_text(encoding="utf-8"))), indent=1, ensure_ascii=False) + "\n"
+        text = json.dumps(released(_read(path)), indent=1, ensure_ascii=False) + "\n"
         place = RELEASED / path.name
         if not place.exists() or place.read_text(encoding="utf-8") != text:
             stale.append(path.name)

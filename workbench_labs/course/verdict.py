@@ -40,6 +40,12 @@ class Verdict:
 
     __repr__ = __str__
 
+    def require(self) -> Verdict:
+        """Return it if the answer is right.  Raises AssertionError otherwise, which nbgrader takes for a failure."""
+        if not self.passed:
+            raise AssertionError(str(self))
+        return self
+
     def _repr_html_(self) -> Markup:
         colour = {None: GREY, True: GREEN, False: RED}[self.passed]
         details = self.details._repr_html_() if self.details is not None else ""
