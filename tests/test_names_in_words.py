@@ -16,7 +16,7 @@ PACKAGES = ("workbench", "workbench_labs", "workbench_studies")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 PAGES = [
     ROOT / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "data/README.md",
     ROOT / "workbench_studies/papers/README.md",
 ]
@@ -117,3 +117,11 @@ def test_pages_name_what_there_is(page: Path) -> None:
 def test_the_rule_can_fail(name: str) -> None:
     assert stale(f"See {name}, which is gone.") == [name]
     assert stale("See workbench.core.plan.Plan, core.plan and plan.py, given to config.seed.", {"config"}) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_link_to_what_there_is(page: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    links = [link.split("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text)]
+    missing = [link for link in links if link and "://" not in link and not (page.parent / link).exists()]
+    assert not missing
