@@ -285,10 +285,6 @@ precision=int3
 compute_dtype=float64
 after_loss=cry
 adapt=maybe
-step_s=0
-step_s=-1
-step_s=nan -> step_s
-precisions=int3
 """,
 }
 

@@ -146,8 +146,6 @@ CASES: list[tuple[str, dict[str, Any], str, str, dict[str, Any]]] = [
     ("p_rge", {"technique": "vera", "alpha": 8.0}, "alpha", "technique = lora_fa or lora or dora", {}),
     ("p_rge", {"alpha": 8.0}, "alpha", "", {}),
     ("p_rge", {"after_loss": "repeat"}, "after_loss", "two or more devices", {"cluster": devices(1)}),
-    ("p_rge", {"precisions": "bfloat16", "precision": "int8"}, "precisions", "less exact than precision", {}),
-    ("p_rge", {"precisions": "bfloat16,nf4", "precision": "int8"}, "precisions", "", {}),
     ("galaxy_plus", {"system": "megatron_lm"}, "system", "two or more devices", {"cluster": devices(1)}),
     ("galaxy_plus", {"system": "galaxy", "planner": "algorithm_1"}, "planner", "refused system = galaxy_plus", {}),
     ("galaxy_plus", {"system": "edgeshard", "scheme": 1}, "scheme", "refused system = galaxy_plus", {}),

@@ -1,53 +1,35 @@
-"""Queries, batch and precision from time and memory, and what counts as a change of pace."""
+"""Queries and batch from time and memory, and what counts as a change of pace."""
 
 from __future__ import annotations
 
 import math
 
-import pytest
-
-from workbench.core.errors import PlanError
-from workbench.methods.p_rge.adaptive import Price, Setting, candidates, choose
+from workbench.methods.p_rge.adaptive import Setting, candidates, choose
 from workbench.planners.pace import Pace
 
 ASKED = Setting(4, 4)
 
 
-def test_candidates_keep_the_work_then_halve_it_then_lower_the_precision() -> None:
-    found = candidates(ASKED, precisions=("nf4", "int8"))
-    same = [setting for setting in found if setting.passes == 16 and setting.precision == "float32"]
+def test_candidates_keep_the_work_then_halve_it() -> None:
+    found = candidates(ASKED)
+    same = [setting for setting in found if setting.passes == 16]
     assert same == [Setting(4, 4), Setting(8, 2), Setting(16, 1), Setting(2, 8), Setting(1, 16)]
     assert found[: len(same)] == tuple(same)
-    assert [setting.passes for setting in found if setting.precision == "int8"] == [
-        setting.passes for setting in found[: len(found) // 3]
-    ]
-    assert list(dict.fromkeys(setting.precision for setting in found)) == ["float32", "int8", "nf4"]
+    assert list(dict.fromkeys(setting.passes for setting in found)) == [16, 8, 4, 2, 1]
     assert candidates(Setting(1, 1)) == (Setting(1, 1),)
-    # A run that has lowered its precision does not raise it by itself.
-    assert {setting.precision for setting in candidates(Setting(1, 2, "int8"), precisions=("float32", "nf4"))} == {
-        "int8",
-        "nf4",
-    }
 
 
 def test_the_most_wanted_that_fits_is_chosen() -> None:
-    """Time goes with the rows; memory allows 8 rows of float32, and any of int8."""
+    """Time goes with the rows; memory allows 8 rows."""
 
-    def price(setting: Setting) -> Price:
+    def seconds(setting: Setting) -> float:
         rows = 2 * setting.passes
-        if setting.precision == "float32" and rows > 8:
-            return Price(math.inf, 1000 * rows)
-        return Price(0.1 * rows)
+        return math.inf if rows > 8 else 0.1 * rows
 
-    assert choose(candidates(ASKED), price) == Setting(4, 1)
-    assert choose(candidates(ASKED, precisions=("int8",)), price) == Setting(
-        4, 1
-    )  # precision is kept as long as something fits
-    assert choose([ASKED, Setting(4, 4, "int8")], price) == Setting(4, 4, "int8")
-    assert choose(candidates(ASKED), price, step_s=0.45) == Setting(2, 1)
-    assert choose(candidates(ASKED), price, step_s=0.01) == Setting(1, 1)  # none is so fast: the fastest
-    with pytest.raises(PlanError, match=r"0\.0 MB of memory are missing"):
-        choose([ASKED], price)
+    assert choose(candidates(ASKED), seconds) == Setting(4, 1)
+    assert choose(candidates(ASKED), seconds, step_s=0.45) == Setting(2, 1)
+    assert choose(candidates(ASKED), seconds, step_s=0.01) == Setting(1, 1)  # none is so fast: the fastest
+    assert choose([ASKED, Setting(8, 2)], seconds) == Setting(8, 2)  # none fits: the plan says what is missing
 
 
 def test_a_change_of_pace_lasts_a_window_and_exceeds_the_threshold() -> None:

@@ -189,7 +189,7 @@ def test_a_device_cannot_have_every_value(slider: str, typed: str, said: str) ->
         QUERIES,
         REQUESTS,
         Job(method="ringada", options={"unfreezing": "rounds", "cache": True, "threshold": 0.5}, micro_batches=1),
-        Job(method="p_rge", micro_batches=1, options={"words": "true", "precisions": "int8,nf4"}),
+        Job(method="p_rge", micro_batches=1, options={"words": "true", "compute_dtype": "bfloat16"}),
         Job(
             data="my data/it's.csv",
             columns="text=a review,label=stars",

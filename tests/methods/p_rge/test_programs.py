@@ -42,8 +42,8 @@ def test_driver_and_ranks_make_one_program(model: str, plan: Plan) -> None:
 def test_the_hidden_states_are_of_the_models_type(precision: str, compute_dtype: str | None) -> None:
     prepared = prepared_job("tiny-llama", precision=precision, compute_dtype=compute_dtype)
     model = load_model(prepared)
-    assert prepared.crossing(prepared.setting).dtype == str(model.dtype).removeprefix("torch.")
-    assert prepared.crossing(prepared.setting).hidden_size == model.backbone.hidden_size
+    assert prepared.crossing.dtype == str(model.dtype).removeprefix("torch.")
+    assert prepared.crossing.hidden_size == model.backbone.hidden_size
 
 
 def test_packs_take_the_place_of_rows() -> None:

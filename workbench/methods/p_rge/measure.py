@@ -15,13 +15,12 @@ from workbench.core.names import FloatType
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import describe_facts, number_format
-from workbench.methods.p_rge.options import METHOD, Precision
+from workbench.methods.p_rge.options import METHOD
 from workbench.methods.p_rge.prepare import PreparedJob, activation_type
 from workbench.methods.p_rge.worker import load_model, stored_as
 from workbench.methods.p_rge.zeroth_order import CausalModel, StepLog
 from workbench.models.loading import ModelFacts
 from workbench.models.parallel_adapter import made_up_mask
-from workbench.models.quantization import QuantizationConfig
 from workbench.profiler.analytic import analytic_profile
 from workbench.profiler.layers import Span, Stacks, profile_layers
 from workbench.profiler.timing import Call, Maker
@@ -218,15 +217,3 @@ def _forward_only(
         trainable_bytes=4 * values,
         **nbytes,
     )
-
-
-def in_precision(profile: Profile, requested: Precision, precision: Precision) -> Profile:
-    """Return a measured profile with its weights in another precision.  Only their bytes change, because no times were
-    measured in that precision.
-    """
-    stored = QuantizationConfig(storage=precision)
-    ratio = stored.bytes_of(precision) / stored.bytes_of(requested)
-    rows = tuple(
-        tuple(replace(layer, frozen_bytes=round(ratio * layer.frozen_bytes)) for layer in row) for row in profile.layers
-    )
-    return replace(profile, layers=rows)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import DeviceLostError, PlanError
+from workbench.core.errors import DeviceLostError
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile, trainable_bytes
 from workbench.core.report import Recovery, StepRecord, SweepPoint
@@ -27,20 +27,11 @@ from workbench.methods.common.records import (
     sweep_point,
 )
 from workbench.methods.common.result import model_encoder
-from workbench.methods.common.scaling import scale_to_cluster
 from workbench.methods.common.session import RankResult
 from workbench.methods.p_rge.adaptive import Setting
-from workbench.methods.p_rge.measure import catalogue_profile, in_precision, measure_layers
-from workbench.methods.p_rge.options import METHOD, Precision
-from workbench.methods.p_rge.policy import (
-    History,
-    ProfileOf,
-    QueryPolicy,
-    changed_notes,
-    fitted_setting,
-    notes_of,
-    words,
-)
+from workbench.methods.p_rge.measure import catalogue_profile, measure_layers
+from workbench.methods.p_rge.options import METHOD
+from workbench.methods.p_rge.policy import History, QueryPolicy, changed_notes, fitted_setting, notes_of
 from workbench.methods.p_rge.prepare import PreparedJob, activation_type, check_plan, prepare, require_known
 from workbench.methods.p_rge.queries import chosen_passings, plan_queries
 from workbench.methods.p_rge.rank_job import Change, PRGERankJob, change_at, rank_job
@@ -83,23 +74,12 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         """Divide the queries, or the layers, among the devices; with other settings if the job allows that (see
         Method).
         """
-        profile_of = self._profile_of(prepared, profile, cluster)
-        setting = fitted_setting(prepared, cluster, profile_of, prepared.setting)
-        plan, most_s = (
-            plan_queries(prepared.problem(profile_of(setting.precision), cluster, setting)),
-            prepared.options.step_s,
-        )
-        if most_s is not None and plan.total_s > most_s:
-            raise PlanError(
-                f"Steps of at most {most_s:g} s were asked for (step_s).",
-                f"The shortest, of {words(setting)}, takes {plan.total_s:.3g} s.",
-                "Raise step_s, add a device, or lower max_length.",
-            )
-        return plan
+        setting = fitted_setting(prepared, cluster, profile)
+        return plan_queries(prepared.problem(profile, cluster, setting))
 
     def notes(self, planned: Planned[PreparedJob]) -> tuple[str, ...]:
         """Add how the settings that fit differ from the requested ones (see Method)."""
-        prepared, setting = planned.prepared, self._settled(planned)[0]
+        prepared, setting = planned.prepared, setting_of(planned.prepared, planned.plan)
         return (
             *super().notes(planned),
             *changed_notes(prepared, [Change(0, 0, prepared.setting), Change(0, 0, setting)]),
@@ -109,9 +89,9 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None
     ) -> None:
         """Check for errors that would end the run later (see Method)."""
-        setting, costs = self._settled(Planned(prepared, profile, cluster, plan))
+        setting = setting_of(prepared, plan)
         check_plan(prepared, cluster, plan, setting)
-        chosen_passings(prepared.problem(costs, cluster, setting), plan)
+        chosen_passings(prepared.problem(profile, cluster, setting), plan)
 
     def predict(self, planned: Planned[PreparedJob]) -> Prediction:
         """Simulate every step, as if nothing changed.  bytes: bytes that all devices send in a step (see Method)."""
@@ -133,8 +113,7 @@ class PRGE(LayerMethod[PreparedJob], Plans):
 
     def rank_job(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> PRGERankJob:
         """Return the job of a run from its first step on."""
-        setting, costs = self._settled(Planned(prepared, profile, cluster, plan))
-        return rank_job(prepared, costs, cluster, plan, [Change(0, 0, setting)])
+        return rank_job(prepared, profile, cluster, plan, [Change(0, 0, setting_of(prepared, plan))])
 
     def execute(
         self,
@@ -164,7 +143,7 @@ class PRGE(LayerMethod[PreparedJob], Plans):
 
     def policy(self, planned: Planned[PreparedJob], history: History, notify: Notify) -> QueryPolicy:
         """Return the policy of a run with a log."""
-        return QueryPolicy(self, planned, self._profile_of(*planned[:3]), history, notify)
+        return QueryPolicy(self, planned, history, notify)
 
     def sweep_point(
         self, planned: Planned[PreparedJob], name: str, engines: Engines | None, *, num_steps: int, folder: Path
@@ -174,7 +153,7 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         options = replace(prepared.options, steps=num_steps + WARM_UP_STEPS, adapt=False)
         short = replace(prepared, job=replace(prepared.job, faults=""), options=options)
         planned = planned._replace(prepared=short)
-        check_plan(short, cluster, plan, self._settled(planned)[0])
+        check_plan(short, cluster, plan, setting_of(short, plan))
         steps = self.predict(planned).steps
         results = None
         if engines is not None:
@@ -187,33 +166,12 @@ class PRGE(LayerMethod[PreparedJob], Plans):
             results = results_of(policy)
         return sweep_point(name, plan, steps, results, warm_up=WARM_UP_STEPS)
 
-    def _settled(self, planned: Planned[PreparedJob]) -> tuple[Setting, Profile]:
-        """Return a plan's setting, and the profile with its precision."""
-        prepared, profile, cluster, plan = planned
-        profile_of = self._profile_of(prepared, profile, cluster)
-        setting = prepared.setting
-        if prepared.options.adapts:
-            fitted = fitted_setting(prepared, cluster, profile_of, setting)
-            setting = Setting(
-                sum(share.queries for share in plan.stages[0].shares), plan.micro_batch_size, fitted.precision
-            )
-        return setting, profile_of(setting.precision)
 
-    def _profile_of(self, prepared: PreparedJob, profile: Profile, cluster: Cluster) -> ProfileOf:
-        requested = prepared.options.precision
-
-        def profile_of(precision: Precision) -> Profile:
-            other = prepared.with_precision(precision)
-            if precision == requested:
-                return profile
-            if profile.source == "scaled":
-                layers = self.host_layers(other, ignore)
-                return scale_to_cluster(layers, cluster, model=prepared.job.model, method=METHOD)
-            if profile.source == "analytic":
-                return catalogue_profile(other, cluster)
-            return in_precision(profile, requested, precision)
-
-        return profile_of
+def setting_of(prepared: PreparedJob, plan: Plan) -> Setting:
+    """Return the setting of a plan's steps: the requested one, unless the job adapts."""
+    if not prepared.options.adapt:
+        return prepared.setting
+    return Setting(sum(share.queries for share in plan.stages[0].shares), plan.micro_batch_size)
 
 
 def _train(policy: QueryPolicy, engines: Engines) -> tuple[Recovery, ...]:
@@ -254,10 +212,7 @@ def reported_steps(policy: QueryPolicy, prediction: Prediction) -> tuple[StepRec
 def outcome_of(policy: QueryPolicy, model: CausalModel, prediction: Prediction, fidelity: Any) -> Outcome:
     """Return the outcome of a run: its steps, the chosen epoch's score on the test split, the trained values."""
     cluster, history, results = policy.cluster, policy.history, results_of(policy)
-    steps = reported_steps(policy, prediction)
-    prepared = policy.prepared.with_precision(policy.setting.precision)
-    if prepared.options.precision != policy.prepared.options.precision:
-        model = load_model(prepared)
+    steps, prepared = reported_steps(policy, prediction), policy.prepared
     trained = TrainedByLog(prepared, model, history.records)
     epochs, metrics, best = chosen_epoch(
         epoch_records(steps),
@@ -290,7 +245,7 @@ def outcome_of(policy: QueryPolicy, model: CausalModel, prediction: Prediction, 
         timelines=measured_timelines(by_rank, policy.first, prediction, fidelity, resident) if is_whole else {},
         metrics=metrics,
         chosen_epoch=best + 1,
-        technique=policy.prepared.options.technique,
+        technique=prepared.options.technique,
         bytes=nbytes,
         overrun_share=overrun_share(results, is_real=fidelity == "real"),
         artifacts={"adapter": str(saved), "log": str(history.path)},

@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from workbench.core.effects import SEVERAL_DEVICES, Effect, Situation, only
-from workbench.core.errors import check_choice
+from workbench.core.effects import SEVERAL_DEVICES, only
 from workbench.core.methods import Declaration, FormField, Parts
 from workbench.core.names import FloatType
 from workbench.core.ranges import Positive, Width
@@ -20,13 +19,6 @@ METHOD = "p_rge"
 Execution = Literal["sequential", "outer", "inner", "both"]
 Choice = Literal["auto", "sequential", "outer", "inner", "both"]
 Precision = Literal["float32", "bfloat16", "float16", "int8", "nf4"]
-PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "float16", "int8", "nf4")
-"""Precisions of the frozen weights, the most exact first."""
-
-
-def _allows_less(situation: Situation) -> bool:
-    requested = PRECISIONS.index(situation.options.precision)
-    return any(PRECISIONS.index(precision) > requested for precision in situation.options.allowed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +38,8 @@ class PRGEOptions:
     faster in float32.
     after_loss: what to do with a step in which a device is lost: 'drop' completes it from the other devices' queries;
     'repeat' repeats it with all q, so that the run's result does not change.
-    adapt: whether to change q, E and shares during the run when devices change their speed.  step_s: maximum seconds of
-    a step; q and E are lowered until they fit; None with adapt is 1.5 times the first step.  precisions: less exact
-    ones that may be used if memory or time require it, such as 'int8,nf4'.
+    adapt: whether to change q, E and shares when devices have too little memory, or change their speed during the run;
+    q and E are lowered until a step takes at most 1.5 times as long as the first.
     """
 
     published_job = MappingProxyType(
@@ -71,21 +62,6 @@ class PRGEOptions:
     compute_dtype: FloatType | None = None
     after_loss: Annotated[Literal["drop", "repeat"], SEVERAL_DEVICES] = "drop"
     adapt: bool = False
-    step_s: Positive | None = None
-    precisions: Annotated[str, Effect(_allows_less, "one that is less exact than precision")] = ""
-
-    @property
-    def allowed(self) -> tuple[Precision, ...]:
-        """Return the precisions of `precisions`.  Raises ConfigError for an unknown one."""
-        named = [name.strip() for name in self.precisions.split(",") if name.strip()]
-        for name in named:
-            check_choice("precision", name, PRECISIONS)
-        return tuple(precision for precision in PRECISIONS if precision in named)
-
-    @property
-    def adapts(self) -> bool:
-        """Return whether the run may use other settings than the requested ones."""
-        return self.adapt or self.step_s is not None or bool(self.precisions)
 
 
 _RANK_JOB, _WORKER = "workbench.methods.p_rge.rank_job", "workbench.methods.p_rge.worker"

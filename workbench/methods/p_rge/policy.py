@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -21,11 +21,9 @@ from workbench.core.run_files import STEPS
 from workbench.core.serial import from_json
 from workbench.methods.base import Notify, Planned
 from workbench.methods.common.folder import begin_folder, holds_run, weights_digest
-from workbench.methods.p_rge.adaptive import Price, Setting, candidates, choose
-from workbench.methods.p_rge.options import Precision
+from workbench.methods.p_rge.adaptive import Setting, candidates, choose
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.methods.p_rge.queries import plan_queries
-from workbench.methods.p_rge.query_costs import full_model_costs
 from workbench.methods.p_rge.rank_job import Change, PRGERankJob, QueryResult, rank_job
 from workbench.methods.p_rge.worker import record_of
 from workbench.methods.p_rge.zeroth_order import CausalModel, LogFile, StepLog
@@ -34,38 +32,27 @@ from workbench.methods.training.step_policy import StartedGeneration, StepPolicy
 from workbench.runtime.commands import Generation, Parts, StepDone
 
 TOLERATED = 1.5
-"""With `adapt` alone: a step may take this multiple of its first duration before its setting is changed."""
-
-ProfileOf = Callable[[Precision], Profile]
-"""Every layer's cost on every device, with frozen weights of a precision."""
+"""A step may take this multiple of its first duration before its setting is changed."""
 
 
 def fitted_setting(
-    prepared: PreparedJob, cluster: Cluster, profile_of: ProfileOf, requested: Setting, *, step_s: float | None = None
+    prepared: PreparedJob, cluster: Cluster, profile: Profile, *, step_s: float | None = None
 ) -> Setting:
-    """Return the requested setting, or the most preferred one that fits in the devices' memory and in the time limit of
-    a step.
+    """Return the requested setting, or if the job adapts the most preferred one that fits in the devices' memory and in
+    the time limit of a step.
 
-    step_s: the time limit, if the job has none.  Raises PlanError if none fits.
+    step_s: the time limit.
     """
-    options = prepared.options
-    if not options.adapts:
-        return requested
+    if not prepared.options.adapt:
+        return prepared.setting
 
-    def price(setting: Setting) -> Price:
-        problem = prepared.problem(profile_of(setting.precision), cluster, setting)
+    def seconds(setting: Setting) -> float:
         try:
-            return Price(plan_queries(problem).total_s)
+            return plan_queries(prepared.problem(profile, cluster, setting)).total_s
         except PlanError:
-            alone = zip(full_model_costs(problem), cluster.devices, strict=True)
-            missing = min(costs.need_bytes(1) - device.memory_bytes for costs, device in alone)
-            return Price(math.inf, max(0, missing))
+            return math.inf
 
-    return choose(
-        candidates(requested, precisions=options.allowed),
-        price,
-        step_s=step_s if options.step_s is None else options.step_s,
-    )
+    return choose(candidates(prepared.setting), seconds, step_s=step_s)
 
 
 LOG = "log.jsonl"
@@ -148,22 +135,19 @@ def changed_notes(prepared: PreparedJob, changes: Sequence[Change]) -> tuple[str
 
 def words(setting: Setting) -> str:
     """Describe a setting in words."""
-    return f"{setting.queries} queries of {setting.batch_size} samples, weights in {setting.precision}"
+    return f"{setting.queries} queries of {setting.batch_size} samples"
 
 
 class QueryPolicy(StepPolicy):
     """A StepPolicy whose generations start from the log of seeds and scalars, which every device replays.
 
-    profile_of: every layer's cost on every device of the cluster, with weights of a precision.  parts: for every
-    generation, the results of its devices, by their ranks in the cluster.
+    parts: for every generation, the results of its devices, by their ranks in the cluster.
     """
 
-    def __init__(
-        self, method: Plans, planned: Planned[PreparedJob], profile_of: ProfileOf, history: History, notify: Notify
-    ) -> None:
+    def __init__(self, method: Plans, planned: Planned[PreparedJob], history: History, notify: Notify) -> None:
         first = replace(method.rank_job(*planned), folder=history.folder)
         super().__init__(method, planned, first, notify)
-        self.profile_of, self.history, self._step = profile_of, history, len(history.records)
+        self.history, self._step = history, len(history.records)
         self.parts: list[tuple[StartedGeneration, dict[int, QueryResult]]] = []
 
     @property
@@ -183,11 +167,10 @@ class QueryPolicy(StepPolicy):
         require it.
         """
         setting, part = self._fitted(ranks, factors), self.cluster.part(ranks, factors)
-        profile = self.profile_of(setting.precision)
-        slowed = profile.part(ranks, factors)
+        profile, slowed = self.profile.part(ranks), self.profile.part(ranks, factors)
         plan = plan or plan_queries(self.prepared.problem(slowed, part, setting))
         changes, folder = self.history.changes_with(setting), self.history.folder
-        return rank_job(self.prepared, profile.part(ranks), part, plan, changes, slowed=slowed, folder=folder)
+        return rank_job(self.prepared, profile, part, plan, changes, slowed=slowed, folder=folder)
 
     def begun(self, generation: Generation) -> Generation:
         """Record a change of the setting (see Policy)."""
@@ -254,16 +237,8 @@ class QueryPolicy(StepPolicy):
         """Return the setting for some devices at their speed; it is raised again, up to the requested one, when that is
         possible.
         """
-        requested = self.prepared.setting._replace(precision=self.setting.precision)
-        cluster = self.cluster.part(ranks, factors)
-
-        def profile_of(precision: Precision) -> Profile:
-            return self.profile_of(precision).part(ranks, factors)
-
-        try:
-            return fitted_setting(self.prepared, cluster, profile_of, requested, step_s=self._tolerated_s)
-        except PlanError:
-            return self.setting  # the plan's own error is more specific
+        cluster, profile = self.cluster.part(ranks, factors), self.profile.part(ranks, factors)
+        return fitted_setting(self.prepared, cluster, profile, step_s=self._tolerated_s)
 
     @cached_property
     def _tolerated_s(self) -> float | None:
@@ -273,7 +248,4 @@ class QueryPolicy(StepPolicy):
         if not self.prepared.options.adapt:
             return None
         first = self.history.changes[0].setting
-        return (
-            TOLERATED
-            * plan_queries(self.prepared.problem(self.profile_of(first.precision), self.cluster, first)).total_s
-        )
+        return TOLERATED * plan_queries(self.prepared.problem(self.profile, self.cluster, first)).total_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from workbench.core.cluster import Cluster
@@ -56,7 +56,7 @@ class PreparedJob:
     @property
     def setting(self) -> Setting:
         """Return the requested settings."""
-        return Setting(self.options.queries, self.job.batch_size, self.options.precision)
+        return Setting(self.options.queries, self.job.batch_size)
 
     @property
     def typical_length(self) -> int:
@@ -73,11 +73,12 @@ class PreparedJob:
         """Return the hidden size of a model that may compute batches without padding, 0 for others."""
         return self.facts.hidden_size if self.facts.is_causal else 0
 
-    def crossing(self, setting: Setting) -> Crossing:
+    @property
+    def crossing(self) -> Crossing:
         """Return the hidden states sent from stage to stage; a decoder's length varies from step to step."""
         return Crossing(
             hidden_size=self.facts.hidden_size,
-            dtype=activation_type(setting.precision, self.options.compute_dtype),
+            dtype=activation_type(self.options.precision, self.options.compute_dtype),
             num_encoder_layers=self.facts.num_encoder_layers,
         )
 
@@ -90,10 +91,6 @@ class PreparedJob:
     def profiled_length(self) -> int:
         """Return the largest sequence length to measure."""
         return profiled_length(self.longest, self.facts.max_length)
-
-    def with_precision(self, precision: Precision) -> PreparedJob:
-        """Return the job with its frozen weights in another precision."""
-        return replace(self, options=replace(self.options, precision=precision))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -143,14 +140,13 @@ class PreparedJob:
             "seed": job.seed,
             "learning_rate": job.peak_learning_rate,
             "epsilon": options.epsilon,
-            "setting": list(self.setting),
+            "setting": [*self.setting, options.precision],
         }
 
 
 def require_known(job: Job) -> PRGEOptions:
     """Return the options.  Raises ConfigError at once for an unknown option, task or model, or impossible settings."""
     options = read_options(METHOD, PRGEOptions, job.options)
-    _ = options.allowed
     if job.task not in PROMPT_TASKS:
         raise unknown_prompt_task(job.task)
     require_known_model(job.model)

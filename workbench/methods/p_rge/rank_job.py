@@ -204,7 +204,7 @@ class PRGERankJob(PhasedJob):
 
     def phases(self) -> tuple[Phase, ...]:
         """Return the only phase (see PhasedJob)."""
-        step, crossing, prepared = self.query_step(), self.prepared.crossing(self.change.setting), self.prepared
+        step, crossing, prepared = self.query_step(), self.prepared.crossing, self.prepared
         epochs = range(-(-prepared.num_steps // prepared.steps_per_epoch))
         batch_size, target_length = (
             self.change.setting.batch_size,
@@ -241,9 +241,8 @@ def rank_job(
 ) -> PRGERankJob:
     """Return the description of a run under a plan, for every rank.
 
-    profile: profile of the devices at full speed, with weights of the last change's precision.  slowed: profile at
-    their current speed, if it differs; it decides how each device computes its queries.  Raises PlanError if a device
-    has too little memory for its share.
+    profile: profile of the devices at full speed.  slowed: profile at their current speed, if it differs; it decides
+    how each device computes its queries.  Raises PlanError if a device has too little memory for its share.
     """
     return PRGERankJob(
         job=prepared.job,

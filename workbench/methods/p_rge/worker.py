@@ -65,17 +65,16 @@ class StageCompute:
     """Layers [start, stop) on this device, and the number of log steps applied to their trainable values."""
 
     def __init__(self, rank_job: PRGERankJob, start: int, stop: int) -> None:
-        self.start, self.stop, self.precision = start, stop, rank_job.change.setting.precision
+        self.start, self.stop = start, stop
         # Also for a whole model: reading layer by layer needs no more memory during loading than afterwards.
-        self.model = load_model(rank_job.prepared.with_precision(self.precision), (start, stop))
+        self.model = load_model(rank_job.prepared, (start, stop))
         self.num_steps = 0
         self._estimator: Prge | None = None
         release_free_memory()
 
     def suits(self, rank_job: PRGERankJob, start: int, stop: int) -> bool:
         """Return whether these are the layers of a job, and have not applied more steps than it."""
-        requested = (start, stop, rank_job.change.setting.precision)
-        return (self.start, self.stop, self.precision) == requested and self.num_steps <= len(rank_job.records)
+        return (self.start, self.stop) == (start, stop) and self.num_steps <= len(rank_job.records)
 
     def catch_up(self, records: Sequence[StepLog]) -> None:
         """Apply the steps of a log that are missing in theta."""
