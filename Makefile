@@ -9,7 +9,7 @@ TORCH ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := all,executorch,test
+EXTRAS := all,docs,executorch,test
 EXECUTORCH := executorch; sys_platform != 'linux' or platform_machine != 'aarch64'
 # uv installs several times faster than pip, but does not read pip's settings, so those are passed on.
 SETTINGS := export PIP_CONSTRAINT=constraints.txt UV_CONSTRAINT=constraints.txt UV_BUILD_CONSTRAINT=constraints.txt; \
@@ -30,7 +30,7 @@ export JUPYTER_PREFER_ENV_PATH := 1
 # uv does not compile what it installs.  Where this is set, as in many containers, each process would compile torch again: 6 s for 3 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test check-aarch64 lab labs bench setup lock fetch clean distclean
+.PHONY: help quickstart test check-aarch64 lab labs docs bench setup lock fetch clean distclean
 
 help:
 	@echo "make quickstart  set up, then fine-tune a real model on four emulated devices; figures in figures/quickstart/"
@@ -38,6 +38,7 @@ help:
 	@echo "make check-aarch64  a small trial on an emulated Raspberry Pi 4; needs qemu-user and mmdebstrap"
 	@echo "make lab         JupyterLab with the labs, at their index"
 	@echo "make labs        write the students' notebooks from labs/, whose cells hold the solutions"
+	@echo "make docs        the site of docs/ in build/site, with the labs"
 	@echo "make bench       the benchmarks"
 	@echo "make clean       remove caches and figures; make distclean removes $(VENV) too"
 
@@ -76,6 +77,11 @@ labs: $(STAMP)
 
 lab: setup
 	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks/index.ipynb
+
+# Links and names that lead nowhere are errors.
+docs: $(STAMP)
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --conf-dir docs . build/site
+	@echo "The site: build/site/index.html"
 
 bench: setup
 	$(BIN)/python -m workbench bench all

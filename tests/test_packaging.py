@@ -57,10 +57,13 @@ LOCK = [
     if line and not line.startswith("#")
 ]
 NOT_INSTALLED = {
+    ("docutils", "0.23"): ">=3.9",
     ("jax", "0.12.0.1"): ">=3.12",
     ("jaxlib", "0.12.0.1"): ">=3.12",
     ("soupsieve", "2.10"): ">=3.8",
     ("soupsieve", "4.1.1"): ">=3.11.5",
+    ("sphinx", "9.1.1"): ">=3.12",
+    ("sphinx", "9.2.0"): ">=3.13",
 }
 """What older or newer Pythons than this one get, with the Requires-Python of that release."""
 
