@@ -30,7 +30,7 @@ export JUPYTER_PREFER_ENV_PATH := 1
 # uv does not compile what it installs.  Where this is set, as in many containers, each process would compile torch again: 6 s for 3 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test check-aarch64 lab labs docs bench setup lock fetch clean distclean
+.PHONY: help quickstart test check-aarch64 lab labs docs pictures bench setup lock fetch clean distclean
 
 help:
 	@echo "make quickstart  set up, then fine-tune a real model on four emulated devices; figures in figures/quickstart/"
@@ -39,6 +39,7 @@ help:
 	@echo "make lab         JupyterLab with the labs, at their index"
 	@echo "make labs        write the students' notebooks from labs/, whose cells hold the solutions"
 	@echo "make docs        the site of docs/ in build/site, with the labs"
+	@echo "make pictures    draw the schematics in docs/pictures/"
 	@echo "make bench       the benchmarks"
 	@echo "make clean       remove caches and figures; make distclean removes $(VENV) too"
 
@@ -74,6 +75,10 @@ check-aarch64: $(STAMP)
 # The students' notebooks, from their sources with solutions.
 labs: $(STAMP)
 	$(BIN)/python -m workbench_labs.course.release
+
+# The schematics in docs/pictures.
+pictures: $(STAMP)
+	$(BIN)/python -m workbench_labs.pictures
 
 lab: setup
 	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks/index.ipynb

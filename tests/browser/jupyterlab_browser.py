@@ -55,6 +55,7 @@ def jupyterlab(folder: Path, notebooks: list[Path]) -> Iterator[str]:
     work.mkdir(parents=True)
     for notebook in notebooks:
         shutil.copy(notebook, work)
+    (work.parent / "docs").symlink_to(ROOT / "docs")  # the notebooks show its pictures
     for plugin, settings in SETTINGS.items():
         path = folder / "settings" / f"{plugin}.jupyterlab-settings"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +89,7 @@ def jupyterlab(folder: Path, notebooks: list[Path]) -> Iterator[str]:
         f"--port={port}",
         "--port-retries=0",
         f"--IdentityProvider.token={token}",
-        f"--ServerApp.root_dir={work}",
+        f"--ServerApp.root_dir={work.parent}",
     ]
     log = (folder / "jupyterlab.log").open("w")
     server = subprocess.Popen(
@@ -98,7 +99,7 @@ def jupyterlab(folder: Path, notebooks: list[Path]) -> Iterator[str]:
         wait_until(
             lambda: _answers(f"http://127.0.0.1:{port}/api/status?token={token}", server), "JupyterLab to answer"
         )
-        yield f"http://127.0.0.1:{port}/doc/tree/%s?token={token}&reset"
+        yield f"http://127.0.0.1:{port}/doc/tree/notebooks/%s?token={token}&reset"
     finally:
         _end(server)
         log.close()

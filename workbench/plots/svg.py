@@ -7,7 +7,7 @@ them shows the defaults.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from workbench.plots import style
@@ -62,6 +62,19 @@ def path(points: Iterable[tuple[float, float]], colour: str, **attributes: objec
     """Return a line through some points."""
     way = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
     return tag("path", d=way, fill="none", stroke=colour, **attributes)
+
+
+def arrow(points: Sequence[tuple[float, float]], colour: str, *, head: float = 7, **attributes: object) -> str:
+    """Return a line through some points with a head at its end.  head: its length."""
+    (before_x, before_y), (x, y) = points[-2:]
+    turn = math.degrees(math.atan2(y - before_y, x - before_x))
+    drawn = tag(
+        "path",
+        d=f"M0 0L{-head:g} {-head / 2:g}L{-head:g} {head / 2:g}Z",
+        fill=colour,
+        transform=f"translate({x:.1f} {y:.1f}) rotate({turn:.1f})",
+    )
+    return path(points, colour, **attributes) + drawn
 
 
 def drawing(content: str, *, label: str, height: float, width: float | None = None) -> str:

@@ -187,9 +187,10 @@ def _link(one: Traffic, places: Sequence[Place], size: tuple[int, int], *, both:
     start, end = (start[0] + shift[0], start[1] + shift[1]), (end[0] + shift[0], end[1] + shift[1])
     colour = svg.themed(style.COLOURS["collective" if one.is_collective else "send"])
     times = " ".join(f"{begin_s:.6g}:{end_s:.6g}" for begin_s, end_s in one.times)
-    line = svg.path(
+    line = svg.arrow(
         [start, end],
         colour,
+        head=ARROW,
         stroke_width=2,
         stroke_dasharray="5 3" if one.is_collective else None,
         class_="workbench-link",
@@ -198,14 +199,8 @@ def _link(one: Traffic, places: Sequence[Place], size: tuple[int, int], *, both:
         data_target=one.target,
     )
     turn = math.degrees(math.atan2(end[1] - start[1], end[0] - start[0]))
-    head = svg.tag(
-        "path",
-        d=f"M0 0L{-ARROW} {-ARROW / 2}L{-ARROW} {ARROW / 2}Z",
-        fill=colour,
-        transform=f"translate({end[0]:.1f} {end[1]:.1f}) rotate({turn:.1f})",
-    )
     if not is_named:
-        return line + head
+        return line
     # The words of the two directions stand on the two sides of the pair, turned with the line but never upside down.
     middle = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
     upright = turn if -90 < turn <= 90 else turn + 180
@@ -221,7 +216,7 @@ def _link(one: Traffic, places: Sequence[Place], size: tuple[int, int], *, both:
         transform=f"translate({middle[0]:.1f} {middle[1]:.1f}) rotate({upright:.1f})",
         class_="workbench-halo",
     )
-    return line + head + name
+    return line + name
 
 
 def _node(node: Node, place: Place, size: tuple[int, int], rank: int) -> str:

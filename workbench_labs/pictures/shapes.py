@@ -1,0 +1,213 @@
+"""The shapes of all schematics: a card, blocks, arrows, devices, lanes and a legend, with one meaning for each colour.
+
+Lengths are pixels of a card that is 800 wide.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from workbench.core.schedule import Op
+from workbench.core.timeline import Timeline
+from workbench.plots import style, svg
+
+WIDTH, MARGIN = 800, 28
+SIZE = 13
+"""Of the type, in pixels."""
+
+FORWARD, BACKWARD = style.COLOURS["forward"], style.COLOURS["backward"]
+MESSAGE, COLLECTIVE = style.COLOURS["send"], svg.themed(style.COLOURS["collective"])
+FROZEN, TRAINED = svg.themed(style.MID_GREY), style.COLOURS["optimizer"]
+OLDER = "var(--workbench-older)"
+"""What was trained, and is kept in an older version."""
+ACTIVATION, CACHE = style.SKY_BLUE, style.COLOURS["load from cache"]
+
+RIM: dict[str, Any] = {"stroke": FROZEN, "stroke_width": 1.25}
+DASHED_RIM: dict[str, Any] = RIM | {"stroke_dasharray": "5 4"}
+"""The line around what is absent, or only stands by."""
+
+Point = tuple[float, float]
+
+LIGHT = {"ink": "#1f1f1f", "muted": "#595959", "paper": "#ffffff", "ground": "#f7f7f5", "track": style.LIGHT_GREY}
+LIGHT |= {"mid-grey": style.MID_GREY, "dark-grey": style.DARK_GREY, "older": "#e4c3d5"}
+DARK = {"ink": "#e9e9e9", "muted": "#b8b8b8", "paper": "#2b2b2d", "ground": "#1d1d1f", "track": "#3d3d40"}
+DARK |= {"mid-grey": "#626266", "dark-grey": "#c4c4c4", "older": "#5f4152"}
+
+
+def _sheet() -> str:
+    light, dark = (
+        "".join(f"--workbench-{name}:{colour};" for name, colour in colours.items()) for colours in (LIGHT, DARK)
+    )
+    own = ".picture{" + light + "font-family:Helvetica,Arial,sans-serif}"
+    return own + style.DARK_PAGE(".picture{" + dark + "}")
+
+
+def card(title: str, description: str, *parts: str, height: float) -> str:
+    """Return a whole picture on a ground of its own, readable on a light and on a dark page.
+
+    title, description: for whoever does not see it.
+    """
+    ground = svg.box(0.5, 0.5, WIDTH - 1, height - 1, "var(--workbench-ground)", rx=10, stroke="var(--workbench-track)")
+    words = svg.tag("title", svg.escape(title), id="title") + svg.tag("desc", svg.escape(description), id="desc")
+    return (
+        svg.tag(
+            "svg",
+            "\n".join([words, svg.tag("style", _sheet()), ground, *parts, ""]),
+            xmlns="http://www.w3.org/2000/svg",
+            viewBox=f"0 0 {WIDTH} {height:g}",
+            width=WIDTH,
+            height=height,
+            class_="picture",
+            role="img",
+            aria_labelledby="title desc",
+            # What most texts have.
+            fill=svg.INK,
+            font_size=SIZE,
+            text_anchor="middle",
+        )
+        + "\n"
+    )
+
+
+_SCRIPT = re.compile(r"([_^])(\{[^}]*\}|.)")
+
+
+def words(
+    x: float, y: float, line: str, *, size: float = SIZE, anchor: str = "", colour: str = "", **more: object
+) -> str:
+    """Return a line of text, centred at x unless `anchor` says otherwise.  In it `_x` and `_{xy}` are lowered, `^x` is
+    raised.
+    """
+    shown, down, at = "", 0.0, 0
+    for found in _SCRIPT.finditer(line):
+        shown += _run(line[at : found.start()], 0.0, -down)
+        down = size * (0.25 if found[1] == "_" else -0.4)
+        shown += _run(found[2].strip("{}"), size * 0.72, down)
+        at = found.end()
+    shown += _run(line[at:], 0.0, -down)
+    own = {"font_size": None if size == SIZE else size, "fill": colour or None, "text_anchor": anchor or None}
+    return svg.tag("text", shown, x=float(x), y=float(y), **own, **more)
+
+
+def _run(part: str, size: float, down: float) -> str:
+    """Return a part of a line.  size: 0 for the line's.  down: how far below the part before it."""
+    if not part or not down:
+        return svg.escape(part)
+    return svg.tag("tspan", svg.escape(part), dy=down, font_size=size or None)
+
+
+def _ink_on(fill: str) -> str:
+    """Return the colour of text on a colour, '' for the ink of the page."""
+    return style.text_on(fill) if fill.startswith("#") else ""
+
+
+def _lines(x: float, middle: float, lines: str, colour: str, size: float = SIZE) -> str:
+    """Return centred lines, separated by line breaks, around a height."""
+    shown = lines.split("\n") if lines else []
+    top = middle - (len(shown) - 1) * size * 0.62 + size * 0.35
+    return "".join(words(x, top + at * size * 1.24, line, size=size, colour=colour) for at, line in enumerate(shown))
+
+
+def heading(x: float, y: float, line: str, rest: str = "") -> str:
+    """Return the heading of a part of a picture, and on the same line what it says, in lighter type."""
+    more = svg.tag("tspan", svg.escape(rest), font_weight="normal", fill=svg.MUTED, dx=10.0) if rest else ""
+    return svg.tag("text", svg.escape(line) + more, x=x, y=y, font_size=14.5, font_weight="bold", text_anchor="start")
+
+
+def block(x: float, y: float, width: float, height: float, lines: str, fill: str, *, size: float = SIZE) -> str:
+    """Return a rounded box with centred text.  lines: separated by line breaks."""
+    return svg.box(float(x), y, float(width), height, fill, rx=3) + _lines(
+        x + width / 2, y + height / 2, lines, _ink_on(fill), size
+    )
+
+
+def frame(x: float, y: float, width: float, height: float, name: str, note: str = "", *, dashed: bool = False) -> str:
+    """Return a device, or another thing that holds others: a box with its name in the corner, and a note opposite."""
+    drawn = svg.box(x, y, width, height, svg.PAPER, rx=9, **(DASHED_RIM if dashed else RIM))
+    drawn += words(x + 12, y + 20, name, anchor="start", font_weight="bold")
+    return drawn + (words(x + width - 12, y + 20, note, anchor="end", size=12, colour=svg.MUTED) if note else "")
+
+
+def arrow(colour: str, *points: Point, dashed: bool = False) -> str:
+    """Return an arrow through some points."""
+    dashes = "5 4" if dashed else None
+    return svg.arrow(points, colour, head=8, stroke_width=2, stroke_dasharray=dashes, stroke_linejoin="round")
+
+
+def drum(x: float, y: float, width: float, height: float, lines: str, fill: str = CACHE) -> str:
+    """Return a cylinder, for what is stored."""
+    tilt = min(7.0, height / 5)
+    body = (
+        f"M{x:g} {y + tilt:g}V{y + height - tilt:g}A{width / 2:g} {tilt:g} 0 0 0 {x + width:g} {y + height - tilt:g}"
+        f"V{y + tilt:g}A{width / 2:g} {tilt:g} 0 0 0 {x:g} {y + tilt:g}Z"
+    )
+    middle = x + width / 2
+    lid = svg.tag("ellipse", cx=middle, cy=y + tilt, rx=width / 2, ry=tilt, fill="#ffffff", fill_opacity=0.4)
+    return svg.tag("path", d=body, fill=fill) + lid + _lines(middle, y + tilt + height / 2, lines, _ink_on(fill))
+
+
+def matrix(x: float, y: float, width: float, height: float, count: int, own: range, fill: str, *, rows: bool) -> str:
+    """Return a matrix in `count` strips, rows or else columns, of which `own` are filled."""
+    step = (height if rows else width) / count
+    strips = (
+        svg.box(x, y + at * step, width, step - 1.5, fill if at in own else svg.TRACK, rx=1)
+        if rows
+        else svg.box(x + at * step, y, step - 1.5, height, fill if at in own else svg.TRACK, rx=1)
+        for at in range(count)
+    )
+    return "".join(strips)
+
+
+BOX, ARROW, DASHED = "box", "arrow", "dashed"
+
+
+def legend(y: float, *entries: tuple[str, str, str]) -> str:
+    """Return what the colours mean, in one centred row.  entries: (BOX, ARROW or DASHED, colour, words)."""
+    mark, gap = 29.0, 22.0
+    widths = [mark + len(text) * 6.4 for _, _, text in entries]
+    x = (WIDTH - sum(widths) - gap * (len(entries) - 1)) / 2
+    parts = []
+    for (kind, colour, text), width in zip(entries, widths, strict=True):
+        if kind == BOX:
+            parts.append(svg.box(x + 8, y - 10, 14, 12, colour, rx=2.5))
+        else:
+            parts.append(arrow(colour, (x, y - 4), (x + 22, y - 4), dashed=kind == DASHED))
+        parts.append(words(x + mark, y, text, size=12, anchor="start", colour=svg.MUTED))
+        x += width + gap
+    return "".join(parts)
+
+
+def lanes(
+    timeline: Timeline,
+    x: float,
+    y: float,
+    width: float,
+    *,
+    names: Sequence[str],
+    label: Callable[[Op], str] = style.number_of,
+    whole_s: float = 0.0,
+    height: float = 24,
+    gap: float = 8,
+    network: bool = False,
+) -> str:
+    """Return the lanes of a timeline: what each device computes, and, with `network`, what it sends below that.
+
+    names: of the lanes, left of x.  label: of an operation, may have two lines.  whole_s: the seconds that `width`
+    stands for; 0: the timeline's.
+    """
+    scale = width / (whole_s or timeline.makespan_s)
+    pitch = height + gap + (7 if network else 0)
+    parts = [words(x - 12, y + rank * pitch + height / 2 + 4.5, name, anchor="end") for rank, name in enumerate(names)]
+    parts += [
+        svg.box(x, y + rank * pitch, timeline.makespan_s * scale, height, svg.TRACK, rx=2) for rank in range(len(names))
+    ]
+    for span in timeline.spans:
+        left, wide = x + span.start_s * scale, (span.end_s - span.start_s) * scale
+        fill, top = style.COLOURS[style.class_of(span.op)], y + span.rank * pitch
+        if wide and not span.op.is_communication:
+            parts.append(block(left + 0.75, top, wide - 1.5, height, label(span.op), fill, size=12))
+        elif wide and network and style.class_of(span.op) == "send":
+            parts.append(svg.box(left + 0.75, top + height + 2, wide - 1.5, 5, fill, rx=1.5))
+    return "".join(parts)
