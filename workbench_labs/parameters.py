@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -33,6 +33,7 @@ Moments = Annotated[float, Meta(gt=0, le=60)]
 Tokens = Annotated[int, Meta(ge=1, le=65_536)]
 Few = Annotated[int, Meta(ge=1, le=64)]
 Steps = Annotated[int, Meta(ge=1, le=100_000)]
+Student = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}\Z")]
 Samples = Annotated[int, Meta(ge=1, le=10**9)] | None
 """None takes the whole split."""
 MOST_IN_ALL_ORDERS = 7
@@ -375,7 +376,7 @@ class Confidant(Trained, frozen=True, kw_only=True):
 class Built(Parameters, frozen=True, kw_only=True):
     """Those of the labs in which students build.  student: whose numbers are drawn, and whose work is kept."""
 
-    student: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}\Z")]
+    student: Student
     cluster_name: Text
     num_micro_batches: Few
 
@@ -414,6 +415,30 @@ class Cut(Built, frozen=True, kw_only=True):
             )
 
 
+class KitDay(Trained, frozen=True, kw_only=True):
+    """12_kit_day.  steps: of each plan.  loss: how the whole run loses a device, as a fault."""
+
+    student: Student
+    validation_samples: Samples
+    test_samples: Samples
+    epochs: int
+    micro_batches: int
+    max_length: int
+    steps: Annotated[int, Meta(ge=1, le=1000)]
+    loss: str
+
+    @property
+    def losing(self) -> Job:
+        """Return the job with its lost device."""
+        return replace(self.job, faults=self.loss)
+
+    def check(self) -> None:
+        """Check also the loss, and that there is a second device (see Parameters)."""
+        Trained.check(self)
+        require_devices(self.cluster(), 2, "a project over several devices")
+        parse_faults(self.loss, self.cluster())
+
+
 LABS: dict[str, type[Parameters]] = {
     "00_quickstart": Quickstart,
     "01_devices": Devices,
@@ -425,12 +450,13 @@ LABS: dict[str, type[Parameters]] = {
     "10_never_drain": Confidant,
     "02_write_the_simulator": Simulator,
     "04_cut_for_unequal_devices": Cut,
+    "12_kit_day": KitDay,
 }
 
 
-def check_parameters(lab: str, values: Mapping[str, Any]) -> None:
-    """Check what a lab's parameters cell, or papermill after it, has set.  lab: the notebook's name.  values: among
-    others, by name.
+def check_parameters(lab: str, values: Mapping[str, Any]) -> Any:
+    """Return what a lab's parameters cell, or papermill after it, has set: the lab's Parameters.  lab: the notebook's
+    name.  values: among others, by name.
 
     Raises ConfigError naming the parameter, its value and what it may be.
     """
@@ -445,7 +471,9 @@ def check_parameters(lab: str, values: Mapping[str, Any]) -> None:
                 f"The parameter {name} = {shown(value)} was asked for.", "A set has no order.", "Write a list: [...]."
             )
     given = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in given.items()}
-    from_builtins(given, kind, source="the lab's parameters").check()
+    checked = from_builtins(given, kind, source="the lab's parameters")
+    checked.check()
+    return checked
 
 
 def require_devices(cluster: Cluster, least: int, why: str) -> None:

@@ -389,15 +389,20 @@ def in_cut(notebook: Notebook) -> None:
     require_questions(notebook, "Write the planner", r"A model of \d+ layers is cut over \d devices")
 
 
-def require_questions(notebook: Notebook, words: str, numbers: str) -> None:
+def in_kit_day(notebook: Notebook) -> None:
+    require_questions(notebook, "Your planner", r"A model of \d+ equal layers", unanswered=2)
+    assert "equal parts" in notebook.text_of("table")
+
+
+def require_questions(notebook: Notebook, words: str, numbers: str, *, unanswered: int = 4) -> None:
     questions = notebook.text_of(".jp-RenderedMarkdown")
     assert words in questions and re.search(numbers, questions)
-    assert notebook.text_of("[role=status]").count("Not answered yet.") == 4
+    assert notebook.text_of("[role=status]").count("Not answered yet.") == unanswered
 
 
 def in_index(notebook: Notebook) -> None:
     links = "return [...document.querySelectorAll('.jp-MarkdownOutput a')].map(one => one.textContent)"
-    assert {"00 Quickstart", "07 Confidant", "real devices"} <= set(notebook.js(links))
+    assert {"00 Quickstart", "10 Confidant", "real devices"} <= set(notebook.js(links))
     assert re.search(r"00_quickstart\s+\d of 4", notebook.text_of("table"))
     notebook.shoot("index")
 
@@ -414,6 +419,7 @@ CLICKS: dict[str, Callable[[Notebook], None]] = {
     "10_never_drain": in_confidant,
     "02_write_the_simulator": in_simulator,
     "04_cut_for_unequal_devices": in_cut,
+    "12_kit_day": in_kit_day,
 }
 
 

@@ -169,6 +169,11 @@ ODD: dict[str, dict[str, list[Any]]] = {
         "layer_ms": [[], [0, 1, 1, 1], [-1, 1, 1, 1], 5, None, [NAN] * 4, [1, 1, 1], [1] * 17, ["1"] * 4],
         "slowness": [[], [1, 1, 1], [1, 1, 1, 1, 1], [0, 1, 1, 1], [0.5, 1, 1, 1], 2, None, [NAN] * 4],
     },
+    "12_kit_day": {
+        "max_length": [0, -1, 1.5, "64", None],
+        "steps": [0, -1, 1.5, None, 10**9],
+        "loss": ["kill:9@step3", "kil:1@step3", 3, None],
+    },
 }
 CASES = [
     pytest.param(lab, name, value, id=f"{lab[:2]}-{name}-{str(value)[:20]!a}")
