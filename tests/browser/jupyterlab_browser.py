@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -30,6 +31,7 @@ PAGE_PIXELS = 1250  # of the notebook on one screenshot
 LIMIT_S = 600
 """For each thing that is waited for: so long that only what never comes fails, however busy the host is."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+FOLDER = "notebooks"
 SETTINGS = {
     "@jupyterlab/apputils-extension/notification": {
         "checkForUpdates": False,
@@ -51,7 +53,7 @@ def missing() -> str:
 def jupyterlab(folder: Path, notebooks: list[Path]) -> Iterator[str]:
     """Serve copies of the notebooks from `folder` and give the address (with %s for a notebook's name); end with all
     that was started."""
-    work = folder / "work" / "notebooks"
+    work = folder / "work" / FOLDER
     work.mkdir(parents=True)
     for notebook in notebooks:
         shutil.copy(notebook, work)
@@ -92,6 +94,7 @@ def jupyterlab(folder: Path, notebooks: list[Path]) -> Iterator[str]:
         f"--ServerApp.root_dir={work.parent}",
     ]
     log = (folder / "jupyterlab.log").open("w")
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` must end the server as Ctrl-C does
     server = subprocess.Popen(
         command, env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=work, start_new_session=True
     )
@@ -99,10 +102,11 @@ def jupyterlab(folder: Path, notebooks: list[Path]) -> Iterator[str]:
         wait_until(
             lambda: _answers(f"http://127.0.0.1:{port}/api/status?token={token}", server), "JupyterLab to answer"
         )
-        yield f"http://127.0.0.1:{port}/doc/tree/notebooks/%s?token={token}&reset"
+        yield f"http://127.0.0.1:{port}/doc/tree/{work.name}/%s?token={token}&reset"
     finally:
         _end(server)
         log.close()
+        signal.signal(signal.SIGTERM, before)
 
 
 def _answers(address: str, server: subprocess.Popen[bytes]) -> bool:
@@ -177,14 +181,15 @@ class Notebook:
 
     def __init__(self, driver: webdriver.Chrome, address: str, name: str, screenshots: Path) -> None:
         self.driver, self.address, self.name, self.screenshots = driver, address % name, name, screenshots
+        self.path = f"{FOLDER}/{name}"
         if self.js("return Boolean(window.jupyterapp)"):  # loading JupyterLab again takes seconds
-            self.js("jupyterapp.commands.execute('docmanager:open', {path: arguments[0]})", name)
+            self.js("jupyterapp.commands.execute('docmanager:open', {path: arguments[0]})", self.path)
         else:
             driver.get(self.address)
         self._wait_until_open()
 
     def _wait_until_open(self) -> None:
-        wait_until(lambda: self.js(_READY, self.name), f"{self.name} to open with its kernel")
+        wait_until(lambda: self.js(_READY, self.path), f"{self.name} to open with its kernel")
 
     def js(self, script: str, *arguments: Any) -> Any:
         """Run a script in the page."""
