@@ -35,7 +35,7 @@ from workbench.planners import (
     standalone,
 )
 from workbench.planners.fixed import Dispatch
-from workbench.planners.memory import Need, plan_needs, too_small
+from workbench.planners.memory import Need, plan_needs, stage_demand, too_small
 from workbench.plots.breakdown import stacked_bars
 from workbench.plots.style import time_unit
 from workbench.profiler.analytic import analytic_profile
@@ -116,7 +116,7 @@ def refusals(problem: Problem[Profile], plan: Plan) -> tuple[PlanError, ...]:
     for rank in sorted((rank for rank, excess in over.items() if excess > 0), key=lambda rank: -over[rank]):
         index = plan.stage_of(rank)
         assert index is not None
-        errors.append(too_small(problem.cluster, rank, index, plan.stages[index], needs[rank]))
+        errors.append(too_small(problem.cluster, stage_demand(rank, f"stage {index}", plan.stages[index], needs[rank])))
     return tuple(errors)
 
 

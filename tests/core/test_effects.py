@@ -94,14 +94,13 @@ CASES: list[tuple[str, dict[str, Any], str, str, dict[str, Any]]] = [
     ),
     *(
         ("fine_tuning", {name: value}, name, "schedule = asynchronous_1f1b", {})
-        for name, value in {"window": 4, "drain_every": 4, "versions": "vertical_sync", "rate_by_delay": True}.items()
+        for name, value in {"window": 4, "drain_every": 4, "versions": "vertical_sync"}.items()
     ),
     ("fine_tuning", ASYNCHRONOUS | {"window": 4}, "window", "", {}),
     ("fine_tuning", ASYNCHRONOUS | {"window": 4, "drain_every": 2}, "window", "drain_every = 0", {}),
     ("fine_tuning", ASYNCHRONOUS | {"drain_every": 2}, "drain_every", "", {}),
     ("fine_tuning", ASYNCHRONOUS | {"versions": "vertical_sync"}, "versions", "several stages", {"plan": staged(0)}),
     ("fine_tuning", ASYNCHRONOUS | {"versions": "vertical_sync"}, "versions", "", {"plan": staged(0, 1)}),
-    ("fine_tuning", ASYNCHRONOUS | {"rate_by_delay": True}, "rate_by_delay", "several stages", {"plan": staged(0)}),
     ("confidant", {"split": "heads"}, "split", "refused a device with two processors", {}),
     ("confidant", {"split": "none"}, "split", "", {}),
     ("confidant", {"split": "heads"}, "split", "", {"cluster": devices(2, 2)}),

@@ -136,20 +136,20 @@ def test_what_can_never_run_is_refused_at_once(
     assert unsaid not in str(refused.value)
 
 
-def test_a_step_time_that_no_setting_meets_is_refused_and_one_that_leaves_samples_out_is_noted(job: Job) -> None:
+def test_memory_that_no_setting_meets_is_refused_and_one_that_leaves_samples_out_is_noted(job: Job) -> None:
     """On devices of the catalogue, so that nothing is measured."""
     cluster = two_devices(share=None)
     job = replace(job, **FORWARD_ONLY, options={}, epochs=1)
     plain = experiment.run(job, cluster, "simulate")
     assert not any("From step" in note for note in plain.notes)
-    with pytest.raises(
-        PlanError,
-        match=r"at most 1e-12 s .*\(step_s\).* The shortest, of 1 queries of 1 samples, .* takes .* s\. Raise step_s",
-    ):
-        experiment.plan(replace(job, options={"step_s": 1e-12}), cluster)
-    limit = 0.7 * plain.plan.total_s
-    report = experiment.run(replace(job, options={"step_s": limit}), cluster, "simulate")
-    assert report.plan.total_s <= limit
+    small = [
+        replace(cluster, devices=tuple(replace(device, memory_bytes=size) for device in cluster.devices))
+        for size in (1_000, 600_000)
+    ]
+    for tight, options in ((small[0], {"adapt": True}), (small[1], {})):
+        with pytest.raises(PlanError, match=r"samples in layers .* are missing\. Add a device"):
+            experiment.plan(replace(job, options=options), tight)
+    report = experiment.run(replace(job, options={"adapt": True}), small[1], "simulate")
     trained = len(report.steps) * report.plan.micro_batch_size
     asked = len(plain.steps) * job.batch_size
     assert trained < asked

@@ -355,9 +355,7 @@ def test_two_neighbours_that_are_lost_cost_the_epoch(killed: str, repeated: int,
 @pytest.mark.parametrize("versions", ["vertical_sync", "two"])
 def test_other_versions_are_planned_and_simulated(versions: str, job: Job) -> None:
     """Of two stages both keep a version besides the newest."""
-    report = experiment.run(
-        replace(job, options={"versions": versions, "rate_by_delay": True}), two_devices(), "simulate"
-    )
+    report = experiment.run(replace(job, options={"versions": versions}), two_devices(), "simulate")
     assert report.plan is not None
     assert all(
         "(stashed versions of its weights: 1)" in note for note in report.plan.notes if note.startswith("Memory of")
@@ -375,7 +373,7 @@ def test_what_cannot_be_is_refused(job: Job) -> None:
         experiment.run(job, two_devices().part([0]), "simulate")
     with pytest.raises(ConfigError, match="Confidant is an asynchronous pipeline"):
         experiment.run(replace(job, options={"schedule": "1f1b"}), two_devices(), "simulate")
-    with pytest.raises(PlanError, match=r"layers? .* on '\w+'.* too little"):
+    with pytest.raises(PlanError, match=r"'\w+' has .*; layers? .* are missing"):
         experiment.run(job, two_devices(memory_bytes=300_000), "simulate")
     with pytest.raises(ConfigError, match="copies of one parameter"):
         experiment.run(replace(job, model="tiny-t5"), two_devices(), "simulate")

@@ -22,7 +22,16 @@ from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.core.virtual_workers import VersionRule, delay_of
-from workbench.planners.memory import ASYNCHRONOUS, FootprintTable, Need, check, rank_need, readable
+from workbench.planners.memory import (
+    ASYNCHRONOUS,
+    Demand,
+    FootprintTable,
+    Need,
+    check,
+    named_layers,
+    rank_need,
+    too_small,
+)
 from workbench.planners.orders import sorted_orders
 from workbench.planners.problem import Problem
 
@@ -310,30 +319,20 @@ def plan_asynchronous(costs: Equation3, *, searches: bool, method: str) -> Plan:
 
 
 def nothing_fits(costs: Equation3, order: Sequence[int]) -> PlanError:
-    """Return the error if no partition fits on devices in an order: the block that does not fit, its device, and the
-    missing bytes.
+    """Return the error if no partition fits on devices in an order: the first block that does not fit behind as many
+    layers as fit on the devices before it.
     """
     start, layers = 0, costs.profile.num_layers
     for place, rank in enumerate(order):
-        behind, device = len(order) - place - 1, costs.cluster.devices[rank]
+        behind, budget = len(order) - place - 1, costs.cluster.devices[rank].memory_bytes
         most = layers - behind  # each following device has at least one
-        blocks = {
-            stop: costs.need(rank, behind, start, stop, num_stages=len(order)).total_bytes
-            for stop in range(start + 1, most + 1)
+        needs = {
+            stop: costs.need(rank, behind, start, stop, num_stages=len(order)) for stop in range(start + 1, most + 1)
         }
-        stop = max((stop for stop, held in blocks.items() if held <= device.memory_bytes), default=0)
+        stop = max((stop for stop, need in needs.items() if need.total_bytes <= budget), default=0)
         if not stop or (not behind and stop < layers):
             stop = start + 1 if behind else layers
-            held = blocks[stop]
-            block = f"layer {start}" if stop == start + 1 else f"layers {start}-{stop - 1}"
-            stashed = f" with stashed weights ({behind} times)" if behind else ""
-            return PlanError(
-                f"An asynchronous pipeline of {', '.join(costs.cluster.devices[one].name for one in order)} was "
-                "asked for.",
-                f"With as many layers as fit on the devices before it, {block} on '{device.name}'{stashed} needs "
-                f"{readable(held)};"
-                f" the device has {readable(device.memory_bytes)}: {readable(held - device.memory_bytes)} too little.",
-                "Add a device, raise its memory, lower batch_size, or train fewer weights (technique=lora).",
-            )
+            part = f"{named_layers(start, stop)}, behind as many as fit on the devices before it,"
+            return too_small(costs.cluster, Demand(rank, part, needs[stop].total_bytes, needs[stop].purposes))
         start = stop
     raise AssertionError("a partition fits")

@@ -257,4 +257,4 @@ def _refusal(problem: Problem[Profile], nearest: Balanced, *, is_fixed: bool) ->
     assert index is not None
     where = "No plan in this order of the devices" if is_fixed else "No plan"
     why = f" {where} comes nearer ({made.partition()} on {made.grouping()})."
-    return memory.too_small(cluster, rank, index, made.stages[index], needs[rank], why=why)
+    return memory.too_small(cluster, memory.stage_demand(rank, f"stage {index}", made.stages[index], needs[rank]), why)

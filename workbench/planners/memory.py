@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,14 +37,16 @@ class Need:
     @property
     def total_bytes(self) -> int:
         """Return the sum of the parts."""
-        return (
-            self.weights_bytes
-            + self.gradient_bytes
-            + self.optimizer_bytes
-            + self.context_bytes
-            + self.workspace_bytes
-            + self.boundary_bytes
-        )
+        return sum(self.purposes.values())
+
+    @property
+    def purposes(self) -> dict[str, int]:
+        """Return the bytes by purpose, in words."""
+        return {
+            "weights": self.weights_bytes,
+            "gradients and optimizer": self.gradient_bytes + self.optimizer_bytes,
+            "activations": self.context_bytes + self.workspace_bytes + self.boundary_bytes,
+        }
 
 
 def in_flight(stage: int, num_stages: int, num_micro_batches: int, *, order: str = "1f1b") -> int:
@@ -199,6 +203,46 @@ def cached_needs(profile: Profile, stage: Stage, *, sequence_length: int) -> dic
     }
 
 
+class Demand(NamedTuple):
+    """The memory that a part of a plan needs on a rank.  part: its name.  purposes: its bytes by purpose, if known."""
+
+    rank: int
+    part: str
+    nbytes: int
+    purposes: Mapping[str, int] = MappingProxyType({})
+
+
+def stage_demand(rank: int, name: str, stage: Stage, need: Need) -> Demand:
+    """Return what a rank needs for a stage."""
+    return Demand(rank, f"{name} ({named_layers(stage.start, stage.stop)})", need.total_bytes, need.purposes)
+
+
+def named_layers(start: int, stop: int) -> str:
+    """Name layers [start, stop), first to last."""
+    return f"layer {start}" if stop == start + 1 else f"layers {start}-{stop - 1}"
+
+
+def too_small(cluster: Cluster, demand: Demand, why: str = "") -> PlanError:
+    """Return the error of a device whose memory is too small for its part of a plan."""
+    device = cluster.devices[demand.rank]
+    words = ", ".join(f"{purpose} {readable(nbytes)}" for purpose, nbytes in demand.purposes.items())
+    purposes = f" ({words})" if words else ""
+    missing = readable(demand.nbytes - device.memory_bytes)
+    return PlanError(
+        f"Device '{device.name}' has {readable(device.memory_bytes)};",
+        f"{demand.part} needs {readable(demand.nbytes)}{purposes}: {missing} are missing.{why}",
+        "Add a device, raise its memory, lower batch_size or max_length, or train fewer weights or store them in fewer "
+        "bits.",
+    )
+
+
+def require_room(cluster: Cluster, demands: Iterable[Demand], why: str = "") -> None:
+    """Raise PlanError, naming device, part and bytes, if a device lacks memory: the one that lacks most."""
+    worst = max(demands, key=lambda demand: demand.nbytes - cluster.devices[demand.rank].memory_bytes)
+    if worst.nbytes > cluster.devices[worst.rank].memory_bytes:
+        raise too_small(cluster, worst, why)
+
+
 def check(
     profile: Profile,
     cluster: Cluster,
@@ -208,44 +252,26 @@ def check(
     order: str = "1f1b",
     versions: VersionRule = "stashing",
 ) -> None:
-    """Raise PlanError, naming device, stage and bytes, if a rank needs more than its device's budget, also in cached
-    epochs.
+    """Raise PlanError if a rank needs more than its device's budget, also in cached epochs (see require_room).
 
     order: see in_flight.
     """
     needs = plan_needs(profile, plan, sequence_length=sequence_length, order=order, versions=versions)
-    for index, stage in enumerate(plan.stages):
-        over = [rank for rank in stage.ranks if needs[rank].total_bytes > cluster.devices[rank].memory_bytes]
-        if over:
-            worst = max(over, key=lambda rank: needs[rank].total_bytes - cluster.devices[rank].memory_bytes)
-            why = _WHY.get(order, "")
-            raise too_small(cluster, worst, index, stage, needs[worst], why=why)
+    demands = [
+        stage_demand(rank, f"stage {index}", stage, needs[rank])
+        for index, stage in enumerate(plan.stages)
+        for rank in stage.ranks
+    ]
     if plan.cached is not None:
-        for rank, need in cached_needs(profile, plan.cached, sequence_length=sequence_length).items():
-            if need.total_bytes > cluster.devices[rank].memory_bytes:
-                raise too_small(cluster, rank, 0, plan.cached, need, why=" This is in the cached epochs.")
+        cached = cached_needs(profile, plan.cached, sequence_length=sequence_length)
+        demands += [stage_demand(rank, "a cached epoch", plan.cached, need) for rank, need in cached.items()]
+    require_room(cluster, demands, _WHY.get(order, ""))
 
 
 _WHY = {
     "gpipe": " GPipe keeps the activations of all micro-batches.",
     ASYNCHRONOUS: " The stage keeps a version of its trained weights for each mini-batch in flight.",
 }
-
-
-def too_small(cluster: Cluster, rank: int, index: int, stage: Stage, need: Need, *, why: str = "") -> PlanError:
-    """Return the error of a device whose memory is too small for its stage (the stage counted from 0, layers named
-    first to last).
-    """
-    device = cluster.devices[rank]
-    layers = f"layer {stage.start}" if stage.num_layers == 1 else f"layers {stage.start}-{stage.stop - 1}"
-    return PlanError(
-        f"Device '{device.name}' has {readable(device.memory_bytes)};",
-        f"stage {index} ({layers}) needs {readable(need.total_bytes)}"
-        f" (weights {readable(need.weights_bytes)}, gradients and optimizer "
-        f"{readable(need.gradient_bytes + need.optimizer_bytes)},"
-        f" activations {readable(need.context_bytes + need.workspace_bytes + need.boundary_bytes)}).{why}",
-        "Add a device, raise its memory, lower the micro-batch size, or quantize the backbone.",
-    )
 
 
 def readable(nbytes: int) -> str:

@@ -10,31 +10,21 @@ from torch import Tensor, nn
 
 from workbench.models.optimization import learning_rate_at
 
-ANNEALED = 0.25
-"""Fraction of the steps in which learning rates are divided for a delay (PipeMare's Transformers: five times the
-warm-up)."""
-
 STATE_KINDS = ("weight", "exp_avg", "exp_avg_sq")
 """The optimizer state of a parameter NAME: the tensors 'weight/NAME', 'exp_avg/NAME', 'exp_avg_sq/NAME'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearSchedule:
-    """Linear warm-up, then linear decay, over `num_steps` optimizer steps (see learning_rate_at).
-
-    delay: staleness of the gradients, in updates; at first the rate is divided by 1 + delay, later by less (PipeMare,
-    Yang et al., MLSys 2021).
-    """
+    """Linear warm-up, then linear decay, over `num_steps` optimizer steps (see learning_rate_at)."""
 
     peak: float
     num_steps: int
     warmup_fraction: float = 0.0
-    delay: int = 0
 
     def __call__(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""
-        annealed = max(0.0, 1 - step / (ANNEALED * self.num_steps))
-        return learning_rate_at(step, self.num_steps, self.peak, self.warmup_fraction) / (1 + self.delay) ** annealed
+        return learning_rate_at(step, self.num_steps, self.peak, self.warmup_fraction)
 
 
 class Optimizer(Protocol):

@@ -250,7 +250,7 @@ def test_survivors_that_cannot_go_on(coordinate: Coordinate) -> None:
     # A device holds a half of the layers; three of four die, one after the other.
     kills = "kill:0@step3; kill:1@step5; kill:2@step7; kill:3@step9"
     with pytest.raises(
-        DeviceLostError, match=r"without device-.*Device 'device-\d' has 1\.2 MB; .* need .* Bring the device back"
+        DeviceLostError, match=r"without device-.*Device 'device-\d' has 1\.2 MB; .* needs .* Bring the device back"
     ):
         coordinate(chain(3, 6, ranks=(1, 0)), kills, memory_bytes=1_200_000)
     with pytest.raises(DeviceLostError, match="No device is left"):

@@ -65,9 +65,6 @@ def test_the_error_names_the_device_and_what_is_missing():
     with pytest.raises(PlanError, match=r"Device 'd1' has .*needs .*: 2.0 MB are missing\.") as caught:
         check_inference(PLAN, profile, small)
     assert "'d0'" not in str(caught.value)
-    tight = replace(cluster, devices=tuple(replace(one, memory_bytes=1000) for one in cluster.devices))
-    with pytest.raises(PlanError, match=r"In all .* are missing: 'd1' .*, 'd0' "):
-        check_inference(PLAN, profile, tight)
     exact = replace(cluster, devices=tuple(replace(one, memory_bytes=need) for one in cluster.devices))
     check_inference(PLAN, profile, exact)
     assert all(

@@ -46,7 +46,6 @@ def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pl
         schedule=prepared.options.schedule,
         window=prepared.options.window,
         versions=prepared.options.versions,
-        rate_by_delay=prepared.options.rate_by_delay,
         drain_every=prepared.options.drain_every,
     )
 

@@ -34,8 +34,7 @@ class FineTuningOptions(PipelineOptions):
     'pipeline_parallel' uses all in their order.  window: number of mini-batches in a step of its report, after which
     its state is saved; 0: those of an epoch, after which it drains.
     drain_every: number of mini-batches after which the pipeline drains; 0: it does not drain between windows.
-    versions: see delay_of.  rate_by_delay: whether to divide each stage's learning rate by 1 + its delay at first (see
-    LinearSchedule).
+    versions: see delay_of.
     """
 
     technique: Technique = "lora"
@@ -47,7 +46,6 @@ class FineTuningOptions(PipelineOptions):
     window: Annotated[Tokens, _ASYNCHRONOUS, _NOT_DRAINED] = 32
     drain_every: Annotated[Tokens, _ASYNCHRONOUS] = 0
     versions: Annotated[VersionRule, _ASYNCHRONOUS, SEVERAL_STAGES] = "stashing"
-    rate_by_delay: Annotated[bool, _ASYNCHRONOUS, SEVERAL_STAGES] = False
 
 
 DECLARATION = Declaration(

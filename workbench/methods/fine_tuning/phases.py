@@ -54,7 +54,7 @@ from workbench.tasks.batching import epoch_batches
 class FineTuningRankJob(RankJob):
     """The description of a fine-tuning run for a rank.
 
-    config: the technique's configuration.  facts: the model's shape.  window to rate_by_delay: only for an asynchronous
+    config: the technique's configuration.  facts: the model's shape.  window to drain_every: only for an asynchronous
     pipeline (see FineTuningOptions).
     divisions: see Programs.
     """
@@ -66,7 +66,6 @@ class FineTuningRankJob(RankJob):
     window: int = 0
     drain_every: int = 0
     versions: VersionRule = "stashing"
-    rate_by_delay: bool = False
     divisions: dict[int, Division] = field(default_factory=dict)
 
     @property
@@ -121,12 +120,7 @@ class FineTuningRankJob(RankJob):
         num_batches = (
             sum(len(step.samples) for step in steps) // self.per_update if self.is_asynchronous else len(steps)
         )
-        delay = (
-            delay_of(self.versions, len(self.plan.stages) - 1 - index, len(self.plan.stages))
-            if self.rate_by_delay
-            else 0
-        )
-        optimizer = make_optimizer(self, model, num_batches, delay=delay)
+        optimizer = make_optimizer(self, model, num_batches)
         size = self.drain_every or self.window
         windowed = WindowOptimizer(optimizer, num_batches, size) if self.is_asynchronous else optimizer
         return Loaded((stage.start, stage.stop), self._compute(rank, stage, model), windowed)

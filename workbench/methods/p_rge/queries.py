@@ -27,8 +27,8 @@ from workbench.methods.p_rge.query_costs import (
     RankCosts,
     full_model_costs,
     passings,
+    refusal,
     stage_costs,
-    too_small,
 )
 from workbench.planners.problem import Problem
 from workbench.planners.shares import SAVES, device_sets, smallest_maximum
@@ -49,7 +49,7 @@ def chosen_passings(problem: Problem[Profile], plan: Plan) -> dict[int, Passing]
         if share.queries:
             best = costs[share.rank].best(share.queries)[1]
             if best is None:
-                raise too_small(costs[share.rank], share.queries)
+                raise refusal(costs[share.rank], share.queries)
             chosen[share.rank] = best
     return chosen
 
@@ -75,7 +75,7 @@ def plan_queries(problem: Problem[Profile]) -> Plan:
             plan = chain
     if plan is None:
         roomiest = max(full_model_costs(problem), key=lambda costs: problem.cluster.devices[costs.rank].memory_bytes)
-        raise too_small(roomiest, 1)
+        raise refusal(roomiest, -(-problem.queries // problem.cluster.world_size))
     return plan
 
 
@@ -197,7 +197,7 @@ def chain_passing(problem: Problem[Profile], plan: Plan) -> Passing:
     if math.isinf(chain_s(problem, plan, passing)):
         smallest = min(passings(problem, problem.queries, cut=True), key=lambda passing: passing.parts)
         stages = stage_costs(problem, plan).values()
-        raise next(too_small(costs, smallest.queries) for costs in stages if not costs.fits(smallest.parts))
+        raise next(refusal(costs, smallest.queries) for costs in stages if not costs.fits(smallest.parts))
     return passing
 
 

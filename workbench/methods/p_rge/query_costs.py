@@ -12,7 +12,7 @@ from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import LayerProfile, Profile, layers_seconds, trainable_bytes
 from workbench.methods.p_rge.options import Execution
-from workbench.planners.memory import readable
+from workbench.planners.memory import Demand, named_layers, too_small
 from workbench.planners.problem import Problem
 
 EXECUTIONS: tuple[Execution, ...] = ("both", "outer", "inner", "sequential")
@@ -154,15 +154,10 @@ def full_model_costs(problem: Problem[Profile]) -> list[RankCosts]:
     ]
 
 
-def too_small(costs: RankCosts, queries: int) -> PlanError:
+def refusal(costs: RankCosts, queries: int) -> PlanError:
     """Return the error of a device whose memory is too small for its layers and the smallest pass of its queries."""
-    device, samples = costs.problem.cluster.devices[costs.rank], costs.problem.batch_size
     parts = min(passing.parts for passing in passings(costs.problem, queries))
-    layers = f"layers {costs.start}-{costs.stop - 1}"
-    return PlanError(
-        f"Device '{device.name}' has {readable(device.memory_bytes)};",
-        f"{layers} need {readable(costs.need_bytes(parts))} for {parts} of {2 * queries} parts of {samples} "
-        "samples at once.",
-        "Add a device, raise its memory, lower batch_size or max_length, choose execution 'auto', or quantize "
-        "the backbone.",
-    )
+    layers = named_layers(costs.start, costs.stop)
+    part = f"a pass of {parts} of {2 * queries} parts of {costs.problem.batch_size} samples in {layers}"
+    why = "" if costs.problem.execution == "auto" else " With execution 'auto' it may need less."
+    return too_small(costs.problem.cluster, Demand(costs.rank, part, costs.need_bytes(parts)), why)

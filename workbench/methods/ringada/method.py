@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import PlanError
 from workbench.core.job import Job
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import LayerProfile, Profile
@@ -25,7 +24,7 @@ from workbench.methods.training.phases import Predictor
 from workbench.methods.training.state_costs import planning_problem
 from workbench.methods.training.trained import Trained
 from workbench.models.loading import load_stack
-from workbench.planners.memory import readable
+from workbench.planners.memory import require_room, too_small
 from workbench.profiler.analytic import TechniqueSizes
 from workbench.tasks.batching import check_rule, split_samples
 
@@ -102,14 +101,6 @@ def segments(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> tuple
     )
 
 
-def require_memory(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> None:
-    """Raise PlanError, naming device and bytes, if a device of the plan needs more than its memory."""
-    price = pricer(prepared, profile, cluster)
-    for stage, rank in ((one, rank) for _, stages in plan.assignments for one in stages for rank in one.ranks):
-        if price.needs(rank, stage.start, stage.stop) > cluster.devices[rank].memory_bytes:
-            raise _too_small(price, rank, stage.start, stage.stop)
-
-
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     """Return the blocks, the ring order and the number of mini-batches in flight.
 
@@ -133,28 +124,16 @@ def _everywhere(prepared: PreparedJob, price: RingEstimate) -> Plan:
     """
     job, cluster, stop = prepared.job, price.cluster, prepared.facts.num_layers
     size = job.batch_size // job.micro_batches
-    lacking_bytes = {
-        rank: price.needs(rank, 0, stop) - device.memory_bytes for rank, device in enumerate(cluster.devices)
-    }
-    usable = [rank for rank, lacking in lacking_bytes.items() if lacking <= 0]
+    usable = [rank for rank in range(cluster.world_size) if price.fits(rank)[0, stop]]
     if not usable:
-        raise _too_small(price, min(lacking_bytes, key=lambda rank: lacking_bytes[rank]), 0, stop)
+        roomiest = max(range(cluster.world_size), key=lambda rank: cluster.devices[rank].memory_bytes)
+        raise too_small(cluster, price.demand(roomiest, 0, stop))
     whole = Stage(start=0, stop=stop, shares=tuple(Share(rank=rank, samples=size) for rank in usable))
     notes = ("The samples of devices without room for the whole model are not trained on.",) * (
         len(usable) < cluster.world_size
     )
     return Plan(
         method="ringada", stages=(whole,), micro_batch_size=size, num_micro_batches=job.micro_batches, notes=notes
-    )
-
-
-def _too_small(price: RingEstimate, rank: int, start: int, stop: int) -> PlanError:
-    """Return the error of a device whose memory is too small for layers [start, stop)."""
-    device = price.cluster.devices[rank]
-    return PlanError(
-        f"Device '{device.name}' has {readable(device.memory_bytes)};",
-        f"layers {start}-{stop - 1} with embedding and head need {readable(price.needs(rank, start, stop))}.",
-        "Add a device, raise its memory, or lower the micro-batch size or the bottleneck.",
     )
 
 
@@ -244,4 +223,7 @@ class RingAda(TrainingMethod[PreparedJob]):
         """Check for errors that would end the run later (see Method)."""
         check_plan(prepared, cluster, plan)
         if folder is not None:
-            require_memory(prepared, profile, cluster, plan)
+            price = pricer(prepared, profile, cluster)
+            stages = (stage for _, stages in plan.assignments for stage in stages)
+            demands = (price.demand(rank, stage.start, stage.stop) for stage in stages for rank in stage.ranks)
+            require_room(cluster, demands)

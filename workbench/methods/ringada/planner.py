@@ -23,10 +23,9 @@ from typing import NamedTuple
 import numpy as np
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
-from workbench.planners.memory import readable
+from workbench.planners.memory import Demand, named_layers, too_small
 from workbench.planners.orders import device_types
 from workbench.planners.problem import Problem
 
@@ -106,9 +105,10 @@ class RingEstimate:
         self._bytes = self._layer_bytes(size, problem.longest)
         self._budgets = np.array([device.memory_bytes - rest_bytes for device in cluster.devices])
 
-    def needs(self, rank: int, start: int, stop: int) -> int:
-        """Return the bytes of layers [start, stop) on a device, all of them unfrozen, and of its other memory."""
-        return int(self._bytes[rank][stop] - self._bytes[rank][start]) + self._rest_bytes
+    def demand(self, rank: int, start: int, stop: int) -> Demand:
+        """Return the memory for layers [start, stop) on a device, all of them unfrozen, and for all else on it."""
+        nbytes = int(self._bytes[rank][stop] - self._bytes[rank][start]) + self._rest_bytes
+        return Demand(rank, f"{named_layers(start, stop)} with embedding and head", nbytes)
 
     def fits(self, rank: int) -> np.ndarray:
         """Return whether layers [x, y) fit on a device, (layers + 1, layers + 1); none if x >= y."""
@@ -164,12 +164,8 @@ def plan_ring(pricer: RingEstimate) -> Plan:
     order, cuts, price_s = next((one for one in found if one[2] < float("inf")), ((), (), float("inf")))
     if price_s == float("inf"):
         rank = min(range(cluster.world_size), key=lambda rank: cluster.devices[rank].memory_bytes)
-        device, needed = cluster.devices[rank], pricer.needs(rank, 0, 1)
-        raise PlanError(
-            f"A ring of {', '.join(device.name for device in cluster.devices)} was asked for.",
-            f"No assignment of {num_layers} blocks to any of them fits their memory; '{device.name}' has"
-            f" {readable(device.memory_bytes)}, and one block with embedding and head needs {readable(needed)}.",
-            "Add a device, raise its memory, or lower the micro-batch size or the bottleneck.",
+        raise too_small(
+            cluster, pricer.demand(rank, 0, 1), f" No assignment of {num_layers} blocks to any devices fits."
         )
     why = (
         f"it has {num_layers} blocks, one or more for each device"

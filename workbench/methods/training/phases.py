@@ -415,13 +415,12 @@ class StagePhase(RankPhase[AJob]):
         return share_of(self.session.rank, plan, planned, self.rank_job.split) | fields_of_step | {"epoch": epoch}
 
 
-def make_optimizer(rank_job: RankJob, module: nn.Module, steps_per_epoch: int, *, delay: int = 0) -> FlatAdamW:
-    """Return AdamW with the job's learning rates.  delay: see LinearSchedule."""
+def make_optimizer(rank_job: RankJob, module: nn.Module, steps_per_epoch: int) -> FlatAdamW:
+    """Return AdamW with the job's learning rates."""
     job = rank_job.job
     schedule = LinearSchedule(
         peak=job.peak_learning_rate,
         num_steps=job.epochs * steps_per_epoch,
         warmup_fraction=job.warmup_fraction,
-        delay=delay,
     )
     return FlatAdamW(module, learning_rate=schedule, weight_decay=job.weight_decay)

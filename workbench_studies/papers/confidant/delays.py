@@ -22,7 +22,6 @@ from workbench.models.loading import load_stack
 from workbench.models.optimization import learning_rate_at
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueStage
-from workbench.runtime.flat_optimizer import ANNEALED
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.metrics import LOSS
 from workbench.tasks.tokenize import collate
@@ -40,6 +39,9 @@ from workbench_studies.papers.items import Item
 from workbench_studies.papers.result import Number, Result, Settings, spread
 
 WARMUP, WEIGHT_DECAY = 0.06, 0.01
+ANNEALED = 0.25
+"""Fraction of the steps in which learning rates are divided for a delay (PipeMare's Transformers: five times the
+warm-up)."""
 SYNCHRONOUS, STASHING, SCALED, VERTICAL, TWO = (
     "synchronous",
     "stashing",

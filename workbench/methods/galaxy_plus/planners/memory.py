@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.methods.galaxy_plus.planners.pricing import stack_lengths
-from workbench.planners.memory import readable
+from workbench.planners.memory import Demand, readable, require_room
 from workbench.planners.problem import Problem
 
 
@@ -27,7 +27,18 @@ class InferenceNeed:
     @property
     def total_bytes(self) -> int:
         """Return the sum of the parts."""
-        return self.attention_bytes + self.feed_forward_bytes + self.layer_bytes + self.ends_bytes + self.working_bytes
+        return sum(self.purposes.values())
+
+    @property
+    def purposes(self) -> dict[str, int]:
+        """Return the parts by purpose, in words."""
+        return {
+            "attention": self.attention_bytes,
+            "feed-forward": self.feed_forward_bytes,
+            "norms and biases": self.layer_bytes,
+            "embedding and head": self.ends_bytes,
+            "activations": self.working_bytes,
+        }
 
 
 def part_bytes(profile: InferenceProfile, second: Sequence[int]) -> tuple[float, float, float]:
@@ -74,29 +85,10 @@ def needs(problem: Problem[InferenceProfile], plan: InferencePlan) -> dict[int, 
 
 
 def check(problem: Problem[InferenceProfile], plan: InferencePlan) -> None:
-    """Raise PlanError if a plan does not fit, naming the device, its need, its memory, and the missing bytes there and
-    in total.
-    """
-    devices, needed = problem.cluster.devices, needs(problem, plan)
-    missing = {rank: need.total_bytes - devices[rank].memory_bytes for rank, need in needed.items()}
-    short = {rank: nbytes for rank, nbytes in missing.items() if nbytes > 0}
-    if not short:
-        return
-    worst = max(short, key=lambda rank: short[rank])
-    need, device = needed[worst], devices[worst]
-    total = ""
-    if len(short) > 1:
-        named = ", ".join(f"'{devices[rank].name}' {readable(nbytes)}" for rank, nbytes in short.items())
-        total = f" In all {readable(sum(short.values()))} are missing: {named}."
-    raise PlanError(
-        f"Device '{device.name}' has {readable(device.memory_bytes)};",
-        f"its part of the {plan.method} plan of '{problem.profile.model}' needs {readable(need.total_bytes)}"
-        f" (attention {readable(need.attention_bytes)}, feed-forward {readable(need.feed_forward_bytes)},"
-        f" norms and biases {readable(need.layer_bytes)},"
-        f" embedding and head {readable(need.ends_bytes)}, activations {readable(need.working_bytes)}):"
-        f" {readable(short[worst])} are missing.{total}",
-        "Add a device, raise its memory, use scheme 1 in more layers, or a smaller model.",
-    )
+    """Raise PlanError if a plan does not fit (see require_room)."""
+    part = f"its part of the {plan.method} plan of '{problem.profile.model}'"
+    demands = [Demand(rank, part, need.total_bytes, need.purposes) for rank, need in needs(problem, plan).items()]
+    require_room(problem.cluster, demands)
 
 
 def room_bytes(problem: Problem[InferenceProfile], ranks: Sequence[int], *, has_ends: bool = True) -> list[int]:
