@@ -10,9 +10,10 @@ import torch
 
 from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError
-from workbench.core.inference import PieceCost
+from workbench.core.inference import InferenceProfile, PieceCost
 from workbench.methods.galaxy_plus.costs import analytic_costs, analytic_inference, end_bytes, scaled_to, stack_sizes
-from workbench.methods.galaxy_plus.timing import cached_inference, fit_piece, measure_inference
+from workbench.methods.galaxy_plus.timing import fit_piece, measure_inference
+from workbench.profiler.cache import cached
 from workbench.profiler.descriptions import MODELS, ModelDescription
 
 TINY = ModelDescription(name="tiny", kind="encoder", num_layers=2, hidden=32, heads=4, feed_forward=64, vocab=50)
@@ -114,8 +115,8 @@ def test_measured_pieces_are_fitted_scaled_and_kept(tmp_path, monkeypatch):
             "tiny-t5", stacks, makers, tokens=(4, 9), shares=(0.5, 1.0), budget_s=3.0, first_bytes=7
         )
 
-    first, note = cached_inference({"model": "tiny-t5"}, measure, folder=tmp_path)
-    again, _ = cached_inference({"model": "tiny-t5"}, measure, folder=tmp_path)
+    first, note = cached({"model": "tiny-t5"}, measure, InferenceProfile, folder=tmp_path)
+    again, _ = cached({"model": "tiny-t5"}, measure, InferenceProfile, folder=tmp_path)
     assert "measured now" in note
     assert first == again
     assert timed == [3.0]

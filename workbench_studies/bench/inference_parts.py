@@ -27,10 +27,10 @@ from workbench.methods.galaxy_plus.costs import analytic_from, end_bytes, scaled
 from workbench.methods.galaxy_plus.prices import SequencePrice, tune
 from workbench.methods.galaxy_plus.profiles import measure_host
 from workbench.methods.galaxy_plus.session import SessionSetup
-from workbench.methods.galaxy_plus.timing import cached_inference
 from workbench.models.sharding import model_layout, open_weights
 from workbench.models.tokenizer import tiny_tokenizer
 from workbench.planners import Problem
+from workbench.profiler.cache import cached
 from workbench.profiler.descriptions import describe
 from workbench.runtime.engines import EngineCluster
 from workbench_studies.bench.frame import Progress, line_of
@@ -92,14 +92,20 @@ def host_profile(folder: Path, size: BertSize, longest: int) -> tuple[InferenceP
     """Return the costs of the model's operations on one core of this host (measured once and stored), and their
     source.
     """
-    key = {"bench": "BERT of random weights", "hidden": size.hidden_size, "heads": size.num_heads, "longest": longest}
+    key = {
+        "inference": 2,
+        "bench": "BERT of random weights",
+        "hidden": size.hidden_size,
+        "heads": size.num_heads,
+        "longest": longest,
+    }
 
     def measure() -> InferenceProfile:
         layout = model_layout(str(folder))
         with closing(open_weights(str(folder), layout=layout)) as source:
             return measure_host(layout, source, longest=longest, output="hidden")
 
-    measured, note = cached_inference(key, measure)
+    measured, note = cached(key, measure, InferenceProfile)
     stacks = tuple(replace(shape, num_layers=size.num_layers) for shape in measured.stacks)
     return replace(measured, stacks=stacks), note
 

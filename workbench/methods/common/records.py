@@ -244,6 +244,15 @@ def _party_key(span: Span) -> tuple:
     return (op.ranks, *(op.reads or op.writes)[:1]) if op.kind in (SEND, RECV) else (op.ranks, op.kind, op.stage)
 
 
+def device_bytes(results: Sequence[RankResult], cluster: Cluster) -> dict[str, int]:
+    """Return each device's readings, named with the device."""
+    return {
+        f"{cluster.devices[result.rank].name}: {name}": nbytes
+        for result in results
+        for name, nbytes in result.nbytes.items()
+    }
+
+
 def phase_seconds(results: Sequence[RankResult]) -> dict[str, float]:
     """Return each phase's seconds from the first rank's start to the last rank's end."""
     names = {name: None for result in results for name in result.phases_s}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from workbench.core.cluster import Cluster
 from workbench.core.names import FLOAT_TYPES, FloatType
 from workbench.core.profile import LayerProfile, Profile
-from workbench.methods.base import Event, Notify, Prepared
+from workbench.methods.base import Event, Notify
 from workbench.models.loading import ModelFacts
 from workbench.models.partial_loading import made_up_weights
 from workbench.models.quantization.config import QuantizationConfig
@@ -22,6 +22,7 @@ TARGET_LENGTH = 1
 """Tokens of a decoder: classification and regression need only the first."""
 
 Layers = tuple[LayerProfile, ...]
+T = TypeVar("T")
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 SEQUENCE_LENGTHS = (8, 16, 32, 64)
 
@@ -74,35 +75,20 @@ HOST_MODELS = ("", "laptop-core")
 """Models of devices that are defined by their share of this host."""
 
 
-def kept_layers(
-    prepared: Prepared,
-    method: str,
-    key: Mapping[str, Any],
-    measure: Callable[[], Layers],
-    notify: Notify,
-    *,
-    refresh: bool,
-    addition: str = "",
-) -> Layers:
-    """Return this host's layers stored under a key, or measure and store them.
+def kept(
+    key: Mapping[str, Any], kind: type[T], measure: Callable[[], T], words: str, notify: Notify, *, refresh: bool
+) -> T:
+    """Return what was measured on this host under a key, or measure and store it.  words: what it is stored for."""
 
-    addition: text added to the user's note on the measurement.
-    """
-
-    def measure_profile() -> Profile:
-        notify(
-            Event(
-                "phase",
-                message=f"Profiling this machine (stored for {prepared.job.model} and its length){addition}",
-                stage="profile",
-            )
-        )
+    def measured() -> T:
+        message = f"Profiling this machine (stored for {words})"
+        notify(Event("phase", message=message, stage="profile"))
         with made_up_weights():
-            return Profile(model=prepared.job.model, method=method, source="measured", layers=(measure(),))
+            return measure()
 
-    profile, note = cached(key, measure_profile, Profile, refresh=refresh)
+    measurement, note = cached(key, measured, kind, refresh=refresh)
     notify(Event("note", message=note))
-    return profile.layers[0]
+    return measurement
 
 
 def scale_to_cluster(host_layers: Layers, cluster: Cluster, *, model: str, method: str) -> Profile:

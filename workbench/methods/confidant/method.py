@@ -18,7 +18,7 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.virtual_workers import delay_of
 from workbench.methods.base import Notify, Planned, ignore
-from workbench.methods.common.scaling import describe_facts, kept_layers
+from workbench.methods.common.scaling import describe_facts, kept
 from workbench.methods.confidant.equations import compatibilities, printed_need
 from workbench.methods.confidant.heads import divide, quickened
 from workbench.methods.confidant.options import ConfidantOptions
@@ -242,29 +242,29 @@ class Confidant(FineTuning):
 
         place: a processor of this device; None: one unslowed core of this host.
         """
-        settings, _ = self.measured(prepared)
+        (settings, _), model = self.measured(prepared), prepared.job.model
         key = {
-            "parts of": prepared.job.model,
+            "parts of": model,
             "shape": asdict(prepared.facts),
             "max_length": prepared.profiled_length,
             **settings,
         }
         device = "cpu" if place is None else str(place.device)
 
-        def measure() -> tuple[LayerProfile, ...]:
+        def measure() -> Profile:
             times = measure_parts(
-                load_stack(prepared.job.model), prepared.config, max_length=prepared.profiled_length, device=device
+                load_stack(model), prepared.config, max_length=prepared.profiled_length, device=device
             )
             sizes = dict.fromkeys(
                 ("frozen_bytes", "trainable_bytes", "output_bytes_per_token", "context_bytes_per_token"), 0
             )
-            return (LayerProfile(name="parts of a layer", times=times, **sizes),)
+            parts = LayerProfile(name="parts of a layer", times=times, **sizes)
+            return Profile(model=model, method=self.name, source="measured", layers=((parts,),))
 
         if place is not None:
             key |= {"processor": [device, *place.cores]}
-        return kept_layers(prepared, self.name, key, measure, notify, refresh=refresh, addition=", parts of a layer")[
-            0
-        ].times
+        words = f"{model} and its length, parts of a layer"
+        return kept(key, Profile, measure, words, notify, refresh=refresh).layers[0][0].times
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
         """Reject unknown names, a single device, and more devices than the cluster has (see Method)."""

@@ -20,7 +20,7 @@ from workbench.core.profile import Profile
 from workbench.core.report import SweepPoint
 from workbench.core.timeline import Timeline
 from workbench.methods.base import REAL_TIMEOUT_S, Event, Notify, Outcome, Planned, Prediction, ignore
-from workbench.methods.common.records import measured_timeline, overrun_share
+from workbench.methods.common.records import device_bytes, measured_timeline, overrun_share
 from workbench.methods.common.session import RankResult
 from workbench.methods.galaxy_plus.costs import scaled_to
 from workbench.methods.galaxy_plus.options import METHOD
@@ -123,12 +123,7 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
                 "loading": max(result.spent_s["loading"] for result in results),
                 "answering": served[-1].end_s - served[0].start_s,
             },
-            bytes={
-                f"{cluster.devices[result.rank].name}: {name}": size
-                for result in results
-                for name, size in result.nbytes.items()
-            }
-            | {"sent for a request": round(sent_bytes / len(served))},
+            bytes=device_bytes(results, cluster) | {"sent for a request": round(sent_bytes / len(served))},
             overrun_share=overrun_share(results, is_real=engines.fidelity == "real"),
             artifacts=_texts(prepared, outputs),
             notes=("Nothing is stored between runs of single requests, so all requests are answered again.",)

@@ -14,15 +14,15 @@ import torch
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.inference import InferenceProfile
 from workbench.core.profile import Grid, LayerProfile, Profile
-from workbench.methods.base import Event, Notify
+from workbench.methods.base import Notify
+from workbench.methods.common.scaling import kept
 from workbench.methods.galaxy_plus.costs import analytic_from
 from workbench.methods.galaxy_plus.options import METHOD
 from workbench.methods.galaxy_plus.planners import stack_lengths
 from workbench.methods.galaxy_plus.planners.pricing import layer_s
 from workbench.methods.galaxy_plus.prepare import PreparedJob, shape_of_picture
-from workbench.methods.galaxy_plus.timing import SHARES, TOKENS, Makers, cached_inference, measure_inference
+from workbench.methods.galaxy_plus.timing import SHARES, TOKENS, Makers, measure_inference
 from workbench.models.loading import model_facts
-from workbench.models.partial_loading import made_up_weights
 from workbench.models.sharding import (
     LayerSlices,
     ModelLayout,
@@ -174,6 +174,7 @@ def host_profile(question: HostQuestion, notify: Notify, *, refresh: bool = Fals
     """Return the cost of each operation on one unslowed core of this host, measured now or stored earlier."""
     # The name alone may be a folder that contains another model by now.
     key = {
+        "inference": 2,
         "model": question.model,
         "shape": asdict(model_facts(question.model)),
         "longest": question.longest,
@@ -181,20 +182,12 @@ def host_profile(question: HostQuestion, notify: Notify, *, refresh: bool = Fals
     }
 
     def measure() -> InferenceProfile:
-        notify(
-            Event(
-                "phase",
-                message=f"Profiling this machine (stored for {question.model} and this length)",
-                stage="profile",
-            )
-        )
         layout = model_layout(question.model)
-        with made_up_weights(), closing(open_weights(question.model, layout=layout)) as source:
+        with closing(open_weights(question.model, layout=layout)) as source:
             return measure_host(layout, source, longest=question.longest, output=question.what)
 
-    measured, note = cached_inference(key, measure, refresh=refresh)
-    notify(Event("note", message=note))
-    return replace(measured, model=question.model)
+    words = f"{question.model} and this length"
+    return replace(kept(key, InferenceProfile, measure, words, notify, refresh=refresh), model=question.model)
 
 
 def made_up_host(model: str, flops_per_s: float) -> InferenceProfile:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +17,6 @@ from scipy.optimize import nnls
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferenceProfile, PieceCost, StackCosts, StackShape
 from workbench.methods.galaxy_plus.costs import working_bytes
-from workbench.profiler.cache import cached
 from workbench.profiler.timing import Call, time_calls
 
 Makers = Mapping[str, Callable[[int, int], Call]]
@@ -78,19 +75,6 @@ def measure_inference(
         last_bytes=last_bytes,
         working_bytes_per_token=max(map(working_bytes, stacks)),
     )
-
-
-def cached_inference(
-    key: Mapping[str, Any],
-    measure: Callable[[], InferenceProfile],
-    *,
-    folder: Path | None = None,
-    refresh: bool = False,
-) -> tuple[InferenceProfile, str]:
-    """Return the measurement cached under `key` on this machine, or measure and cache it; and a note on its source
-    (profiler.cache).
-    """
-    return cached({"inference": 2, **key}, measure, InferenceProfile, folder=folder, refresh=refresh)
 
 
 def fit_piece(kind: str, points: Sequence[tuple[int, int, float]]) -> PieceCost:

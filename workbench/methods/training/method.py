@@ -23,7 +23,7 @@ from workbench.core.serial import to_json
 from workbench.methods.base import Event, Notify, Outcome, Planned, Prediction, Prepared, ignore
 from workbench.methods.common import records
 from workbench.methods.common.folder import begin_folder, holds_run, weights_digest
-from workbench.methods.common.scaling import BATCH_SIZES, HOST_MODELS, describe_facts, kept_layers, scale_to_cluster
+from workbench.methods.common.scaling import BATCH_SIZES, HOST_MODELS, describe_facts, kept, scale_to_cluster
 from workbench.methods.training.faults import predict, with_faults
 from workbench.methods.training.handlers import typical_steps
 from workbench.methods.training.interrupted import Interrupted, begin, take_up
@@ -211,15 +211,23 @@ class LayerMethod(ProfiledMethod[L]):
     def host_layers(self, prepared: L, notify: Notify, *, refresh: bool = False) -> tuple[LayerProfile, ...]:
         """Return every layer's cost on one unslowed core of this host, measured now or stored earlier."""
         settings, measure = self.measured(prepared)
-        max_length = prepared.profiled_length
+        model, max_length = prepared.job.model, prepared.profiled_length
         key = {
-            "model": prepared.job.model,
+            "model": model,
             # The name alone may be a folder that contains another model by now.
             "shape": asdict(prepared.facts),
             "batch_sizes": BATCH_SIZES,
             "max_length": max_length,
         }
-        return kept_layers(prepared, self.name, key | settings, partial(measure, max_length), notify, refresh=refresh)
+        words = f"{model} and its length"
+        return kept(
+            key | settings,
+            Profile,
+            lambda: Profile(model=model, method=self.name, source="measured", layers=(measure(max_length),)),
+            words,
+            notify,
+            refresh=refresh,
+        ).layers[0]
 
     def joined(self, prepared: L, cluster: Cluster, rows: Sequence[Any]) -> Profile:
         """Return every layer's cost on every device (see ProfiledMethod)."""
@@ -374,11 +382,7 @@ class TrainingMethod(LayerMethod[P], Plans):
             chosen_epoch=best + 1,
             technique=self.technique(prepared).name,
             phases_s=records.phase_seconds(results) | policy.spent_s,
-            bytes={
-                f"{cluster.devices[result.rank].name}: {name}": size
-                for result in results
-                for name, size in result.nbytes.items()
-            },
+            bytes=records.device_bytes(results, cluster),
             overrun_share=records.overrun_share(results, is_real=is_real),
             notes=(*notes, *(note for result in results for note in result.notes)),
             artifacts={"adapter": str(saved)},
