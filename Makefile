@@ -85,7 +85,7 @@ lab: setup
 
 # Links and names that lead nowhere are errors.
 docs: $(STAMP)
-	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --conf-dir docs . build/site
+	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going --conf-dir docs . build/site
 	@echo "The site: build/site/index.html"
 
 bench: setup

@@ -11,6 +11,8 @@ from sphinx.application import Sphinx
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(Path(__file__).parent))
 
+from generate import filled, report_schema  # noqa: E402
+
 project = "Edge LLM Workbench"
 release = version = version_of("edge-llm-workbench")
 project_copyright = ""
@@ -19,7 +21,7 @@ language = "en"
 extensions = ["myst_nb"]
 root_doc = "docs/index"
 include_patterns = ["docs/**", "notebooks/*.ipynb"]
-exclude_patterns = ["**/.ipynb_checkpoints", "docs/_static/**"]
+exclude_patterns = ["**/.ipynb_checkpoints", "docs/_static/**", "docs/generate/**", "docs/pictures/README.md"]
 
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 4
@@ -33,12 +35,20 @@ html_show_sphinx = False
 html_copy_source = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+highlight_language = "none"
 pygments_style = "friendly"
 
 
+def fill(app: Sphinx, name: str, source: list[str]) -> None:
+    """Put what is generated from the code into a page."""
+    if name.startswith("docs/"):
+        source[0] = filled(source[0])
+
+
 def write_entry(app: Sphinx, error: Exception | None) -> None:
-    """Let the site's top folder lead to its first page."""
+    """Let the site's top folder lead to its first page, and put report.json's schema next to its page."""
     if error is None and app.builder.name == "html":
+        (Path(app.outdir) / "docs/reference/report.schema.json").write_text(report_schema(), encoding="utf-8")
         page = f'<!doctype html><meta charset="utf-8"><title>{project}</title>'
         page += f'<meta http-equiv="refresh" content="0; url=docs/index.html"><a href="docs/index.html">{project}</a>\n'
         (Path(app.outdir) / "index.html").write_text(page, encoding="utf-8")
@@ -46,4 +56,5 @@ def write_entry(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> None:
     """Register what conf.py adds to Sphinx."""
+    app.connect("source-read", fill)
     app.connect("build-finished", write_entry)

@@ -34,7 +34,7 @@ class FineTuningOptions(PipelineOptions):
     'pipeline_parallel' uses all in their order.  window: number of mini-batches in a step of its report, after which
     its state is saved; 0: those of an epoch, after which it drains.
     drain_every: number of mini-batches after which the pipeline drains; 0: it does not drain between windows.
-    versions: see delay_of.
+    versions: how old the weights are with which a stage computes (see delay_of).
     """
 
     technique: Technique = "lora"

@@ -26,13 +26,14 @@ class PRGEOptions:
     """Settings of P-RGE, given in Job.options.  E, samples of each query, is the job's batch_size; eta its
     learning_rate, constant.
 
-    queries: q.  epsilon: the perturbation's scale.  steps: number of steps of the whole run; None uses the job's
-    epochs.
+    queries: q, random directions of a step.  epsilon: the perturbation's scale.
+    steps: number of steps of the whole run; None uses the job's epochs.
     execution: which passes run in parallel; 'auto' is the fastest that fits, by the profile.
     words: label words of a classification instead of the prompt's own, such as 'bad/good'.
     loss: whether the loss is over the whole vocabulary, as in the paper (appendix D.2), or only over the label words,
     as in MeZO.
-    technique, rank, alpha: see TrainableConfig.  precision: precision of the frozen weights.
+    technique, rank, alpha: the matrices that are trained (see TrainableConfig).
+    precision: precision of the frozen weights.
     compute_dtype: dtype of activations, to which weights of another dtype are dequantized once per step; None is the
     weights' own dtype, or float32 if they are int8 or nf4.  A processor without 16-bit instructions is many times
     faster in float32.

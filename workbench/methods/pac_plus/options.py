@@ -22,7 +22,8 @@ Initialization = Literal["fan_in", "gaussian", "zero", "all_zero", "pruned", "to
 class PacPlusOptions(PipelineOptions):
     """PAC+'s own settings, given in Job.options in addition to PipelineOptions.
 
-    reduction: r.  target: 'text' lets an encoder-decoder write the label's word.
+    reduction: r, how much narrower than the backbone the side network is.
+    target: 'text' lets an encoder-decoder write the label's word.
     initialization: of the side network (section IV-C).
     compute_dtype: of the backbone's computation.
     cache_dtype: float32, bfloat16 or int8.  order: of the devices, 'all' tries all, 'given' is the cluster's.

@@ -44,7 +44,9 @@ class RingAdaOptions:
     local_iterations: I of Algorithm 1, an initiator's mini-batches in a round.
     unfreezing: one more adapter every unfreeze_every 'steps' (section IV: 40 mini-batches) or 'rounds' (Algorithm 1,
     k); 'all' adapters from the beginning, which is the paper's PipeAdapter without stale weights; one more on a
-    'plateau' of the loss or of the 'gradient_norm', by patience and threshold (see Policy).  depth: unfrozen adapters
+    'plateau' of the loss or of the 'gradient_norm', by patience and threshold.
+    patience: in how many rounds the mean must not have fallen.  threshold: by what share of its lowest.
+    depth: unfrozen adapters
     at the beginning, d.
     in_flight: mini-batches that may be on the ring at once; None: the planner's choice.  cache: whether devices cache
     the outputs of their frozen layers on their disks, so that later rounds skip these layers (ours).  replan: whether

@@ -1,0 +1,31 @@
+"""What the site's reference pages take from the code: a page has `<!-- generated: NAME -->`, GENERATORS says what it
+becomes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from generate.command_line import commands
+from generate.files import cluster_keys, clusters, device_models, report_schema, report_tables
+from generate.options import method_options
+from generate.python_api import module
+from generate.texts import TEXTS
+
+GENERATORS: dict[str, Callable[..., str]] = {
+    "clusters": clusters,
+    "cluster-keys": cluster_keys,
+    "commands": commands,
+    "device-models": device_models,
+    "method-options": method_options,
+    "python": module,
+    "report": report_tables,
+    **TEXTS,
+}
+MARKER = re.compile(r"^<!-- generated: ([\w-]+)((?: \S+)*) -->$", re.MULTILINE)
+
+
+def filled(page: str) -> str:
+    """Return a page with every marker replaced; its further words are the generator's arguments."""
+    return MARKER.sub(lambda match: GENERATORS[match[1]](*match[2].split()), page)

@@ -1,0 +1,74 @@
+"""The site of docs/: it builds, every link leads somewhere, and what is generated from the code is there."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.job import Job
+from workbench.core.plan import Plan, Share, Stage
+from workbench.core.report import Report
+from workbench.core.serial import to_json
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the site as `make docs` does."""
+    folder = tmp_path_factory.mktemp("site")
+    [options] = re.findall(r"\$\(BIN\)/sphinx-build (.*) build/site", (ROOT / "Makefile").read_text())
+    words = [sys.executable, "-m", "sphinx", *options.split(), str(folder)]
+    built = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_reference_pages_have_what_the_code_declares(site: Path) -> None:
+    expected = {
+        "commands": ["workbench kit", "--snapshot-to", "workbench reproduce"],
+        "options": ["unfreeze_every", "gradient_norm", "after_loss", "section VI-A"],
+        "cluster-file": ["leave_if_throttled", "jetson-nano-h", "galaxy-env-b"],
+        "schedule-text": ["0STEP (gacc:0.0.0 gacc:0.1.0)", "hybrid_1f1b"],
+        "faults": ["SIGSTOP"],
+        "report": ["noticed_s", "overrun_share"],
+        "python": ["get_parallel_adapter_model", "world_size"],
+    }
+    for page, words in expected.items():
+        text = re.sub(r"<[^>]+>", "", (site / f"docs/reference/{page}.html").read_text(encoding="utf-8"))
+        assert [word for word in words if word not in text.replace("&gt;", ">")] == [], page
+        assert "generated:" not in text
+
+
+@pytest.mark.slow
+def test_the_schema_of_reports_accepts_a_report_and_refuses_another(site: Path) -> None:
+    schema = json.loads((site / "docs/reference/report.schema.json").read_text())
+    alone = Device(name="a", flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=1e6))
+    stage = Stage(start=0, stop=1, shares=(Share(rank=0, samples=1),))
+    plan = Plan(method="pac_plus", stages=(stage,), micro_batch_size=1, num_micro_batches=1)
+    report = Report(
+        source="simulated", mode="simulate", job=Job(), cluster=Cluster(name="one", devices=(alone,)), plan=plan
+    )
+    written = json.loads(to_json(report))
+    jsonschema.validate(written, schema)
+    with pytest.raises(jsonschema.ValidationError, match="'guessed' is not one of"):
+        jsonschema.validate(written | {"source": "guessed"}, schema)
+
+
+def test_every_environment_variable_of_ours_is_documented() -> None:
+    page = (ROOT / "docs/reference/environment.md").read_text()
+    sources = [
+        path
+        for name in ("workbench", "workbench_labs", "workbench_studies", "tests")
+        for path in (ROOT / name).rglob("*.py")
+    ]
+    used = {name for path in sources for name in re.findall(r"\bWORKBENCH_[A-Z_]+", path.read_text())}
+    assert used == set(re.findall(r"\bWORKBENCH_[A-Z_]+", page))
