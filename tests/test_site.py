@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -72,3 +73,20 @@ def test_every_environment_variable_of_ours_is_documented() -> None:
     ]
     used = {name for path in sources for name in re.findall(r"\bWORKBENCH_[A-Z_]+", path.read_text())}
     assert used == set(re.findall(r"\bWORKBENCH_[A-Z_]+", page))
+
+
+def texts_of(path: Path) -> list[str]:
+    """Return the strings of a module; of an f-string what stands between the values."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
+
+def test_troubleshooting_quotes_what_the_code_says() -> None:
+    sources = [path for name in ("workbench", "workbench_labs") for path in (ROOT / name).rglob("*.py")]
+    said = "\n".join([*(text for path in sources for text in texts_of(path)), (ROOT / "Makefile").read_text()])
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
+    quotes = [quote for row in rows for quote in re.findall(r"`([^`]+)`", row)]
+    # Three dots, and numbers, stand for what differs from case to case.
+    parts = [part.strip(" .'") for quote in quotes for part in re.split(r"\.\.\.|\. |\d+x?", quote)]
+    assert len(parts) > 30
+    assert [part for part in parts if part not in said] == []
