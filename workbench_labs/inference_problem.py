@@ -18,13 +18,12 @@ from workbench.core.device_faults import Fault
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts
 from workbench.core.job import Job
-from workbench.core.plan import Plan
 from workbench.core.spread import Spread
 from workbench.methods import load_method
 from workbench.methods.base import ignore
 from workbench.methods.galaxy_plus import planners as galaxy_plus
 from workbench.methods.galaxy_plus.costs import analytic_inference
-from workbench.methods.galaxy_plus.planning import as_plan, inference_of
+from workbench.methods.galaxy_plus.planning import inference_of
 from workbench.methods.galaxy_plus.prepare import prepare
 from workbench.methods.galaxy_plus.prices import SequencePrice, tune
 from workbench.methods.galaxy_plus.profiles import HostQuestion
@@ -103,13 +102,6 @@ def measured_problem(job: Job, cluster: Cluster) -> SequenceProblem:
     profile = load_method(job.method).profile(prepared, cluster, ignore, emulated=not cluster.is_real)
     return Problem(
         inference_of(profile), cluster, sequence_length=prepared.typical_length, decoder_length=prepared.decoder_length
-    )
-
-
-def runnable(problem: SequenceProblem, made: InferencePlan) -> Plan:
-    """Return a plan in the form that experiment.run and experiment.sweep take."""
-    return as_plan(
-        replace(made, length=problem.sequence_length, predicted_s=SequencePrice(problem)(made)), problem.profile.stacks
     )
 
 

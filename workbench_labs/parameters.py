@@ -36,6 +36,8 @@ Steps = Annotated[int, Meta(ge=1, le=100_000)]
 Student = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}\Z")]
 Samples = Annotated[int, Meta(ge=1, le=10**9)] | None
 """None takes the whole split."""
+WEIGHTS = 128
+"""Columns of the network that the ring of 07_cut_a_layer divides."""
 MOST_IN_ALL_ORDERS = 7
 """Devices whose orders a lab lists: 5,040 of seven."""
 
@@ -225,57 +227,6 @@ class PRge(Trained, frozen=True, kw_only=True):
         require_devices(self.cluster(), 2, "one of them is lost")
 
 
-class GalaxyPlus(Parameters, frozen=True, kw_only=True):
-    """07_cut_a_layer.  rounds: requests for each system and bandwidth.  straggler: the rank of the device that becomes
-    slower.
-    """
-
-    method: ClassVar[str] = "galaxy_plus"
-    paper_model: Text
-    paper_cluster: Text
-    paper_tokens: Annotated[int, Meta(ge=1, le=4096)]
-    compared_clusters: Annotated[list[Text], Meta(min_length=1, max_length=100)]
-    cluster_name: Text
-    model: str
-    tokens: Tokens
-    requests: Annotated[int, Meta(ge=1, le=10_000)]
-    bandwidths: Annotated[list[Annotated[float, Meta(ge=1, le=10_000)]], Meta(min_length=1, max_length=100)]
-    rounds: Annotated[int, Meta(ge=1, le=10_000)]
-    text_model: str
-    new_tokens: int
-    stream_requests: Annotated[int, Meta(ge=1, le=100_000)]
-    straggler: Annotated[int, Meta(ge=0)]
-    slower: Annotated[float, Meta(gt=1, le=100)]
-    png: bool
-
-    @property
-    def job(self) -> Job:
-        """Return the job of the requests (see Parameters)."""
-        return Job(
-            method=self.method, model=self.model, task="sst2", test_samples=self.requests, max_length=self.tokens
-        )
-
-    def check(self) -> None:
-        """Check also the paper's side, the text that is written, and the straggler's rank (see Parameters)."""
-        Parameters.check(self)
-        describe(self.paper_model)
-        for name in (self.paper_cluster, *self.compared_clusters):
-            require_devices(load_cluster(name), 2, "a sequence is divided over them")
-        cluster = self.cluster()
-        require_devices(cluster, 2, "one of them is lost")
-        if self.straggler >= cluster.world_size:
-            asked = f"straggler = {self.straggler} was asked for."
-            todo = f"Choose a rank from 0 to {cluster.world_size - 1}."
-            raise ConfigError(asked, f"'{cluster.name}' has {cluster.world_size} devices.", todo)
-        text = Job(
-            method=self.method,
-            model=self.text_model,
-            options={"generate": self.new_tokens, "compare": 2},
-            test_samples=2,
-        )
-        load_method(self.method).require_known(text, cluster)
-
-
 class RingAda(Trained, frozen=True, kw_only=True):
     """09_data_that_stay.  rule: which device owns which samples.  part_counts: micro-batches.  blocks, depth: the
     ring of the paper's Fig. 2.
@@ -378,26 +329,26 @@ class Built(Parameters, frozen=True, kw_only=True):
 
     student: Student
     cluster_name: Text
-    num_micro_batches: Few
 
     def check(self) -> None:
-        """Raise ConfigError for a cluster that is unknown or has a single device: a pipeline needs two."""
-        if self.cluster().world_size < 2:
-            raise ConfigError(
-                f"cluster_name = '{self.cluster_name}' was asked for.",
-                "It has one device; a pipeline has a device for each stage.",
-                "Choose a cluster of two devices or more.",
-            )
+        """Raise ConfigError for a cluster that is unknown or has a single device: the work is divided."""
+        require_devices(self.cluster(), 2, "the work is divided")
 
 
-class Simulator(Built, frozen=True, kw_only=True):
+class Pipelined(Built, frozen=True, kw_only=True):
+    """Those of the labs that execute a pipeline."""
+
+    num_micro_batches: Few
+
+
+class Simulator(Pipelined, frozen=True, kw_only=True):
     """02_write_the_simulator.  forward_s, backward_s: of one micro-batch on each stage of the executed pipeline."""
 
     forward_s: Annotated[float, Meta(gt=0, le=1)]
     backward_s: Annotated[float, Meta(gt=0, le=1)]
 
 
-class Cut(Built, frozen=True, kw_only=True):
+class Cut(Pipelined, frozen=True, kw_only=True):
     """04_cut_for_unequal_devices.  layer_ms: of each layer on the fastest device.  slowness: of each device."""
 
     layer_ms: Annotated[list[Annotated[float, Meta(gt=0, le=1000)]], Meta(max_length=16)]
@@ -439,13 +390,45 @@ class KitDay(Trained, frozen=True, kw_only=True):
         parse_faults(self.loss, self.cluster())
 
 
+class LayerCut(Built, frozen=True, kw_only=True):
+    """07_cut_a_layer.  megabits, product_ms: of the executed ring.  paper_*: simulated.  serving_cluster: answers
+    requests with the model.
+    """
+
+    megabits: Annotated[float, Meta(ge=0.5, le=100)]
+    product_ms: Annotated[float, Meta(ge=1, le=1000)]
+    paper_model: Text
+    paper_cluster: Text
+    paper_tokens: Annotated[int, Meta(ge=1, le=4096)]
+    model: str
+    tokens: Tokens
+    requests: Annotated[int, Meta(ge=1, le=10_000)]
+    serving_cluster: Text
+
+    def check(self) -> None:
+        """Check also the paper's side, and the model's requests (see Parameters)."""
+        Built.check(self)
+        describe(self.paper_model)
+        require_devices(load_cluster(self.paper_cluster), 2, "a sequence is divided over them")
+        if WEIGHTS % self.cluster().world_size:
+            raise ConfigError(
+                f"cluster_name = '{self.cluster_name}' was asked for.",
+                f"It has {self.cluster().world_size} devices; {WEIGHTS} columns are divided equally.",
+                "Choose a cluster of 2, 4 or 8 devices.",
+            )
+        job = Job(
+            method="galaxy_plus", model=self.model, task="sst2", test_samples=self.requests, max_length=self.tokens
+        )
+        load_method("galaxy_plus").require_known(job, load_cluster(self.serving_cluster))
+
+
 LABS: dict[str, type[Parameters]] = {
     "00_quickstart": Quickstart,
     "01_devices": Devices,
     "03_beside_the_model": PacPlus,
     "04_hybrid_parallelism": HybridParallelism,
     "05_slopes": PRge,
-    "07_cut_a_layer": GalaxyPlus,
+    "07_cut_a_layer": LayerCut,
     "09_data_that_stay": RingAda,
     "10_never_drain": Confidant,
     "02_write_the_simulator": Simulator,

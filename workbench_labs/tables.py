@@ -8,14 +8,13 @@ from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
-from workbench.core.summary import plan_words
 from workbench.methods.p_rge.zeroth_order import StepLog
 from workbench.planners import Problem, candidates
 from workbench.planners.orders import count_orders, device_types
-from workbench.plots.style import byte_unit, time_unit
+from workbench.plots.style import time_unit
 from workbench.simulator.steps import step_s
 from workbench.widgets.tables import Table
-from workbench_labs.inference_problem import SequenceProblem, inference_need_parts
+from workbench_labs.inference_problem import SequenceProblem
 from workbench_labs.planning import Comparison
 
 
@@ -154,35 +153,4 @@ def inference_table(compared: Sequence[Comparison], problem: SequenceProblem) ->
         rows,
         title=f"{problem.profile.model}, {problem.sequence_length} tokens on {problem.cluster.name}",
         note=" ".join(refused),
-    )
-
-
-def inference_plan_table(plan: InferencePlan, problem: SequenceProblem) -> Table:
-    """Return each device's part of a plan: heads, columns, tokens, bytes and its budget."""
-    needed = inference_need_parts(problem, plan)
-
-    def row(rank: int) -> tuple[str, ...]:
-        position = plan.position_of(rank)
-        device = problem.cluster.devices[rank]
-        if position is None:
-            return device.name, "", "", "", "idle", ""
-        total = sum(needed[rank].values())
-        parts = [
-            str(plan.units[position]) if plan.units else "all",
-            str(plan.columns[position]) if plan.columns else "all",
-        ]
-        tokens = str(plan.tokens(problem.sequence_length)[position]) if plan.shares else "all"
-        return (
-            device.name,
-            *parts,
-            tokens,
-            byte_unit(total).text(total),
-            byte_unit(device.memory_bytes).text(device.memory_bytes),
-        )
-
-    return Table(
-        ("device", "heads", "columns", "tokens", "holds", "budget"),
-        [row(rank) for rank in range(problem.cluster.world_size)],
-        title=plan_words(plan),
-        note=" ".join(plan.notes),
     )

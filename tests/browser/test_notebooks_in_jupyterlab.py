@@ -270,29 +270,9 @@ def try_layer_cutter(notebook: Notebook) -> None:
     notebook.shoot("cutter-scheme-2")
 
 
-def try_scheme_editor(notebook: Notebook) -> None:
-    move_slider(notebook, "How many layers, from the first on, are in scheme 2", Keys.ARROW_RIGHT, 2)
-    headline = ".widget-html [role=status]"
-    wait_until(lambda: "yours: [4, 2]" in notebook.text_of(headline), "two layers in scheme 2")
-    notebook.press("5")
-    wait_until(lambda: "yours: [3, 3]" in notebook.text_of(headline), "the last layer to follow its button")
-    notebook.shoot("editor-schemes")
-
-
-def try_straggler_lab(notebook: Notebook) -> None:
-    headline = ".widget-html [role=status]"
-    before = notebook.text_of(headline)
-    assert "% without re-scheduling" in before
-    move_slider(notebook, "How many times slower it computes", Keys.PAGE_UP, 2)
-    wait_until(lambda: notebook.text_of(headline) != before, "a slower straggler to cost more")
-    notebook.shoot("straggler-slower")
-
-
-def in_galaxy_plus(notebook: Notebook) -> None:
+def in_cut_a_layer(notebook: Notebook) -> None:
+    require_questions(notebook, "Cut a feed-forward network", r"runs on \d equal devices: \d+ tokens", unanswered=6)
     try_layer_cutter(notebook)
-    try_scheme_editor(notebook)
-    try_player(notebook)
-    try_straggler_lab(notebook)
 
 
 def points_of(notebook: Notebook, trace: str) -> list[int]:
@@ -414,7 +394,7 @@ CLICKS: dict[str, Callable[[Notebook], None]] = {
     "03_beside_the_model": in_pac_plus,
     "04_hybrid_parallelism": in_hybrid_parallelism,
     "05_slopes": in_p_rge,
-    "07_cut_a_layer": in_galaxy_plus,
+    "07_cut_a_layer": in_cut_a_layer,
     "09_data_that_stay": in_ringada,
     "10_never_drain": in_confidant,
     "02_write_the_simulator": in_simulator,

@@ -13,7 +13,7 @@ from workbench.core.spread import Spread
 from workbench.methods.galaxy_plus.serving.figures import serving
 from workbench.plots import style
 from workbench_labs.plots.layer_cut import Arrow, Matrix, held_bytes, layer_cut, layer_parts, sent_bytes
-from workbench_labs.plots.overlapping import OverlapCell, TradePoint, latencies, overlap, speedups, trade
+from workbench_labs.plots.overlapping import OverlapCell, TradePoint, overlap, trade
 from workbench_labs.plots.request_latencies import request_latencies
 
 NAMES = ("alpha", "beta", "gamma")
@@ -123,40 +123,6 @@ def test_spread_is_median_and_quartiles() -> None:
     assert Spread.of([1.0, 2.0]) == (1.5, 1.25, 1.75) and Spread.of([7.0]) == (7.0, 7.0, 7.0)
     with pytest.raises(ConfigError):
         Spread.of([])
-
-
-def test_latencies_show_medians_quartiles_and_predictions() -> None:
-    found = {"Galaxy+": {500.0: Spread(0.1, 0.09, 0.12), 125.0: Spread(0.2, 0.2, 0.2)}}
-    figure = latencies(
-        found, title="t", label="emulated", predicted={"Galaxy+": {125.0: 0.19}, "EdgeShard": {125.0: 0.5}}
-    )
-    ours = trace(figure, "Galaxy+")
-    assert (list(ours.x), list(ours.y)) == ([125.0, 500.0], [200.0, 100.0])
-    assert list(ours.error_y.array) == pytest.approx([0, 20]) and list(ours.error_y.arrayminus) == pytest.approx(
-        [0, 10]
-    )
-    assert (
-        list(trace(figure, "Galaxy+, simulated").y) == [190.0]
-        and trace(figure, "EdgeShard, simulated").line.dash == "dot"
-    )
-    assert "(emulated)" in figure.layout.title.text
-    assert "Nothing was timed" in texts(latencies({}, title="t", label="simulated"))
-
-
-def test_speedups_stand_beside_each_other_over_the_line_of_one() -> None:
-    found = {
-        "Megatron-LM": {125.0: Spread(2.5, 2.4, 2.6), 500.0: Spread(1.3, 1.2, 1.4)},
-        "EdgeShard": {500.0: Spread(3.0, 2.9, 3.1)},
-    }
-    figure = speedups(found, title="t", label="emulated")
-    left, right = trace(figure, "Megatron-LM"), trace(figure, "EdgeShard")
-    assert list(left.y) == [2.5, 1.3] and (list(left.x), list(right.x), figure.layout.barmode) == (
-        ["125", "500"],
-        ["500"],
-        "group",
-    )
-    assert (list(left.text), list(right.text)) == (["2.50", "1.30"], ["3.00"])
-    assert [shape.y0 for shape in figure.layout.shapes] == [1.0]
 
 
 def test_overlap_marks_the_longer_part_and_counts_who_keeps_the_bound() -> None:

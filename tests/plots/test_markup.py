@@ -26,7 +26,7 @@ from workbench.plots import export
 from workbench.plots.style import empty, not_kept
 from workbench_labs.plots import zeroth_order
 from workbench_labs.plots.layer_cut import layer_cut
-from workbench_labs.plots.overlapping import OverlapCell, TradePoint, latencies, overlap, speedups, trade
+from workbench_labs.plots.overlapping import OverlapCell, TradePoint, overlap, trade
 from workbench_labs.plots.request_latencies import request_latencies
 from workbench_studies.papers import Check, Comparison, Result, Table
 from workbench_studies.papers.command import write
@@ -60,7 +60,6 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "gradient_error": lambda: zeroth_order.gradient_error(
         [zeroth_order.GradientError(NAME, 9, ((1, 1.0),))], label=NAME
     ),
-    "latencies": lambda: latencies({NAME: {125.0: POINT}}, predicted={NAME: {125.0: 1.0}}, note=NAME, **SAID),
     "layer_cut": lambda: layer_cut(HYBRID, SHAPE, [NAME], length=8),
     "learning": lambda: zeroth_order.learning(
         [(1, 1.0)], [(1, 0.5)], baselines={NAME: 0.5}, metric=NAME, label=NAME, subtitle=NAME
@@ -79,7 +78,6 @@ FIGURES: dict[str, Callable[[], Any]] = {
     ),
     "serving": lambda: serving({NAME: SERVED, "": SERVED}, title=NAME),
     "slopes": lambda: zeroth_order.slopes({NAME: [(1.0, 1.0)]}, label=NAME, subtitle=NAME),
-    "speedups": lambda: speedups({NAME: {125.0: POINT}}, note=NAME, **SAID),
     "stacked_bars": lambda: plots.stacked_bars([NAME], {NAME: [1.0]}, x_title=NAME, **SAID),
     "trade": lambda: trade([TradePoint(0, 1.0, 0.5)], TradePoint(0, 1.0, 0.5), subtitle=NAME),
     "traffic": lambda: zeroth_order.traffic({NAME: 10}, subtitle=NAME),

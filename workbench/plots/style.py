@@ -33,7 +33,7 @@ LEGEND_BELOW = {"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "
 OPERATIONS = read_toml(data_folder() / "operations.toml")
 """Words and colours for classes of operations, in the order of the legend; words for values."""
 COLOURS: dict[str, str] = {name: globals()[colour] for name, colour in OPERATIONS["colours"].items()}
-SYSTEM_COLOURS: dict[str, str] = {name: globals()[colour] for name, colour in OPERATIONS["systems"].items()}
+
 PATTERNS: dict[str, dict[str, Any]] = {
     "waiting for data": {"shape": "/", "fgcolor": GREY, "bgcolor": LIGHT_GREY, "size": 6}
 }

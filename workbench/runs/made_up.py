@@ -1,14 +1,15 @@
-"""Run any program on devices with made-up contents: operations take their written seconds, messages are real.
+"""Run any program once on emulated devices: operations take their written seconds, messages are real.
 
 So a schedule that somebody has written is executed as it is simulated, without a model (docs/teach/grading.md).
+Its values are made up, or are computed by functions of the caller's.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,8 +26,20 @@ from workbench.runtime.pacing import Pacer, RankLinks
 from workbench.runtime.process_group import group, require_one_program
 from workbench.runtime.transport import Transport, empty
 
-Ended = tuple[float, list[tuple[int, float, float, int, float]]]
-"""When all ranks began, and a rank's spans: index of the operation, start and end, bytes, seconds late."""
+
+class Contents(NamedTuple):
+    """What one rank computes with.  inputs: of the schedule, on this rank.  handlers: by kind of operation."""
+
+    inputs: Mapping[Value, Any]
+    handlers: Mapping[str, Handler]
+
+
+ContentsOf = Callable[[Program], Contents]
+"""Makes a rank's contents; it is called on the device."""
+Outputs = Mapping[Value, Any]
+"""The schedule's outputs on one rank."""
+Ended = tuple[float, list[tuple[int, float, float, int, float]], Outputs]
+"""When all ranks began, a rank's spans (operation's index, start, end, bytes, seconds late), and its outputs."""
 
 
 def made_up_handlers(program: Program) -> Mapping[str, Handler]:
@@ -66,13 +79,23 @@ def begin_together() -> float:
 
 
 def execute_program(program: Program, engines: EngineCluster) -> Timeline:
-    """Run the program once on emulated devices, after one run that is not counted; return what was measured.
+    """Run the program once on emulated devices with made-up contents; return what was measured (see execute_with)."""
+    return execute_with(program, engines, [None] * engines.cluster.world_size)[0]
 
-    The program's ranks are the engines' ranks.  Raises ScheduleError if it cannot run.
+
+def execute_with(
+    program: Program, engines: EngineCluster, contents: Sequence[ContentsOf | None]
+) -> tuple[Timeline, tuple[Outputs, ...]]:
+    """Run the program once on emulated devices, after one run that is not counted; return what was measured, and each
+    rank's outputs.
+
+    contents: by rank; None makes them up.  The program's ranks are the engines' ranks.  Raises ScheduleError if it
+    cannot run.
     """
     size = engines.cluster.world_size
-    results: list[Ended] = engines.run(_run_rank, [program.to_text()] * size)
-    begin_s = min(began for began, _ in results)
+    text = program.to_text()
+    results: list[Ended] = engines.run(_run_rank, [(text, contents_of) for contents_of in contents])
+    begin_s = min(began for began, *_ in results)
     parts = [
         (
             [
@@ -81,12 +104,16 @@ def execute_program(program: Program, engines: EngineCluster) -> Timeline:
             ],
             (),
         )
-        for rank, (_, spans) in enumerate(results)
+        for rank, (_, spans, _) in enumerate(results)
     ]
-    return measured_timeline(parts, engines.cluster, engines.fidelity, begin_s=begin_s, resident=[0] * size, title="")
+    timeline = measured_timeline(
+        parts, engines.cluster, engines.fidelity, begin_s=begin_s, resident=[0] * size, title=""
+    )
+    return timeline, tuple(outputs for *_, outputs in results)
 
 
-def _run_rank(context: RankContext, text: str) -> Ended:
+def _run_rank(context: RankContext, payload: tuple[str, ContentsOf | None]) -> Ended:
+    text, contents_of = payload
     program = Program.from_text(text)
     with group(context, 30.0) as process_group:
         require_one_program(process_group, program)
@@ -97,21 +124,20 @@ def _run_rank(context: RankContext, text: str) -> Ended:
         transport = Transport(
             process_group, context.rank, subgroup=lambda ranks: subgroups[tuple(sorted(ranks))], links=links
         )
-        handlers = made_up_handlers(program)
-        inputs = {value: content_of(program, value) for value in program.schedule.inputs[context.rank]}
+        inputs, handlers = contents_of(program) if contents_of else made_up(program, context.rank)
         index_of = {id(op): index for index, op in enumerate(program.schedule.ops[context.rank])}
         with Executor(context.rank, transport, Pacer(1.0, dilation=context.dilation)) as executor:
             for _ in range(2):  # the first run connects the devices
                 began_s = begin_together()
                 executor.idle()
-                spans = executor.run(program, handlers, inputs).spans
-        return began_s / context.dilation, [
-            (
-                index_of[id(span.op)],
-                span.start_s / context.dilation,
-                span.end_s / context.dilation,
-                span.nbytes,
-                span.late_s,
-            )
-            for span in spans
-        ]
+                execution = executor.run(program, handlers, inputs)
+        found = execution.in_device_time(context.dilation)
+        spans = [(index_of[id(span.op)], span.start_s, span.end_s, span.nbytes, span.late_s) for span in found.spans]
+        outputs = {} if contents_of is None else found.outputs
+        return began_s / context.dilation, spans, outputs
+
+
+def made_up(program: Program, rank: int) -> Contents:
+    """Return contents of the right size, and handlers that compute nothing."""
+    inputs = {value: content_of(program, value) for value in program.schedule.inputs[rank]}
+    return Contents(inputs, made_up_handlers(program))

@@ -28,6 +28,7 @@ from workbench_labs.course.verdict import Exercise, Verdict, in_short
 EXERCISES = {
     "02": "workbench_labs.exercises.pipelines",
     "04": "workbench_labs.exercises.cuts",
+    "07": "workbench_labs.exercises.layer_cuts",
     "12": "workbench_labs.exercises.projects",
 }
 """The module of each lab that has exercises of this kind."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,18 +9,16 @@ from statistics import mean
 
 from workbench import experiment
 from workbench.core.errors import PlanError, did_you_mean
-from workbench.core.inference import InferencePlan, StackShape
+from workbench.core.inference import InferencePlan
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import Report
 from workbench.methods.galaxy_plus.prices import SequencePrice, replan
 from workbench.planners import Problem
 from workbench.simulator.steps import step_s
-from workbench_labs import inference_problem
 from workbench_labs.exercises.training import Verdict, exercise, number_verdict
-from workbench_labs.inference_problem import SequenceProblem, refusal, with_schemes
+from workbench_labs.inference_problem import SequenceProblem
 from workbench_labs.planning import PLANNERS, Comparison, needs_of, refusals
-from workbench_labs.plots.layer_cut import sent_bytes
 
 
 @exercise(
@@ -161,71 +158,6 @@ def check_faster_plan(plan: Plan, report: Report) -> tuple[bool, str]:
 MOST_SLOWER = 64.0
 
 
-def check_travelling_bytes(
-    answer: float | None, plan: InferencePlan, shape: StackShape, *, length: int, scheme: int
-) -> Verdict:
-    """How many bytes do all devices together send for one layer (Table II)?"""
-    expected = sum(sent_bytes(plan, shape, length=length, scheme=scheme))
-    size, token = plan.num_positions, shape.hidden_bytes
-    collectives = 4 if scheme == 1 else 2
-    hint = (
-        f"A ring collective takes every token ({token} bytes) over {size - 1} links. Scheme 1 has four of them, "
-        "scheme 2 two."
-    )
-    right = f"{collectives} x {size - 1} x {length} tokens x {token} bytes = {expected / 1e6:.2f} MB."
-    return number_verdict(answer, expected, hint, right, 0.02)
-
-
-def check_ring_time(
-    answer_s: float | None, *, num_devices: int, product_s: float, transfer_s: float, overlapped: bool
-) -> Verdict:
-    """How long do a ring all-gather and the product after it take, with equal tiles (Fig. 9)?"""
-    together = num_devices * product_s
-    if overlapped:
-        expected = (num_devices - 1) * max(product_s, transfer_s) + product_s
-        hint = "While a tile is multiplied the next one is under way. The last product hides no transfer."
-        right = f"({num_devices} - 1) x max({product_s:g}, {transfer_s:g}) + {product_s:g} = {expected:g} s."
-    else:
-        expected = (num_devices - 1) * transfer_s + together
-        hint = "All tiles but one's own must have come before the first product begins."
-        right = f"({num_devices} - 1) x {transfer_s:g} + {num_devices} x {product_s:g} = {expected:g} s."
-    return number_verdict(answer_s, expected, hint, right, 0.01)
-
-
-@exercise("Move the slider until the budget is exceeded, then one back.")
-def check_most_scheme_2(answer: int, problem: SequenceProblem, plan: InferencePlan) -> tuple[bool, str]:
-    """How many layers can use scheme 2 before a device is out of memory (Algorithm 1, lines 18-26)?"""
-    layers = problem.profile.num_layers
-    if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer <= layers:
-        return False, f"A number of layers from 0 to {layers} is asked for, this is {answer!r}."
-    fits = refusal(problem, _first_in_scheme_2(problem, plan, answer)) is None
-    one_more = answer < layers and refusal(problem, _first_in_scheme_2(problem, plan, answer + 1)) is None
-    if fits and not one_more:
-        return True, f"[{layers - answer}, {answer}], as the paper writes it."
-    return False, f"{answer} {'leave' if fits else 'do not fit; they leave no'} room for another."
-
-
-@exercise(
-    "Take editor.plan, or dataclasses.replace(plan, units=..., shares=...) of a planner's plan. Which device do "
-    "the others wait for?"
-    " Are heads, columns and tokens all in proportion?"
-)
-def check_faster_inference(answer: InferencePlan, problem: SequenceProblem, planned: InferencePlan) -> tuple[bool, str]:
-    """Does the student's plan fit, and is its simulated latency below the planner's?"""
-    if (error := refusal(problem, answer)) is not None:
-        return False, str(error)
-    cut = (answer.ranks, answer.units, answer.columns, answer.shares, answer.schemes)
-    for name, planner in inference_problem.PLANNERS.items():
-        with contextlib.suppress(PlanError):
-            plan = planner(problem)
-            if (plan.ranks, plan.units, plan.columns, plan.shares, plan.schemes) == cut:
-                return False, f"This is the plan of '{name}'. Make one of your own."
-    price = SequencePrice(problem)
-    mine_s, planned_s = price(answer), price(planned)
-    said = f"A sequence takes {mine_s * 1e3:.1f} ms with yours, {planned_s * 1e3:.1f} ms with the planner's."
-    return mine_s < planned_s * (1 - 1e-9), said
-
-
 def break_even(problem: SequenceProblem, plan: InferencePlan, rank: int) -> float:
     """Return how many times slower a device must become until a plan without it is as fast as the plan that still waits
     for it.
@@ -256,7 +188,3 @@ def check_break_even(answer: float | None, problem: SequenceProblem, plan: Infer
     except PlanError as error:
         return Verdict(None, f"The others cannot do without it: {error}")
     return number_verdict(answer, expected, hint, f"From {expected:.1f} times slower on.", 0.2)
-
-
-def _first_in_scheme_2(problem: SequenceProblem, plan: InferencePlan, count: int) -> InferencePlan:
-    return with_schemes(problem, plan, [2] * count + [1] * (problem.profile.num_layers - count))

@@ -1,13 +1,12 @@
 """Figures of the costs and gains of cutting a layer for inference (Galaxy+).
 
 Overlapping: communication alone, computation alone, both in turn, and overlapped (section III-D).  Trade: memory
-against latency for every number of layers in scheme 2 (Table II, Algorithm 1 lines 18-26).  Bandwidths: latency over
-bandwidth of several ways to split one sequence, and how much slower each is than ours (Fig. 12).
+against latency for every number of layers in scheme 2 (Table II, Algorithm 1 lines 18-26).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
@@ -105,76 +104,3 @@ def trade(points: Sequence[TradePoint], mine: TradePoint, *, subtitle: str = "")
     style.on_second_axis(figure, [1, 3], title="of its budget (%)", range=[0, most])
     line = {"color": style.VERMILLION, "width": 1.5, "dash": "dot"}
     return figure.add_shape(type="line", xref="paper", x0=0, x1=1, yref="y2", y0=100, y1=100, line=line)
-
-
-Found = Mapping[str, Mapping[float, Spread]]
-SIMULATED = ", simulated"
-
-
-def latencies(found: Found, *, predicted: Mapping[str, Mapping[float, float]] | None = None, **words: Any) -> go.Figure:
-    """Return a line for each system: seconds of one sequence over the links' Mbit/s; bars show the middle half of the
-    rounds.
-
-    found: system -> Mbit/s -> seconds.  predicted: the same, simulated; drawn hollow and dotted.  A system may lack
-    bandwidths.
-    words: title, label, subtitle and note, see style.finish.
-    """
-    timed = {name: dict(sorted(points.items())) for name, points in found.items() if points}
-    simulated = {f"{name}{SIMULATED}": sorted(points.items()) for name, points in (predicted or {}).items() if points}
-    values = [spread.high for points in timed.values() for spread in points.values()]
-    values += [seconds for points in simulated.values() for _, seconds in points]
-    if not values:
-        return style.empty(why="Nothing was timed.", **words)
-    unit, names = style.time_unit(max(values)), list(dict.fromkeys([*found, *(predicted or {})]))
-    series = {
-        name: [(rate, spread.median * unit.factor) for rate, spread in points.items()] for name, points in timed.items()
-    }
-    series |= {name: [(rate, seconds * unit.factor) for rate, seconds in points] for name, points in simulated.items()}
-    figure = lines(series, x_title="links (Mbit/s)", y_title=f"one sequence ({unit.name})", logarithmic="x", **words)
-    for trace, key in zip(figure.data, series, strict=True):
-        name = key.removesuffix(SIMULATED)
-        index = names.index(name)
-        trace.update(line_color=colour_of(name, index), marker_symbol=style.SYMBOLS[index % len(style.SYMBOLS)])
-        trace.hovertemplate = f"%{{y:.4g}} {unit.name} at %{{x:,g}} Mbit/s<extra>{trace.name}</extra>"
-        if key in timed:
-            trace.error_y = style.error_bars([spread.scaled(unit.factor) for spread in timed[key].values()])
-        else:
-            trace.update(
-                line_dash="dot",
-                line_width=1.5,
-                marker_symbol=f"{trace.marker.symbol}-open",
-                showlegend=name not in timed,
-            )
-    if simulated and timed:
-        hollow = {"size": 9, "symbol": "circle-open", "color": style.DARK_GREY, "line": {"width": 1.5}}
-        line = {"color": style.DARK_GREY, "width": 1.5, "dash": "dot"}
-        figure.add_scatter(
-            x=[None], y=[None], mode="lines+markers", name="simulated (hollow)", marker=hollow, line=line
-        )
-    return figure
-
-
-def speedups(found: Found, **words: Any) -> go.Figure:
-    """Return each baseline's latency divided by ours, for each bandwidth; bars show the middle half of the rounds.
-
-    found: baseline -> Mbit/s -> ratio of its latency to ours.  words: title, label, subtitle and note, see
-    style.finish.
-    """
-    rates = sorted({rate for points in found.values() for rate in points})
-    if not rates:
-        return style.empty(why="Nothing was compared.", **words)
-    named = {name: {f"{rate:,g}": points[rate] for rate in rates if rate in points} for name, points in found.items()}
-    words["bars"] = "bars: the middle half of the rounds"
-    figure = compared_bars(named, x_title="links (Mbit/s)", unit="latency over ours", **words)
-    for index, bar in enumerate(figure.data):
-        bar.update(
-            marker_color=colour_of(bar.name, index), text=[f"{ratio:.2f}" for ratio in bar.y], textposition="outside"
-        )
-    figure.update_xaxes(categoryarray=[f"{rate:,g}" for rate in rates])
-    figure.add_hline(y=1.0, line={"color": style.BLACK, "width": 1.5})
-    return figure
-
-
-def colour_of(name: str, index: int) -> str:
-    """Return a system's colour; an unknown system gets the cycle's."""
-    return style.SYSTEM_COLOURS.get(name, style.CYCLE[index % len(style.CYCLE)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 from tests.labs.solutions import defined, sources
@@ -52,7 +53,7 @@ def backward_first(stages: int, stage: int, count: int) -> list[str]:
     return [f"B{number}" for number in range(count)] + [f"F{number}" for number in range(count)]
 
 
-RIGHT = {"bubble": lambda drawn: (drawn["stages"] - 1) / (drawn["stages"] - 1 + drawn["micro_batches"])}
+RIGHT = {"bubble": lambda drawn: Fraction(drawn["stages"] - 1, drawn["stages"] - 1 + drawn["micro_batches"])}
 WRONG: dict[str, dict[str, tuple[Any, str]]] = {
     "event_loop": {
         "it returns nothing": (lambda *_: None, "The result is a list"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from tests.labs.solutions import defined, sources
 from workbench_labs.exercises.cuts import equal_cut, every_cut, makespan_s
 
@@ -36,7 +38,7 @@ def balanced(drawn: dict[str, Any]) -> Any:
     return defined(SOLUTIONS["cut"])["cut"](drawn["layer_s"])
 
 
-RIGHT = {"ways": lambda drawn: math.comb(drawn["layers"] - 1, drawn["devices"] - 1), "beat": shortest}
+RIGHT = {"ways": lambda drawn: np.int64(math.comb(drawn["layers"] - 1, drawn["devices"] - 1)), "beat": shortest}
 WRONG: dict[str, dict[str, tuple[Any, str]]] = {
     "ways": {
         "all orders": (lambda drawn: drawn["layers"] ** drawn["devices"], "is not it"),
