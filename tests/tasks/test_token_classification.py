@@ -67,7 +67,7 @@ def test_words_that_are_cut_count_as_outside(tmp_path: Path) -> None:
         ({"tokens": ["a", "b"], "tags": ["O"]}, "", "Row 21 of train has 2 words and 1 tags"),
         ({"tokens": [], "tags": []}, "", "Row 21 of train has 0 words and 0 tags"),
         (ROWS[0], "tags=ner", r"The data have the columns 'tokens', 'tags'. Name them"),
-        (ROWS[0], "text=tokens", "Name them, such as --columns tokens=words"),
+        (ROWS[0], "text=tokens", "Name them, such as --columns tokens=NAME"),
     ],
 )
 def test_what_cannot_be_learnt_is_said(row: dict, columns: str, said: str, tmp_path: Path) -> None:

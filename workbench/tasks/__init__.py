@@ -66,7 +66,7 @@ def load_task(
     elif name in OWN:
         task = load_own(name, data, columns, class_names, whole=whole)
     elif name == "question_answering":
-        task = load_question_answering(data, whole=whole)
+        task = load_question_answering(data, columns, whole=whole)
     elif name == "token_classification":
         task = load_token_classification(data, columns, class_names, whole=whole)
     elif name == "instruction_tuning":

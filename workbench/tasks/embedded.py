@@ -152,7 +152,6 @@ def load_digits(folder: Path | None = None) -> Task:
         texts=("",) * len(grey),
         images=tuple(picture.tobytes() for picture in grey),
         labels=tuple(int(label) for label in digits.target),
-        sample_ids=tuple(range(len(grey))),
     )
     parts: dict[str, Any] = _cut(samples, list(range(len(grey))), "digits", TEST, VALIDATION)
     return Task(

@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from workbench.core.errors import ConfigError
-from workbench.core.serial import listed
 from workbench.tasks.embedded import load_sentiment_rating
 from workbench.tasks.metrics import LOSS
-from workbench.tasks.own import divided, named_columns, texts_of, usual_column
+from workbench.tasks.own import columns_by_role, divided, texts_of
 from workbench.tasks.question_answering import load_questions
 from workbench.tasks.tables import Table, read_tables
 from workbench.tasks.task import Split, Task, numbered
@@ -80,27 +78,18 @@ def load_instruction_tuning(data: Path | str | None, columns: str = "", *, whole
     """
     tables = read_tables("instruction_tuning", data)
     first = next(iter(tables.values()))
-    example = "instruction=prompt,output=answer"
-    named = named_columns(columns, Instruction._fields, first, example)
-    columns_of = {role: named.get(role) or usual_column(first, [role]) for role in Instruction._fields}
-    if columns_of["instruction"] is None or columns_of["output"] is None:
-        request, todo = (
-            "Data with a column of instructions and one of outputs were asked for.",
-            f"Name them, such as --columns {example}.",
-        )
-        raise ConfigError(request, f"The data have the columns {listed(first.names)}.", todo)
+    columns_of = columns_by_role(first, columns, {role: [role] for role in Instruction._fields}, optional=["input"])
     parts = {name: _split(_rows(table, columns_of, name)) for name, table in tables.items()}
-    source = ", ".join([Path(str(data)).name, *filter(None, columns_of.values())])
+    source = ", ".join([Path(str(data)).name, *columns_of.values()])
     notes = [note for table in tables.values() for note in table.notes]
     return _task("instruction_tuning", divided(numbered(parts), data, whole=whole), source, notes)
 
 
-def _rows(table: Table, columns: dict[str, str | None], split: str) -> Iterator[Instruction]:
+def _rows(table: Table, columns: dict[str, str], split: str) -> Iterator[Instruction]:
     def texts(role: str) -> Iterable[str]:
-        name = columns[role]
-        if name is None:
+        if role not in columns:
             return ("",) * len(table)
-        return map(str.strip, texts_of(table, name, split, may_be_empty=role == "input"))
+        return map(str.strip, texts_of(table, columns[role], split, may_be_empty=role == "input"))
 
     return map(Instruction, texts("instruction"), texts("input"), texts("output"))
 
@@ -110,8 +99,6 @@ def _split(rows: Iterable[Instruction]) -> Split:
     return Split(
         texts=tuple(alpaca_prompt(row.instruction, row.input) for row in instructions),
         answers=tuple(row.output for row in instructions),
-        labels=(0,) * len(instructions),
-        sample_ids=tuple(range(len(instructions))),
     )
 
 

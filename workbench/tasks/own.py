@@ -102,7 +102,6 @@ def load_own(
             texts=split_rows.texts,
             pairs=split_rows.pairs,
             labels=labels[name],
-            sample_ids=tuple(range(len(split_rows.texts))),
             sources=split_rows.sources,
         )
         for name, split_rows in rows.items()
@@ -160,6 +159,26 @@ def usual_column(table: Table, usual: Iterable[str]) -> str | None:
         if matching := [column for column in table.names if column.strip().lower() == name]:
             return _require_one(table, matching)
     return None
+
+
+def columns_by_role(
+    table: Table, columns: str, usual: Mapping[str, Sequence[str]], optional: Sequence[str] = ()
+) -> dict[str, str]:
+    """Return the column of each role, as named in `columns` (see named_columns) or by one of its usual names.
+
+    optional: roles without which the data are complete, which may be missing in the result.  Raises ConfigError with
+    the columns present if another role has none.
+    """
+    example = ",".join(f"{role}=NAME" for role in usual)
+    named = named_columns(columns, tuple(usual), table, example)
+    column_of = {role: named.get(role) or usual_column(table, names) for role, names in usual.items()}
+    if any(name is None and role not in optional for role, name in column_of.items()):
+        raise ConfigError(
+            f"Data with the columns {listed(usual)} were asked for.",
+            f"The data have the columns {listed(table.names)}.",
+            f"Name them, such as --columns {example}.",
+        )
+    return {role: name for role, name in column_of.items() if name is not None}
 
 
 def _require_one(table: Table, names: list[str]) -> str:

@@ -269,7 +269,6 @@ def _split(rows: Rows, glue: GlueTask) -> Split:
         texts=tuple(first for first, _, _ in rows),
         pairs=tuple(str(second) for _, second, _ in rows) if glue.second else None,
         labels=tuple(label for _, _, label in rows),  # type: ignore[misc]
-        sample_ids=tuple(range(len(rows))),
     )
 
 

@@ -16,18 +16,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from workbench.core.errors import ConfigError, MissingDataError
-from workbench.core.serial import listed, read_text, shown, text_lines, user_path
+from workbench.core.serial import read_text, shown, text_lines, user_path
 from workbench.tasks.embedded import load_sentiment_rating
 from workbench.tasks.own import (
     as_class,
     as_text,
     class_numbers,
+    columns_by_role,
     divided,
     is_missing,
-    named_columns,
     sorted_classes,
     texts_of,
-    usual_column,
 )
 from workbench.tasks.tables import FILE, SPLITS, Table, json_value, notes_on_broken, read_tables, split_of
 from workbench.tasks.task import IGNORED, Span, Split, Task, numbered
@@ -95,11 +94,12 @@ def _made(split: Split) -> Iterator[Question]:
                 yield Question(wording.format(match["word"]), context, (Span(start, match["answer"]),), source)
 
 
-def load_question_answering(data: Path | str | None, *, whole: bool = False) -> Task:
+def load_question_answering(data: Path | str | None, columns: str = "", *, whole: bool = False) -> Task:
     """Return a SQuAD 1.1 or 2.0 task from an official JSON file, a folder with train*.json and dev*.json, or a table
     with its columns.
 
-    A table (see tables.py) has the columns question, context and answers (for the forms of answers see _spans).
+    A table (see tables.py) has the columns question, context and answers (for the forms of answers see _spans), or
+    others that `columns` names, for example 'question=asked'.
     A missing split is a fixed random part of the contexts.  whole: see own.divided.
     Raises MissingDataError if the data is unavailable, ConfigError naming a question whose answer is not in its
     context.
@@ -111,7 +111,7 @@ def load_question_answering(data: Path | str | None, *, whole: bool = False) -> 
         rows = {name: itertools.chain.from_iterable(map(official_questions, paths)) for name, paths in files.items()}
     else:
         tables = read_tables("question_answering", data)
-        rows = {name: _from_table(table, str(data), name) for name, table in tables.items()}
+        rows = {name: _from_table(table, columns, str(data), name) for name, table in tables.items()}
         notes += [note for table in tables.values() for note in table.notes]
     parts = {name: _asked(part) for name, part in rows.items()}
     if files:
@@ -129,14 +129,17 @@ def read_questions(path: Path) -> list[tuple[str, str]]:
     return [(question.text, question.context) for question in official_questions(path)]
 
 
+def _files(path: Path | None) -> list[Path]:
+    """Return a file, or the files of a folder except hidden ones; none if there is no such path."""
+    if path is None or not path.exists():
+        return []
+    return [path] if path.is_file() else sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+
+
 def _official(path: Path | None) -> dict[str, list[Path]]:
     """Return the official files by split.  Empty if there are none."""
-    if path is None or not path.exists():
-        return {}
     files: dict[str, list[Path]] = {}
-    for file in (
-        [path] if path.is_file() else sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
-    ):
+    for file in _files(path):
         if file.suffix.lower() == ".json" and '"paragraphs"' in read_text(file, "the questions"):
             files.setdefault(split_of(file.stem) or "train", []).append(file)
     return files
@@ -163,16 +166,9 @@ def official_questions(path: Path) -> Iterator[Question]:
         raise MissingDataError(f"'{path}' was to be read as SQuAD.", problem, "Check it.") from error
 
 
-def _from_table(table: Table, data: str, split: str) -> Iterator[Question]:
-    columns = {role: usual_column(table, [role]) for role in ("question", "context", "answers")}
-    question, context, answers = columns.values()
-    if question is None or context is None or answers is None:
-        problem = f"The data have the columns {listed(table.names)}. Wanted are question, context and answers."
-        raise ConfigError(
-            f"The data '{shown(data, 200)}' were asked for.",
-            problem,
-            "Give SQuAD's JSON file, or a table with these columns.",
-        )
+def _from_table(table: Table, columns: str, data: str, split: str) -> Iterator[Question]:
+    usual = {role: [role] for role in ("question", "context", "answers")}
+    question, context, answers = columns_by_role(table, columns, usual).values()
     texts, contexts = texts_of(table, question, split), texts_of(table, context, split)
     topic = next((name for name in (FILE, "title") if name in table.columns), None)
     topics = texts_of(table, topic, split, may_be_empty=True) if topic is not None else ("",) * len(table)
@@ -239,7 +235,6 @@ def _asked(questions: Iterable[Question]) -> Split:
         labels=tuple(int(bool(row.answers)) for row in rows),
         spans=tuple(row.answers for row in rows),
         sources=tuple(row.topic for row in rows),
-        sample_ids=tuple(range(len(rows))),
     )
 
 
@@ -276,15 +271,7 @@ def load_token_classification(
     """
     tables = _conll(None if data is None else user_path(data, "The data")) or read_tables("token_classification", data)
     first = next(iter(tables.values()))
-    example = "tokens=words,tags=entities"
-    named = named_columns(columns, tuple(USUAL), first, example)
-    tokens, tags = (named.get(role) or usual_column(first, usual) for role, usual in USUAL.items())
-    if tokens is None or tags is None:
-        request, todo = (
-            "Data with a column of words and one of their tags were asked for.",
-            f"Name them, such as --columns {example}.",
-        )
-        raise ConfigError(request, f"The data have the columns {listed(first.names)}.", todo)
+    tokens, tags = columns_by_role(first, columns, USUAL).values()
     rows = {split: list(_tagged(table, tokens, tags, split)) for split, table in tables.items()}
     used_tags = (tag for split_rows in rows.values() for _, names in split_rows for tag in names if tag != NOT_LEARNT)
     classes = tuple(class_names) or first.classes.get(tags) or sorted_classes(used_tags, first="O")
@@ -316,12 +303,8 @@ def _conll(path: Path | None) -> dict[str, Table]:
 
     A line has a word, any further columns, and its tag; a sentence ends with an empty line.
     """
-    if path is None or not path.exists():
-        return {}
     sentences: dict[str, list[list[list[str]]]] = {}
-    for file in (
-        [path] if path.is_file() else sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
-    ):
+    for file in _files(path):
         split = "" if file.suffix.lower() not in CONLL else split_of(file.stem) or ("train" if file == path else "")
         if split:
             file_sentences = list(_sentences(file))
@@ -398,7 +381,7 @@ def _split(rows: Sequence[tuple[list[str], list[str]]], names: Sequence[str], co
         text, word_spans = joined(words, [numbers[tag] for tag in tags])
         texts.append(text)
         spans.append(word_spans)
-    return Split(texts=tuple(texts), labels=(0,) * len(texts), sample_ids=tuple(range(len(texts))), spans=tuple(spans))
+    return Split(texts=tuple(texts), spans=tuple(spans))
 
 
 def joined(words: Sequence[str], labels: Sequence[int]) -> tuple[str, tuple[Span, ...]]:

@@ -60,8 +60,8 @@ class PromptSample:
 class Split:
     """Samples of a task.
 
-    pairs: second texts, or None.  labels: int (class, also of a label word) or float (regression).  sample_ids: stable,
-    unique.
+    pairs: second texts, or None.  labels: int (class, also of a label word) or float (regression); by default
+    0.  sample_ids: stable, unique; by default the samples' places.
     images: square grey images, row by row, one byte per pixel; the texts are then empty.
     sources: where each sample comes from (a reviewer, product or topic), or None.
     spans: in question answering the accepted answers in `pairs`, where texts are questions and labels are 1 if there is
@@ -71,8 +71,8 @@ class Split:
     """
 
     texts: tuple[str, ...]
-    labels: tuple[int | float, ...]
-    sample_ids: tuple[int, ...]
+    labels: tuple[int | float, ...] = ()
+    sample_ids: tuple[int, ...] = ()
     pairs: tuple[str, ...] | None = None
     images: tuple[bytes, ...] | None = None
     sources: tuple[str, ...] | None = None
@@ -81,6 +81,8 @@ class Split:
     prompts: tuple[PromptSample, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", self.labels or (0,) * len(self.texts))
+        object.__setattr__(self, "sample_ids", self.sample_ids or tuple(range(len(self.texts))))
         sizes = {
             len(column)
             for name, column in self._columns().items()

@@ -417,8 +417,7 @@ def text_batches(
     texts: Sequence[str], encoder: Encoder, max_length: int, batch_size: int, seed: int
 ) -> Callable[[int], list[Batch]]:
     """Return a function that draws an epoch's mini-batches of unlabelled texts, with at least 2 texts each."""
-    split = Split(texts=tuple(texts), labels=(0,) * len(texts), sample_ids=tuple(range(len(texts))))
-    tokens = tokenize(split, encoder, max_length=max_length)
+    tokens = tokenize(Split(texts=tuple(texts)), encoder, max_length=max_length)
     return lambda epoch: [
         collate(tokens, batch) for batch in epoch_batches(tokens.lengths, batch_size, seed, epoch) if len(batch) > 1
     ]

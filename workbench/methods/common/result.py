@@ -419,7 +419,6 @@ class LoadedResult:
             texts=texts,
             pairs=pairs[0] if pairs else None,
             labels=tuple(labels),
-            sample_ids=tuple(range(len(rows))),
             spans=spans,
         )
 
