@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from workbench.core.report import Report
 from workbench.runs.notebooks import run_notebook
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 
-@pytest.mark.parametrize("name", ["00_quickstart", "09_data_that_stay"])
-def test_a_notebook_takes_another_model_and_other_devices(name: str, tmp_path: Path) -> None:
+def test_a_notebook_takes_another_model_and_other_devices(tmp_path: Path) -> None:
     parameters = {
         "cluster_name": "pair",
         "model": "tiny-gpt2",
@@ -21,7 +18,7 @@ def test_a_notebook_takes_another_model_and_other_devices(name: str, tmp_path: P
         "train_samples": 64,
         "output": str(tmp_path / "output"),
     }
-    run_notebook(NOTEBOOKS / f"{name}.ipynb", tmp_path / "done.ipynb", parameters)
+    run_notebook(NOTEBOOKS / "00_quickstart.ipynb", tmp_path / "done.ipynb", parameters)
     [path] = (tmp_path / "output").rglob("report.json")
     report = Report.read(path)
     assert (report.job.model, report.job.epochs, [device.name for device in report.cluster.devices]) == (

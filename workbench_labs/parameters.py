@@ -24,7 +24,6 @@ from workbench.methods import load_method
 from workbench.models.loading import model_facts
 from workbench.planners.fixed import require_form
 from workbench.profiler.descriptions import describe
-from workbench.simulator.steps import SAMPLES
 
 Megabits = Annotated[float, Meta(ge=0.1, le=100_000)]
 """Mbit/s of a link."""
@@ -227,38 +226,6 @@ class PRge(Trained, frozen=True, kw_only=True):
         require_devices(self.cluster(), 2, "one of them is lost")
 
 
-class RingAda(Trained, frozen=True, kw_only=True):
-    """09_data_that_stay.  rule: which device owns which samples.  part_counts: micro-batches.  blocks, depth: the
-    ring of the paper's Fig. 2.
-    """
-
-    method: ClassVar[str] = "ringada"
-    validation_samples: Samples
-    test_samples: Samples
-    epochs: int
-    micro_batches: int
-    local_iterations: int
-    unfreezing: str
-    unfreeze_every: int
-    rule: str
-    part_counts: Annotated[list[Annotated[int, Meta(ge=1, le=SAMPLES)]], Meta(min_length=1, max_length=SAMPLES)]
-    blocks: Annotated[list[Few], Meta(min_length=2, max_length=64)]
-    depth: Annotated[int, Meta(ge=1)]
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Return RingAda's options."""
-        names = ("local_iterations", "unfreezing", "unfreeze_every")
-        return {"data": self.rule} | {name: getattr(self, name) for name in names}
-
-    def check(self) -> None:
-        """Check also the depth of the drawn ring (see Parameters)."""
-        Trained.check(self)
-        if self.depth > sum(self.blocks):
-            asked = f"depth = {self.depth} with blocks = {self.blocks} was asked for."
-            raise ConfigError(asked, f"The ring has {sum(self.blocks)} blocks, each with one adapter.", "Lower depth.")
-
-
 class Confidant(Trained, frozen=True, kw_only=True):
     """10_never_drain.  stages, mini_batches: of the pipeline to step through.  learning_rate: of the descents with
     stale gradients.
@@ -422,6 +389,39 @@ class LayerCut(Built, frozen=True, kw_only=True):
         load_method("galaxy_plus").require_known(job, load_cluster(self.serving_cluster))
 
 
+class DataThatStay(Parameters, frozen=True, kw_only=True):
+    """09_data_that_stay.  rule: which device owns which samples.  blocks, depth: the ring of the paper's Fig. 2.
+    steps: mini-batches of a training.  layer_ms: of a block's forward pass, on emulated devices.
+    """
+
+    method: ClassVar[str] = "ringada"
+    student: Student
+    cluster_name: Text
+    model: str
+    task: str
+    train_samples: Samples
+    batch_size: int
+    rule: str
+    blocks: Annotated[list[Few], Meta(min_length=2, max_length=64)]
+    depth: Annotated[int, Meta(ge=1)]
+    steps: Annotated[int, Meta(ge=4, le=1000)]
+    layer_ms: Annotated[float, Meta(gt=0, le=1000)]
+    seed: int
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return RingAda's options."""
+        return {"data": self.rule}
+
+    def check(self) -> None:
+        """Check also the depth of the drawn ring (see Parameters)."""
+        Parameters.check(self)
+        require_devices(self.cluster(), 2, "a ring has two or more")
+        if self.depth > sum(self.blocks):
+            asked = f"depth = {self.depth} with blocks = {self.blocks} was asked for."
+            raise ConfigError(asked, f"The ring has {sum(self.blocks)} blocks, each with one adapter.", "Lower depth.")
+
+
 LABS: dict[str, type[Parameters]] = {
     "00_quickstart": Quickstart,
     "01_devices": Devices,
@@ -429,7 +429,7 @@ LABS: dict[str, type[Parameters]] = {
     "04_hybrid_parallelism": HybridParallelism,
     "05_slopes": PRge,
     "07_cut_a_layer": LayerCut,
-    "09_data_that_stay": RingAda,
+    "09_data_that_stay": DataThatStay,
     "10_never_drain": Confidant,
     "02_write_the_simulator": Simulator,
     "04_cut_for_unequal_devices": Cut,

@@ -1,39 +1,28 @@
-"""Labs of the ring (RingAda, section IV): its blocks, depth and initiator; policies of unfreezing and splits of the
-data, trained here.
-"""
+"""The ring to play with: its blocks, depth and initiator, in virtual time; its memory (RingAda, section IV)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
-from statistics import fmean
-from typing import get_args
 
 import ipywidgets as widgets
 import plotly.graph_objects as go
 
 from workbench.core.plan import Plan
 from workbench.core.timeline import Timeline
-from workbench.methods.ringada.options import Unfreezing
 from workbench.methods.ringada.planner import ring_stages
-from workbench.methods.ringada.prepare import Policy
-from workbench.methods.ringada.published import FEDERATED, RING, layer_times, load_constants, simulated_round
+from workbench.methods.ringada.published import load_constants, simulated_round
 from workbench.methods.ringada.schedule import Iteration, terminator
-from workbench.models.loading import model_facts
 from workbench.plots import gantt, lines
+from workbench.profiler.analytic import layer_costs
 from workbench.simulator.steps import SAMPLES, equal_blocks
-from workbench.trainings.rings import Curve, Training, train_in_turn
 from workbench.widgets.controls import BIG_FIRST, Explorer, Html
 from workbench.widgets.fields import lab_controls
-from workbench.widgets.run_panel import bar
 from workbench.widgets.tables import Table
 
 TOGETHER = 4
 """Number of mini-batches shown."""
-SAID_EVERY = 10
-"""Mini-batches after which a training says how far it is."""
 
 
 def ring_plan(blocks: tuple[int, ...]) -> Plan:
@@ -43,17 +32,23 @@ def ring_plan(blocks: tuple[int, ...]) -> Plan:
 
 
 def ring_timeline(
-    blocks: tuple[int, ...], depth: int, *, micro_batches: int = 1, initiator: int = 0, transfer_s: float = 0.0
+    blocks: tuple[int, ...],
+    depth: int,
+    *,
+    micro_batches: int = 1,
+    initiator: int = 0,
+    transfer_s: float = 0.0,
+    count: int = TOGETHER,
 ) -> Timeline:
-    """Return some mini-batches of one initiator, one after the other; a block's forward pass takes 1 s, and its
+    """Return `count` mini-batches of one initiator, one after the other; a block's forward pass takes 1 s, and its
     backward pass too.
 
     depth: trained adapters, counted from the top.  transfer_s: seconds of an activation or gradient on a link.
     """
     profile, cluster = equal_blocks(sum(blocks), len(blocks), transfer_s=transfer_s)
-    iterations = [Iteration(initiator, sum(blocks) - depth, micro_batches)] * TOGETHER
+    iterations = [Iteration(initiator, sum(blocks) - depth, micro_batches)] * count
     timeline = simulated_round(profile, cluster, ring_plan(blocks), iterations)
-    cut = f"{TOGETHER} mini-batches cut into {micro_batches}" if micro_batches > 1 else f"{TOGETHER} whole mini-batches"
+    cut = f"{count} mini-batches cut into {micro_batches}" if micro_batches > 1 else f"{count} whole mini-batches"
     return replace(timeline, title=f"{cut}, {depth} adapters trained")
 
 
@@ -74,19 +69,36 @@ def ring_table(blocks: tuple[int, ...], depth: int, initiator: int = 0) -> Table
     return Table(columns, rows, title="What travels for a mini-batch; its labels never do")
 
 
-def policy_seconds(
-    unfreezing: Unfreezing, num_layers: int, steps: int, seconds: Mapping[int, float], every: int
-) -> list[tuple[float, float]]:
-    """Return (mini-batches, time so far) of a fixed unfreezing schedule with 16 mini-batches a round.
+def ring_memory_bytes(blocks: Sequence[int], depth: int, block_bytes: int, context_bytes: int) -> list[int]:
+    """Return each device's peak in a whole mini-batch, in bytes (simulated).
 
-    seconds: of a mini-batch, by the number of trained adapters.
+    context_bytes: the activations of a mini-batch that a trained block keeps for its backward pass.
     """
-    policy, passed, points = Policy(num_layers=num_layers, unfreezing=unfreezing, every=every), 0.0, [(0.0, 0.0)]
-    for step in range(steps):
-        passed += seconds[num_layers - policy.first_unfrozen(step // 16, step)]
-        if (step + 1) % (steps // 20) == 0:
-            points.append((float(step + 1), passed))
-    return points
+    profile, cluster = equal_blocks(sum(blocks), len(blocks))
+    block = replace(profile.layers[0][0], frozen_bytes=block_bytes, context_bytes_per_token=context_bytes // SAMPLES)
+    profile = replace(profile, layers=((block,) * sum(blocks),) * len(blocks))
+    iterations = [Iteration(0, sum(blocks) - depth, 1)]
+    timeline = simulated_round(profile, cluster, ring_plan(tuple(blocks)), iterations, memory=True)
+    return [max(sample.nbytes for sample in samples) for samples in timeline.memory]
+
+
+def memory_by_depth(batch_size: int = 16, tokens: int = 128) -> go.Figure:
+    """Return the memory of the device that needs most, by trained adapters: mBERT's 12 blocks on four devices."""
+    constants = load_constants()
+    _, block, *_ = layer_costs(constants.model, "adapters", batch=batch_size, sequence_length=tokens)
+    context = block.context_bytes(batch_size, tokens) // SAMPLES * SAMPLES
+    blocks = [constants.layers // constants.devices] * constants.devices
+    depths, in_mb = range(1, constants.layers + 1), 1e-6
+    ring = [max(ring_memory_bytes(blocks, depth, block.frozen_bytes, context)) * in_mb for depth in depths]
+    first = blocks[0] * (block.frozen_bytes + constants.devices * context) * in_mb
+    single = [constants.layers * block.frozen_bytes * in_mb + depth * context * in_mb for depth in depths]
+    series = {
+        "one device": [*zip(map(float, depths), single, strict=True)],
+        "PipeAdapter that never drains": [(float(depth), first) for depth in depths],
+        "RingAda": [*zip(map(float, depths), ring, strict=True)],
+    }
+    words = {"title": "Memory of the device that needs most", "label": "simulated", "subtitle": "without the embedding"}
+    return lines(series, x_title="trained adapters", y_title="MB", **words)
 
 
 class RingLab(Explorer):
@@ -119,153 +131,3 @@ class RingLab(Explorer):
         )
         self.table.value = ring_table(self.blocks, depth, initiator)._repr_html_()
         self.show(lambda: gantt(timeline))
-
-
-DEVICES = 4
-BY_NUMBER = ("steps", "rounds")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
-    """A setting: when one more adapter is unfrozen, which device owns which sentences, and ring or federated
-    averaging.
-    """
-
-    unfreezing: Unfreezing = "steps"
-    every: int = 8
-    rule: str = "iid"
-    scheme: str = RING
-
-    @property
-    def name(self) -> str:
-        """Describe it in a legend."""
-        often = f" every {self.every}" if self.unfreezing in BY_NUMBER else ""
-        return f"{self.rule}, {FEDERATED if self.scheme == FEDERATED else f'{self.unfreezing}{often}'}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Learned:
-    """curve: trained here.  times: layer times after each of its points (simulated).  depths: trained layers by
-    mini-batch.
-    """
-
-    curve: Curve
-    times: tuple[float, ...]
-    depths: tuple[int, ...]
-
-
-def learn(training: Training, tried: Tried, counted: Callable[[range], Iterable[int]]) -> Learned:
-    """Train in this process, and simulate the time as that of twelve blocks on four equal devices.  counted: see
-    train_in_turn.
-    """
-    num_layers, constants, depths = model_facts(training.model).num_layers, load_constants(), list[int]()
-    policy, is_federated = (
-        Policy(num_layers=num_layers, unfreezing=tried.unfreezing, every=tried.every),
-        tried.scheme == FEDERATED,
-    )
-
-    def trained(step: int, num_layers: int, history: Sequence[float]) -> int:
-        done = step // DEVICES  # rounds of one mini-batch on each device
-        if policy.is_adaptive:
-            lowest = policy.adapted(
-                [fmean(history[DEVICES * number : DEVICES * (number + 1)]) for number in range(done)]
-            )[-1]
-        else:
-            lowest = policy.first_unfrozen(done, step)
-        depths.append(num_layers if is_federated else num_layers - lowest)
-        return depths[-1]
-
-    curve = train_in_turn(
-        training, 0, trained, devices=DEVICES, rule=tried.rule, is_federated=is_federated, counted=counted
-    )
-    seconds = layer_times(constants, tried.scheme, constants.micro_batches)[0]
-    passed = list(accumulate(seconds[depth * constants.layers // num_layers] for depth in depths))
-    return Learned(curve=curve, times=tuple(passed[at - 1] for at in training.ends), depths=tuple(depths))
-
-
-class LearningLab(Explorer):
-    """Controls for policy, split and scheme; each setting is trained once, and its curves stay (trained here, time
-    simulated).
-
-    tried: settings that are trained first.  learned: what has been trained so far.
-    """
-
-    def __init__(self, training: Training, tried: Sequence[Tried]) -> None:
-        self.training, self.learned = training, dict[Tried, Learned]()
-        for number, one in enumerate(tried, 1):  # the cell's output says how far it is, before the lab is shown
-            words = f"Training {number} of {len(tried)}: {one.name}"
-            self.learned[one] = learn(training, one, partial(bar, what=words))
-        last = tried[-1]
-        names = [name for name in get_args(Unfreezing) if name != "gradient_norm"]
-        first = {"unfreezing": last.unfreezing, "every": last.every, "rule": last.rule, "scheme": last.scheme}
-        controls = lab_controls("learning", {"unfreezing": names}, **first)
-        self.unfreezing, self.every, self.rule, self.scheme = controls
-        self.table = Html()
-        tabs = ("Loss by time", "Loss by mini-batches", "Accuracy")
-        super().__init__(
-            [widgets.HBox(controls)], controls, self._asked_for, self._answer_to, tabs=tabs, below=[self.table]
-        )
-
-    def _asked_for(self) -> Tried:
-        is_federated = self.scheme.value == FEDERATED  # trains all layers
-        asked = Tried(
-            unfreezing="all" if is_federated else self.unfreezing.value, rule=self.rule.value, scheme=self.scheme.value
-        )
-        return replace(asked, every=self.every.value) if asked.unfreezing in BY_NUMBER else asked
-
-    def _answer_to(self, asked: Tried) -> None:
-        if asked not in self.learned:
-            self.learned[asked] = learn(self.training, asked, partial(self._counted, asked.name))
-        own, metric = self.learned[asked].curve, next(iter(self.learned[asked].curve.test))
-        words = f"{self.learned[asked].times[-1]:.0f} layer times for {self.training.steps} mini-batches (simulated)"
-        self.headline.value = BIG_FIRST.format(
-            f"{asked.name}: last loss {own.losses[-1]:.3f}, test {metric} {own.test[metric]:.1f} %", words
-        )
-        rows = [
-            (
-                one.name,
-                f"{found.depths[-1]}",
-                f"{found.curve.losses[-1]:.3f}",
-                f"{found.curve.test[metric]:.1f}",
-                f"{found.times[-1]:.0f}",
-            )
-            for one, found in self.learned.items()
-        ]
-        columns = ("setting", "trained layers at the end", "last loss", f"test {metric}, %", "layer times (simulated)")
-        self.table.value = Table(
-            columns, rows, title="Tried so far; one seed, so a point or two means little"
-        )._repr_html_()
-        self.show(self.by_time, self.by_mini_batches, self.by_score)
-
-    def _counted(self, name: str, steps: range) -> Iterator[int]:
-        """Pass on the numbers of the mini-batches of a setting; the headline says how far they are."""
-        for step in steps:
-            if step % SAID_EVERY == 0:
-                words = f"mini-batch {step + 1} of {len(steps)}, in this process"
-                self.headline.value = BIG_FIRST.format(f"Training {name}", words)
-            yield step
-
-    def by_time(self) -> go.Figure:
-        """Return the losses of all settings so far by simulated time."""
-        series = {one.name: [*zip(found.times, found.curve.losses, strict=True)] for one, found in self.learned.items()}
-        subtitle = "time simulated: 12 blocks on 4 equal devices, 4 micro-batches"
-        words = {"title": "Loss by time", "label": "executed", "subtitle": subtitle}
-        return lines(series, x_title="layer times", y_title="training loss", **words).update_yaxes(rangemode="normal")
-
-    def by_mini_batches(self) -> go.Figure:
-        """Return the losses of all settings so far by mini-batches."""
-        return self._by_mini_batches("training loss", {one: found.curve.losses for one, found in self.learned.items()})
-
-    def by_score(self) -> go.Figure:
-        """Return the validation scores of all settings so far by mini-batches."""
-        return self._by_mini_batches(
-            "validation accuracy, %", {one: found.curve.scores for one, found in self.learned.items()}
-        )
-
-    def _by_mini_batches(self, what: str, values: Mapping[Tried, Sequence[float]]) -> go.Figure:
-        series = {one.name: [*zip(map(float, self.training.ends), own, strict=True)] for one, own in values.items()}
-        title = f"{what.partition(',')[0].capitalize()} by mini-batches"
-        figure = lines(
-            series, title=title, label="executed", x_title="mini-batches", y_title=what, subtitle=self.training.model
-        )
-        return figure.update_yaxes(rangemode="normal")

@@ -22,11 +22,6 @@ SIZES = {"tokens": 20, "num_layers": 6, "hidden_size": 384, "itemsize": 2}
 PASSES = {"forward_s": 0.02, "backward_s": 0.04}
 
 
-def _terminator(spans, depth):
-    lowest = spans[-1][1] - depth + 1
-    return next(place for place, (first, last) in enumerate(spans) if first <= lowest <= last)
-
-
 def _delayed(w, gradient, rate, delay, steps):
     versions = [w]
     for step in range(steps):
@@ -83,27 +78,6 @@ def with_unequal(*shares: float):
         (lambda answer: exercises.check_down_projection(answer, hidden_size=384, reduction=8), 18432, 384),
         (lambda answer: exercises.check_quantization_step(answer, absmax=0.5), 0.001969, 0.5 / 127),
         (lambda answer: exercises.check_quantized_bytes(answer, bits=4, block_size=64), 0.5625, 0.5),
-        (lambda answer: exercises.check_terminator(answer, blocks=(4, 5, 2, 3), depth=4), 3, 4),
-        (lambda answer: exercises.check_least_time(answer, depth=4), 8, 4),
-        (
-            lambda answer: exercises.check_pipelined_time(answer, num_stages=4, layers_per_stage=3, micro_batches=4),
-            10.5,
-            6,
-        ),
-        (lambda answer: exercises.check_last_unfrozen(answer, num_layers=12, every=40), 440, 480),
-        (lambda answer: exercises.check_link_bytes(answer, samples=32, tokens=24, hidden_size=384), 1_179_648, 294_912),
-        (exercises.check_terminator_code, _terminator, lambda spans, depth: len(spans) - 1),
-        (exercises.check_terminator_code, _terminator, lambda spans, depth: spans[depth]),
-        (
-            exercises.check_next_initiator_code,
-            lambda now, left, rate: max(left, key=lambda one: rate(now, one)),
-            lambda now, left, rate: left[0],
-        ),
-        (
-            exercises.check_next_initiator_code,
-            lambda now, left, rate: max(left, key=lambda one: rate(now, one)),
-            lambda now, left, rate: max(left, key=lambda one: rate(0, one)),
-        ),
         (lambda answer: exercises.check_bubble(answer, num_stages=4, num_micro_batches=4), np.float32(3 / 7), 0.25),
         (
             lambda answer: exercises.check_bubble(answer, num_stages=4, num_micro_batches=4),

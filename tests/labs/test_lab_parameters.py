@@ -132,13 +132,11 @@ ODD: dict[str, dict[str, list[Any]]] = {
         "serving_cluster": ["pare", "", 2, None],
     },
     "09_data_that_stay": {
-        "local_iterations": [0, -1, NAN, "1"],
-        "unfreezing": ["sometimes", 3, None],
-        "unfreeze_every": [0, -1, 1.5],
         "rule": ["dirichlet", "dirichlet:0", "dirichlet:nan", "sizes:1", "random", None, ""],
-        "part_counts": [[], [0], [33], [-1], 4, ["4"], [10**9], None],
         "blocks": [[], [0, 3], [-1, 4], [3], 14, None, [1.5, 2], [10**9, 1]],
         "depth": [0, 99, -1, 15, 1.5, "3", None],
+        "steps": [0, -1, 1.5, 10**9, "8"],
+        "layer_ms": [0, -1, NAN, 10**9, "4", None],
     },
     "10_never_drain": {
         "paper_cluster": ["pac-env-z", None],

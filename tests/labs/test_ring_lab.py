@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from workbench.trainings.rings import Training
-from workbench_labs.ring import LearningLab, RingLab, Tried, policy_seconds, ring_table, ring_timeline
+from workbench_labs.learning import LearningLab, Tried
+from workbench_labs.ring import RingLab, memory_by_depth, ring_memory_bytes, ring_table, ring_timeline
 
 
 def test_the_ring_of_figure_2() -> None:
@@ -44,11 +45,12 @@ def test_the_lab_follows_its_sliders(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "10.5 layer times" in shown[-1].data and "need their kernel" in shown[-1].data  # what stays without it
 
 
-def test_time_by_policy() -> None:
-    seconds = {1: 1.0, 2: 4.0}
-    assert policy_seconds("steps", 2, 40, seconds, 20)[-1] == (40.0, 100.0)
-    assert policy_seconds("rounds", 2, 40, seconds, 1)[-1] == (40.0, 16.0 + 96.0)
-    assert policy_seconds("all", 2, 40, seconds, 20)[-1] == (40.0, 160.0)
+def test_a_frozen_block_keeps_no_activations() -> None:
+    """Weights 10 MB, activations 1 MB, and a few bytes of messages."""
+    needs = ring_memory_bytes((4, 5, 2, 3), 4, 10_000_000, 1_000_000)
+    assert [round(nbytes / 1e6) for nbytes in needs] == [40, 50, 21, 33]
+    ring = memory_by_depth().data[-1]
+    assert list(ring.y) == sorted(ring.y) and ring.y[-1] > 1.5 * ring.y[0]
 
 
 def test_what_a_ring_learns_is_trained_once_for_each_setting() -> None:

@@ -29,6 +29,7 @@ EXERCISES = {
     "02": "workbench_labs.exercises.pipelines",
     "04": "workbench_labs.exercises.cuts",
     "07": "workbench_labs.exercises.layer_cuts",
+    "09": "workbench_labs.exercises.ring",
     "12": "workbench_labs.exercises.projects",
 }
 """The module of each lab that has exercises of this kind."""

@@ -130,6 +130,14 @@ def number_of(answer: Any) -> float:
     return number
 
 
+def whole_number(answer: Any, least: int, most: int, what: str) -> int:
+    """Return an answer as a whole number in a range.  Raises WrongAnswerError."""
+    number = number_of(answer)
+    if number != int(number) or not least <= number <= most:
+        raise WrongAnswerError(f"{what} is a whole number from {least} to {most}; this is {number:g}.")
+    return int(number)
+
+
 def require_number(answer: Any, expected: float, tolerance: float, right: str) -> str:
     """Return `right` if the answer is the number, which may differ by a share of it.  Raises WrongAnswerError."""
     if abs(number_of(answer) - expected) > tolerance * abs(expected):

@@ -32,15 +32,34 @@ TOGETHER = 40
 
 
 def simulated_round(
-    profile: Profile, cluster: Cluster, plan: Plan, iterations: Sequence[Iteration], *, has_side: bool = False
+    profile: Profile,
+    cluster: Cluster,
+    plan: Plan,
+    iterations: Sequence[Iteration],
+    *,
+    has_side: bool = False,
+    memory: bool = False,
 ) -> Timeline:
-    """Return a round of mini-batches of SAMPLES samples."""
+    """Return a round of mini-batches of SAMPLES samples.  memory: whether to compute the bytes in use, too."""
+    return simulate(round_program(profile, cluster, plan, iterations, has_side=has_side), memory=memory)
+
+
+def round_program(
+    profile: Profile,
+    cluster: Cluster,
+    plan: Plan,
+    iterations: Sequence[Iteration],
+    *,
+    has_side: bool = False,
+    hidden: int = 1,
+) -> Program:
+    """Return a round of mini-batches of SAMPLES samples.  hidden: numbers of a sample that cross a boundary."""
     sizes = tuple(SAMPLES // one.num_micro_batches for one in iterations for _ in range(one.num_micro_batches))
-    crossing = Crossing(hidden_size=1, side_width=int(has_side))
+    crossing = Crossing(hidden_size=hidden, side_width=int(has_side))
     layout = RingLayout(plan, iterations, sizes, (1,) * len(sizes))
     costs = ring_costs(profile, cluster, layout, crossing=crossing, head_values=1, beside_bytes=0)
     schedule = ring_round(plan, iterations, costs.seconds, in_flight=8, has_side=has_side)
-    return simulate(Program.on(cluster, schedule, costs), memory=False)
+    return Program.on(cluster, schedule, costs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

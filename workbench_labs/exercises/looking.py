@@ -1,0 +1,91 @@
+"""A student's detector of leaks and reader of hidden states: their judges, and what stands in until they are right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Any
+
+import torch
+
+from workbench_labs.course.verdict import WrongAnswerError, comparison, number_of, require_list
+
+CASES, TEXTS = 50, 10
+
+
+def judge_leak(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+    """Try a detector on messages in which a list of ids was hidden, and on others that look alike."""
+    draws = Random(numbers["seed"])
+    for number in range(CASES):
+        secret = [draws.randint(0, 300) for _ in range(draws.randint(3, 8))]
+        message = [draws.gauss(0.0, 1.0) for _ in range(draws.randint(20, 60))]
+        at = draws.choice([0, len(message), draws.randrange(len(message))])
+        planted, what = {
+            0: ([float(one) for one in secret], "the ids in order"),
+            1: ([float(one) for one in secret[:-1]] + [301.0], "all ids but the last"),
+            2: ([float(one) + 0.4 for one in secret], "numbers near the ids"),
+            3: (list(map(float, (*secret[:1], *secret))), "the first id twice, then the others"),
+            4: ([float(one) for one in (*secret[1:], secret[0] + 1, secret[0])], "all ids in another order"),
+        }[number % 5]
+        message[at:at] = planted
+        expected, found = number % 5 in (0, 3), answer(message, secret)
+        if found not in (True, False) or bool(found) != expected:
+            raise WrongAnswerError(
+                f"A message of {len(message)} numbers holds {what}, from place {at} on: the answer is {expected}, "
+                f"yours {found!r:.80}.",
+                comparison("The ids", ("looked for",), [(" ".join(map(str, secret)),)]),
+            )
+    return f"It finds ids that stand one after the other, and only these, in {CASES} messages."
+
+
+def judge_invert(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+    """Try to read texts of made-up words, whose states point in their embeddings' directions and have any length."""
+    draws = Random(numbers["seed"])
+    for _ in range(TEXTS):
+        words, width = draws.randint(20, 40), draws.randint(12, 16)
+        embeddings = [
+            [scale * draws.gauss(0.0, 1.0) for _ in range(width)]
+            for scale in (draws.uniform(0.2, 3.0) for _ in range(words))
+        ]
+        text = [draws.randrange(words) for _ in range(12)]
+        states = [_blurred(embeddings[word], draws) for word in text]
+        found = require_list(answer(states, embeddings), "The text", len(text))
+        rows = [(true, number_of(own)) for true, own in zip(text, found, strict=True)]
+        if any(true != own for true, own in rows):
+            right = sum(true == own for true, own in rows)
+            raise WrongAnswerError(
+                f"{right} of {len(text)} words of a text are right; all can be.",
+                comparison("The text", ("its word", "yours"), [(true, f"{own:g}") for true, own in rows]),
+            )
+    return f"It reads {TEXTS} texts word by word."
+
+
+def _blurred(embedding: Sequence[float], draws: Random) -> list[float]:
+    """Return a vector in about the same direction, of another length."""
+    size, scale = math.hypot(*embedding) / math.sqrt(len(embedding)), draws.uniform(0.3, 4.0)
+    return [scale * (value / size + draws.gauss(0.0, 0.15)) for value in embedding]
+
+
+def usable_reader(invert: Callable[..., Sequence[int]]) -> Callable[..., Sequence[int]]:
+    """Return a student's function, or the nearest embedding by the cosine as long as the student's is not right."""
+    try:
+        judge_invert(invert, {"seed": 0})
+    except Exception:  # the student's own code
+        return nearest
+    return invert
+
+
+def nearest(states: Sequence[Sequence[float]], embeddings: Sequence[Sequence[float]]) -> list[int]:
+    """Return the place of the embedding whose direction is nearest to each state's."""
+    towards = [torch.nn.functional.normalize(torch.tensor(one), dim=1) for one in (states, embeddings)]
+    return (towards[0] @ towards[1].T).argmax(dim=1).tolist()
+
+
+def usable_detector(leak: Callable[..., bool]) -> Callable[..., bool]:
+    """Return a student's function, or one of ours as long as the student's is not right."""
+    try:
+        judge_leak(leak, {"seed": 0})
+    except Exception:  # the student's own code
+        return lambda numbers, ids: any(numbers[at : at + len(ids)] == ids for at in range(len(numbers) - len(ids) + 1))
+    return leak
