@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 
+from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.errors import ConfigError
+from workbench.core.job import Job
+from workbench.core.plan import Plan, Share, Stage
+from workbench.core.report import Report
+from workbench.core.schedule import Op
+from workbench.core.timeline import Span, Timeline
 from workbench_labs.pictures.__main__ import FOLDER, PICTURES
+from workbench_labs.pictures.executed import executed_run
 
 MOST_BYTES = 20_000
 SVG = "{http://www.w3.org/2000/svg}"
@@ -26,7 +35,30 @@ def test_pictures_are_those_of_the_script(name: str) -> None:
 
 
 def test_the_folder_holds_and_lists_all_of_them() -> None:
-    """No picture is left over, and README.md names each one."""
-    assert {path.stem for path in FOLDER.glob("*.svg")} == set(PICTURES)
+    """No picture is left over, and README.md names each one.  That of an executed run is not drawn again."""
+    assert {path.stem for path in FOLDER.glob("*.svg")} == {*PICTURES, "run"}
     listed = (FOLDER / "README.md").read_text(encoding="utf-8")
-    assert all(f"({name}.svg)" in listed for name in PICTURES)
+    assert all(f"({name}.svg)" in listed for name in [*PICTURES, "run"])
+
+
+def test_an_executed_run_is_drawn_from_its_report_and_a_simulated_one_is_refused() -> None:
+    device = Device(name="alpha", flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=1e6))
+    stage = Stage(start=0, stop=1, shares=(Share(rank=0, samples=1),))
+    plan = Plan(method="pac_plus", stages=(stage,), micro_batch_size=1, num_micro_batches=1)
+    shared = {"device_names": ("alpha",)}
+    simulated = Timeline(source="simulated", spans=(Span(0, Op("F", 0, 0), 0.0, 0.181),), **shared)
+    measured = Timeline(source="emulated", fidelity="kernel", spans=(Span(0, Op("F", 0, 0), 0.0, 0.184),), **shared)
+    report = Report(
+        source="emulated",
+        fidelity="kernel",
+        mode="execute",
+        job=Job(),
+        cluster=Cluster(name="one", devices=(device,)),
+        plan=plan,
+        timelines={"first epoch, predicted": simulated, "first epoch, measured": measured},
+    )
+    drawn = executed_run(report)
+    assert "simulated: 181 ms" in drawn and "measured: 184 ms" in drawn
+    for unusable in (replace(report, valid=False), replace(report, timelines={"first epoch, predicted": simulated})):
+        with pytest.raises(ConfigError):
+            executed_run(unusable)

@@ -1,0 +1,89 @@
+"""The picture of an executed run: a step as simulated over the same step as measured, from the run's report.
+
+`python -m workbench_labs.pictures.executed REPORT.json OUT.svg`
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from workbench.core.errors import ConfigError
+from workbench.core.report import Report
+from workbench.core.schedule import Op
+from workbench.core.timeline import Timeline
+from workbench.plots import style
+from workbench_labs.pictures import shapes
+
+KINDS = {"first epoch": "a step of the first epoch", "cached epoch": "a step from the cache"}
+"""What timelines of a report stand side by side, and how they are called."""
+LEFT, TOP, GAP, LANE = 92.0, 76.0, 40.0, 22.0
+
+
+def executed_run(report: Report) -> str:
+    """Return the picture: simulated above, measured below, both kinds of steps at one scale.
+
+    Raises ConfigError if the report lacks a measured timeline, or was measured on a host that did not keep pace.
+    """
+    pairs = {
+        words: tuple(report.timelines[f"{kind}, {how}"] for how in ("predicted", "measured"))
+        for kind, words in KINDS.items()
+        if f"{kind}, measured" in report.timelines
+    }
+    if not pairs or not report.valid:
+        problem = "It was not executed." if not pairs else "The host was too busy, so its times mean little."
+        raise ConfigError("A picture of an executed run was asked for.", problem, "Run again on a quiet machine.")
+    used = sorted({span.rank for pair in pairs.values() for timeline in pair for span in timeline.spans})
+    longest = [max(timeline.makespan_s for timeline in pair) for pair in pairs.values()]
+    scale = (shapes.WIDTH - LEFT - shapes.MARGIN - GAP * (len(pairs) - 1)) / sum(longest)
+    pitch, parts, x = LANE + 8 + 7, [], LEFT
+    below = TOP + len(used) * pitch + 42
+    for (words, pair), whole_s in zip(pairs.items(), longest, strict=True):
+        parts.append(shapes.words(x, TOP - 40, words, anchor="start", size=14.5))
+        for timeline, y, how in zip(pair, (TOP, below), ("simulated", "measured"), strict=True):
+            names = [timeline.device_names[rank] for rank in used] if x == LEFT else [""] * len(used)
+            parts.append(shapes.heading(x, y - 12, f"{how}: {_ms(timeline.makespan_s)}"))
+            shown = _only(timeline, used)
+            width = scale * whole_s
+            parts.append(
+                shapes.lanes(shown, x, y, width, names=names, label=_number, whole_s=whole_s, height=LANE, network=True)
+            )
+        x += scale * whole_s + GAP
+    colours = style.COLOURS
+    legend = shapes.legend(
+        below + len(used) * pitch + 30,
+        (shapes.BOX, colours["forward"], "forward"),
+        (shapes.BOX, colours["side forward"], "side network, forward"),
+        (shapes.BOX, colours["side backward"], "side network, backward"),
+        (shapes.BOX, colours["load from cache"], "from the cache"),
+        (shapes.BOX, colours["send"], "on the link"),
+    )
+    said = "; ".join(
+        f"{words} takes {_ms(predicted.makespan_s)} simulated and {_ms(measured.makespan_s)} measured"
+        for words, (predicted, measured) in pairs.items()
+    )
+    description = f"Bars show over time what each device computes and sends. {said[:1].upper()}{said[1:]}."
+    return shapes.card(
+        "A run, simulated and measured", description, *parts, legend, height=below + len(used) * pitch + 46
+    )
+
+
+def _number(op: Op) -> str:
+    """Return the number of a micro-batch on its widest bar."""
+    return style.number_of(op) if op.kind == "F" else ""
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms"
+
+
+def _only(timeline: Timeline, ranks: list[int]) -> Timeline:
+    """Return the timeline of some devices, which are then the first ones."""
+    spans = tuple(span._replace(rank=ranks.index(span.rank)) for span in timeline.spans)
+    names = tuple(timeline.device_names[rank] for rank in ranks)
+    return Timeline(source=timeline.source, fidelity=timeline.fidelity, device_names=names, spans=spans)
+
+
+if __name__ == "__main__":
+    given, out = sys.argv[1:]
+    Path(out).write_text(executed_run(Report.read(given)), encoding="utf-8")
