@@ -1,6 +1,4 @@
-"""Zeroth-order gradients (P-RGE, section 2): their error on planes and of a language model, and a bowl to descend into
-step by step.
-"""
+"""A bowl to descend into by zeroth-order gradients, step by step (P-RGE, section 2)."""
 
 from __future__ import annotations
 
@@ -14,110 +12,14 @@ from typing import Any
 
 import ipywidgets as widgets
 import torch
-from torch import Tensor
 
 from workbench.core.errors import ConfigError
 from workbench.core.names import FLOAT_TYPES
 from workbench.methods.p_rge.seeds import query_seed
-from workbench.methods.p_rge.zeroth_order import CausalModel, Prge, PromptLike, ZerothOrderConfig
 from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Message, Panel, button
 from workbench.widgets.fields import lab_controls
-from workbench_labs.plots.zeroth_order import GradientError, Point, Probe
+from workbench_labs.plots.zeroth_order import Point, Probe
 from workbench_labs.plots.zeroth_order import bowl as draw_bowl
-
-AT_ONCE = 4
-"""Queries of a model in one pass; this affects only the time, and the error is what we measure."""
-
-
-def plane_error(dimension: int, queries: Sequence[int], *, repeats: int = 100) -> GradientError:
-    """Return the squared error of estimates on a plane, whose slope along z is z times its gradient: means of `repeats`
-    estimates.
-    """
-    generator = torch.Generator().manual_seed(0)
-    exact = torch.nn.functional.normalize(torch.randn(dimension, generator=generator), dim=0)
-    points = []
-    for count in queries:
-        errors = []
-        for _ in range(repeats):
-            noise = torch.randn(count, dimension, generator=generator)
-            errors.append(float((noise.T @ (noise @ exact) / count - exact).square().sum()))
-        points.append((count, sum(errors) / repeats))
-    return GradientError(f"d = {dimension:,}", dimension, tuple(points))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlopeStudy:
-    """Queries of one batch.  slopes: (exact, measured) of each.  length: of the exact gradient.  error: over the number
-    of queries.
-    """
-
-    epsilon: float
-    length: float
-    slopes: tuple[tuple[float, float], ...]
-    error: GradientError
-
-    @property
-    def deviation(self) -> float:
-        """Return the difference of measured from exact slopes, as a share of the exact ones (root mean squares)."""
-        missed = sum((measured - exact) ** 2 for exact, measured in self.slopes)
-        return (missed / max(sum(exact**2 for exact, _ in self.slopes), 1e-30)) ** 0.5
-
-
-def exact_gradient(model: CausalModel, batch: PromptLike) -> Tensor:
-    """Return (d,) float32: the gradient of the batch's loss with respect to the trained weights, by a backward pass."""
-    with torch.enable_grad():
-        loss = model.part_losses(batch).sum()
-        pieces = torch.autograd.grad(loss, list(model.trainables.parameters.values()))
-    return torch.cat([piece.reshape(-1).float() for piece in pieces])
-
-
-def study_slopes(
-    model: CausalModel, batch: PromptLike, *, queries: int, epsilon: float, exact: Tensor | None = None
-) -> SlopeStudy:
-    """Measure the slopes of a number of queries of a batch's loss and compare with the exact gradient; theta does not
-    change.
-
-    exact: the gradient if it is already known, such as a float32 model's for a model that computes in fewer bits.
-    """
-    gradient = exact_gradient(model, batch) if exact is None else exact
-    estimator = Prge(model, ZerothOrderConfig(queries=queries, epsilon=epsilon))
-    measured: list[float] = []
-    for first in range(0, queries, AT_ONCE):
-        losses = estimator.losses(batch, 0, range(first, min(first + AT_ONCE, queries))).double().view(-1, 2)
-        measured += ((losses[:, 0] - losses[:, 1]) / (2 * epsilon)).tolist()
-    noise = torch.stack([model.trainables.noise(query_seed(0, 0, query)) for query in range(queries)])
-    along = noise @ gradient
-    slopes = torch.tensor(measured)
-    # Squared errors of means are computed from inner products, so no estimate is ever built, let alone all of them.
-    products = slopes[:, None] * slopes * (noise @ noise.T)
-    crossed, squared = slopes * along, float(gradient.square().sum())
-    points, count = [], 1
-    while count <= queries:
-        groups = [slice(first, first + count) for first in range(0, queries - count + 1, count)]
-        errors = [
-            float(products[own, own].sum()) / count**2 - 2 * float(crossed[own].sum()) / count + squared
-            for own in groups
-        ]
-        points.append((count, sum(errors) / len(errors) / max(squared, 1e-30)))
-        count *= 2
-    dimension = model.trainables.num_values
-    return SlopeStudy(
-        epsilon=epsilon,
-        length=squared**0.5,
-        slopes=tuple(zip(along.tolist(), measured, strict=True)),
-        error=GradientError(f"the model, d = {dimension:,}", dimension, tuple(points)),
-    )
-
-
-def epsilon_curve(
-    model: CausalModel, batch: PromptLike, epsilons: Sequence[float], *, queries: int, exact: Tensor | None = None
-) -> list[SlopeStudy]:
-    """Return the same queries with each epsilon: if it is too large, the loss is curved; too small, rounding hides the
-    differences.
-    """
-    gradient = exact_gradient(model, batch) if exact is None else exact
-    return [study_slopes(model, batch, queries=queries, epsilon=epsilon, exact=gradient) for epsilon in epsilons]
-
 
 _WAVES = 5.0
 
@@ -159,9 +61,15 @@ class Bowl:
         )
 
 
-def probe(bowl: Bowl, at: Point, *, queries: int, epsilon: float, seed: int, step: int) -> list[Probe]:
-    """Return a step's queries: random directions, and the slope along each from two losses (Algorithm 1, lines
-    4-11).
+Estimate = Callable[[list[list[float]], list[list[float]], float], Sequence[float]]
+"""(losses, noise, epsilon) -> the estimated gradient (d,).  losses: (q, 2), plus and minus; noise: (q, d)."""
+
+
+def ask(
+    bowl: Bowl, at: Point, *, queries: int, epsilon: float, seed: int, step: int
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Return a step's losses (q, 2), at theta + epsilon z and theta - epsilon z, and its noise z (q, 2) (Algorithm 1,
+    lines 4-9).
     """
     if queries < 1 or not epsilon > 0:
         raise ConfigError(
@@ -169,13 +77,15 @@ def probe(bowl: Bowl, at: Point, *, queries: int, epsilon: float, seed: int, ste
             "1 and a number above 0 are the least.",
             "Raise them.",
         )
-    found = []
-    for query in range(queries):
-        draw = random.Random(query_seed(seed, step, query))
-        z = (draw.gauss(0, 1), draw.gauss(0, 1))
-        plus, minus = (bowl.loss(at[0] + side * epsilon * z[0], at[1] + side * epsilon * z[1]) for side in (1, -1))
-        found.append(Probe(z, (plus - minus) / (2 * epsilon)))
-    return found
+    draws = [random.Random(query_seed(seed, step, query)) for query in range(queries)]
+    noise = [[draw.gauss(0, 1), draw.gauss(0, 1)] for draw in draws]
+    losses = [[bowl.loss(at[0] + side * epsilon * x, at[1] + side * epsilon * y) for side in (1, -1)] for x, y in noise]
+    return losses, noise
+
+
+def probes_of(losses: Sequence[Sequence[float]], noise: Sequence[Sequence[float]], epsilon: float) -> list[Probe]:
+    """Return each query's direction, and the slope along it from its two losses (Algorithm 1, line 10)."""
+    return [Probe((z[0], z[1]), (plus - minus) / (2 * epsilon)) for (plus, minus), z in zip(losses, noise, strict=True)]
 
 
 def mean_of(probes: Sequence[Probe]) -> Point:
@@ -184,46 +94,69 @@ def mean_of(probes: Sequence[Probe]) -> Point:
     return x, y
 
 
+def mean_slope(losses: Sequence[Sequence[float]], noise: Sequence[Sequence[float]], epsilon: float) -> list[float]:
+    """Return the estimated gradient (see Estimate): the mean of slope times noise."""
+    slopes = [(plus - minus) / (2 * epsilon) for plus, minus in losses]
+    return [
+        sum(slope * z for slope, z in zip(slopes, along, strict=True)) / len(slopes)
+        for along in zip(*noise, strict=True)
+    ]
+
+
 @dataclass(slots=True, kw_only=True)
 class Descent:
-    """A descent into a bowl, step by step.  path: its points, the first one is the start."""
+    """A descent into a bowl, step by step.  path: its points, the first one is the start.  estimate: of the gradient,
+    from losses and noise.
+    """
 
     bowl: Bowl
     queries: int = 4
     epsilon: float = 0.3
     learning_rate: float = 0.3
     seed: int = 0
+    estimate: Estimate = mean_slope
     path: list[Point] = field(default_factory=lambda: [(-4.2, 1.9)])
+
+    def ask(self) -> tuple[list[list[float]], list[list[float]]]:
+        """Return the losses and the noise of the queries at the path's last point (see `ask`)."""
+        at, step = self.path[-1], len(self.path) - 1
+        return ask(self.bowl, at, queries=self.queries, epsilon=self.epsilon, seed=self.seed, step=step)
 
     @property
     def probes(self) -> list[Probe]:
         """Return the queries at the path's last point."""
-        return probe(
-            self.bowl,
-            self.path[-1],
-            queries=self.queries,
-            epsilon=self.epsilon,
-            seed=self.seed,
-            step=len(self.path) - 1,
-        )
+        return probes_of(*self.ask(), self.epsilon)
 
     def step(self) -> None:
         """Go one step against the estimate (Algorithm 1, line 14)."""
         x, y = self.path[-1]
-        way = mean_of(self.probes)
+        way = self.estimate(*self.ask(), self.epsilon)
         self.path.append((x - self.learning_rate * way[0], y - self.learning_rate * way[1]))
 
 
+def bearable_rate(queries: int) -> float:
+    """Return a learning rate that so many queries bear on the bowl: the fewer, the longer is their estimate."""
+    return 1.0 / (1 + 3 / queries)
+
+
 def descents(
-    bowl: Bowl, queries: Sequence[int], *, passes: int, learning_rate: Callable[[int], float], repeats: int
+    bowl: Bowl,
+    queries: Sequence[int],
+    *,
+    passes: int,
+    learning_rate: Callable[[int], float] = bearable_rate,
+    repeats: int,
+    estimate: Estimate = mean_slope,
 ) -> dict[str, list[tuple[float, float]]]:
     """Return, for each number of queries, the loss over the number of forward passes: medians of `repeats` descents.
 
-    passes: of the whole descent; a step takes 2q.  learning_rate: a function of the number of queries.
+    passes: of the whole descent; a step takes 2q.  learning_rate: a function of the number of queries.  estimate: of
+    the gradient, from losses and noise.
     """
     found = {}
     for count in queries:
-        given: dict[str, Any] = {"bowl": bowl, "queries": count, "epsilon": 0.01, "learning_rate": learning_rate(count)}
+        given: dict[str, Any] = {"bowl": bowl, "queries": count, "epsilon": 0.01, "estimate": estimate}
+        given["learning_rate"] = learning_rate(count)
         walks = [Descent(**given, seed=seed) for seed in range(repeats)]
         points = []
         for step in range(passes // (2 * count) + 1):

@@ -32,23 +32,32 @@ Moments = Annotated[float, Meta(gt=0, le=60)]
 Tokens = Annotated[int, Meta(ge=1, le=65_536)]
 Few = Annotated[int, Meta(ge=1, le=64)]
 Steps = Annotated[int, Meta(ge=1, le=100_000)]
-Student = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}\Z")]
 Samples = Annotated[int, Meta(ge=1, le=10**9)] | None
 """None takes the whole split."""
+Student = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}\Z")]
+"""Whose numbers are drawn, and whose work is kept."""
 WEIGHTS = 128
 """Columns of the network that the ring of 07_cut_a_layer divides."""
 MOST_IN_ALL_ORDERS = 7
 """Devices whose orders a lab lists: 5,040 of seven."""
 
 
-class Parameters(Struct, frozen=True, kw_only=True):
-    """Those of all labs.  Fields that a Job has, too, are checked as its fields, and their ranges are not repeated
-    here.
+class AllLabs(Struct, frozen=True, kw_only=True):
+    """Those of all labs."""
+
+    output: Text
+
+    def check(self) -> None:
+        """Raise ConfigError for an unknown name, and for values that do not go together."""
+
+
+class Parameters(AllLabs, frozen=True, kw_only=True):
+    """Those of the labs with devices.  Fields that a Job has, too, are checked as its fields, and their ranges are not
+    repeated here.
     """
 
     method: ClassVar[str] = "pac_plus"
     fidelity: Fidelity
-    output: Text
 
     @property
     def options(self) -> dict[str, Any]:
@@ -62,7 +71,7 @@ class Parameters(Struct, frozen=True, kw_only=True):
         return Job(method=self.method, options=self.options, **{name: getattr(self, name) for name in own})
 
     def check(self) -> None:
-        """Raise ConfigError for an unknown name, and for values that do not go together."""
+        """Check the job and the cluster (see AllLabs)."""
         cluster = self.cluster()
         load_method(self.method).require_known(self.job, cluster)
 
@@ -177,9 +186,34 @@ class HybridParallelism(Trained, frozen=True, kw_only=True):
             )
 
 
-class PRge(Trained, frozen=True, kw_only=True):
-    """05_slopes.  parts: copies side by side in one pass.  measured_s: for each rate.  device_mb: of each device, for
-    the model.
+class Slopes(AllLabs, frozen=True, kw_only=True):
+    """05_slopes.  steps: of the language model.  studied_queries: whose slopes are compared with exact ones.  repeats:
+    walks on the bowl.
+    """
+
+    student: Student
+    model: str
+    seed: int
+    batch_size: int
+    learning_rate: float
+    queries: Annotated[int, Meta(ge=1, le=64)]
+    epsilon: Annotated[float, Meta(gt=0, le=1e3)]
+    steps: Annotated[int, Meta(ge=1, le=1000)]
+    studied_queries: Annotated[int, Meta(ge=1, le=4096)]
+    epsilons: Annotated[list[Annotated[float, Meta(gt=0, le=1e3)]], Meta(min_length=1, max_length=100)]
+    repeats: Annotated[int, Meta(ge=1, le=1000)]
+
+    def check(self) -> None:
+        """Check also the job (see AllLabs)."""
+        options = {"queries": self.queries, "steps": self.steps, "epsilon": self.epsilon, "loss": "label_words"}
+        shared = {name: getattr(self, name) for name in ("model", "seed", "batch_size", "learning_rate")}
+        job = Job(method="p_rge", task="sentiment", micro_batches=1, options=options, **shared)
+        load_method("p_rge").require_known(job, load_cluster("laptop"))
+
+
+class ForwardOnly(Trained, frozen=True, kw_only=True):
+    """06_forward_only.  parts: copies side by side in one pass.  measured_s: for each rate.  device_mb: of each device,
+    for the model.
     """
 
     method: ClassVar[str] = "p_rge"
@@ -191,8 +225,6 @@ class PRge(Trained, frozen=True, kw_only=True):
     train_samples: Annotated[int, Meta(ge=1, le=10**9)]
     validation_samples: Annotated[int, Meta(ge=1, le=10**9)]
     score_every: Steps
-    studied_queries: Annotated[int, Meta(ge=1, le=4096)]
-    epsilons: Annotated[list[Annotated[float, Meta(gt=0, le=1e3)]], Meta(min_length=1, max_length=100)]
     parts: Annotated[list[Annotated[int, Meta(ge=1, le=1024)]], Meta(min_length=1, max_length=100)]
     measured_s: Moments
     engine_steps: Annotated[int, Meta(ge=0, le=10_000)]
@@ -292,7 +324,7 @@ class Confidant(Trained, frozen=True, kw_only=True):
 
 
 class Built(Parameters, frozen=True, kw_only=True):
-    """Those of the labs in which students build.  student: whose numbers are drawn, and whose work is kept."""
+    """Those of the labs in which students build a pipeline."""
 
     student: Student
     cluster_name: Text
@@ -422,12 +454,13 @@ class DataThatStay(Parameters, frozen=True, kw_only=True):
             raise ConfigError(asked, f"The ring has {sum(self.blocks)} blocks, each with one adapter.", "Lower depth.")
 
 
-LABS: dict[str, type[Parameters]] = {
+LABS: dict[str, type[AllLabs]] = {
     "00_quickstart": Quickstart,
     "01_devices": Devices,
     "03_beside_the_model": PacPlus,
     "04_hybrid_parallelism": HybridParallelism,
-    "05_slopes": PRge,
+    "05_slopes": Slopes,
+    "06_forward_only": ForwardOnly,
     "07_cut_a_layer": LayerCut,
     "09_data_that_stay": DataThatStay,
     "10_never_drain": Confidant,

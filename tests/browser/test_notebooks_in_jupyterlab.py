@@ -326,8 +326,12 @@ def try_divider(notebook: Notebook) -> None:
     notebook.shoot("divider-planned")
 
 
-def in_p_rge(notebook: Notebook) -> None:
+def in_slopes(notebook: Notebook) -> None:
+    require_questions(notebook, "Write the estimator", r"An adapter has d = [\d,]+ trained values", unanswered=7)
     try_bowl(notebook)
+
+
+def in_forward_only(notebook: Notebook) -> None:
     try_roofline(notebook)
     try_training(notebook)
     try_divider(notebook)
@@ -393,7 +397,8 @@ CLICKS: dict[str, Callable[[Notebook], None]] = {
     "01_devices": in_devices,
     "03_beside_the_model": in_pac_plus,
     "04_hybrid_parallelism": in_hybrid_parallelism,
-    "05_slopes": in_p_rge,
+    "05_slopes": in_slopes,
+    "06_forward_only": in_forward_only,
     "07_cut_a_layer": in_cut_a_layer,
     "09_data_that_stay": in_ringada,
     "10_never_drain": in_confidant,

@@ -8,7 +8,12 @@ import re
 import pytest
 
 from workbench.core.errors import ConfigError
-from workbench_labs.bowl import Bowl, BowlLab, Descent, descents, mean_of, probe
+from workbench_labs.bowl import Bowl, BowlLab, Descent, ask, descents, mean_of, probes_of
+from workbench_labs.plots.zeroth_order import Probe
+
+
+def probe(bowl: Bowl, at: tuple[float, float], *, epsilon: float, **settings: int) -> list[Probe]:
+    return probes_of(*ask(bowl, at, epsilon=epsilon, **settings), epsilon)
 
 
 def test_on_a_bowl_every_slope_is_exact_and_their_mean_tends_to_the_gradient() -> None:

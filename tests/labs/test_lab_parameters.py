@@ -106,13 +106,20 @@ ODD: dict[str, dict[str, list[Any]]] = {
         "queries": [0, -1, 1.5, "4", 10**9],
         "epsilon": [0, -1, NAN, 1e300, "small", None],
         "learning_rate": [0, -1, NAN, 1e300, "low"],
+        "steps": [0, -1, 10**9, 1.5],
+        "studied_queries": [0, -1, 10**9],
+        "epsilons": [[], [0], [-1], [NAN], ["1"], 0.1, None],
+        "repeats": [0, -1, 1.5, "5", 10**9],
+    },
+    "06_forward_only": {
+        "queries": [0, -1, 1.5, "4", 10**9],
+        "epsilon": [0, -1, NAN, 1e300, "small", None],
+        "learning_rate": [0, -1, NAN, 1e300, "low"],
         "loss": ["hinge", "", None, 1],
         "steps": [0, -1, 10**9, 1.5],
         "train_samples": [None],
         "validation_samples": [None],
         "score_every": [0, -1, 0.5],
-        "studied_queries": [0, -1, 10**9],
-        "epsilons": [[], [0], [-1], [NAN], ["1"], 0.1, None],
         "parts": [[0], [], [-1], [1.5], 4, None, [10**9], ["1"]],
         "measured_s": [0, -1, NAN],
         "engine_steps": [-1, 0.5, None, 10**9],
@@ -175,7 +182,7 @@ CASES = [
     for name in LABS[lab].__struct_fields__
     for value in COMMON.get(name, []) + ODD[lab].get(name, [])
     if not (
-        lab in ("05_slopes", "10_never_drain") and name == "batch_size" and value == 31
+        lab in ("05_slopes", "06_forward_only", "10_never_drain") and name == "batch_size" and value == 31
     )  # they have no micro-batches
 ]
 
@@ -196,7 +203,7 @@ def test_every_parameter_has_odd_values(lab: str) -> None:
 @pytest.mark.parametrize(
     ("lab", "name", "value", "phrases"),
     [
-        ("05_slopes", "parts", [0], ["parts[0] = 0", ">= 1"]),
+        ("06_forward_only", "parts", [0], ["parts[0] = 0", ">= 1"]),
         ("07_cut_a_layer", "cluster_name", "phones", ["'phones'", "has 3 devices", "2, 4 or 8"]),
         ("09_data_that_stay", "depth", 99, ["depth = 99", "14 blocks"]),
         ("10_never_drain", "learning_rate", NAN, ["learning_rate = nan", "0.05"]),
@@ -211,10 +218,10 @@ def test_the_sentence_names_parameter_value_and_range(lab: str, name: str, value
 
 
 def test_values_of_other_libraries_and_a_missing_one(tmp_path: Path) -> None:
-    values = usual("05_slopes")
-    check_parameters("05_slopes", values | {"output": tmp_path, "parts": (1, 2), "epsilon": 1})
+    values = usual("06_forward_only")
+    check_parameters("06_forward_only", values | {"output": tmp_path, "parts": (1, 2), "epsilon": 1})
     for odd in (object(), {1, 2}, np.arange(3), 1j):
         with pytest.raises(WorkbenchError, match="parts"):
-            check_parameters("05_slopes", values | {"parts": odd})
+            check_parameters("06_forward_only", values | {"parts": odd})
     with pytest.raises(WorkbenchError, match="parts"):
-        check_parameters("05_slopes", {name: value for name, value in values.items() if name != "parts"})
+        check_parameters("06_forward_only", {name: value for name, value in values.items() if name != "parts"})

@@ -28,6 +28,7 @@ from workbench_labs.course.verdict import Exercise, Verdict, in_short
 EXERCISES = {
     "02": "workbench_labs.exercises.pipelines",
     "04": "workbench_labs.exercises.cuts",
+    "05": "workbench_labs.exercises.slopes",
     "07": "workbench_labs.exercises.layer_cuts",
     "09": "workbench_labs.exercises.ring",
     "12": "workbench_labs.exercises.projects",

@@ -146,7 +146,8 @@ def require_number(answer: Any, expected: float, tolerance: float, right: str) -
 
 
 def require_list(found: Any, what: str, length: int) -> list[Any]:
-    """Return a list (or tuple) of this length.  Raises WrongAnswerError."""
+    """Return a list of this length: Python's, a tuple, or what NumPy or torch have.  Raises WrongAnswerError."""
+    found = found.tolist() if hasattr(found, "tolist") else found
     if not isinstance(found, list | tuple):
         raise WrongAnswerError(f"{what} is a list; the function returned {found!r:.80}.")
     if len(found) != length:

@@ -15,7 +15,6 @@ from workbench.core.errors import WorkbenchError
 from workbench.core.profile import Profile
 from workbench.methods.p_rge.queries import plan_queries
 from workbench.planners import Problem
-from workbench_labs.bowl import SlopeStudy
 from workbench_labs.course.verdict import Verdict, WrongAnswerError, require_number
 from workbench_labs.planning import query_step_s
 from workbench_labs.plots.zeroth_order import Pass
@@ -120,26 +119,6 @@ def check_cluster(cluster: Cluster, *, cores: int, given: Cluster) -> tuple[bool
             return False, f"Its devices have the shares of '{known.name}', which was given. Describe your own."
     total = sum(share for share in shares if share is not None)
     return total <= cores, f"{cluster.world_size} devices, which ask for {total:.2f} of {cores} cores in all."
-
-
-@exercise(
-    "Too large, and the loss bends between the two points; too small, and their difference is rounding. Look for "
-    "the lowest point."
-)
-def check_epsilon(answer: float, studies: Sequence[SlopeStudy]) -> tuple[bool, str]:
-    """Which epsilon of a study gives the best slopes?  An answer passes if its deviation is within a factor of two of
-    the best.
-    """
-    best = min(studies, key=lambda one: one.deviation)
-    chosen = [
-        one for one in studies if isinstance(answer, int | float) and abs(one.epsilon - answer) <= 1e-9 * one.epsilon
-    ]
-    if not chosen:
-        return False, f"{answer!r} is none of {', '.join(f'{one.epsilon:g}' for one in studies)}."
-    said = (
-        f"With {answer:g} slopes are off by {chosen[0].deviation:.2%}, with {best.epsilon:g} by {best.deviation:.2%}."
-    )
-    return chosen[0].deviation <= 2 * best.deviation + 1e-12, said
 
 
 def check_knee(answer: int | None, passes: Sequence[Pass]) -> Verdict:
