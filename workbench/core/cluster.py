@@ -48,6 +48,8 @@ def split_address(text: str) -> tuple[str, int | None]:
     return f"{match['user'] or ''}{host}", int(match["port"]) if match["port"] else None
 
 
+Factors = Mapping[Any, float]
+"""How many times slower than described devices are, by rank, and links, by 'sender>receiver'."""
 DataPlane = Literal["tls", "plain", "wireguard"]
 Framework = Literal["torch", "jax"]
 """The library that computes a device's layers."""
@@ -218,7 +220,7 @@ class Cluster:
             return described
         return _path(sender.link, receiver.link)
 
-    def part(self, ranks: Sequence[int], factors: Mapping[Any, float] | None = None) -> Cluster:
+    def part(self, ranks: Sequence[int], factors: Factors | None = None) -> Cluster:
         """Return the cluster of the given devices, in this order.  Raises ConfigError if `ranks` is empty.
 
         factors: the share of its memory that a device has for the run now, by its name; other keys are ignored.
@@ -246,7 +248,7 @@ class Cluster:
         """Return the cluster with all links `factor` times slower, latency included."""
         return self._linked(lambda link: Link(bytes_per_s=link.bytes_per_s / factor, latency_s=link.latency_s * factor))
 
-    def with_slow_links(self, factors: Mapping[Any, float]) -> Cluster:
+    def with_slow_links(self, factors: Factors) -> Cluster:
         """Return the cluster with some links slower, by 'sender>receiver'; other keys, and devices that are not here,
         are ignored.
         """

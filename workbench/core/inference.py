@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Literal
 
 from workbench.core.errors import ConfigError
+from workbench.core.schedule import Ranks
 
 Paradigm = Literal["hybrid", "tensor", "sequence", "pipeline"]
 
@@ -238,7 +239,7 @@ class InferencePlan:
 
     method: str
     paradigm: Paradigm
-    ranks: tuple[int, ...]
+    ranks: Ranks
     units: tuple[int, ...] = ()
     columns: tuple[int, ...] = ()
     shares: tuple[float, ...] = ()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from workbench.core.cluster import Factors
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferenceProfile
 
@@ -141,6 +142,10 @@ class LayerProfile(LayerBytes):
         return replace(self, times={kind: grid.scaled(factor) for kind, grid in self.times.items()})
 
 
+Layers = tuple[LayerProfile, ...]
+"""The layers of a model on one device."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """layers[rank][layer] for every device.
@@ -155,7 +160,7 @@ class Profile:
     model: str
     method: str
     source: Literal["measured", "scaled", "analytic"]
-    layers: tuple[tuple[LayerProfile, ...], ...]
+    layers: tuple[Layers, ...]
     optimizer_bytes_per_trainable_byte: float = 2.0
     inference: InferenceProfile | None = None
     notes: tuple[str, ...] = ()
@@ -185,7 +190,7 @@ class Profile:
             layer.forward_s(batch, sequence_length) + layer.backward_s(batch, sequence_length) for layer in layers
         )
 
-    def part(self, ranks: Sequence[int], factors: Mapping[int, float] | None = None) -> Profile:
+    def part(self, ranks: Sequence[int], factors: Factors | None = None) -> Profile:
         """Return the profile of the given devices, in this order.  factors: the measured slow-down of some devices."""
         slower = factors or {}
         rows = (

@@ -28,6 +28,9 @@ from typing import NamedTuple
 
 from workbench.core.errors import ScheduleError
 
+Ranks = tuple[int, ...]
+"""Devices, by their numbers."""
+
 
 @contextmanager
 def paused_collector() -> Iterator[None]:
@@ -90,7 +93,7 @@ class Op(NamedTuple):
     part: int = NONE
     reads: tuple[Value, ...] = ()
     writes: tuple[Value, ...] = ()
-    ranks: tuple[int, ...] = ()
+    ranks: Ranks = ()
     stream: str = "compute"
 
     @property

@@ -22,6 +22,7 @@ import numpy as np
 
 from workbench.core.plan import Share, Stage
 from workbench.core.profile import Profile
+from workbench.core.schedule import Ranks
 from workbench.planners.memory import FootprintTable
 from workbench.planners.problem import Problem
 
@@ -197,13 +198,13 @@ class StageTimes:
             self._shares[key] = dispatch(costs, self.micro_batch_size)[1]
         return self._shares[key]
 
-    def _row(self, ranks: tuple[int, ...]) -> np.ndarray:
+    def _row(self, ranks: Ranks) -> np.ndarray:
         key = frozenset(ranks)
         if key not in self._slowest:
             self._slowest[key] = self._rows(ranks)[-1]
         return self._slowest[key]
 
-    def _rows(self, ranks: tuple[int, ...]) -> np.ndarray:
+    def _rows(self, ranks: Ranks) -> np.ndarray:
         """Return (ranks, columns + 1): H(B, first n of ranks) for n = 1, 2, ..."""
         width = self._costs[0].shape[1]
         rows = np.full((len(ranks), width + 1), np.inf)

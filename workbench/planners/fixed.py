@@ -13,7 +13,7 @@ from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import ConfigError, PlanError, check_choice
 from workbench.core.inference import proportional_parts
 from workbench.core.plan import Plan, Share, Stage
-from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.core.profile import Grid, Layers, Profile
 from workbench.planners import memory
 from workbench.planners.balance import StageTimes
 from workbench.planners.closed_form import ClosedForm
@@ -210,7 +210,7 @@ def _alike(cluster: Cluster) -> Cluster:
     )
 
 
-def _mean_layers(profile: Profile) -> tuple[LayerProfile, ...]:
+def _mean_layers(profile: Profile) -> Layers:
     """Return every layer with its seconds averaged over the devices."""
     layers = []
     for rows in zip(*profile.layers, strict=True):

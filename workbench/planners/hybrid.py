@@ -17,7 +17,7 @@ from workbench.core.costs import collective_s
 from workbench.core.errors import ConfigError, PlanError, check_choice
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile, layers_seconds, trainable_bytes
-from workbench.core.schedule import ALLREDUCE
+from workbench.core.schedule import ALLREDUCE, Ranks
 from workbench.planners import memory
 from workbench.planners.balance import Balanced, StageTimes, balance
 from workbench.planners.closed_form import ClosedForm, PhaseTimes, stage_trainable_bytes
@@ -175,7 +175,7 @@ def candidates(
         )
     closed_form = ClosedForm(problem)
 
-    def look(ranks: tuple[int, ...]) -> float:
+    def look(ranks: Ranks) -> float:
         least = math.inf
         for balanced in balance(times, profile.num_layers, ranks, micro_batches, max_group=max_group):
             cost = closed_form(balanced.stages, micro_batches)
@@ -209,7 +209,7 @@ def candidates(
         over = StageTimes(problem, excess=True)
         nearest: dict[tuple[int, ...], Balanced] = {}
 
-        def missing(ranks: tuple[int, ...]) -> float:
+        def missing(ranks: Ranks) -> float:
             found = balance(over, profile.num_layers, ranks, micro_batches, max_group=max_group)
             nearest[ranks] = min(found, key=lambda balanced: balanced.bottleneck_s)
             return nearest[ranks].bottleneck_s

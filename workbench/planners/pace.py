@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
+
+from workbench.core.cluster import Factors
 
 
 @dataclass(kw_only=True)
@@ -71,7 +72,7 @@ class Pace:
     def _slower(self, rank: int | str) -> list[float]:
         return [ratio for ratio in self.lately(rank) if ratio > self.threshold * self.factors.get(rank, 1.0)]
 
-    def accept(self, factors: Mapping[Any, float]) -> None:
+    def accept(self, factors: Factors) -> None:
         """Assume these factors from now on, and discard earlier observations."""
         self.factors.update(factors)
         self._seen.clear()

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
+from workbench.core.schedule import Ranks
 from workbench.core.timeline import Span, Timeline, busy_of
 from workbench.plots import style
 
@@ -98,7 +99,7 @@ def _shown(timeline: Timeline) -> tuple[tuple[int, ...], list[Span], float]:
         limit = max(MIN_DEVICES, min(limit - 1, limit * MAX_BARS // len(spans)))
 
 
-def _bars(spans: list[Span], ranks: tuple[int, ...], unit: style.Unit) -> dict[str, list[Bar]]:
+def _bars(spans: list[Span], ranks: Ranks, unit: style.Unit) -> dict[str, list[Bar]]:
     row_of = {rank: row for row, rank in enumerate(ranks)}
     streams: dict[int, list[str]] = defaultdict(list)
     for span in spans:
@@ -153,7 +154,7 @@ def _trace(name: str, bars: list[Bar], end_s: float, lane_pixels: int, unit: sty
     )
 
 
-def _idle(timeline: Timeline, ranks: tuple[int, ...], unit: style.Unit) -> go.Bar:
+def _idle(timeline: Timeline, ranks: Ranks, unit: style.Unit) -> go.Bar:
     """Return the background of the compute lanes: the time under no bar is idle."""
     spans, whole = timeline.by_rank(), timeline.makespan_s
     return go.Bar(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from workbench.core.profile import Grid, LayerProfile
+from workbench.core.profile import Grid, LayerProfile, Layers
 from workbench.profiler.timing import Maker, time_grids
 
 UPDATE_BUDGET_S = 5.0
@@ -133,7 +133,7 @@ def profile_layers(
     shared: Mapping[str, Maker] | None = None,
     update: Mapping[str, Maker] | None = None,
     update_counts: Sequence[int] = (1,),
-) -> tuple[LayerProfile, ...]:
+) -> Layers:
     """Return the profile of every layer on one core of this host at full speed.  All calls are timed in turn.
 
     benches: one for each of `stacks.spans`.  layer_bytes: returns a layer's fields of LayerProfile in bytes, except

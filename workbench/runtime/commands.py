@@ -8,9 +8,11 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypedDict
 
 from msgspec import Meta
 
+from workbench.core.cluster import Factors
 from workbench.core.plan import Plan
 from workbench.core.ranges import Fraction, Seconds, Slowing
 from workbench.core.report import Recovery
+from workbench.core.schedule import Ranks
 from workbench.core.timeline import Span
 
 End = Literal["finished", "paused", "lost"]
@@ -25,7 +27,7 @@ class Train(NamedTuple):
     """
 
     generation: int
-    members: tuple[int, ...]
+    members: Ranks
     job: Any
 
 
@@ -201,12 +203,12 @@ class Generation(NamedTuple):
     """
 
     number: int
-    members: tuple[int, ...]
+    members: Ranks
     plan: Plan
     job: Any
     predictor: Predictor
     timeout_s: float = 20.0
-    prepares: tuple[int, ...] = ()
+    prepares: Ranks = ()
 
 
 Parts = Mapping[int, Ended]
@@ -229,7 +231,7 @@ class Policy(Protocol):
         """Return whether the run ends before its last step, as soon as its devices have paused."""
         return False
 
-    def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
+    def generation(self, number: int, ready: Ranks, factors: Factors) -> Generation:
         """Return the next generation: the remaining steps as a job for some of the ready devices.
 
         number: the generation's number, starting at 1.  factors: each device's measured slowdown relative to its
@@ -258,7 +260,7 @@ class Policy(Protocol):
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
         """Decide which steps are done and which must be repeated, after all members have ended or were lost."""
 
-    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
+    def differs(self, generation: Generation, ready: Ranks, factors: Factors) -> bool:
         """Return whether the devices' current speed calls for a new plan."""
 
 

@@ -25,7 +25,9 @@ COMPUTE = "compute"
 """The stream that runs on the calling thread of a step.  Every other stream has its own thread."""
 _KEPT_PARTS = 64
 
-Handler = Callable[[Op, tuple[Any, ...]], tuple[Any, ...]]
+Contents = tuple[Any, ...]
+"""The contents of the values that an operation reads or writes, in their order."""
+Handler = Callable[[Op, Contents], Contents]
 """Implements one operation kind: (operation, contents of op.reads) -> contents of op.writes.
 
 The handler of a collective returns one tensor, this rank's contribution (see Transport.collective).
@@ -324,7 +326,7 @@ class Step:
             if not self._num_running:
                 self._streams_done.set()
 
-    def write(self, op: Op, results: tuple[Any, ...], time_s: float) -> None:
+    def write(self, op: Op, results: Contents, time_s: float) -> None:
         """Store the results of an operation."""
         assert len(results) == len(op.writes), f"{op.label} wrote {len(results)} of {len(op.writes)} values"
         for value, content in zip(op.writes, results, strict=True):
@@ -363,7 +365,7 @@ class Step:
             self.values.release(read)
 
 
-def _at(device: torch.device, handler: Handler, op: Op, contents: tuple[Any, ...]) -> tuple[Any, ...]:
+def _at(device: torch.device, handler: Handler, op: Op, contents: Contents) -> Contents:
     """Run a handler with its inputs on a device, and return its results to the host."""
     return _on(torch.device("cpu"), handler(op, _on(device, contents)))
 

@@ -8,11 +8,12 @@ import heapq
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+from workbench.core.cluster import Factors
 from workbench.runtime import commands as c
 from workbench.runtime.devices import SILENCE_S, News
 from workbench.runtime.jobs import Outcome
@@ -45,10 +46,6 @@ class Agenda:
         """Advance to the next action and run it."""
         self.now_s, _, action = heapq.heappop(self._actions)
         action()
-
-
-Factors = Mapping[int, float]
-"""Each device's slowdown relative to its profile, by its position among the members."""
 
 
 class VirtualWork(Protocol):

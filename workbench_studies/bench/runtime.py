@@ -23,7 +23,7 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Link
 from workbench.core.job import Job
 from workbench.core.plan import Plan, Share, Stage
-from workbench.core.profile import LayerProfile, layers_seconds
+from workbench.core.profile import Layers, layers_seconds
 from workbench.core.run_folder import scratch_folder
 from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import scale_to_cluster
@@ -67,9 +67,7 @@ def planned_of(rank_job: PacPlusRankJob) -> PlannedStep:
     return PlannedStep.of(cut_mini_batch(range(len(rank_job.split)), NUM_MICRO_BATCHES), rank_job.split.lengths)
 
 
-def our_step(
-    session: RankSession[PacPlusRankJob], compute: StageCompute, optimizer: FlatAdamW, layers: tuple[LayerProfile, ...]
-) -> Step:
+def our_step(session: RankSession[PacPlusRankJob], compute: StageCompute, optimizer: FlatAdamW, layers: Layers) -> Step:
     """Return a step of the workbench's executor on the hybrid 1F1B schedule.  layers: the stage's, on this device."""
     rank_job = session.rank_job
     programs, planned = Programs(rank_job), planned_of(rank_job)
@@ -84,7 +82,7 @@ def our_step(
 
 
 def torch_step(
-    session: RankSession[PacPlusRankJob], compute: StageCompute, optimizer: FlatAdamW, layers: tuple[LayerProfile, ...]
+    session: RankSession[PacPlusRankJob], compute: StageCompute, optimizer: FlatAdamW, layers: Layers
 ) -> Step:
     """Return a step of torch.distributed.pipelining's Schedule1F1B on the same stage computation."""
     rank_job, index = session.rank_job, session.rank
@@ -254,9 +252,7 @@ def _cluster(mbit_per_s: float) -> Cluster:
     return replace(laptop, devices=devices)
 
 
-def _job(
-    cluster: Cluster, adapter: ParallelAdapterConfig, host_layers: tuple[LayerProfile, ...], folder: Path
-) -> PacPlusRankJob:
+def _job(cluster: Cluster, adapter: ParallelAdapterConfig, host_layers: Layers, folder: Path) -> PacPlusRankJob:
     stops = tuple(accumulate(LAYERS))
     stages = tuple(
         Stage(start=stop - count, stop=stop, shares=(Share(rank=rank, samples=MICRO_BATCH_SIZE),))

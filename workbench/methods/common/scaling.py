@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from workbench.core.cluster import Cluster
 from workbench.core.names import FLOAT_TYPES, FloatType
-from workbench.core.profile import LayerProfile, Profile
+from workbench.core.profile import Layers, Profile
 from workbench.methods.base import Event, Notify
 from workbench.models.loading import ModelFacts
 from workbench.models.partial_loading import made_up_weights
@@ -21,7 +21,6 @@ from workbench.profiler.descriptions import ModelDescription
 TARGET_LENGTH = 1
 """Tokens of a decoder: classification and regression need only the first."""
 
-Layers = tuple[LayerProfile, ...]
 T = TypeVar("T")
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 SEQUENCE_LENGTHS = (8, 16, 32, 64)
@@ -66,7 +65,7 @@ def bytes_of_tokens(decoder_tokens: int, **sizes: int) -> dict[str, int]:
     }
 
 
-def context_bytes(layers: tuple[LayerProfile, ...], batch: int, sequence_length: int) -> int:
+def context_bytes(layers: Layers, batch: int, sequence_length: int) -> int:
     """Return the bytes of forward results that the side network's backward pass needs, without the taps."""
     return sum(layer.context_bytes(batch, sequence_length) for layer in layers)
 

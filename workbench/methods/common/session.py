@@ -20,7 +20,7 @@ from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.program import Program
-from workbench.core.schedule import RECV, SEND, Value
+from workbench.core.schedule import RECV, SEND, Ranks, Value
 from workbench.core.timeline import MemorySample, Span
 from workbench.models.loading import import_family
 from workbench.profiler.processors import place_of
@@ -284,7 +284,7 @@ class DeviceSession:
         """Sum a tensor over all ranks, in place, outside any schedule, once all ranks have arrived."""
         self._meeting.sum(tensor)
 
-    def _subgroup(self, ranks: tuple[int, ...], *, by_all: bool = False) -> dist.ProcessGroup:
+    def _subgroup(self, ranks: Ranks, *, by_all: bool = False) -> dist.ProcessGroup:
         # Its members create it at the first use.  by_all: every device takes part, as torch requires where groups
         # overlap.
         members = tuple(sorted(ranks))

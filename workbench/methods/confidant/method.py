@@ -15,7 +15,7 @@ from workbench.core.division import Division
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
-from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.core.profile import Grid, LayerProfile, Layers, Profile
 from workbench.core.virtual_workers import delay_of
 from workbench.methods.base import Notify, Planned, ignore
 from workbench.methods.common.scaling import describe_facts, kept
@@ -206,7 +206,7 @@ class Confidant(FineTuning):
         )
         return replace(profile, layers=tuple(layers))
 
-    def device_layers(self, context: RankContext, prepared: PreparedJob, *, refresh: bool) -> tuple[LayerProfile, ...]:
+    def device_layers(self, context: RankContext, prepared: PreparedJob, *, refresh: bool) -> Layers:
         """Return every layer's cost on this device's first processor, and the costs of what processors can share (see
         LayerMethod).
         """

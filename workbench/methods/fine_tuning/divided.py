@@ -19,7 +19,7 @@ from workbench.models.families import LayerContext
 from workbench.models.optimization import backpropagate
 from workbench.models.sharding.trained import TrainedLayer
 from workbench.models.stack import layer_context
-from workbench.runtime.executor import Handler
+from workbench.runtime.executor import Contents, Handler
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class DividedHandlers(BackpropagationHandlers):
         }
         return BackpropagationHandlers.table(self) | forward | backward
 
-    def _begin(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _begin(self, op: Op, reads: Contents) -> Contents:
         backbone, batch = self.compute.model.backbone, self.batches[op.microbatch]
         hidden = joined(op, reads, "act")
         if hidden is None:
@@ -73,7 +73,7 @@ class DividedHandlers(BackpropagationHandlers):
         )
         return hidden.detach(), StageContext(None, hidden)
 
-    def _part(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _part(self, op: Op, reads: Contents) -> Contents:
         hidden, layer = reads[0].detach().requires_grad_(), self.parts[op.stage]
         stops = list(accumulate(self.division.groups(op.kind)))
         span = stops[op.part] - self.division.groups(op.kind)[op.part], stops[op.part]
@@ -84,7 +84,7 @@ class DividedHandlers(BackpropagationHandlers):
         )
         return output.detach(), StageContext(hidden, output)
 
-    def _join(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _join(self, op: Op, reads: Contents) -> Contents:
         layer, hidden, total = (
             self.parts[op.stage],
             reads[0].detach().requires_grad_(),
@@ -99,7 +99,7 @@ class DividedHandlers(BackpropagationHandlers):
             output = layer.join_columns(middle, layer.columns(middle, 0, layer.num_columns))
         return output.detach(), JoinContext(hidden, total, output)
 
-    def _end(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _end(self, op: Op, reads: Contents) -> Contents:
         backbone, hidden, targets = self.compute.model.backbone, reads[0].detach().requires_grad_(), self.targets(op)
         output = hidden if backbone.final is None else backbone.final(hidden)
         if targets is not None:
@@ -107,19 +107,19 @@ class DividedHandlers(BackpropagationHandlers):
         del self.contexts[op.microbatch]
         return self.forwarded(op, StageContext(hidden, output))
 
-    def _end_backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _end_backward(self, op: Op, reads: Contents) -> Contents:
         context: StageContext = named(op, reads, "ctx")[0]
         return (self.compute.backward(context, joined(op, reads, "grad")),)
 
-    def _join_backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _join_backward(self, op: Op, reads: Contents) -> Contents:
         context: JoinContext = reads[0]
         backpropagate(context.output, sum_of(reads[1:]))
         return context.hidden.grad, *(context.total.grad,) * (len(op.writes) - 1)
 
-    def _part_backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _part_backward(self, op: Op, reads: Contents) -> Contents:
         return (self.compute.backward(reads[0], reads[1]),)
 
-    def _begin_backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _begin_backward(self, op: Op, reads: Contents) -> Contents:
         context, gradient = reads[0], sum_of(named(op, reads, "gpart"))
         if context.output.requires_grad:
             backpropagate(context.output, gradient)

@@ -25,7 +25,7 @@ from workbench.models.families import FAMILIES
 from workbench.models.loading import ModelFacts
 from workbench.models.parallel_adapter import answered
 from workbench.models.techniques import TechniqueStage
-from workbench.runtime.executor import Handler
+from workbench.runtime.executor import Contents, Handler
 from workbench.schedules.costs import Crossing, plan_costs
 from workbench.schedules.hetpipe import asynchronous_1f1b
 from workbench.schedules.lowering import insert_transfers
@@ -213,16 +213,16 @@ class BackpropagationHandlers(StepHandlers):
             "STEP": self._update_shared,
         }
 
-    def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _forward(self, op: Op, reads: Contents) -> Contents:
         batch, hidden = self.batches[op.microbatch], joined(op, reads, "act")
         source = batch.input_ids if hidden is None else hidden
         return self.forwarded(op, self.compute.forward(source, batch.attention_mask, self.targets(op)))
 
-    def _backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _backward(self, op: Op, reads: Contents) -> Contents:
         context: StageContext = named(op, reads, "ctx")[0]
         return self.written(op, self.compute.backward(context, joined(op, reads, "grad")), gacc=None)
 
-    def _update_shared(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _update_shared(self, op: Op, reads: Contents) -> Contents:
         arrived = {value: content for value, content in zip(op.reads, reads, strict=True) if value.name == "shared"}
         for part, parameter in enumerate(self.shared):
             if op.stage in parameter.stages:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from workbench.core.profile import Grid, LayerProfile
+from workbench.core.profile import Grid, Layers
 from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, TARGET_LENGTH, crossing_bytes, lengths_up_to
 from workbench.methods.fine_tuning.handlers import StageCompute
@@ -36,7 +36,7 @@ def measure_layers(
     batch_sizes: tuple[int, ...] = BATCH_SIZES,
     lengths: tuple[int, ...] = SEQUENCE_LENGTHS,
     budget_s: float = 40.0,
-) -> tuple[LayerProfile, ...]:
+) -> Layers:
     """Return the profile of every layer on one core of this host at full speed (see profiler.layers)."""
     lengths = lengths_up_to(max_length, lengths, reads_images=stack.family.reads_images)
     stacks = Stacks(stack.num_layers, stack.num_encoder_layers)

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
-from workbench.core.profile import LayerProfile, Profile
+from workbench.core.profile import Layers, Profile
 from workbench.methods.base import MAX_SIMULATIONS, Notify
 from workbench.methods.common.scaling import number_format
 from workbench.methods.fine_tuning.jax_stage import require_jax_suits
 from workbench.methods.fine_tuning.measure import measure_layers
 from workbench.methods.fine_tuning.phases import FineTuningRankJob, phases_on
 from workbench.methods.fine_tuning.prepare import PreparedJob, check_plan, prepare, require_known
-from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
+from workbench.methods.training.method import AnalyticTechnique, Measurement, TrainingMethod
 from workbench.methods.training.phases import Predictor, RankJob
 from workbench.methods.training.state_costs import planning_problem, with_room
 from workbench.methods.training.trained import Trained
@@ -105,10 +103,10 @@ class FineTuning(TrainingMethod[PreparedJob]):
         super().require_known(job, cluster)
         require_jax_suits(cluster, job.model, self.known(job))
 
-    def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
+    def measured(self, prepared: PreparedJob) -> Measurement:
         """Return the settings that affect layer costs, and a function that measures them (see TrainingMethod)."""
 
-        def measure(max_length: int) -> tuple[LayerProfile, ...]:
+        def measure(max_length: int) -> Layers:
             backbone = quantize(load_stack(prepared.job.model, with_head=prepared.predicts_words), quantization)
             return measure_layers(backbone, prepared.config, max_length=max_length)
 

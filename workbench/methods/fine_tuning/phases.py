@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -42,7 +42,7 @@ from workbench.models.cross_framework import require_jax
 from workbench.models.loading import ModelFacts, import_family
 from workbench.models.lora import require_peft
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
-from workbench.runtime.executor import Handler
+from workbench.runtime.executor import Contents, Handler
 from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.runtime.memory import read_memory
 from workbench.runtime.snapshot import SMALL_BYTES
@@ -375,15 +375,15 @@ class StashingHandlers:
         }
         return self.each.table() | handlers | {f"{END}B": self._begin_backward, STEP: self._step}
 
-    def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _forward(self, op: Op, reads: Contents) -> Contents:
         self._version(op, reads).in_flight += 1
         return self._score(op, reads)
 
-    def _begin(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _begin(self, op: Op, reads: Contents) -> Contents:
         self._version(op, reads).in_flight += 1
         return self.each.table()[op.kind](op, reads)
 
-    def _score(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _score(self, op: Op, reads: Contents) -> Contents:
         first = op.microbatch // self.per_update * self.per_update
         size = sum(len(batch.sample_ids) for batch in self.each.batches[first : first + self.per_update])
         written = replace(self.each, total=size).table()[op.kind](op, reads)
@@ -392,11 +392,11 @@ class StashingHandlers:
             result * share if value.name == "loss" else result for value, result in zip(op.writes, written, strict=True)
         )
 
-    def _begin_backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _begin_backward(self, op: Op, reads: Contents) -> Contents:
         self._version(op, reads)
         return self.each.table()[op.kind](op, reads)
 
-    def _backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _backward(self, op: Op, reads: Contents) -> Contents:
         version = self._version(op, reads)
         version.in_flight -= 1
         is_read_again = version.in_flight or (op.microbatch < (self.kept + 1) * self.per_update - 1 and self.kept)
@@ -404,7 +404,7 @@ class StashingHandlers:
             self.first = None
         return self.each.table()[op.kind](op, reads)
 
-    def _step(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _step(self, op: Op, reads: Contents) -> Contents:
         optimizer, newest = (
             self.each.optimizer,
             self._version(op, reads),
@@ -417,7 +417,7 @@ class StashingHandlers:
         optimizer.compute_with(optimizer.parameters)
         return (Version(optimizer.parameters),)
 
-    def _version(self, op: Op, reads: tuple[Any, ...]) -> Version:
+    def _version(self, op: Op, reads: Contents) -> Version:
         """Set the stage to the version that an operation reads, and return it."""
         version: Version | None = named(op, reads, "weight")[0] or self.first
         assert version is not None, f"{op.label} reads the window's first version, which is gone"

@@ -13,7 +13,7 @@ import torch
 
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.inference import InferenceProfile
-from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.core.profile import Grid, LayerProfile, Layers, Profile
 from workbench.methods.base import Notify
 from workbench.methods.common.scaling import kept
 from workbench.methods.galaxy_plus.costs import analytic_from
@@ -216,7 +216,7 @@ def as_profile(inference: InferenceProfile) -> Profile:
     return Profile(model=inference.model, method=METHOD, source=inference.source, layers=rows, inference=inference)
 
 
-def _layers(inference: InferenceProfile, rank: int) -> tuple[LayerProfile, ...]:
+def _layers(inference: InferenceProfile, rank: int) -> Layers:
     layers: list[LayerProfile] = []
     for stack, shape in enumerate(inference.stacks):
         seconds = [layer_s(inference, rank, stack, stack_lengths(inference, length)) for length in LENGTHS]

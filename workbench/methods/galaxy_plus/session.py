@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,7 +39,7 @@ from workbench.models.sharding import (
 )
 from workbench.models.sharding.held import What
 from workbench.runtime.context import RankContext
-from workbench.runtime.executor import Handler
+from workbench.runtime.executor import Contents, Handler
 from workbench.runtime.pacing import Pacer
 
 
@@ -260,9 +259,6 @@ def _lost(error: RuntimeError) -> DeviceLostError:
     return DeviceLostError(
         "A message to or from another device was under way.", problem, "See the first device that failed."
     )
-
-
-Contents = tuple[Any, ...]
 
 
 class InferenceHandlers:

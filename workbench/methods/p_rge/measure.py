@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from workbench.core.cluster import Cluster
 from workbench.core.names import FloatType
-from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.core.profile import Grid, LayerProfile, Layers, Profile
 from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import describe_facts, number_format
 from workbench.methods.p_rge.options import METHOD
@@ -54,7 +54,7 @@ def made_up_batch(ids: Tensor, *, has_decoder: bool = False) -> PromptBatch:
     )
 
 
-def measure_layers(prepared: PreparedJob, *, max_length: int, budget_s: float = 40.0) -> tuple[LayerProfile, ...]:
+def measure_layers(prepared: PreparedJob, *, max_length: int, budget_s: float = 40.0) -> Layers:
     """Return the profile of every layer on one core of this host at full speed (see profiler.layers).
 
     F is measured over rows (parts x E) and tokens, STEP over the queries whose noise is drawn.

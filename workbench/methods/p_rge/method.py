@@ -14,7 +14,7 @@ from torch import Tensor
 from workbench.core.cluster import Cluster
 from workbench.core.errors import DeviceLostError
 from workbench.core.plan import Plan
-from workbench.core.profile import LayerProfile, Profile, trainable_bytes
+from workbench.core.profile import Profile, trainable_bytes
 from workbench.core.report import Recovery, StepRecord, SweepPoint
 from workbench.core.run_files import ADAPTER
 from workbench.methods.base import SCORED, Event, Notify, Outcome, Planned, Prediction, Told, counting, ignore
@@ -39,7 +39,7 @@ from workbench.methods.p_rge.worker import load_model, serve_rank, stored_as
 from workbench.methods.p_rge.zeroth_order import CausalModel, StepLog, replay, warn_of_rounding
 from workbench.methods.p_rge.zeroth_order.loading import TRAINED, save_for_peft, save_trained
 from workbench.methods.training.faults import predict
-from workbench.methods.training.method import LayerMethod, SplitName, chosen_epoch
+from workbench.methods.training.method import LayerMethod, Measurement, SplitName, chosen_epoch
 from workbench.methods.training.phases import Plans
 from workbench.models.saving import TrainedDescription, kept_name, save_tokenizer
 from workbench.runtime.engine_service import Engines
@@ -58,7 +58,7 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         """Return every layer's cost from the catalogue's figures (see ProfiledMethod)."""
         return catalogue_profile(prepared, cluster)
 
-    def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
+    def measured(self, prepared: PreparedJob) -> Measurement:
         """Return the settings that affect layer costs, and a function that measures them (see LayerMethod)."""
         options = prepared.options
         key = {

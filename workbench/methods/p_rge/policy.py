@@ -13,11 +13,12 @@ from pathlib import Path
 
 import msgspec
 
-from workbench.core.cluster import Cluster
+from workbench.core.cluster import Cluster, Factors
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.run_files import STEPS
+from workbench.core.schedule import Ranks
 from workbench.core.serial import from_json
 from workbench.methods.base import Notify, Planned
 from workbench.methods.common.folder import begin_folder, holds_run, weights_digest
@@ -155,14 +156,14 @@ class QueryPolicy(StepPolicy):
         """Return the current setting."""
         return self.history.changes[-1].setting
 
-    def _next_job(self, ready: tuple[int, ...], factors: Mapping[int, float]) -> tuple[tuple[int, ...], PRGERankJob]:
+    def _next_job(self, ready: Ranks, factors: Factors) -> tuple[tuple[int, ...], PRGERankJob]:
         """Return the ready devices that get work, and their job, which continues from the log (see StepPolicy)."""
         members, job = super()._next_job(ready, factors)
         assert isinstance(job, PRGERankJob)
         changes = self.history.changes_with(job.change.setting)
         return members, replace(job, records=tuple(self.history.records), changes=tuple(changes))
 
-    def _job(self, ranks: Sequence[int], factors: Mapping[int, float], plan: Plan | None = None) -> PRGERankJob:
+    def _job(self, ranks: Sequence[int], factors: Factors, plan: Plan | None = None) -> PRGERankJob:
         """Return the job of some devices (see StepPolicy); with another setting, if the job allows it and the devices
         require it.
         """
@@ -225,7 +226,7 @@ class QueryPolicy(StepPolicy):
         self._add(record_of(job, step, complete))
         self.say(f"Step {step + 1} is made from {len(complete) // 2} of {job.estimator.queries} queries")
 
-    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
+    def differs(self, generation: Generation, ready: Ranks, factors: Factors) -> bool:
         """Return whether the devices' speeds call for another setting or plan than a generation's; no state has to be
         moved for it.
         """
@@ -233,7 +234,7 @@ class QueryPolicy(StepPolicy):
         is_same = members == generation.members and shares_of(job.plan) == shares_of(generation.plan)
         return job.change.setting != self.setting or not is_same
 
-    def _fitted(self, ranks: Sequence[int], factors: Mapping[int, float]) -> Setting:
+    def _fitted(self, ranks: Sequence[int], factors: Factors) -> Setting:
         """Return the setting for some devices at their speed; it is raised again, up to the requested one, when that is
         possible.
         """

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
-from workbench.core.profile import LayerProfile, Profile, layers_seconds, trainable_bytes
+from workbench.core.profile import Layers, Profile, layers_seconds, trainable_bytes
 from workbench.methods.p_rge.options import Execution
 from workbench.planners.memory import Demand, named_layers, too_small
 from workbench.planners.problem import Problem
@@ -69,7 +69,7 @@ class RankCosts:
     stop: int
 
     @cached_property
-    def _layers(self) -> tuple[LayerProfile, ...]:
+    def _layers(self) -> Layers:
         return self.problem.profile.layers[self.rank][self.start : self.stop]
 
     def pass_s(self, parts: int) -> float:

@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +37,7 @@ from workbench.models.quantization import QuantizationConfig
 from workbench.runtime.commands import StepDone
 from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import Controls, serve_device
-from workbench.runtime.executor import Execution, Handler
+from workbench.runtime.executor import Contents, Execution, Handler
 from workbench.runtime.memory import release_free_memory
 from workbench.runtime.pacing import Pacer
 from workbench.tasks.prompts import PromptBatch
@@ -143,7 +142,7 @@ class QueryHandlers:
         """Return the handlers by operation kind."""
         return {"F": self._forward, STEP: self._update}
 
-    def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _forward(self, op: Op, reads: Contents) -> Contents:
         queries = self.query_step.queries(op.part)
         incoming = next((content for value, content in zip(op.reads, reads, strict=True) if value.name == "act"), None)
         result = self.compute.forward(
@@ -154,7 +153,7 @@ class QueryHandlers:
         self._know(op.part, result)
         return (torch.cat([result, torch.tensor([float(self.wants_pause())])]),)
 
-    def _update(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _update(self, op: Op, reads: Contents) -> Contents:
         for value, content in zip(op.reads, reads, strict=True):
             if value.name == "loss":
                 self._know(value.part, content[:-1])

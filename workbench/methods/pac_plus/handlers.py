@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from workbench.models.optimization import backpropagate
 from workbench.models.parallel_adapter import ParallelAdapterStage, answered
 from workbench.models.stack import BackboneStage
 from workbench.runtime.activation_cache import ActivationCache
-from workbench.runtime.executor import Handler
+from workbench.runtime.executor import Contents, Handler
 
 
 @dataclass(slots=True)
@@ -212,7 +211,7 @@ class PacPlusHandlers(StepHandlers):
             "SB": self._side_backward,
         }
 
-    def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _forward(self, op: Op, reads: Contents) -> Contents:
         batch, hidden = self.batches[op.microbatch], joined(op, reads, "act")
         source = batch.input_ids if hidden is None else hidden
         output, taps = self.compute.backbone_forward(source, batch.attention_mask, batch.decoder_ids)
@@ -220,15 +219,15 @@ class PacPlusHandlers(StepHandlers):
             self.tape.write_batch(batch.indices, taps)
         return self.written(op, output, tap=taps)
 
-    def _load(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _load(self, op: Op, reads: Contents) -> Contents:
         assert self.cache is not None
         batch = self.batches[op.microbatch]
         return (self.cache.batch(batch.indices, batch.attention_mask.shape[1]),) * len(op.writes)
 
-    def _side_forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _side_forward(self, op: Op, reads: Contents) -> Contents:
         mask, taps = self.batches[op.microbatch].attention_mask, named(op, reads, "tap")[0]
         return self.forwarded(op, self.compute.side_forward(joined(op, reads, "side"), taps, mask, self.targets(op)))
 
-    def _side_backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _side_backward(self, op: Op, reads: Contents) -> Contents:
         context: SideContext = named(op, reads, "ctx")[0]
         return self.written(op, self.compute.side_backward(context, joined(op, reads, "sgrad")), gacc=None)

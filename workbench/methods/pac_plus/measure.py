@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from workbench.core.profile import LayerProfile
+from workbench.core.profile import Layers
 from workbench.core.run_folder import scratch_folder
 from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, bytes_of_tokens, lengths_up_to
@@ -40,7 +40,7 @@ def measure_layers(
     lengths: tuple[int, ...] = SEQUENCE_LENGTHS,
     budget_s: float = 40.0,
     is_fast: bool = True,
-) -> tuple[LayerProfile, ...]:
+) -> Layers:
     """Return the profile of every layer on one core of this host at full speed (see profiler.layers).  is_fast: see
     StageCompute.
     """

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.plan import Plan
-from workbench.core.profile import LayerProfile, Profile
+from workbench.core.profile import Layers, Profile
 from workbench.core.run_files import DEVICES, INITIAL
 from workbench.methods.base import MAX_SIMULATIONS, SCORED, Notify, counting, ignore
 from workbench.methods.common.folder import disk_bytes
@@ -19,7 +18,7 @@ from workbench.methods.pac_plus.epochs import begin, phases_on
 from workbench.methods.pac_plus.measure import measure_layers
 from workbench.methods.pac_plus.prepare import PreparedJob, check_plan, prepare, record_layout, require_known
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob, rank_job
-from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
+from workbench.methods.training.method import AnalyticTechnique, Measurement, TrainingMethod
 from workbench.methods.training.phases import Predictor
 from workbench.methods.training.state_costs import planning_problem, with_room
 from workbench.models.evaluation import Predictions
@@ -117,7 +116,7 @@ class PacPlus(TrainingMethod[PreparedJob]):
     trained = Trained
     begin = staticmethod(begin)
 
-    def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
+    def measured(self, prepared: PreparedJob) -> Measurement:
         """Return the settings that affect layer costs, and a function that measures them (see TrainingMethod)."""
         options = prepared.options
         key = {
@@ -127,7 +126,7 @@ class PacPlus(TrainingMethod[PreparedJob]):
             "backbone": prepared.quantization.description,
         }
 
-        def measure(max_length: int) -> tuple[LayerProfile, ...]:
+        def measure(max_length: int) -> Layers:
             backbone = quantize(
                 load_stack(prepared.job.model, with_head=prepared.predicts_words), prepared.quantization
             )

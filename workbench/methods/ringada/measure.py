@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.cluster import Cluster, Device
-from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.core.profile import Grid, LayerProfile, Layers, Profile
 from workbench.core.run_folder import scratch_folder
 from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, TARGET_LENGTH, crossing_bytes, lengths_up_to
@@ -37,7 +37,7 @@ def measure_layers(
     batch_sizes: tuple[int, ...] = BATCH_SIZES,
     lengths: tuple[int, ...] = SEQUENCE_LENGTHS,
     budget_s: float = 40.0,
-) -> tuple[LayerProfile, ...]:
+) -> Layers:
     """Return the profile of every layer on one core of this host at full speed (see profiler.layers and
     methods.ringada.schedule).
 

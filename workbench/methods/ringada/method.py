@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,14 +12,14 @@ from typing import Any
 from workbench.core.cluster import Cluster
 from workbench.core.job import Job
 from workbench.core.plan import Plan, Share, Stage
-from workbench.core.profile import LayerProfile, Profile
+from workbench.core.profile import Profile
 from workbench.methods.base import Planned
 from workbench.methods.ringada.measure import from_adapters, measure_layers
 from workbench.methods.ringada.phases import phases_on
 from workbench.methods.ringada.planner import RingEstimate, Segment, plan_ring, plan_segments
 from workbench.methods.ringada.prepare import PreparedJob, check_plan, prepare, require_known
 from workbench.methods.ringada.rank_job import RingRankJob, beside_bytes
-from workbench.methods.training.method import AnalyticTechnique, TrainingMethod, nothing
+from workbench.methods.training.method import AnalyticTechnique, Measurement, TrainingMethod, nothing
 from workbench.methods.training.phases import Predictor
 from workbench.methods.training.state_costs import planning_problem
 from workbench.methods.training.trained import Trained
@@ -195,7 +195,7 @@ class RingAda(TrainingMethod[PreparedJob]):
         told = f"A round trains on {in_round:,} samples, {times}: lower local_iterations."
         return (*super().notes(planned), told)
 
-    def measured(self, prepared: PreparedJob) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
+    def measured(self, prepared: PreparedJob) -> Measurement:
         """Return the settings that affect layer costs, and a function that measures them (see TrainingMethod)."""
         config, caches = prepared.config, prepared.options.cache
         key: dict[str, Any] = {

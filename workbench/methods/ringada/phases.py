@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from workbench.methods.ringada.rank_job import RingRankJob, Round, RoundShape
 from workbench.methods.ringada.schedule import RingLayout
 from workbench.methods.training.handlers import PlannedStep, Targets, named
 from workbench.methods.training.phases import StagePhase
-from workbench.runtime.executor import Handler
+from workbench.runtime.executor import Contents, Handler
 from workbench.runtime.flat_optimizer import LinearSchedule
 from workbench.runtime.memory import read_memory
 from workbench.tasks.tokenize import Batch, collate
@@ -70,11 +69,11 @@ class RingHandlers:
             ring.HEAR: self._hear,
         }
 
-    def _embed(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _embed(self, op: Op, reads: Contents) -> Contents:
         batch = self.batches[op.microbatch]
         return (self.compute.embed(batch.input_ids, batch.attention_mask),)
 
-    def _load(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _load(self, op: Op, reads: Contents) -> Contents:
         batch = self.batches[op.microbatch]
         assert self.prefix is not None
         first, last = self.layout.first_unfrozen(op.microbatch), self.layout.plan.num_layers
@@ -90,7 +89,7 @@ class RingHandlers:
         )
         return ((sides[0], list(taps)),)
 
-    def _frozen(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _frozen(self, op: Op, reads: Contents) -> Contents:
         batch, first, stage = (
             self.batches[op.microbatch],
             self.layout.first_unfrozen(op.microbatch),
@@ -105,7 +104,7 @@ class RingHandlers:
             reads = self.compute.ahead(reads[0], batch.attention_mask, range(layer, layer + 1), first)
         return reads
 
-    def _ahead(self, state: Tensor, batch: Batch, layers: range, first: int) -> tuple[Any, ...]:
+    def _ahead(self, state: Tensor, batch: Batch, layers: range, first: int) -> Contents:
         """Run the model and the frozen side layers (see RingCompute.ahead), and keep what the side layers take, layer
         by layer.
 
@@ -128,7 +127,7 @@ class RingHandlers:
             keep(layer, hidden=self.compute.widened(torch.cat([self.compute.parted(state)[0], below], dim=2)))
         return (state, (beside, taps)) if first < layers.stop else (state,)
 
-    def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _forward(self, op: Op, reads: Contents) -> Contents:
         layers, batch = self.layout.layers(op), self.batches[op.microbatch]
         is_lowest = layers.start == self.layout.first_unfrozen(op.microbatch)
         if self.prefix is not None and not self.compute.side_width and is_lowest and op.microbatch not in self.cached:
@@ -137,7 +136,7 @@ class RingHandlers:
         context.nbytes = self.costs.spec(op.writes[1]).nbytes
         return context.output.detach(), context
 
-    def _score(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _score(self, op: Op, reads: Contents) -> Contents:
         at, batch, iterations = (
             self.layout.iteration_of[op.microbatch],
             self.batches[op.microbatch],
@@ -158,33 +157,33 @@ class RingHandlers:
         self.noted[0] += own
         return own, gradient, None
 
-    def _backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _backward(self, op: Op, reads: Contents) -> Contents:
         gradient = reads[0].backward(reads[1])
         return (None,) if gradient is None else (gradient, None)
 
-    def _update(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _update(self, op: Op, reads: Contents) -> Contents:
         layers = self.layout.layers(op)
         if self.optimizer.history is not None:
             self.noted[1] += self.optimizer.squared_gradients(layers) / len(self.layout.iterations)
         self.optimizer.update(layers, self.first_step + op.microbatch)
         return (None,)
 
-    def _update_head(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _update_head(self, op: Op, reads: Contents) -> Contents:
         return self.optimizer.update_head(self.first_step + op.microbatch), torch.zeros(1, dtype=torch.uint8)
 
-    def _take(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _take(self, op: Op, reads: Contents) -> Contents:
         self.optimizer.take_head(reads[0], self.first_step + len(self.layout.iterations))
         return (None,)
 
-    def _mean(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _mean(self, op: Op, reads: Contents) -> Contents:
         self.optimizer.take_all(reads[0])
         return (None,)
 
-    def _contribute(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _contribute(self, op: Op, reads: Contents) -> Contents:
         is_told = op.writes[0].name == "told"
         return (self.noted if is_told else torch.cat(self.optimizer.state_vectors()) / len(op.ranks),)
 
-    def _hear(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _hear(self, op: Op, reads: Contents) -> Contents:
         assert self.optimizer.history is not None
         loss, squared = reads[0]
         self.optimizer.history[self.number] = loss if self.by_loss else squared.sqrt()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from workbench.core.cluster import Factors
 from workbench.core.errors import DeviceLostError
 from workbench.core.plan import Homes, with_neighbours
 from workbench.core.report import EpochRecord, StepRecord
@@ -24,7 +25,7 @@ from workbench.runtime import commands as c
 from workbench.runtime.commands import Generation, Parts
 from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import fleet_of
-from workbench.runtime.virtual_devices import Factors, VirtualDevices, VirtualWork
+from workbench.runtime.virtual_devices import VirtualDevices, VirtualWork
 from workbench.simulator import simulate
 
 Links = tuple[tuple[str, float], ...]

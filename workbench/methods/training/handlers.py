@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from workbench.core.plan import Plan, proportional_ranges
-from workbench.core.profile import LayerProfile
+from workbench.core.profile import Layers
 from workbench.core.schedule import ALLREDUCE, STEP, Op
 from workbench.methods.common.scaling import context_bytes
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.optimization import backpropagate
 from workbench.models.parallel_adapter import IGNORED, task_loss
 from workbench.models.techniques import TechniqueConfig
-from workbench.runtime.executor import Handler
+from workbench.runtime.executor import Contents, Handler
 from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.schedules.pieces import StepLayout
 from workbench.tasks.batching import epoch_batches
@@ -163,7 +163,7 @@ class StepHandlers:
     optimizer: FlatAdamW
     epoch: int
     layout: StepLayout | None = None
-    layers: tuple[LayerProfile, ...] = ()
+    layers: Layers = ()
 
     def common(self) -> dict[str, Handler]:
         """Return the handlers shared by all methods, by operation kind."""
@@ -176,7 +176,7 @@ class StepHandlers:
         batch = self.batches[op.microbatch]
         return Targets(labels=batch.labels, sample_ids=batch.sample_ids, epoch=self.epoch, total=self.total)
 
-    def forwarded(self, op: Op, context: Any) -> tuple[Any, ...]:
+    def forwarded(self, op: Op, context: Any) -> Contents:
         """Return the outputs of a forward operation.
 
         context: context of the backward pass; its output is sent in pieces, or is the loss.
@@ -184,7 +184,7 @@ class StepHandlers:
         context.nbytes = context_bytes(self.layers, *self.batches[op.microbatch].attention_mask.shape)
         return self.written(op, context.output.detach(), ctx=context, loss=context.output.detach())
 
-    def written(self, op: Op, tensor: Tensor | None, **named: Any) -> tuple[Any, ...]:
+    def written(self, op: Op, tensor: Tensor | None, **named: Any) -> Contents:
         """Return the outputs of an operation: `named` by name; every other value gets its piece of `tensor`."""
         return tuple(
             named[value.name] if value.name in named else self._piece(op, value, tensor) for value in op.writes
@@ -196,7 +196,7 @@ class StepHandlers:
         piece = self.layout.piece(value)
         return tensor[piece.first - first : piece.end - first]
 
-    def update(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def update(self, op: Op, reads: Contents) -> Contents:
         """Take an optimizer step."""
         self.optimizer.step()
         return (None,) * len(op.writes)
@@ -211,12 +211,12 @@ def share_of(rank: int, plan: Plan, planned: PlannedStep, split: TokenizedSplit)
     return {"rank": rank, "batches": batches, "total": planned.shape.samples, "layout": layout}
 
 
-def named(op: Op, reads: tuple[Any, ...], name: str) -> list[Any]:
+def named(op: Op, reads: Contents, name: str) -> list[Any]:
     """Return the contents of an operation's inputs with a given name."""
     return [content for value, content in zip(op.reads, reads, strict=True) if value.name == name]
 
 
-def joined(op: Op, reads: tuple[Any, ...], name: str) -> Tensor | None:
+def joined(op: Op, reads: Contents, name: str) -> Tensor | None:
     """Join the pieces of an operation's input into one tensor; None if there are no pieces."""
     pieces = named(op, reads, name)
     return torch.cat(pieces) if pieces else None

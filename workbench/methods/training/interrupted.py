@@ -19,6 +19,7 @@ from workbench.core.errors import ConfigError, DamagedError
 from workbench.core.plan import Homes, Plan
 from workbench.core.report import StepRecord
 from workbench.core.run_files import PLAN, STEPS
+from workbench.core.schedule import Ranks
 from workbench.core.sealed import SealedLog, damaged, owner_of, read_lines, read_sealed, require_owner, write_sealed
 from workbench.core.serial import from_builtins, from_json
 from workbench.methods.common.session import RankResult, StepTrace, on_clock
@@ -46,7 +47,7 @@ class LogOwner:
     """
 
     owner: str
-    ranks: tuple[int, ...]
+    ranks: Ranks
     steps: int
 
 

@@ -15,7 +15,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.effects import Situation, idle_settings, refuse_idle
 from workbench.core.job import Job
 from workbench.core.plan import Plan
-from workbench.core.profile import LayerProfile, Profile
+from workbench.core.profile import Layers, Profile
 from workbench.core.report import EpochRecord, SweepPoint
 from workbench.core.run_files import ADAPTER, DEVICES
 from workbench.core.sealed import owner_of
@@ -81,6 +81,8 @@ class Layered(Prepared, Protocol):
         """Return the largest sequence length to measure."""
 
 
+Measurement = tuple[dict[str, Any], Callable[[int], Layers]]
+"""The settings that affect what is measured, and a function that measures up to a length."""
 A = TypeVar("A", bound=Prepared)
 L = TypeVar("L", bound=Layered)
 P = TypeVar("P", bound=PreparedTraining)
@@ -179,7 +181,7 @@ class LayerMethod(ProfiledMethod[L]):
     def __init_subclass__(cls) -> None:
         """Add the function that a real device calls to measure itself."""
 
-        def measure_rank(context: RankContext, payload: tuple[Any, bool]) -> tuple[LayerProfile, ...]:
+        def measure_rank(context: RankContext, payload: tuple[Any, bool]) -> Layers:
             prepared, refresh = payload
             return cls().device_layers(context, prepared, refresh=refresh)
 
@@ -198,17 +200,17 @@ class LayerMethod(ProfiledMethod[L]):
         function.__annotations__ |= payload
         setattr(cls, function.__name__, staticmethod(function))
 
-    def device_layers(self, context: RankContext, prepared: L, *, refresh: bool) -> tuple[LayerProfile, ...]:
+    def device_layers(self, context: RankContext, prepared: L, *, refresh: bool) -> Layers:
         """Return every layer's cost on the real device where this runs.  refresh: measure again."""
         return self.host_layers(prepared, ignore, refresh=refresh)
 
     @abstractmethod
-    def measured(self, prepared: L) -> tuple[dict[str, Any], Callable[[int], tuple[LayerProfile, ...]]]:
+    def measured(self, prepared: L) -> Measurement:
         """Return the settings besides model and lengths that affect this host's layer costs, and a function to measure
         up to a length.
         """
 
-    def host_layers(self, prepared: L, notify: Notify, *, refresh: bool = False) -> tuple[LayerProfile, ...]:
+    def host_layers(self, prepared: L, notify: Notify, *, refresh: bool = False) -> Layers:
         """Return every layer's cost on one unslowed core of this host, measured now or stored earlier."""
         settings, measure = self.measured(prepared)
         model, max_length = prepared.job.model, prepared.profiled_length

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from workbench.core.cluster import Cluster
 from workbench.core.errors import WorkbenchError
 from workbench.core.plan import Homes, Plan
-from workbench.core.profile import LayerProfile, Profile
+from workbench.core.profile import Layers, Profile
 from workbench.core.program import Program, chained
 from workbench.core.report import StepRecord
 from workbench.core.schedule import STEP
@@ -136,7 +136,7 @@ class PhasedJob(SessionJob, ABC):
     fingerprint: str = ""
 
     @property
-    def layers(self) -> tuple[LayerProfile, ...]:
+    def layers(self) -> Layers:
         """Return the bytes of every layer, which are the same on all devices."""
         return self.profile.layers[0]
 

@@ -5,17 +5,18 @@ StepPolicy is for runs of many steps, OncePolicy for a job that all devices do o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from workbench.core.cluster import Cluster
+from workbench.core.cluster import Cluster, Factors
 from workbench.core.errors import CacheError, PlanError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.report import Recovery, StepRecord
+from workbench.core.schedule import Ranks
 from workbench.core.timeline import Timeline
 from workbench.methods.base import SILENT_AFTER_STEPS, Event, Notify, Planned
 from workbench.methods.common.records import Progress, show_device
@@ -43,7 +44,7 @@ class StartedGeneration:
     former: the folder's progress of the steps before; empty for a simulated run.
     """
 
-    members: tuple[int, ...]
+    members: Ranks
     job: Any
     timetable: Timetable
     start: int
@@ -233,7 +234,7 @@ class StepPolicy(RecordingPolicy):
         """Count a step."""
         self._step = max(self._step, done.step + 1)
 
-    def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
+    def generation(self, number: int, ready: Ranks, factors: Factors) -> Generation:
         """Return the remaining steps as a job of the devices that are ready (see Policy)."""
         self.factors, key = dict(factors), (number, ready, dict(factors))
         if self._ahead is not None and self._ahead[0] == key and self.now is not None:
@@ -245,7 +246,7 @@ class StepPolicy(RecordingPolicy):
         self._ahead = key, self._generation(number, members, job, factors)._replace(prepares=prepares)
         return self._ahead[1]
 
-    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
+    def differs(self, generation: Generation, ready: Ranks, factors: Factors) -> bool:
         """Return whether the devices' speeds call for another plan (see Policy), and whether it pays.
 
         The paper repartitions periodically and does not say when a new partition is accepted (Confidant, section 3.2).
@@ -282,7 +283,7 @@ class StepPolicy(RecordingPolicy):
         )
         return pays
 
-    def _job(self, ranks: Sequence[int], factors: Mapping[int, float], plan: Plan | None = None) -> PhasedJob:
+    def _job(self, ranks: Sequence[int], factors: Factors, plan: Plan | None = None) -> PhasedJob:
         """Return the job of some devices, which it numbers by their places, under a new plan or a given one.  Raises
         PlanError.
         """
@@ -291,7 +292,7 @@ class StepPolicy(RecordingPolicy):
         job = self.method.rank_job(self.prepared, profile, part, plan)
         return replace(job, folder=self.first.folder, fingerprint=self.first.fingerprint)
 
-    def _next_job(self, ready: tuple[int, ...], factors: Mapping[int, float]) -> tuple[tuple[int, ...], PhasedJob]:
+    def _next_job(self, ready: Ranks, factors: Factors) -> tuple[tuple[int, ...], PhasedJob]:
         """Return the ready devices that get work, and their job; the others are free to be probed.
 
         It is the first plan, perhaps the user's, while all devices are present at full speed.
@@ -306,22 +307,20 @@ class StepPolicy(RecordingPolicy):
                 return ready, job
             ready = tuple(rank for place, rank in enumerate(ready) if place in used)
 
-    def _generation(
-        self, number: int, members: tuple[int, ...], job: PhasedJob, factors: Mapping[int, float]
-    ) -> Generation:
+    def _generation(self, number: int, members: Ranks, job: PhasedJob, factors: Factors) -> Generation:
         """Return a job of some devices as a generation."""
         timetable = _timetable(members, job, factors)
         timeout_s = max(job.timeout_s, self.least_timeout_s, SILENT_AFTER_STEPS * timetable.longest_s())
         return Generation(number, members, job.plan, replace(job, timeout_s=timeout_s), timetable, timeout_s)
 
-    def _require_room(self, generation: Generation, factors: Mapping[int, float]) -> None:
+    def _require_room(self, generation: Generation, factors: Factors) -> None:
         """Raise PlanError if a generation no longer fits in its devices' memory."""
         profile, part = self.profile.part(generation.members), self.cluster.part(generation.members, factors)
         with suppress(CacheError):
             self.method.check(self.prepared, profile, part, generation.plan, folder=self.first.folder)
 
     def _with_substitutes(
-        self, ready: tuple[int, ...], factors: Mapping[int, float]
+        self, ready: Ranks, factors: Factors
     ) -> tuple[tuple[int, ...], PhasedJob, tuple[int, ...]] | None:
         """Return members, their job and the replacements among them; None if nobody leaves, or not all can
         be replaced.
@@ -354,7 +353,7 @@ class StepPolicy(RecordingPolicy):
         return members, job, prepares
 
 
-def _timetable(members: Sequence[int], job: PhasedJob, factors: Mapping[int, float]) -> Timetable:
+def _timetable(members: Sequence[int], job: PhasedJob, factors: Factors) -> Timetable:
     """Return the steps of a job with their seconds at the devices' present speed."""
     slower = {place: factors[rank] for place, rank in enumerate(members) if rank in factors}
     slow_links = replace(job, cluster=job.cluster.with_slow_links(factors))
@@ -393,7 +392,7 @@ class OncePolicy(RecordingPolicy):
         """Return the number of finished steps: all or none."""
         return self.num_steps if self.results else 0
 
-    def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
+    def generation(self, number: int, ready: Ranks, factors: Factors) -> Generation:
         """Return the whole job (see Policy)."""
         if len(ready) < self.job.cluster.world_size:
             raise PlanError(
@@ -421,6 +420,6 @@ class OncePolicy(RecordingPolicy):
         if not lost and all(ended.end == "finished" for ended in parts.values()):
             self.results = [ended.part for _, ended in sorted(parts.items())]
 
-    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
+    def differs(self, generation: Generation, ready: Ranks, factors: Factors) -> bool:
         """Return False, because there is only one plan."""
         return False

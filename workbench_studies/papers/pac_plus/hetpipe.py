@@ -18,7 +18,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec, TableCosts, busiest_s, opaque
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
-from workbench.core.profile import LayerProfile, Profile, layers_seconds, trainable_bytes
+from workbench.core.profile import Layers, Profile, layers_seconds, trainable_bytes
 from workbench.core.schedule import MERGE, PULL, STEP, Op, Value
 from workbench.core.virtual_workers import VirtualWorkers
 from workbench.planners.balance import Balanced, StageTimes, balance
@@ -214,7 +214,7 @@ def virtual_worker_costs(
         numbered += [(number, alone) for number in range(len(plan.stages))]
         of_rank |= {stage.ranks[0]: alone for stage in plan.stages}
 
-    def shard(number: int) -> tuple[LayerProfile, ...]:
+    def shard(number: int) -> Layers:
         return profile.layers[shards[number].server][shards[number].start : shards[number].stop]
 
     def alone_s(rank: int, op: Op) -> float:

@@ -18,7 +18,7 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.costs import collective_s
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Stage
-from workbench.core.profile import Grid, LayerProfile, Profile, trainable_bytes
+from workbench.core.profile import Grid, Layers, Profile, trainable_bytes
 from workbench.core.schedule import BROADCAST
 from workbench.planners import Problem, candidates, standalone
 from workbench.planners.fixed import data_parallel
@@ -130,7 +130,7 @@ def profile(constants: Constants, model: str, technique: Technique, cluster: Clu
 
 
 @lru_cache(maxsize=512)
-def _layers(constants: Constants, model: str, technique: Technique, device: Device) -> tuple[LayerProfile, ...]:
+def _layers(constants: Constants, model: str, technique: Technique, device: Device) -> Layers:
     # Times are linear in the batch.
     sizes: Any = {"batch_sizes": (1, constants.mini_batch), "sequence_lengths": (constants.sequence_length,)}
     described, alone = description(constants, model), Cluster(name="one", devices=(device,))

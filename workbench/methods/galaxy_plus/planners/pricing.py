@@ -15,7 +15,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.costs import collective_s
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, InferenceProfile, StackShape, proportional_parts
-from workbench.core.schedule import ALLREDUCE
+from workbench.core.schedule import ALLREDUCE, Ranks
 from workbench.planners.problem import Problem
 
 Line = tuple[float, float]
@@ -187,9 +187,6 @@ def ring_s(lines: Sequence[Line], tokens: Sequence[int], shift: int) -> float:
         before = enumerate(zip(done, done[-1:] + done[:-1], hops, strict=True))
         done = [(own_s if own_s > other else other) + row[position - step] for position, (own_s, other, row) in before]
     return max(done, default=0.0)
-
-
-Ranks = tuple[int, ...]
 
 
 class SequenceTimes(NamedTuple):

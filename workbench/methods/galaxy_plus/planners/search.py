@@ -9,12 +9,12 @@ from dataclasses import replace
 from functools import cache, partial
 
 from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
+from workbench.core.schedule import Ranks
 from workbench.methods.galaxy_plus.planners.memory import needs, part_bytes, room_bytes
 from workbench.methods.galaxy_plus.planners.pricing import Cut, Equation9, Line, capacity, cut_of, ends_s, lengths_of
 from workbench.methods.galaxy_plus.planners.programme import hybrid_plan
 from workbench.planners.problem import Problem
 
-Ranks = tuple[int, ...]
 Price = Callable[[InferencePlan], float]
 Move = Callable[[Cut, float], Iterator[Cut]]
 

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import psutil
 from torch import Tensor
 
-from workbench.core.cluster import Cluster
+from workbench.core.cluster import Cluster, Factors
 from workbench.core.device_faults import Fault
 from workbench.core.errors import PlanError, RuntimeSetupError
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.plan import Plan
+from workbench.core.schedule import Ranks
 from workbench.methods.base import Event, Notify
 from workbench.methods.common.records import device_event
 from workbench.methods.galaxy_plus.planning import as_plan
@@ -170,7 +171,7 @@ class ServingPolicy:
         """Return the seconds on the faults' clock.  No fault is due before the service begins."""
         return -1.0 if self._begin_s is None else self.now_s
 
-    def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
+    def generation(self, number: int, ready: Ranks, factors: Factors) -> Generation:
         """Return the remaining requests as a job of the wanted plan's devices (see Policy)."""
         index = self.rescheduler.wanted
         plan = self.log.plans[index] if index >= 0 else None
@@ -219,7 +220,7 @@ class ServingPolicy:
         self._reports.clear()
         return generation
 
-    def differs(self, generation: Generation, ready: tuple[int, ...], factors: Mapping[int, float]) -> bool:
+    def differs(self, generation: Generation, ready: Ranks, factors: Factors) -> bool:
         """Return whether the rescheduler now wants another plan."""
         return self.rescheduler.wanted not in (-1, generation.job.index)
 

@@ -15,6 +15,7 @@ from workbench.core.errors import ConfigError, DeviceLostError
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.job import Fidelity
 from workbench.core.report import dilation_note
+from workbench.core.schedule import Ranks
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.methods.base import Event, Notify, ignore
 from workbench.methods.galaxy_plus.costs import scaled_to
@@ -73,7 +74,7 @@ def planner_of(
             else tune(problem, plans(problem), price, tries=40, both_ways=False, tile_tokens=0)
         )
 
-    def planner(ranks: tuple[int, ...]) -> InferencePlan:
+    def planner(ranks: Ranks) -> InferencePlan:
         excluded = everybody.difference(ranks).union(left_out)
         if not excluded:
             return chosen

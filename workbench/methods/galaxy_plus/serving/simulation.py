@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.core.cluster import Cluster
+from workbench.core.cluster import Cluster, Factors
 from workbench.core.device_faults import Fault, FaultSchedule, never_begun
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.methods.galaxy_plus.prepare import Request
@@ -25,7 +25,7 @@ from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes, Planne
 from workbench.methods.galaxy_plus.serving.serve import fleet_for, run_service
 from workbench.methods.galaxy_plus.serving.worker import BlockReport, Loaded, Served, ServiceBegun, ServiceJob, UnderWay
 from workbench.runtime.commands import End, StepDone
-from workbench.runtime.virtual_devices import Factors, VirtualDevices, VirtualWork, VirtualWorld
+from workbench.runtime.virtual_devices import VirtualDevices, VirtualWork, VirtualWorld
 
 
 def simulate_serving(

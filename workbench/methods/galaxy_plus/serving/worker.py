@@ -20,7 +20,7 @@ import torch.distributed as dist
 from workbench.core.cluster import Cluster
 from workbench.core.errors import DeviceLostError, WorkbenchError
 from workbench.core.inference import InferencePlan
-from workbench.core.schedule import Op
+from workbench.core.schedule import Op, Ranks
 from workbench.methods.common.session import (
     DONE,
     IDLE,
@@ -70,7 +70,7 @@ class ServiceJob:
 
     index: int
     plan: InferencePlan
-    members: tuple[int, ...]
+    members: Ranks
     specs: Mapping[int, ShardSpec] = field(repr=False)
     requests: tuple[Request, ...] = field(repr=False)
     arrivals_s: tuple[float, ...] = field(repr=False)
