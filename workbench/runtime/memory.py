@@ -131,7 +131,7 @@ LIBRARIES_BYTES, KEPT_SHARE = 64_000_000, 0.5
 of the budget.
 
 Plans count tensors alone.  By RLIMIT_DATA's count 58 MB and 1.3 to 1.45 times as much were measured
-(docs/confidant.md).
+(docs/evidence/confidant.md).
 """
 
 

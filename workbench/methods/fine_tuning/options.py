@@ -34,7 +34,9 @@ class FineTuningOptions(PipelineOptions):
     'pipeline_parallel' uses all in their order.  window: number of mini-batches in a step of its report, after which
     its state is saved; 0: those of an epoch, after which it drains.
     drain_every: number of mini-batches after which the pipeline drains; 0: it does not drain between windows.
-    versions: how old the weights are with which a stage computes (see delay_of).
+    versions: how old the weights are with which stage i of N computes.  With 'stashing' N - i - 1 updates, and it keeps
+    as many versions; with 'vertical_sync' N - 1 on all stages (PipeDream's option); with 'two' one update, and a
+    mini-batch has N micro-batches (PipeDream-2BW).
     """
 
     technique: Technique = "lora"
