@@ -27,6 +27,7 @@ from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS, Report, SweepPoi
 from workbench.core.run_files import REPORT
 from workbench.core.run_folder import require_temporary_space
 from workbench.core.serial import to_json, user_path
+from workbench.core.step_parts import StepParts
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.methods import load_method
 from workbench.methods.base import (
@@ -41,6 +42,7 @@ from workbench.methods.base import (
     ignore,
 )
 from workbench.methods.common.folder import require_resumable
+from workbench.methods.step_parts import step_parts
 from workbench.profiler.cache import host_fingerprint
 from workbench.runtime.engine_service import Engines
 from workbench.runtime.network import require_loopback, require_open_files
@@ -61,9 +63,10 @@ def plan(
     job = _settled(job)
     method, prepared, costs = _profiled(job, cluster, mode, progress or ignore)
     plan = _planned(method, prepared, costs, cluster)
+    planned = Planned(prepared, costs, cluster, plan)
     note = differences_note(job)
-    notes = (*plan.notes, *method.notes(Planned(prepared, costs, cluster, plan)), *([note] if note else []))
-    return replace(plan, notes=notes)
+    notes = (*plan.notes, *method.notes(planned), *([note] if note else []))
+    return replace(plan, notes=(*notes, step_parts(method, planned).sentence))
 
 
 def _settled(job: Job) -> Job:
@@ -192,11 +195,12 @@ def run(
         if trained:
             nbytes = prediction.bytes | {TRAINED_WEIGHTS: trained, ALL_WEIGHTS: trained + frozen}
             prediction = replace(prediction, bytes=nbytes)
+        parts = step_parts(method, planned)
         notify(Event("predicted", predicted=prediction.steps))
         timelines = {name.removesuffix(", predicted"): one for name, one in prediction.timelines.items()}
         notify(Event("plan", step=0, plan=decided, timelines=timelines))
         if folder is None:
-            return _report(job, cluster, decided, prediction, None, _spent(began), notes=notes)
+            return _report(job, cluster, decided, prediction, None, _spent(began), parts, notes=notes)
         from workbench.methods.calibration import Calibration
         from workbench.methods.common.result import write_result
         from workbench.runtime.engines import default_pool
@@ -212,7 +216,7 @@ def run(
                     max((step.predicted_s or 0.0 for step in prediction.steps), default=0.0), notify
                 )
             outcome = method.execute(planned, prediction, running, folder=folder, resume=resume, notify=notify)
-            report = _report(job, cluster, decided, prediction, outcome, _spent(began), dilation, notes=notes)
+            report = _report(job, cluster, decided, prediction, outcome, _spent(began), parts, dilation, notes=notes)
             if outcome.technique:
                 write_result(report, prepared, outcome.technique)
             report.write(folder / REPORT)
@@ -448,6 +452,7 @@ def _report(
     prediction: Prediction,
     outcome: Outcome | None,
     spent_s: dict[str, float],
+    parts: StepParts,
     dilation: float = 1.0,
     *,
     notes: tuple[str, ...] = (),
@@ -466,6 +471,7 @@ def _report(
         bytes=prediction.bytes,
         spent_s=spent_s,
         environment=environment(),
+        step_parts=parts,
     )
     note = differences_note(job)
     differences = (note,) if note else ()

@@ -23,6 +23,7 @@ from workbench.core.report import Recovery
 from workbench.core.spread import Spread
 from workbench.methods.galaxy_plus.serving.figures import serving
 from workbench.plots import export
+from workbench.plots.choices import choices
 from workbench.plots.style import empty, not_kept
 from workbench_labs.plots import zeroth_order
 from workbench_labs.plots.layer_cut import layer_cut
@@ -69,6 +70,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "needs": lambda: plots.needs({0: {NAME: 10**12}, 1: {NAME: 1}}, REPORT.cluster, title=NAME),
     "not_kept": lambda: not_kept(NAME, NAME),
     "overlap": lambda: overlap([OverlapCell(NAME, POINT, POINT, POINT)], what=NAME, note=NAME, **SAID),
+    "choices": lambda: choices([(NAME, 1.0, 2.0, 3, False)], label="simulated"),
     "overlay": lambda: plots.overlay({NAME: [REPORT]}),
     "placement": lambda: plots.placement(REPORT.plan, REPORT.cluster),
     "predicted_against_measured": lambda: plots.predicted_against_measured(REPORT),

@@ -14,9 +14,10 @@ from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.core.job import Job
 from workbench.core.methods import declaration_of, registered
 from workbench.methods.base import read_options
+from workbench.runs.as_text import as_command, as_python
 from workbench.runtime import discovery
 from workbench.widgets import ClusterForm, JobForm
-from workbench.widgets.copying import CopyButtons, as_command, as_python
+from workbench.widgets.copying import CopyButtons
 from workbench.widgets.job_form import form_of
 
 JOB = Job(

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from workbench import __version__
+from workbench.cli.advise import advise
 from workbench.cli.devices import devices
 from workbench.cli.engine import export, train
 from workbench.cli.job import (
@@ -190,7 +191,7 @@ def _run(job: Job, cluster: str, mode: Mode, path: Path | None, as_json: bool, *
 
 GROUPS = {
     "Start here": (doctor, fetch, devices, kit),
-    "Run": (plan, simulate, run, sweep),
+    "Run": (advise, plan, simulate, run, sweep),
     "Use what was trained": (predict, evaluate),
     "Look": (runs, draw, compare, schedule),
     "Methods' own": (serve, export, train),
@@ -202,7 +203,8 @@ fine-tuned and served on small devices.
 First steps:
   workbench doctor                               what this machine can do
   workbench fetch                                the embedded models and data, once
-  workbench simulate                             what a fine-tuning would take on four small devices
+  workbench advise                               which method and plan for four small devices
+  workbench simulate                             what a fine-tuning would take on them
   workbench run --report run.json                do it, on four devices emulated here
   workbench runs                                 what has run on this computer
   workbench predict FOLDER "A fine film."        what it has learnt, in FOLDER

@@ -133,7 +133,8 @@ def takes_job(*fields: str) -> Callable[[Callable[..., None]], Callable[..., Non
         def filled(**given: Any) -> None:
             read = {name: given.pop(name) for name in fields}
             read["task"] = task_of(read["task"], read["data"])
-            read["options"] = parse_options(read["options"])
+            if "options" in fields:
+                read["options"] = parse_options(read["options"])
             if "test_samples" in fields and (samples := given.pop("eval_samples")) is not None:
                 read = {**read, **{name: read[name] or samples for name in ("validation_samples", "test_samples")}}
             if "faults" in read:

@@ -246,7 +246,9 @@ class Cluster:
 
     def with_slower_links(self, factor: float) -> Cluster:
         """Return the cluster with all links `factor` times slower, latency included."""
-        return self._linked(lambda link: Link(bytes_per_s=link.bytes_per_s / factor, latency_s=link.latency_s * factor))
+        return self.with_links(
+            lambda link: Link(bytes_per_s=link.bytes_per_s / factor, latency_s=link.latency_s * factor)
+        )
 
     def with_slow_links(self, factors: Factors) -> Cluster:
         """Return the cluster with some links slower, by 'sender>receiver'; other keys, and devices that are not here,
@@ -262,9 +264,10 @@ class Cluster:
 
     def with_bandwidth(self, megabit_per_s: float) -> Cluster:
         """Return the cluster with all device links at the same rate and no different pairs; latencies do not change."""
-        return replace(self, pairs={})._linked(lambda link: replace(link, bytes_per_s=megabit_per_s * 125_000))
+        return replace(self, pairs={}).with_links(lambda link: replace(link, bytes_per_s=megabit_per_s * 125_000))
 
-    def _linked(self, change: Callable[[Link], Link]) -> Cluster:
+    def with_links(self, change: Callable[[Link], Link]) -> Cluster:
+        """Return the cluster with every link, those of pairs too, as `change` returns it."""
         return replace(
             self,
             devices=tuple(replace(device, link=change(device.link)) for device in self.devices),

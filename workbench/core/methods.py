@@ -124,6 +124,8 @@ class Declaration:
     forward passes only.
     converges: whether an epoch's mean loss decides if training may end.  runs_jax: whether JAX may compute a device's
     layers.
+    alternatives: sets of options that an adviser compares, by words, such as 'LoRA'.  keeps_data: whether each device
+    trains on its own data, which stay there.
     """
 
     options: type[Any]
@@ -136,6 +138,8 @@ class Declaration:
     backpropagates: bool = True
     converges: bool = True
     runs_jax: bool = False
+    alternatives: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
+    keeps_data: bool = False
 
     @property
     def defaults(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.serial import LARGEST_TEXT, from_json, read_text, shown
+from workbench.core.step_parts import StepParts
 from workbench.core.timeline import BUSY_OVERRUN_SHARE, INVALID_MARK, SourcedReport, Timeline
 
 Time = Annotated[float, Meta(ge=0)]
@@ -137,6 +138,7 @@ class Report(SourcedReport):
     phases_s: seconds outside of the epochs (redistribution, snapshots).  spent_s: seconds of this host's clock, by
     stage of the run.
     plan: the first plan of the run; recoveries list devices lost or regained, and notes describe the later plans.
+    step_parts: of a typical step of the first epoch under this plan, simulated.
     """
 
     mode: Literal["simulate", "execute"]
@@ -154,6 +156,7 @@ class Report(SourcedReport):
     spent_s: dict[str, Time] = field(default_factory=dict)
     bytes: dict[str, Annotated[int, Meta(ge=0)]] = field(default_factory=dict)
     artifacts: dict[str, str] = field(default_factory=dict)
+    step_parts: StepParts | None = None
 
     @classmethod
     def read(cls, path: Path | str, *, most_bytes: int = LARGEST_TEXT) -> Report:

@@ -244,6 +244,9 @@ class Method(Protocol):
         checks itself.
         """
 
+    def typical_step(self, planned: Planned[Any]) -> Timeline:
+        """Simulate one step of typical length (Galaxy+: a request)."""
+
 
 SILENT_AFTER_STEPS = 10
 """A peer counts as silent when a step takes this multiple of its expected time."""

@@ -1,97 +1,19 @@
-"""A job and a cluster as a command and as Python, each with a button that copies it."""
+"""Buttons that copy what two forms describe, as a command and as Python."""
 
 from __future__ import annotations
 
-import json
-import shlex
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
 
 import anywidget
 import ipywidgets as widgets
 import traitlets
 
-from workbench.core.catalogue import cluster_names, load_cluster
-from workbench.core.cluster import Cluster
 from workbench.core.errors import WorkbenchError
-from workbench.core.job import Job
+from workbench.runs.as_text import as_command, as_python, is_known
 from workbench.widgets.cluster_form import ClusterForm
 from workbench.widgets.job_form import JobForm
 
 _EDITED = "# The command line takes these devices without the form's changes, or from a TOML file."
-_NAMES = {"options": "option", "faults": "fault"}
-
-
-def _changed(job: Job) -> dict[str, Any]:
-    """Return the settings that differ from the defaults."""
-    default = Job()
-    values = {one.name: getattr(job, one.name) for one in fields(Job)}
-    return {name: value for name, value in values.items() if value != getattr(default, name)}
-
-
-WITHOUT_OPTION = ("weight_decay", "warmup_fraction")
-"""Settings of a job that only Python can give."""
-
-
-def as_command(job: Job, cluster: Cluster) -> str:
-    """Return the `workbench run` that does this job on a cluster of the catalogue."""
-    words = ["workbench", "run"]
-    without: list[str] = []
-    # The command line's default task depends on --data.
-    for name, value in (_changed(job) | ({} if job.data is None else {"task": job.task})).items():
-        option = f"--{_NAMES.get(name, name).replace('_', '-')}"
-        if name in WITHOUT_OPTION:
-            without.append(f"# `workbench run` has no option for {name} = {value}; the Python has it.")
-        elif name == "options":
-            for key, one in value.items():
-                words += [option, f"{key}={_written(one)}"]
-        elif name == "faults":
-            words += [word for fault in value.split(";") if fault.strip() for word in (option, fault.strip())]
-        else:
-            words += [option] if value is True else [option, str(value)]
-    return "\n".join([shlex.join([*words, "--cluster", cluster.name]), *without])
-
-
-def _written(value: Any) -> str:
-    """Return an option's value as the command line reads it: a text that is no JSON, or JSON."""
-    if not isinstance(value, str):
-        return json.dumps(value)
-    try:
-        json.loads(value)
-    except ValueError:
-        return value
-    return json.dumps(value)
-
-
-def as_python(job: Job, cluster: Cluster) -> str:
-    """Return the Python that runs this job on a cluster: one of the catalogue by its name, any other in full."""
-    arguments = ", ".join(f"{name}={value!r}" for name, value in _changed(job).items())
-    imports = ["from workbench.core.job import Job", "from workbench.experiment import run"]
-    if is_known(cluster):
-        imports.insert(0, "from workbench.core.catalogue import load_cluster")
-        made = f"load_cluster({cluster.name!r})"
-    else:
-        imports.insert(0, "from workbench.core.cluster import Cluster, Device, Link, Processor")
-        made = _source(cluster)
-    return "\n".join(
-        [*imports, "", f"job = Job({arguments})", f"cluster = {made}", 'report = run(job, cluster, "execute")']
-    )
-
-
-def _source(value: Any) -> str:
-    """Return the Python of a value: of a dataclass, only what differs from its defaults."""
-    if isinstance(value, tuple):
-        return f"({', '.join(map(_source, value))}{',' * (len(value) == 1)})"
-    if not is_dataclass(value):
-        return repr(value)
-    given = [(one.name, getattr(value, one.name)) for one in fields(value) if getattr(value, one.name) != one.default]
-    return f"{type(value).__name__}({', '.join(f'{name}={_source(one)}' for name, one in given)})"
-
-
-def is_known(cluster: Cluster) -> bool:
-    """Return whether this is a cluster of the catalogue, unchanged."""
-    return cluster.name in cluster_names() and load_cluster(cluster.name) == cluster
 
 
 class _CopyButton(anywidget.AnyWidget):

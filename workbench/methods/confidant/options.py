@@ -110,4 +110,8 @@ DECLARATION = Declaration(
         ),
     },
     runs_jax=True,
+    alternatives={
+        "all weights, never drained": {"partition": "any_order"},
+        "LoRA, never drained": {"technique": "lora", "partition": "any_order"},
+    },
 )

@@ -10,7 +10,14 @@ from workbench.core.methods import JOB_FIELDS, Declaration, FormField
 from workbench.core.names import Technique
 from workbench.core.ranges import Dropout, Tokens, Width
 from workbench.core.virtual_workers import VersionRule
-from workbench.methods.training.options import ASYNCHRONOUS, HAS_HEAD, PIPELINE_FIELDS, PipelineOptions, training_calls
+from workbench.methods.training.options import (
+    ASYNCHRONOUS,
+    HAS_HEAD,
+    PIPELINE_FIELDS,
+    PipelineOptions,
+    in_every_paradigm,
+    training_calls,
+)
 
 _LORA, _BOTTLENECK, _PARALLEL = (
     only(technique="lora"),
@@ -76,4 +83,10 @@ DECLARATION = Declaration(
         ),
     },
     runs_jax=True,
+    alternatives=in_every_paradigm("LoRA", technique="lora")
+    | {
+        "LoRA, int8 backbone": {"technique": "lora", "backbone_dtype": "int8"},
+        "adapters in the layers": {"technique": "adapters"},
+        "all weights": {"technique": "full"},
+    },
 )

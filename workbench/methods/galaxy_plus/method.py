@@ -157,16 +157,8 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
         self, planned: Planned[PreparedJob], name: str, engines: Engines | None, *, num_steps: int, folder: Path
     ) -> SweepPoint:
         """Simulate the request of typical length under a plan, and measure it if engines are given (see Method)."""
-        prepared, profile, cluster, plan = planned
-        shown = shown_request(prepared)
-        test = prepared.test
-        ids: Any = (test.ids[shown],) * num_steps
-        labels: Any = (test.labels[shown],) * num_steps
-        repeated = replace(
-            prepared, test=replace(test, ids=ids, labels=labels, sample_ids=tuple(range(num_steps)), windows=())
-        )
-        check_plan(prepared, profile, cluster, plan)
-        planned = planned._replace(prepared=repeated)
+        check_plan(*planned)
+        plan, planned = planned.plan, _of_requests(planned, num_steps)
         prediction = self.predict(planned)
         point = SweepPoint(
             name=name, plan=plan, predicted_s=prediction.steps[0].predicted_s or 0.0, num_steps=num_steps
@@ -176,6 +168,19 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
         run = self._serve(planned, engines, prediction, ignore)
         measured_s = median(answer.end_s - answer.start_s for answer in run.served[run.job.plan.ranks[0]])
         return replace(point, measured_s=measured_s, overrun_share=overrun_share(run.results))
+
+    def typical_step(self, planned: Planned[PreparedJob]) -> Timeline:
+        """Simulate one request of typical length (see Method)."""
+        return next(iter(self.predict(_of_requests(planned, 1)).timelines.values()))
+
+
+def _of_requests(planned: Planned[PreparedJob], num_requests: int) -> Planned[PreparedJob]:
+    """Return the job with the request of typical length, repeated."""
+    test, shown = planned.prepared.test, shown_request(planned.prepared)
+    ids: Any = (test.ids[shown],) * num_requests
+    labels: Any = (test.labels[shown],) * num_requests
+    repeated = replace(test, ids=ids, labels=labels, sample_ids=tuple(range(num_requests)), windows=())
+    return planned._replace(prepared=replace(planned.prepared, test=repeated))
 
 
 def _texts(prepared: PreparedJob, outputs: Sequence[Tensor]) -> dict[str, str]:

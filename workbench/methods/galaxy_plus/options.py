@@ -124,4 +124,11 @@ DECLARATION = Declaration(
     trains=False,
     backpropagates=False,
     converges=False,
+    alternatives={
+        "cut inside the layers": {},
+        "a pipeline of layers (EdgeShard)": {"system": "edgeshard"},
+        "tensor parallel (Megatron-LM)": {"system": "megatron_lm"},
+        "sequence parallel": {"system": "sequence_parallel"},
+        "one device": {"system": "local"},
+    },
 )

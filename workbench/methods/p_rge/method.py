@@ -17,6 +17,7 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Profile, trainable_bytes
 from workbench.core.report import Recovery, StepRecord, SweepPoint
 from workbench.core.run_files import ADAPTER
+from workbench.core.timeline import Timeline
 from workbench.methods.base import SCORED, Event, Notify, Outcome, Planned, Prediction, Told, counting, ignore
 from workbench.methods.common.records import (
     WARM_UP_STEPS,
@@ -149,10 +150,8 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         self, planned: Planned[PreparedJob], name: str, engines: Engines | None, *, num_steps: int, folder: Path
     ) -> SweepPoint:
         """Simulate the first steps under a plan, and measure them if engines are given (see Method)."""
-        prepared, _, cluster, plan = planned
-        options = replace(prepared.options, steps=num_steps + WARM_UP_STEPS, adapt=False)
-        short = replace(prepared, job=replace(prepared.job, faults=""), options=options)
-        planned = planned._replace(prepared=short)
+        planned = _of_steps(planned, num_steps + WARM_UP_STEPS)
+        short, _, cluster, plan = planned
         check_plan(short, cluster, plan, setting_of(short, plan))
         steps = self.predict(planned).steps
         results = None
@@ -165,6 +164,18 @@ class PRGE(LayerMethod[PreparedJob], Plans):
                 )
             results = results_of(policy)
         return sweep_point(name, plan, steps, results, warm_up=WARM_UP_STEPS)
+
+    def typical_step(self, planned: Planned[PreparedJob]) -> Timeline:
+        """Simulate one step (see Method)."""
+        [timeline] = self.predict(_of_steps(planned, 1)).timelines.values()
+        return timeline
+
+
+def _of_steps(planned: Planned[PreparedJob], num_steps: int) -> Planned[PreparedJob]:
+    """Return a run of a few steps that nothing changes."""
+    prepared = planned.prepared
+    options = replace(prepared.options, steps=num_steps, adapt=False)
+    return planned._replace(prepared=replace(prepared, job=replace(prepared.job, faults=""), options=options))
 
 
 def setting_of(prepared: PreparedJob, plan: Plan) -> Setting:

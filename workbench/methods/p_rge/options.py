@@ -100,4 +100,5 @@ DECLARATION = Declaration(
     load_prompted="workbench.methods.p_rge.zeroth_order:load_trained",
     backpropagates=False,
     converges=False,
+    alternatives={"LoRA-FA, forward passes only": {}, "LoRA-FA, forward passes only, int8": {"precision": "int8"}},
 )

@@ -11,7 +11,13 @@ from workbench.core.methods import JOB_FIELDS, Declaration, FormField
 from workbench.core.names import FloatType
 from workbench.core.ranges import Dropout, Width
 from workbench.methods.base import Published
-from workbench.methods.training.options import HAS_HEAD, PIPELINE_FIELDS, PipelineOptions, training_calls
+from workbench.methods.training.options import (
+    HAS_HEAD,
+    PIPELINE_FIELDS,
+    PipelineOptions,
+    in_every_paradigm,
+    training_calls,
+)
 
 _SEARCHED = only(paradigm="hybrid")
 _CACHED = Effect(lambda at: at.job.epochs > 1, "more than one epoch")
@@ -68,5 +74,10 @@ DECLARATION = Declaration(
             tooltip="In what activations are cached (section IV-B)",
             values={name: name for name in ("bfloat16", "float32", "int8")},
         ),
+    },
+    alternatives=in_every_paradigm("Parallel Adapters")
+    | {
+        "Parallel Adapters, int8 backbone": {"backbone_dtype": "int8"},
+        "Parallel Adapters, NF4 backbone": {"backbone_dtype": "nf4"},
     },
 )

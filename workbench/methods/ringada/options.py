@@ -104,4 +104,10 @@ DECLARATION = Declaration(
         ),
         "micro_batches": JOB_FIELDS["micro_batches"],
     },
+    alternatives={
+        "adapters on a ring": {},
+        "all adapters from the beginning": {"unfreezing": "all"},
+        "federated averaging": {"federated": True},
+    },
+    keeps_data=True,
 )

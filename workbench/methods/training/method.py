@@ -20,6 +20,7 @@ from workbench.core.report import EpochRecord, SweepPoint
 from workbench.core.run_files import ADAPTER, DEVICES
 from workbench.core.sealed import owner_of
 from workbench.core.serial import to_json
+from workbench.core.timeline import Timeline
 from workbench.methods.base import Event, Notify, Outcome, Planned, Prediction, Prepared, ignore
 from workbench.methods.common import records
 from workbench.methods.common.folder import begin_folder, holds_run, weights_digest
@@ -413,6 +414,13 @@ class TrainingMethod(LayerMethod[P], Plans):
                 policy.run(devices, message.cluster, replace(prepared.job, faults=""), adapts=False)
             results = policy.results
         return records.sweep_point(name, plan, predicted, results)
+
+    def typical_step(self, planned: Planned[P]) -> Timeline:
+        """Simulate one step of the first phase (see Method)."""
+        prepared, profile, cluster, plan = planned
+        phase = self.rank_job(prepared, profile, cluster, plan.at(0)).phases()[0]
+        [step] = typical_steps(phase.steps(0), prepared.job.batch_size, prepared.typical_length, 1)
+        return Predictor(phase).timeline(step)
 
 
 def _fingerprint(prepared: PreparedTraining, stack: LayerStack, rank_job: RankJob) -> str:

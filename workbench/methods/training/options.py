@@ -5,7 +5,7 @@ devices call.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from workbench.core.effects import Effect, only, prepared
 from workbench.core.methods import FormField, Parts
@@ -51,6 +51,20 @@ PIPELINE_FIELDS = {
         label="Backbone type", tooltip="In what the backbone's weights are kept (section IV-D)"
     ),
 }
+
+
+def in_every_paradigm(name: str, **options: Any) -> dict[str, dict[str, Any]]:
+    """Return options as alternatives, by words: as the planner divides the work, and as its baselines do."""
+    words: dict[str, Paradigm] = {
+        "": "hybrid",
+        ", one device": "standalone",
+        ", data parallel": "data_parallel",
+        ", a stage for each device": "pipeline_parallel",
+    }
+    return {
+        f"{name}{word}": options | ({} if paradigm == "hybrid" else {"paradigm": paradigm})
+        for word, paradigm in words.items()
+    }
 
 
 def training_calls(method: str, rank_job: str) -> dict[str, str | Parts]:

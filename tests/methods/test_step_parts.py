@@ -1,0 +1,65 @@
+"""What a step's seconds go to, where it is known beforehand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from workbench import experiment
+from workbench.core.catalogue import load_cluster
+from workbench.core.cluster import Cluster, Link
+from workbench.core.job import Job
+from workbench.core.step_parts import StepParts
+
+
+def two(bytes_per_s: float, latency_s: float) -> Cluster:
+    """Two equal devices whose costs come from their FLOP/s, so that nothing is measured."""
+    link = Link(bytes_per_s=bytes_per_s, latency_s=latency_s)
+    devices = tuple(replace(device, link=link, model="") for device in load_cluster("laptop-equal").devices[:2])
+    return Cluster(name="two", devices=devices)
+
+
+def parts(cluster: Cluster, **settings: object) -> StepParts:
+    job = Job(model="tiny-bert", train_samples=32, validation_samples=8, test_samples=8, epochs=1, **settings)  # type: ignore[arg-type]
+    found = experiment.run(job, cluster, "simulate").step_parts
+    assert found is not None and sum(found.shares.values()) == pytest.approx(1)
+    assert all(share >= 0 for share in found.shares.values()) and found.sentence[:1].isupper()
+    return found
+
+
+PIPELINE = {"method": "pac_plus", "options": {"paradigm": "pipeline_parallel"}}
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "latency_s", "term", "words"),
+    [
+        (1e12, 0.0, "compute", "Computing on"),
+        (1e12, 10.0, "latency", "latency takes 100% of a step"),
+        (1e4, 0.0, "bandwidth", "bytes on the links take 100%"),
+    ],
+)
+def test_the_links_decide_where_they_are_slow(bytes_per_s: float, latency_s: float, term: str, words: str) -> None:
+    found = parts(two(bytes_per_s, latency_s), **PIPELINE)
+    assert found.deciding == term and words in found.sentence
+
+
+def test_one_device_computes_all_the_time() -> None:
+    found = parts(two(1e4, 10.0), method="pac_plus", options={"paradigm": "standalone"})
+    assert found.shares["compute"] == pytest.approx(1, abs=1e-6)
+
+
+def test_a_pipeline_of_few_micro_batches_waits() -> None:
+    """Filling and draining: with one micro-batch two equal stages wait half of the time."""
+    found = parts(two(1e12, 0.0), micro_batches=1, **PIPELINE)
+    assert found.shares["bubble"] == pytest.approx(0.5, abs=0.2)
+
+
+@pytest.mark.parametrize("method", ["fine_tuning", "ringada", "confidant"])
+def test_every_method_that_trains_has_parts(method: str) -> None:
+    assert parts(two(1e9, 1e-3), method=method).step_s > 0
+
+
+def test_a_plan_says_what_decides() -> None:
+    job = Job(model="tiny-bert", train_samples=32, validation_samples=8, test_samples=8)
+    assert any("of a step (simulated)" in note for note in experiment.plan(job, two(1e9, 1e-3)).notes)

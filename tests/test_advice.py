@@ -1,0 +1,134 @@
+"""The adviser: what it compares, how it ranks, what it says, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from workbench import experiment
+from workbench.cli.app import app
+from workbench.core import curves
+from workbench.core.catalogue import load_cluster
+from workbench.core.cluster import Cluster
+from workbench.core.curves import Curve
+from workbench.core.errors import ConfigError
+from workbench.core.job import Job
+from workbench.plots.choices import choices as draw
+from workbench.runs.advice import Advice, advise, combinations, seconds_of
+
+JOB = Job(model="tiny-bert", epochs=2, train_samples=64)
+
+
+def on(cluster: Cluster, **settings: Any) -> Advice:
+    return advise(JOB, cluster, computed=True, **settings)
+
+
+def slow_links(latency_s: float) -> Cluster:
+    return load_cluster("laptop-equal").with_links(lambda link: replace(link, latency_s=latency_s))
+
+
+@pytest.fixture(scope="module")
+def advice() -> Advice:
+    return on(load_cluster("laptop"))
+
+
+def test_every_method_that_trains_is_compared(advice: Advice) -> None:
+    names = {choice.job.method for choice in advice.choices}
+    assert names >= {"pac_plus", "fine_tuning", "ringada", "confidant"} and "galaxy_plus" not in names
+    assert len({choice.name for choice in advice.choices}) == len(advice.choices) > 8
+    assert advice.costs == "computed"
+
+
+def test_the_best_is_first_and_what_is_grey_is_worse_in_everything(advice: Advice) -> None:
+    figures = [(choice.seconds or 0.0, choice.joules or 0.0, choice.memory_bytes) for choice in advice.choices]
+    assert [seconds for seconds, *_ in figures] == sorted(seconds for seconds, *_ in figures)
+    for choice, own in zip(advice.choices, figures, strict=True):
+        better = [other for other in figures if all(a <= b for a, b in zip(other, own, strict=True)) and other != own]
+        if choice.is_dominated:  # within the tolerance
+            assert any(all(a <= 1.03 * b for a, b in zip(other, own, strict=True)) for other in figures if other != own)
+        else:
+            assert all(max(b / a for a, b in zip(other, own, strict=True)) <= 1.03 for other in better)
+    assert any(choice.is_dominated for choice in advice.choices) and not advice.choices[0].is_dominated
+
+
+def test_a_choices_figures_are_those_of_its_simulation(advice: Advice) -> None:
+    choice = advice.choices[0]
+    report = experiment.run(choice.job, replace_models(load_cluster("laptop")), "simulate")
+    assert choice.seconds == pytest.approx(sum(epoch.seconds for epoch in report.epochs))
+    assert choice.report.plan.stages == report.plan.stages
+
+
+def replace_models(cluster: Cluster) -> Cluster:
+    return replace(cluster, devices=tuple(replace(device, model="") for device in cluster.devices))
+
+
+@pytest.mark.parametrize("goal", ["energy", "memory"])
+def test_what_counts_decides_the_order(goal: Any) -> None:
+    figures = [choice.figure(goal) for choice in on(load_cluster("pair"), goal=goal, keeps_data=True).choices]
+    known = [figure for figure in figures if figure is not None]
+    assert known == sorted(known) and figures[: len(known)] == known
+
+
+def test_on_slow_links_one_device_is_enough_and_the_latency_is_named() -> None:
+    advice = on(slow_links(3.0))
+    assert len(advice.choices[0].devices) == 1
+    assert "One device is enough" in advice.reason and "latency takes" in advice.reason
+
+
+def test_data_that_stay_and_requests_have_their_own_methods() -> None:
+    staying = {job.method for _, job in combinations(JOB, keeps_data=True)}
+    serving = {job.method for _, job in combinations(JOB, serves=True)}
+    assert staying == {"ringada"} and serving == {"galaxy_plus"}
+
+
+def test_a_score_is_reached_when_a_measured_curve_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    curve = Curve(
+        model="tiny-bert",
+        task="sentiment",
+        method="pac_plus",
+        batch_size=32,
+        train_samples=64,
+        metric="accuracy",
+        scores=(0.5, 0.6, 0.8),
+        seeds=(0,),
+        command="a test",
+    )
+    assert curve.epochs_to(0.7) == pytest.approx(1.5) and curve.epochs_to(0.9) is None and curve.epochs_to(0.4) == 0
+    monkeypatch.setattr(curves, "_all", lambda: (curve,))
+    advice = on(load_cluster("pair"), score=0.7)
+    [*known] = [choice for choice in advice.choices if choice.seconds is not None]
+    assert known and {choice.job.method for choice in known} == {"pac_plus"}
+    assert all("backbone_dtype" not in choice.job.options for choice in known)
+    best = known[0]
+    assert best.seconds == pytest.approx(seconds_of(best.report, 1.5))
+    first, second = (epoch.seconds for epoch in best.report.epochs)
+    assert seconds_of(best.report, 1.5) == pytest.approx(first + second / 2)
+    assert seconds_of(best.report, 4) == pytest.approx(first + 3 * second)
+
+
+def test_nothing_possible_is_an_error_with_the_reasons() -> None:
+    small = tuple(replace(device, memory_bytes=10_000) for device in load_cluster("pair").devices)
+    with pytest.raises(ConfigError, match=r"Nothing can run.*PAC\+"):
+        on(replace(load_cluster("pair"), devices=small))
+
+
+def test_the_command_line_says_what_to_do_next(tmp_path: Any) -> None:
+    words = ["advise", "--model", "tiny-bert", "--epochs", "1", "--train-samples", "32", "--computed", "--keep-data"]
+    words += ["--cluster", "pair"]
+    shown = CliRunner().invoke(app, [*words, "--figure", str(tmp_path / "all.html")])
+    assert shown.exit_code == 0 and "Best for time" in shown.output and (tmp_path / "all.html").is_file()
+    found = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
+    command = shlex.split(found[0]["command"])
+    assert command[:2] == ["workbench", "run"] and command[-2:] == ["--cluster", "pair"]
+
+
+def test_combinations_without_power_figures_have_no_place_in_the_picture() -> None:
+    figure = draw([("a", 1.0, None, 5, False), ("b", 2.0, 3.0, 5, False), ("c", 3.0, 4.0, 9, True)], label="simulated")
+    drawn = [name for trace in figure.data for name in trace.text]
+    assert sorted(drawn) == ["b", "c"]
+    assert draw([("a", 1.0, None, 5, False)], label="simulated").layout.annotations

@@ -1,0 +1,68 @@
+"""Measured learning curves: how the validation metric rose over the epochs of executed runs.
+
+A distributed run learns as one process does, so a curve holds for every plan.  data/curves.toml has them, each with the
+command that made it; there is none for what nobody has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+from workbench.core.catalogue import data_folder
+from workbench.core.job import Job
+from workbench.core.serial import from_builtins, read_toml
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """A metric on the validation split, before the first epoch and after each.
+
+    model, task, method, options, batch_size, train_samples: of the job; options that only divide the work are left out.
+    scores: the mean over `seeds`.  command: what made it.
+    """
+
+    model: str
+    task: str
+    method: str
+    options: dict[str, Any] = field(default_factory=dict)
+    batch_size: int
+    train_samples: int
+    metric: str
+    scores: tuple[float, ...]
+    seeds: tuple[int, ...]
+    command: str
+
+    def epochs_to(self, score: float) -> float | None:
+        """Return after how many epochs the metric first reaches a score, between two of them linearly; None: never."""
+        best = [max(self.scores[: index + 1]) for index in range(len(self.scores))]
+        if best[0] >= score:
+            return 0.0
+        for index, (before, after) in enumerate(pairwise(best)):
+            if after >= score:
+                return index + (score - before) / (after - before)
+        return None
+
+
+@cache
+def _all() -> tuple[Curve, ...]:
+    path = data_folder() / "curves.toml"
+    if not path.exists():
+        return ()
+    return tuple(from_builtins(one, Curve, source=f"a curve of '{path}'") for one in read_toml(path)["curve"])
+
+
+DIVIDING = ("paradigm", "partition", "schedule")
+"""Options that say how devices share the work, not what is learnt."""
+
+
+def curves_of(job: Job) -> Iterator[Curve]:
+    """Yield the curves that hold for a job: the same model, task, batch and method, and as much data."""
+    options = {name: value for name, value in job.options.items() if name not in DIVIDING}
+    for curve in _all():
+        same = (curve.model, curve.task, curve.method, curve.options) == (job.model, job.task, job.method, options)
+        if same and curve.batch_size == job.batch_size and job.train_samples in (None, curve.train_samples):
+            yield curve

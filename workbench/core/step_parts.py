@@ -1,0 +1,47 @@
+"""What a step's seconds go to: computing, waiting for others, the bytes on the links, or their latency."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+Term = Literal["compute", "bubble", "bandwidth", "latency"]
+Share = Annotated[float, Meta(ge=0, le=1.000001)]
+_WORDS: dict[Term, str] = {
+    "compute": "computing on {busiest} takes {share:.0%} of a step",
+    "bubble": "waiting for other devices takes {share:.0%} of a step",
+    "bandwidth": "the bytes on the links take {share:.0%} of a step",
+    "latency": "the links' latency takes {share:.0%} of a step",
+}
+TOLD_FROM = 0.2
+"""From this share on, the second largest part is told, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepParts:
+    """The parts of a simulated step.  shares: of its seconds, which add up to 1.  busiest: the device that computes
+    most.
+    """
+
+    step_s: Annotated[float, Meta(gt=0)]
+    shares: dict[Term, Share]
+    busiest: str
+
+    @property
+    def deciding(self) -> Term:
+        """Return the largest part."""
+        return max(self.shares, key=lambda term: self.shares[term])
+
+    @property
+    def sentence(self) -> str:
+        """Return the largest part in words, with the next one if that is large, too."""
+        first, second, *_ = sorted(self.shares, key=lambda term: -self.shares[term])
+        words = self._words(first)
+        if self.shares[second] >= TOLD_FROM:
+            words += f", {self._words(second).removesuffix(' of a step')}"
+        return f"{words[:1].upper()}{words[1:]} (simulated)."
+
+    def _words(self, term: Term) -> str:
+        return _WORDS[term].format(busiest=self.busiest, share=self.shares[term])

@@ -1,0 +1,240 @@
+"""Which method, technique and plan for this job on these devices: every sensible combination is simulated and ranked.
+
+What is sensible, a method declares (`Declaration.alternatives`).  Costs are those of `workbench plan`: measured here
+once and scaled to the devices, or computed from sizes and the catalogue's figures.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Literal
+
+from workbench import experiment
+from workbench.core.cluster import Cluster
+from workbench.core.curves import Curve, curves_of
+from workbench.core.errors import ConfigError, MissingDataError, WorkbenchError
+from workbench.core.job import Job
+from workbench.core.methods import declaration_of, registered
+from workbench.core.report import Report
+from workbench.core.summary import energy_j
+from workbench.methods.base import Event, ignore
+
+Goal = Literal["time", "energy", "memory"]
+CLOSE = 0.02
+"""Two combinations whose figures differ by less than this share are equally good."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One combination, simulated.
+
+    seconds: of the whole run, without snapshots and scoring; where a score is asked for, until it is reached, and None
+    if no measured curve says when.  joules: of the same time, modelled; None where a device has no power figures.
+    memory_bytes: the largest values of a device in a step.  sent_bytes: by all devices in a step.
+    is_dominated: another combination is at least as good in time, energy and memory, and better in one.
+    """
+
+    name: str
+    job: Job
+    report: Report
+    seconds: float | None
+    joules: float | None
+    memory_bytes: int
+    sent_bytes: int
+    curve: Curve | None = None
+    is_dominated: bool = False
+
+    @property
+    def step_s(self) -> float:
+        """Return the seconds of a typical step of the first epoch (Galaxy+: of a request)."""
+        assert self.report.step_parts is not None
+        return self.report.step_parts.step_s
+
+    @property
+    def decides(self) -> str:
+        """Return what decides the length of a step, in a sentence."""
+        assert self.report.step_parts is not None
+        return self.report.step_parts.sentence
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Return the names of the devices that compute in the first epoch."""
+        cluster, plan = self.report.cluster, self.report.plan
+        return tuple(cluster.devices[rank].name for rank in plan.busy_ranks)
+
+    def figure(self, goal: Goal) -> float | None:
+        """Return what counts, the less the better."""
+        return {"time": self.seconds, "energy": self.joules, "memory": float(self.memory_bytes)}[goal]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """The combinations, best first; those without a figure for the goal last.
+
+    refused: what cannot run here, by name, with the reason.  costs: 'measured' or 'computed'.
+    """
+
+    goal: Goal
+    choices: tuple[Choice, ...]
+    refused: dict[str, str]
+    costs: Literal["measured", "computed"]
+    score: float | None
+    spent_s: float
+
+    @property
+    def reason(self) -> str:
+        """Return why the first combination is first, in a sentence or two."""
+        best = self.choices[0]
+        alone = next((one for one in self.choices if len(one.devices) == 1), None)
+        several = next((one for one in self.choices if len(one.devices) > 1), None)
+        if len(best.devices) == 1 and several is not None:
+            slower = f"{several.step_s / best.step_s:.1f} times as long"
+            return f"One device is enough: with {several.name} on {len(several.devices)} a step takes {slower}. " + (
+                f"There: {several.decides[:1].lower()}{several.decides[1:]}"
+            )
+        if len(best.devices) > 1 and alone is not None:
+            return (
+                f"{best.decides} One device alone takes {alone.step_s / best.step_s:.1f} times as long ({alone.name})."
+            )
+        return best.decides
+
+
+def advise(
+    job: Job,
+    cluster: Cluster,
+    *,
+    goal: Goal = "time",
+    score: float | None = None,
+    keeps_data: bool = False,
+    serves: bool = False,
+    computed: bool = False,
+    progress: Callable[[Event], None] = ignore,
+) -> Advice:
+    """Return every sensible combination for a job on a cluster, simulated and ranked.
+
+    job: its method and options are the adviser's to choose.  score: rank by the time (or energy) until the validation
+    metric reaches this, as measured curves say.  keeps_data: only methods whose devices keep their data.  serves:
+    answer requests instead of training.  computed: take costs from the catalogue, without measuring.
+    Raises ConfigError if nothing can run, with the reasons, and MissingDataError without the model or the data.
+    """
+    began_s = time.monotonic()
+    # A device without a model's name is none whose share of this machine could be measured.
+    devices = tuple(replace(device, model="") for device in cluster.devices) if computed else cluster.devices
+    priced = replace(cluster, devices=devices)
+    choices: list[Choice] = []
+    refused: dict[str, str] = {}
+    for name, candidate in combinations(job, keeps_data=keeps_data, serves=serves):
+        progress(Event("phase", message=f"Simulating {name}"))
+        try:
+            report = experiment.run(_in_short(candidate), priced, "simulate", progress=_phases_of(progress))
+        except MissingDataError:
+            raise  # the others need the same
+        except WorkbenchError as error:
+            refused[name] = error.found
+            continue
+        choices.append(_choice(name, candidate, replace(report, cluster=cluster), score))
+    if not choices:
+        reasons = " ".join(f"{name}: {why}" for name, why in refused.items())
+        raise ConfigError(
+            "Advice was asked for.", f"Nothing can run. {reasons}", "Choose another model or more devices."
+        )
+    known = [choice for choice in _distinct(choices) if choice.figure(goal) is not None]
+    unknown = [choice for choice in _distinct(choices) if choice.figure(goal) is None]
+    ranked = [*sorted(known, key=lambda choice: choice.figure(goal) or 0.0), *unknown]
+    return Advice(
+        goal=goal,
+        choices=tuple(replace(one, is_dominated=_is_dominated(one, ranked)) for one in ranked),
+        refused=refused,
+        costs="computed" if computed else "measured",
+        score=score,
+        spent_s=time.monotonic() - began_s,
+    )
+
+
+def combinations(job: Job, *, keeps_data: bool = False, serves: bool = False) -> Iterator[tuple[str, Job]]:
+    """Yield every sensible combination as a name and a job."""
+    for method in registered():
+        declared = declaration_of(method)
+        if declared.trains == serves or (keeps_data and not declared.keeps_data):
+            continue
+        for words, options in declared.alternatives.items():
+            title = declared.title or method
+            yield f"{title}: {words}" if words else title, replace(job, method=method, options=dict(options))
+
+
+def _in_short(job: Job) -> Job:
+    """Return the job with hardly any samples to score, which a simulation does not do."""
+    if not declaration_of(job.method).trains:
+        return job
+    return replace(job, validation_samples=1, test_samples=1)
+
+
+def _phases_of(progress: Callable[[Event], None]) -> Callable[[Event], None]:
+    """Pass on what takes long: profiles that are measured."""
+    return lambda event: progress(event) if event.kind == "count" or event.stage == "profile" else None
+
+
+def _choice(name: str, job: Job, report: Report, score: float | None) -> Choice:
+    curve = next(iter(curves_of(job)), None)
+    epochs = curve.epochs_to(score) if curve is not None and score is not None else None
+    whole_s = sum(epoch.seconds for epoch in report.epochs) or sum(step.predicted_s or 0.0 for step in report.steps)
+    seconds = whole_s if score is None else None if epochs is None else seconds_of(report, epochs)
+    joules = sum(energy_j(report).values()) or None
+    timelines = [one for one in report.timelines.values() if one.memory]
+    return Choice(
+        name=name,
+        job=job,
+        report=report,
+        seconds=seconds,
+        joules=joules if joules is None or score is None else None if seconds is None else joules * seconds / whole_s,
+        memory_bytes=max((one.peak_bytes(rank) for one in timelines for rank in range(one.world_size)), default=0),
+        sent_bytes=_sent_bytes(report),
+        curve=curve,
+    )
+
+
+def _sent_bytes(report: Report) -> int:
+    timeline = next(iter(report.timelines.values()))
+    return sum(timeline.bytes_sent(rank) for rank in range(timeline.world_size))
+
+
+def seconds_of(report: Report, epochs: float) -> float:
+    """Return the simulated seconds of so many epochs, of which the last may be a part; further ones are as the last."""
+    each = [epoch.seconds for epoch in report.epochs]
+    while len(each) < epochs:
+        each.append(each[-1])
+    ends = list(accumulate(each, initial=0.0))
+    full = int(epochs)
+    return ends[full] + (epochs - full) * (each[full] if full < len(each) else 0.0)
+
+
+def _distinct(choices: Sequence[Choice]) -> list[Choice]:
+    """Leave out what is another combination's plan under another name."""
+    kept: dict[object, Choice] = {}
+    for choice in choices:
+        plan, job = choice.report.plan, choice.job
+        options = {key: value for key, value in job.options.items() if key not in ("paradigm", "system")}
+        division = plan.inference if plan.inference is not None and len(choice.devices) > 1 else None
+        kept.setdefault((job.method, str(sorted(options.items())), plan.stages, str(division)), choice)
+    return list(kept.values())
+
+
+def _is_dominated(choice: Choice, others: Sequence[Choice]) -> bool:
+    """Return whether another is at least as good in everything that is known of both, and better in one."""
+
+    def figures(one: Choice) -> list[float | None]:
+        return [one.figure("time"), one.figure("energy"), one.figure("memory")]
+
+    def beats(other: Choice) -> bool:
+        pairs = [(theirs, own) for theirs, own in zip(figures(other), figures(choice), strict=True)]
+        if any((theirs is None) != (own is None) for theirs, own in pairs):
+            return False
+        known = [(theirs, own) for theirs, own in pairs if theirs is not None and own is not None]
+        return all(theirs <= own * (1 + CLOSE) for theirs, own in known) and any(
+            theirs < own * (1 - CLOSE) for theirs, own in known
+        )
+
+    return any(beats(other) for other in others if other is not choice)
