@@ -1,6 +1,6 @@
 """Measured learning curves: how the validation metric rose over the epochs of executed runs.
 
-A distributed run learns as one process does, so a curve holds for every plan.  data/curves.toml has them, each with the
+A distributed run learns as one process does, so a curve holds for every plan.  data/curves.json has them, each with the
 command that made it; there is none for what nobody has run.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from workbench.core.catalogue import data_folder
 from workbench.core.job import Job
-from workbench.core.serial import from_builtins, read_toml
+from workbench.core.serial import from_json, read_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +49,10 @@ class Curve:
 
 @cache
 def _all() -> tuple[Curve, ...]:
-    path = data_folder() / "curves.toml"
+    path = data_folder() / "curves.json"
     if not path.exists():
         return ()
-    return tuple(from_builtins(one, Curve, source=f"a curve of '{path}'") for one in read_toml(path)["curve"])
+    return from_json(read_text(path, "the learning curves"), tuple[Curve, ...], source=f"'{path}'")
 
 
 DIVIDING = ("paradigm", "partition", "schedule")

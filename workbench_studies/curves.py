@@ -1,0 +1,70 @@
+"""Measure learning curves for the adviser: `python -m workbench_studies.curves` writes data/curves.json.
+
+Each technique trains on one emulated device, which learns what any number of devices learns; the metric on the
+validation split is kept after each epoch.  Methods whose learning depends on the devices (stale gradients, rings,
+samples seen by a device) have no curve.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Annotated
+
+import typer
+
+from workbench import experiment
+from workbench.core.catalogue import data_folder, load_cluster
+from workbench.core.curves import DIVIDING, Curve
+from workbench.core.job import Job
+from workbench.core.serial import to_builtins, write_text
+from workbench.runs.advice import combinations
+
+METHODS = ("pac_plus", "fine_tuning")
+JOB = Job(train_samples=1000, validation_samples=500, test_samples=16, epochs=5)
+
+
+def curve(job: Job, seeds: tuple[int, ...], command: str) -> Curve:
+    """Return the mean curve of a job over some seeds, trained on one emulated device."""
+    device = replace(load_cluster("laptop").devices[0], host_share=1.0)
+    cluster = replace(load_cluster("laptop"), name="one", devices=(device,))
+    reports = []
+    for seed in seeds:
+        with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
+            reports.append(experiment.run(replace(job, seed=seed), cluster, workdir=Path(folder) / "run"))
+    metric = next(iter(reports[0].epochs[0].metrics))
+    scores = [[epoch.metrics[metric] for epoch in report.epochs] for report in reports]
+    return Curve(
+        model=job.model,
+        task=job.task,
+        method=job.method,
+        options=job.options,
+        batch_size=job.batch_size,
+        train_samples=job.train_samples or 0,
+        metric=metric,
+        scores=(0.0, *(round(mean(after), 4) for after in zip(*scores, strict=True))),
+        seeds=seeds,
+        command=command,
+    )
+
+
+def main(
+    seeds: Annotated[str, typer.Option(help="Numbers, separated by commas.")] = "0,1,2",
+    out: Annotated[Path | None, typer.Option(help="Default: data/curves.json.")] = None,
+) -> None:
+    """Train every technique of some methods and write their curves."""
+    chosen = tuple(int(seed) for seed in seeds.split(","))
+    curves: list[Curve] = []
+    for name, job in combinations(JOB):
+        if job.method in METHODS and not set(job.options) & set(DIVIDING):
+            sys.stdout.write(f"{name}\n")
+            curves.append(curve(job, chosen, f"python -m workbench_studies.curves --seeds {seeds}"))
+            write_text(out or data_folder() / "curves.json", json.dumps(to_builtins(curves), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)
