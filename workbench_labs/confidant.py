@@ -126,6 +126,12 @@ class PartitionLab(Explorer):
                 raise ConfigError(asked, "It has none.", "Move its end up, or the one before down.")
         return Partition(pace_s=pace_of(self.costs, order, cuts), order=order, cuts=cuts)
 
+    @property
+    def answer(self) -> list[int]:
+        """Return the settings of the controls as one list: the order, then the number of layers of each place."""
+        made = self.partition
+        return [*made.order, *(stop - start for start, stop in pairwise(made.cuts))]
+
     def _take(self, find: Callable[[], Partition]) -> None:
         found = find()
         if found.pace_s == math.inf or len(found.order) < len(self.order.value):

@@ -258,18 +258,16 @@ class ForwardOnly(Trained, frozen=True, kw_only=True):
         require_devices(self.cluster(), 2, "one of them is lost")
 
 
-class Confidant(Trained, frozen=True, kw_only=True):
-    """10_never_drain.  stages, mini_batches: of the pipeline to step through.  learning_rate: of the descents with
-    stale gradients.
+class NeverDrain(Trained, frozen=True, kw_only=True):
+    """10_never_drain.  stages, mini_batches: of the pipeline to step through.  layer_ms: of the shortest layer, on
+    emulated devices.  learning_rate: of the descents with stale gradients.
     """
 
     method: ClassVar[str] = "confidant"
-    paper_cluster: Text
-    paper_model: Text
-    paper_batch_size: Annotated[int, Meta(ge=1, le=4096)]
-    paper_tokens: Tokens
+    student: Student
     stages: Annotated[int, Meta(ge=2, le=16)]
     mini_batches: Few
+    layer_ms: Annotated[float, Meta(gt=0, le=1000)]
     learning_rate: Annotated[float, Meta(ge=0.05, le=1.2)]
     profile_seed: int
     num_devices: Annotated[int, Meta(ge=2)]
@@ -291,19 +289,9 @@ class Confidant(Trained, frozen=True, kw_only=True):
     @property
     def job(self) -> Job:
         """Return the job; the descents' learning rate is not its own (see Parameters)."""
-        names = (
-            "model",
-            "task",
-            "epochs",
-            "seed",
-            "batch_size",
-            "train_samples",
-            "validation_samples",
-            "test_samples",
-            "snapshot_every",
-        )
-        given = {name: getattr(self, name) for name in names}
-        return Job(method=self.method, options=self.options, faults=self.faults, snapshot_to="neighbour", **given)
+        own = {field.name for field in fields(Job)} & set(self.__struct_fields__) - {"learning_rate"}
+        given = {name: getattr(self, name) for name in own}
+        return Job(method=self.method, options=self.options, snapshot_to="neighbour", **given)
 
     def cluster(self) -> Cluster:
         """Return the cluster's first devices.  Raises ConfigError if it has fewer."""
@@ -312,13 +300,14 @@ class Confidant(Trained, frozen=True, kw_only=True):
         return cluster.part(range(self.num_devices))
 
     def check(self) -> None:
-        """Check also the paper's side, and how many devices train (see Parameters)."""
+        """Check also how many devices train, and that the cut's cluster is not too large (see Parameters)."""
         Trained.check(self)
-        describe(self.paper_model)
-        require_few_orders(load_cluster(self.paper_cluster))
         if self.training_devices > self.num_devices:
             asked = f"training_devices = {self.training_devices} of num_devices = {self.num_devices} was asked for."
             raise ConfigError(asked, "So many are not there.", "Lower training_devices, or raise num_devices.")
+        if load_cluster(self.cluster_name).world_size > 4:
+            asked = f"The cluster '{self.cluster_name}' was asked for."
+            raise ConfigError(asked, "Section 1 has layers for four devices.", "Choose a cluster of two to four.")
         for faults in (self.faults, f"leave:1@step{self.fault_step}"):
             parse_faults(faults, self.cluster())
 
@@ -463,7 +452,7 @@ LABS: dict[str, type[AllLabs]] = {
     "06_forward_only": ForwardOnly,
     "07_cut_a_layer": LayerCut,
     "09_data_that_stay": DataThatStay,
-    "10_never_drain": Confidant,
+    "10_never_drain": NeverDrain,
     "02_write_the_simulator": Simulator,
     "04_cut_for_unequal_devices": Cut,
     "12_kit_day": KitDay,

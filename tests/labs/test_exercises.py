@@ -11,7 +11,6 @@ from widget_reports import CLUSTER, PLAN, make_report
 from workbench import experiment
 from workbench.core.catalogue import load_cluster
 from workbench.core.report import SweepPoint
-from workbench.methods.confidant.heads import HeadProfile
 from workbench.simulator.steps import step_s
 from workbench_labs import exercises, progress
 from workbench_labs.exercises import Verdict
@@ -20,25 +19,6 @@ from workbench_labs.planning import PLANNERS, by_hand, compare, needs_of, paper_
 REPORT = make_report(first_s=8.0, cached_s=2.0)
 SIZES = {"tokens": 20, "num_layers": 6, "hidden_size": 384, "itemsize": 2}
 PASSES = {"forward_s": 0.02, "backward_s": 0.04}
-
-
-def _delayed(w, gradient, rate, delay, steps):
-    versions = [w]
-    for step in range(steps):
-        versions.append(versions[-1] - rate * gradient(versions[max(0, step - delay)]))
-    return versions[-1]
-
-
-def _compatibility(capacities, batteries, p, eta):
-    def mapped(values, equal):
-        least, most = min(values), max(values)
-        return [(one - least) / (most - least) if most > least else equal for one in values]
-
-    slow, full = mapped([sum(one) for one in capacities], 0.0), mapped(batteries, 1.0)
-    return [p * charge / (one + eta) for one, charge in zip(slow, full, strict=True)]
-
-
-TWO_PROCESSORS = HeadProfile(seconds=tuple(tuple(one * count for count in range(1, 13)) for one in (0.002, 0.005)))
 
 
 def with_unequal(*shares: float):
@@ -88,28 +68,6 @@ def with_unequal(*shares: float):
             lambda answer: exercises.check_cluster(answer, cores=2, given=with_unequal(0.1, 0.2, 0.3)),
             with_unequal(0.1, 0.2, 0.4),
             with_unequal(0.1, 0.2, 0.3),
-        ),
-        (lambda answer: exercises.check_versions(answer, num_stages=5, stage=1), 3, 4),
-        (lambda answer: exercises.check_version(answer, mini_batch=9, num_stages=4, stage=1), 7, 9),
-        (lambda answer: exercises.check_pace(answer, stages_s=(0.9, 1.2, 0.7), links_s=(0.3, 0.7)), 1.4, 1.2),
-        (lambda answer: exercises.check_heads(answer, TWO_PROCESSORS), (9, 3), (8, 4)),
-        (lambda answer: exercises.check_heads(answer, TWO_PROCESSORS), [9, 3], [9, 9]),
-        (lambda answer: exercises.check_head_bound(answer, share=0.35), 1.212, 1.54),
-        (lambda answer: exercises.check_stable_rate(answer, delay=3), 0.445, 0.7),
-        (
-            lambda answer: exercises.check_notice(answer, nbytes=110e6, bytes_per_s=20e6, step_s=1.5, still_s=0.3),
-            7.3,
-            5.5,
-        ),
-        (
-            exercises.check_delayed_code,
-            _delayed,
-            lambda w, gradient, rate, delay, steps: _delayed(w, gradient, rate, 0, steps),
-        ),
-        (
-            exercises.check_compatibility_code,
-            _compatibility,
-            lambda capacities, batteries, p, eta: [p * one for one in batteries],
         ),
         (lambda answer: exercises.check_bubble(answer, num_stages=4, num_micro_batches=4), 3 / 7, 0.25),
     ],

@@ -146,12 +146,9 @@ ODD: dict[str, dict[str, list[Any]]] = {
         "layer_ms": [0, -1, NAN, 10**9, "4", None],
     },
     "10_never_drain": {
-        "paper_cluster": ["pac-env-z", None],
-        "paper_model": ["BERT", None],
-        "paper_batch_size": [0, -1, NAN, 10**9],
-        "paper_tokens": [0, -1, 10**9],
         "stages": [0, 1, -1, 10**9, 2.5],
         "mini_batches": [0, -1, 10**9],
+        "layer_ms": [0, -1, NAN, 10**9, "4", None],
         "learning_rate": [NAN, -1, 1e300, 0, "0.3", None],
         "profile_seed": [0.5, "3", None],
         "num_devices": [99, 0, 1, -1, 2.5, "3"],

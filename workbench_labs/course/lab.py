@@ -31,6 +31,7 @@ EXERCISES = {
     "05": "workbench_labs.exercises.slopes",
     "07": "workbench_labs.exercises.layer_cuts",
     "09": "workbench_labs.exercises.ring",
+    "10": "workbench_labs.exercises.never_drain",
     "12": "workbench_labs.exercises.projects",
 }
 """The module of each lab that has exercises of this kind."""

@@ -17,7 +17,7 @@ from workbench.core.serial import from_builtins, read_toml
 from workbench_labs.exercises.training import Verdict, number_verdict
 from workbench_labs.progress import recorded
 
-MODULES = ("training", "dividing", "rings")
+MODULES = ("training", "dividing")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,20 +60,6 @@ def exercise(hint: str) -> Callable[[Callable[..., tuple[bool, str]]], Callable[
     return decorate
 
 
-def code_verdict(answer: Any, hint: str, cases: Sequence[tuple[str, Callable[[], tuple[Any, Any]]]]) -> Verdict:
-    """Try a function on cases, each a name and a function that returns the expected and the actual result."""
-    if answer is None:
-        return Verdict(None, hint)
-    for name, case in cases:
-        try:
-            expected, found = case()
-        except Exception as error:  # the answer is the reader's own code
-            return Verdict(False, f"With {name} it fails: {type(error).__name__}: {error}. {hint}")
-        if found != expected:
-            return Verdict(False, f"With {name} it gives {found!r}, not {expected!r}. {hint}")
-    return Verdict(True, f"It is right in all {len(cases)} cases.")
-
-
 def check_share(answer: float | None, cluster: Cluster, device: str, factor: float) -> Verdict:
     """Which share of a core makes a device `factor` times slower than the named device?"""
     [share] = [one.host_share for one in cluster.devices if one.name == device]

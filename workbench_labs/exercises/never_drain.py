@@ -1,0 +1,466 @@
+"""Lab 'Never drain': versions of weights, cuts within memory, heads over processors, a successor (Confidant, sections
+2.3 and 3).
+
+The judges use the workbench's schedules and planners, or try all answers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+from workbench.core.catalogue import load_cluster
+from workbench.methods.confidant.equations import compatibilities
+from workbench.methods.confidant.heads import HeadProfile, random_profile
+from workbench.planners import Problem
+from workbench.planners.asynchronous import Equation3, pace_of, partition_in_order
+from workbench.profiler.analytic import analytic_profile
+from workbench.profiler.descriptions import describe
+from workbench_labs.confidant import delayed_descent, stashed
+from workbench_labs.course.verdict import (
+    Exercise,
+    WrongAnswerError,
+    comparison,
+    number_of,
+    require_list,
+    require_number,
+    whole_number,
+)
+from workbench_labs.exercises.cuts import counts_of, every_cut
+from workbench_labs.planning import as_described
+
+CASES = 50
+HEAD_CASES = 12
+CLOSE = 1e-5
+PAPER_MODEL, PAPER_CLUSTER, PAPER_TOKENS = "BERT-Base", "pac-env-b", 128
+AGREED = 0.03
+"""By this share a largest learning rate may be off."""
+
+Seconds = Sequence[Sequence[float]]
+
+
+def operations_of(num_stages: int, stage: int, count: int) -> tuple[list[str], list[int]]:
+    """Return a stage's operations, such as F0 and B0, and the version of the weights that each of them uses.
+
+    From the workbench's asynchronous schedule of `count` mini-batches.
+    """
+    spans = [one for one in stashed(num_stages, count).spans if one.rank == stage and one.op.kind in "FB"]
+    texts, versions = list[str](), list[int]()
+    for span in spans:
+        texts.append(f"{span.op.kind}{span.op.microbatch}")
+        versions += [value.part for value in span.op.reads if value.name == "weight"][:1]
+    return texts, versions
+
+
+def judge_stash(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+    """Compare the version of each operation with the workbench's schedule."""
+    draws = Random(numbers["seed"])
+    for _ in range(CASES):
+        stages, count = draws.randint(1, 5), draws.randint(1, 9)
+        stage = draws.randrange(stages)
+        operations, expected = operations_of(stages, stage, count)
+        found = [number_of(one) for one in require_list(answer(operations), "The versions", len(operations))]
+        if found != expected:
+            rows = [(name, f"{own:g}", true) for name, own, true in zip(operations, found, expected, strict=True)]
+            raise WrongAnswerError(
+                f"Stage {stage} of {stages}, {count} mini-batches:",
+                comparison("Versions", ("operation", "yours", "the workbench's"), rows),
+            )
+    return f"Every mini-batch goes back with the version with which it came, in {CASES} pipelines of the workbench."
+
+
+def judge_descend(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+    """Compare the weights with delayed gradient descent, whose gradients are as old as the stage has others behind."""
+    draws = Random(numbers["seed"])
+    for _ in range(CASES):
+        stages, count, width = draws.randint(1, 5), draws.randint(1, 12), draws.randint(1, 3)
+        stage, rate = draws.randrange(stages), draws.choice([0.05, 0.1, 0.2])
+        start = [draws.uniform(-1, 1) for _ in range(width)]
+        inputs = [[draws.uniform(-1, 1) for _ in range(width)] for _ in range(count)]
+        targets = [draws.uniform(-1, 1) for _ in range(count)]
+        operations, _ = operations_of(stages, stage, count)
+        expected = delayed_weights(start, inputs, targets, rate, stages - stage - 1)
+        given = require_list(answer(operations, start, inputs, targets, rate), "The weights", width)
+        found = [number_of(one) for one in given]
+        if any(abs(own - true) > CLOSE for own, true in zip(found, expected, strict=True)):
+            rows = [
+                (at, f"{own:.6f}", f"{true:.6f}") for at, (own, true) in enumerate(zip(found, expected, strict=True))
+            ]
+            raise WrongAnswerError(
+                f"Stage {stage} of {stages}, {count} mini-batches, rate {rate}: its order is {' '.join(operations)}.",
+                comparison("Weights at the end", ("number", "yours", "gradients of old weights"), rows),
+            )
+    return f"The weights are those of descent with old gradients, to {CLOSE:g}, in {CASES} trainings."
+
+
+def delayed_weights(
+    start: Sequence[float], inputs: Seconds, targets: Sequence[float], rate: float, delay: int
+) -> list[float]:
+    """Return the weights after a step for each input x with target y: w -= rate (v x - y) x, v being `delay` older."""
+    versions = [list(start)]
+    for step, (values, target) in enumerate(zip(inputs, targets, strict=True)):
+        old = versions[max(0, step - delay)]
+        error = sum(weight * value for weight, value in zip(old, values, strict=True)) - target
+        versions.append([weight - rate * error * value for weight, value in zip(versions[-1], values, strict=True)])
+    return versions[-1]
+
+
+def stage_mb(counts: Sequence[int], layer_mb: Sequence[float], activation_mb: float) -> list[float]:
+    """Return the MB of each stage: weights, gradients and stashed versions, and activations of all in flight."""
+    size, first, needs = len(counts), 0, []
+    for place, count in enumerate(counts):
+        weights, behind = sum(layer_mb[first : first + count]), size - place - 1
+        needs.append(weights * (2 + behind) + activation_mb * count * (behind + 1))
+        first += count
+    return needs
+
+
+def pace(counts: Sequence[int], layer_s: Seconds, link_s: Sequence[float]) -> float:
+    """Return the seconds of a mini-batch in the long run: the slowest stage, or twice the slowest link (Eq. 3)."""
+    ends = [sum(counts[:place]) for place in range(len(counts) + 1)]
+    stages = [sum(layer_s[place][start:stop]) for place, (start, stop) in enumerate(pairwise(ends))]
+    return max(*stages, *(2 * link_s[end - 1] for end in ends[1:-1]), 0.0)
+
+
+def cut_case(draws: Random) -> tuple[list[list[float]], list[float], list[int], int, list[int]]:
+    """Return layer_s, link_s, layer_mb, activation_mb and budgets_mb of a random cluster."""
+    size = draws.randint(2, 4)
+    layers = [draws.randint(2, 6) for _ in range(draws.randint(size, 8))]
+    layer_s = [
+        [factor * seconds for seconds in layers] for factor in (draws.choice([1, 1.5, 2, 3]) for _ in range(size))
+    ]
+    link_s = [draws.choice([0.5, 3.0, 10.0, 20.0]) for _ in layers]
+    layer_mb, activation_mb = [draws.randint(4, 12) for _ in layers], draws.randint(1, 6)
+    share = sum(stage_mb([len(layers) // size] * size, layer_mb, activation_mb)) / size
+    return layer_s, link_s, layer_mb, activation_mb, [round(share * draws.uniform(0.9, 2.6)) for _ in range(size)]
+
+
+def judge_partition(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+    """Compare the pace with that of the best of all cuts that fit; where none fits, None is asked for."""
+    draws = Random(numbers["seed"])
+    refused = 0
+    for _ in range(CASES):
+        layer_s, link_s, layer_mb, activation_mb, budgets = cut_case(draws)
+        size, layers = len(layer_s), len(layer_mb)
+
+        def fits(
+            cut: Sequence[int],
+            sizes: Sequence[float] = layer_mb,
+            each: float = activation_mb,
+            most: Sequence[int] = budgets,
+        ) -> bool:
+            return all(need <= budget for need, budget in zip(stage_mb(cut, sizes, each), most, strict=True))
+
+        possible = [cut for cut in every_cut(layers, size) if fits(cut)]
+        found = answer(layer_s, link_s, layer_mb, activation_mb, budgets)
+        refused += not possible
+        if found is None and not possible:
+            continue
+        if found is None or not possible:
+            why = f"{list(possible[0])} fits" if possible else "no cut fits, so None is asked for"
+            raise WrongAnswerError(f"Budgets of {budgets} MB: {why}; your function returned {found!r:.80}.")
+        counts = counts_of(found, layers, size)
+        rows = [
+            (place, counts[place], f"{need:g}", budgets[place])
+            for place, need in enumerate(stage_mb(counts, layer_mb, activation_mb))
+        ]
+        details = comparison("Your cut", ("place", "layers", "needs (MB)", "has (MB)"), rows)
+        if not fits(counts):
+            raise WrongAnswerError(f"Your cut {list(counts)} does not fit.", details)
+        least_s, own_s = (min(pace(cut, layer_s, link_s) for cut in cuts) for cuts in (possible, [counts]))
+        if own_s > least_s + CLOSE:
+            said = f"With your cut {list(counts)} a mini-batch takes {own_s:g} s; {least_s:g} s are possible."
+            raise WrongAnswerError(said, details)
+    return f"It is the best cut that fits, in {CASES} random clusters; in {refused} of them it says that none fits."
+
+
+@cache
+def paper_costs(batch_size: int) -> Equation3:
+    """Return the terms of Eq. 3 for the paper's side of the lab."""
+    bare = as_described(load_cluster(PAPER_CLUSTER))
+    sizes: dict[str, Any] = {"batch_sizes": (batch_size,), "sequence_lengths": (PAPER_TOKENS,)}
+    profile = analytic_profile(describe(PAPER_MODEL), bare, technique="full", **sizes)
+    return Equation3(Problem(profile, bare, batch_size=batch_size, sequence_length=PAPER_TOKENS))
+
+
+def judge_order(answer: Any, numbers: Mapping[str, Any]) -> str:
+    """Does an order with its layers fit, and is it faster than Eq. 3's best in the cluster's order?"""
+    costs = paper_costs(numbers["batch_size"])
+    devices, layers = costs.cluster.devices, costs.profile.num_layers
+    size = len(devices)
+    given = require_list(answer, "Order and layers", 2 * size)
+    order = tuple(whole_number(one, 0, size - 1, "A device") for one in given[:size])
+    counts = counts_of(given[size:], layers, size)
+    if len(set(order)) < size:
+        raise WrongAnswerError(f"The order {list(order)} names a device twice.")
+    cuts = tuple(sum(counts[:place]) for place in range(size + 1))
+    for place, (rank, (start, stop)) in enumerate(zip(order, pairwise(cuts), strict=True)):
+        need = costs.need(rank, size - place - 1, start, stop, num_stages=size).total_bytes
+        if need > devices[rank].memory_bytes:
+            has, name = devices[rank].memory_bytes, devices[rank].name
+            raise WrongAnswerError(f"It does not fit: {name} has {has / 1e6:.0f} MB and needs {need / 1e6:.0f} MB.")
+    mine, theirs = pace_of(costs, order, cuts), partition_in_order(costs, range(size)).pace_s
+    said = f"A mini-batch takes {mine:.3g} s with yours, {theirs:.3g} s with Eq. 3's in the cluster's order."
+    if mine >= theirs * (1 - CLOSE):
+        raise WrongAnswerError(said)
+    return said
+
+
+def every_division(heads: int, processors: int) -> Iterator[tuple[int, ...]]:
+    """Yield every way to divide heads over processors, some of which may get none."""
+    if processors == 1:
+        yield (heads,)
+        return
+    for own in range(heads + 1):
+        for rest in every_division(heads - own, processors - 1):
+            yield (own, *rest)
+
+
+def judge_heads(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+    """Compare the slowest processor with that of the best of all divisions."""
+    draws = Random(numbers["seed"])
+    cases = list[HeadProfile]()
+    while len(cases) < HEAD_CASES:
+        profile = random_profile(draws)
+        cases += [profile] * (profile.num_heads <= 16 and len(profile.seconds) <= 3)
+    for profile in cases:
+        times = [[round(1e3 * seconds, 3) for seconds in row] for row in profile.seconds]
+        profile = HeadProfile(seconds=tuple(map(tuple, times)))
+        given = require_list(answer(times), "The division", len(times))
+        counts = [whole_number(one, 0, profile.num_heads, "A number of heads") for one in given]
+        if sum(counts) != profile.num_heads:
+            raise WrongAnswerError(f"{counts} are {sum(counts)} of {profile.num_heads} heads.")
+        least = min(every_division(profile.num_heads, len(times)), key=profile.time_s)
+        if profile.time_s(counts) > profile.time_s(least) + CLOSE:
+            rows = [
+                (place, count, f"{row[count - 1] if count else 0:g}", " ".join(f"{one:.1f}" for one in row))
+                for place, (count, row) in enumerate(zip(counts, times, strict=True))
+            ]
+            columns = ("processor", "your heads", "its time (ms)", "time of 1, 2, ... heads (ms)")
+            own, best = profile.time_s(counts), profile.time_s(least)
+            raise WrongAnswerError(
+                f"With {counts} a layer takes {own:g} ms; {best:g} ms are possible.",
+                comparison("The case", columns, rows),
+            )
+    return f"It is as fast as the best of all divisions, on {HEAD_CASES} devices."
+
+
+def judge_stable_rate(answer: Any, numbers: Mapping[str, Any]) -> str:
+    """Does a descent come down just below the rate, and run away just above it?"""
+    rate, delay = number_of(answer), numbers["delay"]
+
+    def grows(at: float) -> bool:
+        path = delayed_descent(1.0, lambda w: w, at, delay, 4000)
+        return not max(map(abs, path[-50:])) < 1e-3
+
+    if rate <= 0 or grows(rate * (1 - AGREED)) or not grows(rate * (1 + AGREED)):
+        raise WrongAnswerError(f"{rate:g} is not the limit.")
+    exact = 2 * math.sin(math.pi / (4 * delay + 2))
+    return f"Below it the descent ends at 0, above it it does not (2 sin(pi / (4 x {delay} + 2)) = {exact:.3f})."
+
+
+def judge_compatibility(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+    """Compare with the workbench's Eq. 4, where all devices differ and where some are alike."""
+    draws = Random(numbers["seed"])
+    for number in range(CASES):
+        size, layers = draws.randint(1, 5), draws.randint(2, 4)
+        capacities = [[draws.uniform(1, 9) for _ in range(layers)] for _ in range(size)]
+        batteries = [draws.uniform(0.1, 1.0) for _ in range(size)]
+        if number % 5 == 0:
+            batteries = [0.7] * size
+        if number % 5 == 1:
+            capacities = [capacities[0]] * size
+        left = draws.choice([0.25, 0.5, 1.0])
+        expected = compatibilities(capacities, batteries, left, 1e-3)
+        found = [number_of(one) for one in require_list(answer(capacities, batteries, left, 1e-3), "DC", size)]
+        if any(abs(own - true) > CLOSE * max(1.0, abs(true)) for own, true in zip(found, expected, strict=True)):
+            rows = [
+                (place, f"{sum(capacity):.2f}", f"{battery:.2f}", f"{own:.4g}", f"{true:.4g}")
+                for place, (capacity, battery, own, true) in enumerate(
+                    zip(capacities, batteries, found, expected, strict=True)
+                )
+            ]
+            columns = ("device", "sum of seconds", "charge", "yours", "Eq. 4")
+            raise WrongAnswerError(f"With p = {left} and eta = 0.001:", comparison("The case", columns, rows))
+    return f"It is Eq. 4, in {CASES} cases."
+
+
+def judge_notice(answer: Any, numbers: Mapping[str, Any]) -> str:
+    """Compare with loading, the window under way, and the move, one after the other."""
+    load_s = numbers["megabytes"] / numbers["megabytes_per_s"]
+    expected = load_s + numbers["window_s"] + numbers["move_s"]
+    right = f"{load_s:g} + {numbers['window_s']:g} + {numbers['move_s']:g} = {expected:g} s."
+    return require_number(answer, expected, 0.02, right)
+
+
+def _seed(draws: Random) -> dict[str, Any]:
+    return {"seed": draws.getrandbits(32)}
+
+
+def _notice(draws: Random) -> dict[str, Any]:
+    return {
+        "megabytes": draws.randint(60, 200),
+        "megabytes_per_s": draws.choice([20, 25, 40]),
+        "window_s": draws.randint(10, 30) / 10,
+        "move_s": draws.randint(2, 8) / 10,
+    }
+
+
+EXERCISES = (
+    Exercise(
+        name="partition",
+        question="""**Cut within memory** (10 points). `partition(layer_s, link_s, layer_mb, activation_mb, \
+budgets_mb)` returns how many layers each device gets, such as `[3, 1]`, or `None` if no cut fits. `layer_s[device]\
+[layer]` are the seconds of a layer, forward and backward. A cut after layer *x* costs `2 * link_s[x]` (Eq. 3). With \
+*d* devices behind it, a device needs `layer_mb` of each of its layers 2 + *d* times (weights, gradients, *d* stashed \
+versions) and `activation_mb` of each layer 1 + *d* times. The least seconds of a mini-batch in the long run win.""",
+        points=10,
+        hints=(
+            "A recursion over devices and layers as in lab 04: what is new in the maximum?",
+            "How many devices are behind device i of N? It is known in the recursion: N - i - 1.",
+            "best[i][n] = min over k of max(best[i - 1][k], 2 link_s[k - 1], seconds of layers k to n), infinite if "
+            "they do not fit.",
+        ),
+        draw=_seed,
+        judge=judge_partition,
+        is_code=True,
+    ),
+    Exercise(
+        name="order",
+        question="""**Another order** (5 points). Eq. 3 takes the devices in the order given. Find an order, and \
+layers for each place, that fit and are faster than Eq. 3's best in the cluster's order ({batch_size} samples of 128 \
+tokens, BERT-Base). Give one list: four devices by number from 0, then four numbers of layers. `explorer.answer` is \
+that list for what the explorer shows.""",
+        points=5,
+        hints=(
+            "The first device stashes three versions, the last none. Which device has least memory?",
+            "Put a device with little memory last, a fast one with much memory first.",
+            "*Best order* tries all orders; look at what it does with the slow devices.",
+        ),
+        draw=lambda draws: {"batch_size": draws.choice([8, 12, 16])},
+        judge=judge_order,
+    ),
+    Exercise(
+        name="stash",
+        question="""**Stash the weights** (5 points). `stash(operations)` gets the operations of one stage, such as \
+`["F0", "F1", "B0", "F2", "B1", "B2"]`. Each backward pass ends with an update, which makes the next version; \
+the first is version 0. Return for each operation the version that it uses: a forward pass the newest, a backward pass \
+that of its own forward pass.""",
+        points=5,
+        hints=(
+            "Two things to remember: the newest version, and which version each mini-batch has used.",
+            "After which operations is there one version more?",
+            "`used[number] = newest` at F; at B look it up, then add 1 to the newest.",
+        ),
+        draw=_seed,
+        judge=judge_stash,
+        is_code=True,
+    ),
+    Exercise(
+        name="descend",
+        question="""**Train with it** (10 points). `descend(operations, weights, inputs, targets, rate)` trains a \
+stage of one linear layer: mini-batch *m* has the input `inputs[m]` (a list as long as `weights`) and the target \
+`targets[m]`. Its gradient is (v x - y) x, with the version v of the weights that its forward pass has used. An update \
+subtracts rate times the gradient from the *newest* weights. Return the weights at the end.""",
+        points=10,
+        hints=(
+            "Keep a copy of the weights for each mini-batch that has come and not gone back.",
+            "`list(weights)` is a copy; `weights` alone is the same list, which changes.",
+            "At F: stash[m] = copy. At B: error with stash[m], step from the newest weights, delete stash[m].",
+        ),
+        draw=_seed,
+        judge=judge_descend,
+        is_code=True,
+    ),
+    Exercise(
+        name="stable_rate",
+        question="""**How fast may it learn?** (2 points) What is the largest learning rate at which a descent into \
+w<sup>2</sup> / 2 with gradients that are {delay} updates old still comes down?""",
+        points=2,
+        hints=(
+            "Move the slider of the explorer until this delay's line neither grows nor shrinks.",
+            "Try w_(t+1) = w_t - rate w_(t - delay) in a loop of your own.",
+            "Without delay it is 2; it falls about as 1 over the delay.",
+        ),
+        draw=lambda draws: {"delay": draws.randint(1, 5)},
+        judge=judge_stable_rate,
+    ),
+    Exercise(
+        name="heads",
+        question="""**Heads over processors** (5 points). `heads(times)` gets `times[p][k - 1]`, the milliseconds of \
+k heads on processor p, for 1 to K heads. It returns how many heads each processor gets, K in all, some perhaps none. \
+All compute at the same time; the slowest counts.""",
+        points=5,
+        hints=(
+            "How long does one more head make each processor?",
+            "Give the heads away one by one: to which processor goes the next?",
+            "To the one that ends first with it. No earlier gift need be taken back: times never fall with more heads.",
+        ),
+        draw=_seed,
+        judge=judge_heads,
+        is_code=True,
+    ),
+    Exercise(
+        name="compatibility",
+        question="""**Who stands in?** (5 points) `compatibility(capacities, batteries, p, eta)` returns Eq. 4's DC \
+of each idle device. `capacities[device]` are the seconds of 1, 2, ... layers; H is their sum. H and the charge b are \
+mapped to 0 to 1, from the least to the most of all devices. Where all are equal, H = 0 and b = 1.""",
+        points=5,
+        hints=(
+            "Which device is the least compatible: the one with the largest or with the smallest H?",
+            "(value - least) / (most - least), for the sums and for the charges.",
+            "p * b / (H + eta) for each device; mind the case most == least.",
+        ),
+        draw=_seed,
+        judge=judge_compatibility,
+        is_code=True,
+    ),
+    Exercise(
+        name="notice",
+        question="""**How early?** (2 points) A device that stands in reads {megabytes} MB from its disk at \
+{megabytes_per_s} MB/s while all train. Then the window under way is finished ({window_s} s), and all stand still for \
+the move ({move_s} s). How many seconds before it leaves must a device give notice?""",
+        points=2,
+        hints=(
+            "What happens one after the other?",
+            "Megabytes over megabytes per second are seconds.",
+            "Loading, then a whole window at worst, then the move.",
+        ),
+        draw=_notice,
+        judge=judge_notice,
+    ),
+)
+
+
+def usable_descend(descend: Callable[..., Any]) -> tuple[Callable[..., Any], str]:
+    """Return a student's function with its name, or the workbench's descent while it is not right."""
+    try:
+        judge_descend(descend, {"seed": 0})
+    except Exception:  # the student's own code
+        return _descended, "the workbench's"
+    return descend, "yours"
+
+
+def _descended(operations: Sequence[str], weights: Any, inputs: Any, targets: Any, rate: float) -> list[float]:
+    delay = sum(one.startswith("F") for one in operations[: operations.index("B0")]) - 1
+    return delayed_weights(weights, inputs, targets, rate, delay)
+
+
+def usable_partition(partition: Callable[..., Any], case: Sequence[Any]) -> list[int]:
+    """Return a student's cut, or the best of all that fit while the student's is not right."""
+    layer_s, link_s, layer_mb, activation_mb, budgets = case
+    try:
+        judge_partition(partition, {"seed": 0})
+        return list(counts_of(partition(*case), len(layer_mb), len(layer_s)))
+    except Exception:  # the student's own code
+        possible = [
+            cut
+            for cut in every_cut(len(layer_mb), len(layer_s))
+            if all(need <= budget for need, budget in zip(stage_mb(cut, layer_mb, activation_mb), budgets, strict=True))
+        ]
+        fastest = min(possible, key=lambda cut: pace(cut, layer_s, link_s))
+        return list(fastest)

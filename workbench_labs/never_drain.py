@@ -1,0 +1,180 @@
+"""What lab 10, Never drain, shows: a student's functions on devices, the scenarios of leaving, and its cells' names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from workbench import experiment, plots
+from workbench.core.catalogue import load_cluster
+from workbench.core.cluster import Cluster
+from workbench.core.costs import MESSAGE_S, TableCosts
+from workbench.core.job import Fidelity, Job
+from workbench.core.plan import Plan, Share, Stage
+from workbench.core.program import Program
+from workbench.core.report import Report, busy_note
+from workbench.core.schedule import Op
+from workbench.core.timeline import Timeline
+from workbench.runs.made_up import execute_program
+from workbench.runtime.context import RankContext
+from workbench.runtime.engines import default_pool
+from workbench.schedules.hetpipe import asynchronous_1f1b
+from workbench.schedules.lowering import insert_transfers
+from workbench.simulator import simulate
+from workbench.widgets.tables import Table
+from workbench_labs.confidant import (
+    HeadsLab,
+    PartitionLab,
+    StaleLab,
+    head_profile,
+    recovery_table,
+    stashed,
+    version_table,
+    version_words,
+)
+from workbench_labs.exercises.cuts import equal_cut, stage_seconds
+from workbench_labs.exercises.never_drain import (
+    PAPER_CLUSTER,
+    PAPER_MODEL,
+    PAPER_TOKENS,
+    delayed_weights,
+    operations_of,
+    usable_descend,
+    usable_partition,
+)
+from workbench_labs.exercises.pipelines import BACKWARD, CROSSING, both_table
+
+__all__ = [
+    "HeadsLab",
+    "StaleLab",
+    "both_table",
+    "busy_note",
+    "cut_to_run",
+    "descend_table",
+    "equal_cut",
+    "head_profile",
+    "partition_lab",
+    "plots",
+    "recovery_table",
+    "run_partition",
+    "scenarios",
+    "simulate_all",
+    "stashed",
+    "stood_still",
+    "usable_descend",
+    "usable_partition",
+    "version_table",
+    "version_words",
+    "write_figures",
+]
+
+RATE, STEPS, WIDTH = 0.1, 12, 3
+"""Of the descents on devices: learning rate, mini-batches, weights."""
+
+
+def partition_lab(batch_size: int) -> PartitionLab:
+    """Return an explorer of cuts of the paper's model over four Jetsons, as the catalogue describes them."""
+    return PartitionLab(PAPER_MODEL, load_cluster(PAPER_CLUSTER), batch_size=batch_size, tokens=PAPER_TOKENS)
+
+
+def cut_to_run(cluster_name: str, layer_ms: float, slowness: Sequence[float] = (1, 1, 2, 3)) -> tuple[Any, ...]:
+    """Return the arguments of a student's partition for an emulated cluster, whose first device has little memory."""
+    cluster = load_cluster(cluster_name)
+    size = cluster.world_size
+    lengths = [2, 1, 3, 2, 1, 2, 3, 2]
+    layer_s = [[factor * length * layer_ms / 1e3 for length in lengths] for factor in slowness[:size]]
+    link_s = [cluster.link(0, 1).transfer_s(CROSSING.nbytes) + MESSAGE_S] * len(lengths)
+    budgets = [8 + 4 * size, *[400] * (size - 1)]
+    return layer_s, link_s, [4] * len(lengths), 1, budgets
+
+
+def run_partition(
+    counts: Sequence[int],
+    layer_s: Sequence[Sequence[float]],
+    *,
+    cluster_name: str,
+    num_mini_batches: int = 10,
+    fidelity: Fidelity = "auto",
+) -> tuple[Timeline, Timeline]:
+    """Return mini-batches through a cut that never drains between them: simulated, and executed by emulated devices.
+
+    layer_s: forward and backward pass of each layer on each device, seconds.
+    """
+    cluster, seconds = load_cluster(cluster_name), stage_seconds(counts, layer_s)
+    ends = [sum(counts[:place]) for place in range(len(counts) + 1)]
+    stages = tuple(
+        Stage(start=start, stop=stop, shares=(Share(rank=rank, samples=1),))
+        for rank, (start, stop) in enumerate(pairwise(ends))
+    )
+    plan = Plan(method="confidant", stages=stages, micro_batch_size=1, num_micro_batches=1)
+
+    def share(part: float) -> Callable[[int, Op], float]:
+        return lambda rank, op: part * seconds[op.stage]
+
+    costs = TableCosts(
+        seconds_by_kind={"F": share(1 / (1 + BACKWARD)), "B": share(BACKWARD / (1 + BACKWARD)), "STEP": 0.0},
+        bytes_by_name={"act": CROSSING, "grad": CROSSING},
+        cluster=cluster,
+        message_s=MESSAGE_S,
+    )
+    schedule = insert_transfers(asynchronous_1f1b(plan, num_mini_batches, world_size=cluster.world_size))
+    program = Program.on(cluster, schedule, costs)
+    return simulate(program), execute_program(program, default_pool().acquire(cluster, fidelity))
+
+
+def _descend_rank(context: RankContext, given: tuple[Any, tuple[Any, ...]]) -> list[float]:
+    descend, arguments = given
+    return [float(weight) for weight in descend(*arguments)]
+
+
+def descend_table(descend: Callable[..., Any], whose: str, *, cluster_name: str, fidelity: Fidelity = "auto") -> Table:
+    """Return what a function computes on each emulated device, as that stage, next to the workbench's.  whose: its."""
+    cluster, draws = load_cluster(cluster_name), Random(0)
+    size = cluster.world_size
+    start = [draws.uniform(-1, 1) for _ in range(WIDTH)]
+    inputs = [[draws.uniform(-1, 1) for _ in range(WIDTH)] for _ in range(STEPS)]
+    targets = [draws.uniform(-1, 1) for _ in range(STEPS)]
+    tasks = [(descend, (operations_of(size, rank, STEPS)[0], start, inputs, targets, RATE)) for rank in range(size)]
+    engines = default_pool().acquire(cluster, fidelity)
+    rows = []
+    for rank, own in enumerate(engines.run(_descend_rank, tasks)):
+        delay = size - rank - 1
+        true = delayed_weights(start, inputs, targets, RATE, delay)
+        off = max(abs(one - other) for one, other in zip(own, true, strict=True))
+        shown = [", ".join(f"{one:.5f}" for one in weights) for weights in (own, true)]
+        rows.append((cluster.devices[rank].name, delay, *shown, f"{off:.0e}"))
+    columns = ("device", "delay", f"weights ({whose})", "descent with old gradients", "largest difference")
+    return Table(columns, rows, title=f"{STEPS} mini-batches (emulated, {engines.fidelity} links)")
+
+
+def scenarios(job: Job, fault_step: int) -> dict[str, Job]:
+    """Return a job whose second device leaves or dies after some windows, in four ways."""
+    everyone = {**job.options, "devices": 0}
+    leave, kill = f"leave:1@step{fault_step}", f"kill:1@step{fault_step}"
+    return {
+        "on notice, an idle device stands in": replace(job, faults=leave),
+        "on notice, no idle device": replace(job, faults=leave, options=everyone),
+        "killed": replace(job, faults=kill, options=everyone),
+        "killed, and comes back": replace(job, faults=f"{kill}; return:1@step{2 * fault_step}", options=everyone),
+    }
+
+
+def simulate_all(jobs: Mapping[str, Job], cluster: Cluster, fidelity: Fidelity) -> dict[str, Report]:
+    """Return the report of each job in virtual time."""
+    return {name: experiment.run(job, cluster, "simulate", fidelity=fidelity) for name, job in jobs.items()}
+
+
+def stood_still(report: Report) -> float:
+    """Return the seconds that the others stood still at the first change of the devices; 0 without a change."""
+    return round(next((one.stood_still_s for one in report.recoveries), 0.0), 2)
+
+
+def write_figures(report: Report, folder: str, *, png: bool) -> str:
+    """Write a run's report and figures into a folder; say where."""
+    report.write(Path(folder) / "report.json")
+    files = plots.write_figures(report, Path(folder), png="auto" if png else False)
+    return f"{len(files)} files in {folder}; open index.html there (no network needed)"
