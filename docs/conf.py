@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
+from typing import Any
 
+from docutils import nodes
+from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,6 +31,7 @@ myst_heading_anchors = 4
 myst_links_external_new_tab = False
 nb_execution_mode = "off"
 
+html_math_renderer = "mathml"
 html_theme = "furo"
 html_title = project
 html_show_copyright = False
@@ -37,6 +41,14 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 highlight_language = "none"
 pygments_style = "friendly"
+
+
+def visit_math(translator: Any, node: nodes.Element) -> None:
+    """Write a formula as MathML, which browsers show without a script or a network."""
+    is_block = isinstance(node, nodes.math_block)
+    written = convert(node.astext(), display="block" if is_block else "inline")
+    translator.body.append(f'<div class="formula">{written}</div>' if is_block else written)
+    raise nodes.SkipNode
 
 
 def fill(app: Sphinx, name: str, source: list[str]) -> None:
@@ -56,5 +68,6 @@ def write_entry(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> None:
     """Register what conf.py adds to Sphinx."""
+    app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))
     app.connect("source-read", fill)
     app.connect("build-finished", write_entry)
