@@ -129,6 +129,6 @@ def test_the_command_line_says_what_to_do_next(tmp_path: Any) -> None:
 
 def test_combinations_without_power_figures_have_no_place_in_the_picture() -> None:
     figure = draw([("a", 1.0, None, 5, False), ("b", 2.0, 3.0, 5, False), ("c", 3.0, 4.0, 9, True)], label="simulated")
-    drawn = [name for trace in figure.data for name in trace.text]
-    assert sorted(drawn) == ["b", "c"]
+    assert [trace.name for trace in figure.data] == ["2: b", "3: c"]
+    assert [trace.showlegend for trace in figure.data] == [True, False]
     assert draw([("a", 1.0, None, 5, False)], label="simulated").layout.annotations

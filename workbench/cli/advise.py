@@ -65,6 +65,7 @@ def _print(advice: Advice, cluster: str) -> None:
     best, title = advice.choices[0], f"Simulated, {advice.costs} costs; {advice.spent_s:.1f} s"
     rows = [
         (
+            f"{number}",
             "" if choice.is_dominated else "*",
             choice.name,
             f"{choice.report.plan.partition()} on {choice.report.plan.grouping()}",
@@ -73,10 +74,10 @@ def _print(advice: Advice, cluster: str) -> None:
             "" if choice.joules is None else f"{choice.joules:.0f}",
             f"{choice.memory_bytes / 1e6:.0f}",
         )
-        for choice in advice.choices
+        for number, choice in enumerate(advice.choices, 1)
     ]
     until = "run, s" if advice.score is None else f"to {advice.score:g}, s"
-    print_table(title, ("", "what", "layers on devices", "step, ms", until, "J", "MB"), rows, right=(3, 4, 5, 6))
+    print_table(title, ("", "", "what", "layers on devices", "step, ms", until, "J", "MB"), rows, right=(0, 4, 5, 6, 7))
     print_text("* nothing else is as good in time, energy and memory, and better in one of them.")
     for name, why in advice.refused.items():
         print_text(f"Not possible: {name}. {why}")
