@@ -39,14 +39,14 @@ SHOWN = ("Galaxy+", "Algorithm 1", "Megatron-LM", "sequence parallel", "EdgeShar
 
 
 class InferenceExplorer(Explorer):
-    """Sliders for the devices and the sequence; the result of every planner as a table, the first planner's plan drawn.
+    """A map of the devices and a slider for the tokens; every planner's result in a table, the first one's plan drawn.
 
     compared: the results shown.  planners: of PLANNERS, the first is the one that is drawn.
     """
 
     def __init__(self, problem: SequenceProblem, *, planners: Sequence[str] = SHOWN) -> None:
         self._origin, self._planners = problem, tuple(planners)
-        self.form = ClusterForm(problem.cluster, choice=False, overview=False, continuous=True)
+        self.form = ClusterForm(problem.cluster, choice=False)
         self.length = tokens_slider(problem.sequence_length, problem.cluster.world_size, 1024)
         self.table = Html()
         self.compared: tuple[Comparison, ...] = ()

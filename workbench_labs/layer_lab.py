@@ -89,5 +89,5 @@ def request_panel(model: str, cluster_name: str, *, tokens: int, requests: int, 
         test_samples=requests,
         max_length=tokens,
     )
-    cluster = ClusterForm(load_cluster(cluster_name), choice=False, overview=False)
+    cluster = ClusterForm(load_cluster(cluster_name), choice=False)
     return RunPanel(JobForm(job), cluster, fidelity=fidelity)

@@ -22,14 +22,14 @@ from workbench_labs.planning import PLANNERS, Comparison, by_hand, compare, need
 
 
 class PlannerExplorer(Explorer):
-    """Re-plans whenever a slider moves.
+    """Re-plans whenever a value of the cluster changes.
 
-    problem: with the cluster at which the sliders start.  answer: the result shown, for the controls' current problem.
+    problem: with the cluster at first.  answer: the result shown, for the controls' current problem.
     """
 
     def __init__(self, problem: Problem[Profile]) -> None:
         self._origin = problem
-        self.form = ClusterForm(problem.cluster, choice=False, overview=False, continuous=True)
+        self.form = ClusterForm(problem.cluster, choice=False)
         divisors = [number for number in range(1, problem.batch_size + 1) if problem.batch_size % number == 0]
         told = f"Into how many a mini-batch of {problem.batch_size} samples is cut"
         self.micro_batches = described(

@@ -16,6 +16,7 @@ import pytest
 from jupyterlab_browser import HEIGHT, ROOT, WIDTH, Notebook, browser, jupyterlab, missing, wait_until
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.webdriver import WebDriver
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
@@ -27,12 +28,17 @@ pytestmark = [
 ]
 
 
+HANDLE = ":is(.noUi-handle, .workbench-knob)"
+CARDS = ".jupyter-widgets .workbench-card text"
+"""The words on a map of devices."""
+
+
 def move_slider(notebook: Notebook, title: str, key: str, times: int = 1) -> None:
     """Press a key on the slider's handle, so many times; again where JupyterLab drew the cell meanwhile and lost it."""
 
     def is_moved() -> bool:
         try:
-            handle = notebook.named(".noUi-handle", title)
+            handle = notebook.named(HANDLE, title)
             before = handle.get_attribute("aria-valuenow")
             handle.send_keys(key)
             after, first, last = (handle.get_attribute(f"aria-value{which}") for which in ("now", "min", "max"))
@@ -45,18 +51,20 @@ def move_slider(notebook: Notebook, title: str, key: str, times: int = 1) -> Non
 
 
 def try_cluster_form(notebook: Notebook, device: str) -> None:
+    """A link is dragged; the map is Python's answer."""
     # Two steps down from 1000 Mbit/s is 200, from 200 it is 50.
     before, after = ("200", "50") if device == "moss" else ("1000", "200")
-    move_slider(notebook, f"{device}: link rate in Mbit/s", Keys.ARROW_LEFT, 2)
-    bars = ".jupyter-widgets .js-plotly-plot .bartext"
-    wait_until(lambda: after in notebook.text_of(bars).split(), "the overview to follow the slider")
+    knob = notebook.named(HANDLE, f"{device}: link rate in Mbit/s")
+    pointer = ActionChains(notebook.driver)
+    pointer.click_and_hold(knob).move_by_offset(0, 10).perform()
+    wait_until(lambda: after in notebook.text_of(CARDS).split(), "the map to follow the pointer")
+    assert knob.text == f"{after} Mbit/s"
     wait_until(lambda: "-edited'" in notebook.text_of(".widget-html"), "the form to say that it was edited")
     notebook.shoot("cluster-form-edited")
+    ActionChains(notebook.driver).release().perform()
     notebook.press("Reset")
-    wait_until(lambda: "-edited'" not in notebook.text_of(".widget-html"), "the overview to be as before")
-    wait_until(
-        lambda: after not in notebook.text_of(bars).split() and before in notebook.text_of(bars).split(), "the old bars"
-    )
+    wait_until(lambda: "-edited'" not in notebook.text_of(".widget-html"), "the map to be as before")
+    wait_until(lambda: knob.get_attribute("aria-valuetext") == f"{before} Mbit/s", "the knob to be back")
 
 
 def try_job_form(notebook: Notebook) -> None:
@@ -143,12 +151,14 @@ def try_names(notebook: Notebook) -> None:
     """
     count, found = notebook.js(nameless)
     assert count and not found
-    spoken = "return [...document.querySelectorAll('.workbench-devices .noUi-handle')].map(one => one.ariaValueText)"
+    spoken = "return [...document.querySelectorAll('.workbench-knob')].map(one => one.ariaValueText)"
     assert all(re.fullmatch(r"[\d.e+]+ (of a core|GFLOP/s|MB|Mbit/s|ms)", words) for words in notebook.js(spoken))
 
 
 def try_wrong_value(notebook: Notebook) -> None:
     """What was typed stays, an alert belongs to its field, and nothing is drawn of it."""
+    notebook.press("Table")
+    wait_until(lambda: notebook.named("input", "moss: link rate in Mbit/s, typed").is_displayed(), "the table")
     field = notebook.named("input", "moss: link rate in Mbit/s, typed")
     for typed, said in (("0", "at least 0.01"), ("abc", "must be a number")):
         field.send_keys(Keys.CONTROL, "a")
@@ -169,11 +179,11 @@ def try_narrow_and_dark(notebook: Notebook) -> None:
         const boxes = [...document.querySelectorAll(plots)];
         return boxes.filter(box => box.scrollWidth > box.clientWidth + 1).length;
     """
-    tracks = "return [...document.querySelectorAll('.jupyter-widgets .noUi-target')].map(one => one.clientWidth)"
+    cards = "return [...document.querySelectorAll('.jupyter-widgets .workbench-card')].map(one => one.clientWidth)"
     notebook.driver.set_window_size(1024, HEIGHT)
     try:
         wait_until(lambda: not notebook.js(cropped), "the figures to become narrower")
-        assert min(notebook.js(tracks)) > 60
+        assert min(notebook.js(cards)) > 180
         notebook.js("jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
         look = "return getComputedStyle(document.querySelector('.js-plotly-plot .main-svg')).backgroundColor"
         wait_until(lambda: notebook.js(look) == "rgba(0, 0, 0, 0)", "the figures to become dark")
@@ -185,19 +195,17 @@ def try_narrow_and_dark(notebook: Notebook) -> None:
 
 def try_while_a_cell_runs(notebook: Notebook) -> None:
     """A long cell must not stop the widgets; ipykernel 7.4.0 kept their messages until the cell ended."""
-    bars = ".jupyter-widgets .js-plotly-plot .bartext"
     end = notebook.screenshots / "end-of-the-cell"
     end.parent.mkdir(parents=True, exist_ok=True)
     notebook.begin_cell(f"import os, time\nwhile not os.path.exists({str(end)!r}):\n    time.sleep(0.1)")
     move_slider(notebook, "moss: link rate in Mbit/s", Keys.ARROW_LEFT, 2)
-    wait_until(lambda: "50" in notebook.text_of(bars).split(), "the overview to follow the slider during the cell")
+    wait_until(lambda: "50" in notebook.text_of(CARDS).split(), "the map to follow the knob during the cell")
     assert notebook.last_cell_runs()
     end.touch()
     notebook.press("Reset")
     wait_until(lambda: not notebook.last_cell_runs(), "the cell to end")
-    wait_until(
-        lambda: "50" not in notebook.text_of(bars).split(), "the old bars"
-    )  # else the reset may undo what is done next
+    # Otherwise the reset may undo what is done next.
+    wait_until(lambda: "50" not in notebook.text_of(CARDS).split(), "the old rate")
 
 
 def try_reopening(notebook: Notebook) -> None:

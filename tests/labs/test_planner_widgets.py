@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 import threading
-from dataclasses import replace
 
 import pytest
 
@@ -11,7 +10,6 @@ from workbench.core.catalogue import load_cluster, load_device
 from workbench.core.errors import ConfigError, PlanError
 from workbench.planners import Problem
 from workbench.simulator.steps import step_s
-from workbench.widgets import ClusterForm
 from workbench.widgets.controls import Latest
 from workbench_labs.planning import PLANNERS, compare, needs_of, on, paper_problem, refusals, scaling
 from workbench_labs.split_editor import PlannerExplorer, SplitEditor
@@ -100,7 +98,7 @@ def test_moving_a_slider_plans_anew_in_place(problem: Problem) -> None:
     explorer = PlannerExplorer(problem)
     first, figure = explorer.answer, explorer.tabs.children[0].shown
     assert first is not None and first.plan == PLANNERS["Algorithm 1"](problem) and len(figure.data) > 2
-    explorer.form.sliders("tx2-h")["speed"].value /= 4
+    explorer.form.fields_of("tx2-h")["speed"].value /= 4
     explorer.wait()
     assert explorer.answer.samples_per_s < first.samples_per_s and "against the beginning" in explorer.headline.value
     assert explorer.tabs.children[0].shown is figure
@@ -119,7 +117,7 @@ def test_moving_a_slider_plans_anew_in_place(problem: Problem) -> None:
 def test_what_fits_nowhere_is_refused_with_device_and_bytes(problem: Problem) -> None:
     explorer = PlannerExplorer(problem)
     for device in problem.cluster.devices:
-        explorer.form.sliders(device.name)["memory"].value = 100
+        explorer.form.fields_of(device.name)["memory"].value = 100
     explorer.wait()
     assert explorer.answer.plan is None and "No plan fits" in explorer.headline.value
     assert "100 MB" in explorer.message.value and "role='alert'" in explorer.message.value
@@ -167,7 +165,7 @@ def test_an_answer_is_kept_next_to_the_next_ones_and_reset_puts_everything_back(
     first, micro_batches = explorer.headline.value, explorer.micro_batches.value
     explorer.pin.value = True
     explorer.micro_batches.value = 1
-    explorer.form.sliders("tx2-h")["speed"].value /= 4
+    explorer.form.fields_of("tx2-h")["speed"].value /= 4
     explorer.wait()
     assert first in explorer.kept_headline.value and explorer.headline.value != first
     assert "A, kept" in explorer.kept_figure.heading.value and explorer.kept_figure.layout.display != "none"
@@ -188,16 +186,6 @@ def test_a_stage_without_a_device_is_told(problem: Problem) -> None:
     assert "A group is empty" in editor.message.value and editor.headline.value == ""
     with pytest.raises(ConfigError):
         _ = editor.plan
-
-
-@pytest.mark.parametrize("name", ["laptop", "pac-env-b", "galaxy-env-b"])
-def test_sliders_begin_at_a_position_of_their_own(name: str) -> None:
-    for described in (load_cluster(name), paper_problem("T5-Base", load_cluster(name)).cluster):
-        form = ClusterForm(replace(described, name="mine"))
-        for device in described.devices:
-            for which, field in form.sliders(device.name).items():
-                assert field.slider.value == field.value, (device.name, which)
-        assert form.cluster == replace(described, name="mine")
 
 
 def test_layers_that_do_not_add_up_are_refused(problem: Problem) -> None:

@@ -14,9 +14,11 @@ from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.core.job import Job
 from workbench.core.methods import declaration_of, registered
 from workbench.methods.base import read_options
+from workbench.plots.cluster_map import share_of
 from workbench.runs.as_text import as_command, as_python
 from workbench.runtime import discovery
 from workbench.widgets import ClusterForm, JobForm
+from workbench.widgets.cluster_form import RATES
 from workbench.widgets.copying import CopyButtons
 from workbench.widgets.job_form import form_of
 
@@ -157,7 +159,7 @@ def test_fields_that_contradict_each_other_are_named_below_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slider", "typed", "said"),
+    ("name", "typed", "said"),
     [
         ("bandwidth", "0", "at least 0.01"),
         ("bandwidth", "-5", "at least 0.01"),
@@ -168,18 +170,18 @@ def test_fields_that_contradict_each_other_are_named_below_them() -> None:
         ("latency", "nan", "a number"),
     ],
 )
-def test_a_device_cannot_have_every_value(slider: str, typed: str, said: str) -> None:
+def test_a_device_cannot_have_every_value(name: str, typed: str, said: str) -> None:
     form = ClusterForm("laptop")
-    field, seen = form.sliders("beta")[slider], list[Cluster]()
-    good = field.field.control.value
+    field, seen = form.fields_of("beta")[name], list[Cluster]()
+    good, drawn = field.control.value, form.map.cards
     form.on_change(seen.append)
-    field.field.control.value = typed
-    assert said in field.field.alert.value and "beta asks for" in field.field.alert.value
-    assert field.field.control.value == typed and not form.is_valid and not seen
+    field.control.value = typed
+    assert said in field.alert.value and "beta asks for" in field.alert.value
+    assert field.control.value == typed and not form.is_valid and not seen and form.map.cards == drawn
     with pytest.raises(ConfigError):
         _ = form.cluster
-    field.field.control.value = good
-    assert field.field.alert.value == "" and form.is_valid and form.cluster == load_cluster("laptop") == seen[-1]
+    field.control.value = good
+    assert field.alert.value == "" and form.is_valid and form.cluster == load_cluster("laptop") == seen[-1]
 
 
 @pytest.mark.parametrize(
@@ -227,7 +229,7 @@ def test_only_what_differs_is_copied_and_only_what_is_valid() -> None:
     assert copies.command.text == "workbench run --cluster laptop"
     job_form.controls["epochs"].value = 2
     assert copies.command.text == "workbench run --epochs 2 --cluster laptop" and "Job(epochs=2)" in copies.python.text
-    cluster_form.sliders("beta")["memory"].value = 500
+    cluster_form.fields_of("beta")["memory"].value = 500
     assert copies.command.text.startswith("# ") and "memory_bytes=500000000" in copies.python.text
     job_form.controls["epochs"].value = 0
     assert copies.command.text == copies.python.text == ""
@@ -242,15 +244,15 @@ def test_an_untouched_cluster_form_is_the_cluster(name: str) -> None:
     assert ClusterForm(name).cluster == load_cluster(name)
 
 
-def test_sliders_change_one_device_and_reset_puts_it_back() -> None:
+def test_fields_change_one_device_and_reset_puts_it_back() -> None:
     form = ClusterForm("laptop")
     seen: list[Cluster] = []
     form.on_change(seen.append)
-    sliders = form.sliders("gamma")
-    sliders["speed"].value = 0.135
-    sliders["memory"].value = 123
-    sliders["bandwidth"].value = 20
-    sliders["latency"].value = 1.5
+    fields = form.fields_of("gamma")
+    fields["speed"].value = 0.135
+    fields["memory"].value = 123
+    fields["bandwidth"].value = 20
+    fields["latency"].value = 1.5
     before, after = load_cluster("laptop"), form.cluster
     gamma = after.devices[2]
     assert gamma.host_share == 0.135
@@ -259,27 +261,44 @@ def test_sliders_change_one_device_and_reset_puts_it_back() -> None:
     assert gamma.link == Link(bytes_per_s=2.5e6, latency_s=1.5e-3)
     assert [*after.devices[:2], after.devices[3]] == [*before.devices[:2], before.devices[3]]
     assert after.name == "laptop-edited" == seen[-1].name
-    assert "laptop-edited" in form.overview.heading.value
+    assert "laptop-edited" in form.caption.value
+    said = "gamma: share of one core of this machine 0.135 of a core, memory for the job, in MB 123 MB"
+    assert said in form.map.cards[2]["drawing"] and "20 Mbit/s" in form.still and "<script" not in form.still
     form.reset.click()
     assert form.cluster == before
 
 
-def test_a_rate_may_be_typed_that_the_slider_does_not_have() -> None:
+@pytest.mark.parametrize("name", ["laptop", "pac-env-b", "galaxy-env-b", "phones"])
+@pytest.mark.parametrize("what", ["speed", "memory", "bandwidth", "latency"])
+def test_a_knob_is_moved_to_each_of_its_stops(name: str, what: str) -> None:
+    form = ClusterForm(name)
+    at = [dial["what"] for dial in form.map.dials[1]].index(what)
+    stops = form.map.dials[1][at]["stops"]
+    assert form.map.cards[1]["values"][at] in stops and [stops[0][0], stops[-1][0]] == [0, 1]
+    assert [share for share, _ in stops] == sorted({share for share, _ in stops})
+    field = form.fields_of(form.cluster.devices[1].name)[what]
+    for stop, (share, text) in list(enumerate(stops))[:: len(stops) // 5]:
+        form.map._handle_custom_msg({"device": 1, "what": what, "stop": stop}, [])  # as the page sends it
+        assert field.error is None and text.startswith(f"{field.value:.6g} ")
+        assert form.map.cards[1]["values"][at] == [share, text] and text.split()[0] in form.map.cards[1]["drawing"]
+
+
+def test_a_rate_may_be_typed_that_the_scale_does_not_have() -> None:
     form = ClusterForm("laptop")
-    rate = form.sliders("beta")["bandwidth"]
-    rate.value = 30
-    assert form.cluster.devices[1].link.bytes_per_s == 3.75e6 and rate.slider.value == 20 and rate.field.value == 30
-    rate.slider.value = 50
-    assert form.cluster.devices[1].link.bytes_per_s == 6.25e6 and rate.field.value == 50
+    form.fields_of("beta")["bandwidth"].control.value = "30"
+    assert form.cluster.devices[1].link.bytes_per_s == 3.75e6
+    [(share, _)] = [value for value in form.map.cards[1]["values"] if value[1] == "30 Mbit/s"]
+    assert share_of(20, RATES) < share < share_of(50, RATES)
 
 
 def test_choosing_another_cluster_shows_its_devices() -> None:
     form = ClusterForm("laptop")
     form.choice.value = "pac-env-b"
     assert form.cluster == load_cluster("pac-env-b")
-    assert list(form.overview.shown.data[0].x) == [device.host_share for device in form.cluster.devices]
+    shown = [card["values"][0][1] for card in form.map.cards]
+    assert shown == [f"{device.host_share:g} of a core" for device in form.cluster.devices]
     with pytest.raises(ConfigError, match="alpha"):
-        form.sliders("alpha")
+        form.fields_of("alpha")
 
 
 def test_a_cluster_of_ones_own_can_be_left_and_found_again(tmp_path: Path) -> None:
@@ -287,12 +306,12 @@ def test_a_cluster_of_ones_own_can_be_left_and_found_again(tmp_path: Path) -> No
     path.write_text('name = "mine"\n[[device]]\nname = "a"\ngflops = 3\nmemory_mb = 50\n')
     form = ClusterForm(path)
     mine = form.cluster
-    assert mine == load_cluster(path) and form.sliders("a")["speed"].value == 3.0
+    assert mine == load_cluster(path) and form.fields_of("a")["speed"].value == 3.0
     form.choice.value = "laptop"
     form.choice.value = "mine"
     assert form.cluster == mine and not form.message.value
     path.write_text(path.read_text() + 'address = "pi@10.0.0.4"\n')
-    assert "sliders change what is predicted" in ClusterForm(path).message.value  # not the real devices
+    assert "moving a value changes what is predicted" in ClusterForm(path).message.value  # not the real devices
 
 
 def test_a_file_may_have_the_name_of_a_known_cluster(tmp_path: Path) -> None:
@@ -301,14 +320,15 @@ def test_a_file_may_have_the_name_of_a_known_cluster(tmp_path: Path) -> None:
     assert [device.name for device in ClusterForm(path).cluster.devices] == ["only"]
 
 
-def test_many_devices_get_no_sliders_but_an_overview() -> None:
+def test_many_devices_get_no_map() -> None:
     link = Link(bytes_per_s=1e6)
     many = Cluster(
         name="many",
         devices=tuple(Device(name=f"d{n}", flops_per_s=1e9, memory_bytes=10**8, link=link) for n in range(40)),
     )
     form = ClusterForm(many)
-    assert form.cluster == many and not form.devices.children and "40 devices" in form.message.value
+    assert form.cluster == many and not form.devices.children and not form.map.cards
+    assert "40 devices" in form.message.value
 
 
 def test_unknown_cluster_is_told() -> None:

@@ -1,10 +1,11 @@
-"""A form for a Cluster: each device's speed, memory and link."""
+"""A form for a Cluster: a map on which each device's speed, memory and link are dragged, and a table to type them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -17,21 +18,28 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import ConfigError, WorkbenchError
 from workbench.core.ranges import Share, require_range
 from workbench.core.serial import shown
-from workbench.plots import cluster as draw_cluster
+from workbench.plots.cluster_map import Dial, share_of
 from workbench.runtime import discovery
-from workbench.widgets.controls import FigureBox, Html, button
-from workbench.widgets.fields import Form, SliderField, require_valid
+from workbench.widgets.cluster_map import ClusterMap, MapDevice
+from workbench.widgets.controls import Html, button
+from workbench.widgets.fields import Field, Form, require_valid
 
-MAX_EDITABLE = 12
+MAX_EDITABLE = 24
 MEGABIT_BYTES = 1e6 / 8
 RATES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 LATENCIES = (0, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
+TICKS = tuple(share_of(rate, RATES) for rate in (1, 10, 100, 1000, 10000))
 NUM_POSITIONS = 50
-"""Positions of a slider for speed."""
+"""About so many positions has a scale for speed or memory."""
 GigaflopsPerS = Annotated[float, Meta(ge=1e-3, le=1e7)]
 Megabytes = Annotated[int, Meta(ge=1, le=10**8)]
 MegabitsPerS = Annotated[float, Meta(ge=0.01, le=1e6)]
 Milliseconds = Annotated[float, Meta(ge=0, le=60_000)]
+CAPTION = Markup(
+    "<div style='line-height:1.4'><b>Cluster '{}'</b>: {}{}<br>"
+    "<small>Each link leads to the same switch. Drag a knob, or choose it with Tab and use the arrow keys.</small>"
+    "</div>"
+)
 HEADS = {"memory": "memory, MB", "bandwidth": "link, Mbit/s", "latency": "link's delay one way, ms"}
 SPEEDS = {True: "speed, share of a core", False: "speed, GFLOP/s"}
 
@@ -40,27 +48,28 @@ class _Row(NamedTuple):
     """One device's fields."""
 
     device: Device
-    speed: SliderField
-    memory: SliderField
-    bandwidth: SliderField
-    latency: SliderField
+    speed: Field
+    memory: Field
+    bandwidth: Field
+    latency: Field
 
     def edited(self) -> Device:
         """Return the device with the fields' values; a value that was not changed stays exactly the same."""
         device, link = self.device, self.device.link
-        if self.speed.value != _speed(device):
-            factor = self.speed.value / _speed(device)
+        first = _values(device)
+        if self.speed.value != first["speed"]:
+            factor = self.speed.value / first["speed"]
             device = replace(
                 device,
                 flops_per_s=device.flops_per_s * factor,
                 host_share=None if device.host_share is None else self.speed.value,
                 processors=tuple(replace(one, flops_per_s=one.flops_per_s * factor) for one in device.processors),
             )
-        if self.memory.value != round(device.memory_bytes / 1e6):
+        if self.memory.value != first["memory"]:
             device = replace(device, memory_bytes=self.memory.value * 1_000_000)
-        if self.bandwidth.value != link.bytes_per_s / MEGABIT_BYTES:
+        if self.bandwidth.value != first["bandwidth"]:
             link = replace(link, bytes_per_s=self.bandwidth.value * MEGABIT_BYTES)
-        if self.latency.value != link.latency_s * 1e3:
+        if self.latency.value != first["latency"]:
             link = Link(bytes_per_s=link.bytes_per_s, latency_s=self.latency.value / 1e3)
         return device if link == device.link else replace(device, link=link)
 
@@ -68,18 +77,10 @@ class _Row(NamedTuple):
 class ClusterForm(Form):
     """Edits a cluster.  cluster: the fields' values now; before any change, the very cluster that was chosen.
 
-    choice: offer other clusters.  overview: show a figure of the devices below the sliders.
-    continuous: use every position of a slider while it is dragged, not only the last one.
+    choice: offer other clusters.
     """
 
-    def __init__(
-        self,
-        chosen: str | Path | Cluster = "laptop",
-        *,
-        choice: bool = True,
-        overview: bool = True,
-        continuous: bool = False,
-    ) -> None:
+    def __init__(self, chosen: str | Path | Cluster = "laptop", *, choice: bool = True) -> None:
         super().__init__()
         given = chosen if isinstance(chosen, Cluster) else load_cluster(chosen)
         names = list(cluster_names())
@@ -88,7 +89,6 @@ class ClusterForm(Form):
             names.insert(0, given.name)
         self._origin = given
         self._rows: list[_Row] = []
-        self._continuous = continuous
         self.choice = widgets.Dropdown(
             options=names,
             value=given.name,
@@ -97,23 +97,27 @@ class ClusterForm(Form):
         )
         self.reset = widgets.Button(
             description="Reset",
-            tooltip="Put every slider back",
+            tooltip="Put every value back",
             icon="undo",
             layout=widgets.Layout(width="7em"),
         )
+        self.as_table = widgets.ToggleButton(
+            description="Table", tooltip="Show the values in a table, too, to read or type them", icon="table"
+        )
+        self.map, self.caption = ClusterMap(self._moved), Html()
         self.devices = widgets.GridBox().add_class("workbench-devices")
-        self.overview = FigureBox(draw_cluster(given))
         self.choice.observe(self._chosen, names="value")
         self.reset.on_click(lambda _: self._load(self._origin))
+        self.as_table.observe(lambda _: self._fold(), names="value")
         told = "List real devices of this network on which `workbench devices --announce` runs"
         self.discover = button("Find real devices", told, "search", self._discover, layout=widgets.Layout(width="12em"))
         head = widgets.HBox(
-            [*([self.choice] if choice else []), self.reset, self.discover], layout=widgets.Layout(flex_flow="row wrap")
+            [*([self.choice] if choice else []), self.reset, self.as_table, self.discover],
+            layout=widgets.Layout(flex_flow="row wrap"),
         )
-        parts = [Html(Markup("<b>The devices</b>")), head, self.devices, self.message, self._page]
-        self.children = (*parts, self.overview) if overview else tuple(parts)
-        if overview:
-            self.on_change(lambda cluster: self.overview.show(draw_cluster(cluster)))
+        self.children = (head, self.caption, self.map, self.devices, self.message, self._page)
+        self.on_change(self._draw)
+        self._fold()
         self._load(given)
 
     @property
@@ -135,7 +139,12 @@ class ClusterForm(Form):
         """Return the cluster that was chosen, without the changes."""
         return self._origin
 
-    def sliders(self, device: str) -> dict[str, SliderField]:
+    @property
+    def still(self) -> Markup:
+        """Return the present picture as HTML that needs no kernel and no script."""
+        return Markup(self.caption.value) + self.map.still
+
+    def fields_of(self, device: str) -> dict[str, Field]:
         """Return a device's fields by name: speed, memory, bandwidth, latency.  Raises ConfigError for an unknown
         device.
         """
@@ -143,12 +152,12 @@ class ClusterForm(Form):
             if row.device.name == device:
                 return {name: getattr(row, name) for name in row._fields[1:]}
         raise ConfigError(
-            f"The sliders of device '{device}' were asked for.",
+            f"The fields of device '{device}' were asked for.",
             f"There are {[row.device.name for row in self._rows]}.",
             "Name one of them.",
         )
 
-    def _fields(self) -> Iterable[SliderField]:
+    def _fields(self) -> Iterable[Field]:
         return [field for row in self._rows for field in row[1:]]
 
     def _described(self) -> Cluster:
@@ -157,11 +166,11 @@ class ClusterForm(Form):
     def _remark(self) -> str:
         if not self._rows:
             many = self._origin.world_size
-            return f"{many} devices are too many for sliders: edit a copy of the cluster's TOML file instead."
+            return f"{many} devices are too many for a map: edit a copy of the cluster's TOML file instead."
         if self._origin.is_real:
             return (
-                "These are real devices: sliders change what is predicted. workbench kit measure writes what they "
-                "can do."
+                "These are real devices: moving a value changes what is predicted. workbench kit measure writes what "
+                "they can do."
             )
         return ""
 
@@ -195,9 +204,8 @@ class ClusterForm(Form):
     def _load(self, cluster: Cluster) -> None:
         """Show the values of a cluster."""
         self._origin = cluster
-        self._rows = (
-            [_row(device, self._continuous) for device in cluster.devices] if cluster.world_size <= MAX_EDITABLE else []
-        )
+        self._rows = [_row(device) for device in cluster.devices] if cluster.world_size <= MAX_EDITABLE else []
+        self._scales = _scales(cluster)
         for field in self._fields():
             field.observe(lambda _: self._changed(), names="value")
         shares = {device.host_share is not None for device in cluster.devices}
@@ -209,49 +217,115 @@ class ClusterForm(Form):
         self.devices.children = cells
         self._changed()
 
+    def _fold(self) -> None:
+        self.devices.layout.display = "" if self.as_table.value else "none"
 
-def _speed(device: Device) -> float:
-    return device.flops_per_s / 1e9 if device.host_share is None else device.host_share
+    def _positions(self, row: _Row, what: str) -> Sequence[float]:
+        """Return a scale's positions: the same for all devices."""
+        return self._scales[f"{what}, share" if what == "speed" and row.device.host_share is not None else what]
 
+    def _stops(self, row: _Row, what: str) -> list[Any]:
+        """Return the values to which a device's value can be moved: the scale's positions, and the one it had."""
+        return sorted({*self._positions(row, what), _values(row.device)[what]})
 
-def _row(device: Device, continuous: bool) -> _Row:
-    def field(what: str, unit: str, value: float, positions: Iterable[float], kind: Any, told: str) -> SliderField:
-        made = SliderField(
-            f"{device.name}: {told}",
-            unit,
-            value,
-            positions,
-            lambda typed: require_range(typed, kind, device.name, what),
-            continuous=continuous,
+    def _moved(self, rank: int, what: str, stop: int) -> None:
+        row = self._rows[rank]
+        getattr(row, what).value = self._stops(row, what)[stop]
+
+    def _draw(self, cluster: Cluster) -> None:
+        """Show the cluster on the map, and leave its picture for a notebook without its kernel."""
+        about = cluster.description or cluster.size_words
+        pairs = (
+            f"{pair.replace('>', ' to ')} {link.bytes_per_s / MEGABIT_BYTES:.6g} Mbit/s"
+            for pair, link in cluster.pairs.items()
         )
-        made.add_class(f"workbench-{what}")
-        return made
+        apart = f" Links of their own: {', '.join(pairs)}." if cluster.pairs else ""
+        self.caption.value = CAPTION.format(cluster.name, about, apart)
+        self.map.show([self._on_map(row) for row in self._rows], ticks=TICKS)
+        self.keep(self.still)
 
-    speed, memory = _speed(device), round(device.memory_bytes / 1e6)
-    memory_step = max(1, 10 ** (int(math.log10(max(memory, 10))) - 1))
-    memories = range(memory_step, max(1000, 2 * memory) + 1, memory_step)
-    most = 2 * speed if device.host_share is None else max(1.0, speed)
-    speeds = [float(f"{most * (at + 1) / NUM_POSITIONS:.6g}") for at in range(NUM_POSITIONS)]
-    is_share = device.host_share is not None
-    unit, told = ("of a core", "share of one core of this machine") if is_share else ("GFLOP/s", "speed in GFLOP/s")
-    return _Row(
-        device=device,
-        speed=field("speed", unit, speed, speeds, Share if is_share else GigaflopsPerS, told),
-        memory=field("memory", "MB", memory, memories, Megabytes, "memory for the job, in MB"),
-        bandwidth=field(
-            "bandwidth",
-            "Mbit/s",
-            device.link.bytes_per_s / MEGABIT_BYTES,
-            RATES,
-            MegabitsPerS,
-            "link rate in Mbit/s",
-        ),
-        latency=field(
-            "latency",
-            "ms",
-            device.link.latency_s * 1e3,
-            LATENCIES,
-            Milliseconds,
-            "latency of the link in ms, one way",
-        ),
+    def _on_map(self, row: _Row) -> MapDevice:
+        device, dials = row.device, []
+        is_share = device.host_share is not None
+        first = _values(device)
+        for what, label, unit in _labels(is_share):
+            value, positions = getattr(row, what).value, self._positions(row, what)
+            dials.append(
+                Dial(
+                    what=what,
+                    label=f"{device.name}: {label}",
+                    text=f"{value:.6g} {unit}",
+                    share=share_of(value, positions),
+                    before=share_of(first[what], positions),
+                    stops=tuple((share_of(one, positions), f"{one:.6g} {unit}") for one in self._stops(row, what)),
+                )
+            )
+        more = f"{row.edited().flops_per_s / 1e9:.3g} GFLOP/s" if is_share else device.model
+        return MapDevice(device.name, more, dials)
+
+
+def _values(device: Device) -> dict[str, float]:
+    """Return a device's values as its fields have them."""
+    return {
+        "speed": device.flops_per_s / 1e9 if device.host_share is None else device.host_share,
+        "memory": round(device.memory_bytes / 1e6),
+        "bandwidth": device.link.bytes_per_s / MEGABIT_BYTES,
+        "latency": device.link.latency_s * 1e3,
+    }
+
+
+def _labels(is_share: bool) -> tuple[tuple[str, str, str], ...]:
+    """Return each value's field, name and unit.  is_share: the speed is a share of a core."""
+    speed = ("share of one core of this machine", "of a core") if is_share else ("speed in GFLOP/s", "GFLOP/s")
+    return (
+        ("speed", *speed),
+        ("memory", "memory for the job, in MB", "MB"),
+        ("bandwidth", "link rate in Mbit/s", "Mbit/s"),
+        ("latency", "latency of the link in ms, one way", "ms"),
     )
+
+
+def _scales(cluster: Cluster) -> dict[str, Sequence[float]]:
+    """Return the positions of each scale, ascending, the same for all devices of a cluster."""
+    speeds = [device.flops_per_s / 1e9 for device in cluster.devices if device.host_share is None]
+    return {
+        "speed, share": [number / NUM_POSITIONS for number in range(1, NUM_POSITIONS + 1)],
+        "speed": _evenly(2 * max(speeds, default=1.0)),
+        "memory": _evenly(max(1000, 2 * max(round(device.memory_bytes / 1e6) for device in cluster.devices)), least=1),
+        "bandwidth": RATES,
+        "latency": LATENCIES,
+    }
+
+
+def _evenly(most: float, *, least: float = 0.0) -> list[float]:
+    """Return multiples of a round number, at least `least`, up to `most`."""
+    rough = most / NUM_POSITIONS
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = max(least, next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999))
+    positions = [float(f"{step * number:.6g}") for number in range(1, math.ceil(most / step - 1e-9) + 1)]
+    return [round(one) for one in positions] if least else positions
+
+
+def _row(device: Device) -> _Row:
+    kinds = {
+        "speed": GigaflopsPerS if device.host_share is None else Share,
+        "memory": Megabytes,
+        "bandwidth": MegabitsPerS,
+        "latency": Milliseconds,
+    }
+    values, made = _values(device), {}
+    for what, label, _ in _labels(device.host_share is not None):
+        kind: Any = kinds[what]
+        typed = widgets.Text(
+            placeholder=f"{device.name}: {label}, typed",
+            continuous_update=False,
+            layout=widgets.Layout(width="8em"),
+        )
+        check = partial(_check, kind=kind, device=device.name, what=what)
+        made[what] = Field(typed, values[what], check, is_number=True)
+        made[what].add_class(f"workbench-{what}")
+    return _Row(device=device, **made)
+
+
+def _check(typed: Any, *, kind: Any, device: str, what: str) -> None:
+    require_range(typed, kind, device, what)

@@ -160,58 +160,7 @@ def _typed(kind: type[Any], label: str, tooltip: str, width: str, **settings: An
     return described(kind, label, tooltip, width=width, continuous_update=False, placeholder=tooltip, **settings)
 
 
-class SliderField(widgets.VBox):
-    """A slider over usual values, a field for any other value, and an alert about one that cannot be used.
-
-    value: in `unit`, as a Field has it.  positions: of the slider, in ascending order.
-    """
-
-    value = traitlets.Any()
-
-    def __init__(
-        self, tooltip: str, unit: str, value: float, positions: Iterable[float], check: Check, *, continuous: bool
-    ) -> None:
-        self._positions = sorted({*positions, value})
-        self.slider = widgets.SelectionSlider(
-            options=[(f"{one:.4g} {unit}", one) for one in self._positions],
-            value=value,
-            readout=False,
-            continuous_update=continuous,
-            tooltip=tooltip,
-            layout=widgets.Layout(flex="1 1 auto", width="0", min_width="4.5em"),
-        )
-        typed = widgets.Text(
-            placeholder=f"{tooltip}, typed",
-            continuous_update=False,
-            layout=widgets.Layout(width="5.5em", flex="0 0 auto"),
-        )
-        self.field = Field(typed, value, check, is_number=True)
-        super().__init__([widgets.HBox([self.slider, typed]), self.field.alert], value=value)
-        self.add_class("workbench-field")
-        widgets.link((self, "value"), (self.field, "value"))
-        self.slider.observe(lambda change: self._slid(change["new"]), names="value")
-        self.observe(lambda _: setattr(self.slider, "value", self._nearest()), names="value")
-
-    @property
-    def error(self) -> WorkbenchError | None:
-        """Return why the value cannot be used."""
-        return self.field.error
-
-    def check(self) -> None:
-        """Show why the value cannot be used, or that it can."""
-        self.field.check()
-
-    def _nearest(self) -> Any:
-        """Return the slider's position that is nearest to the value; where it stands if the value is no number."""
-        value = self.value
-        return self.slider.value if isinstance(value, str) else min(self._positions, key=lambda one: abs(one - value))
-
-    def _slid(self, position: float) -> None:
-        if position != self._nearest():  # otherwise the slider only follows the field
-            self.value = position
-
-
-def require_valid(fields: Iterable[Field | SliderField]) -> None:
+def require_valid(fields: Iterable[Field]) -> None:
     """Raise the first field's error."""
     for field in fields:
         if field.error is not None:
@@ -232,7 +181,7 @@ class Form(Panel):
         """Call `callback` with every new valid description."""
         self._callbacks.append(callback)
 
-    def _fields(self) -> Iterable[Field | SliderField]:
+    def _fields(self) -> Iterable[Field]:
         """Return the fields."""
         raise NotImplementedError
 
