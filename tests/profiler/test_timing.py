@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from workbench.core.errors import ConfigError
-from workbench.profiler.timing import monotone, time_calls, time_grids
+from workbench.profiler.timing import counted_timings, monotone, time_calls, time_grids
 
 
 class Clock:
@@ -30,6 +30,19 @@ def test_calls_are_timed_in_turn_after_a_warm_up():
     found = time_calls({"a": clock.call("a", 1.0), "b": clock.call("b", 3.0)}, repeats=4, budget_s=1e9, clock=clock)
     assert clock.order == list("aabb") + list("abba") * 2
     assert found == {"a": 1.0, "b": 3.0}
+
+
+def test_every_timing_is_reported_and_rounds_that_are_not_needed_are_no_longer_expected(monkeypatch):
+    monkeypatch.delenv("WORKBENCH_TINY", raising=False)
+    clock, told = Clock(), []
+    with counted_timings(lambda *now: told.append(now)):
+        time_grids({"F": lambda *_: clock.call("F", 1.0)}, (1, 2), (8,), budget_s=1e9, clock=clock)
+        time_calls({"a": clock.call("a", 1.0)}, repeats=2, budget_s=1e9, clock=clock)
+    of_grid, rounds = 2 * (2 + 9), 2 * (2 + 4)  # it is steady, so that four of nine rounds suffice
+    assert told[: rounds + 1] == [(done, of_grid) for done in range(1, rounds + 1)] + [(rounds + 1, rounds + 3)]
+    assert told[-1] == (rounds + 3, rounds + 3)
+    time_calls({"a": clock.call("a", 1.0)}, repeats=2, budget_s=1e9, clock=clock)
+    assert told[-1] == (rounds + 3, rounds + 3) and len(told) == rounds + 3
 
 
 def test_disturbances_do_not_show():

@@ -92,7 +92,7 @@ Told = Callable[[int, int], None]
 """Called with how many parts of a phase are done, and how many there are."""
 
 
-SCORED = "samples scored"
+SCORED, TIMED = "samples scored", "timings"
 
 
 def counting(notify: Notify, parts: str, *, before: int = 0, rounds: int = 1) -> Told:
@@ -102,6 +102,16 @@ def counting(notify: Notify, parts: str, *, before: int = 0, rounds: int = 1) ->
 
     def report(done: int, count: int) -> None:
         notify(Event("count", message=parts, step=before * count + done, num_steps=rounds * count))
+
+    return report
+
+
+def counting_steps(notify: Notify, parts: str) -> Notify:
+    """Return what tells a waiting user how many steps of a measurement are done, from the events of its steps."""
+
+    def report(event: Event) -> None:
+        if event.kind == "step":
+            notify(Event("count", message=parts, step=event.step + 1, num_steps=event.num_steps))
 
     return report
 
@@ -238,10 +248,17 @@ class Method(Protocol):
         """Run the job on the engines and evaluate the trained model.  prediction: the result of `predict`."""
 
     def sweep_point(
-        self, planned: Planned[Any], name: str, engines: Engines | None, *, num_steps: int, folder: Path
+        self,
+        planned: Planned[Any],
+        name: str,
+        engines: Engines | None,
+        *,
+        num_steps: int,
+        folder: Path,
+        notify: Notify = ignore,
     ) -> SweepPoint:
         """Simulate some steps, and measure them if engines are given.  name: the sweep's name for the plan, which it
-        checks itself.
+        checks itself.  notify: receives the steps' events.
         """
 
     def typical_step(self, planned: Planned[Any]) -> Timeline:

@@ -12,7 +12,7 @@ from typing import Any
 from workbench.core.job import Job
 from workbench.core.run_folder import scratch_folder
 from workbench.core.serial import to_json
-from workbench.methods.base import Event, Method, Notify, Planned
+from workbench.methods.base import Event, Method, Notify, Planned, counting_steps
 from workbench.profiler.cache import cached, forget
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.pacing import asked_dilation, find_dilation
@@ -64,7 +64,7 @@ class Calibration:
                 if tried:  # the devices were late
                     notify(Event("phase", message=f"Calibrating: once more, at a time dilation of {dilation:g}"))
                 tried.append(dilation)
-                return self._late_share(dilation, num_steps)
+                return self._late_share(dilation, num_steps, counting_steps(notify, "steps"))
 
             return find_dilation(late_share)
 
@@ -77,10 +77,10 @@ class Calibration:
         """Discard the kept value, because this run could not keep pace; the next run measures again."""
         forget(self._key)
 
-    def _late_share(self, dilation: float, num_steps: int) -> float:
+    def _late_share(self, dilation: float, num_steps: int, notify: Notify) -> float:
         self._engines.dilate(dilation)
         with scratch_folder() as folder:
             point = self._method.sweep_point(
-                self._planned, "", self._engines, num_steps=num_steps, folder=Path(folder) / "run"
+                self._planned, "", self._engines, num_steps=num_steps, folder=Path(folder) / "run", notify=notify
             )
         return point.overrun_share

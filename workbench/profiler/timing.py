@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from statistics import fmean
 from typing import Any, TypeVar
 
@@ -47,6 +48,42 @@ def tiny() -> bool:
     return os.environ.get(TINY_VARIABLE, "") not in ("", "0")
 
 
+class _Counter:
+    """Counts the calls that have been timed.  ahead: those still to come of the present group."""
+
+    def __init__(self, told: Callable[[int, int], None]) -> None:
+        self.told, self.done, self.ahead = told, 0, 0
+
+    def add(self) -> None:
+        """Count one call."""
+        self.done, self.ahead = self.done + 1, max(0, self.ahead - 1)
+        self.told(self.done, self.done + self.ahead)
+
+
+_COUNTER: ContextVar[_Counter | None] = ContextVar("counter", default=None)
+
+
+@contextmanager
+def counted_timings(told: Callable[[int, int], None]) -> Iterator[None]:
+    """Inside the context, report every timing: told(done, known so far).  The sum falls where rounds end early, and
+    grows with each further group of calls.
+    """
+    token = _COUNTER.set(_Counter(told))
+    try:
+        yield
+    finally:
+        _COUNTER.reset(token)
+
+
+def _expect(count: int) -> None:
+    if (counter := _COUNTER.get()) is not None:
+        counter.ahead = count
+
+
+def _num_rounds(repeats: int | None) -> int:
+    return (3 if tiny() else 9) if repeats is None else repeats
+
+
 def time_calls(
     calls: Mapping[K, Call],
     *,
@@ -61,11 +98,12 @@ def time_calls(
     is always done.  A call shorter than 0.2 ms runs several times per round.
     """
     may_end_early = repeats is None
-    repeats = (3 if tiny() else 9) if repeats is None else repeats
+    repeats = _num_rounds(repeats)
     if not calls or repeats < 1:
         raise ConfigError(
             f"Timing {len(calls)} calls {repeats} times was asked for.", "Both must be at least 1.", "Raise them."
         )
+    _expect(len(calls) * (1 + repeats))
     began = clock()
     seconds: dict[K, float] = {}
     with torch_threads(measuring_threads()):
@@ -77,10 +115,11 @@ def time_calls(
             # Every other round runs backwards, because the cache warmed for a call depends on the call before it.
             keys = list(calls) if round_number % 2 == 0 else list(calls)[::-1]
             for key in keys:
-                samples[key].append(_measure(calls[key], loops[key], clock))
+                samples[key].append(_counted(calls[key], loops[key], clock))
             before, seconds = seconds, {key: Spread.of(values).low for key, values in samples.items()}
             if may_end_early and round_number + 1 >= FEWEST_ROUNDS and _change(before, seconds) < STABLE:
                 break
+    _expect(0)
     return seconds
 
 
@@ -103,12 +142,13 @@ def time_grids(
     """
     calls: dict[tuple[str, int, int], Call] = {}
     largest: dict[tuple[str, int], int] = {}  # batch that is timed
+    _expect(len(make_calls) * len(sequence_lengths) * len(batch_sizes) * (2 + _num_rounds(settings.get("repeats"))))
     with torch_threads(measuring_threads()):
         for kind, length in itertools.product(make_calls, sequence_lengths):
             for batch in sorted(batch_sizes):
                 largest[kind, length] = batch
                 call = calls[kind, batch, length] = make_calls[kind](batch, length)
-                if _measure(call, 1, settings.get("clock", time.perf_counter)) > LONG_S:
+                if _counted(call, 1, settings.get("clock", time.perf_counter)) > LONG_S:
                     break
     measured = time_calls(calls, **settings)
 
@@ -151,6 +191,14 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def _counted(call: Call, loops: int, clock: Callable[[], float]) -> float:
+    """Return the seconds of a call, and count it."""
+    seconds = _measure(call, loops, clock)
+    if (counter := _COUNTER.get()) is not None:
+        counter.add()
+    return seconds
+
+
 def _measure(call: Call, loops: int, clock: Callable[[], float]) -> float:
     if isinstance(call, tuple):
         prepare, run = call
@@ -170,5 +218,5 @@ def _measure(call: Call, loops: int, clock: Callable[[], float]) -> float:
 def _warm_up(call: Call, clock: Callable[[], float]) -> int:
     """Run a call twice and return how often a round should run it."""
     _measure(call, 1, clock)
-    once = _measure(call, 1, clock)
+    once = _counted(call, 1, clock)
     return max(1, min(MOST_LOOPS, math.ceil(SHORTEST_S / max(once, 1e-9))))

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from workbench.core.cluster import Cluster
 from workbench.core.names import FLOAT_TYPES, FloatType
 from workbench.core.profile import Layers, Profile
-from workbench.methods.base import Event, Notify
+from workbench.methods.base import TIMED, Event, Notify, counting
 from workbench.models.loading import ModelFacts
 from workbench.models.partial_loading import made_up_weights
 from workbench.models.quantization.config import QuantizationConfig
@@ -17,6 +17,7 @@ from workbench.models.stack import LayerStack
 from workbench.profiler.analytic import NumberFormat
 from workbench.profiler.cache import cached
 from workbench.profiler.descriptions import ModelDescription
+from workbench.profiler.timing import counted_timings
 
 TARGET_LENGTH = 1
 """Tokens of a decoder: classification and regression need only the first."""
@@ -82,7 +83,7 @@ def kept(
     def measured() -> T:
         message = f"Profiling this machine (stored for {words})"
         notify(Event("phase", message=message, stage="profile"))
-        with made_up_weights():
+        with made_up_weights(), counted_timings(counting(notify, TIMED)):
             return measure()
 
     measurement, note = cached(key, measured, kind, refresh=refresh)

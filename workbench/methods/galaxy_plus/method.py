@@ -154,7 +154,14 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
         return policy
 
     def sweep_point(
-        self, planned: Planned[PreparedJob], name: str, engines: Engines | None, *, num_steps: int, folder: Path
+        self,
+        planned: Planned[PreparedJob],
+        name: str,
+        engines: Engines | None,
+        *,
+        num_steps: int,
+        folder: Path,
+        notify: Notify = ignore,
     ) -> SweepPoint:
         """Simulate the request of typical length under a plan, and measure it if engines are given (see Method)."""
         check_plan(*planned)
@@ -165,7 +172,7 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
         )
         if engines is None:
             return point
-        run = self._serve(planned, engines, prediction, ignore)
+        run = self._serve(planned, engines, prediction, notify)
         measured_s = median(answer.end_s - answer.start_s for answer in run.served[run.job.plan.ranks[0]])
         return replace(point, measured_s=measured_s, overrun_share=overrun_share(run.results))
 

@@ -147,7 +147,14 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         return QueryPolicy(self, planned, history, notify)
 
     def sweep_point(
-        self, planned: Planned[PreparedJob], name: str, engines: Engines | None, *, num_steps: int, folder: Path
+        self,
+        planned: Planned[PreparedJob],
+        name: str,
+        engines: Engines | None,
+        *,
+        num_steps: int,
+        folder: Path,
+        notify: Notify = ignore,
     ) -> SweepPoint:
         """Simulate the first steps under a plan, and measure them if engines are given (see Method)."""
         planned = _of_steps(planned, num_steps + WARM_UP_STEPS)
@@ -156,7 +163,7 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         steps = self.predict(planned).steps
         results = None
         if engines is not None:
-            policy = self.policy(planned, History(folder, short, load_model(short), resume=False), ignore)
+            policy = self.policy(planned, History(folder, short, load_model(short), resume=False), notify)
             _train(policy, engines)
             if len(policy.generations) > 1:  # the others continued under another plan, whose steps are not measured
                 raise DeviceLostError(

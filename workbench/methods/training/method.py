@@ -393,7 +393,14 @@ class TrainingMethod(LayerMethod[P], Plans):
         )
 
     def sweep_point(
-        self, planned: Planned[P], name: str, engines: Engines | None, *, num_steps: int, folder: Path
+        self,
+        planned: Planned[P],
+        name: str,
+        engines: Engines | None,
+        *,
+        num_steps: int,
+        folder: Path,
+        notify: Notify = ignore,
     ) -> SweepPoint:
         """Simulate, and on engines measure, some steps of the first phase under a plan (see Method)."""
         prepared, profile, cluster, plan = planned
@@ -409,7 +416,7 @@ class TrainingMethod(LayerMethod[P], Plans):
                 prepared, load_stack(prepared.job.model, with_head=prepared.predicts_words), message, True, ignore
             )
             message = replace(message, sweep=steps)
-            policy = OncePolicy(message, message.plan, Timetable(message), ignore)
+            policy = OncePolicy(message, message.plan, Timetable(message), notify)
             with engines.service(self.serve_rank) as devices:
                 policy.run(devices, message.cluster, replace(prepared.job, faults=""), adapts=False)
             results = policy.results
