@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -215,6 +216,8 @@ def run(
                 dilation = calibration.dilate(
                     max((step.predicted_s or 0.0 for step in prediction.steps), default=0.0), notify
                 )
+            running.is_watched = False
+            notify(Event("watch", watch=partial(setattr, running, "is_watched", True)))
             outcome = method.execute(planned, prediction, running, folder=folder, resume=resume, notify=notify)
             report = _report(job, cluster, decided, prediction, outcome, _spent(began), parts, dilation, notes=notes)
             if outcome.technique:

@@ -1,6 +1,8 @@
 """What the devices tell of themselves while they train, and what becomes of it in the parent."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,9 @@ from workbench.runtime.engines import EngineCluster
 from workbench.runtime.memory import MemoryBudget, MemoryReading
 
 
-def test_devices_tell_phase_step_computing_and_memory(engines: EngineCluster, tmp_path: Path) -> None:
+def test_devices_tell_phase_step_computing_and_memory(
+    engines: EngineCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = make_rank_job(
         load_stack("tiny-bert"),
         "tiny-bert",
@@ -39,6 +43,7 @@ def test_devices_tell_phase_step_computing_and_memory(engines: EngineCluster, tm
         state.update(event)
 
     policy = OncePolicy(job, job.plan, Timetable(job), take)
+    monkeypatch.setattr(engines, "is_watched", True)
     with engines.service(PacPlus.serve_rank) as devices:
         policy.run(devices, job.cluster, job.job, adapts=False)
     results = policy.results
@@ -86,7 +91,8 @@ def test_a_lost_devices_step_stays_known_between_phases() -> None:
         def publish(self, event: dict) -> None:
             told.append(event)
 
-    context = Context(rank=0, world_size=1, device=four_devices().devices[0], cluster=four_devices(), fidelity="paced")
+    where: dict[str, Any] = {"device": four_devices().devices[0], "cluster": four_devices()}
+    context = Context(rank=0, world_size=1, fidelity="paced", is_watched=True, **where)
     budget = MemoryBudget("a", 100, reading=lambda: MemoryReading(rss_bytes=0, peak_rss_bytes=0, data_bytes=0))
     reporter = DeviceReporter(context, budget)
     reporter.phase("loading")
@@ -106,3 +112,6 @@ def test_a_lost_devices_step_stays_known_between_phases() -> None:
     for start_s, is_sent in ((2.7, False), (3.0, True), (3.4, False)):  # of one step in each half second
         reporter.step(trace._replace(start_s=start_s), 10, own, cached=False)
         assert ("spans" in told[-1]) is is_sent
+    reporter = DeviceReporter(replace(context, is_watched=False), budget)
+    reporter.step(trace, 10, own, cached=False)
+    assert "spans" not in told[-1] and "loss" in told[-1]

@@ -98,6 +98,29 @@ def test_epochs_from_the_cache_and_their_scores() -> None:
     assert "step" not in parts  # the known ones are of the first epoch
 
 
+def test_inference_requests_have_their_seconds_rates_and_a_measured_request() -> None:
+    state = RunState(Job(method="galaxy_plus", micro_batches=1), CLUSTER, clock=iter(range(100)).__next__)
+    answered = [
+        Event("step", 0, 0, number, 5, seconds=1.0 + number / 10, samples=1, tokens=8 * (number > 0))
+        for number in range(3)
+    ]
+    predicted = tuple(replace(record, epoch=0, step=number) for number, record in enumerate(PREDICTED[:5]))
+    begun = (Event("predicted", predicted=predicted), replace_timelines(BEGUN[1], "request"), *BEGUN[2:5])
+    for event in (*begun, *answered, Event("spans", 0, 0, 2, 5, spans=TIMELINE.spans)):
+        state.update(event)
+    now = state.snapshot()
+    assert "1 requests/s, 8 tokens/s" in now.headline and now.epochs[0].words.startswith("3 of 5 answered")
+    parts = parts_of(now, state.course, CLUSTER)
+    assert label_of(parts["loss"]) == "Seconds of requests: 1200 ms measured in request 3, 1000 ms predicted."
+    assert label_of(parts["step"]).endswith("in a request: measured 1000 ms (request 3), predicted 1000 ms.")
+    assert label_of(parts["map"]).endswith("In a request: alpha to beta 1000 B of activations.")
+    assert "share of a request" in parts["devices"] and "bytes in a request" in parts["more"]
+
+
+def replace_timelines(event: Event, name: str) -> Event:
+    return event._replace(timelines={name: TIMELINE})
+
+
 def test_a_collective_goes_round_its_members() -> None:
     from workbench.core.schedule import ALLREDUCE, Op
     from workbench.core.timeline import Span

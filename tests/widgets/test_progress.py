@@ -106,8 +106,13 @@ def test_a_stop_ends_the_run_at_its_next_event_and_is_shown() -> None:
     assert live._repr_mimebundle_()["text/plain"].startswith("Stopped")
 
 
-def test_a_failure_is_shown_and_passed_on() -> None:
+def test_a_failure_is_shown_and_passed_on(capsys: pytest.CaptureFixture[str]) -> None:
+    watched: list[bool] = []
     with pytest.raises(ValueError, match="broken"), LiveProgress(Job(), CLUSTER) as live:
+        live.update(Event("phase", message="Training"))
+        live.update(Event("watch", watch=lambda: watched.append(True)))
         raise ValueError("broken")
+    assert capsys.readouterr().out == "Training\nFailed after 0 s: Training\n"  # here is no notebook
+    assert watched == [True]
     assert "Failed after" in live._repr_mimebundle_()["text/html"]
     assert all(thread.name != "workbench-progress" for thread in threading.enumerate())

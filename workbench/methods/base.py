@@ -60,11 +60,12 @@ class Event(NamedTuple):
     """A progress event for a waiting user.  epoch, step: from 0.
 
     kind: 'phase' (message, and the stage of the run if one begins), 'step' (loss and samples of a mini-batch that all
-    devices have finished), 'count' (step of num_steps parts of the present phase are done; message names the parts),
-    'note' (message), 'device' (the state of the device of `rank`; message describes it in words), 'predicted' (the
-    steps' simulated seconds), 'plan' (who does the next steps; timelines: one of them as simulated, by name), 'spans'
-    (of a step that all devices have finished, from its beginning on), 'scores' (metrics on the validation split after
-    an epoch), or 'faults' (faults added to this object are injected into the run's devices).
+    devices have finished; or the seconds of an inference request, requests as samples, and generated tokens), 'count'
+    (step of num_steps parts of the present phase are done; message names the parts), 'note' (message), 'device' (the
+    state of the device of `rank`; message describes it in words), 'predicted' (the steps' simulated seconds), 'plan'
+    (who does the next steps; timelines: one of them as simulated, by name), 'spans' (of a step that all devices have
+    finished, from its beginning on), 'scores' (metrics on the validation split after an epoch), 'faults' (faults
+    added to this object are injected into the run's devices), or 'watch' (call it to receive spans).
     Ranks are the cluster's; a timeline of fewer devices names them.
     """
 
@@ -77,6 +78,7 @@ class Event(NamedTuple):
     seconds: float | None = None
     message: str = ""
     samples: int = 0
+    tokens: int = 0
     device: DeviceState | None = None
     predicted: tuple[StepRecord, ...] = ()
     stage: str = ""
@@ -85,6 +87,7 @@ class Event(NamedTuple):
     timelines: Mapping[str, Timeline] = MappingProxyType({})
     spans: tuple[Span, ...] = ()
     metrics: Mapping[str, float] = MappingProxyType({})
+    watch: Callable[[], None] | None = None
 
 
 Notify = Callable[[Event], None]

@@ -101,14 +101,44 @@ def _scores(scores: Sequence[tuple[int, float]], metric: str, x: Callable[[float
     return "".join(parts)
 
 
-def _steps_axis(x: Callable[[float], float], most: int) -> list[str]:
+def request_chart(measured: Sequence[tuple[int, float]], predicted: Sequence[tuple[int, float]]) -> str:
+    """Return the seconds of each answered request, by number from 1, as dots over the line of the predicted ones."""
+    seconds = [second for _, second in (*measured, *predicted)]
+    unit, most = style.time_unit(max(seconds)), max(measured[-1][0], len(predicted), 2)
+    low, high = 0.0, 1.08 * max(seconds)
+
+    def x(number: float) -> float:
+        return LEFT + (number - 1) / (most - 1) * (WIDTH - LEFT - RIGHT)
+
+    def y(value: float) -> float:
+        return TOP + (high - value) / (high - low) * (CHART_HEIGHT - TOP - BOTTOM)
+
+    parts = [svg.text(LEFT, 14, f"{unit.name} of a request: dots measured, line predicted", colour=svg.MUTED)]
+    for tick in svg.ticks(low, high * unit.factor, 3):
+        at = y(tick / unit.factor)
+        parts.append(svg.path([(LEFT, at), (WIDTH - RIGHT, at)], svg.TRACK))
+        parts.append(svg.text(LEFT - 5, at + 4, f"{tick:.4g}", size=11, text_anchor="end", colour=svg.MUTED))
+    parts += _steps_axis(x, most, "request")
+    every = -(-len(predicted) // MOST_POINTS) or 1
+    parts.append(svg.path([(x(number), y(value)) for number, value in predicted[::every]], svg.INK, stroke_width=1.5))
+    for number, value in measured[:: -(-len(measured) // MOST_POINTS)]:
+        title = svg.tag("title", f"request {number}: {unit.text(value)}")
+        parts.append(svg.tag("circle", title, cx=x(number), cy=y(value), r=2.5, fill=style.BLUE))
+    number, last = measured[-1]
+    label = f"Seconds of requests: {unit.text(last)} measured in request {number}"
+    if predicted:
+        label += f", {unit.text(predicted[min(number, len(predicted)) - 1][1])} predicted"
+    return svg.drawing("".join(parts), label=f"{label}.", height=CHART_HEIGHT, width=WIDTH)
+
+
+def _steps_axis(x: Callable[[float], float], most: int, unit: str = "step") -> list[str]:
     numbers = [int(tick) for tick in svg.ticks(0, most, 5) if tick >= 1 and tick == int(tick)]
     named = [
         svg.text(x(number), CHART_HEIGHT - 8, str(number), size=11, text_anchor="middle", colour=svg.MUTED)
         for number in numbers
         if x(number) < WIDTH - RIGHT - 16
     ]
-    return [*named, svg.text(WIDTH - RIGHT + 4, CHART_HEIGHT - 8, "step", size=11, colour=svg.MUTED)]
+    return [*named, svg.text(WIDTH - RIGHT + 4, CHART_HEIGHT - 8, unit, size=11, colour=svg.MUTED)]
 
 
 def device_chart(
@@ -118,8 +148,10 @@ def device_chart(
     budget: Sequence[int],
     words: Sequence[str],
     energy_j: Sequence[float | None],
+    computing: str = "computing, share of a step",
 ) -> str:
     """Return a row for each device: the share of its last steps in which it computed, oldest first, and its memory.
+    computing: the head above it.
 
     used, budget: bytes; None if unknown.  words: what it does, or what its sensors say.  energy_j: by a power model.
     """
@@ -150,21 +182,23 @@ def device_chart(
             f"{name} {words[rank]}".strip()
             + f", computes {now or 'not yet'}, memory {known or 'unknown'}{', ' * bool(energy)}{energy}"
         )
-    heads = ((bars, "computing, share of a step"), (memory, "memory of the job"))
+    heads = ((bars, computing), (memory, "memory of the job"))
     parts += [svg.text(x, 13, head, size=11, colour=svg.MUTED) for x, head in heads]
     return svg.drawing("".join(parts), label=f"Devices: {'; '.join(told)}.", height=20 + ROW * len(names), width=WIDTH)
 
 
-def step_chart(measured: Timeline | None, predicted: Timeline | None, *, measured_step: str = "") -> str:
-    """Return the measured step of every device over the predicted one, on one axis of time.
+def step_chart(
+    measured: Timeline | None, predicted: Timeline | None, *, measured_step: str = "", unit: str = "step"
+) -> str:
+    """Return the measured step of every device over the predicted one, on one axis of time.  unit: what it is called.
 
     Devices that do something have a lane each: the upper, thick half is measured, the lower, thin one predicted.
     measured_step: which one, in words.
     """
     known = [one for one in (measured, predicted) if one is not None and one.spans]
     if not known:
-        return _nothing("A step", "No step was simulated or measured yet.")
-    longest_s, unit = max(one.makespan_s for one in known), style.time_unit(max(one.makespan_s for one in known))
+        return _nothing(f"A {unit}", f"No {unit} was simulated or measured yet.")
+    longest_s, scale = max(one.makespan_s for one in known), style.time_unit(max(one.makespan_s for one in known))
     names = list(dict.fromkeys(one.device_names[span.rank] for one in reversed(known) for span in one.spans))
     order = {name: rank for rank, name in enumerate(known[0].device_names)}
     names.sort(key=lambda name: order.get(name, len(order)))
@@ -180,24 +214,24 @@ def step_chart(measured: Timeline | None, predicted: Timeline | None, *, measure
                 parts.append(_lane(timeline, name, top, height, longest_s, is_pale=height == THIN and bool(measured)))
                 top += height
     bottom = 4 + lane * len(shown)
-    for tick in svg.ticks(0, longest_s * unit.factor, 6):
-        at = _percent(tick / unit.factor, longest_s)
+    for tick in svg.ticks(0, longest_s * scale.factor, 6):
+        at = _percent(tick / scale.factor, longest_s)
         anchor = "start" if tick == 0 else "middle"
-        if tick / unit.factor < longest_s * 0.97:
+        if tick / scale.factor < longest_s * 0.97:
             parts.append(
-                svg.text(at, bottom + 12, f"{tick:.3g} {unit.name}", size=11, colour=svg.MUTED, text_anchor=anchor)
+                svg.text(at, bottom + 12, f"{tick:.3g} {scale.name}", size=11, colour=svg.MUTED, text_anchor=anchor)
             )
     lines = [
-        f"{what} {unit.text(one.makespan_s)}{where}"
+        f"{what} {scale.text(one.makespan_s)}{where}"
         for what, one, where in (
             ("measured", measured, f" ({measured_step})" if measured_step else ""),
             ("predicted", predicted, ""),
         )
         if one is not None and one.spans
     ]
-    label = f"What each device does in a step: {', '.join(lines)}."
+    label = f"What each device does in a {unit}: {', '.join(lines)}."
     drawn = svg.drawing("".join(parts), label=label, height=bottom + 18)
-    heading = svg.tag("div", f"<b>A step</b>: {svg.escape(', '.join(lines))}", class_="workbench-caption")
+    heading = svg.tag("div", f"<b>A {unit}</b>: {svg.escape(', '.join(lines))}", class_="workbench-caption")
     kinds = dict.fromkeys(style.class_of(span.op) for one in known for span in one.spans)
     legend = "".join(
         svg.tag("span", svg.tag("i", style=f"background:{svg.themed(style.COLOURS[name])}") + svg.escape(name))

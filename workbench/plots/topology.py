@@ -137,8 +137,10 @@ def _value_of(op: Op) -> str:
     return known if " " in known else f"{known}s"
 
 
-def topology(nodes: Sequence[Node], traffic: Sequence[Traffic], *, caption: str = "") -> str:
-    """Return the map as SVG.  nodes: of all devices, by rank.  caption: a line above it."""
+def topology(nodes: Sequence[Node], traffic: Sequence[Traffic], *, caption: str = "", unit: str = "step") -> str:
+    """Return the map as SVG.  nodes: of all devices, by rank.  caption: a line above it.  unit: in which the traffic
+    travels.
+    """
     places = _places(len(nodes))
     size = FULL if len(nodes) <= FULL_DEVICES else SMALL if len(nodes) <= SMALL_DEVICES else DOT
     used = {(one.source, one.target) for one in traffic}
@@ -154,7 +156,7 @@ def topology(nodes: Sequence[Node], traffic: Sequence[Traffic], *, caption: str 
         for one in traffic
     )
     told = ". ".join(node.told for node in nodes)
-    label = f"Map of {len(nodes)} device{'s' * (len(nodes) != 1)}. {told}. In a step: {sent or 'nothing'}."
+    label = f"Map of {len(nodes)} device{'s' * (len(nodes) != 1)}. {told}. In a {unit}: {sent or 'nothing'}."
     title = svg.text(8, 16, svg.shortened(caption, WIDTH - 16), colour=svg.MUTED) if caption else ""
     return svg.drawing(title + links + drawn, label=label, height=HEIGHT, width=WIDTH)
 

@@ -29,8 +29,10 @@ class Course:
     a device that has no such figures.
     plan: of the present steps, None if not known yet.  is_replanned: whether it is not the run's first.
     cached: whether the last step ran from the cache.
+    requests, predicted_requests: (number from 1, seconds) of the answered inference requests, and of all as predicted.
     predicted: a step under this plan, simulated.  measured: the newest step whose spans are known, measured_step: which
     one, in words.
+    unit: what a step is called: 'step' or 'request'.
     """
 
     losses: tuple[tuple[int, float], ...] = ()
@@ -46,13 +48,22 @@ class Course:
     predicted: Timeline | None = None
     measured: Timeline | None = None
     measured_step: str = ""
+    requests: tuple[tuple[int, float], ...] = ()
+    predicted_requests: tuple[tuple[int, float], ...] = ()
+    unit: str = "step"
 
 
 @dataclass(slots=True)
 class CourseLog:
-    """Collects events of a run on a cluster; `course` may be read at any time between two events."""
+    """Collects events of a run on a cluster; `course` may be read at any time between two events.
+
+    answers: whether its steps are inference requests.
+    """
 
     cluster: Cluster
+    answers: bool = False
+    _requests: dict[int, float] = field(default_factory=dict)
+    _predicted_s: list[float] = field(default_factory=list)
     _losses: dict[int, float] = field(default_factory=dict)
     _steps: dict[int, int] = field(default_factory=dict)
     _scores: dict[int, Mapping[str, float]] = field(default_factory=dict)
@@ -81,6 +92,7 @@ class CourseLog:
                     counts[record.epoch] = counts.get(record.epoch, 0) + 1
                 self._steps |= counts
                 self._cached = frozenset(record.epoch for record in event.predicted if record.cached)
+                self._predicted_s = [record.predicted_s or 0.0 for record in event.predicted]
             case "plan" if event.plan is not None:
                 self._take_plan(event.plan, event)
             case "step":
@@ -88,6 +100,8 @@ class CourseLog:
                 self._last = self._number(event.epoch, event.step)
                 if event.loss is not None:
                     self._losses[self._last] = event.loss
+                elif self.answers and event.seconds is not None:
+                    self._requests[self._last] = event.seconds
             case "spans":
                 self._spans, self._measured = event.spans, (event.epoch, event.step)
             case "scores":
@@ -142,7 +156,10 @@ class CourseLog:
             cached=cached and self._plan is not None and self._plan.cached is not None,
             predicted=self._timelines[names[0]] if names else None,
             measured=self._timeline() if self._spans and is_cached_step == cached else None,
-            measured_step=f"step {step + 1} of epoch {epoch + 1}",
+            measured_step=f"request {step + 1}" if self.answers else f"step {step + 1} of epoch {epoch + 1}",
+            requests=tuple(sorted(self._requests.items())),
+            predicted_requests=tuple(enumerate(self._predicted_s, 1)) if self.answers else (),
+            unit="request" if self.answers else "step",
         )
 
     def _timeline(self) -> Timeline:

@@ -79,7 +79,7 @@ class EpochRow:
 
     cached: the epoch is predicted to run from the activation cache.  answers: its steps are inference requests.
     begin_s: its start on the run's clock.  num_losses: of which `loss` is the mean.  ends: of the last steps, with
-    their samples.
+    their samples and generated tokens.
     """
 
     epoch: int
@@ -91,7 +91,7 @@ class EpochRow:
     answers: bool = False
     begin_s: float = 0.0
     num_losses: int = 0
-    ends: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW))
+    ends: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW))
 
     @property
     def name(self) -> str:
@@ -145,7 +145,8 @@ class Snapshot:
     trains: whether the first epoch has begun.
     phase: the current phase of the whole run.  phases: each phase with the second at which it began.  part: how far it
     is, if it counts.
-    smoothed_loss, samples_per_s, remaining_s: None if unknown, and where no steps are done.
+    smoothed_loss, samples_per_s, tokens_per_s, remaining_s: None if unknown, and where no steps are done.
+    answers: whether its samples are inference requests.
     outcome: '' during the run, then 'finished', 'stopped' or 'failed'.
     """
 
@@ -156,11 +157,13 @@ class Snapshot:
     epochs: tuple[EpochRow, ...]
     smoothed_loss: float | None
     samples_per_s: float | None
+    tokens_per_s: float | None
     elapsed_s: float
     remaining_s: float | None
     outcome: str
     part: PhaseRow | None = None
     trains: bool = False
+    answers: bool = False
 
     @property
     def headline(self) -> str:
@@ -206,7 +209,9 @@ class Snapshot:
         """Return loss, rate and time left, as far as they are known, each after a comma."""
         words = "" if self.smoothed_loss is None else f", loss {self.smoothed_loss:.4f}"
         if self.samples_per_s is not None:
-            words += f", {self.samples_per_s:.0f} samples/s"
+            words += f", {self.samples_per_s:.3g} {'requests' if self.answers else 'samples'}/s"
+        if self.tokens_per_s:
+            words += f", {self.tokens_per_s:.3g} tokens/s"
         if self.remaining_s is not None:
             words += f", {duration(self.remaining_s)} left"
         return words
@@ -233,7 +238,7 @@ class RunState:
         self._part: PhaseRow | None = None
         self._predicted: dict[tuple[int, int], float] = {}
         self._cached: set[int] = set()
-        self._log = CourseLog(cluster)
+        self._log = CourseLog(cluster, answers=self._answers)
 
     @property
     def course(self) -> Course:
@@ -287,12 +292,14 @@ class RunState:
                     for number in range(max([self._num_epochs, *(known + 1 for known in self._epochs)]))
                 ),
                 smoothed_loss=self._smoothed / self._smoothed_weight if self._smoothed_weight else None,
-                samples_per_s=_samples_per_s(now) if now and self._in_steps else None,
+                samples_per_s=_rate(now, 1) if now and self._in_steps else None,
+                tokens_per_s=_rate(now, 2) if now and self._in_steps else None,
                 elapsed_s=self._elapsed_s(),
                 remaining_s=self._remaining_s(),
                 outcome=self._outcome,
                 part=self._part,
                 trains=self._trains,
+                answers=self._answers,
             )
 
     def _elapsed_s(self) -> float:
@@ -305,7 +312,7 @@ class RunState:
             epoch = self._epochs[event.epoch] = EpochRow(epoch=event.epoch, begin_s=begin_s, answers=self._answers)
         epoch.done = max(epoch.done, event.step + 1)
         epoch.num_steps, epoch.seconds = event.num_steps, now_s - epoch.begin_s
-        epoch.ends.append((now_s, event.samples))
+        epoch.ends.append((now_s, event.samples, event.tokens))
         self._at = max(self._at, (event.epoch, event.step))
         if event.loss is not None:
             epoch.num_losses += 1
@@ -363,12 +370,12 @@ class RunState:
         return measured_s / predicted_s if measured_s > 0 and predicted_s > 0 else None
 
 
-def _samples_per_s(epoch: EpochRow) -> float | None:
-    """Return the rate over the last steps; the first of them only starts the clock."""
+def _rate(epoch: EpochRow, of: int) -> float | None:
+    """Return the rate over the last steps; the first of them only starts the clock.  of: the place in EpochRow.ends."""
     if len(epoch.ends) < 2:
         return None
     seconds = epoch.ends[-1][0] - epoch.ends[0][0]
-    return sum(samples for _, samples in list(epoch.ends)[1:]) / seconds if seconds > 0 else None
+    return sum(end[of] for end in list(epoch.ends)[1:]) / seconds if seconds > 0 else None
 
 
 def duration(seconds: float) -> str:

@@ -120,8 +120,9 @@ class Probed(NamedTuple):
     slowness: Slowing
 
 
-MOST_SPANS = 200
+MOST_SPANS = 600
 """Of a device's step that is shown while a run goes on; a step with more is not shown."""
+ShownSpans = Annotated[tuple[Span, ...], Meta(max_length=MOST_SPANS)]
 
 
 class Progress(TypedDict, total=False):
@@ -139,7 +140,7 @@ class Progress(TypedDict, total=False):
     step_s: Clock | None
     busy_s: Clock | None
     used_bytes: Annotated[int, Meta(ge=0, le=10**18)] | None
-    spans: Annotated[tuple[Span, ...], Meta(max_length=MOST_SPANS)]
+    spans: ShownSpans
 
 
 class Transfer(NamedTuple):

@@ -38,7 +38,8 @@ class RankContext:
     interface: where gloo binds ('' lets gloo choose).  generation: number of the run.
     clock_offset_s: added to this rank's monotonic clock, it gives rank 0's clock.  local_folder: where this rank stores
     large private files ('' uses the job's folder).  dilation: all emulated devices and links run this many times
-    slower, so that this machine can keep up; reported times are in emulated seconds (`now_s`).
+    slower, so that this machine can keep up; reported times are in emulated seconds (`now_s`).  is_watched: somebody
+    looks at the run's operations while it goes on.
     """
 
     rank: int
@@ -51,6 +52,7 @@ class RankContext:
     clock_offset_s: float = 0.0
     local_folder: str = ""
     dilation: float = 1.0
+    is_watched: bool = False
     channel: Channel | None = field(default=None, repr=False, compare=False)
 
     def own_folder(self, shared: Path) -> Path:

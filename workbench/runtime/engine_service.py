@@ -49,13 +49,14 @@ class Engines(ABC):
     time-out of its jobs.
     loses_devices: whether a run continues without a lost device.
     fidelity: 'kernel' or 'paced' for emulated devices, 'real' for real ones, which are not slowed down.
-    table: the functions that the engines may call.
+    table: the functions that the engines may call.  is_watched: see RankContext; from the next job on.
     """
 
     patience_s = _CLOSE_S
     silence_s = SILENCE_S
     timeout_s = 0.0
     loses_devices = True
+    is_watched = False
     fidelity: Any
     table: CallTable
 

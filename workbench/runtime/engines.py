@@ -140,6 +140,7 @@ class EngineCluster(Engines):
             interface=session.endpoints[rank].interface if session.endpoints else loopback,
             generation=self.number,
             dilation=self._dilation,
+            is_watched=self.is_watched,
         )
 
     def _prepare(self, told: Told = unheard) -> None:

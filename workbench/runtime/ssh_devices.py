@@ -410,6 +410,7 @@ class SshEngines(Engines):
             interface="lo" if self.relays else "",
             generation=self.number,
             clock_offset_s=slot.link.clock_offset_s,
+            is_watched=self.is_watched,
         )
 
     def _prepare(self) -> None:

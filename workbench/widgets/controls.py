@@ -295,7 +295,7 @@ class Latest(Generic[Request]):
 class Explorer(Panel):
     """Controls above, a headline, a message, and one figure, or several in tabs, below.
 
-    The last answer's words, and the picture of a form among its rows, stay in a notebook without its kernel.
+    The last answer's words stay in a notebook without its kernel.
     asked: returns the request that the controls describe; may raise WorkbenchError.  answer: shows the answer, in the
     background.
     tabs: titles of the figures; without any, one figure and no tabs.  refused: the headline if a request cannot be
@@ -317,7 +317,6 @@ class Explorer(Panel):
         self.message, self.headline = Message(), Html()
         self._asked, self._answer, self._refused, self._below = asked, answer, refused, tuple(below)
         self._paused = False
-        self._panels = [row for row in rows if isinstance(row, Panel)]
         self._boxes = [FigureBox() for _ in tabs or ("",)]
         self._figures: tuple[Callable[[], go.Figure], ...] = ()
         self._latest: Latest[Any] = Latest(self._work)
@@ -414,8 +413,7 @@ class Explorer(Panel):
                 raise request
             self.message.clear()
             self._answer(request)
-            words = [Markup(one.value) for one in (self.headline, *self._below)]
-            self.keep(Markup().join([*(row._still for row in self._panels), *words]))
+            self.keep(Markup().join(Markup(one.value) for one in (self.headline, *self._below)))
         except Exception as error:  # nobody would see the error of a thread
             self.headline.value = BIG_FIRST.format(self._refused, "") if self._refused else Markup()
             for one in self._below:

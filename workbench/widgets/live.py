@@ -72,12 +72,13 @@ def parts_of(now: Snapshot, course: Course, cluster: Cluster) -> dict[str, str]:
     shown = course.measured or course.predicted
     traffic = traffic_of(shown, _ranks(shown, cluster))
     nodes = [_node(rank, row, course, cluster) for rank, row in enumerate(now.devices)]
-    parts = words | {"map": topology(nodes, traffic, caption=_caption(course))}
+    parts = words | {"map": topology(nodes, traffic, caption=_caption(course), unit=course.unit)}
     if now.trains and any(row.busy_share is not None or row.is_lost for row in now.devices):
         health = [row.health or row.phase for row in now.devices]
         used, budget = [row.used_bytes for row in now.devices], [row.budget_bytes for row in now.devices]
         names = [row.name for row in now.devices]
-        parts["devices"] = live_charts.device_chart(names, course.busy, used, budget, health, course.energy_j)
+        what = f"computing, share of a {course.unit}"
+        parts["devices"] = live_charts.device_chart(names, course.busy, used, budget, health, course.energy_j, what)
     if course.losses:
         parts["loss"] = live_charts.loss_chart(
             course.losses,
@@ -86,9 +87,12 @@ def parts_of(now: Snapshot, course: Course, cluster: Cluster) -> dict[str, str]:
             metric=course.metric,
             marks=course.marks,
         )
+    elif course.requests:
+        parts["loss"] = live_charts.request_chart(course.requests, course.predicted_requests)
     if shown is not None:
-        parts["step"] = live_charts.step_chart(course.measured, course.predicted, measured_step=course.measured_step)
-    return parts | {"more": _tables(now, nodes, traffic)}
+        where = {"measured_step": course.measured_step, "unit": course.unit}
+        parts["step"] = live_charts.step_chart(course.measured, course.predicted, **where)
+    return parts | {"more": _tables(now, nodes, traffic, course.unit)}
 
 
 def head_of(now: Snapshot) -> str:
@@ -151,7 +155,7 @@ def _node(rank: int, row: DeviceRow, course: Course, cluster: Cluster) -> Node:
     )
 
 
-def _tables(now: Snapshot, nodes: list[Node], traffic: list[Traffic]) -> str:
+def _tables(now: Snapshot, nodes: list[Node], traffic: list[Traffic], unit: str) -> str:
     """Return what the drawings show as tables, folded."""
     devices = [
         (*row.cells[:2], node.holds or "no part", *row.cells[2:]) for row, node in zip(now.devices, nodes, strict=True)
@@ -168,5 +172,5 @@ def _tables(now: Snapshot, nodes: list[Node], traffic: list[Traffic]) -> str:
             )
             for one in traffic
         ]
-        tables += live_charts.table(("from", "to", "what", "bytes in a step", "messages in a step"), rows)
+        tables += live_charts.table(("from", "to", "what", f"bytes in a {unit}", f"messages in a {unit}"), rows)
     return f"<details><summary>As tables</summary>{tables}</details>"

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import ipywidgets as widgets
+from IPython.core.getipython import get_ipython
 from IPython.display import display
 from markupsafe import Markup
 from tqdm import tqdm
@@ -49,7 +50,7 @@ class LiveProgress:
     """A context manager whose `update` receives a run's events.
 
     stop: once set, the next event ends the run as Ctrl-C would.  view: shows the run; None: one in the cell's output,
-    which the last state replaces as HTML.
+    which the last state replaces as HTML; outside a notebook, phases and the last state are printed.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class LiveProgress:
     def __enter__(self) -> Self:
         self._news.set()
         self._draw()
-        if self._in_cell:  # no handle exists outside a notebook
+        if self._in_cell and _is_notebook():
             self._handle = display(self.view, display_id=True)
         self._thread.start()
         return self
@@ -85,10 +86,16 @@ class LiveProgress:
         if self._handle is not None:
             self._handle.update(self)
             self.view.close()
+        elif self._in_cell:
+            tqdm.write(str(self.state.snapshot()))
 
     def update(self, event: Event) -> None:
         """Process one of the run's events.  Raises KeyboardInterrupt if the run must stop."""
         self.state.update(event)
+        if event.watch is not None:
+            event.watch()
+        if event.kind == "phase" and self._in_cell and self._handle is None:
+            tqdm.write(event.message)
         self._news.set()
         if self._stop.is_set():
             raise KeyboardInterrupt
@@ -108,6 +115,12 @@ class LiveProgress:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/plain": str(self.state.snapshot()), "text/html": self.view.still}
+
+
+def _is_notebook() -> bool:
+    """Return whether a kernel runs this process, so that a widget can be displayed."""
+    shell = get_ipython()
+    return shell is not None and shell.has_trait("kernel")
 
 
 Runner = Callable[..., Report]

@@ -38,6 +38,8 @@ class Alternating:
 
     def __call__(self, event: Event) -> None:
         """Take an event (see Event)."""
+        if event.watch is not None:
+            event.watch()  # here, because the first view begins later
         if event.kind == "step":
             self._steps += 1
             if self._steps % BLOCK == 0:

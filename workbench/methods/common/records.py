@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -45,9 +45,7 @@ class Progress:
         at = (rank, epoch, step, event["num_steps"])
         self._notify(Event("step", *at, sum(losses), samples=event.get("samples", 0)))
         if all(spans):
-            begin_s = min(span.start_s for own in spans for span in own)
-            whole = moved([span for own in spans for span in own], -begin_s)
-            self._notify(Event("spans", *at, spans=tuple(settled(whole))))
+            self._notify(Event("spans", *at, spans=from_beginning(spans)))
 
 
 def show_device(notify: Notify, rank: int, state: str) -> None:
@@ -212,6 +210,12 @@ def measured_timeline(
         budget_bytes=tuple(device.memory_bytes for device in cluster.devices),
         title=title,
     )
+
+
+def from_beginning(spans: Iterable[Sequence[Span]]) -> tuple[Span, ...]:
+    """Return the settled spans of all devices in a step, with its beginning as time 0."""
+    whole = [span for own in spans for span in own]
+    return tuple(settled(moved(whole, -min(span.start_s for span in whole))))
 
 
 def settled(spans: Sequence[Span]) -> list[Span]:

@@ -40,8 +40,8 @@ FIRST_EPOCH, CACHED_EPOCH = "first epoch", "cached epoch"
 
 
 SPANS_EVERY_S = 0.5
-"""A device sends the spans of the first step that begins in each such piece of time.  Devices begin a step together
-often enough that most of these steps are whole.
+"""A device of a watched run sends the spans of the first step that begins in each such piece of time.  Devices begin a
+step together often enough that most of these steps are whole.
 """
 
 
@@ -74,12 +74,11 @@ class DeviceReporter:
 
         spans: of the step; of some steps they are sent.  trains: False for a step without a loss.
         """
-        turn, self._turn = self._turn, trace.start_s // SPANS_EVERY_S
-        sent = {"spans": tuple(moved(spans, self._context.clock_offset_s))} if turn != self._turn else {}
+        shown = self.shown_spans(trace.start_s, spans)
         begin_s = trace.start_s if self._last_end_s is None else self._last_end_s
         self._last_end_s = trace.end_s
         self._where = {"epoch": trace.epoch, "step": trace.step}
-        message: dict[str, Any] = (sent if len(spans) <= MOST_SPANS else {}) | {
+        message: dict[str, Any] = ({"spans": shown} if shown else {}) | {
             "num_steps": num_steps,
             "cached": cached,
             "samples": trace.samples,
@@ -89,6 +88,12 @@ class DeviceReporter:
             "used_bytes": self.used_bytes,
         }
         self._context.publish(self._where | message | ({"loss": trace.loss} if trains else {}))
+
+    def shown_spans(self, begin_s: float, spans: Sequence[Span]) -> tuple[Span, ...]:
+        """Return the spans of a step that began then, on rank 0's clock; () if they are not to be sent."""
+        turn, self._turn = self._turn, begin_s // SPANS_EVERY_S
+        is_shown = self._context.is_watched and turn != self._turn and len(spans) <= MOST_SPANS
+        return tuple(moved(spans, self._context.clock_offset_s)) if is_shown else ()
 
     @property
     def used_bytes(self) -> int | None:

@@ -20,8 +20,9 @@ from workbench.core.errors import PlanError, RuntimeSetupError
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.plan import Plan
 from workbench.core.schedule import Ranks
+from workbench.core.timeline import Span
 from workbench.methods.base import Event, Notify
-from workbench.methods.common.records import device_event
+from workbench.methods.common.records import device_event, from_beginning
 from workbench.methods.galaxy_plus.planning import as_plan
 from workbench.methods.galaxy_plus.prepare import Request, is_right
 from workbench.methods.galaxy_plus.serving.log import Busy, Samples, ServingLog
@@ -369,6 +370,7 @@ class RunPolicy(OncePolicy):
         self.served: dict[int, list[Served]] = {}
         self._told_s: dict[int, float] = {}
         self._num_shown = 0
+        self._spans: dict[int, list[tuple[Span, ...]]] = defaultdict(list)
 
     def part(self, generation: Generation, place: int) -> ServiceJob:
         """Return the whole job (see Policy)."""
@@ -384,6 +386,12 @@ class RunPolicy(OncePolicy):
         served: Served = done.content
         self.served[rank].append(served)
         now_s, count = time.monotonic(), self.num_steps
+        if served.spans:
+            self._spans[done.step].append(served.spans)
+            if len(self._spans[done.step]) == len(self.job.plan.ranks):
+                spans = from_beginning(self._spans.pop(done.step))
+                self._spans.clear()
+                self.notify(Event("spans", rank, 0, done.step, count, spans=spans))
         if now_s - self._told_s.get(rank, -math.inf) < TOLD_EVERY_S and done.step < count - 1:
             return
         self._told_s[rank] = now_s
@@ -396,7 +404,8 @@ class RunPolicy(OncePolicy):
         )
         if rank == self.job.plan.ranks[0]:
             shown, self._num_shown = done.step + 1 - self._num_shown, done.step + 1
-            self.notify(Event("step", rank, 0, done.step, count, seconds=step_s, samples=shown))
+            tokens = (len(served.token_s) + 1) * shown if self.job.generate else 0
+            self.notify(Event("step", rank, 0, done.step, count, seconds=step_s, samples=shown, tokens=tokens))
 
 
 def _computing(plan: InferencePlan) -> set[int]:

@@ -37,7 +37,7 @@ from workbench.methods.galaxy_plus.session import Holding, InferenceSession, Ses
 from workbench.methods.training.worker import DeviceWorker, note_pace_and_memory
 from workbench.models.loading import import_family
 from workbench.models.sharding import ModelShard, ShardSpec, model_layout
-from workbench.runtime.commands import End, StepDone
+from workbench.runtime.commands import End, ShownSpans, StepDone
 from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import Controls, serve_device
 from workbench.runtime.jobs import tells_of_peer
@@ -115,7 +115,7 @@ class Served(NamedTuple):
     since_s, until_s: begin and end of the request on this device.  start_s, end_s: begin and end of its computation,
     with busy_s seconds of computing.  All are on the coordinator's clock.  late_s, paced_s: the pacer's totals in this
     request.  sent_bytes: bytes sent to other devices.  token_s: seconds of each further token.
-    used_bytes: memory in use, if known.
+    used_bytes: memory in use, if known.  spans: of the request's text, for a run that is shown; () for most requests.
     """
 
     output: np.ndarray | None
@@ -129,6 +129,7 @@ class Served(NamedTuple):
     sent_bytes: int = 0
     token_s: tuple[float, ...] = ()
     used_bytes: int | None = None
+    spans: ShownSpans = ()
 
 
 class Failed(NamedTuple):
@@ -423,6 +424,7 @@ class ServingWorker(DeviceWorker[Any]):
             sum(span.nbytes for answer in answers for span in answer.spans if span.op.kind != "RECV"),
             tuple(later.end_s - earlier.end_s for earlier, later in pairwise(answers)),
             self._reporter.used_bytes,
+            self._reporter.shown_spans(since_s, answers[0].spans) if self._setup.is_run else (),
         )
 
     def _report(self, blocks: dict[int, float]) -> None:
