@@ -75,6 +75,9 @@ def test_work_memory_losses_and_both_steps_are_drawn() -> None:
     label = label_of(parts["devices"])
     watts = (CLUSTER.devices[0].watts_idle + CLUSTER.devices[0].watts_busy) / 2  # it computes half of the step of 2 s
     assert f"alpha first epoch, computes 50%, memory 150 MB of 800 MB, {2 * watts:.3g} J modelled" in label
+    metered = Event("device", 1, 0, 1, 5, device=DeviceState("first epoch", metered_j=12.3))
+    label = label_of(parts_after(*BEGUN, metered)["devices"])
+    assert "12.3 J measured" in label and label.count("J modelled") == CLUSTER.world_size - 1
     assert label_of(parts["loss"]) == "Training loss: 0.7 in step 1, now 0.7 (smoothed) in step 1."
     assert label_of(parts["step"]).endswith("measured 1000 ms (step 1 of epoch 1), predicted 1000 ms.")
     assert "first epoch, step 1 of 5" in shown_by(parts["more"]) and "activations" in shown_by(parts["more"])

@@ -46,7 +46,8 @@ class DeviceState(NamedTuple):
     step_s: duration of its last step, from the end of the step before.  busy_s: the computing part of it; the rest is
     waiting.
     used_bytes: memory in use now, above the runtime's footprint; None if the system does not report it.  health: see
-    progress.DeviceRow.
+    progress.DeviceRow.  metered_j: joules that the device's own meter has counted since the run began; None without
+    one.
     """
 
     phase: str
@@ -54,6 +55,7 @@ class DeviceState(NamedTuple):
     busy_s: float | None = None
     used_bytes: int | None = None
     health: str = ""
+    metered_j: float | None = None
 
 
 class Event(NamedTuple):

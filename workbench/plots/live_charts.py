@@ -147,13 +147,14 @@ def device_chart(
     used: Sequence[int | None],
     budget: Sequence[int],
     words: Sequence[str],
-    energy_j: Sequence[float | None],
+    energy: Sequence[str],
     computing: str = "computing, share of a step",
 ) -> str:
     """Return a row for each device: the share of its last steps in which it computed, oldest first, and its memory.
     computing: the head above it.
 
-    used, budget: bytes; None if unknown.  words: what it does, or what its sensors say.  energy_j: by a power model.
+    used, budget: bytes; None if unknown.  words: what it does, or what its sensors say.  energy: how much it used, ''
+    if unknown.
     """
     parts, told = [], []
     bars, percent, memory = 130, 322, 336
@@ -161,9 +162,7 @@ def device_chart(
         top = 20 + rank * ROW
         parts.append(svg.text(6, top + 12, svg.shortened(name, bars - 14), font_weight="bold"))
         parts.append(svg.text(6, top + 26, svg.shortened(words[rank], bars - 14, 10.5), size=10.5, colour=svg.MUTED))
-        joules = energy_j[rank]
-        energy = "" if joules is None else f"{joules:.3g} J modelled"
-        parts.append(svg.text(6, top + 38, energy, size=10, colour=svg.MUTED))
+        parts.append(svg.text(6, top + 38, energy[rank], size=10, colour=svg.MUTED))
         parts.append(svg.box(bars, top, percent - bars - 34, 28, svg.TRACK))
         room = (percent - bars - 34) / 40
         for at, share in enumerate(busy[rank][-40:]):
@@ -180,7 +179,7 @@ def device_chart(
         parts.append(svg.text(memory, top + 26, known, size=10.5, colour=svg.MUTED))
         told.append(
             f"{name} {words[rank]}".strip()
-            + f", computes {now or 'not yet'}, memory {known or 'unknown'}{', ' * bool(energy)}{energy}"
+            + f", computes {now or 'not yet'}, memory {known or 'unknown'}{', ' * bool(energy[rank])}{energy[rank]}"
         )
     heads = ((bars, computing), (memory, "memory of the job"))
     parts += [svg.text(x, 13, head, size=11, colour=svg.MUTED) for x, head in heads]

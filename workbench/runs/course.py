@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
@@ -16,6 +17,13 @@ KEPT_SHARES = 40
 GONE = ("lost", "leaving", "left")
 
 
+class Energy(NamedTuple):
+    """Energy of a device.  is_measured: by its own meter, with all else that it did."""
+
+    joules: float
+    is_measured: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
     """A run's course up to one moment.
@@ -25,8 +33,8 @@ class Course:
     split.
     marks: (step, words) of changes of the devices.  busy: of each device, the shares of its last steps in which it
     computed.
-    energy_j: of each device's steps so far, by the power model of summary.energy_j without what sending takes; None for
-    a device that has no such figures.
+    energy: of each device so far: by its own meter, or of its steps by the power model of summary.energy_j without what
+    sending takes; None for a device that has neither.
     plan: of the present steps, None if not known yet.  is_replanned: whether it is not the run's first.
     cached: whether the last step ran from the cache.
     requests, predicted_requests: (number from 1, seconds) of the answered inference requests, and of all as predicted.
@@ -41,7 +49,7 @@ class Course:
     metric: str = ""
     marks: tuple[tuple[int, str], ...] = ()
     busy: tuple[tuple[float, ...], ...] = ()
-    energy_j: tuple[float | None, ...] = ()
+    energy: tuple[Energy | None, ...] = ()
     plan: Plan | None = None
     is_replanned: bool = False
     cached: bool = False
@@ -70,6 +78,7 @@ class CourseLog:
     _marks: list[tuple[int, str]] = field(default_factory=list)
     _busy: list[deque[float]] = field(default_factory=list)
     _energy_j: list[float] = field(default_factory=list)
+    _metered_j: dict[int, float] = field(default_factory=dict)
     _cached: frozenset[int] = frozenset()
     _plan: Plan | None = None
     _is_replanned: bool = False
@@ -108,6 +117,8 @@ class CourseLog:
                 self._scores[event.epoch] = event.metrics
             case "device" if 0 <= event.rank < len(self._busy) and event.device is not None:
                 state = event.device
+                if state.metered_j is not None:
+                    self._metered_j[event.rank] = state.metered_j
                 if state.phase in (*GONE, "back"):
                     self._marks.append((self._last + 1, f"{self.cluster.devices[event.rank].name} {state.phase}"))
                 if state.phase in GONE:
@@ -147,10 +158,7 @@ class CourseLog:
             metric=metric,
             marks=tuple(self._marks),
             busy=tuple(map(tuple, self._busy)),
-            energy_j=tuple(
-                joules if device.watts_busy else None
-                for joules, device in zip(self._energy_j, self.cluster.devices, strict=True)
-            ),
+            energy=tuple(self._energy(rank) for rank in range(self.cluster.world_size)),
             plan=self._plan,
             is_replanned=self._is_replanned,
             cached=cached and self._plan is not None and self._plan.cached is not None,
@@ -161,6 +169,12 @@ class CourseLog:
             predicted_requests=tuple(enumerate(self._predicted_s, 1)) if self.answers else (),
             unit="request" if self.answers else "step",
         )
+
+    def _energy(self, rank: int) -> Energy | None:
+        if rank in self._metered_j:
+            return Energy(self._metered_j[rank], is_measured=True)
+        is_known = self.cluster.devices[rank].watts_busy > 0
+        return Energy(self._energy_j[rank], is_measured=False) if is_known else None
 
     def _timeline(self) -> Timeline:
         return Timeline(

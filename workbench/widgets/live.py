@@ -16,7 +16,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.timeline import Timeline
 from workbench.plots import live_charts, style, svg
 from workbench.plots.topology import Node, Traffic, holds_of, speed_of, topology, traffic_of
-from workbench.runs.course import Course
+from workbench.runs.course import Course, Energy
 from workbench.runs.progress import DeviceRow, EpochRow, PhaseRow, Snapshot
 
 HERE = Path(__file__)
@@ -78,7 +78,8 @@ def parts_of(now: Snapshot, course: Course, cluster: Cluster) -> dict[str, str]:
         used, budget = [row.used_bytes for row in now.devices], [row.budget_bytes for row in now.devices]
         names = [row.name for row in now.devices]
         what = f"computing, share of a {course.unit}"
-        parts["devices"] = live_charts.device_chart(names, course.busy, used, budget, health, course.energy_j, what)
+        energy = ["" if one is None else _joules(one) for one in course.energy]
+        parts["devices"] = live_charts.device_chart(names, course.busy, used, budget, health, energy, what)
     if course.losses:
         parts["loss"] = live_charts.loss_chart(
             course.losses,
@@ -93,6 +94,10 @@ def parts_of(now: Snapshot, course: Course, cluster: Cluster) -> dict[str, str]:
         where = {"measured_step": course.measured_step, "unit": course.unit}
         parts["step"] = live_charts.step_chart(course.measured, course.predicted, **where)
     return parts | {"more": _tables(now, nodes, traffic, course.unit)}
+
+
+def _joules(energy: Energy) -> str:
+    return f"{energy.joules:.3g} J {'measured' if energy.is_measured else 'modelled'}"
 
 
 def head_of(now: Snapshot) -> str:

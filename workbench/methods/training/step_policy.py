@@ -28,7 +28,7 @@ from workbench.methods.training.timetable import Timetable
 from workbench.planners.pace import Pace
 from workbench.runtime.commands import Generation, Parts, Policy, StepDone
 from workbench.runtime.coordinator import Coordinator
-from workbench.runtime.devices import Devices, fleet_of
+from workbench.runtime.devices import Devices, Fleet, fleet_of
 
 REAL_REGROUP_S = 1.0
 """Seconds in which real devices form another group (measured: 1.3 to 1.6 s with the end of a step, on a busy
@@ -85,8 +85,16 @@ class RecordingPolicy(Policy):
     """
 
     def __init__(self, notify: Notify) -> None:
-        self.notify, self.notes, self.least_timeout_s = notify, list[str](), 0.0
+        self._told, self.notes, self.least_timeout_s = notify, list[str](), 0.0
         self._progress: Progress | None = None
+        self._fleet: Fleet | None = None
+
+    def notify(self, event: Event) -> None:
+        """Pass an event on; a device's state with what its own meter says."""
+        if event.device is not None and self._fleet is not None:
+            metered_j = self._fleet.metered_j.get(self._fleet.name(event.rank))
+            event = event._replace(device=event.device._replace(metered_j=metered_j))
+        self._told(event)
 
     def say(self, text: str) -> None:
         """Notify the user."""
@@ -129,6 +137,7 @@ class RecordingPolicy(Policy):
         """Do the remaining steps on devices that may be lost, leave or come back; return the cost of such changes."""
         self.least_timeout_s = devices.timeout_s
         fleet, show = fleet_of(devices, cluster, job), partial(show_device, self.notify)
+        self._fleet = fleet
         self.notify(Event("faults", faults=fleet.faults))
         pace = Pace(least_s=REAL_PACE_S if devices.is_real else 0.0)
         coordinator = Coordinator(fleet=fleet, policy=self, say=self.say, show=show, adapts=adapts, pace=pace)
