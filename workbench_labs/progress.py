@@ -13,6 +13,7 @@ from workbench.assets.fetch import cache_folder
 from workbench.core.serial import write_text
 from workbench.widgets.controls import output_folder
 from workbench.widgets.tables import Table
+from workbench_labs.course.minutes import measured, minutes_of_work
 
 _CHECK = re.compile(r"exercises\.(check_\w+)\(|lab\.exercise\(\"(\w+)\"")
 
@@ -67,10 +68,14 @@ def built(folder: Path, lab: str) -> set[str]:
 
 
 def labs(folder: Path | str = ".") -> Table:
-    """Return the exercises that were answered right, of the labs in a folder."""
-    known, rows = passed(), list[tuple[str, str, str]]()
+    """Return the labs of a folder: minutes of work, measured minutes of the cells alone, exercises answered right."""
+    known, taken, rows = passed(), measured(), list[tuple[str, ...]]()
     for notebook in sorted(Path(folder).glob("[0-9]*.ipynb")):
-        names = exercises_of(notebook)
-        done = len({*known, *built(Path(folder), notebook.stem[:2])}.intersection(names))
-        rows.append((notebook.stem, f"{done} of {len(names)}", "all done" if done == len(names) else ""))
-    return Table(("lab", "exercises answered right", ""), rows, title="Your progress")
+        number, names = notebook.stem[:2], exercises_of(notebook)
+        done = len({*known, *built(Path(folder), number)}.intersection(names))
+        work = minutes_of_work(notebook)
+        cells = f"{taken[number].cells_s / 60:.1f}" if number in taken else ""
+        state = "all done" if names and done == len(names) else ""
+        rows.append((notebook.stem, "" if work is None else f"{work}", cells, f"{done} of {len(names)}", state))
+    columns = ("lab", "minutes", "of them the cells'", "exercises answered right", "")
+    return Table(columns, rows, title="The labs and your progress")
