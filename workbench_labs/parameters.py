@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from msgspec import Meta, Struct
 
@@ -21,8 +21,7 @@ from workbench.core.job import Fidelity, Job
 from workbench.core.ranges import Text
 from workbench.core.serial import from_builtins, shown
 from workbench.methods import load_method
-from workbench.models.loading import model_facts
-from workbench.planners.fixed import require_form
+from workbench.methods.pac_plus.options import Initialization
 from workbench.profiler.descriptions import describe
 
 Megabits = Annotated[float, Meta(ge=0.1, le=100_000)]
@@ -142,48 +141,37 @@ class Devices(Parameters, frozen=True, kw_only=True):
             )
 
 
-class PacPlus(Trained, frozen=True, kw_only=True):
-    """03_beside_the_model.  target_score: % of the validation sentences."""
+class Beside(Parameters, frozen=True, kw_only=True):
+    """03_beside_the_model.  your_samples: sentences for a student's side network.  target_score: % of the validation
+    sentences, at which the trainings of initial_ways are compared.
+    """
 
-    validation_samples: Samples
-    test_samples: Samples
-    epochs: int
+    student: Student
+    cluster_name: Text
+    model: str
+    task: str
+    train_samples: Annotated[int, Meta(ge=3, le=10**6)]
+    validation_samples: Annotated[int, Meta(ge=1, le=10**6)]
+    test_samples: Annotated[int, Meta(ge=1, le=10**6)]
+    your_samples: Annotated[int, Meta(ge=1, le=1024)]
+    epochs: Annotated[int, Meta(ge=2)]
+    batch_size: int
     micro_batches: int
     reduction: int
+    initial_ways: Annotated[list[str], Meta(min_length=1, max_length=10)]
     target_score: Annotated[float, Meta(ge=0, le=100)]
+    seed: int
 
     @property
     def options(self) -> dict[str, Any]:
         """Return PAC+'s options."""
         return {"reduction": self.reduction}
 
-
-class HybridParallelism(Trained, frozen=True, kw_only=True):
-    """04_hybrid_parallelism.  my_layers, my_groups: layers of each stage, and its devices' ranks."""
-
-    paper_cluster: Text
-    paper_model: Literal["T5-Base", "BART-Large", "T5-Large"]
-    paper_batch_size: Annotated[int, Meta(ge=1, le=128)]
-    paper_micro_batches: Few
-    device_counts: Annotated[list[Annotated[int, Meta(ge=1, le=32)]], Meta(min_length=1, max_length=32)]
-    micro_batches: int
-    sequence_length: Tokens
-    max_length: int
-    my_layers: Annotated[list[int], Meta(min_length=1, max_length=100)]
-    my_groups: Annotated[list[list[int]], Meta(min_length=1, max_length=100)]
-    sweep_steps: Annotated[int, Meta(ge=1, le=1000)]
-
     def check(self) -> None:
-        """Check also the paper's side (see Parameters)."""
-        Trained.check(self)
-        Job(batch_size=self.paper_batch_size, micro_batches=self.paper_micro_batches)
-        require_few_orders(load_cluster(self.paper_cluster))
-        require_form(self.model, model_facts(self.model).num_layers, self.cluster(), self.my_layers, self.my_groups)
-        if self.sequence_length > self.max_length:
-            asked = f"sequence_length = {self.sequence_length} and max_length = {self.max_length} were asked for."
-            raise ConfigError(
-                asked, "A typical sample is not longer than the longest.", "Lower sequence_length, or raise max_length."
-            )
+        """Check also the ways to begin (see Parameters)."""
+        Parameters.check(self)
+        for way in self.initial_ways:
+            check_choice("initialization", way, get_args(Initialization))
 
 
 class Slopes(AllLabs, frozen=True, kw_only=True):
@@ -337,14 +325,27 @@ class Simulator(Pipelined, frozen=True, kw_only=True):
 
 
 class Cut(Pipelined, frozen=True, kw_only=True):
-    """04_cut_for_unequal_devices.  layer_ms: of each layer on the fastest device.  slowness: of each device."""
+    """04_cut_for_unequal_devices.  layer_ms: of each layer on the fastest device.  slowness: of each device.
+
+    paper_cluster, paper_model: simulated.  group_cluster: groups of its devices train the model.  sweep_steps: of each
+    plan.
+    """
 
     layer_ms: Annotated[list[Annotated[float, Meta(gt=0, le=1000)]], Meta(max_length=16)]
     slowness: Annotated[list[Annotated[float, Meta(ge=1, le=100)]], Meta(max_length=16)]
+    paper_cluster: Text
+    paper_model: Literal["T5-Base", "BART-Large", "T5-Large"]
+    group_cluster: Text
+    model: str
+    task: str
+    train_samples: Annotated[int, Meta(ge=1, le=10**9)]
+    batch_size: int
+    micro_batches: int
+    sweep_steps: Annotated[int, Meta(ge=1, le=1000)]
 
     def check(self) -> None:
-        """Check also that there is one number for each device, and a layer for each."""
-        Built.check(self)
+        """Check also that there is one number for each device, and a layer for each, and the groups (see Built)."""
+        Pipelined.check(self)
         size = self.cluster().world_size
         if len(self.slowness) != size or len(self.layer_ms) < size:
             raise ConfigError(
@@ -352,6 +353,10 @@ class Cut(Pipelined, frozen=True, kw_only=True):
                 f"Cluster '{self.cluster_name}' has {size} devices; each gets a layer or more.",
                 "Give slowness one number for each device, and layer_ms as many numbers or more.",
             )
+        require_few_orders(load_cluster(self.paper_cluster))
+        groups = load_cluster(self.group_cluster)
+        require_devices(groups, 2, "a group has two")
+        load_method(self.method).require_known(self.job, groups)
 
 
 class KitDay(Trained, frozen=True, kw_only=True):
@@ -446,8 +451,7 @@ class DataThatStay(Parameters, frozen=True, kw_only=True):
 LABS: dict[str, type[AllLabs]] = {
     "00_quickstart": Quickstart,
     "01_devices": Devices,
-    "03_beside_the_model": PacPlus,
-    "04_hybrid_parallelism": HybridParallelism,
+    "03_beside_the_model": Beside,
     "05_slopes": Slopes,
     "06_forward_only": ForwardOnly,
     "07_cut_a_layer": LayerCut,

@@ -14,7 +14,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from workbench.core.cluster import Cluster, Device
+from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
@@ -202,24 +202,6 @@ def compared(
         except PlanError as error:
             found.append(Comparison(planner=name, why=str(error)))
     return tuple(found)
-
-
-def scaling(
-    model: str, device: Device, counts: Sequence[int], planners: Sequence[str]
-) -> dict[int, tuple[Comparison, ...]]:
-    """Return the planners' results for n equal devices, for each n of counts (PAC+, section VI-G, Fig. 16-17).
-
-    A micro-batch has as many samples as there are devices, so that every grouping can divide it.
-    """
-    found = {}
-    for count in counts:
-        devices = tuple(replace(device, name=f"{device.model or device.name}-{number}") for number in range(count))
-        cluster = Cluster(
-            name=f"{count} x {device.model or device.name}", devices=devices, description=f"{count} equal devices"
-        )
-        problem = paper_problem(model, cluster)
-        found[count] = compare(replace(problem, batch_size=count * problem.micro_batches), planners)
-    return found
 
 
 def query_counts(problem: Problem[Profile], plan: Plan) -> tuple[int, ...]:

@@ -1,8 +1,7 @@
 """Costs and gains of PAC+'s choices, measured on this machine.
 
-Fewer bits: bytes in memory, error of the weights and of the taps, change of the answers (section IV-D, Eq. 1-2, Fig.
-8).  Techniques:
-both passes of a step, the bytes that autograd keeps, the weights trained (section II, Fig. 3, Table I).
+Fewer bits: the error of weights and of cached activations (section IV-D, Eq. 1-2, Fig. 8).  Techniques: both passes of
+a step, the bytes that autograd keeps, the weights trained (section II, Fig. 3, Table I).
 """
 
 from __future__ import annotations
@@ -16,64 +15,18 @@ import plotly.graph_objects as go
 import torch
 from torch import Tensor, nn
 
-from workbench.core.names import STORAGE_TYPES
 from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.evaluation import predict
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss
-from workbench.models.quantization import QuantizationConfig, dequantize_blocks, held_bytes, quantize, quantize_blocks
+from workbench.models.quantization import dequantize_blocks, quantize_blocks
 from workbench.plots.breakdown import stacked_bars
 from workbench.profiler.layers import saved_by_autograd
 from workbench.runtime.activation_records import RecordLayout
-from workbench.tasks.metrics import accuracy
 from workbench.tasks.tokenize import Batch
 from workbench.trainings.kept import technique_stage
 from workbench.widgets.run_panel import bar
 
 BLOCKWISE = ("int8", "int4", "nf4")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredBackbone:
-    """A backbone whose weights are stored in one dtype.
-
-    held_bytes: real size in memory, constants included.  tap_error: root mean square of the last tap's change, as a
-    share of that of the tap.
-    score: share of right answers, always with the same adapter.  forward_s: of all batches.
-    """
-
-    storage: str
-    held_bytes: int
-    tap_error: float
-    score: float
-    forward_s: float
-
-
-def stored_backbones(
-    model: str, adapter: ParallelAdapter, batches: Callable[[], Sequence[Batch]]
-) -> tuple[StoredBackbone, ...]:
-    """Return the size and the effect of each storage dtype; the compute dtype is float32 for all, float16 storage
-    included.
-    """
-    found = []
-    exact: torch.Tensor | None = None
-    for storage in STORAGE_TYPES:  # float32, which is exact, is the first
-        stack = quantize(load_stack(model), QuantizationConfig(storage=storage))  # type: ignore[arg-type]
-        first = batches()[0]
-        with torch.inference_mode():
-            last = stack(first.input_ids, first.attention_mask)[1][-1].float()
-        exact = last if exact is None else exact
-        begin = time.perf_counter()
-        [predicted] = predict(stack, [adapter], batches())
-        seconds = time.perf_counter() - begin
-        score = accuracy(predicted.answers("classification"), predicted.references())
-        error = float((last - exact).square().mean().sqrt() / exact.square().mean().sqrt())
-        found.append(
-            StoredBackbone(
-                storage=storage, held_bytes=held_bytes(stack), tap_error=error, score=score, forward_s=seconds
-            )
-        )
-    return tuple(found)
 
 
 def block_errors(weight: torch.Tensor, *, block_size: int) -> dict[str, tuple[float, float]]:

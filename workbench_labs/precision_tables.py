@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from workbench.widgets.tables import Table
-from workbench_labs.precision import StoredBackbone, TechniqueCost, block_errors
+from workbench_labs.exercises.side_layers import is_right
+from workbench_labs.precision import TechniqueCost, block_errors
 
 
 def techniques_table(costs: Sequence[TechniqueCost]) -> Table:
@@ -29,8 +31,9 @@ def techniques_table(costs: Sequence[TechniqueCost]) -> Table:
     )
 
 
-def outlier_table(block: torch.Tensor, times: float = 20) -> Table:
+def outlier_table(weights: Sequence[float], times: float = 20) -> Table:
     """Return the usual error of a block's weights, and with a first weight `times` as large as the largest."""
+    block = torch.tensor(weights)
     spoilt = block.clone()
     spoilt[0] = times * block.abs().max()
     plain, with_outlier = (block_errors(one, block_size=len(block)) for one in (block, spoilt))
@@ -50,21 +53,14 @@ def outlier_table(block: torch.Tensor, times: float = 20) -> Table:
     )
 
 
-def storage_table(stored: Sequence[StoredBackbone]) -> Table:
-    """Return what storing the backbone in fewer bits changes."""
-    rows = [
-        (
-            one.storage,
-            f"{one.held_bytes / 1e6:.1f}",
-            f"{one.tap_error:.2%}",
-            f"{one.score:.3f}",
-            f"{one.forward_s * 1e3:.0f}",
-        )
-        for one in stored
-    ]
-    return Table(
-        ("storage", "held, MB", "change of the last tap", "right answers", "forward, ms"),
-        rows,
-        title="The backbone in each storage type (computed in its compute type; "
-        "embeddings stay at full precision for int8, int4, nf4)",
-    )
+def your_block_table(block: Sequence[float], quantize: Callable[..., Any], dequantize: Callable[..., Any]) -> Table:
+    """Return the errors of a block in INT8 by a student's functions, once both are right, next to the workbench's."""
+    errors = {"the workbench's": block_errors(torch.tensor(block), block_size=len(block))["int8"]}
+    if is_right("quantize", quantize) and is_right("dequantize", dequantize):
+        found = torch.tensor(dequantize(*quantize(list(block), len(block)), len(block)))
+        off = found - torch.tensor(block)
+        errors = {"yours": (float(off.square().mean().sqrt()), float(off.abs().max()))} | errors
+    largest = max(map(abs, block))
+    rows = [(name, f"{usual:.2e}", f"{most:.2e}", f"{largest / 254:.2e}") for name, (usual, most) in errors.items()]
+    columns = ("functions", "usual error", "largest error", "largest that can be")
+    return Table(columns, rows, title=f"A block of {len(block)} real weights in INT8; the largest is {largest:.3f}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan
@@ -91,20 +91,6 @@ def orders_table(problem: Problem[Profile]) -> Table:
         title=f"The best of {count_orders(device_types(problem.profile, problem.cluster))} orders",
         note=f"In the order that the cluster lists: {listed}.",
     )
-
-
-def grouping_table(
-    model: str, found: Mapping[int, Sequence[Comparison]], paper: Mapping[int, str], *, planner: str
-) -> Table:
-    """Return the planner's device groups for each number of devices, next to those that the paper prints (PAC+, Fig.
-    17).
-    """
-    rows = []
-    for count, compared in found.items():
-        [one] = [one for one in compared if one.planner == planner]
-        ours = "out of memory" if one.plan is None else one.plan.grouping()
-        rows.append((str(count), ours, paper.get(count, ""), "same" if ours == paper.get(count) else "other"))
-    return Table(("devices", "ours", "paper", ""), rows, title=f"{model}: device groups")
 
 
 def split_words(plan: InferencePlan, length: int) -> tuple[str, str, str]:

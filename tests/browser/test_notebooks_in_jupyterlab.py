@@ -230,8 +230,8 @@ def in_devices(notebook: Notebook) -> None:
     try_reopening(notebook)
 
 
-def in_pac_plus(notebook: Notebook) -> None:
-    try_job_form(notebook)
+def in_beside(notebook: Notebook) -> None:
+    require_questions(notebook, "Write a side layer", r"\d+ sentences of \d+ tokens", unanswered=7)
 
 
 def try_explorer(notebook: Notebook) -> None:
@@ -263,11 +263,6 @@ def try_split_editor(notebook: Notebook) -> None:
     notebook.shoot("editor-moved")
     notebook.press("Planner's plan")
     wait_until(lambda: "(+0.0% against the planner)" in notebook.text_of(headline), "the planner's plan")
-
-
-def in_hybrid_parallelism(notebook: Notebook) -> None:
-    try_explorer(notebook)
-    try_split_editor(notebook)
 
 
 def try_layer_cutter(notebook: Notebook) -> None:
@@ -378,7 +373,9 @@ def in_simulator(notebook: Notebook) -> None:
 
 
 def in_cut(notebook: Notebook) -> None:
-    require_questions(notebook, "Write the planner", r"A model of \d+ layers is cut over \d devices")
+    require_questions(notebook, "Write the planner", r"A model of \d+ layers is cut over \d devices", unanswered=6)
+    try_explorer(notebook)
+    try_split_editor(notebook)
 
 
 def in_kit_day(notebook: Notebook) -> None:
@@ -403,8 +400,7 @@ CLICKS: dict[str, Callable[[Notebook], None]] = {
     "index": in_index,
     "00_quickstart": in_quickstart,
     "01_devices": in_devices,
-    "03_beside_the_model": in_pac_plus,
-    "04_hybrid_parallelism": in_hybrid_parallelism,
+    "03_beside_the_model": in_beside,
     "05_slopes": in_slopes,
     "06_forward_only": in_forward_only,
     "07_cut_a_layer": in_cut_a_layer,

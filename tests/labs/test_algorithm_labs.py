@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
+from tests.labs.solutions import defined, sources
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.parallel_adapter import ParallelAdapter
@@ -13,11 +16,21 @@ from workbench_labs.precision import (
     cache_errors,
     cost_figure,
     measure_techniques,
-    stored_backbones,
+)
+from workbench_labs.side_network import (
+    Sentences,
+    cache_test_table,
+    gradients_table,
+    storage_table,
+    with_and_without_cache,
 )
 
 CONFIG = ParallelAdapterConfig(hidden_size=32, num_layers=2, reduction=8)
 MODEL = "tiny-bert-2"
+
+
+def unwritten(*_: object) -> None:
+    raise NotImplementedError
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +51,29 @@ def test_only_techniques_inside_the_backbone_keep_its_activations(split: Tokeniz
     assert figure.data[1].x[0] == pytest.approx(1e3 * costs["full"].backward_s)
 
 
-def test_fewer_bits_hold_less_and_err_more(split: TokenizedSplit) -> None:
-    found = {
-        one.storage: one
-        for one in stored_backbones(MODEL, ParallelAdapter(CONFIG), lambda: list(evaluation_batches(split)))
-    }
-    assert (
-        found["float32"].tap_error == 0
-        and found["float32"].held_bytes > found["int8"].held_bytes > found["int4"].held_bytes
-    )
-    assert 0 < found["int8"].tap_error < found["int4"].tap_error
+def test_a_students_functions_train_beside_a_model_as_autograd_would(split: TokenizedSplit) -> None:
+    """No gradient reaches the backbone, and a cache of float32 changes no loss."""
+    sentences = Sentences(stack=load_stack(MODEL), split=split, every=2)
+    functions = (defined(sources("03")[name])[name] for name in ("side_layer", "side_gradient"))
+    layer, gradient = functions
+    table = gradients_table(sentences, layer, gradient)
+    assert [row[2] for row in table.rows] == ["0", table.rows[1][1]]
+    assert gradients_table(sentences, unwritten, unwritten).rows == table.rows
+    assert re.search(r"autograd: \de-(0[4-9]|1\d) of", table.note)
+    plain, exact, *rounded = with_and_without_cache(sentences, layer, gradient, epochs=2).values()
+    assert exact.losses == plain.losses and all(one.losses != plain.losses for one in rounded)
+    for one in rounded:
+        assert one.losses == pytest.approx(plain.losses, rel=0.01)
+
+
+def test_real_caches_go_stale_when_the_backbone_changes(split: TokenizedSplit) -> None:
+    sentences = Sentences(stack=load_stack(MODEL), split=split)
+    table = cache_test_table(sentences, MODEL, unwritten)
+    stale = dict(table.rows)
+    assert stale["nothing: computed again"] == stale["stored in bfloat16"] == "0 of 3"
+    assert stale["one file cut off"] == "1 of 3" and stale["weights trained a little since then"] == "3 of 3"
+    held = [float(row[1]) for row in storage_table(sentences, sentences, MODEL, epochs=1).rows]
+    assert held[0] > held[1] >= held[2]
 
 
 def test_block_errors_keep_within_equation_1() -> None:

@@ -6,14 +6,14 @@ import threading
 import pytest
 
 from tests.waiting import LIMIT_S
-from workbench.core.catalogue import load_cluster, load_device
+from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError, PlanError
 from workbench.planners import Problem
 from workbench.simulator.steps import step_s
 from workbench.widgets.controls import Latest
-from workbench_labs.planning import PLANNERS, compare, needs_of, on, paper_problem, refusals, scaling
+from workbench_labs.planning import PLANNERS, compare, needs_of, on, paper_problem, refusals
 from workbench_labs.split_editor import PlannerExplorer, SplitEditor
-from workbench_labs.tables import comparison_table, grouping_table, orders_table, phases_table
+from workbench_labs.tables import comparison_table, orders_table, phases_table
 
 CLUSTER = load_cluster("pac-env-b")
 
@@ -79,13 +79,6 @@ def test_tables_show_what_does_not_fit(problem: Problem) -> None:
     assert "out of memory" in shown and "needs" in shown and "(weights" not in shown
     made = PLANNERS["Algorithm 1"](problem)
     assert f"{made.total_s * 1e3:.0f}" in str(phases_table([made], [step_s(problem, made)]))
-
-
-def test_groups_grow_with_the_devices_and_are_laid_beside_the_papers() -> None:
-    found = scaling("BART-Large", load_device("jetson-nano-h"), [2, 4], ("Algorithm 1",))
-    table = grouping_table("BART-Large", found, {2: "[1-1]", 4: "[9]"}, planner="Algorithm 1")
-    assert [row[1] for row in table.rows] == ["[1-1]", "[2-2]"]
-    assert [row[3] for row in table.rows] == ["same", "other"]
 
 
 def test_the_order_table_says_what_the_listed_order_loses(problem: Problem) -> None:

@@ -27,6 +27,7 @@ from workbench_labs.course.verdict import Exercise, Verdict, in_short
 
 EXERCISES = {
     "02": "workbench_labs.exercises.pipelines",
+    "03": "workbench_labs.exercises.side_layers",
     "04": "workbench_labs.exercises.cuts",
     "05": "workbench_labs.exercises.slopes",
     "07": "workbench_labs.exercises.layer_cuts",

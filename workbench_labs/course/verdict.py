@@ -145,12 +145,13 @@ def require_number(answer: Any, expected: float, tolerance: float, right: str) -
     return right
 
 
-def require_list(found: Any, what: str, length: int) -> list[Any]:
-    """Return a list of this length: Python's, a tuple, or what NumPy or torch have.  Raises WrongAnswerError."""
-    found = found.tolist() if hasattr(found, "tolist") else found
+def require_list(found: Any, what: str, length: int | None = None) -> list[Any]:
+    """Return a list, tuple, or NumPy or torch array as a list.  length: None takes any.  Raises WrongAnswerError."""
+    if hasattr(found, "tolist"):
+        found = found.tolist()
     if not isinstance(found, list | tuple):
         raise WrongAnswerError(f"{what} is a list; the function returned {found!r:.80}.")
-    if len(found) != length:
+    if length is not None and len(found) != length:
         raise WrongAnswerError(f"{what} has {length} entries; the function returned {len(found)}.")
     return list(found)
 

@@ -11,14 +11,8 @@ from itertools import combinations, pairwise
 from random import Random
 from typing import Any
 
-from workbench.core.catalogue import load_cluster
-from workbench.core.job import Fidelity
 from workbench.core.timeline import Timeline
-from workbench.runs.made_up import execute_program
-from workbench.runtime.engines import default_pool
 from workbench.schedules.pipeline import one_f_one_b_order
-from workbench.simulator import simulate
-from workbench.widgets.tables import Table
 from workbench_labs.course.verdict import (
     Exercise,
     WrongAnswerError,
@@ -27,7 +21,8 @@ from workbench_labs.course.verdict import (
     require_list,
     require_number,
 )
-from workbench_labs.exercises.pipelines import BACKWARD, named, program_of, schedule_of, simulated
+from workbench_labs.exercises.groups import DIVIDE, TRACE
+from workbench_labs.exercises.pipelines import BACKWARD, named, schedule_of, simulated
 
 Seconds = Sequence[Sequence[float]]
 """[device][layer] -> seconds of the layer's forward pass on the device."""
@@ -94,11 +89,11 @@ def judge_cut(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
         layer_s = _case(draws)
         size, layers = len(layer_s), len(layer_s[0])
         counts = counts_of(answer(layer_s), layers, size)
-        _require_best(counts, list(every_cut(layers, size)), layer_s)
+        require_best(counts, list(every_cut(layers, size)), layer_s)
     return f"Its slowest stage is as fast as that of the best of all cuts, in {CASES} random clusters."
 
 
-def _require_best(counts: tuple[int, ...], possible: Sequence[tuple[int, ...]], layer_s: Seconds) -> None:
+def require_best(counts: tuple[int, ...], possible: Sequence[tuple[int, ...]], layer_s: Seconds) -> None:
     """Raise WrongAnswerError if another cut has a faster slowest stage."""
     best = min(possible, key=lambda cut: max(stage_seconds(cut, layer_s)))
     least_s, own_s = (max(stage_seconds(cut, layer_s)) for cut in (best, counts))
@@ -139,7 +134,7 @@ def judge_cut_within(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> 
         counts = counts_of(found, layers, size)
         if not fits(counts):
             raise WrongAnswerError(f"{case}: your cut {list(counts)} needs {stage_bytes(counts, layer_bytes)} MB.")
-        _require_best(counts, possible, layer_s)
+        require_best(counts, possible, layer_s)
     return f"It is the best cut that fits, in {CASES} random clusters; in {refused} of them it says that none fits."
 
 
@@ -190,6 +185,7 @@ def _beatable(draws: Random) -> dict[str, Any]:
 
 
 EXERCISES = (
+    TRACE,
     Exercise(
         name="ways",
         question="""**How many ways?** (2 points) A model of {layers} layers is cut over {devices} devices, in their \
@@ -236,61 +232,20 @@ bytes and each device's budget. It returns the best cut that fits, or `None` if 
         name="beat",
         question="""**Beat it** (5 points). With few micro-batches the slowest stage is not all that counts. Find a \
 cut of `layer_s = lab.numbers("beat")["layer_s"]` with a shorter mini-batch ({micro_batches} micro-batches, 1F1B, free \
-links) than the planner's. `cuts.makespan_s(counts, layer_s, {micro_batches})` is the simulator.""",
+links) than the planner's. `cutting.makespan_s(counts, layer_s, {micro_batches})` is the simulator.""",
         points=5,
         hints=(
             "Look at the Gantt chart of the planner's cut. Who waits while the pipeline fills and drains?",
-            "There are only 15 cuts: `cuts.every_cut(7, 3)`.",
+            "There are only 15 cuts: `cutting.every_cut(7, 3)`.",
             "`min(..., key=...)` finds the best one.",
         ),
         draw=_beatable,
         judge=judge_beat,
     ),
+    DIVIDE,
 )
-
-
-def run_cut(
-    counts: Sequence[int],
-    layer_s: Seconds,
-    *,
-    cluster_name: str = "laptop-equal",
-    fidelity: Fidelity = "auto",
-    num_micro_batches: int = 4,
-) -> tuple[Timeline, Timeline]:
-    """Return a cut's mini-batch in 1F1B, simulated with the cluster's links, and executed by emulated devices.
-
-    layer_s: of as many devices as the cluster has.
-    """
-    seconds = stage_seconds(counts, layer_s)
-    program = program_of(
-        named(one_f_one_b_order), cluster_name, num_micro_batches, seconds, [BACKWARD * own for own in seconds]
-    )
-    return simulate(program), execute_program(program, default_pool().acquire(load_cluster(cluster_name), fidelity))
-
-
-def usable(cut: Callable[[Seconds], Sequence[int]], layer_s: Seconds) -> list[int]:
-    """Return a student's cut, or the best of all cuts as long as the student's is not written or not right."""
-    layers, size = len(layer_s[0]), len(layer_s)
-    possible = list(every_cut(layers, size))
-    try:
-        counts = counts_of(cut(layer_s), layers, size)
-        _require_best(counts, possible, layer_s)
-    except Exception:  # the student's own code
-        counts = min(possible, key=lambda each: max(stage_seconds(each, layer_s)))
-    return list(counts)
 
 
 def equal_cut(num_layers: int, num_devices: int) -> list[int]:
     """Return a cut that gives each device as many layers as the others, or one more."""
     return [num_layers // num_devices + (device < num_layers % num_devices) for device in range(num_devices)]
-
-
-def cut_table(runs: Mapping[str, tuple[Sequence[int], Timeline, Timeline]]) -> Table:
-    """Return the mini-batch of each cut, simulated and executed."""
-    rows = [
-        (name, " ".join(map(str, counts)), f"{1e3 * expected.makespan_s:.0f}", f"{1e3 * executed.makespan_s:.0f}")
-        for name, (counts, expected, executed) in runs.items()
-    ]
-    _, one_expected, one_executed = next(iter(runs.values()))
-    title = f"A mini-batch in milliseconds ({one_expected.label}; {one_executed.label})"
-    return Table(("cut", "layers", "simulated", "executed"), rows, title=title)

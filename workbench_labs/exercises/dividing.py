@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from statistics import mean
 
@@ -11,65 +10,10 @@ from workbench import experiment
 from workbench.core.errors import PlanError, did_you_mean
 from workbench.core.inference import InferencePlan
 from workbench.core.plan import Plan
-from workbench.core.profile import Profile
 from workbench.core.report import Report
 from workbench.methods.galaxy_plus.prices import SequencePrice, replan
-from workbench.planners import Problem
-from workbench.simulator.steps import step_s
 from workbench_labs.exercises.training import Verdict, exercise, number_verdict
 from workbench_labs.inference_problem import SequenceProblem
-from workbench_labs.planning import PLANNERS, Comparison, needs_of, refusals
-
-
-@exercise(
-    "Fewest stages whose weights fit come first: every stage more is a boundary to cross and a device that waits."
-)
-def check_grouping(answer: Sequence[int] | str, made: Comparison) -> tuple[bool, str]:
-    """Which device groups does the planner choose, such as [2, 1, 1] or '[2-1-1]' (Fig. 17)?"""
-    if made.plan is None:
-        return answer == "OOM", f"Nothing fits: answer 'OOM'. {made.why}"
-    mine = answer if isinstance(answer, str) else "[" + "-".join(str(count) for count in answer) + "]"
-    if mine == made.plan.grouping():
-        return True, f"{mine}, with {made.plan.partition()} layers: {made.samples_per_s:.3g} samples/s."
-    return False, f"Not {mine}."
-
-
-@exercise(
-    "Take editor.plan once the editor shows a split that you like. Which device is busy all the time, and which waits?"
-)
-def check_faster_split(answer: Plan, problem: Problem[Profile], planned: Plan) -> tuple[bool, str]:
-    """Does the student's plan fit, and is its simulated step shorter than the planner's?"""
-    if errors := refusals(problem, answer):
-        return False, str(errors[0])
-    if (planner := _planner_of(answer, problem)) is not None:
-        return False, f"This is the plan of '{planner}'. Make one of your own."
-    mine_s, planned_s = step_s(problem, answer), step_s(problem, planned)
-    said = (
-        f"A step takes {mine_s * 1e3:.0f} ms with yours, {planned_s * 1e3:.0f} ms with the planner's "
-        f"{planned.partition()}."
-    )
-    return mine_s < planned_s, said
-
-
-def _planner_of(answer: Plan, problem: Problem[Profile]) -> str | None:
-    """Return the name of the workbench's planner that makes the same stages; None if none does."""
-    for name, planner in PLANNERS.items():
-        try:
-            if planner(problem).stages == answer.stages:
-                return name
-        except PlanError:
-            continue  # it finds none
-    return None
-
-
-def check_memory_floor(answer_bytes: float | None, problem: Problem[Profile], made: Plan, device: str) -> Verdict:
-    """How many bytes must a device have at least so that a plan still fits?"""
-    names = [one.name for one in problem.cluster.devices]
-    need = needs_of(problem, made)[names.index(device)].total_bytes
-    hint = f"The table of needs has a row for {device}; 1 MB is 1e6 bytes."
-    right = f"{need / 1e6:.0f} MB."
-    return number_verdict(answer_bytes, need, hint, right, 0.02)
-
 
 _NONE_CACHED = Verdict(None, "No epoch of this run came from the cache. Train 2 epochs or more.")
 

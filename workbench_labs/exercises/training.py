@@ -1,6 +1,4 @@
-"""Checks about devices, Parallel Adapters and their cache (PAC+, section IV), and forward passes (P-RGE, sections 2 and
-3).
-"""
+"""Checks about devices, and about forward passes (P-RGE, sections 2 and 3)."""
 
 from __future__ import annotations
 

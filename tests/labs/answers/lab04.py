@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.labs.solutions import defined, sources
-from workbench_labs.exercises.cuts import equal_cut, every_cut, makespan_s
+from workbench_labs.exercises.cuts import equal_cut, every_cut, makespan_s, stage_seconds
 
 SOLUTIONS = sources("04")
 
@@ -38,7 +38,28 @@ def balanced(drawn: dict[str, Any]) -> Any:
     return defined(SOLUTIONS["cut"])["cut"](drawn["layer_s"])
 
 
-RIGHT = {"ways": lambda drawn: np.int64(math.comb(drawn["layers"] - 1, drawn["devices"] - 1)), "beat": shortest}
+def row(drawn: dict[str, Any], layers: int = 5) -> list[float]:
+    """Return best[2][n] of two devices."""
+    beginnings = [[drawn["first"][:stop], drawn["second"][:stop]] for stop in range(2, layers + 1)]
+    return [min(max(stage_seconds(cut, own)) for cut in every_cut(len(own[0]), 2)) for own in beginnings]
+
+
+def by_speed(samples: int, sample_s: Any) -> list[int]:
+    """Round each device's fair share; the first device gets the rest."""
+    fair = [samples / one / sum(1 / each for each in sample_s) for one in sample_s]
+    counts = [round(one) for one in fair]
+    return [counts[0] + samples - sum(counts), *counts[1:]]
+
+
+def equally(samples: int, sample_s: Any) -> list[int]:
+    return equal_cut(samples, len(sample_s))
+
+
+RIGHT = {
+    "trace": row,
+    "ways": lambda drawn: np.int64(math.comb(drawn["layers"] - 1, drawn["devices"] - 1)),
+    "beat": shortest,
+}
 WRONG: dict[str, dict[str, tuple[Any, str]]] = {
     "ways": {
         "all orders": (lambda drawn: drawn["layers"] ** drawn["devices"], "is not it"),
@@ -62,5 +83,24 @@ WRONG: dict[str, dict[str, tuple[Any, str]]] = {
         "equal": ([3, 2, 2], "with the planner's cut"),
         "all on one": ([7, 0, 0], "one layer or more"),
         "too few devices": ([4, 3], "has 3 entries"),
+    },
+    "trace": {
+        "one device": (lambda drawn: [sum(drawn["first"][:stop]) for stop in range(2, 6)], "is not right for n"),
+        "always cut first": (
+            lambda drawn: [max(drawn["first"][0], sum(drawn["second"][1:stop])) for stop in range(2, 6)],
+            "is not right for n = .*",
+        ),
+        "the last alone": (lambda drawn: row(drawn)[-1], "is a list"),
+        "from n = 1 on": (lambda drawn: [drawn["first"][0], *row(drawn)], "has 4 entries"),
+    },
+    "divide": {
+        "equally": (equally, "are possible"),
+        "by speed, rounded": (by_speed, "are possible|whole samples"),
+        "all to the fastest": (
+            lambda samples, sample_s: [samples * (place == 0) for place in range(len(sample_s))],
+            "are possible",
+        ),
+        "fair shares": (lambda samples, sample_s: [samples / len(sample_s)] * len(sample_s), "whole samples"),
+        "one too few": (lambda samples, sample_s: [samples - 1, *[0] * (len(sample_s) - 1)], "in all"),
     },
 }

@@ -1,0 +1,107 @@
+"""Lab 'Cut for unequal devices': a table of the dynamic programme, and the samples of a group of devices (PAC+, section
+V-A, Eq. 4).  The judge tries everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations, pairwise
+from random import Random
+from typing import Any
+
+from workbench_labs.course.verdict import Exercise, WrongAnswerError, comparison, number_of, require_list
+
+CASES = 50
+CLOSE = 1e-9
+MOST_SAMPLES = 8
+
+
+def every_division(samples: int, num_devices: int) -> Iterator[tuple[int, ...]]:
+    """Yield every way to give whole samples to devices, none included."""
+    for bars in combinations(range(samples + num_devices - 1), num_devices - 1):
+        ends = (-1, *bars, samples + num_devices - 1)
+        yield tuple(stop - start - 1 for start, stop in pairwise(ends))
+
+
+def slowest_s(counts: Sequence[int], sample_s: Sequence[float]) -> float:
+    """Return the seconds until the last device of a group has finished its samples."""
+    return max(count * seconds for count, seconds in zip(counts, sample_s, strict=True))
+
+
+def judge_divide(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+    """Compare the slowest device of a student's division with that of the best of all."""
+    draws = Random(numbers["seed"])
+    for _ in range(CASES):
+        samples = draws.randint(1, MOST_SAMPLES)
+        sample_s = [draws.choice([1, 1.5, 2, 3, 4, 8]) for _ in range(draws.randint(1, 4))]
+        counts = [number_of(one) for one in require_list(answer(samples, sample_s), "A division", len(sample_s))]
+        case = f"{samples} samples, {sample_s} s each"
+        if any(count != int(count) or count < 0 for count in counts) or sum(counts) != samples:
+            raise WrongAnswerError(f"{case}: whole samples, {samples} in all; this is {counts}.")
+        best = min(every_division(samples, len(sample_s)), key=lambda one: slowest_s(one, sample_s))
+        own_s, least_s = slowest_s(counts, sample_s), slowest_s(best, sample_s)  # type: ignore[arg-type]
+        if own_s > least_s + CLOSE:
+            rows = [
+                (device, seconds, f"{count:g}", f"{count * seconds:g}")
+                for device, (seconds, count) in enumerate(zip(sample_s, counts, strict=True))
+            ]
+            raise WrongAnswerError(
+                f"{case}: with yours the last one has finished after {own_s:g} s; {least_s:g} s are possible.",
+                comparison("Your division", ("device", "seconds a sample", "your samples", "its seconds"), rows),
+            )
+    return f"No division is faster, in {CASES} random groups."
+
+
+def judge_trace(answer: Any, numbers: Mapping[str, Any]) -> str:
+    """Compare a row of the table with the best of all cuts of each beginning."""
+    first, second = numbers["first"], numbers["second"]
+    expected = [
+        min(max(sum(first[:cut]), sum(second[cut:stop])) for cut in range(1, stop)) for stop in range(2, len(first) + 1)
+    ]
+    found = [number_of(one) for one in require_list(answer, "The row", len(expected))]
+    wrong = [place + 2 for place, (own, best) in enumerate(zip(found, expected, strict=True)) if own != best]
+    if wrong:
+        raise WrongAnswerError(
+            f"best[2][n] is not right for n = {', '.join(map(str, wrong))}. Try every place to cut these layers."
+        )
+    return f"best[2] is {expected}; the last one is the answer for all layers."
+
+
+def _two_devices(draws: Random) -> dict[str, Any]:
+    first = [draws.randint(1, 5) for _ in range(5)]
+    return {"first": first, "second": [draws.choice([2, 3]) * seconds for seconds in first]}
+
+
+def _seed(draws: Random) -> dict[str, Any]:
+    return {"seed": draws.getrandbits(32)}
+
+
+TRACE = Exercise(
+    name="trace",
+    question="""**Fill a row by hand** (4 points). Five layers take {first} s on device 0 and {second} s on device 1. \
+`best[2][n]` is the slowest stage of the best cut of the first *n* layers over both devices, one layer or more for \
+each. Give the list `best[2][2]`, `best[2][3]`, `best[2][4]`, `best[2][5]`.""",
+    points=4,
+    hints=(
+        "For n = 2 there is one cut: layer 0 on device 0, layer 1 on device 1. The slower one counts.",
+        "For n = 3 there are two cuts: k = 1 and k = 2. Take the smaller of the two maxima.",
+        "max(sum of the first k on device 0, sum of layers k to n on device 1), for each k from 1 to n - 1.",
+    ),
+    draw=_two_devices,
+    judge=judge_trace,
+)
+DIVIDE = Exercise(
+    name="divide",
+    question="""**Divide a group's samples** (6 points). `divide(samples, sample_s)` gets a number of samples and the \
+seconds that each device takes for one. It returns whole samples for each device, `samples` in all, none allowed, so \
+that the last one finishes as early as possible.""",
+    points=6,
+    hints=(
+        "Give the samples away one by one. Who should get the next one?",
+        "The device that would have finished it first: the least (count + 1) * seconds.",
+        "`min(range(len(sample_s)), key=lambda d: (counts[d] + 1) * sample_s[d])`, as often as there are samples.",
+    ),
+    draw=_seed,
+    judge=judge_divide,
+    is_code=True,
+)
