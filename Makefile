@@ -38,7 +38,7 @@ help:
 	@echo "make check-aarch64  a small trial on an emulated Raspberry Pi 4; needs qemu-user and mmdebstrap"
 	@echo "make lab         JupyterLab with the labs, at their index"
 	@echo "make labs        write the students' notebooks from labs/, whose cells hold the solutions"
-	@echo "make docs        the site of docs/ in build/site, with the labs"
+	@echo "make docs        the site of docs/ in build/site, with the labs and their outputs; LABS=real executes them at their real size"
 	@echo "make pictures    draw the schematics in docs/pictures/"
 	@echo "make bench       the benchmarks"
 	@echo "make clean       remove caches and figures; make distclean removes $(VENV) too"
@@ -83,8 +83,11 @@ pictures: $(STAMP)
 lab: setup
 	$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks/index.ipynb
 
-# Links and names that lead nowhere are errors.
-docs: $(STAMP)
+# Labs are executed once for each of their texts, LABS=tiny at the smallest settings, LABS=real at their own; LABS=none leaves them as they
+# are.  Links and names that lead nowhere are errors.
+LABS ?= tiny
+docs: setup
+	@[ "$(LABS)" = none ] || LABS=$(LABS) $(BIN)/python docs/generate/labs.py
 	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going --conf-dir docs . build/site
 	@echo "The site: build/site/index.html"
 

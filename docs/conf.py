@@ -7,6 +7,7 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
+import plotly
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
@@ -15,6 +16,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(Path(__file__).parent))
 
 from generate import filled, report_schema  # noqa: E402
+from generate.labs import kept  # noqa: E402
+from generate.outputs import page_of  # noqa: E402
+
+from workbench.plots import style  # noqa: E402
 
 project = "Edge LLM Workbench"
 release = version = version_of("edge-llm-workbench")
@@ -37,8 +42,8 @@ html_title = project
 html_show_copyright = False
 html_show_sphinx = False
 html_copy_source = False
-html_static_path = ["_static"]
-html_css_files = ["site.css"]
+html_static_path = ["_static", str(Path(plotly.__file__).parent / "package_data/plotly.min.js")]
+html_css_files = ["site.css", "figures.css"]
 highlight_language = "none"
 pygments_style = "friendly"
 
@@ -55,11 +60,24 @@ def fill(app: Sphinx, name: str, source: list[str]) -> None:
     """Put what is generated from the code into a page."""
     if name.startswith("docs/"):
         source[0] = filled(source[0])
+    elif not name.endswith("index"):
+        lab = ROOT / f"{name}.ipynb"
+        source[0] = page_of(*(kept(lab) or (lab, "")))
+
+
+def add_figures(app: Sphinx, name: str, *_: Any) -> None:
+    """Load what draws the figures of a lab, on its page alone."""
+    if name.startswith("notebooks/"):
+        app.add_js_file("plotly.min.js")
+        app.add_js_file("figures.js")
 
 
 def write_entry(app: Sphinx, error: Exception | None) -> None:
     """Let the site's top folder lead to its first page, and put report.json's schema next to its page."""
     if error is None and app.builder.name == "html":
+        dark = style.DARK_PAGE(style.dark_css('body:not([data-theme="light"]) .lab-figure'))
+        dark += style.dark_css('body[data-theme="dark"] .lab-figure')
+        (Path(app.outdir) / "_static/figures.css").write_text(dark, encoding="utf-8")
         (Path(app.outdir) / "docs/reference/report.schema.json").write_text(report_schema(), encoding="utf-8")
         page = f'<!doctype html><meta charset="utf-8"><title>{project}</title>'
         page += f'<meta http-equiv="refresh" content="0; url=docs/index.html"><a href="docs/index.html">{project}</a>\n'
@@ -70,4 +88,5 @@ def setup(app: Sphinx) -> None:
     """Register what conf.py adds to Sphinx."""
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))
     app.connect("source-read", fill)
+    app.connect("html-page-context", add_figures)
     app.connect("build-finished", write_entry)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from generate.outputs import page_of
 
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.job import Job
@@ -23,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the site as `make docs` does."""
+    """Build the site as `make docs LABS=none` does."""
     folder = tmp_path_factory.mktemp("site")
     [options] = re.findall(r"\$\(BIN\)/sphinx-build (.*) build/site", (ROOT / "Makefile").read_text())
     words = [sys.executable, "-m", "sphinx", *options.split(), str(folder)]
@@ -62,6 +63,29 @@ def test_the_schema_of_reports_accepts_a_report_and_refuses_another(site: Path) 
     jsonschema.validate(written, schema)
     with pytest.raises(jsonschema.ValidationError, match="'guessed' is not one of"):
         jsonschema.validate(written | {"source": "guessed"}, schema)
+
+
+def test_a_lab_shows_live_figures_and_says_what_was_executed(tmp_path: Path) -> None:
+    figure = {"data": [{"y": [1, 2], "name": "</script>"}], "layout": {"height": 300}}
+    widget = {"application/vnd.jupyter.widget-view+json": {"model_id": "a"}, "text/plain": "RunPanel(children=())"}
+    outputs = [
+        {"output_type": "display_data", "metadata": {}, "data": {"application/vnd.plotly.v1+json": figure}},
+        {"output_type": "display_data", "metadata": {}, "data": widget},
+        {"output_type": "stream", "name": "stdout", "text": "done"},
+    ]
+    cells = [
+        {"cell_type": "markdown", "metadata": {}, "source": "# Lab"},
+        {"cell_type": "code", "metadata": {"jupyter": {"source_hidden": True}}, "source": "1", "outputs": outputs},
+    ]
+    (tmp_path / "lab.ipynb").write_text(json.dumps({"cells": cells, "metadata": {"widgets": {}}}), encoding="utf-8")
+    shown = json.loads(page_of(tmp_path / "lab.ipynb", "tiny"))
+    assert "its numbers mean nothing" in shown["cells"][1]["source"] and shown["metadata"] == {}
+    drawn, control, text = shown["cells"][2]["outputs"]
+    html = drawn["data"]["text/html"]
+    assert "min-height:300px" in html and html.count("</script>") == 1
+    assert json.loads(re.search(r"<script[^>]*>(.*)</script>", html)[1])["data"] == figure["data"]
+    assert control["data"]["text/html"] == '<p class="control">RunPanel: a control, which works in the notebook.</p>'
+    assert text == outputs[2] and shown["cells"][2]["metadata"]["tags"] == ["hide-input"]
 
 
 def test_every_environment_variable_of_ours_is_documented() -> None:

@@ -1,0 +1,52 @@
+"""The labs with their outputs: executed once for each text of a lab, and kept in build/labs.
+
+`python docs/generate/labs.py` executes what is not kept.  LABS=real does it at the labs' real size, otherwise they take
+the smallest settings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+from workbench.runs.notebooks import run_notebook
+
+ROOT = Path(__file__).resolve().parents[2]
+KEPT = ROOT / "build/labs"
+SETTINGS = {"tiny": {"WORKBENCH_TINY": "1", "WORKBENCH_DILATION": "1", "OMP_NUM_THREADS": "1"}, "real": {}}
+
+
+def labs() -> list[Path]:
+    """Return the notebooks of the labs."""
+    return sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+
+
+def kept_file(lab: Path, size: str) -> Path:
+    """Return where a lab's outputs are kept; another text of the lab has another file."""
+    digest = hashlib.sha256(lab.read_bytes()).hexdigest()[:16]
+    return KEPT / f"{lab.stem}-{size}-{digest}.ipynb"
+
+
+def kept(lab: Path) -> tuple[Path, str] | None:
+    """Return a lab with outputs and their size, the real one if there is one."""
+    return next(((file, size) for size in ("real", "tiny") if (file := kept_file(lab, size)).is_file()), None)
+
+
+def main(size: str) -> None:
+    """Execute every lab whose outputs are not kept, of the same or of a larger size."""
+    KEPT.mkdir(parents=True, exist_ok=True)
+    os.environ |= SETTINGS[size]
+    for lab in labs():
+        done = kept(lab)
+        if done is None or (size == "real" and done[1] == "tiny"):
+            sys.stderr.write(f"Executing {lab.name} ({size})\n")
+            file = kept_file(lab, size)
+            part = file.with_suffix(".part.ipynb")
+            run_notebook(lab, part)
+            part.replace(file)
+
+
+if __name__ == "__main__":
+    main(os.environ.get("LABS") or "tiny")
