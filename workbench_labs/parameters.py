@@ -199,20 +199,28 @@ class Slopes(AllLabs, frozen=True, kw_only=True):
         load_method("p_rge").require_known(job, load_cluster("laptop"))
 
 
-class ForwardOnly(Trained, frozen=True, kw_only=True):
-    """06_forward_only.  parts: copies side by side in one pass.  measured_s: for each rate.  device_mb: of each device,
-    for the model.
+class ForwardOnly(Parameters, frozen=True, kw_only=True):
+    """06_forward_only.  compared_queries, compared_steps: trainings with the same q x E.  parts: copies in one pass.
+    measured_s: for each rate.  device_mb: of each device, for the model.
     """
 
     method: ClassVar[str] = "p_rge"
-    queries: Annotated[int, Meta(ge=1, le=4096)]
-    epsilon: Annotated[float, Meta(gt=0, le=1e3)]
+    student: Student
+    cluster_name: Text
+    model: str
+    task: str
+    seed: int
+    batch_size: int
     learning_rate: float
+    queries: Annotated[int, Meta(ge=1, le=64)]
+    epsilon: Annotated[float, Meta(gt=0, le=1e3)]
     loss: Literal["label_words", "vocabulary"]
     steps: Steps
     train_samples: Annotated[int, Meta(ge=1, le=10**9)]
     validation_samples: Annotated[int, Meta(ge=1, le=10**9)]
     score_every: Steps
+    compared_queries: Annotated[list[Annotated[int, Meta(ge=1, le=4096)]], Meta(min_length=1, max_length=16)]
+    compared_steps: Annotated[int, Meta(ge=1, le=1000)]
     parts: Annotated[list[Annotated[int, Meta(ge=1, le=1024)]], Meta(min_length=1, max_length=100)]
     measured_s: Moments
     engine_steps: Annotated[int, Meta(ge=0, le=10_000)]
@@ -228,22 +236,19 @@ class ForwardOnly(Trained, frozen=True, kw_only=True):
     @property
     def job(self) -> Job:
         """Return the job, without micro-batches (see Parameters)."""
-        shared = {
-            name: getattr(self, name)
-            for name in ("model", "task", "seed", "batch_size", "learning_rate", "train_samples")
-        }
-        return Job(
-            method=self.method,
-            micro_batches=1,
-            options=self.options,
-            validation_samples=self.validation_samples,
-            **shared,
-        )
+        names = ("model", "task", "seed", "batch_size", "learning_rate", "train_samples", "validation_samples")
+        shared = {name: getattr(self, name) for name in names}
+        return Job(method=self.method, micro_batches=1, options=self.options, **shared)
 
     def check(self) -> None:
-        """Check also that another device is there when one dies (see Parameters)."""
-        Trained.check(self)
+        """Check also that another device is there when one dies, and that q x E can be divided (see Parameters)."""
+        Parameters.check(self)
         require_devices(self.cluster(), 2, "one of them is lost")
+        product = self.queries * self.batch_size
+        for count in self.compared_queries:
+            if product % count:
+                asked = f"compared_queries = {self.compared_queries} was asked for."
+                raise ConfigError(asked, f"q x E is {product}; {count} does not divide it.", "Choose divisors.")
 
 
 class NeverDrain(Trained, frozen=True, kw_only=True):

@@ -335,6 +335,7 @@ def in_slopes(notebook: Notebook) -> None:
 
 
 def in_forward_only(notebook: Notebook) -> None:
+    require_questions(notebook, "Spread the queries", r"A model has \d+ layers", unanswered=5)
     try_roofline(notebook)
     try_training(notebook)
     try_divider(notebook)

@@ -114,6 +114,8 @@ ODD: dict[str, dict[str, list[Any]]] = {
         "train_samples": [None],
         "validation_samples": [None],
         "score_every": [0, -1, 0.5],
+        "compared_queries": [[], [0], [3], 4, None, ["1"], [10**9]],
+        "compared_steps": [0, -1, 10**9],
         "parts": [[0], [], [-1], [1.5], 4, None, [10**9], ["1"]],
         "measured_s": [0, -1, NAN],
         "engine_steps": [-1, 0.5, None, 10**9],

@@ -7,7 +7,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -18,13 +18,14 @@ from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.methods.p_rge.inference_engine import EngineConfig, EngineStep
 from workbench.methods.p_rge.queries import plan_queries
 from workbench.methods.p_rge.seeds import query_seed
-from workbench.methods.p_rge.zeroth_order import CausalModel, StepLog
+from workbench.methods.p_rge.zeroth_order import CausalModel
 from workbench.planners import Problem
 from workbench.tasks.prompts import PromptBatch
 from workbench.trainings.queries import QueryTraining, Trial
-from workbench_labs import exercises, training_panel
+from workbench_labs import forward_only, step_memory, training_panel
+from workbench_labs.exercises import queries
 from workbench_labs.planning import QueryDivider, query_counts, query_seconds, query_step_s, with_memory
-from workbench_labs.plots.zeroth_order import Pass
+from workbench_labs.query_division import divided, division_plan, division_table, equal_division, linear_costs
 from workbench_labs.rooflines import RooflineExplorer, execution_costs, measure_roofline, one_by_one, paper_machines
 from workbench_labs.slope_study import epsilon_curve, exact_gradient, plane_error, study_slopes
 from workbench_labs.training_panel import TrainingPanel, continue_in_engine, figure_of, frozen_and_trained
@@ -282,19 +283,25 @@ def _only_first_holds(problem: Problem):
     return replace(poor, devices=(problem.cluster.devices[0], *poor.devices[1:]))
 
 
-def test_exercises_tell_right_from_wrong(problem: Problem) -> None:
-    log = StepLog(step=0, seeds=(1, 2), gradients=(0.5, 0.25), learning_rate=1e-3)
-    passes = [Pass(parts, parts * 1e9, 1e9, seconds) for parts, seconds in ((1, 1.0), (4, 1.5), (8, 6.0))]
-    cases = (
-        (lambda answer: exercises.check_knee(answer, passes), 4, 8),
-        (lambda answer: exercises.check_travelling(answer, log), 16, 8),
-        (
-            lambda answer: exercises.check_division(answer, problem),
-            query_counts(problem, plan_queries(problem)),
-            (2, 2, 2, 2),
-        ),
-        (lambda answer: exercises.check_division(answer, problem), query_counts(problem, plan_queries(problem)), (8,)),
-    )
-    for check, right, wrong in cases:
-        assert [check(answer).passed for answer in (None, right, wrong)] == [None, True, False], check(right)
-        assert len(check(wrong).message) > 20
+def test_a_students_division_is_planned_and_timed(problem: Problem) -> None:
+    firsts, each = linear_costs(problem)
+    assert each[3] > 3 * each[1] > 5 * each[0] and min(firsts) >= 0
+    counts = divided(problem, queries.usable_spread(lambda *given: [0]))  # a wrong rule: the planner's stands in
+    assert query_step_s(problem, counts) <= 1.02 * plan_queries(problem).total_s
+    assert equal_division(problem) == (2, 2, 2, 2)
+    assert query_counts(problem, division_plan(problem, (5, 3, 0, 0))) == (5, 3, 0, 0)
+    assert "5-3-0-0" in str(division_table(problem, {"mine": (5, 3, 0, 0)}))
+
+
+def test_trainings_with_the_same_passes_and_a_steps_memory() -> None:
+    found = forward_only.same_passes(SETTINGS, (1, 4), steps=1)
+    assert [row[:2] for row in found.rows] == [("untrained", ""), ("1", "4"), ("4", "1")]
+    peaks = {side: step_memory.measure("tiny-llama", side, 2, 4) for side in get_args(step_memory.Side)}
+    assert all(seconds > 0 for _, seconds in peaks.values())
+    assert "unknown here" in str(step_memory.memory_table({"backpropagation": (0, 1.0)}, title="one"))
+
+
+def test_checkpointing_gives_the_same_gradient(training: QueryTraining) -> None:
+    batch, model = training.batch(0), QueryTraining(SETTINGS).model
+    step_memory.with_checkpoints(model)
+    torch.testing.assert_close(exact_gradient(model, batch), exact_gradient(training.model, batch))

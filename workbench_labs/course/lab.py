@@ -30,6 +30,7 @@ EXERCISES = {
     "03": "workbench_labs.exercises.side_layers",
     "04": "workbench_labs.exercises.cuts",
     "05": "workbench_labs.exercises.slopes",
+    "06": "workbench_labs.exercises.queries",
     "07": "workbench_labs.exercises.layer_cuts",
     "09": "workbench_labs.exercises.ring",
     "10": "workbench_labs.exercises.never_drain",

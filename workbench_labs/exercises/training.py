@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import is_dataclass
 from functools import wraps
 from typing import Any, get_type_hints
@@ -10,12 +10,7 @@ from typing import Any, get_type_hints
 from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.errors import WorkbenchError
-from workbench.core.profile import Profile
-from workbench.methods.p_rge.queries import plan_queries
-from workbench.planners import Problem
 from workbench_labs.course.verdict import Verdict, WrongAnswerError, require_number
-from workbench_labs.planning import query_step_s
-from workbench_labs.plots.zeroth_order import Pass
 
 BY_EYE = 0.10  # tolerance, as a share, of an answer read off a figure
 
@@ -103,30 +98,3 @@ def check_cluster(cluster: Cluster, *, cores: int, given: Cluster) -> tuple[bool
             return False, f"Its devices have the shares of '{known.name}', which was given. Describe your own."
     total = sum(share for share in shares if share is not None)
     return total <= cores, f"{cluster.world_size} devices, which ask for {total:.2f} of {cores} cores in all."
-
-
-def check_knee(answer: int | None, passes: Sequence[Pass]) -> Verdict:
-    """Which measured number of parts is the largest that costs less than half of as many single passes?"""
-    first = passes[0]
-    expected = max(
-        (one.parts for one in passes if one.seconds < 0.5 * first.seconds * one.parts / first.parts), default=0
-    )
-    hint = (
-        "Compare the two lines of the figure: in one pass, and one after the other. 0 if no number of parts saves half."
-    )
-    right = (
-        f"{expected} parts in one pass cost less than half of {expected} passes."
-        if expected
-        else "Nothing saves half here."
-    )
-    return number_verdict(answer, expected, hint, right, 0)
-
-
-@exercise("Take divider.counts. All wait for the slowest device: give it less.")
-def check_division(answer: Sequence[int], problem: Problem[Profile]) -> tuple[bool, str]:
-    """Is a division of the queries as fast as the planner's, within 2 %?"""
-    mine_s, best_s = query_step_s(problem, tuple(answer)), plan_queries(problem).total_s
-    return (
-        mine_s <= best_s * 1.02,
-        f"A step takes {mine_s * 1e3:.1f} ms with yours, {best_s * 1e3:.1f} ms with the planner's.",
-    )

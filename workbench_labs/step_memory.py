@@ -1,0 +1,109 @@
+"""Peak memory and time of one training step: by forward passes, by backpropagation, and with checkpointing.
+
+Each is measured in a process of its own, above the memory of the loaded model: `python -m workbench_labs.step_memory
+MODEL SIDE QUERIES SAMPLES`.  Checkpointing: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from torch.utils.checkpoint import checkpoint
+
+from workbench.core.errors import RuntimeSetupError, check_choice
+from workbench.core.run_folder import child_environment
+from workbench.methods.p_rge.zeroth_order import CausalModel, FirstOrder, Prge
+from workbench.runtime.memory import read_memory
+from workbench.trainings.queries import QueryTraining, Trial
+from workbench.widgets.tables import Table
+
+Side = Literal["forward passes", "backpropagation", "with checkpointing"]
+WAIT_S = 600
+TOKENS = 64
+
+
+def measure(model: str, side: Side, queries: int, samples: int) -> tuple[int, float]:
+    """Return the peak bytes of a step in this process above the loaded model, and the seconds of another step.
+
+    samples: of a step in all; forward passes divide them among the queries.  The peak is 0 where the system cannot
+    reset it.
+    """
+    check_choice("side", side, get_args(Side))
+    batch_size = samples // queries if side == "forward passes" else samples
+    method: Any = "P-RGE" if side == "forward passes" else "FO-SGD"
+    trial = Trial(
+        model=model, method=method, queries=queries, batch_size=batch_size, max_length=TOKENS, samples=(64, 1, 1)
+    )
+    training = QueryTraining(trial)
+    if side == "with checkpointing":
+        with_checkpoints(training.model)
+    step = (
+        Prge(training.model, trial.zeroth_order).step
+        if side == "forward passes"
+        else FirstOrder(training.model, "sgd", 1e-3).step
+    )
+    batch = training.batch(0)
+    gc.collect()
+    before = read_memory().rss_bytes
+    can_reset = _reset_peak()
+    step(batch, 0)
+    peak = read_memory().peak_rss_bytes - before if can_reset else 0
+    begin = time.perf_counter()
+    step(batch, 1)
+    return peak, time.perf_counter() - begin
+
+
+def with_checkpoints(model: CausalModel) -> None:
+    """Let a model's layers keep only their inputs, and compute the rest again for the backward pass."""
+    for layer in model.backbone.layers.values():
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+
+
+def _reset_peak() -> bool:
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return True
+
+
+def step_memory(model: str, queries: int, samples: int) -> dict[Side, tuple[float, float]]:
+    """Return each side's peak MB above the loaded model, and its seconds, each measured in a process of its own."""
+    found = {}
+    # Freed memory goes back at once, so that the peak is what is needed at one time.
+    environment = child_environment() | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    for side in get_args(Side):
+        command = [sys.executable, "-m", "workbench_labs.step_memory", model, side, str(queries), str(samples)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, env=environment)
+        if done.returncode:
+            words = " ".join(done.stderr.strip().splitlines()[-1:])
+            raise RuntimeSetupError(f"The memory of '{side}' was to be measured.", f"It stops: {words}", "Try again.")
+        peak_bytes, seconds = json.loads(done.stdout.splitlines()[-1])
+        found[side] = peak_bytes / 1e6, seconds
+    return found
+
+
+def memory_table(found: dict[Side, tuple[float, float]], *, title: str) -> Table:
+    """Return the peaks and the times."""
+    rows = [
+        (side, f"{peak:.0f}" if peak else "unknown here", f"{seconds:.2f}") for side, (peak, seconds) in found.items()
+    ]
+    return Table(("a step by", "peak above the model (MB)", "seconds"), rows, title=title)
+
+
+def ratio(found: dict[Side, tuple[float, float]]) -> float | str:
+    """Return the peak of backpropagation over that of forward passes."""
+    forward, backward = found["forward passes"][0], found["backpropagation"][0]
+    return backward / forward if forward and backward else "unknown here: this system does not reset a peak"
+
+
+if __name__ == "__main__":
+    model_name, chosen, q, count = sys.argv[1:]
+    sys.stdout.write(json.dumps(measure(model_name, chosen, int(q), int(count))) + "\n")  # type: ignore[arg-type]
