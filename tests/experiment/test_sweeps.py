@@ -95,7 +95,7 @@ def test_a_sweep_is_interrupted_goes_on_and_is_compared(
     compared = sides(frame)
     assert [side.results["step_s"].num_runs for side in compared] == [1, 1, 1, 1, 1, 1, 2, 2, 2]
     assert compared[7].settings == {"method": "pac_plus", "bandwidth": 10.0, "option.reduction": 4.0}
-    assert compared[7].name == "pac_plus, bandwidth 10, option.reduction 4"
+    assert compared[7].name == "pac_plus, bandwidth 10, reduction 4"
     values = frame[(frame["method"] == "pac_plus") & (frame["bandwidth"] == 10)]["step_s"]
     assert compared[7].results["step_s"][:2] == pytest.approx(
         (values.mean(), abs(values.iloc[0] - values.iloc[1]) / math.sqrt(2))

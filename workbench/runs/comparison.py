@@ -162,9 +162,9 @@ def words_of(settings: Mapping[str, Any]) -> str:
     return ", ".join(
         str(value)
         if name in ("method", "label")
-        else f"{name} {value:g}"
+        else f"{_words(name)} {value:g}"
         if isinstance(value, float)
-        else f"{name} {shown(value, 40)}"
+        else f"{_words(name)} {shown(value, 40)}"
         for name, value in settings.items()
     )
 
@@ -223,7 +223,7 @@ def table(compared: Sequence[Side], *, most_metrics: int | None = None) -> tuple
     results = [name for name in QUANTITIES if name in found] + [name for name in found if name not in QUANTITIES][
         :most_metrics
     ]
-    heads = [*settings, "runs", *(_head(name) for name in results)]
+    heads = [*map(_words, settings), "runs", *(_head(name) for name in results)]
     rows = []
     for side in compared:
         count = max((spread.num_runs for spread in side.results.values()), default=len(side.files))
@@ -240,7 +240,8 @@ def _head(name: str) -> str:
 
 
 def _words(name: str) -> str:
-    return name.removesuffix("_per_s").removesuffix("_s").removesuffix("_bytes").replace("_", " ")
+    short = name.removeprefix("option.").removesuffix("_per_s").removesuffix("_s").removesuffix("_bytes")
+    return short.replace("_", " ")
 
 
 def _cell(side: Side, name: str) -> str:
@@ -289,7 +290,8 @@ def write_page(compared: Sequence[Side], path: Path | str) -> Path:
         panels.append(Markup("<section id='panel{}' aria-label='{}'>{}</section>").format(number, label, panel))
         rules.append(f"#tab{number}:checked~#panel{number}{{visibility:visible;height:auto}}")
     settings = list(dict.fromkeys(name for side in compared for name in side.settings if name != "label"))
-    differ = f"The settings that differ: {', '.join(settings)}." if settings else "All runs have the same settings."
+    named = ", ".join(map(_words, settings))
+    differ = f"The settings that differ: {named}." if settings else "All runs have the same settings."
     body = Markup("<p>{}</p><style>{}{}</style><script>{}</script>{}{}").format(
         differ,
         Markup(_LOOK),
@@ -306,8 +308,12 @@ def write_page(compared: Sequence[Side], path: Path | str) -> Path:
 # A hidden tab keeps its width: plotly would draw into none otherwise.
 _LOOK = (
     "body{max-width:none} section{visibility:hidden;height:0;overflow:hidden;margin-top:1em} "
-    "input[name=origin]{margin-left:1em}"
-    ".sides{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(34em,100%),1fr))} figure{min-width:0} "
+    "input[name=origin]{position:absolute;opacity:0} "
+    "input[name=origin]+label{display:inline-block;padding:.4em 1.1em;border:1px solid var(--line);cursor:pointer;"
+    "border-radius:7px 7px 0 0;color:var(--quiet)} "
+    "input[name=origin]:checked+label{color:var(--text);font-weight:bold;box-shadow:inset 0 3px #0072B2} "
+    "input[name=origin]:focus-visible+label{outline:2px solid #56B4E9;outline-offset:2px} "
+    ".sides{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(30em,100%),1fr))} figure{min-width:0} "
     "figure:last-child{grid-column:1/-1}"
     "td,th{text-align:right} td.words,th.words{text-align:left}"
 )
@@ -385,9 +391,12 @@ def figures(compared: Sequence[Side]) -> list[Any]:
         else f"{INVALID_MARK} Host too busy in some of these runs: their times mean little."
     )
     drawn = []
-    all_series = [
-        side.without(axis).name if axis else "" for side in compared
-    ]  # each series has the same colour in all figures
+    plain = "default settings" if len(keys) > 1 else "all runs"
+
+    def series_of(side: Side) -> str:
+        return words_of(side.without(axis).settings) or plain if axis else ""
+
+    all_series = [series_of(side) for side in compared]  # each series has the same colour in all figures
     for name in dict.fromkeys(name for side in compared for name in side.results):
         having = [side for side in compared if name in side.results]
         if len(having) == 1 < len(compared):
@@ -397,14 +406,14 @@ def figures(compared: Sequence[Side]) -> list[Any]:
         for side in sorted(having, key=lambda side: side.settings.get(axis, 0) if axis else 0):
             mean, deviation, _ = side.results[name]
             x = side.name if axis is None else f"{side.settings[axis]:g}"
-            series = "" if axis is None else side.without(axis).name
+            series = series_of(side)
             found[series][x] = Spread(mean, mean - deviation, mean + deviation).scaled(factor)
-        x_title = {"bandwidth": "links (Mbit/s)", None: ""}.get(axis, axis or "")
+        x_title = {"bandwidth": "links (Mbit/s)", None: ""}.get(axis, _words(axis or ""))
         words = {"title": what[0].upper() + what[1:], "label": label, "subtitle": better(name), "note": note}
         figure = compared_bars(found, x_title=x_title, unit=unit or name, **words)
         for bar in figure.data:
             bar.update(text=[_number(value) for value in bar.y], textposition="outside", cliponaxis=False)
-        if len({x for points in found.values() for x in points}) * len(found) < 4:
+        if len({x for points in found.values() for x in points}) * len(found) <= 6:
             figure.update_layout(bargap=0.7)  # few bars stay narrow
         drawn.append(figure)
     trainings = {side.name: [Report.read(file) for file in side.files] for side in compared}

@@ -115,7 +115,7 @@ def _section(result: Result, drawn: Sequence[Captioned]) -> Markup:
         Markup("<li{}>{} {} ({})</li>").format(
             Markup("" if check.holds else " class='warning'"),
             Markup("<b aria-label='holds'>✓</b>") if check.holds else Markup("<b>✗ FAILS:</b>"),
-            check.claim,
+            check.claim[:1].upper() + check.claim[1:],
             check.found,
         )
         for check in result.checks
