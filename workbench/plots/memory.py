@@ -246,7 +246,9 @@ def needs(
     )
     said = f"Out of memory: {lacking}" if over else "every device is within its budget"
     words = {"title": title, "label": "planned", "subtitle": said, "x_title": f"memory ({unit.name})"}
-    return stacked_bars([names[rank] for rank in ranks], parts, marks=marks, **words)
+    figure = stacked_bars([names[rank] for rank in ranks], parts, marks=marks, **words)
+    # An idle device, of which only the budget is drawn, keeps its place.
+    return figure.update_yaxes(categoryorder="array", categoryarray=[*map(style.only_our_tags, names)])
 
 
 def _names(cluster: Cluster) -> list[str]:

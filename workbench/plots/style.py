@@ -30,6 +30,10 @@ INSIDE = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0
 """Of a trace of bars: its text stands inside, upright."""
 LEGEND_BELOW = {"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0, "traceorder": "normal"}
 
+LEGEND_LINE_PIXELS, LEGEND_MARK_PIXELS, CHARACTER_PIXELS = 620, 50, 7.5
+FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
+"""Notebooks have the same, so figures and tables look alike."""
+
 OPERATIONS = read_toml(data_folder() / "operations.toml")
 """Words and colours for classes of operations, in the order of the legend; words for values."""
 COLOURS: dict[str, str] = {name: globals()[colour] for name, colour in OPERATIONS["colours"].items()}
@@ -230,6 +234,9 @@ def finish(
     """
     in_legend = [trace.name for trace in figure.data if trace.name and trace.showlegend is not False]
     has_legend = len(in_legend) > 1 or any(trace.showlegend for trace in figure.data)
+    # A legend of one line leaves no empty band above it.
+    one_line = sum(LEGEND_MARK_PIXELS + CHARACTER_PIXELS * len(name) for name in in_legend) < LEGEND_LINE_PIXELS
+    legend_pixels = (82 if one_line else 100) if has_legend else 0
     lost = ", ".join(f"{count} of '{name}'" for name, count in _not_numbers(figure).items())
     notes = [note, f"{INVALID_MARK} Not drawn, because they are no numbers: {lost}" if lost else ""]
     lines = [f"<b>{one}</b>" for one in notes if one]
@@ -252,8 +259,8 @@ def finish(
         },
         height=height,
         modebar=MODE_BAR,
-        margin={"l": 20, "r": 45, "t": 92 if len(lines) > 1 else 76, "b": 100 if has_legend else 50},
-        font={"family": "Helvetica, Arial, sans-serif", "size": 12, "color": BLACK},
+        margin={"l": 20, "r": 45, "t": 92 if len(lines) > 1 else 76, "b": legend_pixels or 50},
+        font={"family": FONT, "size": 12, "color": BLACK},
         legend={"title": {"text": ""}} | LEGEND_BELOW,
         hoverlabel={"namelength": -1},
     )

@@ -18,7 +18,7 @@ from workbench.plots.breakdown import stacked_bars
 from workbench.plots.predicted import lines
 
 Point = tuple[float, float]
-HALF_WIDTH, HALF_HEIGHT = 5.2, 2.6
+HALF_WIDTH, HALF_HEIGHT = 6.0, 3.0
 ARROW = 1.5  # drawn length of the exact gradient
 MAX_PROBES = 24  # more arrows cannot be distinguished
 _CELLS = 96
