@@ -112,11 +112,15 @@ def counting(notify: Notify, parts: str, *, before: int = 0, rounds: int = 1) ->
 
 
 def counting_steps(notify: Notify, parts: str) -> Notify:
-    """Return what tells a waiting user how many steps of a measurement are done, from the events of its steps."""
+    """Return what tells a waiting user how many steps of a measurement are done, and which devices still load, from the
+    measurement's events.
+    """
 
     def report(event: Event) -> None:
         if event.kind == "step":
             notify(Event("count", message=parts, step=event.step + 1, num_steps=event.num_steps))
+        elif event.kind == "device" and event.epoch < 0:
+            notify(event)
 
     return report
 

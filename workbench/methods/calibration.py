@@ -64,6 +64,7 @@ class Calibration:
                 if tried:  # the devices were late
                     notify(Event("phase", message=f"Calibrating: once more, at a time dilation of {dilation:g}"))
                 tried.append(dilation)
+                notify(Event("count", message="steps", step=0, num_steps=num_steps))
                 return self._late_share(dilation, num_steps, counting_steps(notify, "steps"))
 
             return find_dilation(late_share)

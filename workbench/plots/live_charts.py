@@ -138,7 +138,7 @@ def _steps_axis(x: Callable[[float], float], most: int, unit: str = "step") -> l
         for number in numbers
         if x(number) < WIDTH - RIGHT - 16
     ]
-    return [*named, svg.text(WIDTH - RIGHT + 4, CHART_HEIGHT - 8, unit, size=11, colour=svg.MUTED)]
+    return [*named, svg.text(WIDTH, CHART_HEIGHT - 8, unit, size=11, text_anchor="end", colour=svg.MUTED)]
 
 
 def device_chart(
@@ -187,12 +187,17 @@ def device_chart(
 
 
 def step_chart(
-    measured: Timeline | None, predicted: Timeline | None, *, measured_step: str = "", unit: str = "step"
+    measured: Timeline | None,
+    predicted: Timeline | None,
+    *,
+    measured_step: str = "",
+    predicted_step: str = "",
+    unit: str = "step",
 ) -> str:
     """Return the measured step of every device over the predicted one, on one axis of time.  unit: what it is called.
 
     Devices that do something have a lane each: the upper, thick half is measured, the lower, thin one predicted.
-    measured_step: which one, in words.
+    measured_step, predicted_step: which one, in words.
     """
     known = [one for one in (measured, predicted) if one is not None and one.spans]
     if not known:
@@ -224,7 +229,7 @@ def step_chart(
         f"{what} {scale.text(one.makespan_s)}{where}"
         for what, one, where in (
             ("measured", measured, f" ({measured_step})" if measured_step else ""),
-            ("predicted", predicted, ""),
+            ("predicted", predicted, f" ({predicted_step})" if predicted_step else ""),
         )
         if one is not None and one.spans
     ]

@@ -87,10 +87,12 @@ def holds_of(plan: Plan, rank: int, *, cached: bool = False) -> str:
     for stage in stages:
         for share in stage.shares:
             if share.rank == rank:
+                # The devices that divide the heads or tokens of a sample all have that sample.
+                divides = share.heads or share.tokens
                 own = [
                     f"{count} {one if count == 1 else name}"
                     for name, one in _PARTS.items()
-                    if (count := getattr(share, name))
+                    if (count := getattr(share, name)) and not (divides and name == "samples")
                 ]
                 return ", ".join([f"{stage.layers_in_words}", *own])
     return ""

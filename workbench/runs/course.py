@@ -173,8 +173,8 @@ class CourseLog:
     def _energy(self, rank: int) -> Energy | None:
         if rank in self._metered_j:
             return Energy(self._metered_j[rank], is_measured=True)
-        is_known = self.cluster.devices[rank].watts_busy > 0
-        return Energy(self._energy_j[rank], is_measured=False) if is_known else None
+        joules = self._energy_j[rank]
+        return Energy(joules, is_measured=False) if joules > 0 else None
 
     def _timeline(self) -> Timeline:
         return Timeline(

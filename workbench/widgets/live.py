@@ -92,6 +92,7 @@ def parts_of(now: Snapshot, course: Course, cluster: Cluster) -> dict[str, str]:
         parts["loss"] = live_charts.request_chart(course.requests, course.predicted_requests)
     if shown is not None:
         where = {"measured_step": course.measured_step, "unit": course.unit}
+        where |= {"predicted_step": "of typical length"} if course.unit == "request" else {}
         parts["step"] = live_charts.step_chart(course.measured, course.predicted, **where)
     return parts | {"more": _tables(now, nodes, traffic, course.unit)}
 
@@ -137,7 +138,7 @@ def _caption(course: Course) -> str:
     what = "New plan" if course.is_replanned else "Plan"
     if course.cached:
         return f"{what}: every device trains on its own samples from the cache"
-    return f"{what}: {plan.where()}, {plan.cut}"
+    return f"{what}: {plan.where()}" + (f", {plan.cut}" if course.unit == "step" else "")
 
 
 def _ranks(timeline: Timeline | None, cluster: Cluster) -> list[int]:

@@ -107,7 +107,14 @@ def test_every_system_simulates(data: Path, system: str, tmp_path: Path) -> None
 
 def test_a_run_answers_every_request(data: Path, engines: EngineCluster, tmp_path: Path) -> None:
     job = job_for(data, system="galaxy", overlap=True, compare=3)
-    report = execute(job, engines, tmp_path, resume=True)
+    seen: list[Event] = []
+
+    def watch(event: Event) -> None:
+        seen.append(event)
+        if event.watch is not None:
+            event.watch()
+
+    report = execute(job, engines, tmp_path, resume=True, progress=watch)
     assert all(step.predicted_s and step.measured_s and step.loss is None for step in report.steps)
     assert len(report.steps) == report.metrics["requests"] == REQUESTS
     latencies = sorted(step.measured_s or 0.0 for step in report.steps)
@@ -119,6 +126,9 @@ def test_a_run_answers_every_request(data: Path, engines: EngineCluster, tmp_pat
     done = [sorted((span.rank, str(span.op)) for span in timeline.spans) for timeline in (measured, predicted)]
     assert done[0] == done[1], "the very operations that were simulated were run"
     assert measured.title == predicted.title and "tokens" in measured.title
+    shown = next(event for event in seen if event.kind == "spans")
+    assert {(span.rank, span.op.kind) for span in shown.spans} == {(span.rank, span.op.kind) for span in measured.spans}
+    assert min(span.start_s for span in shown.spans) == 0
     assert all(measured.peak_bytes(rank) > 0 for rank in (report.plan.inference or pytest.fail("no plan")).ranks)
     told, drawn = summary(report), [captioned.name for captioned in figures(report)]
     assert "Latency" in told and "differ from the local model's" in told and "hybrid model parallelism" in told
@@ -161,7 +171,12 @@ def test_a_forced_scheme_splits_and_says_its_price(data: Path, model: str, schem
 
 
 def test_texts_and_pictures(data: Path, engines: EngineCluster, tmp_path: Path) -> None:
-    written = execute(job_for(data, "tiny-gpt2-2", generate=3, scheme=2), engines, tmp_path / "text")
+    steps: list[Event] = []
+    job = job_for(data, "tiny-gpt2-2", generate=3, scheme=2)
+    written = execute(job, engines, tmp_path / "text", progress=steps.append)
+    answered = [event for event in steps if event.kind == "step"]
+    assert sum(event.tokens for event in answered) == 3 * sum(event.samples for event in answered) == 3 * REQUESTS
+    assert not any(event.kind == "spans" for event in steps)  # nobody looked
     assert written.metrics["texts that differ"] == 0
     assert len({span.rank for span in written.timelines["request, measured"].spans if not span.op.is_communication}) > 1
     assert written.metrics["first token s"] > 0 and written.metrics["further token s"] > 0

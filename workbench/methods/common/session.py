@@ -91,7 +91,7 @@ class DeviceReporter:
 
     def shown_spans(self, begin_s: float, spans: Sequence[Span]) -> tuple[Span, ...]:
         """Return the spans of a step that began then, on rank 0's clock; () if they are not to be sent."""
-        turn, self._turn = self._turn, begin_s // SPANS_EVERY_S
+        turn, self._turn = self._turn, begin_s * self._context.dilation // SPANS_EVERY_S
         is_shown = self._context.is_watched and turn != self._turn and len(spans) <= MOST_SPANS
         return tuple(moved(spans, self._context.clock_offset_s)) if is_shown else ()
 
