@@ -7,6 +7,7 @@ the smallest settings.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sys
 from pathlib import Path
@@ -45,6 +46,9 @@ def main(size: str) -> None:
             file = kept_file(lab, size)
             part = file.with_suffix(".part.ipynb")
             run_notebook(lab, part)
+            notebook = json.loads(part.read_text(encoding="utf-8"))
+            notebook["metadata"].pop("widgets", None)  # up to 20 MB, and dead without a kernel
+            part.write_text(json.dumps(notebook), encoding="utf-8")
             part.replace(file)
 
 

@@ -6,10 +6,11 @@ import dataclasses
 import importlib
 import inspect
 import re
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from generate.words import cell, meanings, table
+from generate.words import cell, entries_of, meanings, table
 
 
 def module(name: str, *names: str) -> str:
@@ -30,9 +31,15 @@ def module(name: str, *names: str) -> str:
 
 def _entry(found: Any, name: str) -> Iterator[str]:
     yield f"### {name}\n"
-    yield f"```python\n{_signature(found, name)}\n```\n"
+    yield f"```python\n{_signature(found, name, is_block=True)}\n```\n"
     if not dataclasses.is_dataclass(found):
-        yield _prose(found.__doc__)
+        lead, arguments = entries_of(found.__doc__, _parameters(found))
+        # What a function raises stands last, behind its arguments.
+        *others, last = arguments or [""]
+        says, raises, errors = arguments.get(last, "").partition("Raises ")
+        yield _prose(lead)
+        yield from (f"- `{one}`: {cell(arguments[one])}" for one in others)
+        yield f"- `{last}`: {cell(says)}\n\n{cell(raises + errors)}\n" if last else ""
     else:
         says = meanings(found)
         yield _prose((found.__doc__ or "").split("\n\n")[0]) if not says else ""
@@ -48,17 +55,24 @@ def _entry(found: Any, name: str) -> Iterator[str]:
         yield ""
 
 
-def _signature(found: Any, name: str) -> str:
+def _signature(found: Any, name: str, *, is_block: bool = False) -> str:
     try:
         signature = inspect.signature(found)
     except (TypeError, ValueError):
         return name
     parameters = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
-    shown = signature.replace(
-        parameters=[one for one in parameters if one.name not in ("self", "cls")],
-        return_annotation=inspect.Signature.empty,
-    )
+    parameters = [one for one in parameters if one.name not in ("self", "cls")]
+    shown = str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
+    if is_block and len(name + shown) > 90:
+        shown = textwrap.fill(shown, 86, initial_indent="", subsequent_indent="    ", break_on_hyphens=False)
     return f"{name}{shown}"
+
+
+def _parameters(found: Any) -> list[str]:
+    try:
+        return list(inspect.signature(found).parameters)
+    except (TypeError, ValueError):
+        return []
 
 
 def _prose(text: str | None) -> str:

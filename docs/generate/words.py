@@ -33,14 +33,21 @@ def meanings(kind: type) -> dict[str, str]:
     for owner in reversed(kind.__mro__):
         is_dataclass = hasattr(owner, "__dataclass_fields__")
         names = [field.name for field in fields(owner)] if is_dataclass else getattr(owner, "_fields", ())
-        text = re.sub(r"\n\s*\n", ". ", owner.__doc__ or "")
-        text = re.sub(r"(?<!\.)\.\. ", ". ", " ".join(text.split()))
-        either = "|".join(map(re.escape, names)) or "(?!)"
-        entries = list(re.finditer(rf"(?:(?<=[.:] )|^)((?:{either})(?:, (?:{either}))*): ", text))
-        for entry, following in zip_longest(entries, entries[1:]):
-            says = text[entry.end() : following.start() if following else None].strip()
-            found |= {name: says for name in entry[1].split(", ")}
+        found |= entries_of(owner.__doc__, names)[1]
     return found
+
+
+def entries_of(docstring: str | None, names: Iterable[str]) -> tuple[str, dict[str, str]]:
+    """Return what stands before a docstring's first entry, and its entries, 'name, other: text', by name."""
+    text = re.sub(r"\n\s*\n", ". ", docstring or "")
+    text = re.sub(r"(?<!\.)\.\. ", ". ", " ".join(text.split()))
+    either = "|".join(map(re.escape, names)) or "(?!)"
+    entries = list(re.finditer(rf"(?:(?<=[.:] )|^)((?:{either})(?:, (?:{either}))*): ", text))
+    found: dict[str, str] = {}
+    for entry, following in zip_longest(entries, entries[1:]):
+        says = text[entry.end() : following.start() if following else None].strip()
+        found |= {name: says for name in entry[1].split(", ")}
+    return text[: entries[0].start()].strip() if entries else text, found
 
 
 def described(hint: Any) -> tuple[str, list[Any]]:
