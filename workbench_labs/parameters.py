@@ -420,6 +420,45 @@ class LayerCut(Built, frozen=True, kw_only=True):
         load_method("galaxy_plus").require_known(job, load_cluster(self.serving_cluster))
 
 
+class BreakIt(Parameters, frozen=True, kw_only=True):
+    """08_break_it.  tokens: of a request.  straggler: the rank of the device that becomes `slower` times slower."""
+
+    method: ClassVar[str] = "galaxy_plus"
+    student: Student
+    cluster_name: Text
+    model: str
+    tokens: Tokens
+    stream_requests: Annotated[int, Meta(ge=1, le=100_000)]
+    straggler: Annotated[int, Meta(ge=0)]
+    slower: Annotated[float, Meta(gt=1, le=100)]
+    text_model: str
+    new_tokens: int
+
+    @property
+    def job(self) -> Job:
+        """Return the job of the requests (see Parameters)."""
+        return Job(method=self.method, model=self.model, task="sst2", test_samples=4, max_length=self.tokens)
+
+    @property
+    def text_job(self) -> Job:
+        """Return the job that writes text."""
+        options = {"generate": self.new_tokens, "compare": 2}
+        return Job(
+            method=self.method, model=self.text_model, task="sentiment", test_samples=2, max_length=32, options=options
+        )
+
+    def check(self) -> None:
+        """Check also the straggler's rank, and the model that writes text (see Parameters)."""
+        Parameters.check(self)
+        cluster = self.cluster()
+        require_devices(cluster, 2, "one of them is lost")
+        if self.straggler >= cluster.world_size:
+            asked = f"straggler = {self.straggler} was asked for."
+            todo = f"Choose a rank from 0 to {cluster.world_size - 1}."
+            raise ConfigError(asked, f"'{cluster.name}' has {cluster.world_size} devices.", todo)
+        load_method(self.method).require_known(self.text_job, cluster)
+
+
 class DataThatStay(Parameters, frozen=True, kw_only=True):
     """09_data_that_stay.  rule: which device owns which samples.  blocks, depth: the ring of the paper's Fig. 2.
     steps: mini-batches of a training.  layer_ms: of a block's forward pass, on emulated devices.
@@ -460,6 +499,7 @@ LABS: dict[str, type[AllLabs]] = {
     "05_slopes": Slopes,
     "06_forward_only": ForwardOnly,
     "07_cut_a_layer": LayerCut,
+    "08_break_it": BreakIt,
     "09_data_that_stay": DataThatStay,
     "10_never_drain": NeverDrain,
     "02_write_the_simulator": Simulator,

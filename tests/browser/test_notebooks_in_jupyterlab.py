@@ -278,6 +278,13 @@ def in_cut_a_layer(notebook: Notebook) -> None:
     try_layer_cutter(notebook)
 
 
+def in_break_it(notebook: Notebook) -> None:
+    require_questions(notebook, "Write the rule", r"plans in 0\.\d s", unanswered=4)
+    headline = ".widget-html [role=status]"
+    wait_until(lambda: "without re-scheduling" in notebook.text_of(headline), "the service in virtual time")
+    notebook.shoot("straggler-lab")
+
+
 def points_of(notebook: Notebook, trace: str) -> list[int]:
     """Return how many points each figure in the page has drawn of a trace."""
     script = """
@@ -405,6 +412,7 @@ CLICKS: dict[str, Callable[[Notebook], None]] = {
     "05_slopes": in_slopes,
     "06_forward_only": in_forward_only,
     "07_cut_a_layer": in_cut_a_layer,
+    "08_break_it": in_break_it,
     "09_data_that_stay": in_ringada,
     "10_never_drain": in_confidant,
     "02_write_the_simulator": in_simulator,

@@ -13,8 +13,6 @@ from workbench.core.inference import InferencePlan
 from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.tasks import load_task
 from workbench.widgets import SchedulePlayer, passages_folder
-from workbench_labs import exercises
-from workbench_labs.exercises.dividing import break_even
 from workbench_labs.inference_explorer import InferenceExplorer, LayerCutter, SchemeEditor
 from workbench_labs.inference_problem import (
     PLANNERS,
@@ -173,14 +171,3 @@ def test_a_straggler_is_left_out_and_a_killed_device_costs_no_request(problem: S
 def test_passages_are_a_task_of_longer_texts(tmp_path) -> None:
     task = load_task("sst2", data=passages_folder(tmp_path, count=3, sentences=8))
     assert len(task.test) == 3 and min(len(text.split()) for text in task.test.texts) > 60
-
-
-def test_break_even_is_where_waiting_costs_what_leaving_out_does(
-    problem: SequenceProblem, algorithm_1: InferencePlan
-) -> None:
-    factor = break_even(problem, algorithm_1, 1)
-    waiting = SequencePrice(replace(problem, profile=problem.profile.slowed(1, factor)))(algorithm_1)
-    much = SequencePrice(replace(problem, profile=problem.profile.slowed(1, 2 * factor)))(algorithm_1)
-    assert SequencePrice(problem)(algorithm_1) < waiting < much
-    assert exercises.check_break_even(factor, problem, algorithm_1, "rpi-l-1").passed
-    assert exercises.check_break_even(2 * factor, problem, algorithm_1, "rpi-l-1").passed is False

@@ -134,6 +134,14 @@ ODD: dict[str, dict[str, list[Any]]] = {
         "requests": [0, -1, 10**9, 1.5],
         "serving_cluster": ["pare", "", 2, None],
     },
+    "08_break_it": {
+        "tokens": [0, -1, 10**9, "48"],
+        "stream_requests": [0, -1, 1.5, 10**9],
+        "straggler": [9, 2, -1, "oak", None, 0.5],
+        "slower": [1, 0, -1, NAN, 1e300, "twice"],
+        "text_model": ["gpt", None],
+        "new_tokens": [-1, "4", None, 10**9],
+    },
     "09_data_that_stay": {
         "rule": ["dirichlet", "dirichlet:0", "dirichlet:nan", "sizes:1", "random", None, ""],
         "blocks": [[], [0, 3], [-1, 4], [3], 14, None, [1.5, 2], [10**9, 1]],

@@ -32,6 +32,7 @@ EXERCISES = {
     "05": "workbench_labs.exercises.slopes",
     "06": "workbench_labs.exercises.queries",
     "07": "workbench_labs.exercises.layer_cuts",
+    "08": "workbench_labs.exercises.straggling",
     "09": "workbench_labs.exercises.ring",
     "10": "workbench_labs.exercises.never_drain",
     "12": "workbench_labs.exercises.projects",

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from statistics import mean
 
 from workbench import experiment
-from workbench.core.errors import PlanError, did_you_mean
-from workbench.core.inference import InferencePlan
+from workbench.core.errors import did_you_mean
 from workbench.core.plan import Plan
 from workbench.core.report import Report
-from workbench.methods.galaxy_plus.prices import SequencePrice, replan
 from workbench_labs.exercises.training import Verdict, exercise, number_verdict
-from workbench_labs.inference_problem import SequenceProblem
 
 _NONE_CACHED = Verdict(None, "No epoch of this run came from the cache. Train 2 epochs or more.")
 
@@ -97,38 +93,3 @@ def check_faster_plan(plan: Plan, report: Report) -> tuple[bool, str]:
         )
     why = "its prices (Eq. 5-7) are approximations, and it keeps the devices in the cluster's order"
     return True, f"{said} You beat the planner: {why}."
-
-
-MOST_SLOWER = 64.0
-
-
-def break_even(problem: SequenceProblem, plan: InferencePlan, rank: int) -> float:
-    """Return how many times slower a device must become until a plan without it is as fast as the plan that still waits
-    for it.
-    """
-    price = SequencePrice(problem)
-    without = price(
-        replan(plan, problem.profile, problem.cluster, length=problem.sequence_length, excluded=(rank,), price=price)
-    )
-    low, high = 1.0, MOST_SLOWER
-    while high / low > 1.01:
-        factor = (low * high) ** 0.5
-        slow = replace(problem, profile=problem.profile.slowed(rank, factor))
-        low, high = (factor, high) if SequencePrice(slow)(plan) < without else (low, factor)
-    return low
-
-
-def check_break_even(answer: float | None, problem: SequenceProblem, plan: InferencePlan, device: str) -> Verdict:
-    """From which slowdown on is it better to leave a device out than to wait for it?"""
-    names = [one.name for one in problem.cluster.devices]
-    hint = (
-        f"Let {device} become slower, little by little, and compare waiting ('nothing') with leaving it out, once "
-        "both have settled."
-    )
-    if answer is None:
-        return Verdict(None, hint)
-    try:
-        expected = break_even(problem, plan, names.index(device))
-    except PlanError as error:
-        return Verdict(None, f"The others cannot do without it: {error}")
-    return number_verdict(answer, expected, hint, f"From {expected:.1f} times slower on.", 0.2)

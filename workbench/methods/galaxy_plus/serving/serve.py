@@ -160,6 +160,7 @@ def serve(
     is_over: Callable[[float], bool] = lambda now_s: False,
     on_event: Callable[[ServingEvent], None] | None = None,
     on_request: Callable[[ServedRequest], None] = lambda request: None,
+    decided_by: type[Rescheduler] = Rescheduler,
 ) -> ServingReport:
     """Serve the stream and return its report.  Every answer is compared with the local model's.
 
@@ -168,7 +169,7 @@ def serve(
     Requests are random tokens, stream.length of them each.
     faults: is_over may add to the schedule while requests are served.
     first_plan: plan for all devices; by default our planner's.  left_out: devices that no plan may use.
-    is_over: called with the service's seconds; returns whether to end early.
+    is_over: called with the service's seconds; returns whether to end early.  decided_by: makes the decisions.
     The engines keep running.  Raises ConfigError, PlanError if nothing fits, RuntimeSetupError, and ServiceInterrupted
     with a report if the user ends the service.
     """
@@ -200,7 +201,7 @@ def serve(
     log = ServingLog(watch=on_event, arrivals_s=stream.arrival_times())
     times = simulated_times(profile, cluster, lengths)
     planner = planner_of(profile, cluster, lengths, first=first_plan, left_out=left_out)
-    rescheduler = Rescheduler(settings, cluster.world_size, planner, times, log)
+    rescheduler = decided_by(settings, cluster.world_size, planner, times, log)
     answers = local_hidden(model, requests)
     working = profile.working_bytes_per_token * max(lengths)
     setup = SessionSetup(

@@ -41,17 +41,18 @@ def simulate_serving(
     noise: float = 0.0,
     seed: int = 0,
     until_s: float = math.inf,
+    decided_by: type[Rescheduler] = Rescheduler,
 ) -> ServingReport:
     """Return the simulated report of serving the stream.
 
     planner, times: see serve.planner_of and serve.simulated_times.  Weights are read at Device.storage_bytes_per_s.
     noise: standard deviation of the logarithm of the seconds that devices report and probes measure, drawn with `seed`.
-    until_s: time at which the service ends, even if requests are unanswered.
+    until_s: time at which the service ends, even if requests are unanswered.  decided_by: makes the decisions.
     Raises PlanError if no plan fits the whole cluster.
     """
     settings = rescheduling or ReschedulingSettings()
     log = ServingLog(arrivals_s=stream.arrival_times())
-    rescheduler = Rescheduler(settings, cluster.world_size, planner, times, log)
+    rescheduler = decided_by(settings, cluster.world_size, planner, times, log)
     work = _Work(profile, cluster, times, noise, random.Random(seed))
     devices = VirtualDevices(
         cluster.world_size, work, replace(world or VirtualWorld(), report_s=settings.report_every_s)

@@ -1,0 +1,310 @@
+"""Lab 'Break it': a rule that says which devices a service leaves out (Galaxy+, section III-E).
+
+The judge serves streams on the workbench's virtual devices, which break by scripts that nobody has seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from random import Random
+from statistics import median
+from typing import Any
+
+from workbench.core.catalogue import load_cluster
+from workbench.core.device_faults import Fault
+from workbench.core.inference import InferencePlan
+from workbench.methods.galaxy_plus import planners as galaxy_plus
+from workbench.methods.galaxy_plus.serving.records import ServingReport, StreamSettings
+from workbench.methods.galaxy_plus.serving.rescheduler import Planner, Rescheduler, Times, compare
+from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
+from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
+from workbench.runtime.virtual_devices import VirtualWorld
+from workbench_labs.course.verdict import (
+    Exercise,
+    WrongAnswerError,
+    comparison,
+    number_of,
+    require_list,
+    require_number,
+)
+from workbench_labs.inference_problem import SequenceProblem, described_problem, settings_for
+from workbench_labs.ruling import Rule, ruled_by
+
+CASES = 40
+REQUESTS = 200
+NOISE = 0.05
+ENOUGH = 0.97
+"""A rule's goodput must be this share of the better of two: never leaving out, and the workbench's own rule."""
+TOKENS, LAYERS = 284, 2
+CLOSE = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """A service in virtual time.  first: the plan over all devices.  request_s: of a request with it."""
+
+    problem: SequenceProblem
+    planner: Planner
+    times: Times
+    first: InferencePlan
+    request_s: float
+
+    @property
+    def size(self) -> int:
+        """Return the number of devices."""
+        return self.problem.cluster.world_size
+
+    def slowed_s(self, rank: int, factor: float) -> float:
+        """Return the seconds of a request if a device is so many times slower and all wait for it."""
+        return self.times(self.first, {rank: factor}).seconds
+
+    def without_s(self, rank: int) -> float:
+        """Return the seconds of a request if a device is left out."""
+        return self.times(self.planner(tuple(one for one in range(self.size) if one != rank)), {}).seconds
+
+    def serve(
+        self, faults: Sequence[Fault], *, decided_by: type[Rescheduler], reaction: str = "exclude", seed: int = 0
+    ) -> ServingReport:
+        """Return the report of REQUESTS requests, back to back (simulated)."""
+        usual_s = self.request_s
+        return simulate_serving(
+            self.problem.profile,
+            self.problem.cluster,
+            self.planner,
+            self.times,
+            stream=StreamSettings(num_requests=REQUESTS, length=TOKENS),
+            rescheduling=settings_for(usual_s, reaction=reaction),
+            faults=faults,
+            world=VirtualWorld(start_s=0.0, restart_s=20 * usual_s, join_s=usual_s, probe_s=0.2 * usual_s),
+            noise=NOISE,
+            seed=seed,
+            decided_by=decided_by,
+        )
+
+
+@cache
+def world() -> World:
+    """Return the lab's service: two layers of DistilBERT on the paper's environment B, by the catalogue."""
+    problem = described_problem("DistilBERT", load_cluster("galaxy-env-b"), length=TOKENS)
+    stacks = tuple(replace(stack, num_layers=LAYERS) for stack in problem.profile.stacks)
+    problem = replace(problem, profile=replace(problem.profile, stacks=stacks))
+    lengths = galaxy_plus.lengths_of(problem)
+    planner = planner_of(problem.profile, problem.cluster, lengths)
+    times = simulated_times(problem.profile, problem.cluster, lengths)
+    first = planner(tuple(range(problem.cluster.world_size)))
+    return World(problem=problem, planner=planner, times=times, first=first, request_s=times(first, {}).seconds)
+
+
+def scripts(draws: Random) -> dict[str, tuple[Fault, ...]]:
+    """Return three scripts of faults, in seconds of the lab's service: long, mild, and short ones again and again."""
+    whole_s = REQUESTS * world().request_s
+
+    def slow(rank: int, start: float, end: float, factor: float) -> Fault:
+        return Fault(kind="slow", rank=rank, start=start * whole_s, end=end * whole_s, factor=round(factor, 2))
+
+    begin, rank = draws.uniform(0.18, 0.25), draws.randrange(2)
+    return {
+        "long": (slow(rank, begin, begin + 0.6, draws.uniform(4.5, 6.0)),),
+        "mild": (slow(draws.randrange(2), draws.uniform(0.1, 0.15), 2.0, draws.uniform(1.2, 1.3)),),
+        "short": tuple(
+            slow(draws.randrange(2), at / 11, at / 11 + 0.032, draws.uniform(5.0, 6.0)) for at in range(1, 11)
+        ),
+    }
+
+
+def goodput(report: ServingReport) -> float:
+    """Return the answers in the time that an undisturbed request takes: at most 1."""
+    return REQUESTS * world().request_s / report.end_s
+
+
+@cache
+def undecided(seed: int) -> tuple[tuple[str, tuple[Fault, ...], int, float], ...]:
+    """Return for each of a seed's scripts its name, its faults, the noise's seed, and the goodput that is possible."""
+    draws, found = Random(seed), []
+    for name, faults in scripts(draws).items():
+        noise = draws.getrandbits(16)
+        never = world().serve(faults, decided_by=Rescheduler, reaction="none", seed=noise)
+        ours = world().serve(faults, decided_by=Rescheduler, seed=noise)
+        found.append((name, faults, noise, max(goodput(never), goodput(ours))))
+    return tuple(found)
+
+
+def judge_rule(answer: Rule, numbers: Mapping[str, Any]) -> str:
+    """Serve three streams under hidden scripts, and compare with never leaving out and with the workbench's rule."""
+    draws, rows = Random(f"{numbers['seed']} usual"), []
+    usual_ms = [draws.uniform(5.0, 40.0) for _ in range(world().size)]
+    for name, faults, noise, possible in undecided(numbers["seed"]):
+        report = world().serve(faults, decided_by=ruled_by(answer, usual_ms), seed=noise)
+        own = goodput(report)
+        counts = (len(report.events_of("excluded")), len(report.events_of("readmitted")))
+        rows.append((name, f"{own:.2f}", f"{possible:.2f}", *counts))
+        if own < ENOUGH * possible:
+            columns = ("script", "yours", "possible", "left out", "taken back")
+            raise WrongAnswerError(
+                f"With the script '{name}' the goodput is {own:.2f}; {possible:.2f} are possible.",
+                comparison("Goodput (simulated)", columns, rows),
+            )
+    return "Goodput " + ", ".join(f"{own} of {possible} ({name})" for name, own, possible, *_ in rows) + " (simulated)."
+
+
+def judge_slowness(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+    """Compare with the workbench's comparison of devices, block by block."""
+    draws = Random(numbers["seed"])
+    for _ in range(CASES):
+        size, blocks = draws.randint(3, 5), draws.choice([3, 5])
+        expected = [[draws.uniform(1, 5) for _ in range(blocks)] for _ in range(size)]
+        factors, error = [draws.choice([1, 1, 2, 4]) for _ in range(size)], draws.uniform(0.5, 2)
+        measured = [
+            [seconds * factor * error * draws.uniform(0.9, 1.1) for seconds in own]
+            for own, factor in zip(expected, factors, strict=True)
+        ]
+        by_rank = [{rank: dict(enumerate(own)) for rank, own in enumerate(one)} for one in (measured, expected)]
+        true = list(compare(*by_rank).values())
+        found = [number_of(one) for one in require_list(answer(measured, expected), "The slowness", size)]
+        if any(abs(own - one) > CLOSE * one for own, one in zip(found, true, strict=True)):
+            rows = [
+                (rank, *(" ".join(f"{each:.2f}" for each in one[rank]) for one in (measured, expected)),
+                 f"{found[rank]:.3f}", f"{true[rank]:.3f}")
+                for rank in range(size)
+            ]  # fmt: skip
+            columns = ("device", "measured", "expected", "yours", "the workbench's")
+            raise WrongAnswerError(f"{size} devices, {blocks} blocks:", comparison("Seconds by block", columns, rows))
+    return f"It is the workbench's, in {CASES} cases."
+
+
+def break_even(rank: int) -> float:
+    """Return how many times slower a device must be until waiting takes as long as leaving it out."""
+    least_s, low, high = world().without_s(rank), 1.0, 32.0
+    while high / low > 1.005:
+        factor = (low * high) ** 0.5
+        low, high = (factor, high) if world().slowed_s(rank, factor) < least_s else (low, factor)
+    return low
+
+
+def judge_break_even(answer: Any, numbers: Mapping[str, Any]) -> str:
+    """Is a request that waits as long as one without the device, to a twentieth?"""
+    waits_s, least_s = (
+        world().slowed_s(numbers["device"], max(1.0, number_of(answer))),
+        world().without_s(numbers["device"]),
+    )
+    if number_of(answer) < 1 or abs(waits_s / least_s - 1) > 0.05:
+        raise WrongAnswerError(f"Then a request takes {waits_s:.3f} s; without the device it takes {least_s:.3f} s.")
+    return f"Waiting takes {waits_s:.3f} s, leaving it out {least_s:.3f} s (simulated)."
+
+
+def judge_outage(answer: Any, numbers: Mapping[str, Any]) -> str:
+    """Compare with silence, plan, reading and the repeated request, one after the other."""
+    reads_s = numbers["megabytes"] / numbers["megabytes_per_s"]
+    expected = numbers["silence_s"] + numbers["plan_s"] + reads_s + numbers["request_s"]
+    parts = f"{numbers['silence_s']:g} + {numbers['plan_s']:g} + {reads_s:g} + {numbers['request_s']:g}"
+    return require_number(answer, expected, 0.02, f"{parts} = {expected:g} s.")
+
+
+def _seed(draws: Random) -> dict[str, Any]:
+    return {"seed": draws.getrandbits(32)}
+
+
+def _device(draws: Random) -> dict[str, Any]:
+    return {"device": draws.randrange(3)}
+
+
+def _outage(draws: Random) -> dict[str, Any]:
+    return {
+        "silence_s": draws.choice([2, 3, 5]),
+        "plan_s": draws.choice([0.1, 0.2, 0.4]),
+        "megabytes": draws.choice([30, 45, 60]),
+        "megabytes_per_s": draws.choice([30, 60]),
+        "request_s": draws.choice([0.5, 0.8, 1.2]),
+    }
+
+
+EXERCISES = (
+    Exercise(
+        name="break_even",
+        question="""**When does waiting cost more?** (5 points) From how many times slower on is it faster to leave \
+device {device} out than to wait for it? `world.slowed_s({device}, 2.0)` are the seconds of a request if it is two \
+times slower, `world.without_s({device})` those without it.""",
+        points=5,
+        hints=(
+            "At 1.0 waiting is faster, at 8.0 it is not. Try something between.",
+            "Halve the range again and again: a loop of ten steps.",
+            "You look for the factor at which `world.slowed_s` equals `world.without_s`.",
+        ),
+        draw=_device,
+        judge=judge_break_even,
+    ),
+    Exercise(
+        name="slowness",
+        question="""**Who is slow?** (5 points) `slowness(measured, expected)` gets the seconds of each device for \
+each block, `[device][block]`, as reported and as the plan expects them. For each block: divide measured by expected, \
+then by the median of this quotient over the *other* devices. A device's slowness is the median of its blocks (their \
+number is odd). So a cost model that is wrong for all makes no straggler.""",
+        points=5,
+        hints=(
+            "First a table of quotients, measured over expected.",
+            "For device d and block b: quotient[d][b] over the median of quotient[e][b] for all e but d.",
+            "`statistics.median` takes any list; the last step is a median over blocks.",
+        ),
+        draw=_seed,
+        judge=judge_slowness,
+        is_code=True,
+    ),
+    Exercise(
+        name="rule",
+        question="""**Write the rule** (15 points). `rule(times_ms, history)` is asked at each report. `times_ms[d]` \
+are the milliseconds of device d's work, `None` if it does not answer; `history` are the former reports, oldest first. \
+Return the devices to leave out now, as a list. Each device has a usual time of its own; no fault begins before the \
+fourth report, so `history[0]` shows it. Reports are off by some 5 %. A device that is left out is still tried now and \
+then.
+
+Three services have hidden scripts. One device is slow for long, then recovers (*long*). One is 1.2 to 1.3 times \
+slower all the time (*mild*). The two fast ones are slow for an instant, again and again (*short*). Each time your \
+goodput must be 97 % of what is possible: the better of never leaving out and the workbench's own rule.""",
+        points=15,
+        hints=(
+            "Look at `break_even`: below about 1.5 times slower waiting is better.",
+            "One slow report may be a spike. How long does a device have to be slow before you believe it? And the "
+            "devices that you left out: when do they come back?",
+            "Leave d out if in each of the last three reports it took more than 1.8 times its usual time. The same "
+            "condition takes it back.",
+        ),
+        draw=_seed,
+        judge=judge_rule,
+        is_code=True,
+    ),
+    Exercise(
+        name="outage",
+        question="""**A frozen device** (2 points). It stops answering in the middle of a request. The portal \
+notices its silence after {silence_s} s, plans in {plan_s} s, the others read {megabytes} MB at {megabytes_per_s} \
+MB/s, and the request of {request_s} s begins again. How many seconds after the freeze is it answered?""",
+        points=2,
+        hints=(
+            "What happens one after the other?",
+            "Which of these would a killed device spare you?",
+            "Silence, plan, reading, request.",
+        ),
+        draw=_outage,
+        judge=judge_outage,
+    ),
+)
+
+
+def usable_rule(rule: Rule) -> tuple[Rule, str]:
+    """Return a student's rule with its name, or one of ours while the student's is not right."""
+    try:
+        judge_rule(rule, {"seed": 0})
+    except Exception:  # the student's own code
+        return _three_in_a_row, "three slow reports in a row"
+    return rule, "yours"
+
+
+def _three_in_a_row(times_ms: list[float | None], history: list[list[float | None]]) -> list[int]:
+    lately = [*history, times_ms][-3:]
+
+    def is_slow(device: int) -> bool:
+        usual = median(one[device] or 0.0 for one in [*history, times_ms][:3])
+        return len(lately) == 3 and all((one[device] or 0.0) > 1.8 * usual for one in lately)
+
+    return [device for device in range(len(times_ms)) if is_slow(device)]
