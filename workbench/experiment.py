@@ -9,31 +9,30 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workbench.assets.fetch import cache_folder
 from workbench.core.cluster import Cluster
-from workbench.core.device_faults import parse_faults
-from workbench.core.errors import ConfigError, MissingDataError, RuntimeSetupError
+from workbench.core.errors import ConfigError
 from workbench.core.job import Fidelity, Job, Mode
-from workbench.core.methods import declaration_of, registered
+from workbench.core.methods import declaration_of
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS, Report, SweepPoint, dilation_note
 from workbench.core.run_files import REPORT
-from workbench.core.run_folder import require_temporary_space
-from workbench.core.serial import to_json, user_path
+from workbench.core.serial import to_json
 from workbench.core.step_parts import StepParts
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.methods import load_method
 from workbench.methods.base import (
     Event,
     Method,
+    Notify,
     Outcome,
     Planned,
     Prediction,
@@ -42,21 +41,17 @@ from workbench.methods.base import (
     differences_note,
     ignore,
 )
+from workbench.methods.checked import prepared_job
 from workbench.methods.common.folder import require_resumable
+from workbench.methods.devices import connected, require_emulated
 from workbench.methods.step_parts import step_parts
 from workbench.profiler.cache import host_fingerprint
 from workbench.runtime.engine_service import Engines
-from workbench.runtime.network import require_loopback, require_open_files
+from workbench.runtime.network import require_loopback
 from workbench.runtime.work_folder import own_folder, reporting_full_disk
-from workbench.tasks.own import FROM_FILES
-
-if TYPE_CHECKING:
-    from workbench.runtime.ssh_devices import SshEngines
 
 
-def plan(
-    job: Job, cluster: Cluster, mode: Mode = "simulate", *, progress: Callable[[Event], None] | None = None
-) -> Plan:
+def plan(job: Job, cluster: Cluster, mode: Mode = "simulate", *, progress: Notify | None = None) -> Plan:
     """Return the method's plan for the job on the cluster.  Raises PlanError if nothing fits.
 
     mode: the mode that the plan is for.  It decides how the cost of devices unlike this host is found (see profile).
@@ -87,7 +82,7 @@ def profile(
     cluster: Cluster,
     mode: Mode = "simulate",
     *,
-    progress: Callable[[Event], None] | None = None,
+    progress: Notify | None = None,
     refresh: bool = False,
 ) -> Profile:
     """Return the cost of every layer on every device.
@@ -100,10 +95,10 @@ def profile(
 
 
 def _profiled(
-    job: Job, cluster: Cluster, mode: Mode, notify: Callable[[Event], None], *, refresh: bool = False
+    job: Job, cluster: Cluster, mode: Mode, notify: Notify, *, refresh: bool = False
 ) -> tuple[Method, Any, Profile]:
     method = load_method(job.method)
-    prepared = _prepared(method, job, cluster, notify)
+    prepared = prepared_job(method, job, cluster, notify)
     is_emulated = mode == "execute" and not cluster.is_real
     return method, prepared, method.profile(prepared, cluster, notify, emulated=is_emulated, refresh=refresh)
 
@@ -113,7 +108,7 @@ def run(
     cluster: Cluster,
     mode: Mode = "execute",
     *,
-    progress: Callable[[Event], None] | None = None,
+    progress: Notify | None = None,
     workdir: Path | None = None,
     resume: bool = False,
     fidelity: Fidelity = "auto",
@@ -177,7 +172,7 @@ def run(
 
     with contextlib.nullcontext() if folder is None else own_folder(folder):
         method = load_method(job.method)
-        prepared = _prepared(
+        prepared = prepared_job(
             method, job, cluster, notify, warms_up=mode == "execute" and engines is None, engines=engines
         )
         costs = costs or method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
@@ -203,7 +198,7 @@ def run(
         if folder is None:
             return _report(job, cluster, decided, prediction, None, _spent(began), parts, notes=notes)
         from workbench.methods.calibration import Calibration
-        from workbench.methods.common.result import write_result
+        from workbench.methods.common.result_file import write_result
         from workbench.runtime.engines import default_pool
 
         with reporting_full_disk(folder):
@@ -236,7 +231,7 @@ def sweep(
     *,
     num_steps: int = 8,
     fidelity: Fidelity = "auto",
-    progress: Callable[[Event], None] | None = None,
+    progress: Notify | None = None,
     workdir: Path | None = None,
     engines: Engines | None = None,
 ) -> tuple[SweepPoint, ...]:
@@ -256,7 +251,7 @@ def sweep(
     is_emulated = mode == "execute" and engines is None
     if is_emulated:
         require_emulated(cluster)
-    prepared = _prepared(method, job, cluster, notify, warms_up=is_emulated, engines=engines)
+    prepared = prepared_job(method, job, cluster, notify, warms_up=is_emulated, engines=engines)
     costs = method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
 
     def measured(engines: Engines | None, again: str = "", most_late: float = math.inf) -> tuple[SweepPoint, ...]:
@@ -299,130 +294,6 @@ def sweep(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return tuple(replace(point, dilation=dilation) for point in points)
-
-
-def require_possible(method: Method, job: Job, cluster: Cluster, engines: Engines | None = None) -> None:
-    """Check what needs neither the model nor the data: the method's settings, the faults' devices, the place of the
-    data.
-
-    engines: of real devices.  Raises ConfigError or MissingDataError.
-    """
-    declared = declaration_of(job.method)
-    with_jax = [device.name for device in cluster.devices if device.framework == "jax"]
-    if with_jax and not declared.runs_jax:
-        problem = (
-            f"Only {' and '.join(name for name in registered() if declaration_of(name).runs_jax)} have layers that "
-            "JAX computes."
-        )
-        raise ConfigError(
-            f"{job.method} on '{with_jax[0]}', which computes with JAX, was asked for.", problem, "Leave framework out."
-        )
-    method.require_known(job, cluster)
-    if parse_faults(job.faults, cluster) and not declared.trains:
-        request = f"The faults '{job.faults}' in a run of {job.method} were asked for."
-        raise ConfigError(
-            request, "It answers one request after the other and does not train.", "Use `workbench serve --fault`."
-        )
-    if job.faults and engines is not None and not engines.loses_devices:
-        raise ConfigError(
-            f"The faults '{job.faults}' were asked for.",
-            "They are injected into emulated devices, and real ones over SSH.",
-            "Leave them out.",
-        )
-    if job.converged_after and not declared.converges:
-        request = f"An end of {job.method} once its loss has not fallen for {job.converged_after} epochs was asked for."
-        raise ConfigError(request, "It does not train by epochs.", "Leave converged_after out.")
-    if job.data is not None and job.task not in FROM_FILES and not (data := user_path(job.data, "The data")).is_dir():
-        problem = "It is a file." if data.exists() else "There is no such folder."
-        raise MissingDataError(
-            f"The data in '{job.data}' was asked for.", problem, "Name a folder that holds the task's files."
-        )
-
-
-def _prepared(
-    method: Method,
-    job: Job,
-    cluster: Cluster,
-    notify: Callable[[Event], None],
-    *,
-    warms_up: bool = False,
-    engines: Engines | None = None,
-) -> Any:
-    """Return the job as its method prepares it.  Raises ConfigError for more samples than a split has, or for
-    impossible faults.
-
-    warms_up: import the engines' libraries in another process meanwhile; both finish before anything is measured.
-    engines: of real devices.
-    """
-    require_possible(method, job, cluster, engines)
-    if warms_up:
-        from workbench.runtime.engine_starter import settle, warm_up
-
-        warm_up()
-        try:
-            prepared = method.prepare(job, notify)
-        finally:
-            settle()
-    else:
-        prepared = method.prepare(job, notify)
-    for name in ("train", "validation", "test"):
-        num_samples, split = getattr(job, f"{name}_samples"), getattr(prepared.task, name)
-        if num_samples is not None and num_samples > len(split):
-            problem = f"The {name} split of '{job.task}' has {len(split)}."
-            raise ConfigError(
-                f"A job with {name}_samples = {num_samples} was asked for.",
-                problem,
-                f"Lower {name}_samples, or leave it out.",
-            )
-    for fault in parse_faults(job.faults, cluster):
-        num_steps = prepared.steps_on(cluster.world_size)
-        if fault.start >= num_steps:
-            request = f"The fault '{fault.kind}' of '{cluster.devices[fault.rank].name}' {fault.when} was asked for."
-            raise ConfigError(request, f"The run has {num_steps} steps.", "Name an earlier step, or do more steps.")
-    return prepared
-
-
-def over_ssh(cluster: Cluster, folder: Path | None = None, imports: Sequence[str] = ()) -> SshEngines:
-    """Return a cluster's real devices, which are connected inside a `with` block.  Raises ConfigError.
-
-    folder: of the run.  imports: what their engines will need and import meanwhile.
-    """
-    from workbench.methods.calls import CALLS
-    from workbench.runtime.ssh_devices import SshEngines, require_addresses
-
-    require_addresses(cluster)
-    return SshEngines(cluster, folder or cache_folder() / "runs", CALLS, imports=imports)
-
-
-@contextlib.contextmanager
-def connected(
-    job: Job, cluster: Cluster, folder: Path, notify: Callable[[Event], None] = ignore
-) -> Iterator[SshEngines]:
-    """Lend a cluster's real devices, which have the job's model then.  folder: of the run."""
-    devices = over_ssh(cluster, folder, ["transformers.modeling_utils"])
-    notify(Event("phase", message=f"Starting {cluster.size_words} over SSH", stage="start devices"))
-    with devices as real:
-        real.bring_model(job.model)
-        yield real
-
-
-def require_emulated(cluster: Cluster) -> None:
-    """Raise an error, before anything is loaded or measured, if the cluster's devices cannot be emulated here."""
-    real = [device.name for device in cluster.devices if device.address]
-    if real:
-        raise RuntimeSetupError(
-            f"Running on cluster '{cluster.name}' was asked for.",
-            f"{', '.join(real)} {'has an address' if len(real) == 1 else 'have addresses'}; this takes emulated "
-            "devices only.",
-            "Use `workbench run`, or leave the address out to emulate them.",
-        )
-    if any(device.framework == "jax" for device in cluster.devices):
-        from workbench.models.cross_framework import check_jax
-
-        check_jax()
-    cluster.host_shares()
-    require_open_files(cluster.world_size)
-    require_temporary_space()
 
 
 def run_name(job: Job, cluster: Cluster) -> str:

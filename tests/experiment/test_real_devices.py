@@ -31,6 +31,7 @@ from workbench.core import Job, Plan, Report, Share, Stage
 from workbench.core.device_faults import Fault, FaultSchedule
 from workbench.core.errors import ConfigError, DeviceLostError, MemoryBudgetError, RuntimeSetupError
 from workbench.methods.base import Event
+from workbench.methods.devices import over_ssh
 from workbench.methods.fine_tuning import measure as fine_tuning_measure
 from workbench.methods.fine_tuning import method as fine_tuning
 from workbench.methods.galaxy_plus.profiles import analytic_profile
@@ -96,7 +97,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             patch.setenv("PATH", hosts.path)
             hosts.trust(real_cluster(NAMES))
         try:
-            with experiment.over_ssh(real_cluster(NAMES), tmp_path_factory.mktemp("run")) as real:
+            with over_ssh(real_cluster(NAMES), tmp_path_factory.mktemp("run")) as real:
                 yield Place(folder, hosts, real)
         finally:
             if hosts is not None:

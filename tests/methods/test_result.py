@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from tests.tasks.prompts.official_files import write_official
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
-from workbench.methods.common.result import LoadedResult, load_result, write_result
+from workbench.methods.common.result import LoadedResult, load_result
+from workbench.methods.common.result_file import write_result
 from workbench.methods.fine_tuning import prepare as fine_tuning_prepare
 from workbench.methods.p_rge import prepare as p_rge_prepare
 from workbench.methods.p_rge import worker as p_rge_worker

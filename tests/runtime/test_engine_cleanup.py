@@ -33,7 +33,7 @@ from workbench.core.run_folder import (
     sweep_stale_folders,
 )
 from workbench.core.serial import to_json
-from workbench.experiment import require_emulated
+from workbench.methods.devices import require_emulated
 
 _PARENT = """
 import json, sys

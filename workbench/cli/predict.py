@@ -81,7 +81,8 @@ def evaluate(
     """Score what a run has trained on its own test split or on other data; or a model's answers to a task's prompts,
     zero-shot.
     """
-    from workbench.methods.common.result import find_result, load_result
+    from workbench.methods.common.result import load_result
+    from workbench.methods.common.result_file import find_result
 
     if samples is not None and samples < 1:
         raise ConfigError(f"An evaluation of {samples} samples was asked for.", "That is none.", "Raise --samples.")

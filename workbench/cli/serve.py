@@ -97,7 +97,7 @@ def _serve(
         return replace(
             simulate_serving(profile, cluster, planner, times, stream=stream, **settings), environment=environment()
         )
-    from workbench.experiment import over_ssh, require_emulated
+    from workbench.methods.devices import over_ssh, require_emulated
     from workbench.methods.galaxy_plus.profiles import HostQuestion, of_devices
     from workbench.methods.galaxy_plus.serving.serve import serve as serve_stream
     from workbench.methods.galaxy_plus.serving.serve import serve_emulated

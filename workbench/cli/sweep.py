@@ -18,7 +18,7 @@ from workbench.core.files import make_folder, require_writable
 from workbench.core.job import Fidelity
 
 if TYPE_CHECKING:
-    from workbench.methods.base import Event
+    from workbench.methods.base import Notify
     from workbench.runs.sweeps import Done, Point
 
 WHOLE = ("options", "faults", "columns", "data")
@@ -214,7 +214,7 @@ def _values(text: str) -> list[Any]:
 
 
 @contextmanager
-def _progress(point: Point) -> Iterator[Callable[[Event], None]]:
+def _progress(point: Point) -> Iterator[Notify]:
     if point.notebook is not None:
         say(f"{point.words}:")
         yield lambda event: None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,9 +10,10 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import ConfigError, check_choice
 from workbench.core.job import Fidelity, Job
 from workbench.core.serial import to_builtins
-from workbench.experiment import over_ssh, profile
+from workbench.experiment import profile
 from workbench.methods import load_method
-from workbench.methods.base import Event, ignore
+from workbench.methods.base import Event, Notify, ignore
+from workbench.methods.devices import over_ssh
 from workbench.models.loading import model_facts
 from workbench.profiler.host import SIZES, HostProfile, LinkSample, ProcessorRate, fit_link, measure_host
 from workbench.runtime.engines import EngineCluster
@@ -152,7 +153,7 @@ def survey_layers(
     batch_sizes: Sequence[int] = (1, 4, 16),
     sequence_length: int = 32,
     refresh: bool = False,
-    progress: Callable[[Event], None] = ignore,
+    progress: Notify = ignore,
 ) -> LayerSurvey:
     """Return the profiled cost of every layer on one device (default: the first), together with the analytic figures.
 

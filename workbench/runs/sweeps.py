@@ -30,7 +30,9 @@ from workbench.core.report import Report
 from workbench.core.run_folder import ProcessId, note_process, scratch_folder, uninterrupted
 from workbench.core.serial import from_builtins, from_json, read_toml, shown, to_json, write_text
 from workbench.methods import load_method
-from workbench.methods.base import Event
+from workbench.methods.base import Notify
+from workbench.methods.checked import require_possible
+from workbench.methods.devices import over_ssh, require_emulated
 from workbench.runs.comparison import reports_frame, words_of
 from workbench.runs.notebooks import require_parameters, run_notebook
 
@@ -165,11 +167,11 @@ def make_points(
             )
         points.setdefault(point.name, point)
     for point in points.values():
-        experiment.require_possible(load_method(point.job.method), point.job, point.cluster)
+        require_possible(load_method(point.job.method), point.job, point.cluster)
         if mode == "execute" and point.cluster.is_real:
-            experiment.over_ssh(point.cluster)
+            over_ssh(point.cluster)
         elif mode == "execute":
-            experiment.require_emulated(point.cluster)
+            require_emulated(point.cluster)
     return list(points.values())
 
 
@@ -197,7 +199,7 @@ def run_points(
     *,
     at_once: int = 1,
     cluster_profile: str | None = None,
-    progress: Callable[[Point], AbstractContextManager[Callable[[Event], None]]] | None = None,
+    progress: Callable[[Point], AbstractContextManager[Notify]] | None = None,
 ) -> Iterator[Done]:
     """Run the points that have no Report in the folder yet; yield each point when it finishes, points of earlier calls
     first.
@@ -223,7 +225,7 @@ def _run_points(
     folder: Path,
     at_once: int,
     profile: Path | None,
-    progress: Callable[[Point], AbstractContextManager[Callable[[Event], None]]] | None,
+    progress: Callable[[Point], AbstractContextManager[Notify]] | None,
 ) -> Iterator[Done]:
     make_folder(folder / FAILED)
     waiting = []
@@ -259,7 +261,7 @@ def _run_points(
                 yield _record(under_way[future], result, folder)
 
 
-def run_point(point: Point, workdir: Path | None = None, notify: Callable[[Event], None] | None = None) -> Report:
+def run_point(point: Point, workdir: Path | None = None, notify: Notify | None = None) -> Report:
     """Run one point (see experiment.run, notebooks.run_notebook)."""
     if point.notebook is not None and workdir is not None:
         make_folder(workdir)

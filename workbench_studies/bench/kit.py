@@ -23,9 +23,10 @@ from workbench.core.catalogue import KIT, load_cluster
 from workbench.core.cluster import Cluster, DataPlane, Device
 from workbench.core.job import Job
 from workbench.core.profile import Profile
-from workbench.experiment import connected, run
+from workbench.experiment import run
 from workbench.methods import load_method
 from workbench.methods.base import Event, ignore
+from workbench.methods.devices import connected
 from workbench.runtime.ssh import Connection
 from workbench.runtime.ssh_devices import SshEngines
 from workbench.runtime.ssh_login import agent_command, with_log

@@ -1,17 +1,13 @@
-"""The result of a training run: result.json and a model card next to the weights, and code to predict and evaluate with
-them.
+"""Load the result of a training run, to predict and to evaluate with it.
 
 All methods share one format: the files in the folder determine how the weights are loaded.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from string import Formatter
 from typing import Any, NamedTuple
 
 import torch
@@ -19,12 +15,11 @@ from torch import Tensor
 
 from workbench.core.errors import ConfigError, require_numbers
 from workbench.core.methods import attribute, declaration_of
-from workbench.core.report import Report
-from workbench.core.run_files import ADAPTER
-from workbench.core.serial import from_json, read_text, shown, text_lines, to_json, user_path, write_text
-from workbench.methods.common.model_card import CARD, Result, model_card
+from workbench.core.serial import from_json, read_text, shown, text_lines, user_path
+from workbench.methods.common.model_card import Result
+from workbench.methods.common.result_file import RESULT, base_digest, find_result
 from workbench.models import evaluation, saving, techniques
-from workbench.models.loading import load_stack, load_tokenizer, local_folder, model_facts
+from workbench.models.loading import load_stack, load_tokenizer, model_facts
 from workbench.models.quantization import quantize
 from workbench.models.saving import TrainedDescription, kept_name
 from workbench.tasks import load_task
@@ -53,12 +48,11 @@ from workbench.tasks.prompts.scoring import (
     generate_answers,
 )
 from workbench.tasks.question_answering import joined, read_questions, words_of
-from workbench.tasks.tables import SPLITS, read_tables
+from workbench.tasks.tables import read_tables
 from workbench.tasks.task import PromptSample, Split, Task, as_text_to_text, prompt_split, samples_digest
 from workbench.tasks.tokenize import Batch, TokenizedSplit, evaluation_batches, tokenize
 from workbench.tasks.wording import Prompt
 
-RESULT = "result.json"
 Rows = list[tuple[str, ...]]
 
 
@@ -93,76 +87,6 @@ def model_encoder(prompt: Prompt, model: str, max_length: int) -> PromptEncoder:
     return PromptEncoder(
         prompt, load_tokenizer(model), is_causal=facts.is_causal, max_length=min(max_length, facts.max_length)
     )
-
-
-def write_result(report: Report, prepared: Any, technique: str) -> None:
-    """Write result.json and the model card next to the trained weights.  prepared: the method's job (see
-    base.Prepared).
-    """
-    task, job, folder = prepared.task, report.job, Path(report.artifacts["adapter"])
-    prompt = task.prompt
-    if prompt is not None:
-        names, words, texts = task.class_names or prompt.label_words, (), _fields_of(prompt)
-    else:
-        numbered = (
-            ()
-            if task.kind in ("regression", "question_answering", "text_generation")
-            else tuple(map(str, range(task.num_outputs)))
-        )
-        names, words = task.words or task.class_names or numbered, task.words
-        roles = {"question_answering": ("question", "context"), "text_generation": ("instruction", "input")}
-        named = roles.get(task.kind, ("text", "pair"))
-        has_pairs = task.train.pairs is not None or task.train.answers is not None
-        texts = () if task.train.images is not None else named[: 1 + has_pairs]
-    data = None if job.data is None else user_path(job.data, "The data")
-    trained, chosen, tested = (len(split) for split in (task.train, task.validation, task.test))
-    about = Result(
-        job=replace(
-            job,
-            model=kept_name(job.model),
-            data=str(data.resolve()) if data is not None and data.exists() else job.data,
-        ),
-        technique=technique,
-        base_digest=base_digest(job.model),
-        kind=task.kind,
-        texts=texts,
-        class_names=names,
-        words=words,
-        prompt=prompt,
-        may_be_none=prompt is None and task.may_be_none,
-        max_length=min(job.max_length, prepared.facts.max_length),
-        metrics=report.metrics,
-        obtained=f"on {tested} test samples, after epoch {report.chosen_epoch}, the best on {chosen} validation "
-        "samples",
-        plan=f"{report.plan.where()}; cluster '{report.cluster.name}', {report.label}",
-        source=f"{task.source or job.task}; {trained} training samples",
-        digests={name: samples_digest(task, name) for name in SPLITS},
-    )
-    write_text(folder / CARD, model_card(folder, about))
-    write_text(folder / RESULT, to_json(about) + "\n")
-
-
-def _fields_of(prompt: Prompt) -> tuple[str, ...]:
-    names = (
-        name for template in (prompt.text, *prompt.candidates) for _, name, _, _ in Formatter().parse(template) if name
-    )
-    return tuple(dict.fromkeys(names))
-
-
-def base_digest(name: str) -> str:
-    """Return a digest of a base model's safetensors files; '' for a tiny model or one without such files here."""
-    folder = local_folder(name)
-    digest, files = hashlib.sha256(), [] if folder is None else sorted(folder.glob("*.safetensors"))
-    for path in files:
-        with open(path, "rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest() if files else ""
-
-
-def find_result(place: Path | str) -> Path | None:
-    """Return the folder with result.json: the path itself or its adapter/; None if neither has one."""
-    path = user_path(place, "The result")
-    return next((folder for folder in (path, path / ADAPTER) if (folder / RESULT).is_file()), None)
 
 
 def load_result(place: Path | str) -> LoadedResult:
