@@ -20,6 +20,7 @@ from workbench.core.errors import (
     PlanError,
     WorkbenchError,
 )
+from workbench.core.step_parts import StepParts
 from workbench.methods.base import Outcome, Prediction
 from workbench.methods.pac_plus import method as pac_plus
 from workbench.runtime.work_folder import own_folder
@@ -100,7 +101,13 @@ def test_a_metric_that_is_no_number_is_left_out_and_said() -> None:
     simulated = made_up_report.report()
     outcome = Outcome(fidelity="paced", metrics={"accuracy": 0.5, "pearson": math.nan, "requests per s": math.inf})
     made = experiment._report(
-        simulated.job, simulated.cluster, simulated.plan, Prediction(steps=(), epochs=(), timelines={}), outcome, {}
+        simulated.job,
+        simulated.cluster,
+        simulated.plan,
+        Prediction(steps=(), epochs=(), timelines={}),
+        outcome,
+        {},
+        StepParts(step_s=1.0, shares={}, busiest="a"),
     )
     assert made.metrics == {"accuracy": 0.5}
     assert made.notes[:2] == tuple(

@@ -179,10 +179,11 @@ class PRGE(LayerMethod[PreparedJob], Plans):
 
 
 def _of_steps(planned: Planned[PreparedJob], num_steps: int) -> Planned[PreparedJob]:
-    """Return a run of a few steps that nothing changes."""
-    prepared = planned.prepared
-    options = replace(prepared.options, steps=num_steps, adapt=False)
-    return planned._replace(prepared=replace(prepared, job=replace(prepared.job, faults=""), options=options))
+    """Return a run of a few steps with the plan's settings, which nothing changes."""
+    prepared, setting = planned.prepared, setting_of(planned.prepared, planned.plan)
+    options = replace(prepared.options, steps=num_steps, queries=setting.queries, adapt=False)
+    job = replace(prepared.job, faults="", batch_size=setting.batch_size)
+    return planned._replace(prepared=replace(prepared, job=job, options=options))
 
 
 def setting_of(prepared: PreparedJob, plan: Plan) -> Setting:
