@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from workbench.core.catalogue import cluster_names, device_models, load_cluster, load_device
-from workbench.core.cluster import Cluster, Link
+from workbench.core.catalogue import device_models, load_device
+from workbench.core.cluster import Link
 from workbench.profiler.host import HostProfile
-from workbench.runs.survey import DeviceRates
 from workbench.runtime.engines import EngineCluster
 from workbench.widgets.tables import Table
 
@@ -43,12 +42,6 @@ def catalogue_table() -> Table:
     return Table(columns, rows, title="Device catalogue (described, not measured)")
 
 
-def clusters_table() -> Table:
-    """Return the clusters of the catalogue."""
-    clusters = [load_cluster(name) for name in cluster_names()]
-    return Table(("cluster", "devices", "description"), [(c.name, c.world_size, c.description) for c in clusters])
-
-
 def engines_table(engines: EngineCluster) -> Table:
     """Return the processes of emulated devices."""
     running = zip(engines.device_names, engines.engine_pids, engines.memory(), strict=True)
@@ -56,44 +49,6 @@ def engines_table(engines: EngineCluster) -> Table:
         ("rank", "device", "process", "resident memory"),
         [(rank, name, pid, f"{now.rss_bytes / 1e6:.0f} MB") for rank, (name, pid, now) in enumerate(running)],
     )
-
-
-def shares_table(cluster: Cluster, full_speed_s: float, taken: Sequence[tuple[float, float]]) -> Table:
-    """Return what devices made of their share of a core.
-
-    full_speed_s: a product's seconds on a whole core.  taken: its seconds on each device, and how late it was.
-    """
-    rows = [
-        (
-            device.name,
-            f"{device.host_share:g}",
-            f"{1e3 * seconds:.1f}",
-            f"{full_speed_s / seconds:.3f}",
-            f"{1e3 * late:.1f}",
-        )
-        for device, (seconds, late) in zip(cluster.devices, taken, strict=True)
-    ]
-    return Table(
-        ("device", "share asked for", "product takes, ms", "share reached", "late, ms"),
-        rows,
-        title=f"A product of 512 x 512 matrices; {1e3 * full_speed_s:.1f} ms on a whole core (emulated)",
-        note="Late: the host was too busy to be as fast as even the slow device should be. Close other programs.",
-    )
-
-
-def rates_table(rates: Sequence[DeviceRates]) -> Table:
-    """Return the measured rates of real devices."""
-    rows = [
-        (
-            one.name,
-            f"{one.flops_per_s / 1e9:.1f}",
-            "" if one.memory_bytes_per_s is None else f"{one.memory_bytes_per_s / 1e9:.1f}",
-            f"{one.storage_bytes_per_s / 1e6:.0f}",
-        )
-        for one in rates
-    ]
-    columns = ("device", "GFLOP/s", "memory, GB/s", "disk, MB/s")
-    return Table(columns, rows, title="Your devices, all at once (real)")
 
 
 def links_table(asked: Mapping[str, Link], measured: Mapping[str, Link]) -> Table:

@@ -57,7 +57,7 @@ def jupyterlab(folder: Path, notebooks: list[Path]) -> Iterator[str]:
     work.mkdir(parents=True)
     for notebook in notebooks:
         shutil.copy(notebook, work)
-    (work.parent / "docs").symlink_to(ROOT / "docs")  # the notebooks show its pictures
+    shutil.copytree(ROOT / "docs/pictures", work.parent / "docs/pictures")  # the server follows no link out of its root
     for plugin, settings in SETTINGS.items():
         path = folder / "settings" / f"{plugin}.jupyterlab-settings"
         path.parent.mkdir(parents=True, exist_ok=True)

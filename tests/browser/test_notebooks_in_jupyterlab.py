@@ -221,6 +221,7 @@ def try_reopening(notebook: Notebook) -> None:
 
 
 def in_devices(notebook: Notebook) -> None:
+    require_questions(notebook, "Fit a link", r"that take \d\.\d cores in all", unanswered=5)
     try_while_a_cell_runs(notebook)
     try_cluster_form(notebook, "moss")
     try_wrong_value(notebook)
@@ -268,7 +269,7 @@ def try_split_editor(notebook: Notebook) -> None:
 def try_layer_cutter(notebook: Notebook) -> None:
     notebook.press("scheme 2")
     wait_until(lambda: "One layer, scheme 2" in notebook.text_of(".widget-html"), "the layer to be cut the other way")
-    move_slider(notebook, "rpi-m-3: its part of the layer, relative to the others'", Keys.HOME)
+    move_slider(notebook, "rpi-s: its part of the layer, relative to the others'", Keys.HOME)
     wait_until(lambda: "284 tokens on 3 devices" in notebook.text_of(".widget-html"), "the last device to be left out")
     notebook.shoot("cutter-scheme-2")
 

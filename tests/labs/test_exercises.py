@@ -15,11 +15,6 @@ from workbench_labs.planning import with_bandwidth, with_memory
 REPORT = make_report(first_s=8.0, cached_s=2.0)
 
 
-def with_unequal(*shares: float):
-    devices = tuple(replace(CLUSTER.devices[rank], host_share=share) for rank, share in enumerate(shares))
-    return replace(CLUSTER, devices=devices)
-
-
 @pytest.mark.parametrize(
     ("check", "right", "wrong"),
     [
@@ -28,28 +23,6 @@ def with_unequal(*shares: float):
         # 8 + (n - 1) 2 <= 4 n from n = 3 on.
         (lambda answer: exercises.check_half_time(answer, REPORT), 3, 2),
         (lambda answer: exercises.check_half_time(answer, REPORT), 3, 4),
-        (lambda answer: exercises.check_share(answer, CLUSTER, "alpha", 3), 0.1667, 1.5),
-        (lambda answer: exercises.check_transfer(answer, CLUSTER, "alpha", "beta", 4_000_000), 0.0324, 0.004),
-        (
-            lambda answer: exercises.check_cluster(answer, cores=2, given=CLUSTER),
-            with_unequal(0.1, 0.2, 0.3),
-            with_unequal(0.1, 0.2, 0.2),
-        ),
-        (
-            lambda answer: exercises.check_cluster(answer, cores=2, given=CLUSTER),
-            with_unequal(0.1, 0.2, 0.3),
-            with_unequal(0.9, 0.8, 0.7),
-        ),
-        (
-            lambda answer: exercises.check_cluster(answer, cores=2, given=CLUSTER),
-            with_unequal(0.1, 0.2, 0.3),
-            with_unequal(0.1, 0.2),
-        ),
-        (
-            lambda answer: exercises.check_cluster(answer, cores=2, given=with_unequal(0.1, 0.2, 0.3)),
-            with_unequal(0.1, 0.2, 0.4),
-            with_unequal(0.1, 0.2, 0.3),
-        ),
     ],
 )
 def test_a_check_tells_right_from_wrong_and_waits_for_an_answer(check, right, wrong) -> None:
@@ -62,7 +35,7 @@ def test_a_check_tells_right_from_wrong_and_waits_for_an_answer(check, right, wr
 def test_an_unknown_check_is_named() -> None:
     with pytest.raises(AttributeError, match="check_nothing"):
         _ = exercises.check_nothing
-    assert {"check_speedup", "check_share"} <= set(dir(exercises))
+    assert {"check_speedup", "check_idlest"} <= set(dir(exercises))
 
 
 def test_not_a_number_is_told() -> None:

@@ -1,4 +1,4 @@
-"""Schematics of what several methods use: backpropagation, activation cache, two forward passes, a cut layer."""
+"""Schematics of what several methods use: a device, backpropagation, an activation cache, a slope, a cut layer."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from workbench_labs.pictures.shapes import (
     FORWARD,
     FROZEN,
     MARGIN,
+    MESSAGE,
     TRAINED,
     arrow,
     block,
@@ -218,7 +219,37 @@ def layer_cut() -> str:
     )
 
 
+def device() -> str:
+    """Draw a device as four numbers: two for what it computes, two for what it sends."""
+    y, tall, wide = 34, 178, 330
+    left, right = MARGIN, 800 - MARGIN - 190
+    middle = (left + wide + right) / 2
+    parts = [
+        frame(left, y, wide, tall, "a device"),
+        block(left + 18, y + 42, 138, 76, "arithmetic\nFLOP/s", FORWARD),
+        block(left + 174, y + 42, 138, 76, "memory\nbytes/s", CACHE),
+        words(left + wide / 2, y + 146, "at the same time: the longer one counts", size=12, colour=svg.MUTED),
+        frame(right, y, 190, tall, "another device"),
+        arrow(MESSAGE, (left + wide + 6, y + 92), (right - 6, y + 92)),
+        words(middle, y + 58, "latency", font_weight="bold"),
+        words(middle, y + 76, "s for any message", size=12, colour=svg.MUTED),
+        words(middle, y + 118, "bandwidth", font_weight="bold"),
+        words(middle, y + 136, "bytes/s after that", size=12, colour=svg.MUTED),
+    ]
+    entries = ((BOX, FORWARD, "what it computes"), (BOX, CACHE, "what it reads and writes"))
+    return card(
+        "A device is four numbers",
+        "A device does arithmetic at so many operations a second and moves so many bytes of its memory a second, both "
+        "at the same time. A message to another device takes the latency, whatever its size, and its bytes over the "
+        "bandwidth.",
+        *parts,
+        legend(y + tall + 34, *entries, (ARROW, MESSAGE, "a message")),
+        height=y + tall + 56,
+    )
+
+
 MECHANISMS: Mapping[str, Callable[[], str]] = {
+    "device": device,
     "backpropagation": backpropagation,
     "activation_cache": activation_cache,
     "zeroth_order": zeroth_order,

@@ -1,0 +1,421 @@
+"""Lab 'A device is four numbers': a link fitted to measured messages, a roofline, and a cluster of one's own.
+
+The model of a message is Hockney's (1994): latency plus bytes over bandwidth.  That of arithmetic is the roofline
+(Williams et al., 2009): the slower of arithmetic and memory counts.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from random import Random
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from workbench.core.catalogue import load_cluster
+from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.errors import ConfigError, WorkbenchError
+from workbench.core.job import Fidelity
+from workbench.profiler.host import HostProfile
+from workbench_labs.course.verdict import (
+    Exercise,
+    Verdict,
+    WrongAnswerError,
+    comparison,
+    number_of,
+    require_list,
+    require_number,
+)
+from workbench_labs.probing import WITHIN, Amounts, fresh_probes, measure
+
+Numbers = Mapping[str, float]
+"""A device: flops_per_s, memory_bytes_per_s, latency_s, bytes_per_s."""
+GIVEN = """\
+name = "garden"
+
+[defaults]                  # what holds for every device, unless it says otherwise
+model = "laptop-core"       # an entry of the catalogue
+bandwidth_mbit_per_s = 200  # of a device's link
+latency_ms = 0.5            # of that link, one way
+memory_mb = 500
+
+[[device]]
+name = "oak"
+host_share = 0.6            # 60 % of one core of this machine
+gflops = 36
+
+[[device]]
+name = "birch"
+host_share = 0.3
+gflops = 18
+
+[[device]]
+name = "moss"
+host_share = 0.1
+gflops = 6
+memory_mb = 250
+"""
+"""A cluster as a file: a student's own stands in its place."""
+CASES = 20
+SIZES = (1, 1_000, 10_000, 100_000, 1_000_000)
+NOISE, DISTURBED, LONGEST = 0.03, 0.15, 8.0
+"""Of the judge's measurements: usual deviation, share that something else holds up, by how many times at most."""
+CLOSE = 1e-6
+
+
+def noisy_messages(draws: Random, latency_s: float, bytes_per_s: float) -> list[list[float]]:
+    """Return [bytes, seconds] of messages on a link, as a computer measures them that also does other things."""
+    messages = []
+    for nbytes in SIZES:
+        for number in range(7):
+            seconds = (latency_s + nbytes / bytes_per_s) * (1 + abs(draws.gauss(0, NOISE)))
+            is_disturbed = number % 2 == 1 and draws.random() < 2 * DISTURBED
+            messages.append([nbytes, seconds * (draws.uniform(2, LONGEST) if is_disturbed else 1)])
+    draws.shuffle(messages)
+    return messages
+
+
+def judge_fit_link(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+    """Compare latency and bandwidth with those from which disturbed measurements were drawn."""
+    draws = Random(numbers["seed"])
+    for _ in range(CASES):
+        link = (draws.uniform(0.2, 5) / 1e3, draws.uniform(5, 200) * 125_000)
+        messages = noisy_messages(draws, *link)
+        found = [number_of(one) for one in require_list(_plain(answer(messages)), "A link", 2)]
+        if any(abs(own - true) > WITHIN * true for own, true in zip(found, link, strict=True)):
+            raise WrongAnswerError(
+                f"Messages of a link with {1e3 * link[0]:.2f} ms and {link[1]:,.0f} bytes/s: "
+                f"yours has {1e3 * found[0]:.2f} ms and {found[1]:,.0f} bytes/s.",
+                _link_table(messages, link, found),
+            )
+    return f"Latency and bandwidth are within {WITHIN:.0%} on {CASES} random links, disturbed messages among them."
+
+
+def _link_table(messages: Sequence[Sequence[float]], link: Sequence[float], found: Sequence[float]) -> Any:
+    rows = []
+    for nbytes in SIZES:
+        taken = sorted(1e3 * seconds for size, seconds in messages if size == nbytes)
+        lines = (1e3 * (one[0] + nbytes / one[1]) if one[1] else 0.0 for one in (link, found))
+        rows.append((f"{nbytes:,}", " ".join(f"{one:.3g}" for one in taken), *(f"{one:.3g}" for one in lines)))
+    return comparison("Milliseconds", ("bytes", "measured", "of the link", "of yours"), rows)
+
+
+def _plain(found: Any) -> Any:
+    return found.tolist() if hasattr(found, "tolist") else found
+
+
+def _amounts(flops: float = 0.0, memory: float = 0.0, sent: float = 0.0) -> Amounts:
+    return {"flops": flops, "memory_bytes": memory, "sent_bytes": sent}
+
+
+def judge_seconds_of(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+    """Check properties: each resource alone takes amount / rate, arithmetic and memory work at the same time, a
+    message comes afterwards.
+    """
+    draws = Random(numbers["seed"])
+    for _ in range(CASES):
+        device = {
+            "flops_per_s": draws.uniform(1, 100) * 1e9,
+            "memory_bytes_per_s": draws.uniform(1, 20) * 1e9,
+            "latency_s": draws.uniform(0.1, 5) / 1e3,
+            "bytes_per_s": draws.uniform(1, 125) * 1e6,
+        }
+        flops, memory, sent = draws.uniform(1, 90) * 1e8, draws.uniform(1, 90) * 1e7, draws.uniform(1, 90) * 1e4
+
+        def seconds(why: str, *, device: Numbers = device, expected: float, **given: float) -> float:
+            operation = _amounts(**given)
+            found = number_of(answer(operation, device))
+            if abs(found - expected) > CLOSE * max(expected, 1e-9):
+                rows = [(name, f"{amount:.4g}") for name, amount in {**operation, **device}.items()]
+                raise WrongAnswerError(
+                    f"{why}: {expected:.4g} s; yours takes {found:.4g} s.", comparison("The case", ("", ""), rows)
+                )
+            return found
+
+        seconds("Nothing to do takes no time", expected=0.0)
+        one = seconds("Arithmetic alone takes flops / rate", flops=flops, expected=flops / device["flops_per_s"])
+        other = seconds(
+            "Memory alone takes bytes / rate", memory=memory, expected=memory / device["memory_bytes_per_s"]
+        )
+        both = seconds(
+            "Arithmetic and memory work at the same time, so the longer one counts",
+            flops=flops,
+            memory=memory,
+            expected=max(one, other),
+        )
+        alone = seconds(
+            "A message takes latency + bytes / bandwidth",
+            sent=sent,
+            expected=device["latency_s"] + sent / device["bytes_per_s"],
+        )
+        seconds(
+            "A result is sent when it is there",
+            flops=flops,
+            memory=memory,
+            sent=sent,
+            expected=both + alone,
+        )
+    return f"It has every property of the model, on {CASES} random devices."
+
+
+def described(text: str) -> Cluster:
+    """Return the cluster that the text of a cluster's file describes.  Raises ConfigError."""
+    with TemporaryDirectory(prefix="workbench-") as folder:
+        path = Path(folder) / "my_cluster.toml"
+        try:
+            path.write_text(text, encoding="utf-8")
+        except UnicodeEncodeError as error:
+            raise ConfigError("A cluster was described.", f"It is no text: {error}.", "Write it again.") from error
+        return load_cluster(path)
+
+
+def judge_cluster(answer: Any, numbers: Mapping[str, Any]) -> str:
+    """Does a text describe a cluster that has what the question asks for?"""
+    if not isinstance(answer, str):
+        raise WrongAnswerError(f"The text of a cluster's file is asked for; this is {answer!r:.80}.")
+    try:
+        cluster = described(answer)
+    except WorkbenchError as error:
+        raise WrongAnswerError(re.sub(r"'[^']*my_cluster\.toml'", "your text", str(error))) from error
+    why = _unlike(cluster.devices, numbers)
+    if why:
+        raise WrongAnswerError(why, _cluster_table(cluster))
+    return f"{cluster.world_size} devices, {sum(_shares(cluster.devices)):.2f} of {numbers['cores']:g} cores in all."
+
+
+def _shares(devices: Sequence[Device]) -> list[float]:
+    return [device.host_share or 0.0 for device in devices]
+
+
+def _unlike(devices: Sequence[Device], numbers: Mapping[str, Any]) -> str:
+    """Return what a cluster lacks of what the question asks for; an empty text if nothing."""
+    shares, rates = _shares(devices), sorted(device.link.bytes_per_s * 8e-6 for device in devices)
+    if len(devices) < 3:
+        return f"It has {len(devices)} devices; three or more are asked for."
+    if not all(shares):
+        return "A device without host_share cannot be emulated."
+    if sum(shares) > numbers["cores"] + CLOSE:
+        return f"Its devices take {sum(shares):.2f} cores; there are {numbers['cores']:g}."
+    if abs(max(shares) / min(shares) - numbers["factor"]) > 0.05:
+        return f"The fastest is {max(shares) / min(shares):.2f} times as fast as the slowest, not {numbers['factor']}."
+    if abs(rates[0] - numbers["megabits"]) > CLOSE or rates[1] <= rates[0]:
+        return f"One link of {numbers['megabits']} Mbit/s is asked for, and faster ones for all other devices."
+    return ""
+
+
+def _cluster_table(cluster: Cluster) -> Any:
+    shares = ["none" if device.host_share is None else f"{device.host_share:g}" for device in cluster.devices]
+    rates = [f"{8e-6 * device.link.bytes_per_s:g}" for device in cluster.devices]
+    rows = zip([device.name for device in cluster.devices], shares, rates, strict=True)
+    return comparison("Your cluster", ("device", "host_share", "Mbit/s"), rows)
+
+
+def judge_transfer(answer: Any, numbers: Mapping[str, Any]) -> str:
+    """Compare with a transfer of the workbench's own cluster: both latencies, and the rate of the slower end."""
+    ends = [(numbers["first_mbit"], numbers["first_ms"]), (numbers["second_mbit"], numbers["second_ms"])]
+    devices = tuple(
+        Device(
+            name=f"device {number}",
+            flops_per_s=1e9,
+            memory_bytes=1,
+            link=Link(bytes_per_s=megabits * 125_000, latency_s=milliseconds / 1e3),
+        )
+        for number, (megabits, milliseconds) in enumerate(ends)
+    )
+    link = Cluster(name="two", devices=devices).link(0, 1)
+    nbytes = numbers["megabytes"] * 1_000_000
+    right = f"{1e3 * link.latency_s:g} ms + {nbytes:,} / {link.bytes_per_s:,.0f} s = {link.transfer_s(nbytes):.3f} s."
+    return require_number(answer, link.transfer_s(nbytes), 0.01, right)
+
+
+def judge_ridge(answer: Any, numbers: Mapping[str, Any]) -> str:
+    """Try one size after another until arithmetic takes longer than memory."""
+    flops_per_s, bytes_per_s = numbers["gflops"] * 1e9, numbers["gigabytes"] * 1e9
+    first = next(n for n in count(1) if 2 * n**3 / flops_per_s >= 12 * n**2 / bytes_per_s)
+    if abs(number_of(answer) - first) > 1:
+        raise WrongAnswerError(f"{number_of(answer):g} is not it.")
+    return f"From n = {first} on: 2 n^3 / {flops_per_s:.3g} is more than 12 n^2 / {bytes_per_s:.3g}."
+
+
+def _seed(draws: Random) -> dict[str, Any]:
+    return {"seed": draws.getrandbits(32)}
+
+
+def _cluster(draws: Random) -> dict[str, Any]:
+    return {
+        "cores": draws.choice([0.8, 1.2, 1.5]),
+        "factor": draws.randint(3, 8),
+        "megabits": draws.choice([20, 25, 40, 50]),
+    }
+
+
+def _transfer(draws: Random) -> dict[str, Any]:
+    first, second = draws.sample([5, 10, 20, 50, 100, 250], 2)
+    return {
+        "megabytes": draws.randint(2, 40),
+        "first_mbit": first,
+        "second_mbit": second,
+        "first_ms": draws.randint(1, 9),
+        "second_ms": draws.randint(10, 90),
+    }
+
+
+def _ridge(draws: Random) -> dict[str, Any]:
+    return {"gflops": draws.randint(4, 120), "gigabytes": draws.choice([0.5, 1, 2, 4, 8])}
+
+
+EXERCISES = (
+    Exercise(
+        name="cluster",
+        question="""**Describe a cluster** (5 points): three devices or more that take {cores} cores in all or less \
+(`host_share`). The fastest computes {factor} times as fast as the slowest. One device's link has {megabits} Mbit/s; \
+all other links are faster.""",
+        points=5,
+        hints=(
+            "Change the text above: a `[[device]]` for each, with `name` and `host_share`.",
+            "A device may have its own `bandwidth_mbit_per_s`; the one in `[defaults]` holds for the others.",
+            "Choose the slowest device's share first; the fastest has the factor times as much.",
+        ),
+        draw=_cluster,
+        judge=judge_cluster,
+    ),
+    Exercise(
+        name="fit_link",
+        question="""**Fit a link** (10 points). `fit_link(messages)` gets a list of `[bytes, seconds]`, measured \
+several times for each size, and returns `[latency_s, bytes_per_s]`. Some messages were held up because the computer \
+did something else. Both numbers must be within 10 %.""",
+        points=10,
+        hints=(
+            "Plot seconds over bytes first. Which measurements of one size can you trust?",
+            "The median of each size ignores what was held up. Then a line: seconds = latency + bytes / bandwidth.",
+            "Plain least squares looks at the large messages only. Divide each equation by its seconds, so that every "
+            "size counts alike: `numpy.linalg.lstsq`.",
+        ),
+        draw=_seed,
+        judge=judge_fit_link,
+        is_code=True,
+    ),
+    Exercise(
+        name="seconds_of",
+        question="""**Write the model** (8 points). `seconds_of(operation, device)` returns seconds. `operation` has \
+`flops`, `memory_bytes` and `sent_bytes`; `device` has `flops_per_s`, `memory_bytes_per_s`, `latency_s` and \
+`bytes_per_s`; both are dicts. Arithmetic and memory work at the same time. What is sent is sent afterwards; nothing \
+is sent if `sent_bytes` is 0.""",
+        points=8,
+        hints=(
+            "How long would arithmetic take if memory were infinitely fast? And the other way round?",
+            "Of two things that happen at the same time, the longer one counts: `max`.",
+            "A message of 0 bytes is no message: it has no latency either.",
+        ),
+        draw=_seed,
+        judge=judge_seconds_of,
+        is_code=True,
+    ),
+    Exercise(
+        name="transfer",
+        question="""**Two ends** (3 points). {megabytes} MB travel from a device whose link has {first_mbit} Mbit/s \
+and {first_ms} ms to one with {second_mbit} Mbit/s and {second_ms} ms. Nothing else is sent. How many seconds does it \
+take?""",
+        points=3,
+        hints=(
+            "Mbit are not MB: a byte has 8 bits.",
+            "Both links are on the way: which rate counts?",
+            "Latencies add up; the slower rate counts.",
+        ),
+        draw=_transfer,
+        judge=judge_transfer,
+    ),
+    Exercise(
+        name="ridge",
+        question="""**Where the roof bends** (3 points). A device computes {gflops} GFLOP/s and moves {gigabytes} \
+GB/s. A product of two n x n matrices takes 2 n^3 operations and moves 12 n^2 bytes. From which n on does arithmetic \
+decide?""",
+        points=3,
+        hints=(
+            "Write down both times. For which n are they equal?",
+            "2 n^3 / F = 12 n^2 / M.",
+            "n = 6 F / M, rounded up.",
+        ),
+        draw=_ridge,
+        judge=judge_ridge,
+    ),
+)
+
+
+def usable(name: str, answer: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a student's function, or the workbench's own as long as the student's is not written or not right."""
+    judge, own = _OWN[name]
+    try:
+        judge(answer, {"seed": 0})
+    except Exception:  # the student's own code
+        return own
+    return answer
+
+
+def _plain_fit(messages: Sequence[Sequence[float]]) -> list[float]:
+    """Return the link through the medians of the smallest and the largest messages."""
+    sizes = sorted({size for size, _ in messages})
+    small, large = (median(taken for size, taken in messages if size == end) for end in (sizes[0], sizes[-1]))
+    bytes_per_s = (sizes[-1] - sizes[0]) / max(large - small, 1e-9)
+    return [max(0.0, small - sizes[0] / bytes_per_s), bytes_per_s]
+
+
+def _plain_seconds(operation: Numbers, device: Numbers) -> float:
+    work_s = max(operation["flops"] / device["flops_per_s"], operation["memory_bytes"] / device["memory_bytes_per_s"])
+    sent = operation["sent_bytes"]
+    return work_s + (device["latency_s"] + sent / device["bytes_per_s"] if sent else 0.0)
+
+
+def usable_cluster(text: str | None) -> str:
+    """Return a student's text, or the given one as long as it describes no two devices that can be emulated."""
+    try:
+        found = described(text or "").devices
+    except WorkbenchError:
+        return GIVEN
+    return text if text and len(found) > 1 and all(_shares(found)) else GIVEN
+
+
+_OWN: dict[str, tuple[Callable[..., str], Callable[..., Any]]] = {
+    "fit_link": (judge_fit_link, _plain_fit),
+    "seconds_of": (judge_seconds_of, _plain_seconds),
+}
+
+
+def twelve(
+    seconds_of: Callable[..., Any],
+    device: Numbers,
+    cluster: Cluster,
+    rank: int,
+    host: HostProfile,
+    *,
+    fidelity: Fidelity = "paced",
+    most_s: float = 0.1,
+    seed: int | None = None,
+) -> Verdict:
+    """Predict twelve things that nobody has measured yet, measure them on a device, and compare.
+
+    device: what the student knows of it.  most_s: of each.  seed: None draws others each time.
+    """
+    probes = fresh_probes(Random(seed), cluster, rank, host, most_s)
+    began = time.perf_counter()
+    model = usable("seconds_of", seconds_of)
+    predicted = [number_of(model(probe.amounts, dict(device))) for probe in probes]
+    measured = measure(cluster, rank, probes, host, fidelity)
+    off = [own / true - 1 for own, true in zip(predicted, measured, strict=True)]
+    rows = [
+        (str(probe), f"{1e3 * own:.1f}", f"{1e3 * true:.1f}", f"{by:+.1%}")
+        for probe, own, true, by in zip(probes, predicted, measured, off, strict=True)
+    ]
+    right = sum(abs(by) <= WITHIN for by in off)
+    name = cluster.devices[rank].name
+    table = comparison(f"{name}, milliseconds", ("what", "predicted", "measured (emulated)", "off by"), rows)
+    return Verdict(
+        right == len(probes),
+        f"{right} of {len(probes)} predictions are within {WITHIN:.0%}.",
+        seconds=time.perf_counter() - began,
+        details=table,
+    )
