@@ -263,7 +263,8 @@ def test_fields_change_one_device_and_reset_puts_it_back() -> None:
     assert after.name == "laptop-edited" == seen[-1].name
     assert "laptop-edited" in form.caption.value
     said = "gamma: share of one core of this machine 0.135 of a core, memory for the job, in MB 123 MB"
-    assert said in form.map.cards[2]["drawing"] and "20 Mbit/s" in form.still and "<script" not in form.still
+    assert said in form.map.cards[2]["drawing"] and "20 Mbit/s" in form.still
+    assert "<script" not in form.still and "Drag" in form.caption.value and "Drag" not in form.still
     form.reset.click()
     assert form.cluster == before
 

@@ -35,10 +35,9 @@ GigaflopsPerS = Annotated[float, Meta(ge=1e-3, le=1e7)]
 Megabytes = Annotated[int, Meta(ge=1, le=10**8)]
 MegabitsPerS = Annotated[float, Meta(ge=0.01, le=1e6)]
 Milliseconds = Annotated[float, Meta(ge=0, le=60_000)]
-CAPTION = Markup(
-    "<div style='line-height:1.4'><b>Cluster '{}'</b>: {}{}<br>"
-    "<small>Each link leads to the same switch. Drag a knob, or choose it with Tab and use the arrow keys.</small>"
-    "</div>"
+CAPTION = Markup("<div style='line-height:1.4'><b>Cluster '{}'</b>: {}{}{}</div>")
+HINT = Markup(
+    "<br><small>Each link leads to the same switch. Drag a knob, or choose it with Tab and use the arrow keys.</small>"
 )
 HEADS = {"memory": "memory, MB", "bandwidth": "link, Mbit/s", "latency": "link's delay one way, ms"}
 SPEEDS = {True: "speed, share of a core", False: "speed, GFLOP/s"}
@@ -89,6 +88,7 @@ class ClusterForm(Form):
             names.insert(0, given.name)
         self._origin = given
         self._rows: list[_Row] = []
+        self._words = ("", "", "")
         self.choice = widgets.Dropdown(
             options=names,
             value=given.name,
@@ -142,7 +142,7 @@ class ClusterForm(Form):
     @property
     def still(self) -> Markup:
         """Return the present picture as HTML that needs no kernel and no script."""
-        return Markup(self.caption.value) + self.map.still
+        return CAPTION.format(*self._words, "") + self.map.still
 
     def fields_of(self, device: str) -> dict[str, Field]:
         """Return a device's fields by name: speed, memory, bandwidth, latency.  Raises ConfigError for an unknown
@@ -240,7 +240,8 @@ class ClusterForm(Form):
             for pair, link in cluster.pairs.items()
         )
         apart = f" Links of their own: {', '.join(pairs)}." if cluster.pairs else ""
-        self.caption.value = CAPTION.format(cluster.name, about, apart)
+        self._words = cluster.name, about, apart
+        self.caption.value = CAPTION.format(*self._words, HINT if self._rows else "")
         self.map.show([self._on_map(row) for row in self._rows], ticks=TICKS)
         self.keep(self.still)
 
