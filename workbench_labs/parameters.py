@@ -476,6 +476,14 @@ class DataThatStay(Parameters, frozen=True, kw_only=True):
             raise ConfigError(asked, f"The ring has {sum(self.blocks)} blocks, each with one adapter.", "Lower depth.")
 
 
+class Clinic(AllLabs, frozen=True, kw_only=True):
+    """11_reproduction_clinic.  item: a table or figure of the paper, such as table3."""
+
+    student: Student
+    paper: Literal["pac_plus", "galaxy_plus", "p_rge", "ringada", "confidant"]
+    item: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,31}\Z")]
+
+
 LABS: dict[str, type[AllLabs]] = {
     "00_quickstart": Quickstart,
     "01_devices": Devices,
@@ -488,6 +496,7 @@ LABS: dict[str, type[AllLabs]] = {
     "10_never_drain": NeverDrain,
     "02_write_the_simulator": Simulator,
     "04_cut_for_unequal_devices": Cut,
+    "11_reproduction_clinic": Clinic,
     "12_kit_day": KitDay,
 }
 

@@ -392,6 +392,11 @@ def in_kit_day(notebook: Notebook) -> None:
     assert "equal parts" in notebook.text_of("table")
 
 
+def in_clinic(notebook: Notebook) -> None:
+    require_questions(notebook, "Does the claim hold", r"A model of memory is a line", unanswered=4)
+    assert "predicted" in notebook.text_of("table")
+
+
 def require_questions(notebook: Notebook, words: str, numbers: str, *, unanswered: int = 4) -> None:
     questions = notebook.text_of(".jp-RenderedMarkdown")
     assert words in questions and re.search(numbers, questions)
@@ -418,6 +423,7 @@ CLICKS: dict[str, Callable[[Notebook], None]] = {
     "10_never_drain": in_confidant,
     "02_write_the_simulator": in_simulator,
     "04_cut_for_unequal_devices": in_cut,
+    "11_reproduction_clinic": in_clinic,
     "12_kit_day": in_kit_day,
 }
 

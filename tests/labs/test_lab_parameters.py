@@ -175,6 +175,10 @@ ODD: dict[str, dict[str, list[Any]]] = {
         "layer_ms": [[], [0, 1, 1, 1], [-1, 1, 1, 1], 5, None, [NAN] * 4, [1, 1, 1], [1] * 17, ["1"] * 4],
         "slowness": [[], [1, 1, 1], [1, 1, 1, 1, 1], [0, 1, 1, 1], [0.5, 1, 1, 1], 2, None, [NAN] * 4],
     },
+    "11_reproduction_clinic": {
+        "paper": ["p-rge", "", None, 3],
+        "item": ["", "Table 3", "../x", None, 3, "x" * 40],
+    },
     "12_kit_day": {
         "max_length": [0, -1, 1.5, "64", None],
         "steps": [0, -1, 1.5, None, 10**9],

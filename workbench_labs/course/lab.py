@@ -36,6 +36,7 @@ EXERCISES = {
     "08": "workbench_labs.exercises.straggling",
     "09": "workbench_labs.exercises.ring",
     "10": "workbench_labs.exercises.never_drain",
+    "11": "workbench_labs.exercises.clinic",
     "12": "workbench_labs.exercises.projects",
 }
 """The module of each lab that has exercises of this kind."""

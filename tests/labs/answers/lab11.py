@@ -1,0 +1,83 @@
+"""Lab 11, Reproduction clinic: right answers that are no code, and wrong ones with what is said of them."""
+
+from __future__ import annotations
+
+from statistics import mean
+from typing import Any
+
+from tests.labs.solutions import defined, sources
+
+SOLUTIONS = sources("11")
+
+
+def deviation(cells: Any) -> Any:
+    return defined(SOLUTIONS["deviation"])["deviation"](cells)
+
+
+def all_count(cells: Any) -> Any:
+    """Fitted and given cells count, too."""
+    return deviation([["predicted", *cell[1:]] for cell in cells])
+
+
+def of_ours(cells: Any) -> Any:
+    """In per cent of ours."""
+    return deviation([[kind, ours, paper] for kind, paper, ours in cells])
+
+
+def mean_of_all(cells: Any) -> Any:
+    single = [deviation([cell]) for cell in cells]
+    found = [one[0] for one in single if one is not None]
+    return [mean(found), max(found)] if found else None
+
+
+def holds(factor: Any, pairs: Any) -> Any:
+    return defined(SOLUTIONS["holds"])["holds"](factor, pairs)
+
+
+def with_fitted(factor: Any, pairs: Any) -> Any:
+    return holds(factor, [[own, other, "predicted", "predicted"] for own, other, *_ in pairs])
+
+
+def once(factor: Any, pairs: Any) -> Any:
+    """One setting is enough."""
+    found = [holds(factor, [pair]) for pair in pairs]
+    return None if not [one for one in found if one is not None] else any(found)
+
+
+def line(drawn: dict[str, Any]) -> float:
+    (one, one_gb), (two, two_gb) = drawn["first"], drawn["second"]
+    return float(one_gb + (two_gb - one_gb) / (two - one) * (drawn["at"] - one))
+
+
+def count(drawn: dict[str, Any], *begins: str) -> int:
+    return sum(source.startswith(begins) for row in drawn["sources"] for source in row)
+
+
+RIGHT = {"kinds": lambda drawn: count(drawn, "constants"), "predict": line}
+WRONG: dict[str, dict[str, tuple[Any, str]]] = {
+    "kinds": {
+        "all": (9, "is not it"),
+        "the fitted": (lambda drawn: 9 - count(drawn, "constants"), "is not it"),
+        "one more": (lambda drawn: count(drawn, "constants") + 1, "is not it"),
+    },
+    "predict": {
+        "the printed one": (lambda drawn: drawn["printed"], "is not it"),
+        "in proportion": (lambda drawn: drawn["second"][1] * drawn["at"] / 8, "is not it"),
+        "the second cell": (lambda drawn: drawn["second"][1], "is not it"),
+    },
+    "deviation": {
+        "all cells": (all_count, "deviation is|None is asked for"),
+        "in per cent of ours": (of_ours, "deviation is|None is asked for|some cells count"),
+        "the mean": (mean_of_all, "The median deviation"),
+        "shares": (lambda cells: (found := deviation(cells)) and [one / 100 for one in found], "deviation is"),
+        "never": (lambda cells: None, "some cells count"),
+        "a constant": (lambda cells: [1.0, 2.0], "deviation is|None is asked for"),
+    },
+    "holds": {
+        "always": (lambda factor, pairs: True, "yours says True"),
+        "fitted count": (with_fitted, "yours says"),
+        "one setting is enough": (once, "yours says True"),
+        "none is true": (lambda factor, pairs: holds(factor, pairs) is not False, "None; yours says True"),
+        "a text": (lambda factor, pairs: "yes", "yours says"),
+    },
+}

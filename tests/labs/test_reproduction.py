@@ -1,0 +1,45 @@
+"""One table of a paper as cells: what the command prints is what a student's function gets."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from workbench.cli.app import add_commands
+from workbench.core.errors import ConfigError
+from workbench_labs import reproduction
+from workbench_labs.exercises import clinic
+
+
+def test_a_students_deviation_equals_the_commands_and_fitted_cells_do_not_count() -> None:
+    pytest.importorskip("workbench_studies")
+    found = reproduction.reproduced("p_rge", "table3")
+    own = clinic.usable(lambda cells: [0.0, 0.0])  # wrong: the judge's own stands in
+    for cell, off in zip(found.cells, found.deviations, strict=True):
+        result = own([["predicted", *cell[1:]]])
+        assert (result is None) == (off is None) and (off is None or result[0] == pytest.approx(abs(off)))
+    assert {row[0] for row in found.judged(own).rows} == {cell[0] for cell in found.cells} >= {"fitted", "predicted"}
+    assert isinstance(found.median(own), float) and "more cells are not shown" in str(found.table())
+    assert len(found.claims().rows) == 2 and "fitted" in str(found.words().data)
+    with pytest.raises(ConfigError, match="--list"):
+        reproduction.reproduced("p_rge", "table99")
+
+
+def test_without_the_studies_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        """Return what the command says where no entry points of the studies are found."""
+        monkeypatch.setattr("workbench.cli.app.entry_points", lambda **_: [])
+        bare = typer.Typer()
+        add_commands(bare)
+        done = CliRunner().invoke(bare, command[3:])
+        return subprocess.CompletedProcess(command, done.exit_code, stdout=str(done.exception), stderr="")
+
+    monkeypatch.setattr(reproduction.subprocess, "run", run)
+    found = reproduction.reproduced("p_rge", "table3")
+    own = clinic.usable(lambda cells: None)
+    shown = [found.kinds(), found.table(), found.judged(own), found.claims(), found.words().data]
+    assert all("not installed" in str(one) for one in shown) and "unknown" in str(found.median(own))

@@ -1,0 +1,130 @@
+"""One table of a paper, reproduced by the command line, as cells that a student's functions can judge."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from IPython.display import Markdown
+
+from workbench.core.errors import ConfigError
+from workbench.core.run_folder import child_environment
+from workbench.widgets.tables import Table
+
+WAIT_S = 600
+SHOWN = 12
+MISSING = "The papers' tables are a distribution of their own, not installed: `pip install ./workbench_studies`."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reproduction:
+    """A table or figure.  cells: [kind, paper, ours].  labels: of each cell.  why: what was missing; then it is
+    empty.
+    """
+
+    title: str = ""
+    columns: tuple[str, ...] = ()
+    labels: tuple[tuple[str, ...], ...] = ()
+    cells: tuple[list[Any], ...] = ()
+    deviations: tuple[float | None, ...] = ()
+    explanation: tuple[str, ...] = ()
+    checks: tuple[tuple[str, bool, str], ...] = ()
+    why: str = ""
+
+    def table(self, kind: str = "") -> Table:
+        """Return the first cells, of one kind or of any."""
+        rows = [
+            (*labels, cell[0], _text(cell[1]), _text(cell[2]), "" if off is None else f"{off:+.2f}")
+            for labels, cell, off in zip(self.labels, self.cells, self.deviations, strict=True)
+            if kind in ("", cell[0])
+        ]
+        more = f"{len(rows) - SHOWN} more cells are not shown." if len(rows) > SHOWN else ""
+        columns = (*self.columns, "kind", "paper", "ours", "deviation")
+        return Table(columns, rows[:SHOWN], title=self.title, note=self.why or more)
+
+    def kinds(self) -> Table:
+        """Return how many cells are of which kind."""
+        rows = [(kind, str(count)) for kind, count in Counter(cell[0] for cell in self.cells).most_common()]
+        return Table(("kind", "cells"), rows, title=self.title, note=self.why)
+
+    def words(self) -> Markdown:
+        """Return what is said of the table: what was fitted, and what the paper leaves open."""
+        return Markdown("\n".join(f"- {sentence}" for sentence in self.explanation) or self.why)
+
+    def claims(self) -> Table:
+        """Return the claims that are checked with our numbers."""
+        rows = [(claim, "holds" if holds else "does not hold", found) for claim, holds, found in self.checks]
+        return Table(("claim", "", "found"), rows, note=self.why)
+
+    def judged(self, deviation: Callable[..., Any]) -> Table:
+        """Return what a student's function says of the table, by kind: each kind is given to it as if predicted."""
+        rows = []
+        for kind in dict.fromkeys(cell[0] for cell in self.cells):
+            cells = [["predicted", *cell[1:]] for cell in self.cells if cell[0] == kind]
+            found = deviation(cells)
+            words = ("nothing to compare", "") if found is None else tuple(f"{float(value):.2f}" for value in found)
+            rows.append((kind, str(len(cells)), *words))
+        return Table(("kind", "cells", "median deviation (%)", "largest (%)"), rows, title=self.title, note=self.why)
+
+    def median(self, deviation: Callable[..., Any]) -> float | str:
+        """Return a student's median over all cells that were not fitted."""
+        cells = [["predicted", *cell[1:]] for cell in self.cells if cell[0] != "fitted"]
+        found = deviation(cells)
+        return "unknown: there is nothing to compare" if found is None else float(found[0])
+
+
+def reproduced(paper: str, item: str) -> Reproduction:
+    """Run `workbench reproduce PAPER ITEM` in a process, and return its cells.
+
+    Without the studies the result is empty and says so.  Raises ConfigError for an unknown paper or item.
+    """
+    with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
+        command = [
+            sys.executable,
+            "-m",
+            "workbench",
+            "reproduce",
+            paper,
+            item,
+            "--json",
+            "--png",
+            "no",
+            "--out",
+            folder,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, env=child_environment())
+    words = " ".join((done.stderr or done.stdout).split())[:400]
+    if done.returncode and "belongs to the studies" in words:
+        return Reproduction(why=MISSING)
+    if done.returncode:
+        raise ConfigError(
+            f"'{item}' of '{paper}' was to be reproduced.",
+            f"The command stops: {words}.",
+            f"See `workbench reproduce {paper} --list`.",
+        )
+    [found] = json.loads(done.stdout).values()
+    return of_result(found)
+
+
+def of_result(found: dict[str, Any]) -> Reproduction:
+    """Return a result that the command has written as JSON."""
+    compared = found["comparisons"]
+    return Reproduction(
+        title=found["title"],
+        columns=tuple(found["label_columns"]),
+        labels=tuple(tuple(one["labels"]) for one in compared),
+        cells=tuple([one["kind"], one["paper"], one["ours"]] for one in compared),
+        deviations=tuple(one.get("deviation") for one in compared),
+        explanation=tuple(found["explanation"]),
+        checks=tuple((one["claim"], one["holds"], one["found"]) for one in found["checks"]),
+    )
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
