@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import threading
 from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from hostile import shown_by
@@ -18,6 +21,7 @@ from workbench.methods.base import DeviceState, Event
 from workbench.plots import svg
 from workbench.plots.topology import Node, topology, traffic_of
 from workbench.runs.progress import RunState
+from workbench.widgets import live
 from workbench.widgets.live import parts_of, still
 
 ALONE = Plan(
@@ -153,7 +157,21 @@ def test_a_map_of_any_size_stays_inside_its_frame(count: int) -> None:
 
 def test_a_still_picture_needs_no_script_and_no_kernel() -> None:
     picture = still(parts_after(*BEGUN))
-    assert "<script" not in picture and "<style>" in picture and picture.count('role="img"') == 4
+    assert "<script" not in picture and "<style>" in picture and "<svg" not in picture
+    images = re.findall(r'<img src="data:image/svg\+xml;base64,([^"]+)" alt="[^"]+"', picture)
+    drawings = [base64.b64decode(image).decode() for image in images]
+    assert len(drawings) == 4 and all("prefers-color-scheme: dark" in one for one in drawings)
+    for drawing in drawings:
+        ElementTree.fromstring(drawing)
+
+
+def test_a_drawing_has_the_same_dark_colours_as_an_image_and_on_the_page() -> None:
+    sheet = (Path(live.__file__).with_suffix(".css")).read_text(encoding="utf-8").lower()
+    dark = sheet[sheet.index("prefers-color-scheme: dark") :]
+    assert all(f"--workbench-{name}: {colour.lower()};" in dark for name, colour in svg.DARK.items())
+
+
+def test_a_picture_of_nothing_is_empty() -> None:
     assert still({}) == '<div class="workbench-live"></div>'
 
 

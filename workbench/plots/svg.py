@@ -6,9 +6,11 @@ them shows the defaults.
 
 from __future__ import annotations
 
+import base64
 import math
+import re
 from collections.abc import Iterable, Sequence
-from html import escape
+from html import escape, unescape
 
 from workbench.plots import style
 
@@ -26,6 +28,16 @@ _THEMED = {
     style.LIGHT_GREY: TRACK,
     style.BLACK: INK,
 }
+DARK = {
+    "ink": "#E6E6E6",
+    "muted": "#B5B5B5",
+    "paper": "#1E1E1E",
+    "track": "#3A3A3A",
+    "mid-grey": "#6E6E6E",
+    "dark-grey": "#C4C4C4",
+    "alert": "#FF8A80",
+}
+"""The variables of the page's style sheet on a dark page, as widgets/live.css has them."""
 CHARACTER = 0.53
 """Mean width of a character relative to the size of its type."""
 
@@ -85,6 +97,32 @@ def drawing(content: str, *, label: str, height: float, width: float | None = No
     if width is None:
         return tag("svg", content, width="100%", height=height, aria_label=label, **how)
     return tag("svg", content, viewBox=f"0 0 {width:g} {height:g}", aria_label=label, **how)
+
+
+_DRAWING = re.compile(r"<svg(?P<attributes>[^>]*)>(?P<content>.*?)</svg>", re.DOTALL)
+
+
+def as_images(page: str) -> str:
+    """Return HTML in which each drawing is an image.
+
+    A notebook that its reader does not trust, such as one that a batch has run, shows images; of a drawing in its page
+    it leaves the words alone.  An image follows a dark page by itself.
+    """
+    dark = "".join(f"--workbench-{name}:{colour};" for name, colour in DARK.items())
+    rules = f"svg{{font-family:Helvetica,Arial,sans-serif}}@media (prefers-color-scheme: dark){{svg{{{dark}}}}}"
+    sheet = tag("style", rules)
+
+    def image(found: re.Match[str]) -> str:
+        attributes = found["attributes"]
+        words, height = (re.search(rf'{name}="([^"]*)"', attributes) for name in ("aria-label", "[^-]height"))
+        written = f"<svg{attributes}>{sheet}{found['content']}</svg>"
+        source = "data:image/svg+xml;base64," + base64.b64encode(written.encode()).decode()
+        label = unescape(words[1]) if words else ""
+        return tag("img", src=source, alt=label, width="100%", height=height[1] if height else None).removesuffix(
+            "</img>"
+        )
+
+    return _DRAWING.sub(image, page)
 
 
 def shortened(words: str, width: float, size: float = 12) -> str:

@@ -62,7 +62,7 @@ class ClusterMap(anywidget.AnyWidget):
         cards = "".join(svg.tag("div", one["drawing"], class_="workbench-card") for one in self.cards)
         many = f"--workbench-devices:{len(self.cards)}"
         board = svg.tag("div", svg.tag("div", cards, class_="workbench-cards", style=many), class_="workbench-live")
-        return Markup(f"<style>{STYLE}</style>{board}") if self.cards else Markup()
+        return Markup(f"<style>{STYLE}</style>{svg.as_images(board)}") if self.cards else Markup()
 
 
 def _scale(dial: Dial) -> dict[str, Any]:

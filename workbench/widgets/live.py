@@ -61,7 +61,7 @@ def still(parts: dict[str, str]) -> Markup:
     whole = drawn.get("head", "") + (svg.tag("div", board, class_="workbench-board") if board else "")
     whole += drawn.get("notes", "") + drawn.get("more", "")
     sheet = f"<style>{HERE.with_suffix('.css').read_text(encoding='utf-8')}</style>" if whole else ""
-    return Markup(sheet + svg.tag("div", whole, class_="workbench-live"))
+    return Markup(sheet + svg.tag("div", svg.as_images(whole), class_="workbench-live"))
 
 
 def parts_of(now: Snapshot, course: Course, cluster: Cluster) -> dict[str, str]:
