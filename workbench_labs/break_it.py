@@ -21,6 +21,7 @@ from workbench.widgets import passages_folder
 from workbench.widgets.tables import Table
 from workbench_labs.exercises.straggling import goodput, usable_rule, world
 from workbench_labs.inference_problem import PLANNERS, StragglerLab, measured_problem, serve_here, settings_for
+from workbench_labs.planning import on_this_computer
 from workbench_labs.plots.request_latencies import request_latencies
 from workbench_labs.ruling import Rule, ruled_by
 
@@ -115,7 +116,7 @@ class Host:
 
     def __init__(self, given: Any) -> None:
         """given: the lab's Parameters."""
-        self._given, self._cluster = given, given.cluster()
+        self._given, self._cluster = given, on_this_computer(given.cluster())
         self.name = self._cluster.devices[given.straggler].name
         self._job = Job(
             method="galaxy_plus",

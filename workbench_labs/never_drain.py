@@ -47,6 +47,7 @@ from workbench_labs.exercises.never_drain import (
     usable_partition,
 )
 from workbench_labs.exercises.pipelines import BACKWARD, CROSSING, both_table
+from workbench_labs.planning import on_this_computer
 
 __all__ = [
     "HeadsLab",
@@ -104,7 +105,7 @@ def run_partition(
 
     layer_s: forward and backward pass of each layer on each device, seconds.
     """
-    cluster, seconds = load_cluster(cluster_name), stage_seconds(counts, layer_s)
+    cluster, seconds = on_this_computer(load_cluster(cluster_name)), stage_seconds(counts, layer_s)
     ends = [sum(counts[:place]) for place in range(len(counts) + 1)]
     stages = tuple(
         Stage(start=start, stop=stop, shares=(Share(rank=rank, samples=1),))
@@ -133,7 +134,7 @@ def _descend_rank(context: RankContext, given: tuple[Any, tuple[Any, ...]]) -> l
 
 def descend_table(descend: Callable[..., Any], whose: str, *, cluster_name: str, fidelity: Fidelity = "auto") -> Table:
     """Return what a function computes on each emulated device, as that stage, next to the workbench's.  whose: its."""
-    cluster, draws = load_cluster(cluster_name), Random(0)
+    cluster, draws = on_this_computer(load_cluster(cluster_name)), Random(0)
     size = cluster.world_size
     start = [draws.uniform(-1, 1) for _ in range(WIDTH)]
     inputs = [[draws.uniform(-1, 1) for _ in range(WIDTH)] for _ in range(STEPS)]

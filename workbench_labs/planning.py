@@ -138,6 +138,11 @@ def as_described(cluster: Cluster) -> Cluster:
     return replace(cluster, devices=tuple(replace(device, host_share=None) for device in cluster.devices))
 
 
+def on_this_computer(cluster: Cluster) -> Cluster:
+    """Return a cluster whose devices are emulated: itself, or for real devices as many with the same links."""
+    return cluster.emulated(round(1 / cluster.world_size, 2)) if cluster.is_real else cluster
+
+
 def paper_problem(model: str, cluster: Cluster, *, batch_size: int = 16, micro_batches: int = 4) -> Problem[Profile]:
     """Return a problem at the paper's scale: a model of profiler.descriptions on catalogue devices, with computed, not
     measured, costs.

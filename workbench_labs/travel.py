@@ -34,6 +34,7 @@ from workbench.runtime.executor import Handler
 from workbench.runtime.process_group import group
 from workbench.tasks.tokenize import TokenizedSplit, collate
 from workbench.widgets.tables import Table
+from workbench_labs.planning import on_this_computer
 
 KINDS = {
     "emb": "embedded mini-batch",
@@ -171,7 +172,7 @@ def watch(
 
     Blocks are planned by the catalogue's speeds, so nothing is measured first.
     """
-    cluster = load_cluster(cluster_name)
+    cluster = on_this_computer(load_cluster(cluster_name))
     size = cluster.world_size
     job = Job(
         method="ringada",

@@ -21,6 +21,7 @@ from workbench_labs.confidant import (
 )
 from workbench_labs.course.lab import exercises_of
 from workbench_labs.course.verdict import WrongAnswerError
+from workbench_labs.planning import on_this_computer
 
 
 def test_a_partition_by_hand_against_equation_3() -> None:
@@ -86,3 +87,11 @@ def test_recoveries_of_several_runs() -> None:
     rows = recovery_table({"killed": replace(report, mode="execute", recoveries=(recovery,)), "quiet": report}).rows
     assert rows[0][1:5] == ("kill beta", "0.10", "0.20", "0.30") and rows[0][-3:] == ("0.50", "0.60", "")
     assert rows[1][1] == "nothing changed"
+
+
+def test_a_kits_devices_are_emulated_with_its_links() -> None:
+    pair = load_cluster("pair")
+    kit = replace(pair, devices=tuple(replace(one, address=f"pi@{one.name}", host_share=None) for one in pair.devices))
+    emulated = on_this_computer(kit)
+    assert kit.is_real and not emulated.is_real and emulated.link(0, 1) == kit.link(0, 1)
+    assert on_this_computer(pair) == pair

@@ -21,6 +21,7 @@ from workbench.runtime.engines import default_pool
 from workbench.simulator import simulate
 from workbench.simulator.steps import equal_blocks
 from workbench_labs.course.verdict import WrongAnswerError, comparison, whole_number
+from workbench_labs.planning import on_this_computer
 from workbench_labs.ring import ring_plan
 
 BLOCKS = 12
@@ -145,7 +146,7 @@ def run_policy(
     """Return a ring of twelve blocks with the depths that a policy chooses on the first drawn training, a mini-batch
     for each round: simulated, and executed by emulated devices with made-up contents.
     """
-    cluster = load_cluster(cluster_name)
+    cluster = on_this_computer(load_cluster(cluster_name))
     depths = policy_time(policy, *learning(Random(0))[0])[1][:rounds]
     size = cluster.world_size
     profile, _ = equal_blocks(BLOCKS, size)
