@@ -131,22 +131,27 @@ def predict(stack: LayerStack, adapters: Sequence[ParallelAdapter], batches: Ite
 
     Adapters are put into evaluation mode.  The activations of a batch are discarded after it.
     """
-    return _score(stack, adapters, ((batch, _taps(stack, batch)) for batch in batches))
-
-
-class ActivationMemory:
-    """Keeps a split's activations in memory, so that later checkpoints can be scored without the backbone.
-
-    Size: d values per tap for each token, including padding, and per label word for a decoder's taps.
-    """
-
-    def __init__(self, stack: LayerStack, batches: Iterable[BatchLike]) -> None:
-        self._stack = stack
-        self._batches = [(batch, _taps(stack, batch)) for batch in batches]
-
-    def predict(self, adapters: Sequence[ParallelAdapter]) -> list[Predictions]:
-        """Return each adapter's predictions on the split."""
-        return _score(self._stack, adapters, self._batches)
+    logits: list[list[Tensor]] = [[] for _ in adapters]
+    labels, sample_ids = [], []
+    for adapter in adapters:
+        adapter.eval()
+        attach_head(stack, adapter)
+    with torch.inference_mode():
+        for batch in batches:
+            per_word = _taps(stack, batch)
+            labels.append(_classes(batch))
+            sample_ids.append(batch.sample_ids)
+            for adapter, into in zip(adapters, logits, strict=True):
+                rows = answered(batch.labels, adapter.config.kind)
+                outputs = [
+                    adapter.predict(taps, batch.attention_mask, batch.sample_ids, rows=rows) for taps in per_word
+                ]
+                if batch.choices is None:
+                    into.append(outputs[0].float() if rows is None else answer_scores(outputs[0], batch.labels))
+                else:
+                    scores = [word_scores(output, word) for output, word in zip(outputs, batch.choices, strict=True)]
+                    into.append(torch.stack(scores, dim=1))
+    return [Predictions(adapter_logits, labels, sample_ids) for adapter_logits in logits]
 
 
 def attach_head(stack: LayerStack, adapter: ParallelAdapterStage) -> None:
@@ -180,45 +185,19 @@ def answer_scores(logits: Tensor, labels: Tensor) -> Tensor:
 
 def _taps(stack: LayerStack, batch: BatchLike) -> list[list[Tensor]]:
     """Return the taps, for sequence-to-sequence one set per label word, which share the encoder's tensors."""
-    with torch.inference_mode():
-        if batch.choices is None:
-            return [stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)[1]]
-        assert stack.num_encoder_layers is not None and batch.decoder_ids is not None, (
-            "label words for a backbone without a decoder"
-        )
-        memory, encoder_taps = stack.stage(0, stack.num_encoder_layers)(batch.input_ids, batch.attention_mask)
-        decoder = stack.stage(stack.num_encoder_layers, stack.num_layers)
-        start = batch.decoder_ids[:, :1]
-        per_word = []
-        for labels in batch.choices:
-            read = torch.cat([start, labels[:-1].clamp(min=0).expand(len(start), -1)], dim=1)
-            per_word.append(encoder_taps + decoder(memory, batch.attention_mask, read)[1])
-        return per_word
-
-
-def _score(
-    stack: LayerStack, adapters: Sequence[ParallelAdapter], batches: Iterable[tuple[BatchLike, list[list[Tensor]]]]
-) -> list[Predictions]:
-    logits: list[list[Tensor]] = [[] for _ in adapters]
-    labels, sample_ids = [], []
-    for adapter in adapters:
-        adapter.eval()
-        attach_head(stack, adapter)
-    with torch.inference_mode():
-        for batch, per_word in batches:
-            labels.append(_classes(batch))
-            sample_ids.append(batch.sample_ids)
-            for adapter, into in zip(adapters, logits, strict=True):
-                rows = answered(batch.labels, adapter.config.kind)
-                outputs = [
-                    adapter.predict(taps, batch.attention_mask, batch.sample_ids, rows=rows) for taps in per_word
-                ]
-                if batch.choices is None:
-                    into.append(outputs[0].float() if rows is None else answer_scores(outputs[0], batch.labels))
-                else:
-                    scores = [word_scores(output, word) for output, word in zip(outputs, batch.choices, strict=True)]
-                    into.append(torch.stack(scores, dim=1))
-    return [Predictions(adapter_logits, labels, sample_ids) for adapter_logits in logits]
+    if batch.choices is None:
+        return [stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)[1]]
+    assert stack.num_encoder_layers is not None and batch.decoder_ids is not None, (
+        "label words for a backbone without a decoder"
+    )
+    memory, encoder_taps = stack.stage(0, stack.num_encoder_layers)(batch.input_ids, batch.attention_mask)
+    decoder = stack.stage(stack.num_encoder_layers, stack.num_layers)
+    start = batch.decoder_ids[:, :1]
+    per_word = []
+    for labels in batch.choices:
+        read = torch.cat([start, labels[:-1].clamp(min=0).expand(len(start), -1)], dim=1)
+        per_word.append(encoder_taps + decoder(memory, batch.attention_mask, read)[1])
+    return per_word
 
 
 def _classes(batch: BatchLike) -> Tensor:

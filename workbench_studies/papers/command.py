@@ -245,7 +245,6 @@ def _environment(settings: Settings) -> dict[str, str]:
     return host_fingerprint() | {
         "seeds": ", ".join(map(str, settings.seeds)),
         "data": data,
-        "quick": str(settings.quick).lower(),
     }
 
 

@@ -66,7 +66,7 @@ def test_a_table_says_what_it_was_made_with(result, rows):
     assert {name: len(str(row[-1]).split(", ")) for name, *row in result.tables[0].rows if row[2]} == dict.fromkeys(
         rows, 3
     )
-    assert result.source == "executed" and result.environment["quick"] == "false"
+    assert result.source == "executed" and not result.quick
 
 
 def test_the_long_training_reaches_the_floor_as_its_check_says():
