@@ -97,7 +97,8 @@ def memory_by_depth(batch_size: int = 16, tokens: int = 128) -> go.Figure:
         "PipeAdapter that never drains": [(float(depth), first) for depth in depths],
         "RingAda": [*zip(map(float, depths), ring, strict=True)],
     }
-    words = {"title": "Memory of the device that needs most", "label": "simulated", "subtitle": "without the embedding"}
+    on = f"mBERT on {constants.devices} devices, {batch_size} samples of {tokens} tokens; without the embedding"
+    words = {"title": "Memory of the device that needs most", "label": "simulated", "subtitle": on}
     return lines(series, x_title="trained adapters", y_title="MB", **words)
 
 

@@ -19,6 +19,7 @@ MAX_STEPS = 80  # of a curve over time
 MIN_REQUESTS = 3  # minimum in a step of the throughput curve
 MAX_NAMED_EVENTS = 14
 CHARACTER_PIXELS, AXIS_PIXELS = 6.5, 950  # approximate widths of a fault's name and of the time axis
+THROUGHPUT_COLOURS = style.BLACK, style.VERMILLION, style.BLUE, style.GREEN
 SHOWN_EVENTS = style.OPERATIONS["events"]
 """The portal's findings and actions.  Injected faults are shaded instead; probes, plans and loads are in the hover of
 later events."""
@@ -83,9 +84,9 @@ def _throughput(figure: go.Figure, name: str, report: ServingReport, index: int,
         x=[time_s for time_s, _ in points],
         y=[rate for _, rate in points],
         line={
-            "color": style.BLACK if index == 0 else style.VERMILLION,
+            "color": THROUGHPUT_COLOURS[index % len(THROUGHPUT_COLOURS)],
             "width": 2.2,
-            "dash": "solid" if index == 0 else "dash",
+            "dash": ("solid", "dash", "dot", "dashdot")[index % len(THROUGHPUT_COLOURS)],
         },
         hovertemplate="%{y:.3g} answers per second at %{x:.1f} s<extra></extra>",
         legendrank=1,
