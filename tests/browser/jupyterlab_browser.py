@@ -273,11 +273,14 @@ class Notebook:
 
     def press(self, label: str) -> None:
         """Press the button with this label by its key, as somebody without a mouse would."""
-        [button] = [
-            one
-            for one in self.driver.find_elements(By.CSS_SELECTOR, "button.jupyter-button")
-            if one.text.strip() == label
-        ]
+        [button] = wait_until(
+            lambda: [
+                one
+                for one in self.driver.find_elements(By.CSS_SELECTOR, "button.jupyter-button")
+                if one.text.strip() == label
+            ],
+            f"the button '{label}'",
+        )
         self.js("arguments[0].scrollIntoView({block: 'center'}); arguments[0].focus()", button)
         button.send_keys(Keys.SPACE)
 
