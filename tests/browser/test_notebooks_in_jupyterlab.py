@@ -379,6 +379,13 @@ def in_ringada(notebook: Notebook) -> None:
 def in_simulator(notebook: Notebook) -> None:
     """The functions are not written yet: questions have the student's numbers, both charts are there all the same."""
     require_questions(notebook, "Write the event loop", r"A balanced pipeline has \d stages")
+    heights = "return [...document.querySelectorAll('.js-plotly-plot')].map(one => one.offsetHeight)"
+    before = notebook.js(heights)
+    notebook.driver.set_window_size(WIDTH - 200, HEIGHT)
+    widths = "return [...document.querySelectorAll('.js-plotly-plot .main-svg')].map(one => one.clientWidth)"
+    wait_until(lambda: max(notebook.js(widths)) < WIDTH - 200, "the charts to fit into a smaller window")
+    assert len(before) == 2 and min(notebook.js(heights)) >= min(before) > 200
+    notebook.driver.set_window_size(WIDTH, HEIGHT)
 
 
 def in_cut(notebook: Notebook) -> None:

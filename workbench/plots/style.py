@@ -61,6 +61,8 @@ CONFIG = {"displaylogo": False, "displayModeBar": "hover", "responsive": True}
 """Plotly's settings that do not travel with a figure: whoever shows one passes them on."""
 for _renderer in ("plotly_mimetype", "notebook"):  # how a notebook shows a figure
     pio.renderers[_renderer].config.update(CONFIG)
+# JupyterLab fits a figure to its cell itself.  If plotly did, too, a smaller window would leave 15 pixels of it.
+pio.renderers["plotly_mimetype"].config["responsive"] = False
 
 
 def dark_css(scope: str) -> str:
