@@ -91,8 +91,9 @@ class Trained(Parameters, frozen=True, kw_only=True):
 
 
 class Quickstart(Trained, frozen=True, kw_only=True):
-    """00_quickstart.  sweep_steps: of each plan."""
+    """00_quickstart.  sweep_steps: of each other plan."""
 
+    student: Student
     validation_samples: Samples
     test_samples: Samples
     epochs: int

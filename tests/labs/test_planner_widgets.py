@@ -164,7 +164,6 @@ def test_an_answer_is_kept_next_to_the_next_ones_and_reset_puts_everything_back(
     assert "A, kept" in explorer.kept_figure.heading.value and explorer.kept_figure.layout.display != "none"
     kept, now = explorer.kept_figure.shown, explorer.figure.shown
     assert [list(trace.x or ()) for trace in kept.data] != [list(trace.x or ()) for trace in now.data]
-    assert kept.layout.xaxis.range == now.layout.xaxis.range  # A and B are compared by eye
     explorer.tabs.selected_index = 2
     assert len(explorer.kept_figure.shown.data) == len(explorer.tabs.children[2].shown.data)
     explorer.form.reset.click()

@@ -196,9 +196,3 @@ def test_events_may_come_while_a_picture_is_drawn() -> None:
         assert "loss" in parts_of(state.snapshot(), state.course, CLUSTER)
     thread.join()
     assert len(state.course.losses) == 300
-
-
-def test_a_drawing_inside_another_belongs_to_its_image() -> None:
-    inner = svg.tag("svg", svg.text(0, 0, "inside"), x=0)
-    found = svg.as_images(svg.drawing(inner + svg.text(0, 0, "after"), label="outer", height=10))
-    assert found.startswith("<img") and found.count("<") == 1

@@ -29,7 +29,7 @@ from workbench.planners import Problem
 from workbench.trainings import queries
 from workbench.widgets.controls import FigureBox, Html, Message
 from workbench.widgets.tables import report_table
-from workbench_labs.exercises.training import Verdict
+from workbench_labs.course.verdict import Verdict
 
 MODULES = [
     importlib.import_module(one.name) for one in pkgutil.iter_modules(workbench_labs.__path__, "workbench_labs.")

@@ -115,7 +115,7 @@ class ClusterForm(Form):
             [*([self.choice] if choice else []), self.reset, self.as_table, self.discover],
             layout=widgets.Layout(flex_flow="row wrap"),
         )
-        self.children = (head, self.caption, self.map, self.devices, self.message, self.page)
+        self.children = (head, self.caption, self.map, self.devices, self.message, self._page)
         self.on_change(self._draw)
         self._fold()
         self._load(given)
@@ -243,7 +243,7 @@ class ClusterForm(Form):
         self._words = cluster.name, about, apart
         self.caption.value = CAPTION.format(*self._words, HINT if self._rows else "")
         self.map.show([self._on_map(row) for row in self._rows], ticks=TICKS)
-        self.keep()
+        self.keep(self.still)
 
     def _on_map(self, row: _Row) -> MapDevice:
         device, dials = row.device, []

@@ -1,4 +1,5 @@
-"""Parts shared by the forms and labs: described controls, a figure that can be drawn again, explorers.
+"""Parts shared by the forms and labs: described controls, a line for errors, a figure that can be drawn again,
+explorers.
 
 An explorer has controls, and below them the answer for their newest position, computed in the background.  Also the
 start values of the notebooks' parameters (small under test, full size for a person), and texts longer than a sentence.
@@ -8,31 +9,109 @@ from __future__ import annotations
 
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import anywidget
 import ipywidgets as widgets
 import plotly.graph_objects as go
-from markupsafe import Markup
+import traitlets
+from IPython.display import HTML, display
+from markupsafe import Markup, escape
 
 from workbench.assets.fetch import cache_folder
 from workbench.core.errors import WorkbenchError
 from workbench.core.serial import write_text
-from workbench.plots.shared_axes import share_axes
-from workbench.plots.style import CONFIG, only_our_tags
+from workbench.plots.style import CONFIG, dark_css, only_our_tags
 from workbench.profiler.timing import tiny
 from workbench.tasks import load_task
-from workbench.widgets.panel import Html, Message, Panel
 
 Control = TypeVar("Control", bound=widgets.Widget)
 
 BIG_FIRST = Markup("<div role='status' style='line-height:1.5'><b style='font-size:larger'>{}</b><br>{}</div>")
 """A headline in large letters, with a line below it."""
+REOPENED = Markup("""
+<div class="workbench-reopened">
+{}<p>The controls need their kernel: choose Run, then Run All Cells.</p>
+</div>
+<style>
+.jp-OutputArea:has(.widget-vbox) .workbench-reopened {{display: none}}
+.jp-OutputArea:has(.workbench-reopened):not(:has(.widget-vbox)) .jp-OutputArea-output.jupyter-widgets {{display: none}}
+</style>
+""")
+"""What is seen of a panel where it is no widget: without its kernel, and where notebooks are only shown."""
 WIDE = {"description_width": "9em"}
 TITLE_PIXELS, TOP_PIXELS, WIDTH_PIXELS, LEAST_PIXELS, BORDER_PIXELS = 100, 55, 1000, 500, 8  # sizes of a figure
+
+
+class _Page(anywidget.AnyWidget):
+    """An invisible widget that fixes the page in which it is shown, see page.js and page.css."""
+
+    width = traitlets.Int(0).tag(sync=True)  # of the surrounding box, in pixels; 0: not known
+    _esm = Path(__file__).with_name("page.js")
+    _css = Path(__file__).with_name("page.css").read_text(encoding="utf-8") + dark_css(
+        'body[data-jp-theme-light="false"] .js-plotly-plot'
+    )
+
+
+class Panel(widgets.VBox):
+    """A box for a notebook's cell: screen readers get names for its sliders, and JupyterLab ignores keys pressed in
+    it.
+    """
+
+    def __init__(self, children: Sequence[widgets.Widget], **settings: Any) -> None:
+        self._page = _Page(layout=widgets.Layout(display="none"))
+        self._still, self._handle = Markup(), None
+        super().__init__([*children, self._page], **settings)
+
+    def _ipython_display_(self) -> None:
+        """Show the panel, and leave its picture for a notebook that is opened again without its kernel."""
+        display(self._repr_mimebundle_(), raw=True)
+        self._handle = display(HTML(REOPENED.format(self._still)), display_id=True)
+
+    def keep(self, still: Markup) -> None:
+        """Leave a picture of the present state for a notebook that is opened again without its kernel."""
+        self._still = still
+        if self._handle is not None:
+            self._handle.update(HTML(REOPENED.format(still)))
+
+
+class Html(widgets.HTML):
+    """HTML made by Markup("...").format(...), which escapes its arguments; any other string is shown as plain text."""
+
+    @traitlets.validate("value")
+    def _escaped(self, proposal: Any) -> str:
+        return escape(proposal["value"])
+
+
+class Message(Html):
+    """A line that a screen reader announces: an error (red), a remark, or empty."""
+
+    def error(self, text: str, *, details: str = "") -> None:
+        """Show an error; its details can be unfolded."""
+        more = Markup("<details><summary>details</summary><pre>{}</pre></details>").format(details) if details else ""
+        self.value = Markup(
+            "<div role='alert' style='color:var(--jp-error-color1, #B00020);line-height:1.4'><b>&#9888;</b> {}{}</div>"
+        ).format(text, more)
+
+    def say(self, text: str) -> None:
+        """Show a remark."""
+        self.value = Markup("<div role='status' style='line-height:1.4'>{}</div>").format(text)
+
+    def clear(self) -> None:
+        """Clear the line."""
+        self.value = Markup()
+
+    def show_exception(self, error: BaseException) -> None:
+        """Show a failure: a user's error as its one line, any other error with its trace."""
+        if isinstance(error, WorkbenchError):
+            self.error(str(error))
+        else:
+            self.error(f"{type(error).__name__}: {error}", details="".join(traceback.format_exception(error)))
 
 
 def described(kind: type[Control], description: str, tooltip: str, *, width: str = "24em", **settings: Any) -> Control:
@@ -95,25 +174,15 @@ class FigureBox(Panel):
         self.heading = Html()
         self.shown: Any = None  # a FigureWidget, once one is shown
         super().__init__([self.heading])
-        self.page.observe(lambda _: self._fit(), names="width")
-        self.page.takes_picture = True
+        self._page.observe(lambda _: self._fit(), names="width")
         if figure is not None:
             self.show(figure)
-
-    @property
-    def still(self) -> Markup:
-        """Return the title, and the picture of the figure that the page has taken."""
-        if not self.page.picture:
-            return Markup()
-        picture = Markup("<img class='workbench-picture' alt='{}' src='{}'>")
-        words = Markup(self.heading.value.replace("<br>", ". ")).striptags()
-        return Markup(self.heading.value) + picture.format(f"Figure: {words}", self.page.picture)
 
     @property
     def _width(self) -> int:
         """Return the width of the figure in pixels: plotly's widget does not find it by itself."""
         return (
-            min(WIDTH_PIXELS, max(LEAST_PIXELS, self.page.width - BORDER_PIXELS)) if self.page.width else WIDTH_PIXELS
+            min(WIDTH_PIXELS, max(LEAST_PIXELS, self._page.width - BORDER_PIXELS)) if self._page.width else WIDTH_PIXELS
         )
 
     def _fit(self) -> None:
@@ -134,7 +203,7 @@ class FigureBox(Panel):
         )
         if self.shown is None:
             self.shown = _WholeFigure.of(bare)
-            self.children = (self.heading, self.page, self.shown)
+            self.children = (self.heading, self._page, self.shown)
             return
         # The first traces of the same kinds are changed in place, so there is no moment with bare axes.
         kinds = zip(self.shown.data, bare.data, strict=False)
@@ -226,6 +295,7 @@ class Latest(Generic[Request]):
 class Explorer(Panel):
     """Controls above, a headline, a message, and one figure, or several in tabs, below.
 
+    The last answer's words stay in a notebook without its kernel.
     asked: returns the request that the controls describe; may raise WorkbenchError.  answer: shows the answer, in the
     background.
     tabs: titles of the figures; without any, one figure and no tabs.  refused: the headline if a request cannot be
@@ -329,13 +399,11 @@ class Explorer(Panel):
 
     def _draw(self) -> None:
         at = self.tabs.selected_index or 0
-        figure, kept = (figures[at]() if figures else None for figures in (self._figures, self._kept))
-        if figure is not None and kept is not None:
-            share_axes(figure, kept)
-        if figure is not None:
-            self._boxes[at].show(figure)
-        self.kept_figure.layout.display = "none" if kept is None else ""
-        if kept is not None:
+        if self._figures:
+            self._boxes[at].show(self._figures[at]())
+        self.kept_figure.layout.display = "" if self._kept else "none"
+        if self._kept:
+            kept = self._kept[at]()
             kept.update_layout(title_text=f"A, kept: {kept.layout.title.text or ''}")
             self.kept_figure.show(kept)
 
@@ -345,10 +413,10 @@ class Explorer(Panel):
                 raise request
             self.message.clear()
             self._answer(request)
+            self.keep(Markup().join(Markup(one.value) for one in (self.headline, *self._below)))
         except Exception as error:  # nobody would see the error of a thread
             self.headline.value = BIG_FIRST.format(self._refused, "") if self._refused else Markup()
             for one in self._below:
                 one.value = Markup()
             self.show()
             self.message.show_exception(error)
-        self.keep()

@@ -10,6 +10,8 @@ from typing import Any
 
 import ipywidgets as widgets
 import plotly.graph_objects as go
+import plotly.io as pio
+from IPython.display import display
 from markupsafe import Markup
 
 from workbench.core.errors import WorkbenchError
@@ -21,7 +23,6 @@ from workbench.runs import history
 from workbench.runs.comparison import settings_of
 from workbench.runs.history import PastRun
 from workbench.widgets.controls import FigureBox, Html, Message, Panel, button, described
-from workbench.widgets.panel import still_of
 from workbench.widgets.tables import Table
 
 MOST_ROWS = 25
@@ -32,7 +33,8 @@ _CELL = Markup("<div style='line-height:1.4;padding-top:4px{}'>{}</div>")
 class RunHistory(Panel):
     """A row for each run of this computer, newest first, and below them a figure of those that are chosen.
 
-    folders: list the runs in these instead.
+    folders: list the runs in these instead.  A copy of the figure is an output of the cell: it is hidden (page.css)
+    until the notebook is opened without its kernel.
     """
 
     def __init__(self, folders: Sequence[Path | str] = ()) -> None:
@@ -40,6 +42,8 @@ class RunHistory(Panel):
         self.runs: list[PastRun] = []
         self._reports: dict[tuple[str, float], Report] = {}
         self._chosen: list[str] = []
+        self._display_id = f"workbench-history-{id(self)}"
+        self._is_displayed = False
         self.filter = described(
             widgets.Text, "Filter", "Show runs with these words", placeholder="a method, model, task, device or tag"
         )
@@ -81,13 +85,14 @@ class RunHistory(Panel):
                 self.figure,
             ]
         )
+        self.add_class("workbench-history")
         self._ask(False)
         self.refresh()
 
-    @property
-    def still(self) -> Markup:
-        """Return what the chosen runs are like: the list changes with every run."""
-        return still_of(self.differences) + still_of(self.figure)
+    def _ipython_display_(self) -> None:
+        super()._ipython_display_()
+        self._is_displayed = True
+        display(self._bundle(self._figure()), raw=True, display_id=self._display_id)
 
     @property
     def chosen(self) -> list[PastRun]:
@@ -145,6 +150,8 @@ class RunHistory(Panel):
             control.disabled = not self.chosen
         figure = self._figure()
         self.figure.show(figure)
+        if self._is_displayed:
+            display(self._bundle(figure), raw=True, display_id=self._display_id, update=True)
 
     def _figure(self) -> go.Figure:
         """Return the chosen runs' figure, and show in which settings they differ."""
@@ -179,6 +186,11 @@ class RunHistory(Panel):
         if key not in self._reports:
             self._reports[key] = Report.read(run.report, most_bytes=history.LARGEST_REPORT)
         return self._reports[key]
+
+    @staticmethod
+    def _bundle(figure: go.Figure) -> dict[str, Any]:
+        text = {"text/plain": figure.layout.title.text}
+        return pio.renderers["plotly_mimetype"].to_mimebundle(figure.to_dict()) | text
 
     def _tag(self) -> None:
         self._do(lambda run: history.tag(run, self.words.value.split()))

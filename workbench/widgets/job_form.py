@@ -63,7 +63,7 @@ class JobForm(Form):
         self._made: dict[str, Field] = {}
         self.controls: dict[str, Field] = {}
         self._columns = widgets.HBox(layout=widgets.Layout(flex_flow="row wrap"))
-        self.children = (Html(Markup("<b>The job</b>")), self._columns, self.message, self.page)
+        self.children = (Html(Markup("<b>The job</b>")), self._columns, self.message, self._page)
         self._show(job.method)
 
     @property

@@ -1,5 +1,5 @@
 // What ipywidgets and JupyterLab leave out, for every widget of the page: names and values for screen readers, keys that stay
-// with a control, the whole list of a field that offers values, and pictures of figures for a notebook without its kernel.
+// with a control, and the whole list of a field that offers values.
 
 const CONTROLS = "select, button, .noUi-handle";
 const NAMELESS = ".noUi-handle, input, select, .widget-readout[contenteditable], .widget-play button";
@@ -71,67 +71,6 @@ function offerAll(event) {
   input.addEventListener("blur", () => { input.value ||= before; }, { once: true });
 }
 
-// A figure as an image that needs neither kernel nor plotly: it stays in the notebook.
-const SVG = "http://www.w3.org/2000/svg";
-const REST_MS = 700; // so long a figure must not change before its picture is taken
-const LARGEST_SVG = 300_000; // characters: what is larger becomes pixels
-const SHARPNESS = 1.5;
-
-function drawingOf(plot) {
-  const { clientWidth: width, clientHeight: height } = plot;
-  const whole = document.createElementNS(SVG, "svg");
-  for (const [name, value] of Object.entries({ width, height, viewBox: `0 0 ${width} ${height}` })) whole.setAttribute(name, value);
-  for (const layer of plot.querySelectorAll(".main-svg")) {
-    const copy = layer.cloneNode(true);
-    for (const unseen of copy.querySelectorAll(".hoverlayer, .draglayer, .zoomlayer")) unseen.remove();
-    whole.append(copy);
-  }
-  return new XMLSerializer().serializeToString(whole).replace(/(\d\.\d\d)\d+/g, "$1");
-}
-
-function asImage(svg) {
-  return new Promise((resolve, reject) => {
-    const reader = new FileReader();
-    reader.onload = () => resolve(reader.result);
-    reader.onerror = reject;
-    reader.readAsDataURL(new Blob([svg], { type: "image/svg+xml" }));
-  });
-}
-
-async function asPixels(svg, plot) {
-  const image = new Image();
-  image.src = await asImage(svg);
-  await image.decode();
-  const canvas = document.createElement("canvas");
-  canvas.width = SHARPNESS * plot.clientWidth;
-  canvas.height = SHARPNESS * plot.clientHeight;
-  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-  return canvas.toDataURL();
-}
-
-function takePictures(model, box) {
-  let last = "";
-  let rest;
-  const take = async () => {
-    const plot = [...box.querySelectorAll(".js-plotly-plot")].find((one) => one.closest(".widget-vbox") === box);
-    if (!plot?.clientWidth || !plot.querySelector(".main-svg")) return; // not drawn yet, or in a tab that is not in front
-    const svg = drawingOf(plot);
-    if (svg === last) return;
-    last = svg;
-    const picture = await (svg.length > LARGEST_SVG ? asPixels(svg, plot) : asImage(svg));
-    if (svg !== last) return; // changed meanwhile
-    model.set("picture", picture);
-    model.save_changes();
-  };
-  const wait = () => {
-    clearTimeout(rest);
-    rest = setTimeout(take, REST_MS);
-  };
-  const attributeFilter = ["d", "transform", "style", "width", "height"];
-  new MutationObserver(wait).observe(box, { childList: true, subtree: true, attributes: true, attributeFilter });
-  wait();
-}
-
 export default {
   render({ model, el }) {
     if (!window.workbenchPage) {
@@ -155,7 +94,6 @@ export default {
         model.save_changes();
       });
       if (box) observer.observe(box);
-      if (box && model.get("takes_picture")) takePictures(model, box);
     });
   },
 };

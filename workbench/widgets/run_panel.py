@@ -315,7 +315,7 @@ class RunPanel(Panel):
                 self.message.show_exception(error)
         finally:
             self._enable(running=False)
-            self.keep()
+            self.keep(self.live.still + Markup(self.result.value))
 
     def _can_resume(self) -> bool:
         """Return whether the forms describe the interrupted run."""

@@ -15,11 +15,12 @@ from markupsafe import Markup
 from workbench.core.schedule import COLLECTIVES, NONE, RECV, SEND, Op
 from workbench.core.timeline import Timeline
 from workbench.plots import gantt
+from workbench.plots.live_charts import step_chart
 from workbench.plots.style import OPERATIONS, class_of, number_of, time_unit
 from workbench.plots.svg import size_of
 from workbench.plots.topology import Node, topology, traffic_of
 from workbench.widgets.controls import FigureBox, Html, Panel, button, described, slider
-from workbench.widgets.live import LiveView
+from workbench.widgets.live import LiveView, still
 from workbench.widgets.tables import Table
 
 TICKS = 400
@@ -112,17 +113,14 @@ class SchedulePlayer(Panel):
         self.forth = button("", "To where the next operation begins", "step-forward", lambda: self.step(1), **narrow)
         self.play = widgets.Play(min=0, max=TICKS, step=2, interval=120, show_repeat=False, tooltip="Play")
         widgets.jslink((self.play, "value"), (self.slider, "value"))
-        self.choice.layout.display = "" if len(names) > 1 else "none"
-        self.clock, self.map = Html(), LiveView(layout=widgets.Layout(flex="1 1 420px", max_width="620px"))
-        self.table = Html(layout=widgets.Layout(flex="1 1 360px"))
+        self.clock, self.table, self.map = Html(), Html(), LiveView()
         self.figure = FigureBox(self._drawn())
         self.choice.observe(lambda _: self._load(), names="value")
         self.slider.observe(lambda _: self._show(), names="value")
         controls = widgets.VBox(
             [self.choice, widgets.HBox([self.slider, self.clock, self.back, self.forth, self.play])]
         )
-        now = widgets.HBox([self.map, self.table], layout=widgets.Layout(flex_flow="row wrap", align_items="center"))
-        super().__init__([controls, now, self.figure])
+        super().__init__([controls, self.map, self.figure, self.table])
         self._load()
 
     @property
@@ -156,6 +154,8 @@ class SchedulePlayer(Panel):
         self.figure.show(self._drawn())
         self._traffic = traffic_of(self.timeline, range(self.timeline.world_size))
         self._show()
+        step = step_chart(*((None, self.timeline) if self.timeline.source == "simulated" else (self.timeline, None)))
+        self.keep(still({"map": self.map.map, "step": step}))
 
     def _show(self) -> None:
         now = moments(self.timeline, self.time_s)
@@ -165,7 +165,7 @@ class SchedulePlayer(Panel):
         unit = time_unit(self.timeline.makespan_s)
         at = self.time_s * unit.factor
         self.figure.shown.layout.shapes[0].update(x0=at, x1=at)
-        self.clock.value = Markup("<b style='white-space:nowrap'>{}</b>").format(unit.text(self.time_s))
+        self.clock.value = Markup("<b>{}</b>").format(unit.text(self.time_s))
         self.table.value = _table(self.timeline, self.time_s, self._columns, now)
 
 

@@ -26,6 +26,7 @@ from workbench.widgets import output_folder
 from workbench_labs.course.verdict import Exercise, Verdict, in_short
 
 EXERCISES = {
+    "00": "workbench_labs.exercises.first_run",
     "01": "workbench_labs.exercises.devices",
     "02": "workbench_labs.exercises.pipelines",
     "03": "workbench_labs.exercises.side_layers",

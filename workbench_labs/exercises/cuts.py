@@ -203,7 +203,7 @@ order, with one layer or more for each. In how many ways can that be done?""",
         name="cut",
         question="""**Write the planner** (10 points). `cut(layer_s)` gets the seconds of each layer on each device: \
 `layer_s[device][layer]`. It returns how many layers each device gets, such as `[3, 1]`: contiguous, in the devices' \
-order, one layer or more for each. The slowest device shall be as fast as possible.""",
+order, one layer or more for each. The slowest device must be as fast as possible.""",
         points=10,
         hints=(
             "How fast can the first d devices be with the first n layers? Answer that for d = 1, then for d = 2.",
