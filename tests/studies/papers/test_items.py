@@ -123,7 +123,7 @@ def test_results_and_figures_are_written_and_escaped(tmp_path):
     files = write([(item, result)], tmp_path, title="all", png=False)
     assert [file.name for file in files] == ["index.html", "table1.json", "one.html"]
     page = files[0].read_text()
-    assert "A &lt;title&gt;" in page and "FAILS:</b> c" in page and "<title>all" in page
+    assert "A &lt;title&gt;" in page and "FAILS:</b> C" in page and "<title>all" in page
     assert "plotly.min.js" in (tmp_path / "one.html").read_text()
     assert comparison_table(result).columns[-1] == "note"
     assert comparison_table(result, join_labels=True).columns == ("what", "paper", "ours", "unit", "deviation", "how")
