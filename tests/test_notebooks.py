@@ -72,9 +72,10 @@ class TestNotebook:
             pytest.skip("nothing is built in it")
         first = nbformat.read(path, as_version=4).cells[0].source
         assert all(f"| {row} |" in first for row in ("Time", "You need", "You build", "Devices"))
+        assert "](../docs/pictures/" in first and "](../docs/glossary.md)" in first
         text = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
         assert "lab.guess(" in text and "lab.compare(" in text and "lab.explain(" in text and "lab.submit()" in text
-        assert "**Recall.**" in text
+        assert "**Recall.**" in text and "pen question.**" in text
         imports = [line for line in code_cells(path)[1].source.splitlines() if re.match("from|import", line)]
         assert len(imports) <= MOST_IMPORTS
 

@@ -8,7 +8,6 @@ from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
-from workbench.methods.p_rge.zeroth_order import StepLog
 from workbench.planners import Problem, candidates
 from workbench.planners.orders import count_orders, device_types
 from workbench.plots.style import time_unit
@@ -16,19 +15,6 @@ from workbench.simulator.steps import step_s
 from workbench.widgets.tables import Table
 from workbench_labs.inference_problem import SequenceProblem
 from workbench_labs.planning import Comparison
-
-
-def step_table(step: StepLog, *, note: str = "") -> Table:
-    """Return what the log of P-RGE keeps of a step: all that is needed to make it again."""
-    rows = [
-        ("step", f"{step.step}"),
-        ("seed of each query's noise", ", ".join(map(str, step.seeds))),
-        ("projected gradient of each query", ", ".join(f"{one:.4g}" for one in step.gradients)),
-        ("learning rate", f"{step.learning_rate:g}"),
-        ("loss, for reports only", "" if step.loss is None else f"{step.loss:.4f}"),
-        ("seconds, for reports only", "" if step.seconds is None else f"{step.seconds:.3f}"),
-    ]
-    return Table(("the last step", ""), rows, note=note)
 
 
 def comparison_table(compared: Sequence[Comparison]) -> Table:

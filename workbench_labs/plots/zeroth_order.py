@@ -198,13 +198,6 @@ def slopes(found: Mapping[str, Sequence[tuple[float, float]]], *, label: str, su
     return figure.update_yaxes(range=[-1.3 * most, 1.3 * most], **zero)
 
 
-def angle_between(dimension: int, queries: int) -> float:
-    """Return the usual angle (degrees) between an estimate from q queries and the gradient in d dimensions: cos =
-    sqrt(q / (q + d + 1)).
-    """
-    return math.degrees(math.acos(math.sqrt(queries / (queries + dimension + 1))))
-
-
 DASHES = ("dot", "dash", "dashdot")
 MEAN_OF = 15  # steps: one batch has few samples
 
