@@ -163,6 +163,8 @@ def test_a_still_picture_needs_no_script_and_no_kernel() -> None:
     assert len(drawings) == 4 and all("prefers-color-scheme: dark" in one for one in drawings)
     for drawing in drawings:
         ElementTree.fromstring(drawing)
+    swatches = re.findall(r'<img src="[^"]+" alt="" width="10" height="10"> ([a-z ]+)<', picture)
+    assert swatches == ["forward", "send", "receive"]
 
 
 def test_a_drawing_has_the_same_dark_colours_as_an_image_and_on_the_page() -> None:

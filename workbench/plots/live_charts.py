@@ -237,9 +237,9 @@ def step_chart(
     drawn = svg.drawing("".join(parts), label=label, height=bottom + 18)
     heading = svg.tag("div", f"<b>A {unit}</b>: {svg.escape(', '.join(lines))}", class_="workbench-caption")
     kinds = dict.fromkeys(style.class_of(span.op) for one in known for span in one.spans)
-    legend = "".join(
-        svg.tag("span", svg.tag("i", style=f"background:{svg.themed(style.COLOURS[name])}") + svg.escape(name))
-        for name in style.COLOURS
+    legend = " ".join(
+        svg.tag("span", f"{svg.swatch(colour)} {svg.escape(name)}")
+        for name, colour in style.COLOURS.items()
         if name in kinds
     )
     return heading + drawn + svg.tag("div", legend, class_="workbench-legend")

@@ -99,6 +99,12 @@ def drawing(content: str, *, label: str, height: float, width: float | None = No
     return tag("svg", content, viewBox=f"0 0 {width:g} {height:g}", aria_label=label, **how)
 
 
+def swatch(colour: str) -> str:
+    """Return a small square that stands before a colour's name: a drawing, so that it is seen wherever drawings are."""
+    square = box(0, 0, 10, 10, themed(colour))
+    return tag("svg", square, xmlns="http://www.w3.org/2000/svg", aria_hidden="true", width=10, height=10)
+
+
 _DRAWING = re.compile(r"<svg(?P<attributes>[^>]*)>(?P<content>.*?)</svg>", re.DOTALL)
 
 
@@ -114,13 +120,14 @@ def as_images(page: str) -> str:
 
     def image(found: re.Match[str]) -> str:
         attributes = found["attributes"]
-        words, height = (re.search(rf'{name}="([^"]*)"', attributes) for name in ("aria-label", "[^-]height"))
+        words, width, height = (
+            re.search(rf'{name}="([^"]*)"', attributes) for name in ("aria-label", "[^-]width", "[^-]height")
+        )
         written = f"<svg{attributes}>{sheet}{found['content']}</svg>"
         source = "data:image/svg+xml;base64," + base64.b64encode(written.encode()).decode()
         label = unescape(words[1]) if words else ""
-        return tag("img", src=source, alt=label, width="100%", height=height[1] if height else None).removesuffix(
-            "</img>"
-        )
+        wide, high = width[1] if width else "100%", height[1] if height else None
+        return tag("img", src=source, alt=label, width=wide, height=high).removesuffix("</img>")
 
     return _DRAWING.sub(image, page)
 
