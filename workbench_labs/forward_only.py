@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import plotly.graph_objects as go
@@ -15,6 +16,7 @@ from workbench import plots
 from workbench.core.job import Fidelity, Job
 from workbench.core.profile import Profile
 from workbench.core.report import Report, busy_note
+from workbench.core.timeline import INVALID_MARK
 from workbench.methods.p_rge.zeroth_order import StepLog, read_log
 from workbench.planners import Problem
 from workbench.trainings.queries import QueryTraining, Trial
@@ -159,10 +161,13 @@ def gantt(report: Report) -> go.Figure:
     return plots.gantt(report.timelines[list(report.timelines)[-1]], note=busy_note(report))
 
 
-def step_ratio(report: Report, other: Report) -> float:
-    """Return the measured time of a step of one run over that of another."""
-    one, two = (timelines[list(timelines)[-1]].makespan_s for timelines in (report.timelines, other.timelines))
-    return one / two
+def step_ratio(report: Report, other: Report) -> float | str:
+    """Return the median measured time of a step of one run over that of another; as a marked text if the host was too
+    busy in one of them.
+    """
+    one, two = (median(step.measured_s for step in each.steps if step.measured_s) for each in (report, other))
+    note = busy_note(report) or busy_note(other)
+    return f"{one / two:.2f} {INVALID_MARK} (the host was too busy, so this says little)" if note else one / two
 
 
 def outcome(panel: RunPanel) -> Table:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from workbench.core.errors import WorkbenchError
+from workbench_labs.exercises.cuts import equal_cut, every_cut, makespan_s, stage_seconds
 from workbench_labs.parameters import LABS, check_parameters
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
@@ -234,3 +235,16 @@ def test_values_of_other_libraries_and_a_missing_one(tmp_path: Path) -> None:
             check_parameters("06_forward_only", values | {"parts": odd})
     with pytest.raises(WorkbenchError, match="parts"):
         check_parameters("06_forward_only", {name: value for name, value in values.items() if name != "parts"})
+
+
+@pytest.mark.parametrize("is_tiny", ["1", ""])
+def test_the_equal_cut_of_lab_04_is_clearly_slower_than_the_best(is_tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORKBENCH_TINY", is_tiny)
+    values = usual("04_cut_for_unequal_devices")
+    layer_s = [[factor * one / 1e3 for one in values["layer_ms"]] for factor in values["slowness"]]
+    layers, size = len(values["layer_ms"]), len(layer_s)
+    slowest = {counts: max(stage_seconds(counts, layer_s)) for counts in every_cut(layers, size)}
+    least_s = min(slowest.values())
+    [best] = [counts for counts, own_s in slowest.items() if own_s < least_s * 1.001]
+    equal_s, best_s = (makespan_s(cut, layer_s, values["num_micro_batches"]) for cut in (equal_cut(layers, size), best))
+    assert equal_s > 1.3 * best_s

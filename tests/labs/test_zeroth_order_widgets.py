@@ -12,6 +12,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from tests.widgets.widget_reports import make_report
 from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError
 from workbench.core.profile import Grid, LayerProfile, Profile
@@ -305,3 +306,12 @@ def test_checkpointing_gives_the_same_gradient(training: QueryTraining) -> None:
     batch, model = training.batch(0), QueryTraining(SETTINGS).model
     step_memory.with_checkpoints(model)
     torch.testing.assert_close(exact_gradient(model, batch), exact_gradient(training.model, batch))
+
+
+def test_a_ratio_of_steps_is_one_of_medians_and_marked_where_the_host_was_too_busy() -> None:
+    seconds = [[9.0, 0.3, 0.3], [0.2, 0.2, 0.2]]
+    whole = make_report()
+    step = whole.steps[0]
+    slow, fast = (replace(whole, steps=tuple(replace(step, measured_s=one) for one in own)) for own in seconds)
+    assert forward_only.step_ratio(slow, fast) == pytest.approx(1.5)
+    assert str(forward_only.step_ratio(slow, replace(fast, valid=False))).startswith("1.50 (!)")
