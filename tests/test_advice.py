@@ -64,7 +64,7 @@ def test_a_choices_figures_are_those_of_its_simulation(advice: Advice) -> None:
 
 
 def replace_models(cluster: Cluster) -> Cluster:
-    return replace(cluster, devices=tuple(replace(device, model="") for device in cluster.devices))
+    return replace(cluster, devices=tuple(replace(device, model="computed") for device in cluster.devices))
 
 
 @pytest.mark.parametrize("goal", ["energy", "memory"])
@@ -104,6 +104,8 @@ def test_a_score_is_reached_when_a_measured_curve_says_so(monkeypatch: pytest.Mo
     [*known] = [choice for choice in advice.choices if choice.seconds is not None]
     assert known and {choice.job.method for choice in known} == {"pac_plus"}
     assert all("backbone_dtype" not in choice.job.options for choice in known)
+    unknown = [choice.run_s for choice in advice.choices if choice.seconds is None]
+    assert unknown == sorted(unknown) and advice.choices[: len(known)] == tuple(known)
     best = known[0]
     assert best.seconds == pytest.approx(seconds_of(best.report, 1.5))
     first, second = (epoch.seconds for epoch in best.report.epochs)
@@ -115,6 +117,25 @@ def test_nothing_possible_is_an_error_with_the_reasons() -> None:
     small = tuple(replace(device, memory_bytes=10_000) for device in load_cluster("pair").devices)
     with pytest.raises(ConfigError, match=r"Nothing can run.*PAC\+"):
         on(replace(load_cluster("pair"), devices=small))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"score": 2.0}, "A metric ends at 1"), ({"score": -1.0}, "A metric"), ({"model": "nonsense-7b"}, "nonsense-7b")],
+)
+def test_nonsense_is_one_sentence_before_anything_is_simulated(settings: dict[str, Any], words: str) -> None:
+    job = replace(JOB, model=settings.pop("model", JOB.model))
+    with pytest.raises(ConfigError, match=words) as error:
+        advise(job, load_cluster("pair"), computed=True, **settings)
+    assert str(error.value).count("nonsense-7b") <= 1
+
+
+def test_computed_costs_measure_nothing_and_one_device_has_nothing_to_divide() -> None:
+    stages: list[str] = []
+    cluster = load_cluster("pair").part([0])
+    advice = advise(JOB, cluster, computed=True, keeps_data=True, progress=lambda event: stages.append(event.stage))
+    assert "profile" not in stages
+    assert not any("paradigm" in choice.job.options for choice in advice.choices)
 
 
 def test_the_command_line_says_what_to_do_next(tmp_path: Any) -> None:

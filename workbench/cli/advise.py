@@ -62,6 +62,8 @@ def advise(
 
 
 def _print(advice: Advice, cluster: str) -> None:
+    from workbench.runs.advice import by_reason
+
     best, title = advice.choices[0], f"Simulated, {advice.costs} costs; {advice.spent_s:.1f} s"
     rows = [
         (
@@ -72,18 +74,21 @@ def _print(advice: Advice, cluster: str) -> None:
             f"{1e3 * choice.step_s:.0f}",
             "unknown" if choice.seconds is None else f"{choice.seconds:.1f}",
             "" if choice.joules is None else f"{choice.joules:.0f}",
-            f"{choice.memory_bytes / 1e6:.0f}",
+            f"{choice.memory_bytes / 1e6:.0f}" if choice.memory_bytes else "",
         )
         for number, choice in enumerate(advice.choices, 1)
     ]
     until = "run, s" if advice.score is None else f"to {advice.score:g}, s"
     print_table(title, ("", "", "what", "layers on devices", "step, ms", until, "J", "MB"), rows, right=(0, 4, 5, 6, 7))
     print_text("* nothing else is as good in time, energy and memory, and better in one of them.")
-    for name, why in advice.refused.items():
-        print_text(f"Not possible: {name}. {why}")
+    for why, names in by_reason(advice.refused).items():
+        print_text(f"Not possible: {', '.join(names)}. {why}")
     print_text()
     if best.figure(advice.goal) is None:
-        print_text("No measured curve says when any of these reaches the score. Per step, they are ranked as above.")
+        print_text(
+            "No measured curve says when one of these reaches the score. The order is that of the whole run's time."
+        )
+        return
     print_text(f"Best for {advice.goal}: {best.name}. {advice.reason}")
     print_text(f"Next        {_command(best, cluster)}")
 

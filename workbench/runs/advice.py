@@ -7,7 +7,7 @@ once and scaled to the devices, or computed from sizes and the catalogue's figur
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal
@@ -21,8 +21,11 @@ from workbench.core.methods import declaration_of, registered
 from workbench.core.report import Report
 from workbench.core.summary import energy_j
 from workbench.methods.base import Event, ignore
+from workbench.models.loading import require_known
 
 Goal = Literal["time", "energy", "memory"]
+COMPUTED = "computed"
+"""The model of a device whose costs come from its FLOP/s."""
 CLOSE = 0.02
 """Two combinations whose figures differ by less than this share are equally good."""
 
@@ -31,8 +34,9 @@ CLOSE = 0.02
 class Choice:
     """One combination, simulated.
 
-    seconds: of the whole run, without snapshots and scoring; where a score is asked for, until it is reached, and None
-    if no measured curve says when.  joules: of the same time, modelled; None where a device has no power figures.
+    run_s: of all epochs, without snapshots and scoring.  seconds: the same; where a score is asked for, until it is
+    reached, and None if no measured curve says when.
+    joules: of the same time, modelled; None where a device has no power figures.
     memory_bytes: the largest values of a device in a step.  sent_bytes: by all devices in a step.
     is_dominated: another combination is at least as good in time, energy and memory, and better in one.
     """
@@ -40,6 +44,7 @@ class Choice:
     name: str
     job: Job
     report: Report
+    run_s: float
     seconds: float | None
     joules: float | None
     memory_bytes: int
@@ -121,12 +126,17 @@ def advise(
     Raises ConfigError if nothing can run, with the reasons, and MissingDataError without the model or the data.
     """
     began_s = time.monotonic()
-    # A device without a model's name is none whose share of this machine could be measured.
-    devices = tuple(replace(device, model="") for device in cluster.devices) if computed else cluster.devices
+    require_known(job.model)
+    if score is not None and not 0 < score <= 1:
+        raise ConfigError(f"A score of {score:g} was asked for.", "A metric ends at 1.", "Give a share, such as 0.75.")
+    # A device of another model than this host is never measured here.
+    devices = tuple(replace(device, model=COMPUTED) for device in cluster.devices) if computed else cluster.devices
     priced = replace(cluster, devices=devices)
     choices: list[Choice] = []
     refused: dict[str, str] = {}
     for name, candidate in combinations(job, keeps_data=keeps_data, serves=serves):
+        if cluster.world_size == 1 and "paradigm" in candidate.options:
+            continue  # nothing can be divided
         progress(Event("phase", message=f"Simulating {name}"))
         try:
             report = experiment.run(_in_short(candidate), priced, "simulate", progress=_phases_of(progress))
@@ -137,13 +147,16 @@ def advise(
             continue
         choices.append(_choice(name, candidate, replace(report, cluster=cluster), score))
     if not choices:
-        reasons = " ".join(f"{name}: {why}" for name, why in refused.items())
+        reasons = " ".join(f"{', '.join(names)}: {why}" for why, names in by_reason(refused).items())
         raise ConfigError(
             "Advice was asked for.", f"Nothing can run. {reasons}", "Choose another model or more devices."
         )
     known = [choice for choice in _distinct(choices) if choice.figure(goal) is not None]
     unknown = [choice for choice in _distinct(choices) if choice.figure(goal) is None]
-    ranked = [*sorted(known, key=lambda choice: choice.figure(goal) or 0.0), *unknown]
+    ranked = [
+        *sorted(known, key=lambda choice: choice.figure(goal) or 0.0),
+        *sorted(unknown, key=lambda choice: choice.run_s),
+    ]
     return Advice(
         goal=goal,
         choices=tuple(replace(one, is_dominated=_is_dominated(one, ranked)) for one in ranked),
@@ -152,6 +165,14 @@ def advise(
         score=score,
         spent_s=time.monotonic() - began_s,
     )
+
+
+def by_reason(refused: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the names of what cannot run, by the reason."""
+    names: dict[str, list[str]] = {}
+    for name, why in refused.items():
+        names.setdefault(why, []).append(name)
+    return names
 
 
 def combinations(job: Job, *, keeps_data: bool = False, serves: bool = False) -> Iterator[tuple[str, Job]]:
@@ -188,6 +209,7 @@ def _choice(name: str, job: Job, report: Report, score: float | None) -> Choice:
         name=name,
         job=job,
         report=report,
+        run_s=whole_s,
         seconds=seconds,
         joules=joules if joules is None or score is None else None if seconds is None else joules * seconds / whole_s,
         memory_bytes=max((one.peak_bytes(rank) for one in timelines for rank in range(one.world_size)), default=0),
