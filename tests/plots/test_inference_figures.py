@@ -157,6 +157,8 @@ def test_a_served_stream_shows_throughput_processors_faults_and_events() -> None
     assert at[2] == pytest.approx(10, rel=0.02) and at[7] == pytest.approx(1 / 0.15, rel=0.02)
     assert min(without.y) == pytest.approx(2.5, rel=0.02)
     assert len([one for one in figure.data if one.name == "beta"]) == 2  # a panel for each report
+    widths = [next(one.line.width for one in figure.data if one.name == name) for name in ("alpha", "beta", "gamma")]
+    assert widths[0] > widths[1] > widths[2]  # so that one does not hide another
     [slow] = {shape.x0 for shape in figure.layout.shapes}
     assert slow == 4.0 and "beta 4 times slower" in texts(figure)
     assert list(trace(figure, "straggler").x) == [4.9] and "beta" in trace(figure, "excluded").hovertext[0]

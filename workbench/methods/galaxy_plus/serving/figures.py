@@ -97,6 +97,7 @@ def _throughput(figure: go.Figure, name: str, report: ServingReport, index: int,
 
 
 def _processors(figure: go.Figure, report: ServingReport, row: int, step_s: float, *, in_legend: bool) -> None:
+    last = report.cluster.world_size - 1
     for rank, device in enumerate(report.cluster.devices):
         points = report.utilisation(rank, step_s)
         figure.add_scatter(
@@ -107,7 +108,11 @@ def _processors(figure: go.Figure, report: ServingReport, row: int, step_s: floa
             mode="lines",
             x=[time_s for time_s, _ in points],
             y=[100 * share for _, share in points],
-            line={"color": style.CYCLE[rank % len(style.CYCLE)], "width": 1.8},
+            # Devices that do the same have one line on the other: the lower ones are wider, so that all are seen.
+            line={
+                "color": style.CYCLE[rank % len(style.CYCLE)],
+                "width": 1.6 + min(3.0, 8.0 / max(1, last)) * (last - rank),
+            },
             hovertemplate=f"{device.name}: %{{y:.0f}} % busy at %{{x:.1f}} s<extra></extra>",
             row=row,
             col=1,
