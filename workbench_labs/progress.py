@@ -21,17 +21,18 @@ def exercises_of(notebook: Path) -> list[str]:
 
 
 def built(folder: Path, lab: str) -> set[str]:
-    """Return the names of the functions that somebody has built and that passed, in a lab that keeps a file for each
-    student (see course.lab).
+    """Return the names of the exercises that somebody has answered right, by the newest file of a lab (see course.lab).
+
+    Another student's older file does not count.
     """
-    found: set[str] = set()
-    for path in (folder / output_folder(lab)).parent.glob(f"*/{lab}-*.json"):
+    paths = (folder / output_folder(lab)).parent.glob(f"*/{lab}-*.json")
+    for path in sorted(paths, key=lambda one: one.stat().st_mtime, reverse=True):
         try:
             answers = json.loads(path.read_text())["answers"]
-            found |= {name for name, answer in answers.items() if answer["passed"]}
+            return {name for name, answer in answers.items() if answer["passed"]}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue  # a file of something else
-    return found
+    return set()
 
 
 def labs(folder: Path | str = ".") -> Table:

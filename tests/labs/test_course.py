@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -18,9 +21,10 @@ import torch
 from tests.labs.solutions import ALL, ROOT, SOLUTIONS, Functions, defined, source_path, written
 from workbench.core.errors import ConfigError
 from workbench.runs.notebooks import run_notebook
-from workbench_labs.course import release
+from workbench_labs.course import interruption, release
 from workbench_labs.course.lab import EXERCISES, HandIn, Lab, exercises_of
 from workbench_labs.exercises.pipelines import both_table, gpipe_over_1f1b, run_both, usable
+from workbench_labs.progress import exercises_of as in_order
 
 
 @pytest.fixture
@@ -39,6 +43,7 @@ WRONG = {lab: answers_of(lab).WRONG for lab in EXERCISES}
 def test_every_exercise_has_right_and_wrong_answers_and_hints(lab: str) -> None:
     exercises = exercises_of(lab)
     assert set(WRONG[lab]) == set(exercises) == {*ALL[lab], *answers_of(lab).RIGHT}
+    assert list(exercises) == in_order(source_path(lab))
     assert {name for name, exercise in exercises.items() if exercise.is_code} == set(ALL[lab])
     for name, exercise in exercises.items():
         assert len(WRONG[lab][name]) >= 3 and len(set(exercise.hints)) == 3, name
@@ -118,6 +123,25 @@ def test_the_source_with_its_solutions_runs_as_a_whole(
     assert {name: answer.passed for name, answer in work.answers.items()} == dict.fromkeys(ALL[lab], True)
 
 
+def test_a_right_answer_is_kept_when_a_wrong_one_follows(tmp_path: Path) -> None:
+    lab = Lab("02", student="anna", folder=tmp_path)
+    numbers = lab.numbers("bubble")
+    right = answers_of("02").RIGHT["bubble"](numbers)
+    assert lab.exercise("bubble", right).passed and lab.exercise("gpipe", written(SOLUTIONS["gpipe"], "gpipe")).passed
+    kept = lab.work.answers
+    for name, wrong in (("bubble", 7), ("gpipe", written(ALTERNATING, "gpipe"))):
+        verdict = lab.exercise(name, wrong)
+        assert verdict.passed is False and "Your right answer from before is kept." in verdict.message
+        assert HandIn.read(tmp_path / "02-anna.json").answers[name] == replace(kept[name], attempts=2)
+
+
+def test_an_answer_that_never_ends_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interruption, "SECONDS", 0.2)
+    endless = "def gpipe(p, s, n):\n    while True:\n        try:\n            s += 1\n        except Exception: pass\n"
+    verdict = Lab("02", folder=tmp_path).exercise("gpipe", written(endless, "gpipe"))
+    assert verdict.passed is False and "It takes more than 0.2 s." in verdict.message
+
+
 ALTERNATING = "def gpipe(p, s, n):\n    return [f'{kind}{number}' for number in range(n) for kind in 'FB']\n"
 
 
@@ -135,6 +159,9 @@ def test_what_a_student_does_is_kept(tmp_path: Path) -> None:
     assert lab.exercise("gpipe", written(SOLUTIONS["gpipe"], "gpipe")).passed
     assert lab.exercise("bubble", 10**5000).passed is False
     lab.explain("why", "Because activations take memory \ud800.")
+    assert "No guess is kept" in lab.guess("nothing", math.nan) and "quotation marks" in lab.explain("other", 5)
+    assert {"nothing", "other"}.isdisjoint(lab.work.guesses | lab.work.explanations)
+    assert "28,200." in lab.compare("bytes", 28_200.0)
     assert "5 of 27 points" in lab.submit()
     again = Lab("02", student="mz42", folder=tmp_path)
     assert again.work == lab.work == HandIn.read(tmp_path / "02-mz42.json")
@@ -169,6 +196,9 @@ def test_a_function_is_judged_as_it_is_handed_in(text: str, said: str, tmp_path:
         (lambda folder: Lab("02", student="../../etc", folder=folder), "letters, digits"),
         (lambda folder: Lab("02", folder=folder).task("gpip"), "Did you mean 'gpipe'"),
         (lambda folder: Lab("02", folder=folder).exercise("event_loop", print), "Write it with def"),
+        (lambda folder: Lab("02", folder=folder).exercise("gpipe", 5), "This is 5. Write it with def gpipe"),
+        (lambda folder: Lab("02", folder=folder).exercise("gpipe", partial(print)), "Write it with def gpipe"),
+        (lambda folder: Lab("02", folder=folder).exercise("gpipe", lambda p, s, n: []), "This is a lambda. Write it"),
         (lambda folder: Lab("02", student="anna\n", folder=folder), "letters, digits"),
     ],
 )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from workbench_labs.planning import with_bandwidth, with_memory
 
 
 def test_right_answers_are_counted_by_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever below the figures' folder a lab keeps them; a file of something else counts for nothing."""
+    """Wherever below the figures' folder a lab keeps them; another student's older file, or a file of something else,
+    counts for nothing.
+    """
     monkeypatch.setattr(progress, "output_folder", lambda name: tmp_path / name)
     notebooks = Path(__file__).parents[2] / "notebooks"
     assert progress.built(notebooks, "00") == set()
@@ -20,6 +23,9 @@ def test_right_answers_are_counted_by_lab(tmp_path: Path, monkeypatch: pytest.Mo
     kept.parent.mkdir()
     kept.write_text(json.dumps({"answers": {"waits": {"passed": True}, "training": {"passed": False}}}))
     (kept.parent / "00-broken.json").write_text("{broken")
+    older = kept.parent / "00-bert.json"
+    older.write_text(json.dumps({"answers": {"training": {"passed": True}}}))
+    os.utime(older, (1, 1))
     assert progress.built(notebooks, "00") == {"waits"}
     [row] = [row for row in progress.labs(notebooks).rows if row[0] == "00_quickstart"]
     assert "1 of 2" in row

@@ -88,10 +88,16 @@ def test_a_class_is_collected_and_graded(tmp_path: Path) -> None:
     rows = list(csv.DictReader((tmp_path / "grades" / "grades.csv").read_text().splitlines()))
     points = {row["student"]: row["points"] for row in rows if row["exercise"] == "event_loop"}
     assert points == {"anna": "10", "bert": "10", "carl": "0", "dora": "0"}
+    assert {row["message"] for row in rows if row["exercise"] in ("gpipe", "bubble")} == {"Not answered."}
     alike = {row["student"]: row["alike"] for row in rows if row["exercise"] == "event_loop"}
     assert alike == {"anna": "bert", "bert": "anna", "carl": "", "dora": ""}
     page = (tmp_path / "grades" / "index.html").read_text()
-    assert "<b>memory</b>" not in page and "like bert" in page and "Explained: why" in page
+    assert (
+        "<b>memory</b>" not in page
+        and "like bert" in page
+        and "1 attempt, 0 hints" in page
+        and "Explained: why" in page
+    )
 
 
 @needs_isolation

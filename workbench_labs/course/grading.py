@@ -113,10 +113,10 @@ def grade(works: Sequence[HandIn], *, secret: str = "", say: Callable[[str], Non
 def _judged(exercise: Exercise, answer: Answer, work: HandIn, secret: str) -> Verdict:
     """Return the verdict of one answer; code runs isolated, on cases of its own."""
     own = f"{work.lab}/{work.student}"
+    if not (answer.source if exercise.is_code else answer.value is not None):
+        return Verdict(None, "Not answered.")
     if not exercise.is_code:
         return exercise.check(answer.value, own)
-    if not answer.source:
-        return Verdict(None, "Nothing was handed in.")
     try:
         with foreign_function(answer.source, exercise.name) as function:
             return exercise.check(function, f"{own}/{secret}" if secret else own)
@@ -204,10 +204,14 @@ def _points(grades: Sequence[Grade]) -> Markup:
 
 def _graded(one: Grade) -> Markup:
     sign = {None: "–", True: "✓", False: "✗"}[one.verdict.passed]
-    tries = f"{one.answer.attempts} attempts, {one.answer.hints} hints"
+    tries = ", ".join(_counted(*each) for each in ((one.answer.attempts, "attempt"), (one.answer.hints, "hint")))
     alike = Markup("<br><span class='warning'>like {}</span>").format(", ".join(one.alike)) if one.alike else ""
     why = Markup("<details><summary>{}</summary>{}</details>").format(tries, one.verdict.message)
     return Markup("<td>{} {:g}{}{}</td>").format(sign, one.verdict.points, alike, why)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _guesses(works: Sequence[HandIn]) -> Markup:

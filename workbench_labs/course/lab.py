@@ -42,6 +42,7 @@ EXERCISES = {
 }
 """The module of each lab that has exercises of this kind."""
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}\Z"
+NOT_FINITE = "a number that is not finite"
 LARGEST_SOURCE = 100_000
 LARGEST_HAND_IN = 2_000_000
 
@@ -62,9 +63,11 @@ class Guess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The newest answer to an exercise.  source: the text of a function; value: any other answer.
+    """The newest answer to an exercise, or the newest right one if there is one.
 
-    hints: how many were asked for.  attempts: how many answers were judged.
+    source: the text of a function; value: any other answer.
+
+    hints: how many were asked for.  attempts: how many answers were judged, wrong ones after a right one among them.
     """
 
     passed: bool | None = None
@@ -141,9 +144,11 @@ class Lab:
             return _note(f"Your guess is kept: {known.value}. Its outcome is known already.")
         if value is None:
             return _note("No guess yet. Put a value where None is: a wrong guess teaches more than none.")
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        self._keep(guesses=self.work.guesses | {name: Guess(value=_plain(value), at=now)})
-        return _note(f"Your guess is kept: {_short(_plain(value))}.")
+        plain, now = _plain(value), datetime.now(UTC).isoformat(timespec="seconds")
+        if plain == NOT_FINITE:
+            return _note("No guess is kept: this is no finite number. Give one.")
+        self._keep(guesses=self.work.guesses | {name: Guess(value=plain, at=now)})
+        return _note(f"Your guess is kept: {_short(plain)}.")
 
     def compare(self, name: str, outcome: Plain) -> Markup:
         """Show a guess next to its outcome, and keep both."""
@@ -154,18 +159,22 @@ class Lab:
         return _note(f"You said {_short(known.value)}; it is {_short(outcome)}{_off(known.value, outcome)}.")
 
     def exercise(self, name: str, answer: Any) -> Verdict:
-        """Judge an answer and keep it.  Only answers that were judged count as attempts.
+        """Judge an answer and keep it, unless a right one is kept and this one is wrong.  Only answers that were judged
+        count as attempts.
 
         A function is judged as it is handed in: its text alone, without what other cells define.
         """
         exercise, before = self._exercise(name), self.work.answers.get(name, Answer())
         source, value = "", None
         if exercise.is_code and answer is not None:
-            source = source_of(answer)
+            source = source_of(answer, name)
             answer = _alone(source, name)
         elif answer is not None:
             value = _plain(answer)
         verdict = exercise.check(answer, self._seed)
+        if before.passed and verdict.passed is False:
+            self._keep(answers=self.work.answers | {name: replace(before, attempts=before.attempts + 1)})
+            return replace(verdict, message=f"{verdict.message} Your right answer from before is kept.")
         if verdict.passed is not None:
             now = replace(
                 before,
@@ -188,10 +197,15 @@ class Lab:
 
     def explain(self, name: str, text: str | None) -> Markup:
         """Keep an explanation for the teacher.  Nobody grades it here."""
-        if not (text or "").strip():
-            return _note("Nothing is written yet. Explain it in your own words, in two or three sentences.")
-        self._keep(explanations=self.work.explanations | {name: _text(str(text))})
-        return _note(f"Kept, {len(str(text).split())} words.")
+        if text is not None and not isinstance(text, str):
+            return _note(
+                f'Nothing is kept: this is {text!r:.40}. Write a text in quotation marks, as in """I think …""".'
+            )
+        if text is None or not text.strip():
+            return _note("Nothing is written yet. Explain it in your own words.")
+        self._keep(explanations=self.work.explanations | {name: _text(text)})
+        count = len(text.split())
+        return _note(f"Kept, {count} word{'s' * (count != 1)}.")
 
     def progress(self) -> Markup:
         """Return which exercises are solved, and the points."""
@@ -225,14 +239,16 @@ class Lab:
         self.work = work
 
 
-def source_of(answer: Callable[..., Any]) -> str:
-    """Return the text of a student's function.  Raises ConfigError if it has none, or is too long."""
+def source_of(answer: Any, name: str) -> str:
+    """Return the text of a student's function.  Raises ConfigError if it is none, has no text, or is too long."""
+    asked, todo = f"A function was asked for in the exercise '{name}'.", f"Write it with def {name}(...) in a cell."
+    if not inspect.isfunction(answer) or answer.__name__ == "<lambda>":
+        what = "a lambda" if inspect.isfunction(answer) else f"{answer!r:.60}"
+        raise ConfigError(asked, f"This is {what}.", todo)
     try:
         source = textwrap.dedent(inspect.getsource(answer))
-    except (OSError, TypeError) as error:
-        raise ConfigError(
-            "The answer was to be kept.", f"It is no function written in a cell: {error}.", "Write it with def."
-        ) from error
+    except OSError as error:
+        raise ConfigError(asked, "Its text cannot be found.", todo) from error
     if len(source) > LARGEST_SOURCE:
         raise ConfigError("The answer was to be kept.", f"It has {len(source)} characters.", "Write a shorter one.")
     return source
@@ -273,7 +289,7 @@ def _plain(answer: Any) -> Plain:
         with contextlib.suppress(OverflowError):
             if math.isfinite(number := float(value)):
                 return number
-        return "a number that is not finite"
+        return NOT_FINITE
     return _text(repr(value)[:200])
 
 
@@ -283,7 +299,10 @@ def _text(text: str) -> str:
 
 
 def _short(value: Plain) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else f"{value}"
+    """Return a value as it is read: floats of 1000 and more as whole numbers, never with an exponent of ten."""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else f"{value}"
 
 
 def _off(guess: Plain, outcome: Plain) -> str:

@@ -15,6 +15,8 @@ from typing import Any
 from markupsafe import Markup
 
 from workbench.widgets.tables import Table
+from workbench_labs.course import interruption
+from workbench_labs.course.interruption import at_most
 
 LONGEST_MESSAGE = 2000
 """Characters of a message: an answer's error may have any length."""
@@ -89,7 +91,9 @@ class Exercise:
         return self.question.format(**self.numbers(seed))
 
     def check(self, answer: Any, seed: str) -> Verdict:
-        """Judge an answer.  An answer that raises an error is wrong; one that is not there is not answered."""
+        """Judge an answer.  One that raises an error, or takes too long, is wrong; one that is not there is not
+        answered.
+        """
         if answer is None:
             return Verdict(None, "Give an answer.")
         began = time.perf_counter()
@@ -99,12 +103,15 @@ class Exercise:
             return answer(*copy.deepcopy(arguments))  # an answer may change its arguments, never the judge's
 
         try:
-            message = self.judge(on_copies if self.is_code else answer, self.numbers(seed))
+            with at_most(interruption.SECONDS):
+                message = self.judge(on_copies if self.is_code else answer, self.numbers(seed))
             passed, points = True, float(self.points)
         except NotImplementedError:
             return Verdict(None, "The function still raises NotImplementedError: write it.")
         except WrongAnswerError as error:
             passed, points, message, details = False, 0.0, str(error), error.details
+        except interruption.InterruptedAnswerError as error:
+            passed, points, message = False, 0.0, str(error)
         except Exception as error:  # the answer is the student's own code
             passed, points = False, 0.0
             message = f"It stops with {type(error).__name__}: {error}"
@@ -150,9 +157,9 @@ def require_list(found: Any, what: str, length: int | None = None) -> list[Any]:
     if hasattr(found, "tolist"):
         found = found.tolist()
     if not isinstance(found, list | tuple):
-        raise WrongAnswerError(f"{what} is a list; the function returned {found!r:.80}.")
+        raise WrongAnswerError(f"{what} is a list; this is {found!r:.80}.")
     if length is not None and len(found) != length:
-        raise WrongAnswerError(f"{what} has {length} entries; the function returned {len(found)}.")
+        raise WrongAnswerError(f"{what} has {length} entries; this has {len(found)}.")
     return list(found)
 
 

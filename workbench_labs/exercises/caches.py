@@ -137,7 +137,8 @@ def judge_stale_records(answer: Callable[..., Any], numbers: Mapping[str, Any]) 
         done = {name: draws.choice(KEPT + DAMAGES) for name in fresh}
         done[draws.choice(sorted(fresh))] = DAMAGES[case % len(DAMAGES)]
         cached = {name: kept for name in fresh if (kept := _damaged(fresh[name], done[name], draws)) is not None}
-        found = require_list(answer(fresh, cached, TOLERANCE), "The result")
+        found = answer(fresh, cached, TOLERANCE)
+        found = sorted(found, key=str) if isinstance(found, set | frozenset) else require_list(found, "The result")
         stale = {name for name, what in done.items() if what not in KEPT}
         wrong = stale.symmetric_difference(found) if all(isinstance(one, str) for one in found) else {"?"}
         if wrong or len(found) != len(stale):
@@ -176,22 +177,6 @@ def _cache(draws: Random) -> dict[str, Any]:
 
 EXERCISES = (
     Exercise(
-        name="stale_records",
-        question="""**Write the cache's test** (6 points). `stale_records(fresh, cached, tolerance)` gets two dicts: \
-the activations of some sentences from the backbone, and what the cache holds of them. Each is a list of taps, each \
-tap a list of numbers. It returns the names of all sentences whose record is missing, has another shape, or has a \
-number that is not within `tolerance` of the fresh one.""",
-        points=6,
-        hints=(
-            "Go over the names in `fresh`. What must hold for a record that may be used?",
-            "Compare the number of taps, then the number of values of each tap, then the values.",
-            "nan differs from everything, but `abs(nan - x) > tolerance` is False: ask `not abs(a - b) <= tolerance`.",
-        ),
-        draw=random_seed,
-        judge=judge_stale_records,
-        is_code=True,
-    ),
-    Exercise(
         name="cache_bytes",
         question="""**The cache's size** (2 points). {sentences} sentences of {tokens} tokens pass through a model of \
 {layers} layers that is {hidden} wide. How many MB (1e6 bytes) are their activations in bfloat16 (2 bytes a number)?""",
@@ -203,6 +188,22 @@ number that is not within `tolerance` of the fresh one.""",
         ),
         draw=_cache,
         judge=judge_cache_bytes,
+    ),
+    Exercise(
+        name="stale_records",
+        question="""**Write the cache's test** (6 points). `stale_records(fresh, cached, tolerance)` gets two dicts: \
+the activations of some sentences from the backbone, and what the cache holds of them. Each is a list of taps, each \
+tap a list of numbers. It returns a list of the names of all sentences whose record is missing, has another shape, or \
+has a number that is not within `tolerance` of the fresh one.""",
+        points=6,
+        hints=(
+            "Go over the names in `fresh`. What must hold for a record that may be used?",
+            "Compare the number of taps, then the number of values of each tap, then the values.",
+            "nan differs from everything, but `abs(nan - x) > tolerance` is False: ask `not abs(a - b) <= tolerance`.",
+        ),
+        draw=random_seed,
+        judge=judge_stale_records,
+        is_code=True,
     ),
     Exercise(
         name="quantize",

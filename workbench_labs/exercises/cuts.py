@@ -185,7 +185,6 @@ def _beatable(draws: Random) -> dict[str, Any]:
 
 
 EXERCISES = (
-    TRACE,
     Exercise(
         name="ways",
         question="""**How many ways?** (2 points) A model of {layers} layers is cut over {devices} devices, in their \
@@ -199,6 +198,7 @@ order, with one layer or more for each. In how many ways can that be done?""",
         draw=_ways,
         judge=judge_ways,
     ),
+    TRACE,
     Exercise(
         name="cut",
         question="""**Write the planner** (10 points). `cut(layer_s)` gets the seconds of each layer on each device: \

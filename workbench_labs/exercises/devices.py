@@ -284,22 +284,6 @@ all other links are faster.""",
         judge=judge_cluster,
     ),
     Exercise(
-        name="fit_link",
-        question="""**Fit a link** (10 points). `fit_link(messages)` gets a list of `[bytes, seconds]`, measured \
-several times for each size, and returns `[latency_s, bytes_per_s]`. Some messages were held up because the computer \
-did something else. Both numbers must be within 10 %.""",
-        points=10,
-        hints=(
-            "Plot seconds over bytes first. Which measurements of one size can you trust?",
-            "The median of each size ignores what was held up. Then a line: seconds = latency + bytes / bandwidth.",
-            "Plain least squares looks at the large messages only. Divide each equation by its seconds, so that every "
-            "size counts alike: `numpy.linalg.lstsq`.",
-        ),
-        draw=_seed,
-        judge=judge_fit_link,
-        is_code=True,
-    ),
-    Exercise(
         name="seconds_of",
         question="""**Write the model** (8 points). `seconds_of(operation, device)` returns seconds. `operation` has \
 `flops`, `memory_bytes` and `sent_bytes`; `device` has `flops_per_s`, `memory_bytes_per_s`, `latency_s` and \
@@ -313,6 +297,22 @@ is sent if `sent_bytes` is 0.""",
         ),
         draw=_seed,
         judge=judge_seconds_of,
+        is_code=True,
+    ),
+    Exercise(
+        name="fit_link",
+        question="""**Fit a link** (10 points). `fit_link(messages)` gets a list of `[bytes, seconds]`, measured \
+several times for each size, and returns `[latency_s, bytes_per_s]`. Some messages were held up because the computer \
+did something else. Both numbers must be within 10 %.""",
+        points=10,
+        hints=(
+            "Plot seconds over bytes first. Which measurements of one size can you trust?",
+            "The median of each size ignores what was held up. Then a line: seconds = latency + bytes / bandwidth.",
+            "Plain least squares looks at the large messages only. Divide each equation by its seconds, so that every "
+            "size counts alike: `numpy.linalg.lstsq`.",
+        ),
+        draw=_seed,
+        judge=judge_fit_link,
         is_code=True,
     ),
     Exercise(

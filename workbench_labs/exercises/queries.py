@@ -248,6 +248,20 @@ a dict with these names. Take as many queries as fit into memory and time; among
         is_code=True,
     ),
     Exercise(
+        name="traffic",
+        question="""**What is received** (2 points) Several devices share a step with {queries} queries; one of them \
+computes {own}. The adapter has {values:,} values. How many bytes of the others' losses (float32, both signs) does \
+this device receive in a step, to make the same update as they?""",
+        points=2,
+        hints=(
+            "The noise is drawn from seeds that all know. What is not known?",
+            "Two losses for each query of the others.",
+            "A float32 has 4 bytes.",
+        ),
+        draw=_traffic,
+        judge=judge_traffic,
+    ),
+    Exercise(
         name="spread",
         question="""**Spread the queries** (8 points) `spread(queries, first_s, query_s)` returns how many queries \
 each device gets. A device with n > 0 queries takes `first_s + n query_s` seconds, a device without any takes none. \
@@ -261,20 +275,6 @@ All wait for the slowest: make it as fast as possible.""",
         draw=_seed,
         judge=judge_spread,
         is_code=True,
-    ),
-    Exercise(
-        name="traffic",
-        question="""**What is received** (2 points) Several devices share a step with {queries} queries; one of them \
-computes {own}. The adapter has {values:,} values. How many bytes of the others' losses (float32, both signs) does \
-this device receive in a step, to make the same update as they?""",
-        points=2,
-        hints=(
-            "The noise is drawn from seeds that all know. What is not known?",
-            "Two losses for each query of the others.",
-            "A float32 has 4 bytes.",
-        ),
-        draw=_traffic,
-        judge=judge_traffic,
     ),
 )
 _BY_NAME = {exercise.name: exercise for exercise in EXERCISES}

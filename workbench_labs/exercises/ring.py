@@ -196,6 +196,22 @@ the long run?""",
         judge=judge_least_time,
     ),
     Exercise(
+        name="memory",
+        question="""**What must fit** (5 points). `memory(blocks, depth, block_mb, context_mb)` returns the megabytes \
+that each device of the ring needs at its peak, as a list. `blocks` has the number of blocks of each device, the top \
+`depth` adapters are trained. A block's weights take `block_mb`. A block that is trained also keeps its activations, \
+`context_mb` for the mini-batch, until its backward pass. Adapters and messages are small: leave them out.""",
+        points=5,
+        hints=(
+            "Does a frozen block have a backward pass?",
+            "The lowest trained block is block N - depth + 1, counted from 1. How many of a device's blocks are above?",
+            "A device with blocks from `first` to `last` trains max(0, last - max(first, N - depth + 1) + 1) of them.",
+        ),
+        draw=_seed,
+        judge=judge_memory,
+        is_code=True,
+    ),
+    Exercise(
         name="unfreeze",
         question="""**Write a policy** (10 points). `unfreeze(step, losses, depth)` is asked before each round of 10 \
 mini-batches: `step` rounds are done, `losses` has the mean loss of each, `depth` adapters are trained so far (1 at \
@@ -211,22 +227,6 @@ until the loss is 0.3, on 12 trainings whose pace differs. Be 5 % faster, on ave
         ),
         draw=_seed,
         judge=judge_unfreeze,
-        is_code=True,
-    ),
-    Exercise(
-        name="memory",
-        question="""**What must fit** (5 points). `memory(blocks, depth, block_mb, context_mb)` returns the megabytes \
-that each device of the ring needs at its peak, as a list. `blocks` has the number of blocks of each device, the top \
-`depth` adapters are trained. A block's weights take `block_mb`. A block that is trained also keeps its activations, \
-`context_mb` for the mini-batch, until its backward pass. Adapters and messages are small: leave them out.""",
-        points=5,
-        hints=(
-            "Does a frozen block have a backward pass?",
-            "The lowest trained block is block N - depth + 1, counted from 1. How many of a device's blocks are above?",
-            "A device with blocks from `first` to `last` trains max(0, last - max(first, N - depth + 1) + 1) of them.",
-        ),
-        draw=_seed,
-        judge=judge_memory,
         is_code=True,
     ),
     Exercise(
