@@ -275,7 +275,10 @@ class NeverDrain(Trained, frozen=True, kw_only=True):
         """Return the cluster's first devices.  Raises ConfigError if it has fewer."""
         cluster = load_cluster(self.cluster_name)
         require_devices(cluster, self.num_devices, f"num_devices = {self.num_devices}")
-        return cluster.part(range(self.num_devices))
+        if self.num_devices == cluster.world_size:
+            return cluster
+        about = f"The first {self.num_devices} of: {cluster.description or cluster.size_words}"
+        return replace(cluster.part(range(self.num_devices)), description=about)
 
     def check(self) -> None:
         """Check also how many devices train, and that the cut's cluster is not too large (see Parameters)."""
