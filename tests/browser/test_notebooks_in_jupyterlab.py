@@ -98,8 +98,9 @@ LIVE = ["Map of", "Training loss", "Devices:", "What each device does"]
 def labels_of(notebook: Notebook, where: str) -> list[str]:
     """Return which of these pictures of live views can be seen there, large enough to be read."""
     names = """
-        const pictures = [...document.querySelectorAll(`${arguments[0]} .workbench-live [role=img]`)];
-        return pictures.filter(one => one.getBoundingClientRect().width > 200).map(one => one.ariaLabel);
+        const pictures = [...document.querySelectorAll(`${arguments[0]} .workbench-live :is([role=img], img)`)];
+        const seen = pictures.filter(one => one.getBoundingClientRect().width > 200);
+        return seen.map(one => one.ariaLabel || one.alt || "");
     """
     found = notebook.js(names, where)
     return [begin for begin in LIVE if any(label.startswith(begin) for label in found)]
