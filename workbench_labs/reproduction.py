@@ -37,16 +37,16 @@ class Reproduction:
     checks: tuple[tuple[str, bool, str], ...] = ()
     why: str = ""
 
-    def table(self, kind: str = "") -> Table:
-        """Return the first cells, of one kind or of any."""
+    def table(self, kind: str = "", *, most: int = SHOWN) -> Table:
+        """Return the first `most` cells, of one kind or of any."""
         rows = [
             (*labels, cell[0], _text(cell[1]), _text(cell[2]), "" if off is None else f"{off:+.2f}")
             for labels, cell, off in zip(self.labels, self.cells, self.deviations, strict=True)
             if kind in ("", cell[0])
         ]
-        more = f"{len(rows) - SHOWN} more cells are not shown." if len(rows) > SHOWN else ""
+        more = f"All {len(rows)} cells: found.table(most={len(rows)})." if len(rows) > most else ""
         columns = (*self.columns, "kind", "paper", "ours", "deviation")
-        return Table(columns, rows[:SHOWN], title=self.title, note=self.why or more)
+        return Table(columns, rows[:most], title=self.title, note=self.why or more)
 
     def kinds(self) -> Table:
         """Return how many cells are of which kind."""

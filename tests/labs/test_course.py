@@ -65,6 +65,22 @@ def test_a_wrong_answer_fails_and_says_why(lab: str, name: str, what: str) -> No
         assert re.search(message, str(verdict))
 
 
+FORMULAS = {"00": "waits", "01": "transfer", "02": "bubble", "03": "half_time", "08": "outage", "10": "notice"}
+FORMULAS |= {"11": "predict", "12": "two_devices"}
+
+
+@pytest.mark.parametrize("lab", FORMULAS)
+def test_no_wrong_formula_is_within_the_tolerance_of_any_students_numbers(lab: str) -> None:
+    exercise = exercises_of(lab)[FORMULAS[lab]]
+    wrong = {what: given for what, (given, _) in WRONG[lab][exercise.name].items() if callable(given)}
+    right = answers_of(lab).RIGHT[exercise.name]
+    for number in range(200):
+        drawn = exercise.numbers(f"{lab}/{number}")
+        for what, given in wrong.items():
+            assert not exercise.check(given(drawn), f"{lab}/{number}").passed, f"{what}: {drawn}"
+        assert exercise.check(right(drawn), f"{lab}/{number}").passed
+
+
 @pytest.mark.parametrize("lab", EXERCISES)
 def test_the_solutions_pass_with_every_students_numbers(lab: str) -> None:
     for seed in ("a", "mz42", "a/secret"):

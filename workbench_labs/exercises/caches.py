@@ -179,7 +179,8 @@ EXERCISES = (
     Exercise(
         name="cache_bytes",
         question="""**The cache's size** (2 points). {sentences} sentences of {tokens} tokens pass through a model of \
-{layers} layers that is {hidden} wide. How many MB (1e6 bytes) are their activations in bfloat16 (2 bytes a number)?""",
+{layers} layers that is {hidden} wide. How many MB (1e6 bytes) are their activations in bfloat16 (2 bytes a number), \
+to 1 %?""",
         points=2,
         hints=(
             "How many taps has a token? The embedding counts as well.",

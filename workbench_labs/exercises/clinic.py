@@ -118,9 +118,10 @@ def judge_holds(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
 
 def _pair(draws: Random, factor: float) -> list[Any]:
     own = draws.randint(1, 40) / 4
-    theirs = own * factor * draws.choice([0.75, 1.0, 1.25, 1.5, 2.0])
-    kinds = [draws.choice(["fitted", "fitted", "predicted"]) for _ in range(2)]
-    return [draws.choice([own, own, own, None]), theirs, *kinds]
+    theirs = own * factor * draws.choice([0.5, 0.75, 0.875, 1.0, 1.25, 1.5])
+    kinds = [draws.choice(["fitted", "predicted"]) for _ in range(2)]
+    none = draws.choice(["own", "theirs", *[""] * 6])
+    return [None if none == "own" else own, None if none == "theirs" else theirs, *kinds]
 
 
 def _kinds(draws: Random) -> dict[str, Any]:
@@ -137,7 +138,7 @@ def _kinds(draws: Random) -> dict[str, Any]:
 
 
 def _predict(draws: Random) -> dict[str, Any]:
-    one_gb, each = draws.randint(200, 500) / 100, draws.randint(5, 25) / 100
+    one_gb, each = draws.randint(200, 500) / 100, draws.randint(12, 25) / 100
     at = draws.choice([12, 16, 32])
     printed = (one_gb + each * (at - 1)) * draws.choice([0.93, 0.97, 1.04, 1.08])
     return {
@@ -169,7 +170,8 @@ from. How many of its nine cells are predicted, so that they could have come out
     Exercise(
         name="predict",
         question="""**Fit two, predict one** (2 points) A model of memory is a line over the batch size. Two printed \
-cells fix it, [batch, GB]: {first} and {second}. What does it predict for batch {at}, in GB?""",
+cells fix it, [batch, GB]: {first} and {second}. What does it predict for batch {at}, in GB, \
+to 0.5 %?""",
         points=2,
         hints=(
             "Two unknowns: what is needed with batch 0, and what each sample adds.",
@@ -199,8 +201,9 @@ such as `"OOM"`). If none counts, it returns `None`.""",
         name="holds",
         question="""**Does the claim hold?** (6 points) A paper claims to be at least `factor` times as fast as the \
 other method in every setting. `holds(factor, pairs)` gets for each setting `[its seconds, the other's seconds, kind, \
-the other's kind]`. A setting counts unless its first number is `None`, or both cells are `"fitted"`: these had to \
-come out right. Return `True` or `False`, or `None` if no setting counts.""",
+the other's kind]`. Seconds are `None` where a method did not run, or nothing is printed. A setting counts \
+unless one of its seconds is `None`, or both cells are `"fitted"`: these had to come out right. Return `True` or \
+`False`, or `None` if no setting counts.""",
         points=6,
         hints=(
             "First leave out the settings that do not count.",

@@ -46,7 +46,7 @@ memory_mb = 500
 [[device]]
 name = "oak"
 host_share = 0.6            # 60 % of one core of this machine
-gflops = 36
+gflops = 36                 # what it computes where it is simulated: 60 for a whole core here
 
 [[device]]
 name = "birch"
@@ -201,7 +201,12 @@ def _unlike(devices: Sequence[Device], numbers: Mapping[str, Any]) -> str:
     if sum(shares) > numbers["cores"] + CLOSE:
         return f"Its devices take {sum(shares):.2f} cores; there are {numbers['cores']:g}."
     if abs(max(shares) / min(shares) - numbers["factor"]) > 0.05:
-        return f"The fastest is {max(shares) / min(shares):.2f} times as fast as the slowest, not {numbers['factor']}."
+        ratio = max(shares) / min(shares)
+        return f"By host_share, the fastest is {ratio:.2f} times as fast as the slowest, not {numbers['factor']}."
+    computed = [device.flops_per_s for device in devices]
+    simulated = computed[shares.index(max(shares))] / computed[shares.index(min(shares))]
+    if abs(simulated - numbers["factor"]) > 0.05:
+        return f"By gflops, the fastest is {simulated:.2f} times as fast as the slowest, not {numbers['factor']}."
     if abs(rates[0] - numbers["megabits"]) > CLOSE or rates[1] <= rates[0]:
         return f"One link of {numbers['megabits']} Mbit/s is asked for, and faster ones for all other devices."
     return ""
@@ -210,8 +215,9 @@ def _unlike(devices: Sequence[Device], numbers: Mapping[str, Any]) -> str:
 def _cluster_table(cluster: Cluster) -> Any:
     shares = ["none" if device.host_share is None else f"{device.host_share:g}" for device in cluster.devices]
     rates = [f"{8e-6 * device.link.bytes_per_s:g}" for device in cluster.devices]
-    rows = zip([device.name for device in cluster.devices], shares, rates, strict=True)
-    return comparison("Your cluster", ("device", "host_share", "Mbit/s"), rows)
+    computed = [f"{device.flops_per_s / 1e9:g}" for device in cluster.devices]
+    rows = zip([device.name for device in cluster.devices], shares, computed, rates, strict=True)
+    return comparison("Your cluster", ("device", "host_share", "gflops", "Mbit/s"), rows)
 
 
 def judge_transfer(answer: Any, numbers: Mapping[str, Any]) -> str:
@@ -254,14 +260,18 @@ def _cluster(draws: Random) -> dict[str, Any]:
 
 
 def _transfer(draws: Random) -> dict[str, Any]:
-    first, second = draws.sample([5, 10, 20, 50, 100, 250], 2)
-    return {
-        "megabytes": draws.randint(2, 40),
-        "first_mbit": first,
-        "second_mbit": second,
-        "first_ms": draws.randint(1, 9),
-        "second_ms": draws.randint(10, 90),
-    }
+    """Return a transfer of which each part takes more than the tolerance."""
+    while True:
+        first, second = draws.sample([20, 50, 100, 250], 2)
+        megabytes, first_ms, second_ms = draws.randint(1, 8), draws.randint(10, 49), draws.randint(50, 90)
+        if first_ms > 0.03 * (first_ms + second_ms + 8000 * megabytes / min(first, second)):
+            return {
+                "megabytes": megabytes,
+                "first_mbit": first,
+                "second_mbit": second,
+                "first_ms": first_ms,
+                "second_ms": second_ms,
+            }
 
 
 def _ridge(draws: Random) -> dict[str, Any]:
@@ -272,13 +282,14 @@ EXERCISES = (
     Exercise(
         name="cluster",
         question="""**Describe a cluster** (5 points): three devices or more that take {cores} cores in all or less \
-(`host_share`). The fastest computes {factor} times as fast as the slowest. One device's link has {megabits} Mbit/s; \
+(`host_share`). The fastest computes {factor} times as fast as the slowest, emulated (`host_share`) and simulated \
+(`gflops`). One device's link has {megabits} Mbit/s; \
 all other links are faster.""",
         points=5,
         hints=(
             "Change the text above: a `[[device]]` for each, with `name` and `host_share`.",
             "A device may have its own `bandwidth_mbit_per_s`; the one in `[defaults]` holds for the others.",
-            "Choose the slowest device's share first; the fastest has the factor times as much.",
+            "Choose the slowest device's share first; the fastest has the factor times as much, of `gflops`, too.",
         ),
         draw=_cluster,
         judge=judge_cluster,
@@ -319,7 +330,7 @@ did something else. Both numbers must be within 10 %.""",
         name="transfer",
         question="""**Two ends** (3 points). {megabytes} MB travel from a device whose link has {first_mbit} Mbit/s \
 and {first_ms} ms to one with {second_mbit} Mbit/s and {second_ms} ms. Nothing else is sent. How many seconds does it \
-take?""",
+take, to 1 %?""",
         points=3,
         hints=(
             "Mbit are not MB: a byte has 8 bits.",
@@ -333,7 +344,7 @@ take?""",
         name="ridge",
         question="""**Where the roof bends** (3 points). A device computes {gflops} GFLOP/s and moves {gigabytes} \
 GB/s. A product of two n x n matrices takes 2 n^3 operations and moves 12 n^2 bytes. From which n on does arithmetic \
-decide?""",
+decide (to 1)?""",
         points=3,
         hints=(
             "Write down both times. For which n are they equal?",

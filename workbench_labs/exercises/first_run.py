@@ -37,7 +37,7 @@ EXERCISES = (
         name="waits",
         question="""**Who waits?** (2 points) Two devices take {samples} samples each. One needs {fast_ms} ms for a \
 sample, the other {slow_ms} ms. A step ends when both have finished. During which share of the step does the faster \
-one wait?""",
+one wait, to 1 % of it?""",
         points=2,
         hints=(
             "How long does the step take, and how long does the faster one work?",

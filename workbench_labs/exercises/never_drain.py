@@ -294,7 +294,7 @@ def judge_notice(answer: Any, numbers: Mapping[str, Any]) -> str:
     load_s = numbers["megabytes"] / numbers["megabytes_per_s"]
     expected = load_s + numbers["window_s"] + numbers["move_s"]
     right = f"{load_s:g} + {numbers['window_s']:g} + {numbers['move_s']:g} = {expected:g} s."
-    return require_number(answer, expected, 0.02, right)
+    return require_number(answer, expected, 0.005, right)
 
 
 def _seed(draws: Random) -> dict[str, Any]:
@@ -423,7 +423,7 @@ mapped to 0 to 1, from the least to the most of all devices. Where all are equal
         name="notice",
         question="""**How early?** (2 points) A device that stands in reads {megabytes} MB from its disk at \
 {megabytes_per_s} MB/s while all train. Then the window under way is finished ({window_s} s), and all stand still for \
-the move ({move_s} s). How many seconds before it leaves must a device give notice?""",
+the move ({move_s} s). How many seconds before it leaves must a device give notice, to 0.5 %?""",
         points=2,
         hints=(
             "What happens one after the other?",

@@ -246,7 +246,7 @@ operations of one stage. It must be as short as GPipe, but stage *s* of *p* may 
     Exercise(
         name="bubble",
         question="""**The bubble** (2 points). A balanced pipeline has {stages} stages and {micro_batches} \
-micro-batches, and links are free. During which share of the time does a device wait?""",
+micro-batches, and links are free. During which share of the time does a device wait, to 1 % of it?""",
         points=2,
         hints=(
             "How long does the whole mini-batch take, and how long does one device work?",

@@ -71,10 +71,16 @@ def judge_side_gradient(answer: Callable[..., Any], numbers: Mapping[str, Any]) 
     return f"It equals autograd's in {CASES} random cases, and nothing goes back to the tap."
 
 
+def fewest_epochs(numbers: Mapping[str, Any]) -> int:
+    """Return the first number of epochs that takes at most half as long with the cache."""
+    first, moved, cached = numbers["first_s"], numbers["moved_s"], numbers["cached_s"]
+    return next(epochs for epochs in count(1) if first + moved + (epochs - 1) * cached <= epochs * first / 2)
+
+
 def judge_half_time(answer: Any, numbers: Mapping[str, Any]) -> str:
     """Compare with the first number of epochs that takes at most half as long, counted up from one."""
     first, moved, cached = numbers["first_s"], numbers["moved_s"], numbers["cached_s"]
-    fewest = next(epochs for epochs in count(1) if first + moved + (epochs - 1) * cached <= epochs * first / 2)
+    fewest = fewest_epochs(numbers)
     return require_number(
         answer,
         fewest,
@@ -84,8 +90,12 @@ def judge_half_time(answer: Any, numbers: Mapping[str, Any]) -> str:
 
 
 def _epochs(draws: Random) -> dict[str, Any]:
-    first = 10 * draws.randint(6, 20)
-    return {"first_s": first, "moved_s": first // draws.randint(4, 10), "cached_s": first // draws.randint(3, 8)}
+    """Return epochs for which the ratio of an epoch without and with the cache is not the answer."""
+    while True:
+        first = 10 * draws.randint(6, 20)
+        drawn = {"first_s": first, "moved_s": first // draws.randint(4, 10), "cached_s": first // draws.randint(3, 8)}
+        if fewest_epochs(drawn) != first / drawn["cached_s"]:
+            return drawn
 
 
 EXERCISES = (

@@ -199,7 +199,7 @@ def judge_outage(answer: Any, numbers: Mapping[str, Any]) -> str:
     reads_s = numbers["megabytes"] / numbers["megabytes_per_s"]
     expected = numbers["silence_s"] + numbers["plan_s"] + reads_s + numbers["request_s"]
     parts = f"{numbers['silence_s']:g} + {numbers['plan_s']:g} + {reads_s:g} + {numbers['request_s']:g}"
-    return require_number(answer, expected, 0.02, f"{parts} = {expected:g} s.")
+    return require_number(answer, expected, 0.005, f"{parts} = {expected:g} s.")
 
 
 def _seed(draws: Random) -> dict[str, Any]:
@@ -225,7 +225,7 @@ EXERCISES = (
         name="break_even",
         question="""**When does waiting cost more?** (5 points) From how many times slower on is it faster to leave \
 device {device} out than to wait for it? `world.slowed_s({device}, 2.0)` are the seconds of a request if it is two \
-times slower, `world.without_s({device})` those without it.""",
+times slower, `world.without_s({device})` those without it. The two may differ by 5 %.""",
         points=5,
         hints=(
             "At 1.0 waiting is faster, at 8.0 it is not. Try something between.",
@@ -278,7 +278,8 @@ goodput must be 97 % of what is possible: the better of never leaving out and th
         name="outage",
         question="""**A frozen device** (2 points). It stops answering in the middle of a request. The portal \
 notices its silence after {silence_s} s, plans in {plan_s} s, the others read {megabytes} MB at {megabytes_per_s} \
-MB/s, and the request of {request_s} s begins again. How many seconds after the freeze is it answered?""",
+MB/s, and the request of {request_s} s begins again. How many seconds after the freeze is it \
+answered, to 0.5 %?""",
         points=2,
         hints=(
             "What happens one after the other?",

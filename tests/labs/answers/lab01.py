@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from statistics import mean
 from typing import Any
 
@@ -18,7 +19,8 @@ def cluster_text(cores: float, factor: float, megabits: float, *, rest: float = 
     slowest = min(0.9 * cores / (factor + 2), 0.9 / factor)
     shares = [slowest] * (count - 1) + [factor * slowest]
     devices = "".join(
-        f'[[device]]\nname = "d{number}"\nhost_share = {share}\nbandwidth_mbit_per_s = {rest if number else megabits}\n'
+        f'[[device]]\nname = "d{number}"\nhost_share = {share}\ngflops = {60 * share}\n'
+        f"bandwidth_mbit_per_s = {rest if number else megabits}\n"
         for number, share in enumerate(shares)
     )
     return f'name = "mine"\n[defaults]\nmodel = "laptop-core"\n{devices}'
@@ -81,6 +83,7 @@ WRONG: dict[str, dict[str, tuple[Any, str]]] = {
         "two devices": (of_numbers(count=lambda drawn: 2), "three or more"),
         "too many cores": (of_numbers(count=lambda drawn: 30), "there are"),
         "another factor": (of_numbers(factor=lambda drawn: drawn["factor"] - 1), "times as fast"),
+        "equal gflops": (lambda drawn: re.sub("gflops = .*", "gflops = 9", cluster_text(**drawn)), "By gflops, the"),
         "equal links": (of_numbers(rest=lambda drawn: drawn["megabits"]), "One link of"),
         "no file": ("three devices", "not valid TOML|malformed|TOML"),
         "a number": (3, "text of a cluster's file"),
@@ -103,6 +106,8 @@ WRONG: dict[str, dict[str, tuple[Any, str]]] = {
             lambda drawn: 8 * drawn["megabytes"] / max(drawn["first_mbit"], drawn["second_mbit"]),
             "is not",
         ),
+        "the larger latency alone": (lambda drawn: transfer_s(drawn | {"first_ms": 0}), "is not it"),
+        "no latency": (lambda drawn: transfer_s(drawn | {"first_ms": 0, "second_ms": 0}), "is not it"),
         "bits for bytes": (lambda drawn: drawn["megabytes"] / min(drawn["first_mbit"], drawn["second_mbit"]), "is not"),
         "a constant": (1.0, "is not it"),
         "a text": ("long", "A number is asked for"),

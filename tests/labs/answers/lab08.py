@@ -91,6 +91,10 @@ WRONG: dict[str, dict[str, tuple[Any, str]]] = {
             lambda drawn: drawn["plan_s"] + drawn["megabytes"] / drawn["megabytes_per_s"] + drawn["request_s"],
             "is not it",
         ),
+        "without the plan": (
+            lambda drawn: drawn["silence_s"] + drawn["megabytes"] / drawn["megabytes_per_s"] + drawn["request_s"],
+            "is not it",
+        ),
         "silence alone": (lambda drawn: drawn["silence_s"], "is not it"),
         "without the request": (
             lambda drawn: drawn["silence_s"] + drawn["plan_s"] + drawn["megabytes"] / drawn["megabytes_per_s"],

@@ -134,6 +134,10 @@ WRONG: dict[str, dict[str, tuple[Any, str]]] = {
     },
     "notice": {
         "loading alone": (lambda drawn: drawn["megabytes"] / drawn["megabytes_per_s"], "is not it"),
+        "without the move": (
+            lambda drawn: drawn["megabytes"] / drawn["megabytes_per_s"] + drawn["window_s"],
+            "is not it",
+        ),
         "without the window": (
             lambda drawn: drawn["megabytes"] / drawn["megabytes_per_s"] + drawn["move_s"],
             "is not it",

@@ -38,6 +38,11 @@ def with_fitted(factor: Any, pairs: Any) -> Any:
     return holds(factor, [[own, other, "predicted", "predicted"] for own, other, *_ in pairs])
 
 
+def only_own(factor: Any, pairs: Any) -> Any:
+    """The other's seconds may be None, too."""
+    return all(other >= factor * own for own, other, *_ in pairs if own is not None)
+
+
 def once(factor: Any, pairs: Any) -> Any:
     """One setting is enough."""
     found = [holds(factor, [pair]) for pair in pairs]
@@ -63,6 +68,7 @@ WRONG: dict[str, dict[str, tuple[Any, str]]] = {
     "predict": {
         "the printed one": (lambda drawn: drawn["printed"], "is not it"),
         "in proportion": (lambda drawn: drawn["second"][1] * drawn["at"] / 8, "is not it"),
+        "a step too far": (lambda drawn: line(drawn | {"at": drawn["at"] + 1}), "is not it"),
         "the second cell": (lambda drawn: drawn["second"][1], "is not it"),
     },
     "deviation": {
@@ -78,6 +84,7 @@ WRONG: dict[str, dict[str, tuple[Any, str]]] = {
         "fitted count": (with_fitted, "yours says"),
         "one setting is enough": (once, "yours says True"),
         "none is true": (lambda factor, pairs: holds(factor, pairs) is not False, "None; yours says True"),
+        "its own seconds alone": (only_own, "yours says|It stops with TypeError"),
         "a text": (lambda factor, pairs: "yes", "yours says"),
     },
 }

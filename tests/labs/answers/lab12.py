@@ -38,6 +38,7 @@ WRONG: dict[str, dict[str, tuple[Any, str]]] = {
     "two_devices": {
         "twice": (2.0, "is not it"),
         "the inverse": (lambda drawn: 1 / speed_up(drawn), "is not it"),
+        "messages are free": (lambda drawn: speed_up(drawn | {"send_ms": 0}), "is not it"),
         "no drain": (lambda drawn: 2 * drawn["micro_batches"] / (drawn["micro_batches"] + 0.5), "is not it"),
         "a text": ("faster", "A number is asked for"),
     },
