@@ -59,8 +59,8 @@ def text_table(report: Report) -> Table:
     rows = [(name, text) for name, text in report.artifacts.items()]
     if first is not None and following is not None:
         rows += [
-            ("first token", f"{1e3 * first.makespan_s:.0f} ms"),
-            ("a further token", f"{1e3 * following.makespan_s:.0f} ms"),
+            ("first token", f"{1e3 * first.makespan_s:.3g} ms"),
+            ("a further token", f"{1e3 * following.makespan_s:.3g} ms"),
         ]
     return Table(("what", "answer"), rows, title=f"Written by {report.job.model} ({report.label})")
 

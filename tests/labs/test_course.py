@@ -177,6 +177,7 @@ def test_what_a_student_does_is_kept(tmp_path: Path) -> None:
     lab.explain("why", "Because activations take memory \ud800.")
     assert "No guess is kept" in lab.guess("nothing", math.nan) and "quotation marks" in lab.explain("other", 5)
     assert {"nothing", "other"}.isdisjoint(lab.work.guesses | lab.work.explanations)
+    assert "It is 42.5 %." in lab.compare("share, %", 42.5)
     assert "28,200." in lab.compare("bytes", 28_200.0)
     assert "5 of 27 points" in lab.submit()
     again = Lab("02", student="mz42", folder=tmp_path)

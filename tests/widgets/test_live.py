@@ -144,6 +144,16 @@ def test_a_collective_goes_round_its_members() -> None:
     ]
 
 
+@pytest.mark.parametrize(("name", "words"), [("loss", "losses"), ("tokens", "tokens"), ("act", "activations")])
+def test_what_travels_is_named_as_several(name: str, words: str) -> None:
+    from workbench.core.schedule import Value, send
+    from workbench.core.timeline import Span
+
+    span = Span(0, send(Value(name, 0, 0), 0, 1), 0.0, 1.0, 4)
+    [found] = traffic_of(Timeline(source="simulated", device_names=("a", "b"), spans=(span,)), [0, 1])
+    assert found.what == (words,)
+
+
 @pytest.mark.parametrize("count", [1, 2, 4, 7, 16, 40])
 def test_a_map_of_any_size_stays_inside_its_frame(count: int) -> None:
     drawn = topology([Node(name=f"d{rank}", speed="1 GFLOP/s") for rank in range(count)], [])

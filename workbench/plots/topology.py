@@ -136,7 +136,9 @@ _COLLECTIVE = {
 def _value_of(op: Op) -> str:
     [value] = op.reads or op.writes
     known = str((style.OPERATIONS["tile_values"] | style.OPERATIONS["training_values"]).get(value.name, value.name))
-    return known if " " in known else f"{known}s"
+    if " " in known or (known.endswith("s") and not known.endswith("ss")):
+        return known  # several already, such as "tokens"
+    return f"{known}es" if known.endswith("s") else f"{known}s"
 
 
 def topology(nodes: Sequence[Node], traffic: Sequence[Traffic], *, caption: str = "", unit: str = "step") -> str:

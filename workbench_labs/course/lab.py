@@ -153,10 +153,13 @@ class Lab:
     def compare(self, name: str, outcome: Plain) -> Markup:
         """Show a guess next to its outcome, and keep both."""
         known, outcome = self.work.guesses.get(name), _plain(outcome)
+        unit = " %" if name.endswith("%") else ""
         if known is None:
-            return _note(f"It is {_short(outcome)}. You made no guess.")
+            return _note(f"It is {_short(outcome)}{unit}. You made no guess.")
         self._keep(guesses=self.work.guesses | {name: replace(known, outcome=outcome)})
-        return _note(f"You said {_short(known.value)}; it is {_short(outcome)}{_off(known.value, outcome)}.")
+        return _note(
+            f"You said {_short(known.value)}{unit}; it is {_short(outcome)}{unit}{_off(known.value, outcome)}."
+        )
 
     def exercise(self, name: str, answer: Any) -> Verdict:
         """Judge an answer and keep it, unless a right one is kept and this one is wrong.  Only answers that were judged
@@ -311,7 +314,7 @@ def _off(guess: Plain, outcome: Plain) -> str:
     if not is_number or not outcome:
         return ", as you said" if guess == outcome else ""
     ratio = float(guess) / float(outcome)  # type: ignore[arg-type]
-    return f" ({ratio:.2g} times the outcome)" if abs(ratio - 1) > 0.05 else ", as you said"
+    return f" ({_short(ratio)} times the outcome)" if abs(ratio - 1) > 0.05 else ", as you said"
 
 
 def _note(text: str) -> Markup:
