@@ -65,6 +65,14 @@ def test_a_wrong_answer_fails_and_says_why(lab: str, name: str, what: str) -> No
         assert re.search(message, str(verdict))
 
 
+def test_names_may_come_in_any_collection() -> None:
+    source = ALL["03"]["stale_records"]
+    for kind in (set, tuple, frozenset):
+        answer = defined(source)["stale_records"]
+        verdict = exercises_of("03")["stale_records"].check(lambda *given, a=answer, k=kind: k(a(*given)), "03/a")
+        assert verdict.passed, verdict
+
+
 FORMULAS = {"00": "waits", "01": "transfer", "02": "bubble", "03": "half_time", "08": "outage", "10": "notice"}
 FORMULAS |= {"11": "predict", "12": "two_devices"}
 
