@@ -476,7 +476,7 @@ FAULTY = {
     ),
     "clock off by a day": (
         "import time\nreal = time.time\ntime.time = lambda: real() + 86400",
-        "Its clock is off by 86400 s.",
+        "Its clock is off by 86",  # 86,400 s, or what half a slow round trip makes of them
         "timedatectl set-ntp true",
     ),
     "a Raspberry Pi 4 with torch 2.10": (
