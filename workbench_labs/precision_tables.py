@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from workbench.widgets.tables import Table
-from workbench_labs.exercises.side_layers import is_right
+from workbench_labs.course.verdict import is_right
+from workbench_labs.exercises.side_layers import EXERCISES
 from workbench_labs.precision import TechniqueCost, block_errors
 
 
@@ -56,7 +57,7 @@ def outlier_table(weights: Sequence[float], times: float = 20) -> Table:
 def your_block_table(block: Sequence[float], quantize: Callable[..., Any], dequantize: Callable[..., Any]) -> Table:
     """Return the errors of a block in INT8 by a student's functions, once both are right, next to the workbench's."""
     errors = {"the workbench's": block_errors(torch.tensor(block), block_size=len(block))["int8"]}
-    if is_right("quantize", quantize) and is_right("dequantize", dequantize):
+    if is_right(EXERCISES, "quantize", quantize) and is_right(EXERCISES, "dequantize", dequantize):
         found = torch.tensor(dequantize(*quantize(list(block), len(block)), len(block)))
         off = found - torch.tensor(block)
         errors = {"yours": (float(off.square().mean().sqrt()), float(off.abs().max()))} | errors

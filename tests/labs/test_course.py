@@ -23,6 +23,7 @@ from workbench.core.errors import ConfigError
 from workbench.runs.notebooks import run_notebook
 from workbench_labs.course import interruption, release
 from workbench_labs.course.lab import EXERCISES, HandIn, Lab, exercises_of
+from workbench_labs.course.verdict import is_right
 from workbench_labs.exercises.pipelines import both_table, gpipe_over_1f1b, run_both, usable
 from workbench_labs.progress import exercises_of as in_order
 
@@ -243,3 +244,26 @@ def test_a_students_list_is_simulated_and_executed(right: Functions) -> None:
     assert executed.makespan_s > 0.9 * simulated.makespan_s
     assert len(both_table(simulated, executed).rows) == 4
     assert gpipe_over_1f1b(4, 8) == pytest.approx(1.0)
+
+
+def loops(*given: Any) -> Any:
+    while True:
+        pass
+
+
+def never_right(*given: Any) -> Any:
+    raise RuntimeError("not yet")
+
+
+@pytest.mark.parametrize("lab", EXERCISES)
+def test_a_lab_goes_on_only_with_a_function_that_is_right(lab: str) -> None:
+    exercises = exercises_of(lab).values()
+    for exercise in exercises:
+        if exercise.is_code:
+            assert not is_right(exercises, exercise.name, never_right)
+            assert is_right(exercises, exercise.name, defined(ALL[lab][exercise.name])[exercise.name]), exercise.name
+
+
+def test_a_function_that_never_ends_does_not_hold_up_the_lab(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interruption, "SECONDS", 0.2)
+    assert usable(loops) is not loops

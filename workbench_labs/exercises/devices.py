@@ -26,6 +26,7 @@ from workbench_labs.course.verdict import (
     Verdict,
     WrongAnswerError,
     comparison,
+    is_right,
     number_of,
     require_list,
     require_number,
@@ -359,12 +360,7 @@ decide (to 1)?""",
 
 def usable(name: str, answer: Callable[..., Any]) -> Callable[..., Any]:
     """Return a student's function, or the workbench's own as long as the student's is not written or not right."""
-    judge, own = _OWN[name]
-    try:
-        judge(answer, {"seed": 0})
-    except Exception:  # the student's own code
-        return own
-    return answer
+    return answer if is_right(EXERCISES, name, answer) else _OWN[name]
 
 
 def _plain_fit(messages: Sequence[Sequence[float]]) -> list[float]:
@@ -390,9 +386,9 @@ def usable_cluster(text: str | None) -> str:
     return text if text and len(found) > 1 and all(_shares(found)) else GIVEN
 
 
-_OWN: dict[str, tuple[Callable[..., str], Callable[..., Any]]] = {
-    "fit_link": (judge_fit_link, _plain_fit),
-    "seconds_of": (judge_seconds_of, _plain_seconds),
+_OWN: dict[str, Callable[..., Any]] = {
+    "fit_link": _plain_fit,
+    "seconds_of": _plain_seconds,
 }
 
 

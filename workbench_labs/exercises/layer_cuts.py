@@ -26,6 +26,7 @@ from workbench_labs.course.verdict import (
     Exercise,
     WrongAnswerError,
     comparison,
+    is_right,
     number_of,
     require_list,
     require_number,
@@ -378,12 +379,7 @@ messages' time is hidden? Each message costs 0.3 ms more, whatever its size.""",
 
 def usable(name: str, answer: Callable[..., Any]) -> Callable[..., Any]:
     """Return a student's function, or the workbench's own as long as the student's is not written or not right."""
-    judge, own = _OWN[name]
-    try:
-        judge(answer, {"seed": 0})
-    except Exception:  # the student's own code
-        return own
-    return answer
+    return answer if is_right(EXERCISES, name, answer) else _OWN[name]
 
 
 def _plain_term(x: Any, w1: Any, w2: Any, start: int, stop: int) -> Tensor:
@@ -391,10 +387,10 @@ def _plain_term(x: Any, w1: Any, w2: Any, start: int, stop: int) -> Tensor:
     return torch.relu(torch.tensor(x) @ first[:, start:stop]) @ second[start:stop]
 
 
-_OWN: dict[str, tuple[Callable[..., str], Callable[..., Any]]] = {
-    "mlp_term": (judge_mlp_term, _plain_term),
-    "ring": (judge_ring, plain_ring),
-    "tile_order": (judge_tile_order, plain_order),
+_OWN: dict[str, Callable[..., Any]] = {
+    "mlp_term": _plain_term,
+    "ring": plain_ring,
+    "tile_order": plain_order,
 }
 
 

@@ -9,7 +9,12 @@ from typing import Any
 
 import torch
 
-from workbench_labs.course.verdict import WrongAnswerError, comparison, number_of, require_list
+from workbench_labs.course.verdict import (
+    WrongAnswerError,
+    comparison,
+    number_of,
+    require_list,
+)
 
 CASES, TEXTS = 50, 10
 
@@ -67,25 +72,7 @@ def _blurred(embedding: Sequence[float], draws: Random) -> list[float]:
     return [scale * (value / size + draws.gauss(0.0, 0.15)) for value in embedding]
 
 
-def usable_reader(invert: Callable[..., Sequence[int]]) -> Callable[..., Sequence[int]]:
-    """Return a student's function, or the nearest embedding by the cosine as long as the student's is not right."""
-    try:
-        judge_invert(invert, {"seed": 0})
-    except Exception:  # the student's own code
-        return nearest
-    return invert
-
-
 def nearest(states: Sequence[Sequence[float]], embeddings: Sequence[Sequence[float]]) -> list[int]:
     """Return the place of the embedding whose direction is nearest to each state's."""
     towards = [torch.nn.functional.normalize(torch.tensor(one), dim=1) for one in (states, embeddings)]
     return (towards[0] @ towards[1].T).argmax(dim=1).tolist()
-
-
-def usable_detector(leak: Callable[..., bool]) -> Callable[..., bool]:
-    """Return a student's function, or one of ours as long as the student's is not right."""
-    try:
-        judge_leak(leak, {"seed": 0})
-    except Exception:  # the student's own code
-        return lambda numbers, ids: any(numbers[at : at + len(ids)] == ids for at in range(len(numbers) - len(ids) + 1))
-    return leak

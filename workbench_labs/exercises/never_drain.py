@@ -25,6 +25,7 @@ from workbench_labs.course.verdict import (
     Exercise,
     WrongAnswerError,
     comparison,
+    is_right,
     number_of,
     require_list,
     require_number,
@@ -438,11 +439,7 @@ the move ({move_s} s). How many seconds before it leaves must a device give noti
 
 def usable_descend(descend: Callable[..., Any]) -> tuple[Callable[..., Any], str]:
     """Return a student's function with its name, or the workbench's descent while it is not right."""
-    try:
-        judge_descend(descend, {"seed": 0})
-    except Exception:  # the student's own code
-        return _descended, "the workbench's"
-    return descend, "yours"
+    return (descend, "yours") if is_right(EXERCISES, "descend", descend) else (_descended, "the workbench's")
 
 
 def _descended(operations: Sequence[str], weights: Any, inputs: Any, targets: Any, rate: float) -> list[float]:
@@ -453,14 +450,12 @@ def _descended(operations: Sequence[str], weights: Any, inputs: Any, targets: An
 def usable_partition(partition: Callable[..., Any], case: Sequence[Any]) -> list[int]:
     """Return a student's cut, or the best of all that fit while the student's is not right."""
     layer_s, link_s, layer_mb, activation_mb, budgets = case
-    try:
-        judge_partition(partition, {"seed": 0})
+    if is_right(EXERCISES, "partition", partition):
         return list(counts_of(partition(*case), len(layer_mb), len(layer_s)))
-    except Exception:  # the student's own code
-        possible = [
-            cut
-            for cut in every_cut(len(layer_mb), len(layer_s))
-            if all(need <= budget for need, budget in zip(stage_mb(cut, layer_mb, activation_mb), budgets, strict=True))
-        ]
-        fastest = min(possible, key=lambda cut: pace(cut, layer_s, link_s))
-        return list(fastest)
+    possible = [
+        cut
+        for cut in every_cut(len(layer_mb), len(layer_s))
+        if all(need <= budget for need, budget in zip(stage_mb(cut, layer_mb, activation_mb), budgets, strict=True))
+    ]
+    fastest = min(possible, key=lambda cut: pace(cut, layer_s, link_s))
+    return list(fastest)

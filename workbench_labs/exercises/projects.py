@@ -24,6 +24,7 @@ from workbench_labs.course.verdict import (
     Exercise,
     WrongAnswerError,
     comparison,
+    is_right,
     number_of,
     require_list,
     require_number,
@@ -237,11 +238,7 @@ and 1.3 times in the worst.""",
 
 def usable(planner: Planner) -> Planner:
     """Return a student's planner, or the best of all plans (simulated) as long as the student's is not right."""
-    try:
-        judge_planner(planner, {"seed": 0})
-    except Exception:  # the student's own code
-        return _best_plan
-    return planner
+    return planner if is_right(EXERCISES, "planner", planner) else _best_plan
 
 
 def _best_plan(*given: Any) -> tuple[int, ...]:

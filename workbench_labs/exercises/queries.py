@@ -13,6 +13,7 @@ from workbench_labs.course.verdict import (
     Exercise,
     WrongAnswerError,
     comparison,
+    is_right,
     number_of,
     require_list,
     require_number,
@@ -277,12 +278,11 @@ All wait for the slowest: make it as fast as possible.""",
         is_code=True,
     ),
 )
-_BY_NAME = {exercise.name: exercise for exercise in EXERCISES}
 
 
 def usable_spread(spread: Callable[..., Any]) -> Callable[..., Any]:
     """Return a student's rule, or the planner's own as long as it is not written or not right."""
-    return spread if _BY_NAME["spread"].check(spread, "usable").passed else _planned
+    return spread if is_right(EXERCISES, "spread", spread) else _planned
 
 
 def _planned(queries: int, first_s: Sequence[float], query_s: Sequence[float]) -> list[int]:

@@ -16,13 +16,14 @@ from workbench_labs.course.verdict import (
     Exercise,
     WrongAnswerError,
     comparison,
+    is_right,
     number_of,
     require_list,
     require_number,
     whole_number,
 )
-from workbench_labs.exercises.looking import judge_invert, judge_leak
-from workbench_labs.exercises.unfreezing import judge_unfreeze
+from workbench_labs.exercises.looking import judge_invert, judge_leak, nearest
+from workbench_labs.exercises.unfreezing import Policy, every, judge_unfreeze
 from workbench_labs.ring import ring_memory_bytes, ring_plan, ring_timeline
 
 CASES, MEMORY_CASES = 50, 12
@@ -273,3 +274,20 @@ Layer norms change the length of a vector; its direction stays about the same.""
         is_code=True,
     ),
 )
+
+
+def usable_reader(invert: Callable[..., Sequence[int]]) -> Callable[..., Sequence[int]]:
+    """Return a student's function, or the nearest embedding by the cosine as long as the student's is not right."""
+    return invert if is_right(EXERCISES, "invert", invert) else nearest
+
+
+def usable_detector(leak: Callable[..., bool]) -> Callable[..., bool]:
+    """Return a student's function, or one of ours as long as the student's is not right."""
+    if not is_right(EXERCISES, "leak", leak):
+        return lambda numbers, ids: any(numbers[at : at + len(ids)] == ids for at in range(len(numbers) - len(ids) + 1))
+    return leak
+
+
+def usable_policy(policy: Policy) -> tuple[Policy, str]:
+    """Return a student's policy with its name, or one more adapter every 2 rounds while it is not right."""
+    return (policy, "yours") if is_right(EXERCISES, "unfreeze", policy) else (every(2), "every 2 rounds")

@@ -25,6 +25,7 @@ from workbench_labs.course.verdict import (
     Exercise,
     WrongAnswerError,
     comparison,
+    is_right,
     number_of,
     require_list,
     require_number,
@@ -294,11 +295,7 @@ answered, to 0.5 %?""",
 
 def usable_rule(rule: Rule) -> tuple[Rule, str]:
     """Return a student's rule with its name, or one of ours while the student's is not right."""
-    try:
-        judge_rule(rule, {"seed": 0})
-    except Exception:  # the student's own code
-        return _three_in_a_row, "three slow reports in a row"
-    return rule, "yours"
+    return (rule, "yours") if is_right(EXERCISES, "rule", rule) else (_three_in_a_row, "three slow reports in a row")
 
 
 def _three_in_a_row(times_ms: list[float | None], history: list[list[float | None]]) -> list[int]:

@@ -20,7 +20,11 @@ from workbench.runs.made_up import execute_program
 from workbench.runtime.engines import default_pool
 from workbench.simulator import simulate
 from workbench.simulator.steps import equal_blocks
-from workbench_labs.course.verdict import WrongAnswerError, comparison, whole_number
+from workbench_labs.course.verdict import (
+    WrongAnswerError,
+    comparison,
+    whole_number,
+)
 from workbench_labs.planning import on_this_computer
 from workbench_labs.ring import ring_plan
 
@@ -124,15 +128,6 @@ that suits all best ({best}) {scores[best]:.2f} times."
             comparison("Layer times to the loss (simulated)", columns, rows),
         )
     return said
-
-
-def usable_policy(policy: Policy) -> tuple[Policy, str]:
-    """Return a student's policy with its name, or one more adapter every 2 rounds while it is not right."""
-    try:
-        judge_unfreeze(policy, {"seed": 0})
-    except Exception:  # the student's own code
-        return every(2), "every 2 rounds"
-    return policy, "yours"
 
 
 def run_policy(
