@@ -17,7 +17,8 @@ from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import Grid, LayerProfile, Layers, Profile
 from workbench.core.virtual_workers import delay_of
-from workbench.methods.base import Notify, Planned, ignore
+from workbench.methods.base import Notify, Planned
+from workbench.methods.common.device_counts import publishing
 from workbench.methods.common.scaling import describe_facts, kept
 from workbench.methods.confidant.equations import compatibilities, printed_need
 from workbench.methods.confidant.heads import divide, quickened
@@ -218,8 +219,8 @@ class Confidant(FineTuning):
             place = place_of(processor.name, device.name)
             with pinned(place):
                 if not number:
-                    layers = self.host_layers(prepared, ignore, refresh=refresh)
-                parts = self.host_parts(prepared, ignore, refresh=refresh, place=place)
+                    layers = self.host_layers(prepared, publishing(context), refresh=refresh)
+                parts = self.host_parts(prepared, publishing(context), refresh=refresh, place=place)
             times |= {f"{kind}@{number}" if number else kind: grid for kind, grid in parts.items()}
         return tuple(replace(layer, times=layer.times | times) for layer in layers)
 

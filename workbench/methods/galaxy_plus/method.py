@@ -20,6 +20,7 @@ from workbench.core.profile import Profile
 from workbench.core.report import SweepPoint
 from workbench.core.timeline import Timeline
 from workbench.methods.base import REAL_TIMEOUT_S, Event, Notify, Outcome, Planned, Prediction, ignore
+from workbench.methods.common.device_counts import publishing
 from workbench.methods.common.records import device_bytes, measured_timeline, overrun_share
 from workbench.methods.common.session import RankResult
 from workbench.methods.galaxy_plus.costs import scaled_to
@@ -52,7 +53,7 @@ SHORTEST_TIMEOUT_S = 20.0
 def measure_rank(context: RankContext, payload: tuple[HostQuestion, bool]) -> InferenceProfile:
     """Return the costs on this device's core.  payload: the HostQuestion, and whether to measure again."""
     question, refresh = payload
-    return host_profile(question, ignore, refresh=refresh)
+    return host_profile(question, publishing(context), refresh=refresh)
 
 
 class GalaxyPlus(ProfiledMethod[PreparedJob]):

@@ -23,6 +23,7 @@ from workbench.core.serial import to_json
 from workbench.core.timeline import Timeline
 from workbench.methods.base import Event, Notify, Outcome, Planned, Prediction, Prepared, ignore
 from workbench.methods.common import records
+from workbench.methods.common.device_counts import of_slowest, publishing
 from workbench.methods.common.folder import begin_folder, holds_run, weights_digest
 from workbench.methods.common.scaling import BATCH_SIZES, HOST_MODELS, describe_facts, kept, scale_to_cluster
 from workbench.methods.training.faults import predict, with_faults
@@ -166,11 +167,9 @@ class ProfiledMethod(ABC, Generic[A]):
         """
         if engines is not None and engines.fidelity == "real":
             notify(Event("phase", message=f"Profiling {cluster.size_words}", stage="profile"))
-            return self.joined(
-                prepared,
-                cluster,
-                engines.run(self.measure_rank, [(self.asked(prepared), refresh)] * cluster.world_size),
-            )
+            asked = [(self.asked(prepared), refresh)] * cluster.world_size
+            rows = engines.run(self.measure_rank, asked, on_event=of_slowest(notify, engines.device_names))
+            return self.joined(prepared, cluster, rows)
         if emulated or all(device.model in HOST_MODELS and device.host_share for device in cluster.devices):
             return self.scaled(prepared, cluster, notify, refresh=refresh)
         return self.catalogue(prepared, cluster)
@@ -203,7 +202,7 @@ class LayerMethod(ProfiledMethod[L]):
 
     def device_layers(self, context: RankContext, prepared: L, *, refresh: bool) -> Layers:
         """Return every layer's cost on the real device where this runs.  refresh: measure again."""
-        return self.host_layers(prepared, ignore, refresh=refresh)
+        return self.host_layers(prepared, publishing(context), refresh=refresh)
 
     @abstractmethod
     def measured(self, prepared: L) -> Measurement:
