@@ -77,10 +77,10 @@ def test_a_phase_after_the_steps_has_its_own_bar_and_no_rate(state: RunState, cl
 
 
 def test_a_sweep_counts_plans_and_has_no_epochs(state: RunState) -> None:
-    state.update(Event("phase", message="Plan 2 of 6: [3, 3] (round 2, time dilation 1.5)", stage="sweep"))
-    state.update(Event("count", message="plans", step=1, num_steps=6))
+    state.update(Event("phase", message="Measuring 6 plans", stage="sweep"))
+    state.update(Event("count", message="plans; now '[3, 3]'", step=1, num_steps=6))
     [bar] = state.snapshot().bars
-    assert (bar.name, bar.words) == ("plans", "1 of 6")
+    assert (bar.name, bar.words) == ("plans; now '[3, 3]'", "1 of 6")
 
 
 def test_phases_notes_and_how_it_ended(state: RunState, clock: Clock) -> None:

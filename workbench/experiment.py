@@ -254,12 +254,12 @@ def sweep(
     prepared = prepared_job(method, job, cluster, notify, warms_up=is_emulated, engines=engines)
     costs = method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
 
-    def measured(engines: Engines | None, again: str = "", most_late: float = math.inf) -> tuple[SweepPoint, ...]:
+    def measured(engines: Engines | None, words: str, most_late: float = math.inf) -> tuple[SweepPoint, ...]:
         """Return the plans' points up to the first one in which more than this share of a device's time is late."""
         points: list[SweepPoint] = []
-        for number, (name, plan) in enumerate(plans.items(), 1):
-            notify(Event("phase", message=f"Plan {number} of {len(plans)}: {name}{again}", stage="sweep"))
-            notify(Event("count", message="plans", step=number - 1, num_steps=len(plans)))
+        notify(Event("phase", message=words, stage="sweep"))
+        for number, (name, plan) in enumerate(plans.items()):
+            notify(Event("count", message=f"plans; now '{name}'", step=number, num_steps=len(plans)))
             notify(Event("plan", step=0, plan=plan))
             planned = Planned(prepared, costs, cluster, plan)
             points.append(method.sweep_point(planned, name, engines, num_steps=num_steps, folder=folder))
@@ -267,7 +267,8 @@ def sweep(
                 break
         return tuple(points)
 
-    simulated = measured(None)  # reject an impossible plan before executing any
+    all_plans = f"{len(plans)} plan{'s' * (len(plans) != 1)}"
+    simulated = measured(None, f"Simulating {all_plans}")  # reject an impossible plan before executing any
     if mode == "simulate":
         return simulated
     from workbench.runtime.engines import default_pool
@@ -280,14 +281,14 @@ def sweep(
         nonlocal points
         emulated.dilate(dilation)
         # The host did not keep pace: all plans are measured again on slower devices.
-        again = f" (round {number}, time dilation {dilation:g})" if (number := next(rounds)) > 1 else ""
+        again = f" again, at a time dilation of {dilation:g}" if next(rounds) > 1 else ""
         is_last = dilation >= LADDER[-1] or asked_dilation() is not None
-        points = measured(emulated, again, math.inf if is_last else BUSY_OVERRUN_SHARE)
+        points = measured(emulated, f"Measuring {all_plans}{again}", math.inf if is_last else BUSY_OVERRUN_SHARE)
         return max((point.overrun_share for point in points), default=0.0)
 
     try:
         if engines is not None:  # real devices have no deadlines
-            return tuple(replace(point, overrun_share=0.0) for point in measured(engines))
+            return tuple(replace(point, overrun_share=0.0) for point in measured(engines, f"Measuring {all_plans}"))
         emulated = default_pool().acquire(cluster, fidelity)
         # The devices may still run as slowly as the job before needed.
         dilation = find_dilation(late_share, BUSY_OVERRUN_SHARE, first=emulated.dilation)

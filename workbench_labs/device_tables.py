@@ -51,6 +51,17 @@ def engines_table(engines: EngineCluster) -> Table:
     )
 
 
+def four_numbers(numbers: Mapping[str, float]) -> Table:
+    """Return a device's four numbers; numbers: flops_per_s, memory_bytes_per_s, latency_s, bytes_per_s."""
+    rows = [
+        ("flops_per_s", f"{numbers['flops_per_s'] / 1e9:.1f} GFLOP/s"),
+        ("memory_bytes_per_s", f"{numbers['memory_bytes_per_s'] / 1e9:.2f} GB/s"),
+        ("latency_s", f"{numbers['latency_s'] * 1e3:.2f} ms"),
+        ("bytes_per_s", f"{numbers['bytes_per_s'] / 1e6:.1f} MB/s"),
+    ]
+    return Table(("name", "measured"), rows, title="The first device, as measured (emulated)")
+
+
 def links_table(asked: Mapping[str, Link], measured: Mapping[str, Link]) -> Table:
     """Return what was asked of links and what was measured, by the link's name."""
     rows = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -48,6 +47,7 @@ from workbench_labs.exercises.never_drain import (
 )
 from workbench_labs.exercises.pipelines import BACKWARD, CROSSING, both_table
 from workbench_labs.planning import on_this_computer
+from workbench_labs.written import write_run
 
 __all__ = [
     "HeadsLab",
@@ -70,7 +70,7 @@ __all__ = [
     "usable_partition",
     "version_table",
     "version_words",
-    "write_figures",
+    "write_run",
 ]
 
 RATE, STEPS, WIDTH = 0.1, 12, 3
@@ -172,10 +172,3 @@ def simulate_all(jobs: Mapping[str, Job], cluster: Cluster, fidelity: Fidelity) 
 def stood_still(report: Report) -> float:
     """Return the seconds that the others stood still at the first change of the devices; 0 without a change."""
     return round(next((one.stood_still_s for one in report.recoveries), 0.0), 2)
-
-
-def write_figures(report: Report, folder: str, *, png: bool) -> str:
-    """Write a run's report and figures into a folder; say where."""
-    report.write(Path(folder) / "report.json")
-    files = plots.write_figures(report, Path(folder), png="auto" if png else False)
-    return f"{len(files)} files in {folder}; open index.html there (no network needed)"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from workbench.widgets.controls import output_folder
 from workbench.widgets.tables import Table
-from workbench_labs.course.minutes import measured, minutes_of_work
+from workbench_labs.course.minutes import Measured, measured, minutes_of_work
 
 _CHECK = re.compile(r"lab\.exercise\(\"(\w+)\"")
 
@@ -35,6 +35,11 @@ def built(folder: Path, lab: str) -> set[str]:
     return set()
 
 
+def _cells_minutes(taken: Measured) -> str:
+    """Return the minutes that the cells took, 'at most' where they had to wait for other programs."""
+    return f"{'at most ' if taken.is_upper_bound else ''}{taken.cells_s / 60:.1f}"
+
+
 def labs(folder: Path | str = ".") -> Table:
     """Return the labs of a folder: minutes of work, measured minutes of the cells alone, exercises answered right."""
     taken, rows = measured(), list[tuple[str, ...]]()
@@ -42,7 +47,7 @@ def labs(folder: Path | str = ".") -> Table:
         number, names = notebook.stem[:2], exercises_of(notebook)
         done = len(built(Path(folder), number).intersection(names))
         work = minutes_of_work(notebook)
-        cells = f"{taken[number].cells_s / 60:.1f}" if number in taken else ""
+        cells = _cells_minutes(taken[number]) if number in taken else ""
         state = "all done" if names and done == len(names) else ""
         rows.append((notebook.stem, "" if work is None else f"{work}", cells, f"{done} of {len(names)}", state))
     columns = ("lab", "minutes", "of them the cells'", "exercises answered right", "")

@@ -1,16 +1,12 @@
-"""What lab 00 runs and shows next to its own run: other plans, the memory of a step, the files."""
+"""What lab 00 runs and shows next to its own run: other plans, the memory of a step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from statistics import mean
-from typing import Literal
 
-from markupsafe import Markup
-
-from workbench import experiment, plots
+from workbench import experiment
 from workbench.core.job import Fidelity
 from workbench.core.plan import Plan, proportional_ranges
 from workbench.core.report import Report
@@ -78,12 +74,3 @@ def memory_table(report: Report) -> Table:
     columns = ("device", "budget, MB", "first epoch, MB", "from the cache, MB")
     note = "-: it takes no part. Weights, activations, gradients; the libraries' own memory comes on top."
     return Table(columns, rows, title=f"The most that a step's values need ({report.label})", note=note)
-
-
-def write(report: Report, folder: str, *, png: bool) -> Markup:
-    """Write the report and all its figures into a folder, and say where."""
-    path = Path(folder)
-    report.write(path / "report.json")
-    wanted: Literal["auto", False] = "auto" if png else False
-    files = plots.write_figures(report, path, png=wanted)
-    return Markup("{} files in {}; open index.html there (no network needed)").format(len(files), path)

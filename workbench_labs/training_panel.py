@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -303,7 +303,7 @@ def frozen_and_trained(model: CausalModel) -> tuple[int, int]:
     return sum(unique.values()) - trained, trained
 
 
-def figure_of(training: QueryTraining, engine: list[tuple[int, float]] | None = None) -> go.Figure:
+def figure_of(training: QueryTraining, engine: Sequence[tuple[int, float]] = ()) -> go.Figure:
     """Return the curve of a training.  engine: losses of an inference engine that continued it."""
     at, curve = training.settings, training.curve
     what = f"{at.model}, {at.task}, loss {LOSSES[at.loss]}, q = {at.queries}, E = {at.batch_size}"
@@ -311,7 +311,7 @@ def figure_of(training: QueryTraining, engine: list[tuple[int, float]] | None = 
         curve.losses,
         curve.scores,
         baselines=curve.baselines,
-        engine=engine or (),
+        engine=engine,
         label="measured in this process",
         metric=training.task.metric,
         subtitle=f"{what}, {len(training.task.validation)} validation samples",

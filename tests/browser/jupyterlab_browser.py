@@ -49,10 +49,13 @@ def missing() -> str:
     return "" if shutil.which("chromedriver") else "no chromedriver on this machine"
 
 
+SMALLEST = {"WORKBENCH_TINY": "1", "OMP_NUM_THREADS": "1"}
+
+
 @contextmanager
-def jupyterlab(folder: Path, notebooks: list[Path]) -> Iterator[str]:
+def jupyterlab(folder: Path, notebooks: list[Path], variables: dict[str, str] = SMALLEST) -> Iterator[str]:
     """Serve copies of the notebooks from `folder` and give the address (with %s for a notebook's name); end with all
-    that was started."""
+    that was started.  variables: of the kernels' environment."""
     work = folder / "work" / FOLDER
     work.mkdir(parents=True)
     for notebook in notebooks:
@@ -67,8 +70,7 @@ def jupyterlab(folder: Path, notebooks: list[Path]) -> Iterator[str]:
         port = probe.getsockname()[1]
     token = secrets.token_hex(16)
     environment = os.environ | {
-        "WORKBENCH_TINY": "1",
-        "OMP_NUM_THREADS": "1",
+        **variables,
         "JUPYTER_PREFER_ENV_PATH": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
         "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),

@@ -269,9 +269,8 @@ def test_a_sweep_measures_what_it_simulates(data: Path, monkeypatch: pytest.Monk
         fidelity="paced",
         progress=lambda event: told.append(event.message),
     )
-    assert [f"Plan {number} of 2: {name}" for number, name in enumerate(PAIR, 1)] == [
-        one for one in told if one.startswith("Plan ")
-    ][:2]
+    assert [f"plans; now '{name}'" for name in PAIR] == [one for one in told if one.startswith("plans; ")][:2]
+    assert "Simulating 2 plans" in told and "Measuring 2 plans" in told
     assert [point.name for point in points] == list(PAIR)
     assert all(point.num_steps == 3 and point.predicted_s > 0 and point.measured_s for point in points)
     pipeline = next(plan for plan in plans.values() if len(plan.stages) > 1)

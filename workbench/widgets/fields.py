@@ -115,7 +115,7 @@ def number(label: str, value: float, tooltip: str, check: Check, *, width: str =
 def text(label: str, value: str, tooltip: str, check: Check, values: Iterable[str]) -> Field:
     """Return a field for a text, which offers some values in a list."""
     options = tuple(values)
-    width = "24em" if max(map(len, options), default=0) < LONG else "40em"
+    width = "24em" if max(map(len, options), default=0) < LONG else "60em"
     return Field(_typed(widgets.Combobox, label, tooltip, width, options=options), value, check)
 
 

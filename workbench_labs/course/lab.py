@@ -24,6 +24,7 @@ from workbench.core.files import make_folder
 from workbench.core.serial import from_json, listed, read_text, to_json, write_text
 from workbench.widgets import output_folder
 from workbench_labs.course.verdict import Exercise, Verdict, in_short
+from workbench_labs.notes import note
 
 EXERCISES = {
     "00": "workbench_labs.exercises.first_run",
@@ -141,25 +142,23 @@ class Lab:
         """Keep what the student expects.  A guess cannot be changed once its outcome is known."""
         known = self.work.guesses.get(name)
         if known is not None and known.outcome is not None:
-            return _note(f"Your guess is kept: {known.value}. Its outcome is known already.")
+            return note(f"Your guess is kept: {known.value}. Its outcome is known already.")
         if value is None:
-            return _note("No guess yet. Put a value where None is: a wrong guess teaches more than none.")
+            return note("No guess yet. Put a value where None is: a wrong guess teaches more than none.")
         plain, now = _plain(value), datetime.now(UTC).isoformat(timespec="seconds")
         if plain == NOT_FINITE:
-            return _note("No guess is kept: this is no finite number. Give one.")
+            return note("No guess is kept: this is no finite number. Give one.")
         self._keep(guesses=self.work.guesses | {name: Guess(value=plain, at=now)})
-        return _note(f"Your guess is kept: {_short(plain)}.")
+        return note(f"Your guess is kept: {_short(plain)}.")
 
     def compare(self, name: str, outcome: Plain) -> Markup:
         """Show a guess next to its outcome, and keep both."""
         known, outcome = self.work.guesses.get(name), _plain(outcome)
         unit = " %" if name.endswith("%") else ""
         if known is None:
-            return _note(f"It is {_short(outcome)}{unit}. You made no guess.")
+            return note(f"It is {_short(outcome)}{unit}. You made no guess.")
         self._keep(guesses=self.work.guesses | {name: replace(known, outcome=outcome)})
-        return _note(
-            f"You said {_short(known.value)}{unit}; it is {_short(outcome)}{unit}{_off(known.value, outcome)}."
-        )
+        return note(f"You said {_short(known.value)}{unit}; it is {_short(outcome)}{unit}{_off(known.value, outcome)}.")
 
     def exercise(self, name: str, answer: Any) -> Verdict:
         """Judge an answer and keep it, unless a right one is kept and this one is wrong.  Only answers that were judged
@@ -196,23 +195,23 @@ class Lab:
         exercise, before = self._exercise(name), self.work.answers.get(name, Answer())
         number = min(before.hints + 1, len(exercise.hints))
         self._keep(answers=self.work.answers | {name: replace(before, hints=number)})
-        return _note(f"Hint {number} of {len(exercise.hints)}: {exercise.hints[number - 1]}")
+        return note(f"Hint {number} of {len(exercise.hints)}: {exercise.hints[number - 1]}")
 
     def explain(self, name: str, text: str | None) -> Markup:
         """Keep an explanation for the teacher.  Nobody grades it here."""
         if text is not None and not isinstance(text, str):
-            return _note(
+            return note(
                 f'Nothing is kept: this is {text!r:.40}. Write a text in quotation marks, as in """I think …""".'
             )
         if text is None or not text.strip():
-            return _note("Nothing is written yet. Explain it in your own words.")
+            return note("Nothing is written yet. Explain it in your own words.")
         self._keep(explanations=self.work.explanations | {name: _text(text)})
         count = len(text.split())
-        return _note(f"Kept, {count} word{'s' * (count != 1)}.")
+        return note(f"Kept, {count} word{'s' * (count != 1)}.")
 
     def progress(self) -> Markup:
         """Return which exercises are solved, and the points."""
-        return _note(self._standing())
+        return note(self._standing())
 
     def _standing(self) -> str:
         solved = [name for name, answer in self.work.answers.items() if answer.passed]
@@ -224,7 +223,7 @@ class Lab:
     def submit(self) -> Markup:
         """Write the file to hand in, and say where it is and what is missing."""
         self._keep(written_at=datetime.now(UTC).isoformat(timespec="seconds"))
-        return _note(f"{self._standing()} Hand in this file: {self._path}")
+        return note(f"{self._standing()} Hand in this file: {self._path}")
 
     def _exercise(self, name: str) -> Exercise:
         if name not in self.exercises:
@@ -315,17 +314,3 @@ def _off(guess: Plain, outcome: Plain) -> str:
         return ", as you said" if guess == outcome else ""
     ratio = float(guess) / float(outcome)  # type: ignore[arg-type]
     return f" ({_short(ratio)} times the outcome)" if abs(ratio - 1) > 0.05 else ", as you said"
-
-
-def _note(text: str) -> Markup:
-    return _Shown("<div role='status' style='border-left:4px solid #4D4D4D;padding:4px 10px'>{}</div>").format(text)
-
-
-class _Shown(Markup):
-    """HTML in a notebook, the words alone elsewhere."""
-
-    def _repr_html_(self) -> str:
-        return str(self)
-
-    def __repr__(self) -> str:
-        return self.striptags()

@@ -1,34 +1,39 @@
 """How long each lab takes: work as its first cell says, and the cells' own time, measured.
 
-`python -m workbench_labs.course.minutes [LAB...]` runs labs (all, or those named by number) at their real size, with
-their solutions, on this machine, and writes data/lab-minutes.json.  Nothing else should run then.
+`python -m tests.browser.real_size` runs the labs at their real size and writes data/lab-minutes.json.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import sys
-import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.core.catalogue import data_folder
 from workbench.core.serial import from_json, read_text, to_json, write_text
-from workbench.runs.notebooks import run_notebook
-from workbench_labs.course.release import RELEASED, SOURCES
 
 _WORK = re.compile(r"^\| Time \| about (\d+) minutes", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The seconds that all cells of a lab took, on a machine with so many cores."""
+    """The seconds that all cells of a lab took, with their solutions, at the real size.
+
+    cores: of the machine.  load: mean of its load average meanwhile, the lab's own processes included.  date: such as
+    2026-11-28.  commit: of the labs.
+    """
 
     cells_s: float
     cores: int
+    load: float
+    date: str
+    commit: str
+
+    @property
+    def is_upper_bound(self) -> bool:
+        """Return whether more processes wanted to compute than the machine has cores, so that the cells had to wait."""
+        return self.load > self.cores + 1
 
 
 def minutes_of_work(notebook: Path) -> int | None:
@@ -51,23 +56,6 @@ def measured() -> dict[str, Measured]:
     return from_json(read_text(path, "the labs' minutes"), dict[str, Measured], source=f"'{path}'")
 
 
-def measure(lab: str) -> Measured:
-    """Run a lab at its real size, with its solutions if it has some."""
-    [notebook] = [*SOURCES.glob(f"{lab}_*.ipynb")] or [*RELEASED.glob(f"{lab}_*.ipynb")]
-    with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
-        began_s = time.monotonic()
-        run_notebook(notebook, Path(folder) / notebook.name, {"output": folder})
-        return Measured(cells_s=round(time.monotonic() - began_s, 1), cores=os.cpu_count() or 1)
-
-
-def main(labs: list[str]) -> None:
-    """Measure some labs, all by default, and write each one's time at once."""
-    for lab in labs or sorted({path.name[:2] for path in RELEASED.glob("[0-9]*.ipynb")}):
-        known = measured() | {lab: measure(lab)}
-        write_text(measured_file(), to_json(dict(sorted(known.items()))) + "\n")
-        sys.stdout.write(f"Lab {lab}: {known[lab].cells_s:.0f} s\n")
-        sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def keep(lab: str, taken: Measured) -> None:
+    """Write what a lab's cells took, in place of an earlier measurement of it."""
+    write_text(measured_file(), to_json(dict(sorted((measured() | {lab: taken}).items()))) + "\n")

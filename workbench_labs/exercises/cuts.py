@@ -176,11 +176,13 @@ def _ways(draws: Random) -> dict[str, Any]:
 
 
 def _beatable(draws: Random) -> dict[str, Any]:
-    """Return a case in which another cut is better than the balanced ones."""
+    """Return a case in which another cut is better than the balanced ones, and the equal cut is not."""
     while True:
         layer_s, micro_batches = _case(draws, num_devices=3, num_layers=7), 2
         best = min(makespan_s(cut, layer_s, micro_batches) for cut in every_cut(7, 3))
-        if best < _balanced_s(layer_s, micro_batches) * (1 - 2 * BEATEN):
+        balanced_s = _balanced_s(layer_s, micro_batches)
+        equal_s = makespan_s(tuple(equal_cut(7, 3)), layer_s, micro_batches)
+        if best < balanced_s * (1 - 2 * BEATEN) and equal_s >= balanced_s:
             return {"layer_s": layer_s, "micro_batches": micro_batches}
 
 

@@ -245,7 +245,7 @@ def judge_ridge(answer: Any, numbers: Mapping[str, Any]) -> str:
     first = next(n for n in count(1) if 2 * n**3 / flops_per_s >= 12 * n**2 / bytes_per_s)
     if abs(number_of(answer) - first) > 1:
         raise WrongAnswerError(f"{number_of(answer):g} is not it.")
-    return f"From n = {first} on: 2 n^3 / {flops_per_s:.3g} is more than 12 n^2 / {bytes_per_s:.3g}."
+    return f"From n = {first} on: 2 n³ / {flops_per_s:.3g} is more than 12 n² / {bytes_per_s:.3g}."
 
 
 def _seed(draws: Random) -> dict[str, Any]:
@@ -344,12 +344,12 @@ take, to 1 %?""",
     Exercise(
         name="ridge",
         question="""**Where the roof bends** (3 points). A device computes {gflops} GFLOP/s and moves {gigabytes} \
-GB/s. A product of two n x n matrices takes 2 n^3 operations and moves 12 n^2 bytes. From which n on does arithmetic \
+GB/s. A product of two n x n matrices takes 2 n³ operations and moves 12 n² bytes. From which n on does arithmetic \
 decide (to 1)?""",
         points=3,
         hints=(
             "Write down both times. For which n are they equal?",
-            "2 n^3 / F = 12 n^2 / M.",
+            "2 n³ / F = 12 n² / M.",
             "n = 6 F / M, rounded up.",
         ),
         draw=_ridge,
