@@ -278,10 +278,12 @@ def test_devices_lists_and_shows_clusters() -> None:
 
 def test_draw_writes_figures_of_a_report(tmp_path) -> None:
     path = report().write(tmp_path / "report.json")
-    result = call("draw", str(path), "--out", str(tmp_path / "figures"), "--png", "no", "--json")
+    trace = str(tmp_path / "trace.json")
+    result = call("draw", str(path), "--out", str(tmp_path / "figures"), "--png", "no", "--trace", trace, "--json")
     assert result.exit_code == 0, result.output
     files = json.loads(result.stdout)
-    assert files[0].endswith("index.html")
+    assert files[0].endswith("index.html") and files[-1] == trace
+    assert "traceEvents" in json.loads(Path(trace).read_text())
     assert (tmp_path / "figures" / "epoch_times.html").is_file()
 
 

@@ -90,6 +90,18 @@ def test_resume_goes_on_with_the_very_run_that_was_interrupted() -> None:
     assert "Finished in" in panel.live.head
 
 
+def test_the_timelines_of_a_finished_run_can_be_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    panel = panel_of(Runner())
+    assert panel.trace.layout.display == "none"
+    panel.simulate_button.click()
+    panel.wait()
+    assert panel.trace.layout.display == ""
+    sent: list[dict[str, str]] = []
+    monkeypatch.setattr(panel.trace, "send", sent.append)
+    panel.trace._handle_custom_msg({"kind": "asked"}, [])
+    assert sent[0]["name"] == "pac_plus-trace.json" and "predicted (simulated): 0 alpha" in sent[0]["text"]
+
+
 @pytest.mark.parametrize(
     "error", [DeviceLostError("Device 'beta' was lost", "at step 3."), ZeroDivisionError("our own <bug>")]
 )

@@ -101,19 +101,27 @@ def draw(
     ],
     out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("figures/drawn"),
     png: Png = "auto",
+    trace: Annotated[
+        Path | None, typer.Option(help="Write the timelines to this file, too: a Chrome trace for ui.perfetto.dev.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Draw a Report's figures: HTML that opens offline, PNG where a Chromium is found."""
+    require_writable(trace)
     from workbench.plots import write_figures
+    from workbench.plots.trace import write_trace
     from workbench.runs.history import one_report
 
     read = Report.read(one_report(report))
 
+    traces = [write_trace(read, trace)] if trace else []
     files = write_figures(read, out, png=png if png == "auto" else png == "yes")
     if as_json:
-        print_json([str(file) for file in files])
+        print_json([str(file) for file in (*files, *traces)])
     else:
         print_text(f"{len(files)} files; open {files[0]}")
+        for file in traces:
+            print_text(f"{file}: open it at https://ui.perfetto.dev, which reads it in the browser")
 
 
 @takes_job(*PLANNED_FIELDS)

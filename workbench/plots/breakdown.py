@@ -100,7 +100,7 @@ def _classes_of_rank(spans: list[Span], makespan_s: float) -> dict[str, float]:
     return dict(seconds)
 
 
-def _step_of(name: str) -> str:
+def step_name(name: str) -> str:
     """Return the step that a timeline's name is about: 'first epoch' of 'first epoch, measured'."""
     return name.rpartition(", ")[0] or name
 
@@ -126,10 +126,10 @@ def breakdown(timelines: Mapping[str, Timeline], *, note: str = "") -> go.Figure
     # The predicted and the measured panel of a step have one range, so that their bars can be compared.
     longest_s: dict[str, float] = defaultdict(float)
     for name, timeline in drawn.items():
-        longest_s[_step_of(name)] = max(longest_s[_step_of(name)], timeline.makespan_s)
+        longest_s[step_name(name)] = max(longest_s[step_name(name)], timeline.makespan_s)
     for index, (panel, timeline) in enumerate(drawn.items()):
         place = {"row": index // columns + 1, "col": index % columns + 1}
-        ranks, end_s = style.shown_ranks(timeline.world_size), longest_s[_step_of(panel)]
+        ranks, end_s = style.shown_ranks(timeline.world_size), longest_s[step_name(panel)]
         unit, mark = style.time_unit(end_s), style.mark_of(note) if timeline.source != "simulated" else ""
         seconds = time_by_class(timeline)
         for name, colour in style.COLOURS.items():

@@ -25,10 +25,12 @@ from workbench.core.job import Fidelity, Job, Mode
 from workbench.core.plan import Plan
 from workbench.core.report import Report
 from workbench.methods.base import Event
+from workbench.plots.trace import trace_text
 from workbench.runs.progress import RunState
 from workbench.widgets.cluster_form import ClusterForm
 from workbench.widgets.controls import Html, Message, Panel, button, described
 from workbench.widgets.copying import CopyButtons
+from workbench.widgets.download import DownloadButton
 from workbench.widgets.job_form import JobForm
 from workbench.widgets.live import LiveView, head_of, parts_of
 from workbench.widgets.tables import report_table
@@ -206,7 +208,10 @@ class RunPanel(Panel):
         cluster_form.on_change(lambda _: self._enable())
         buttons = widgets.HBox([self.simulate_button, self.run_button, self.stop_button, self.resume_button])
         copies = CopyButtons(job_form, cluster_form)
-        super().__init__([buttons, copies, self.devices, self.message, self.live, self.result])
+        opened = "Save the timelines as a Chrome trace, for ui.perfetto.dev"
+        self.trace = DownloadButton("Save trace", opened, self._trace)
+        self.trace.layout.display = "none"
+        super().__init__([buttons, copies, self.devices, self.message, self.live, self.result, self.trace])
         self._enable()
 
     @property
@@ -221,7 +226,7 @@ class RunPanel(Panel):
                 raise RuntimeSetupError("A run was asked for.", "One is in progress.", "Wait for it, or press Stop.")
             self.message.clear()
             self.live.show({})
-            self.result.value = Markup()  # an old result must not stay under a new error
+            self.result.value, self.trace.layout.display = Markup(), "none"  # no old result under a new error
             described = self._described()
         except Exception as error:  # nobody would see the error of a callback
             self.message.show_exception(error)
@@ -306,6 +311,7 @@ class RunPanel(Panel):
             made = self._made(described, mode, resume=resume, view=self.live)
             self.message.clear()
             self.result.value = report_table(made)._repr_html_()
+            self.trace.layout.display = "" if made.timelines else "none"
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 self.message.say(
@@ -316,6 +322,11 @@ class RunPanel(Panel):
         finally:
             self._enable(running=False)
             self.keep(self.live.still + Markup(self.result.value))
+
+    def _trace(self) -> tuple[str, str]:
+        """Return the file's name and text of the newest report's timelines."""
+        report = self._finished[-1]
+        return f"{report.job.method}-trace.json", trace_text(report)
 
     def _can_resume(self) -> bool:
         """Return whether the forms describe the interrupted run."""

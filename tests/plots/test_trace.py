@@ -1,0 +1,129 @@
+"""Chrome traces: every event is one of the Trace Event Format, and says what the timeline says."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import made_up_report
+import pytest
+
+from workbench.core import Op, Span, Timeline
+from workbench.core.report import Report
+from workbench.core.schedule import Value, recv, send
+from workbench.plots.trace import chrome_trace, write_trace
+
+Events = list[dict[str, Any]]
+METADATA = {"process_name": str, "thread_name": str, "process_sort_index": int, "thread_sort_index": int}
+
+
+def faults(trace: dict[str, Any]) -> list[str]:
+    """What contradicts the Trace Event Format, or would not be shown."""
+    found, slices, arrows = [], defaultdict(list), defaultdict(list)
+    named = {(one["pid"], one["tid"]) for one in trace["traceEvents"] if one["name"] in ("process_name", "thread_name")}
+    for event in trace["traceEvents"]:
+        place, phase, ts = (event["pid"], event["tid"]), event["ph"], event["ts"]
+        if not all(isinstance(number, int) for number in place) or ts < 0:
+            found.append(f"place or time: {event}")
+        if phase == "M":
+            [value] = event["args"].values()
+            found += [] if isinstance(value, METADATA[event["name"]]) else [f"metadata: {event}"]
+        elif place not in named and (event["pid"], 0) not in named:
+            found.append(f"no name: {event}")
+        if phase == "X":
+            slices[place].append((ts, ts + event["dur"]))
+            found += [] if event["dur"] >= 0 and event["cat"] else [f"slice: {event}"]
+        elif phase == "C":
+            found += [] if all(value >= 0 for value in event["args"].values()) else [f"counter: {event}"]
+        elif phase in "sf":
+            arrows[event["id"]].append(event)
+            found += [] if phase == "s" or event["bp"] == "e" else [f"arrow: {event}"]
+        elif phase != "M":
+            found.append(f"phase: {event}")
+    for place, spans in slices.items():
+        found += [f"overlap: {place} {a} {b}" for a, b in pairwise(spans) if b[0] < a[1] - 1e-6]
+    for ends in arrows.values():
+        for end in ends:
+            if not any(start <= end["ts"] <= stop for start, stop in slices[end["pid"], end["tid"]]):
+                found.append(f"arrow without a slice: {end}")
+        found += [] if [end["ph"] for end in ends] == ["s", "f"] else [f"half an arrow: {ends}"]
+    return found
+
+
+def names(events: Events, kind: str = "process_name") -> dict[tuple[int, int], str]:
+    return {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == kind}
+
+
+def overlapping() -> Timeline:
+    """Two processors, two sends to one device that overlap, a receive that ends before its send, and a collective."""
+    first, second = Value("act", 0, 0, 0), Value("act", 0, 1, 0)
+    return Timeline(
+        source="real",
+        device_names=("one", "two"),
+        spans=(
+            Span(0, Op("F", 0, 0), 0.0, 0.1),
+            Span(0, Op("F", 0, 1, stream="gpu"), 0.05, 0.15),
+            Span(0, send(first, 0, 1), 0.1, 0.3),
+            Span(0, send(second, 0, 1), 0.2, 0.4),
+            Span(1, recv(first, 0, 1), 0.0, 0.3),
+            Span(1, recv(second, 0, 1), 0.0, 0.19),
+            Span(0, Op("ALLREDUCE", 0, ranks=(0, 1)), 0.4, 0.5, 10),
+            Span(1, Op("ALLREDUCE", 0, ranks=(0, 1)), 0.4, 0.5, 10),
+        ),
+    )
+
+
+def both(report: Report) -> Report:
+    measured = made_up_report.timeline("emulated", "paced")
+    later = replace(measured, spans=tuple(one._replace(end_s=one.end_s + 1) for one in measured.spans[-1:]))
+    return replace(
+        report,
+        timelines={"first epoch, predicted": made_up_report.timeline(), "first epoch, measured": measured}
+        | {"cached epoch, measured": later},
+    )
+
+
+@pytest.mark.parametrize("valid", [True, False])
+def test_a_trace_of_predicted_and_measured_steps(tmp_path: Path, valid: bool) -> None:
+    report = both(made_up_report.report(valid=valid))
+    trace = json.loads(write_trace(report, tmp_path / "trace.json").read_text())
+    assert faults(trace) == []
+    events = trace["traceEvents"]
+    mark = "" if valid else " (!)"
+    assert [*names(events).values()] == [
+        "steps",
+        "predicted (simulated): 0 fast",
+        "predicted (simulated): 1 slow",
+        f"measured (emulated){mark}: 0 fast",
+        f"measured (emulated){mark}: 1 slow",
+    ]
+    rows = names(events, "thread_name")
+    assert list(rows.values()) == ["step", *["compute", "to slow", "compute", "from fast"] * 2]
+    [(step, _), (cached, _)] = [(one["ts"], one["name"]) for one in events if one["ph"] == "X" and one["pid"] == 1]
+    assert step == 0 and cached == pytest.approx(10.5e6)  # the next step begins after the longer one and a pause
+    begins = {one["pid"]: one["ts"] for one in reversed(events) if one["name"] == "0F0 forward"}
+    assert begins == {2: 0, 4: 0}  # both kinds of one step begin together
+    assert [one["ts"] / 1e6 for one in events if one["ph"] in "sf"] == [2, 2, 2, 2]
+    assert {one["pid"] for one in events if one["ph"] == "C"} == {2, 3, 4, 5}
+    assert ("warning" in trace["otherData"]) is not valid and trace["otherData"]["numbers"] == report.label
+    [late] = {one["args"]["late_ms"] for one in events if "late_ms" in one.get("args", {})}
+    assert late == 500
+
+
+def test_operations_that_overlap_get_rows_of_their_own() -> None:
+    trace = chrome_trace({"a step": overlapping()})
+    assert faults(trace) == []
+    first, second = (
+        ["compute", "gpu", "to two", "to two (2)", "collectives"],
+        ["from one", "from one (2)", "collectives"],
+    )
+    assert [*names(trace["traceEvents"], "thread_name").values()] == ["step", *first, *second]
+    assert sum(one["ph"] == "s" for one in trace["traceEvents"]) == 1  # no arrow back in time
+
+
+def test_a_report_without_timelines_gives_an_empty_trace() -> None:
+    assert faults(chrome_trace({})) == []
