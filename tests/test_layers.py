@@ -159,6 +159,7 @@ def test_third_party_imports_are_declared() -> None:
         "packaging",
         "tokenizers",
         "IPython",
+        "jinja2",
         "traitlets",
         "huggingface_hub",
         "pandas",

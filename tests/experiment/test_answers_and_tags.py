@@ -103,6 +103,6 @@ def test_confidant_learns_instructions_and_predicts_answers(tmp_path: Path, monk
         str(result.predict(["Say 1."])[0].answer)
     )
     assert result.evaluate(str(own["data"])).samples == len(rows)
-    with pytest.raises(ConfigError, match="The model reads 512, answers of 50 included"):
+    with pytest.raises(ConfigError, match="The model reads 512 tokens in all"):
         result.predict(["Say it. " * 200])
     assert "pipeline_tag: text-generation" in (tmp_path / "run" / "adapter" / "README.md").read_text()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from made_up_report import report
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.tasks.prompts.official_files import write_official
@@ -17,16 +18,23 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.methods.common.result import LoadedResult, load_result
 from workbench.methods.common.result_file import write_result
+from workbench.methods.common.text_model import load_text_model
 from workbench.methods.fine_tuning import prepare as fine_tuning_prepare
 from workbench.methods.p_rge import prepare as p_rge_prepare
 from workbench.methods.p_rge import worker as p_rge_worker
+from workbench.methods.p_rge.zeroth_order.loading import load_trained as load_prompted
+from workbench.methods.p_rge.zeroth_order.loading import save_for_peft
 from workbench.methods.p_rge.zeroth_order.loading import save_trained as save_prompted
 from workbench.methods.pac_plus import prepare as pac_plus_prepare
+from workbench.models.evaluation import attach_head
+from workbench.models.generation import Sampling
 from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter
-from workbench.models.saving import TrainedDescription, save_adapter, save_trained
+from workbench.models.saving import TrainedDescription, load_adapter, load_trained, save_adapter, save_trained
 from workbench.models.techniques import TechniqueStage
 from workbench.tasks import load_task
+from workbench.tasks.prompts.encoding import EncodedRow
+from workbench.tasks.prompts.scoring import batch_of
 
 METRICS = {"classification": "accuracy", "regression": "pearson", "sequence_to_sequence": "accuracy"}
 
@@ -43,7 +51,7 @@ def saved(folder: Path, job: Job) -> LoadedResult:
         )
     elif job.method == "fine_tuning":
         prepared = fine_tuning_prepare.prepare(job)
-        stack = load_stack(job.model)
+        stack = load_stack(job.model, with_head=prepared.task.kind == "text_generation")
         model = TechniqueStage(stack.stage(0, stack.num_layers), prepared.config)
         quantization = prepared.quantization
         save_trained(
@@ -251,3 +259,56 @@ def test_a_model_card_shows_class_names_and_does_nothing_with_them(tmp_path: Pat
     body = card.split("---\n", 2)[2].split("## How to load it")[0]
     assert "# Injected" not in body.splitlines() and "```" not in body
     assert r"\<img src=x" in body and r"\[b\](c)" in body and r"\<b\>films" in body
+
+
+@pytest.mark.parametrize("model", ["tiny-llama-2", "tiny-gpt2-2"])
+@pytest.mark.parametrize("technique", ["lora", "adapters", "serial", "pac_plus", "lora_fa"])
+def test_a_result_writes_the_text_that_its_trained_values_compute(technique: str, model: str, tmp_path: Path) -> None:
+    """The writer keeps keys and values where it can; here every token computes the whole text with the values that
+    training would have made."""
+    method = {"pac_plus": "pac_plus", "lora_fa": "p_rge"}.get(technique, "fine_tuning")
+    write_official(tmp_path / "data", "boolq")
+    rows = [{"instruction": f"Say {number}.", "output": "yes"} for number in range(8)]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    data = {"task": "instruction_tuning", "data": str(tmp_path / "rows.json")}
+    if method == "p_rge":
+        data = {"task": "boolq", "data": str(tmp_path / "data")}
+    options: dict[str, Any] = {"fine_tuning": {"technique": technique}, "p_rge": {"rank": 2}}.get(method, {})
+    job = Job(method=method, model=model, max_length=120, options=options, **data)
+    saved(tmp_path / "run", job)
+    for path in (tmp_path / "run").glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            described = file.metadata()
+        generator = torch.Generator().manual_seed(0)
+        state = {key: value + torch.randn(value.shape, generator=generator) for key, value in load_file(path).items()}
+        save_file(state, path, described)
+    if method == "p_rge":
+        trained, _ = load_prompted(tmp_path / "run")
+        save_for_peft(tmp_path / "run", trained, name=model)
+
+    def logits_after(ids: list[int]) -> torch.Tensor:
+        given, mask = torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.int64)
+        with torch.inference_mode():
+            if method == "fine_tuning":
+                stage, _ = load_trained(tmp_path / "run")
+                return stage.eval().logits(stage(given, mask)[1], mask, torch.zeros(1), 0)[0, -1]
+            if method == "p_rge":
+                row = EncodedRow(ids=tuple(ids), targets=(0,), first_position=len(ids) - 1)
+                return trained.logits_at(batch_of([row], [0], 0, [0]))[0, 0]
+            adapter, _ = load_adapter(tmp_path / "run")
+            stack = load_stack(model, with_head=True)
+            attach_head(stack, adapter.eval())
+            taps = stack(given, mask)[1]
+            return adapter.head(adapter(None, taps, mask), taps[-1], mask, torch.zeros(1), 0)[0, -1]
+
+    loaded = load_text_model(str(tmp_path / "run"))
+    ids = loaded.tokenizer.instruct("Say it.")
+    written = list(loaded.writer.write(ids, 4, Sampling()))
+    assert written == [int(logits_after([*ids, *written[:number]]).argmax()) for number in range(len(written))]
+    assert written != list(load_text_model(model).writer.write(ids, 4, Sampling()))
+
+
+def test_a_result_that_answers_with_classes_writes_no_text(tmp_path: Path) -> None:
+    saved(tmp_path / "run", Job(method="fine_tuning", model="tiny-gpt2-2", options={"technique": "lora"}))
+    with pytest.raises(ConfigError, match="Its head gives classes or numbers"):
+        load_text_model(str(tmp_path / "run"))

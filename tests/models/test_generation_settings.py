@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from workbench.core.errors import ConfigError
-from workbench.methods.galaxy_plus.generation import Greedy
 from workbench.methods.galaxy_plus.prepare import Request, local_texts
+from workbench.models.generation import GenerationRules
 from workbench.models.loading import model_config
 
 COUNT = 10
@@ -97,7 +97,7 @@ def test_ends_end_a_text_and_not_before_its_least_length(
 def test_other_settings_are_refused(settings: dict[str, Any], message: str, folders: dict[str, Path]) -> None:
     (folders["gpt2"] / "generation_config.json").write_text(json.dumps(settings))
     with pytest.raises(ConfigError, match=message):
-        Greedy(str(folders["gpt2"]))
+        GenerationRules(str(folders["gpt2"]))
 
 
 def test_without_a_generation_config_the_model_s_own_settings_count(folders: dict[str, Path]) -> None:
@@ -110,4 +110,6 @@ def test_without_a_generation_config_the_model_s_own_settings_count(folders: dic
 
 def test_a_decoder_starts_as_the_generation_settings_say(folders: dict[str, Path]) -> None:
     (folders["bart"] / "generation_config.json").write_text(json.dumps(PLAIN | {"decoder_start_token_id": 5}))
-    assert Greedy(str(folders["bart"])).start_id == 5 != model_config(str(folders["bart"])).decoder_start_token_id
+    assert (
+        GenerationRules(str(folders["bart"])).start_id == 5 != model_config(str(folders["bart"])).decoder_start_token_id
+    )

@@ -1,4 +1,4 @@
-"""Instruction tuning: Alpaca's prompts and files, the token that each token predicts, and what the embedded rows
+"""Instruction tuning: Alpaca's files, the token that each token predicts, and what the embedded rows
 hold."""
 
 import json
@@ -12,7 +12,6 @@ from workbench.core.errors import ConfigError
 from workbench.models.evaluation import Predictions
 from workbench.models.loading import load_tokenizer
 from workbench.tasks import load_task
-from workbench.tasks.instructions import alpaca_prompt
 from workbench.tasks.metrics import quality, score
 from workbench.tasks.tokenize import IGNORED, collate, tokenize
 
@@ -29,13 +28,9 @@ def write(path: Path, rows: list[dict]) -> Path:
 def test_the_embedded_instructions_are_made_of_the_rated_sentences() -> None:
     task, rated = load_task("instructions"), load_task("sentiment-rating")
     assert [len(split) for split in (task.train, task.validation, task.test)] == [2000, 200, 400]
-    assert task.kind == "text_generation" and not {*task.train.texts} & {*task.test.texts}
+    assert task.kind == "text_generation" and not {*task.train.pairs} & {*task.test.pairs}
     likes = "Does the writer like it? Answer yes or no."
-    for text, answer in zip(task.test.texts, task.test.answers, strict=True):
-        instruction, given = (
-            text.partition("### Instruction:\n")[2].removesuffix("\n\n### Response:\n").split("\n\n### Input:\n")
-        )
-        assert text == alpaca_prompt(instruction, given)
+    for instruction, given, answer in zip(task.test.texts, task.test.pairs, task.test.answers, strict=True):
         if instruction == likes:
             own = {rating > 0 for one, rating in zip(rated.test.texts, rated.test.labels, strict=True) if one == given}
             assert (answer == "Yes") in own
@@ -48,12 +43,8 @@ def test_alpacas_files_are_read_with_or_without_an_input(tmp_path: Path) -> None
     task = load_task("instruction_tuning", data=write(tmp_path / "a.json", ROWS))
     assert [len(split) for split in (task.train, task.validation, task.test)] == [14, 2, 4]
     whole = task.train + task.validation + task.test
-    found = dict(zip(whole.texts, whole.answers, strict=True))
-    assert found == {alpaca_prompt(row["instruction"], row["input"]): row["output"] for row in ROWS}
-    assert (
-        sum("### Input:\nAs a word.\n\n" in text for text in found) == 10
-        and sum("further context" in text for text in found) == 10
-    )
+    found = sorted(zip(whole.texts, whole.pairs, whole.answers, strict=True))
+    assert found == sorted((row["instruction"], row["input"], row["output"]) for row in ROWS)
     renamed = write(
         tmp_path / "b.json", [{"ask": row["instruction"], "input": row["input"], "say": row["output"]} for row in ROWS]
     )
@@ -90,13 +81,14 @@ def test_a_token_of_the_answer_is_the_target_of_the_token_before_it(model: str, 
     task = load_task("instruction_tuning", data=write(tmp_path / "a.json", ROWS))
     rows = tokenize(task.train, encoder, max_length=400)
     assert rows.left_out == 0
-    for ids, window, text, answer in zip(rows.ids, rows.windows, task.train.texts, task.train.answers, strict=True):
+    columns = (task.train.texts, task.train.pairs, task.train.answers)
+    for ids, window, text, given, answer in zip(rows.ids, rows.windows, *columns, strict=True):
         learnt = [at for at, target in enumerate(window.targets) if target != IGNORED]
         assert learnt == list(range(window.first - 1, len(ids) - 1)) and [window.targets[at] for at in learnt] == [
             *ids[window.first :]
         ]
         assert ids[-1] == encoder.end_id and encoder.decode(ids[window.first : -1]).replace(" ##", "") == answer
-        assert list(ids[: window.first]) == encoder.encode([text], max_length=400)[0]
+        assert list(ids[: window.first]) == encoder.instruct(text, given)
     batch = collate(rows, [0, 1, 2])
     assert batch.labels.shape == batch.input_ids.shape and (batch.labels[batch.attention_mask == 0] == IGNORED).all()
     longest = max(rows.lengths)
@@ -123,7 +115,7 @@ def test_zero_is_a_value(tmp_path: Path, value: Any) -> None:
     rows = [{"instruction": "Is it even?", "input": value, "output": value} for _ in range(6)]
     (tmp_path / "a.json").write_text(json.dumps(rows))
     task = load_task("instruction_tuning", data=tmp_path / "a.json")
-    assert f"### Input:\n{value}\n" in task.train.texts[0] and (task.train.answers or ("",))[0] == str(value)
+    assert (task.train.pairs or ("",))[0] == (task.train.answers or ("",))[0] == str(value)
 
 
 @pytest.mark.parametrize("role", ["instruction", "input", "output"])

@@ -13,6 +13,7 @@ import typer
 
 from workbench import __version__
 from workbench.cli.advise import advise
+from workbench.cli.chat import chat, generate
 from workbench.cli.devices import devices
 from workbench.cli.engine import export, train
 from workbench.cli.job import (
@@ -200,7 +201,7 @@ def _run(job: Job, cluster: str, mode: Mode, path: Path | None, as_json: bool, *
 GROUPS = {
     "Start here": (doctor, fetch, devices, kit),
     "Run": (advise, plan, simulate, run, sweep),
-    "Use what was trained": (predict, evaluate),
+    "Use what was trained": (predict, evaluate, chat, generate),
     "Look": (runs, draw, compare, schedule),
     "Methods' own": (serve, export, train),
 }

@@ -1,5 +1,5 @@
-"""`workbench export` and `workbench train`: a model as an ExecuTorch program that trains itself, here or on a small
-device.
+"""`workbench export` and `workbench train`: a model for other programs, or as an ExecuTorch program that trains itself,
+here or on a small device.
 """
 
 from __future__ import annotations
@@ -24,8 +24,20 @@ REPORTED_STEPS = 20
 
 
 def export(
-    out: Annotated[Path, typer.Argument(help="The program to write, such as smollm2.pte.")],
+    context: typer.Context,
+    out: Annotated[Path, typer.Argument(help="The program to write, such as smollm2.pte; with --merge a folder.")],
     model: Model = "SmolLM2-135M",
+    merge: Annotated[
+        bool,
+        typer.Option(
+            "--merge",
+            help="Write a whole model instead: --model is a run's folder, whose LoRA is added to the weights, or a "
+            "model. OUT is a folder for transformers, or a .gguf file for llama.cpp.",
+        ),
+    ] = False,
+    dtype: Annotated[
+        Literal["float32", "float16"], typer.Option(help="Of a .gguf file's matrices.", show_default="float16")
+    ] = "float16",
     queries: Annotated[int, typer.Option(help="q, random directions a step.")] = 4,
     batch_size: Annotated[int, typer.Option(help="E, prompts a step.")] = 4,
     max_length: MaxLength = 64,
@@ -47,7 +59,12 @@ def export(
     seed: Seed = DEFAULTS.seed,
     as_json: Json = False,
 ) -> None:
-    """Export a model with LoRA-FA to an ExecuTorch program with the methods train_step, read_state and write_state."""
+    """Export a model with LoRA-FA to an ExecuTorch program with the methods train_step, read_state and write_state; or,
+    with --merge, a whole model for other programs.
+    """
+    if merge:
+        _export_merged(context, model, out, dtype, as_json=as_json)
+        return
     from workbench.methods.p_rge.inference_engine import EngineConfig, export_program, require_executorch
 
     require_executorch()
@@ -65,10 +82,10 @@ def export(
     from workbench.models.loading import model_facts, require_known
 
     require_known(model)
-    if max_length > (context := model_facts(model).max_length):
+    if max_length > (longest := model_facts(model).max_length):
         raise ConfigError(
             f"A program for prompts of {max_length} tokens was asked for.",
-            f"'{model}' reads {context}.",
+            f"'{model}' reads {longest}.",
             "Lower --max-length.",
         )
     if prompts is not None or loss == "label_words":
@@ -95,6 +112,33 @@ def export(
     )
     if prompts is not None:
         print_text(f"Prompts     {prompts}  (train: workbench train {out} {prompts} --steps 100)")
+
+
+_OF_MERGED = {"out", "model", "merge", "dtype", "as_json"}
+
+
+def _export_merged(context: typer.Context, model: str, out: Path, dtype: Any, *, as_json: bool) -> None:
+    given = (name for name in context.params if name not in _OF_MERGED)
+    if idle := next((name for name in given if _is_given(context, name)), None):
+        request = f"--{idle.replace('_', '-')} was given with --merge."
+        raise ConfigError(request, "It is a setting of a program that trains itself.", "Leave it out.")
+    from workbench.methods.common.merged import GGUF, export_merged
+
+    if out.suffix != GGUF and _is_given(context, "dtype"):
+        raise ConfigError("--dtype was given.", "A folder has its base model's dtype.", "Leave it out.")
+    say(f"Merging {model}")
+    written = export_merged(model, out, dtype)
+    if as_json:
+        print_json(written._asdict())
+        return
+    print_text(f"Model       {written.path}, {written.parameters:,} parameters, {written.file_bytes / 1e6:.1f} MB")
+    if written.note:
+        print_text(written.note)
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def train(

@@ -148,6 +148,11 @@ def print_text(text: str = "") -> None:
     print(plain(text), flush=True)
 
 
+def print_piece(text: str) -> None:
+    """Print a piece of a text that goes on, on stdout."""
+    print(plain(text), end="", flush=True)
+
+
 def print_entry(head: str, text: str, *, colour: str = "", coloured: int = 0) -> None:
     """Print a head and a text, which in a terminal wraps beside the head.
 

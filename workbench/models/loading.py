@@ -183,6 +183,8 @@ def load_tokenizer(name: str) -> TextTokenizer | ImageTokenizer:
             "Choose a model with a fast tokenizer.",
         )
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (tokenizer.eos_token_id or 0)
+    template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None
+    kind |= {"chat_template": template, "special_tokens": tokenizer.special_tokens_map}
     return TextTokenizer(tokenizer.backend_tokenizer, pad_id=pad_id, end_id=tokenizer.eos_token_id, **kind)
 
 

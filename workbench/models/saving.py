@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -209,16 +209,19 @@ def _save_whole(
     write_text(folder / WHOLE_MODEL, config.to_json_string())
 
 
-def load_trained(folder: Path | str) -> tuple[TechniqueStage, TrainedDescription[TechniqueConfig]]:
-    """Return the whole trained model, in evaluation mode.  Raises ConfigError if the folder holds none or it is
-    damaged.
+def load_trained(
+    folder: Path | str, load: Callable[..., LayerStack] = load_stack
+) -> tuple[TechniqueStage, TrainedDescription[TechniqueConfig]]:
+    """Return the whole trained model, in evaluation mode.  load: loads its backbone, as load_stack does.
+
+    Raises ConfigError if the folder holds none or it is damaged.
     """
     folder, request = Path(folder), f"The fine-tuned model '{folder}' was asked for."
     is_whole, is_peft = (folder / WHOLE_MODEL).is_file(), (folder / PEFT_CONFIG).is_file()
     weights = None if is_whole else PEFT_WEIGHTS if is_peft else TRAINED
     description, state = _load(folder, request, TrainedDescription[TechniqueConfig], TRAINED_DESCRIPTION, weights)
     generates = description.config.kind == "text_generation"
-    stack = load_stack(str(folder) if is_whole else description.model, with_head=generates)
+    stack = load(str(folder) if is_whole else description.model, with_head=generates)
     if description.quantization is not None:
         quantize(stack, description.quantization)
     model = TechniqueStage(stack.stage(0, stack.num_layers), description.config)

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from workbench.core.errors import ConfigError, MissingDataError
+from workbench.models.chat_template import ALPACA, Message, alpaca_prompt, render, stored_template
 
 ENCODED_AT_ONCE = 4096
 LONG_TEXT = 1 << 16
@@ -45,7 +46,7 @@ class TextTokenizer:
     has_token_types: whether the model reads which text of a pair a token belongs to; ~id stands for a token of the
     second text.
     start_id: the first token of a decoder's target, None without a decoder.  end_id: ends a text, None if none is
-    known.
+    known.  chat_template: the model's own, None without one.  special_tokens: their texts, as templates name them.
     """
 
     def __init__(
@@ -57,6 +58,8 @@ class TextTokenizer:
         has_token_types: bool = False,
         start_id: int | None = None,
         end_id: int | None = None,
+        chat_template: str | None = None,
+        special_tokens: Mapping[str, str] | None = None,
     ) -> None:
         self.backend = backend
         self.pad_id = pad_id
@@ -64,6 +67,7 @@ class TextTokenizer:
         self.has_token_types = has_token_types
         self.start_id = start_id
         self.end_id = end_id
+        self.chat_template, self.special_tokens = chat_template, dict(special_tokens or {})
         # One object for each id, whatever the number of tokens: a new one takes four times the bytes of its place in a
         # list.
         self._numbers = {index: index for index in backend.get_vocab(with_added_tokens=True).values()}
@@ -133,6 +137,26 @@ class TextTokenizer:
         ids = list(map(self._numbers.__getitem__, encoding.ids))
         types = encoding.type_ids if self.has_token_types and encoding.n_sequences > 1 else None
         return ids if types is None else [~index if second else index for index, second in zip(ids, types, strict=True)]
+
+    def chat(self, messages: Sequence[Message]) -> list[int]:
+        """Return the token ids of a conversation, up to where the answer begins (see chat_template.render)."""
+        if self.chat_template is None:
+            return self.prompt(render(ALPACA, messages, self.special_tokens))
+        text = render(self.chat_template, messages, self.special_tokens)  # it names the special tokens itself
+        return self.backend.encode(text, add_special_tokens=False).ids
+
+    def instruct(self, instruction: str, input: str = "") -> list[int]:
+        """Return the token ids of an instruction, up to where the answer begins: in the model's chat template, or as
+        Alpaca's prompt.
+        """
+        if self.chat_template is None:
+            return self.prompt(alpaca_prompt(instruction, input))
+        return self.chat([{"role": "user", "content": f"{instruction}\n\n{input}" if input else instruction}])
+
+    def prompt(self, text: str) -> list[int]:
+        """Return the token ids of a text to continue, without what ends a text."""
+        [located] = self.locate([text])
+        return located.ids[: located.stop]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text for token ids, without special tokens."""
@@ -208,6 +232,9 @@ def tokenizer_from_folder(folder: Path, config: Mapping[str, Any], **kind: Any) 
 
     end_id = id_of("eos")
     pad_id = next((index for index in (id_of("pad"), end_id) if index is not None), 0)
+    texts = ((role, token["content"] if isinstance(token, dict) else token) for role, token in settings.items())
+    kind["special_tokens"] = {role: text for role, text in texts if role.endswith("_token") and isinstance(text, str)}
+    kind["chat_template"] = stored_template(folder, settings)
     return TextTokenizer(backend, pad_id=pad_id, end_id=end_id, **kind)
 
 

@@ -20,10 +20,6 @@ from workbench.tasks.task import Split, Task, numbered
 METRICS = (LOSS, "token_accuracy")
 LIMITS = 2000, 200, 400
 """Embedded instructions of each split."""
-PREAMBLE = (
-    "Below is an instruction that describes a task{}. Write a response that appropriately completes the request.\n\n"
-)
-PAIRED = ", paired with an input that provides further context"
 
 
 class Instruction(NamedTuple):
@@ -32,14 +28,6 @@ class Instruction(NamedTuple):
     instruction: str
     input: str
     output: str
-
-
-def alpaca_prompt(instruction: str, input: str = "") -> str:
-    """Return Alpaca's prompt, which the output follows."""
-    input_section = f"### Input:\n{input}\n\n" if input else ""
-    return (
-        f"{PREAMBLE.format(PAIRED if input else '')}### Instruction:\n{instruction}\n\n{input_section}### Response:\n"
-    )
 
 
 RULES: tuple[tuple[str, Callable[[str, float], str]], ...] = (
@@ -97,7 +85,8 @@ def _rows(table: Table, columns: dict[str, str], split: str) -> Iterator[Instruc
 def _split(rows: Iterable[Instruction]) -> Split:
     instructions = tuple(rows)
     return Split(
-        texts=tuple(alpaca_prompt(row.instruction, row.input) for row in instructions),
+        texts=tuple(row.instruction for row in instructions),
+        pairs=tuple(row.input for row in instructions),
         answers=tuple(row.output for row in instructions),
     )
 

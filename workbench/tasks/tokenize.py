@@ -5,8 +5,8 @@ its released code.
 An answer is the first and the last token in a window that contains all of it.  For other windows, and for a question
 without an answer, both are the window's first token.
 
-In text generation a row is a text, its answer and the end token.  In the answer, a token's class is the token that
-follows it.
+In text generation a row is the prompt of an instruction with its input, the answer and the end token.  In the answer,
+a token's class is the token that follows it.
 """
 
 from __future__ import annotations
@@ -304,10 +304,9 @@ def _tokenize_answers(split: Split, encoder: Any, max_length: int) -> TokenizedS
         request, problem = "Answers that end were asked for.", "The model's tokenizer names no token that ends a text."
         raise ConfigError(request, problem, "Give it an eos_token in tokenizer_config.json.")
     ids, windows, longest = [], [], []
-    for sample, (text, answer) in enumerate(
-        zip(encoder.locate(split.texts), encoder.locate(split.answers), strict=True)
-    ):
-        first, row = text.stop, (*text.ids[: text.stop], *answer.ids[answer.first : answer.stop], encoder.end_id)
+    prompts = map(encoder.instruct, split.texts, split.pairs or ("",) * len(split.texts))
+    for sample, (prompt, answer) in enumerate(zip(prompts, encoder.locate(split.answers), strict=True)):
+        first, row = len(prompt), (*prompt, *answer.ids[answer.first : answer.stop], encoder.end_id)
         targets = ((IGNORED,) * (first - 1) + row[first:] + (IGNORED,))[:max_length]
         ids.append(row[:max_length])
         windows.append(Window(sample, split.sample_ids[sample], first, (), targets, True))

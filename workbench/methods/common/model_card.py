@@ -210,7 +210,12 @@ def _loading(folder: Path, about: Result) -> tuple[str, str, str]:
             f"`{maker}{_TOKENS[about.kind]}.from_pretrained` of {library} loads it. The workbench reads the answers, "
             "too."
         )
-        return library, description + (" Its prompt is Alpaca's." if about.kind == "text_generation" else ""), ours
+        return (
+            library,
+            description
+            + (" Its prompt is the model's chat template, or Alpaca's." if about.kind == "text_generation" else ""),
+            ours,
+        )
     if (folder / WHOLE_MODEL).is_file():
         filled |= {
             "library": "transformers",

@@ -5,7 +5,7 @@ All methods share one format: the files in the folder determine how the weights 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,11 +19,15 @@ from workbench.core.serial import from_json, read_text, shown, text_lines, user_
 from workbench.methods.common.model_card import Result
 from workbench.methods.common.result_file import RESULT, base_digest, find_result
 from workbench.models import evaluation, saving, techniques
-from workbench.models.loading import load_stack, load_tokenizer, model_facts
+from workbench.models.loading import load_model, load_stack, load_tokenizer, model_facts
+from workbench.models.lora import PEFT_CONFIG
+from workbench.models.matmul import head_of
+from workbench.models.merging import merged_lora
 from workbench.models.quantization import quantize
 from workbench.models.saving import TrainedDescription, kept_name
+from workbench.models.stack import LayerStack
+from workbench.models.text import LocalWriter, NextLogits, cached_logits, recomputed_logits
 from workbench.tasks import load_task
-from workbench.tasks.instructions import alpaca_prompt
 from workbench.tasks.metrics import answers, score, tags
 from workbench.tasks.own import (
     FROM_FILES,
@@ -41,10 +45,8 @@ from workbench.tasks.prompts.encoding import EncodedRow, PromptEncoder
 from workbench.tasks.prompts.scoring import (
     MAX_NEW_TOKENS,
     Calibration,
-    LogitsAt,
-    PromptBatch,
+    batch_of,
     choices,
-    generate,
     generate_answers,
 )
 from workbench.tasks.question_answering import joined, read_questions, words_of
@@ -132,8 +134,10 @@ class LoadedResult:
                 )
             model, described = attribute(load)(folder)
             self._logits_of: Any = model.logits_at
+            self._start: Callable[[], Start] = partial(_prompted_start, folder, about, described, model)
         else:
-            described, self._logits_of, self._logits_at = _head_model(folder)
+            described, self._logits_of, head_start = _head_model(folder)
+            self._start = lambda: head_start
         _require_agreement(folder, about, described)
 
     def predict(self, samples: Sequence[str | Sequence[str]]) -> list[Answer]:
@@ -156,7 +160,7 @@ class LoadedResult:
         if not rows:
             return []
         if about.kind == "text_generation":
-            return [Answer(text, {}) for text in self._generated([alpaca_prompt(*row) for row in rows])]
+            return [Answer(text, {}) for text in self._generated(rows)]
         chosen = self._samples(rows, [0] * len(rows))
         if about.prompt is None:
             tokenized, predictions = self._predictions(chosen)
@@ -190,14 +194,24 @@ class LoadedResult:
             )
         return _answers(scores, about)
 
-    def _generated(self, prompts: Sequence[str]) -> list[str]:
-        token_ids = [located.ids[: located.stop] for located in self._tokenizer.locate(prompts)]
-        longest, most = max(map(len, token_ids)), model_facts(self.about.job.model).max_length
-        if longest + MAX_NEW_TOKENS > most:
-            request = f"A prediction for an instruction of {longest} tokens was asked for."
-            raise ConfigError(request, f"The model reads {most}, answers of {MAX_NEW_TOKENS} included.", "Shorten it.")
-        rows = [EncodedRow(ids=tuple(ids), targets=(0,), first_position=len(ids) - 1) for ids in token_ids]
-        return generate(self._logits_at, self._tokenizer, rows, (self._tokenizer.end_id,), lines=True)
+    def _generated(self, rows: Rows) -> Iterator[str]:
+        writer = self.writer()
+        for row in rows:
+            ids = self._tokenizer.instruct(*row)
+            written = list(writer.write(ids, MAX_NEW_TOKENS))
+            yield self._tokenizer.decode(written).strip()
+
+    def writer(self) -> LocalWriter:
+        """Return the writer of texts.  Raises ConfigError if the model answers with classes, numbers or spans."""
+        about = self.about
+        start = self._start()
+        if start is None:
+            request, problem = (
+                f"A text of a run on '{about.job.task}' was asked for.",
+                "Its head gives classes or numbers.",
+            )
+            raise ConfigError(request, problem, "Use `workbench predict`, or train for texts (--task instructions).")
+        return LocalWriter(about.job.model, start, {self._tokenizer.end_id}.difference((None,)))
 
     def read(self, path: str, columns: str | None = None) -> Rows:
         """Return the samples of a file: a table's rows by column (see load_own), a text's lines, or SQuAD's questions
@@ -376,45 +390,62 @@ def _require_agreement(folder: Path, about: Result, described: TrainedDescriptio
             )
 
 
+Start = Callable[[Tensor], NextLogits] | None
+"""LocalWriter's `start`, None for a model that writes no text."""
+
+
 def _head_model(
     folder: Path,
-) -> tuple[TrainedDescription[Any], Callable[[Iterable[Batch]], evaluation.Predictions], LogitsAt]:
-    """Return a saved adapter or fine-tuned model: its description, its predictor, and a function for its head's logits
-    at positions.
-    """
+) -> tuple[TrainedDescription[Any], Callable[[Iterable[Batch]], evaluation.Predictions], Start]:
+    """Return a saved adapter or fine-tuned model: its description, its predictor, and what a writer of texts needs."""
     if not (folder / saving.DESCRIPTION).is_file():
-        model, described = saving.load_trained(folder)
-        return (
-            described,
-            partial(techniques.predict, model),
-            partial(_logits_at, lambda *inputs: model(*inputs)[1], model.logits),
-        )
+        loaded = list[Any]()
+
+        def load(name: str, *, with_head: bool) -> LayerStack:
+            if not with_head:
+                return load_stack(name)
+            loaded.append(load_model(name))
+            return LayerStack(loaded[0].base_model, language_model_head=head_of(loaded[0]))
+
+        model, described = saving.load_trained(folder, load)
+        # The trained parts are inside the model's own layers.
+        start = cached_logits(loaded[0]) if loaded else None
+        return described, partial(techniques.predict, model), start
     adapter, about = saving.load_adapter(folder)
-    stack = load_stack(about.model, with_head=about.config.kind == "text_generation")
+    generates = about.config.kind == "text_generation"
+    stack = load_stack(about.model, with_head=generates)
     if about.quantization is not None:
         quantize(stack, about.quantization)
     evaluation.attach_head(stack, adapter.eval())
 
-    def last(input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        taps = stack(input_ids, attention_mask)[1]
-        return adapter(None, taps, attention_mask), taps[-1]
+    def logits_of(ids: list[int]) -> Tensor:
+        input_ids, mask = _one(ids)
+        taps = stack(input_ids, mask)[1]
+        return adapter.head(adapter(None, taps, mask)[:, -1:], taps[-1][:, -1:], mask, torch.zeros(1), 0)[:, -1]
 
-    def head(states: tuple[Tensor, Tensor], *rest: Any) -> Tensor:
-        return adapter.head(*states, *rest)
-
-    return about, lambda batches: evaluation.predict(stack, [adapter], batches)[0], partial(_logits_at, last, head)
+    start = recomputed_logits(logits_of) if generates else None
+    return about, lambda batches: evaluation.predict(stack, [adapter], batches)[0], start
 
 
-def _logits_at(last: Callable[..., Any], head: Callable[..., Tensor], batch: PromptBatch) -> Tensor:
-    """Return the head's logits (n, k, V) at a batch's positions.  last: returns the last states, (n, t, ...) each."""
-    states = last(batch.input_ids, batch.attention_mask)
-    rows = torch.arange(len(batch))[:, None]
-    chosen = (
-        tuple(state[rows, batch.positions] for state in states)
-        if isinstance(states, tuple)
-        else states[rows, batch.positions]
-    )
-    return head(chosen, batch.attention_mask, batch.labels, 0)
+def _one(ids: list[int]) -> tuple[Tensor, Tensor]:
+    """Return the ids and the mask of one text."""
+    return torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.int64)
+
+
+def _prompted_start(folder: Path, about: Result, described: TrainedDescription[Any], model: Any) -> Start:
+    """Return what a writer of texts needs for weights that were trained by prompts."""
+    if not model.predicts_words:
+        return None
+    if (folder / PEFT_CONFIG).is_file() and described.quantization is None:
+        return cached_logits(merged_lora(about.job.model, folder))
+    if model_facts(about.job.model).num_encoder_layers is not None:
+        return None
+
+    def logits_of(ids: list[int]) -> Tensor:
+        row = EncodedRow(ids=tuple(ids), targets=(0,), first_position=len(ids) - 1)
+        return model.logits_at(batch_of([row], [0], 0, [0]))[:, 0]
+
+    return recomputed_logits(logits_of)
 
 
 def _answers(scores: Tensor, about: Result) -> list[Answer]:

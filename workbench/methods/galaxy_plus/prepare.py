@@ -14,12 +14,12 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.timeline import MemorySample, Span
 from workbench.methods.base import read_options
-from workbench.methods.galaxy_plus.generation import Greedy
 from workbench.methods.galaxy_plus.options import METHOD, InferenceOptions
 from workbench.methods.training.prepare import require_task_and_model
+from workbench.models.generation import GenerationRules
 from workbench.models.loading import ModelFacts, load_model, load_stack, load_tokenizer, model_facts
-from workbench.models.matmul import head_scale
 from workbench.models.sharding import ModelLayout, What, model_layout
+from workbench.models.text import LocalWriter, cached_logits
 from workbench.models.tokenizer import LEAST_TOKENS
 from workbench.tasks import load_task
 from workbench.tasks.task import Task
@@ -51,31 +51,14 @@ def is_right(output: Any, expected: Tensor) -> bool:
 
 
 def local_texts(name: str, requests: list[Request], num_tokens: int) -> list[Tensor]:
-    """Return the most likely next tokens of each request (see generation.Greedy), each from a forward pass of the whole
-    text.
-    """
-    model: Any = load_model(name)
-    has_decoder, greedy = model.config.is_encoder_decoder, Greedy(name)
-    with torch.inference_mode():
-        tokens = []
-        for request in requests:
-            assert request.ids is not None
-            ids = request.decoder_ids if has_decoder else request.ids
-            assert ids is not None
-            rules = greedy.rules(ids.shape[1], num_tokens)
-            for _ in range(num_tokens):
-                logits = _logits(model, request.ids, ids) if has_decoder else _logits(model, ids, None)
-                ids = torch.cat([ids, rules(ids, logits).argmax(-1, keepdim=True)], dim=1)
-            tokens.append(torch.tensor(greedy.until_end(ids[0, -num_tokens:].tolist())))
-    return tokens
-
-
-def _logits(model: Any, ids: Tensor, decoder_ids: Tensor | None) -> Tensor:
-    """Return the last token's logits; a base model (tiny ones have no head) uses its word embedding instead."""
-    outcome = model(input_ids=ids) if decoder_ids is None else model(input_ids=ids, decoder_input_ids=decoder_ids)
-    if hasattr(outcome, "logits"):
-        return outcome.logits[:, -1]
-    return outcome.last_hidden_state[:, -1] * head_scale(model.config) @ model.get_input_embeddings().weight.T
+    """Return the most likely next tokens of each request, up to an end of the text."""
+    writer = LocalWriter(name, cached_logits(load_model(name)))
+    texts = []
+    for request in requests:
+        assert request.ids is not None
+        start_ids = [] if request.decoder_ids is None else request.decoder_ids[0].tolist()
+        texts.append(torch.tensor(list(writer.write(request.ids[0].tolist(), num_tokens, start_ids=start_ids))))
+    return texts
 
 
 class Request(NamedTuple):
@@ -273,7 +256,7 @@ def prepare(job: Job) -> PreparedJob:
             f"Ask for {facts.max_length - LEAST_TOKENS} at most.",
         )
     test = tokenize(task.test, load_tokenizer(job.model), max_length=min(job.max_length, room))
-    if options.generate and (start_id := Greedy(job.model).start_id) is not None and layout.has_decoder:
+    if options.generate and (start_id := GenerationRules(job.model).start_id) is not None and layout.has_decoder:
         test = replace(test, start_id=start_id)
     return PreparedJob(job=job, options=options, task=task, test=test, facts=facts, layout=layout)
 

@@ -22,10 +22,10 @@ from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.schedule import ALLREDUCE, BROADCAST, Op, Value
 from workbench.methods.common.session import DeviceSession
 from workbench.methods.galaxy_plus.costs import scaled_to
-from workbench.methods.galaxy_plus.generation import Greedy
 from workbench.methods.galaxy_plus.prepare import Answer, Request, check_request
 from workbench.methods.galaxy_plus.prices import Prepared, Programs
 from workbench.methods.galaxy_plus.schedules import InferenceLayout
+from workbench.models.generation import GenerationRules
 from workbench.models.sharding import (
     KeyValueCache,
     ModelLayout,
@@ -131,9 +131,9 @@ class InferenceSession(DeviceSession):
         self.programs = programs or Programs(setup.cluster, self.stacks, setup.paced_by(context))
 
     @cached_property
-    def greedy(self) -> Greedy:
+    def text_rules(self) -> GenerationRules:
         """Return the choice of next tokens by the model's settings."""
-        return Greedy(self.setup.model)
+        return GenerationRules(self.setup.model)
 
     def __exit__(self, *exc: object) -> None:
         super().__exit__(*exc)
@@ -171,7 +171,7 @@ class InferenceSession(DeviceSession):
         """Generate `num_tokens` tokens greedily after a text; every device caches the keys and values of its own units.
 
         Returns the answers of all steps, first the text's, and the new tokens up to an end of the text (see
-        generation.Greedy).
+        models.generation.GenerationRules).
         Only the plan's first device knows the tokens.
         Raises ConfigError for a model that cannot generate, ScheduleError for sequence parallelism, which cannot divide
         a token.
@@ -181,7 +181,7 @@ class InferenceSession(DeviceSession):
             return [], [self.answer(holding, token_request)]
         cache = shard.new_cache((request.decoder_length or request.length) + num_tokens)
         tokens, answers = list[int](), [self.answer(holding, token_request, cache=cache)]
-        rules = self.greedy.rules(request.decoder_length or request.length, num_tokens)
+        rules = self.text_rules.rules(request.decoder_length or request.length, num_tokens)
         while True:
             if self.rank == holding.plan.ranks[0]:
                 text, logits = request.decoder_ids if request.decoder_length else request.ids, answers[-1].output
@@ -189,7 +189,7 @@ class InferenceSession(DeviceSession):
                 ids = torch.cat([text, torch.tensor([tokens], dtype=text.dtype)], dim=1)
                 tokens.append(int(rules(ids, require_numbers(logits, "Tokens")).argmax(-1)))
             if len(answers) == num_tokens:
-                return self.greedy.until_end(tokens), answers
+                return self.text_rules.until_end(tokens), answers
             answers.append(self._token(holding, shard, cache, request, tokens[-1:]))
 
     def _token(

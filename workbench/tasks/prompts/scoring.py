@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from workbench.core.errors import ConfigError, check_choice, require_numbers
 from workbench.tasks.metrics import answer_f1
@@ -251,46 +251,26 @@ MAX_NEW_TOKENS = 50
 
 
 def generate_answers(logits_at: LogitsAt, encoder: PromptEncoder, samples: Sequence[PromptSample]) -> list[str]:
-    """Return the line that the model generates after each prompt, greedily.
+    """Return the line that the model generates after each prompt, greedily, up to MAX_NEW_TOKENS.
 
     Every token recomputes the whole text (`logits_at` has no cache).  The prompts leave room for MAX_NEW_TOKENS.
     """
     fields = encoder.fitted(samples, reserve=MAX_NEW_TOKENS if encoder.reader == "causal" else 0)
-    ends = (encoder.encoder.pad_id, *encoder.trail)
-    return [
-        text.split("\n")[0].strip() for text in generate(logits_at, encoder.encoder, encoder.openings(fields), ends)
-    ]
-
-
-def generate(
-    logits_at: LogitsAt, encoder: Any, prompts: Sequence[EncodedRow], ends: Sequence[int], *, lines: bool = False
-) -> list[str]:
-    """Return the text that the model generates after each prompt, greedily, up to one of the tokens `ends` or
-    MAX_NEW_TOKENS.
-
-    encoder: a tokenizer.  lines: whether to continue after the first line.
-    """
-    answers = [""] * len(prompts)
+    prompts, answers = encoder.openings(fields), [""] * len(samples)
     for indices in by_length([len(row.ids) for row in prompts], BATCH_SIZE):
-        for index, ids in _generated(logits_at, encoder, prompts, indices, ends, lines=lines):
-            answers[index] = encoder.decode(ids).strip()
+        for index, ids in _generated(logits_at, encoder, prompts, indices):
+            answers[index] = encoder.encoder.decode(ids).strip().split("\n")[0].strip()
     return answers
 
 
 def _generated(
-    logits_at: LogitsAt,
-    encoder: Any,
-    prompts: Sequence[EncodedRow],
-    indices: Sequence[int],
-    ends: Sequence[int],
-    *,
-    lines: bool,
+    logits_at: LogitsAt, encoder: PromptEncoder, prompts: Sequence[EncodedRow], indices: Sequence[int]
 ) -> list[tuple[int, list[int]]]:
     import torch
 
     written: dict[int, list[int]] = {index: [] for index in indices}
     going = list(indices)
-    pad_id = encoder.pad_id
+    tokenizer, pad_id = encoder.encoder, encoder.encoder.pad_id
     for _ in range(MAX_NEW_TOKENS):
         rows = [prompts[index].followed_by(written[index]) for index in going]
         with torch.inference_mode():
@@ -299,11 +279,11 @@ def _generated(
         for index, token in zip(going, following, strict=True):
             if token != pad_id:  # the end of text for models without a separate padding token
                 written[index].append(token)
-        ended = {index for index, token in zip(going, following, strict=True) if token in ends}
+        ended = {
+            index for index, token in zip(going, following, strict=True) if token == pad_id or token in encoder.trail
+        }
         going = [
-            index
-            for index in going
-            if index not in ended and (lines or "\n" not in encoder.decode(written[index]).lstrip())
+            index for index in going if index not in ended and "\n" not in tokenizer.decode(written[index]).lstrip()
         ]
         if not going:
             break

@@ -1,13 +1,16 @@
-"""Choose the next token of a greedy text as transformers' `generate` does, with the generation settings in a model's
-files.
-"""
+"""Choose the next token of a text as transformers' `generate` does, with the generation settings in a model's files."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from workbench.core.errors import ConfigError
+from msgspec import Meta
+from torch import Tensor
+
+from workbench.core.errors import ConfigError, require_numbers
 from workbench.models.hub import loaded, locate
+from workbench.models.initialization import seeded_generator
 from workbench.models.loading import is_tiny, local_folder, model_config
 
 _OTHER = {
@@ -20,6 +23,41 @@ _OTHER = {
     "watermarking_config": (None,),
 }
 """Settings that also change a greedy text and are refused, each with its values that change nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How a token is chosen among the likely ones.
+
+    temperature: divides the logits; 0 takes the most likely token.  top_p: only the likeliest tokens whose
+    probabilities add up to this share.  seed: the same seed writes the same text; each token has its own random number,
+    so a text that is continued elsewhere stays the same.
+    """
+
+    temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    seed: Annotated[int, Meta(ge=-(2**63), lt=2**64)] = 0
+
+    def __post_init__(self) -> None:
+        for name, is_right, allowed in (
+            ("temperature", 0 <= self.temperature <= 100, "from 0 to 100"),
+            ("top_p", 0 < self.top_p <= 1, "above 0, at most 1"),
+        ):
+            if not is_right:
+                request = f"Sampling with {name} = {getattr(self, name)} was asked for."
+                raise ConfigError(request, f"It must be {allowed}.", f"Change {name}.")
+
+    def choose(self, logits: Tensor, number: int) -> int:
+        """Return a token for logits (1, vocabulary).  number: how many tokens of the text were chosen before."""
+        if not self.temperature:
+            return int(require_numbers(logits, "Tokens").argmax(-1))
+        from transformers.generation.logits_process import TopPLogitsWarper
+
+        scores = require_numbers(logits, "Tokens").float() / self.temperature
+        if self.top_p < 1:
+            scores = TopPLogitsWarper(self.top_p)(None, scores)
+        generator = seeded_generator(self.seed, f"token {number}")
+        return int(scores.softmax(-1).multinomial(1, generator=generator))
 
 
 def generation_config(name: str) -> Any:
@@ -35,8 +73,8 @@ def generation_config(name: str) -> Any:
     return loaded(name, lambda local_only: GenerationConfig.from_pretrained(place, local_files_only=local_only))
 
 
-class Greedy:
-    """The choice of the most likely next tokens, by a model's generation settings.
+class GenerationRules:
+    """What a model's generation settings say about a text that is not sampled: forbidden and forced tokens, its ends.
 
     Raises ConfigError for a setting that changes a greedy text and is not supported, or that names a token that the
     model does not have.
@@ -52,7 +90,7 @@ class Greedy:
                 )
                 raise ConfigError(request, problem, "Remove it from the model's generation_config.json.")
         ends = config.eos_token_id
-        self._ends = [ends] if isinstance(ends, int) else list(ends or ())
+        self.ends = [ends] if isinstance(ends, int) else list(ends or ())
         forced = (
             config.forced_bos_token_id,
             config.forced_eos_token_id,
@@ -78,11 +116,11 @@ class Greedy:
 
         prompt_length: tokens of the text, or those that a decoder reads first.  num_tokens: number of new tokens.
         """
-        return _rules(self._config, self._ends, prompt_length, prompt_length + num_tokens)
+        return _rules(self._config, self.ends, prompt_length, prompt_length + num_tokens)
 
     def until_end(self, tokens: list[int]) -> list[int]:
         """Return new tokens up to the first that ends a text; `generate` does not go beyond it."""
-        ends = (number for number, token in enumerate(tokens, start=1) if token in self._ends)
+        ends = (number for number, token in enumerate(tokens, start=1) if token in self.ends)
         return tokens[: next(ends, len(tokens))]
 
 

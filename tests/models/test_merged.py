@@ -1,0 +1,122 @@
+"""Merged models load in other programs and compute what the run's result computes: transformers' folder, and GGUF."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
+
+from tests.methods.test_result import saved
+from workbench.core.errors import ConfigError
+from workbench.core.job import Job
+from workbench.methods.common.merged import export_merged
+from workbench.methods.common.result import load_result
+from workbench.methods.common.text_model import load_text_model
+from workbench.models.generation import Sampling
+from workbench.models.hub import locate
+from workbench.models.loading import model_config
+from workbench.models.lora import PEFT_WEIGHTS
+from workbench.models.merging import merged_lora
+
+TALK: Any = [{"role": "user", "content": "Say 1."}]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama with a head of its own, and SmolLM2's tokenizer and chat template with the bytes as its words."""
+    folder = tmp_path_factory.mktemp("base") / "small"
+    words = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġs", "Ġsa"]
+    backend = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, [("Ġ", "s"), ("Ġs", "a")]))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in words[:3]])
+    config = model_config("tiny-llama-2")
+    config.vocab_size, config.tie_word_embeddings, config.dtype = len(words), False, "float32"
+    config.bos_token_id, config.eos_token_id, config.pad_token_id = 1, 2, 2
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    backend.save(str(folder / "tokenizer.json"))
+    shutil.copy(Path(locate("SmolLM2-135M")) / "tokenizer_config.json", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def result(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The result of an instruction tuning with LoRA, whose matrices are far from zero."""
+    folder = tmp_path_factory.mktemp("result")
+    rows = [{"instruction": f"Say {number}.", "output": "yes"} for number in range(8)]
+    (folder / "rows.json").write_text(json.dumps(rows))
+    job = Job(
+        method="fine_tuning",
+        model=str(base),
+        task="instruction_tuning",
+        data=str(folder / "rows.json"),
+        max_length=300,
+        options={"technique": "lora"},
+    )
+    saved(folder / "run", job)
+    path = folder / "run" / PEFT_WEIGHTS
+    state = {key: torch.randn(value.shape) / 4 for key, value in load_file(path).items()}
+    save_file(state, path, {"format": "pt"})
+    return folder / "run"
+
+
+def test_a_merged_folder_writes_the_same_text_in_transformers(result: Path, base: Path, tmp_path: Path) -> None:
+    made = export_merged(str(result), tmp_path / "merged", "float16")
+    model, tokenizer = (kind.from_pretrained(tmp_path / "merged") for kind in (AutoModelForCausalLM, AutoTokenizer))
+    ours = load_text_model(str(result))
+    ids = tokenizer.apply_chat_template(TALK, add_generation_prompt=True, return_tensors="pt", return_dict=False)
+    assert ids[0].tolist() == ours.tokenizer.chat(TALK)
+    written = list(ours.writer.write(ids[0].tolist(), 8, Sampling()))
+    assert model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :].tolist() == written
+    assert written != list(load_text_model(str(base)).writer.write(ids[0].tolist(), 8, Sampling()))
+    assert made.parameters == sum(value.numel() for value in model.parameters())
+    with pytest.raises(ConfigError, match="The folder has files"):
+        export_merged(str(result), tmp_path / "merged", "float16")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_gguf_file_loads_with_the_same_logits_and_tokens(result: Path, tmp_path: Path) -> None:
+    export_merged(str(result), tmp_path / "merged.gguf", "float32")
+    whole = merged_lora(load_result(result).about.job.model, result)
+    read = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="merged.gguf", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, gguf_file="merged.gguf")
+    ours = load_text_model(str(result)).tokenizer
+    assert tokenizer.apply_chat_template(TALK, add_generation_prompt=True, return_dict=False) == ours.chat(TALK)
+    ids = torch.arange(5, 30)[None]
+    with torch.inference_mode():
+        expected, found = whole(ids).logits, read(ids).logits
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_classes_are_merged_with_their_head(tmp_path: Path) -> None:
+    model = saved(tmp_path / "run", Job(method="fine_tuning", model="tiny-bert-2", options={"technique": "lora"}))
+    export_merged(str(tmp_path / "run"), tmp_path / "merged", "float16")
+    whole = AutoModelForTokenClassification.from_pretrained(tmp_path / "merged")
+    ids = torch.tensor(model._tokenizer.encode(["a fine film"], max_length=32))
+    with torch.inference_mode():
+        shares = whole(ids).logits.mean(1).softmax(-1)[0].tolist()
+    [answer] = model.predict(["a fine film"])
+    assert list(answer.probabilities.values()) == pytest.approx(shares, abs=1e-5)
+
+
+def test_what_cannot_be_merged_or_written_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path / "run", Job(method="fine_tuning", model="tiny-bert-2", options={"technique": "adapters"}))
+    for place, out, said in (
+        (tmp_path / "run", "merged", "no change of the model's weight matrices"),
+        ("tiny-gpt2", "out.gguf", "Of its family, gpt2, no GGUF is written here"),
+        ("tiny-llama", "out.gguf", "Its tokenizer is no byte-level BPE"),
+        ("tiny-bert", "merged", "It predicts no words"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            export_merged(str(place), tmp_path / out, "float16")
+        assert not (tmp_path / out).exists()

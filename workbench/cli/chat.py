@@ -1,0 +1,108 @@
+"""`workbench chat` and `workbench generate`: talk to a model or a run's result, or let it continue a text."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from workbench.cli.output import Json, print_json, print_piece, print_text, say
+from workbench.core.errors import ConfigError
+from workbench.core.serial import text_lines
+
+if TYPE_CHECKING:
+    from workbench.models.text import Piece, TextSettings
+
+TextModelName = Annotated[str, typer.Argument(help="A run's folder, or a model: embedded, a folder, a hub name.")]
+MaxTokens = Annotated[int, typer.Option(min=1, help="New tokens at most.")]
+Temperature = Annotated[float, typer.Option(min=0, help="0: always the most likely token.")]
+TopP = Annotated[float, typer.Option(help="Only the likeliest tokens that make up this probability.")]
+TextSeed = Annotated[int, typer.Option(help="The same seed writes the same text.")]
+Stop = Annotated[list[str] | None, typer.Option(help="End before this word; may be repeated.")]
+
+
+def chat(
+    model: TextModelName,
+    message: Annotated[str | None, typer.Argument(help="Without one: a conversation, line by line.")] = None,
+    system: Annotated[str, typer.Option(help="What the model is told before the conversation.")] = "",
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    seed: TextSeed = 0,
+    stop: Stop = None,
+    as_json: Json = False,
+) -> None:
+    """Talk to a model, or to what a run has trained, in the model's own chat template."""
+    settings = _settings(max_tokens, temperature, top_p, seed, stop)
+    if as_json and message is None:
+        raise ConfigError(
+            "A conversation as JSON was asked for.", "It has no message.", "Give one, or leave out --json."
+        )
+    from workbench.methods.common.text_model import load_text_model
+
+    loaded = load_text_model(model)
+    conversation: Any = [{"role": "system", "content": system}] if system else []
+    if message is not None:
+        conversation.append({"role": "user", "content": message})
+        _show(loaded.chat(conversation, settings), as_json=as_json)
+        return
+    say("Write a message and press Enter. An empty line ends the conversation.")
+    for line in _lines():
+        conversation.append({"role": "user", "content": line})
+        answer = _show(loaded.chat(conversation, settings), as_json=False)
+        conversation.append({"role": "assistant", "content": answer})
+
+
+def generate(
+    model: TextModelName,
+    prompt: Annotated[str, typer.Argument(help="The text to continue.")],
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    seed: TextSeed = 0,
+    stop: Stop = None,
+    as_json: Json = False,
+) -> None:
+    """Let a model, or what a run has trained, continue a text as it is, without a chat template."""
+    settings = _settings(max_tokens, temperature, top_p, seed, stop)
+    from workbench.methods.common.text_model import load_text_model
+
+    _show(load_text_model(model).complete(prompt, settings), as_json=as_json)
+
+
+def _settings(max_tokens: int, temperature: float, top_p: float, seed: int, stop: list[str] | None) -> TextSettings:
+    from workbench.models.generation import Sampling
+    from workbench.models.text import TextSettings
+
+    sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
+    return TextSettings(max_tokens=max_tokens, sampling=sampling, stop=tuple(stop or ()))
+
+
+def _lines() -> Iterator[str]:
+    """Yield the lines that a user types, up to an empty one."""
+    while True:
+        if sys.stdin.isatty():
+            print_piece("> ")
+        line = sys.stdin.readline()
+        if not line.strip():
+            return
+        yield text_lines(line)[0].strip()
+
+
+def _show(pieces: Iterator[Piece], *, as_json: bool) -> str:
+    """Print a text piece by piece, and return it."""
+    begin, text, tokens, finish = time.monotonic(), "", 0, ""
+    for piece in pieces:
+        text, tokens, finish = text + piece.text, tokens + piece.tokens, piece.finish
+        if not as_json:
+            print_piece(piece.text)
+    seconds = time.monotonic() - begin
+    if as_json:
+        print_json({"text": text, "tokens": tokens, "finish": finish, "seconds": seconds})
+    else:
+        print_text()
+        say(f"({tokens} tokens, {tokens / max(seconds, 1e-9):.1f} a second)")
+    return text

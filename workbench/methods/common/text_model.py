@@ -1,0 +1,78 @@
+"""Load a model that writes text: a base model, or what a run has trained, with its adapters applied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+from workbench.core.errors import ConfigError
+from workbench.core.serial import shown
+from workbench.methods.common.result import load_result
+from workbench.methods.common.result_file import find_result
+from workbench.models.chat_template import Message
+from workbench.models.loading import load_model, load_tokenizer, model_facts, require_known
+from workbench.models.text import (
+    LocalWriter,
+    Piece,
+    TextSettings,
+    Writer,
+    cached_logits,
+    pieces,
+)
+from workbench.models.tokenizer import TextTokenizer
+
+
+class TextModel:
+    """Writes text after a prompt or a conversation.
+
+    name: of the base model.  writer: computes the tokens, here or on devices.
+    """
+
+    def __init__(self, name: str, writer: Writer, ends: frozenset[int]) -> None:
+        tokenizer = load_tokenizer(name)
+        assert isinstance(tokenizer, TextTokenizer), "a model of words"
+        self.name, self.tokenizer, self.writer, self.ends = name, tokenizer, writer, ends
+
+    def chat(self, messages: Sequence[Message], settings: TextSettings) -> Iterator[Piece]:
+        """Yield the pieces of the answer to a conversation.  Raises ConfigError as chat_template.render and write."""
+        return self.continued(self.tokenizer.chat(messages), settings)
+
+    def complete(self, prompt: str, settings: TextSettings) -> Iterator[Piece]:
+        """Yield the pieces of text that follow a prompt.  Raises ConfigError as the writer."""
+        return self.continued(self.tokenizer.prompt(prompt), settings)
+
+    def continued(self, ids: Sequence[int], settings: TextSettings) -> Iterator[Piece]:
+        """Yield the pieces of text that follow token ids."""
+        with closing(self.writer.write(ids, settings.max_tokens, settings.sampling)) as tokens:
+            yield from pieces(tokens, self.tokenizer.decode, self.ends, settings)
+
+
+def load_text_model(place: str) -> TextModel:
+    """Return a model that writes text.  place: a model's name, or a run's folder (its adapters are applied).
+
+    Raises ConfigError for a model that predicts no words and for a result that answers with classes or numbers, and
+    else as load_result and load_model do.
+    """
+    if find_result(place) is not None:
+        result = load_result(place)
+        return _written_by(result.about.job.model, result.writer())
+    require_writing(place)
+    end_id: Any = load_tokenizer(place).end_id  # type: ignore[union-attr]  # a model of words
+    return _written_by(place, LocalWriter(place, cached_logits(load_model(place)), {end_id}.difference((None,))))
+
+
+def _written_by(name: str, writer: LocalWriter) -> TextModel:
+    return TextModel(name, writer, writer.ends)
+
+
+def require_writing(name: str) -> None:
+    """Raise ConfigError for a model that predicts no words, before its weights are read."""
+    require_known(name)
+    facts = model_facts(name)
+    if not facts.is_causal and facts.num_encoder_layers is None:
+        raise ConfigError(
+            f"A text of '{shown(name, 200)}' was asked for.",
+            "It predicts no words: it reads whole texts or pictures.",
+            "Choose a model that generates (GPT-2, OPT, Llama, T5, BART), or a run that trained one.",
+        )
