@@ -9,7 +9,7 @@ TORCH ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := all,docs,executorch,test
+EXTRAS := all,docs,executorch,test,trackers
 EXECUTORCH := executorch; sys_platform != 'linux' or platform_machine != 'aarch64'
 # uv installs several times faster than pip, but does not read pip's settings, so those are passed on.
 SETTINGS := export PIP_CONSTRAINT=constraints.txt UV_CONSTRAINT=constraints.txt UV_BUILD_CONSTRAINT=constraints.txt; \

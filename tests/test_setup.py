@@ -23,7 +23,7 @@ shift 5; echo "uv $*" >>"$HOME/notes"
 case " $* " in *" $FAILING "*) exit 1 ;; esac
 """
 UV_ITSELF = "pip --disable-pip-version-check --quiet --only-binary uv uv"
-ALL = "-e .[all,docs,executorch,test] -e ./workbench_studies"
+ALL = "-e .[all,docs,executorch,test,trackers] -e ./workbench_studies"
 EXECUTORCH = "--no-deps --only-binary executorch executorch; sys_platform != 'linux' or platform_machine != 'aarch64'"
 CPU, AS_IT_IS = (
     [UV_ITSELF, f"uv --torch-backend=cpu {ALL}", f"uv {EXECUTORCH}"],

@@ -51,9 +51,10 @@ from workbench.cli.sweep import compare, sweep
 from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError, WriteError
 from workbench.core.files import require_writable
-from workbench.core.job import Fidelity, Job, Mode
+from workbench.core.job import Fidelity, Job, Mode, Tracker
 from workbench.core.methods import declaration_of
 from workbench.core.report import Report
+from workbench.methods.base import Event
 
 app = typer.Typer(
     cls=Commands,
@@ -154,21 +155,31 @@ def run(
     fidelity: Annotated[Fidelity, typer.Option(help="How links are emulated.")] = "auto",
     workdir: WorkFolder = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of the same job.")] = False,
+    track: Annotated[Tracker, typer.Option(help="Send losses, times, memory and metrics to this tracker.")] = "none",
     report: ReportFile = None,
     as_json: Json = False,
 ) -> None:
     """Fine-tune a model on a cluster, simulated or executed, and write the Report."""
-    _run(job, cluster, mode, report, as_json, workdir=workdir, resume=resume, fidelity=fidelity)
+    _run(job, cluster, mode, report, as_json, track, workdir=workdir, resume=resume, fidelity=fidelity)
 
 
-def _run(job: Job, cluster: str, mode: Mode, path: Path | None, as_json: bool, **settings: Any) -> None:
+def _run(
+    job: Job, cluster: str, mode: Mode, path: Path | None, as_json: bool, track: Tracker = "none", **settings: Any
+) -> None:
     require_writable(path)
     described = load_cluster(cluster)
     from workbench.experiment import run as run_job
+    from workbench.runs.tracking import Tracking
 
     try:
-        with RunProgress(job, described) as progress:
-            report = run_job(job, described, mode, progress=progress.update, **settings)
+        with Tracking(track, job, described, mode) as tracking, RunProgress(job, described) as progress:
+
+            def take(event: Event) -> None:
+                tracking.update(event)
+                progress.update(event)
+
+            report = run_job(job, described, mode, progress=take, **settings)
+            tracking.finish(report)
     except KeyboardInterrupt:
         can_resume = mode == "execute" and declaration_of(job.method).trains
         say(
@@ -194,6 +205,8 @@ def _run(job: Job, cluster: str, mode: Mode, path: Path | None, as_json: bool, *
             ) from unwritten
         if path is not None:
             print_text(f"Report      {path}")
+        if tracking.shown:
+            print_text(f"Tracked     {tracking.shown}")
         if following := next_steps(report, path):
             print_text(following)
 

@@ -17,6 +17,7 @@ from workbench.core.serial import shown
 
 Mode = Literal["simulate", "execute"]
 Fidelity = Literal["auto", "kernel", "paced"]
+Tracker = Literal["none", "tensorboard", "trackio"]
 """How links are emulated: by the kernel, by our own pacing, or the best that works here."""
 SnapshotPlace = Literal["disk", "neighbour"]
 ADAPTER_RATE, FULL_RATE = 2e-3, 5e-5

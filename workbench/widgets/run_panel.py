@@ -21,12 +21,13 @@ from workbench import experiment
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault, FaultKind, FaultSchedule
 from workbench.core.errors import ConfigError, RuntimeSetupError
-from workbench.core.job import Fidelity, Job, Mode
+from workbench.core.job import Fidelity, Job, Mode, Tracker
 from workbench.core.plan import Plan
 from workbench.core.report import Report
 from workbench.methods.base import Event
 from workbench.plots.trace import trace_text
 from workbench.runs.progress import RunState
+from workbench.runs.tracking import Tracking
 from workbench.widgets.cluster_form import ClusterForm
 from workbench.widgets.controls import Html, Message, Panel, button, described
 from workbench.widgets.copying import CopyButtons
@@ -171,6 +172,7 @@ class RunPanel(Panel):
 
     `report(mode)` gives a notebook's cell the Report of exactly that job and cluster: the panel's if it has already
     made one, else it runs now, in the cell.  chosen_plan: returns the plan to run instead of the planner's.
+    tracker: where losses, times, memory and metrics are sent, too.
     runner: experiment.run, or a stand-in in tests.  devices: buttons that act on a device during the run.
     """
 
@@ -181,10 +183,11 @@ class RunPanel(Panel):
         *,
         fidelity: Fidelity = "auto",
         chosen_plan: Callable[[], Plan] | None = None,
+        tracker: Tracker = "none",
         runner: Runner = experiment.run,
     ) -> None:
         self._job_form, self._cluster_form = job_form, cluster_form
-        self._fidelity, self._runner, self._chosen_plan = fidelity, runner, chosen_plan
+        self._fidelity, self._runner, self._chosen_plan, self._tracker = fidelity, runner, chosen_plan, tracker
         self._thread: threading.Thread | None = None
         self._in_cell = False
         self._stop = threading.Event()
@@ -288,11 +291,15 @@ class RunPanel(Panel):
         how: dict[str, Any] = {"fidelity": self._fidelity, "resume": resume} | (
             {} if plan is None else {"chosen_plan": plan}
         )
-        with LiveProgress(job, cluster, stop=self._stop, view=view) as live:
+        with (
+            Tracking(self._tracker, job, cluster, mode) as tracking,
+            LiveProgress(job, cluster, stop=self._stop, view=view) as live,
+        ):
 
             def take(event: Event) -> None:
                 if event.faults is not None:
                     self.devices.offer(event.faults)
+                tracking.update(event)
                 live.update(event)
 
             try:
@@ -302,6 +309,7 @@ class RunPanel(Panel):
                 raise
             finally:
                 self.devices.offer(None)
+            tracking.finish(made)
         self._interrupted = None if mode == "execute" else self._interrupted
         self._finished.append(made)
         return made
