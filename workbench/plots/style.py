@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
@@ -57,6 +58,10 @@ MODE_BAR = {
     "remove": ["sendChartToCloud", "select2d", "lasso2d", "pan2d", "zoomIn2d", "zoomOut2d", "autoScale2d"],
 }
 """The buttons of every figure, notebooks and exported pages alike."""
+TITLE_CHARACTERS, NOTE_CHARACTERS, SUBTITLE_CHARACTERS = 52, 68, 78
+"""Of a line, so that a page of 640 pixels shows it whole, which is one of 1280 at 200 %."""
+BREAK = " <br>"
+"""Between the lines of a long text.  Without the tag, as where HTML breaks lines itself, a blank is left."""
 CONFIG = {"displaylogo": False, "displayModeBar": "hover", "responsive": True}
 """Plotly's settings that do not travel with a figure: whoever shows one passes them on."""
 for _renderer in ("plotly_mimetype", "notebook"):  # how a notebook shows a figure
@@ -241,13 +246,21 @@ def finish(
     legend_pixels = (82 if one_line else 100) if has_legend else 0
     lost = ", ".join(f"{count} of '{name}'" for name, count in _not_numbers(figure).items())
     notes = [note, f"{INVALID_MARK} Not drawn, because they are no numbers: {lost}" if lost else ""]
-    lines = [f"<b>{one}</b>" for one in notes if one]
+    lines = [f"<b>{BREAK.join(wrap(one, NOTE_CHARACTERS))}</b>" for one in notes if one]
     if subtitle:
-        lines.append(subtitle)
+        lines.append(BREAK.join(wrap(subtitle, SUBTITLE_CHARACTERS)))
+    head = f"<b>{BREAK.join(wrap(title, TITLE_CHARACTERS))}</b>"
+    if label:
+        head += f"{' ' if len(title) + len(label) < TITLE_CHARACTERS else BREAK}({label})"
+    # Further lines move the axes down; their height stays.
+    more_pixels = 21 * head.count(BREAK) + 16 * max(0, "<br>".join(lines).count("<br>") - 1)
+    margin = {"l": 20, "r": 45, "t": 92 if len(lines) > 1 else 76, "b": legend_pixels or 50} | layout.pop("margin", {})
+    margin["t"] += more_pixels
+    height += more_pixels
     figure.update_layout(
         template="plotly_white",
         title={
-            "text": f"<b>{title}</b> ({label})" if label else f"<b>{title}</b>",
+            "text": head,
             "x": 0.01,
             "xanchor": "left",
             "yref": "container",
@@ -261,7 +274,7 @@ def finish(
         },
         height=height,
         modebar=MODE_BAR,
-        margin={"l": 20, "r": 45, "t": 92 if len(lines) > 1 else 76, "b": legend_pixels or 50},
+        margin=margin,
         font={"family": FONT, "size": 12, "color": BLACK},
         legend={"title": {"text": ""}} | LEGEND_BELOW,
         hoverlabel={"namelength": -1},

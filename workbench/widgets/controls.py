@@ -26,7 +26,7 @@ from markupsafe import Markup, escape
 from workbench.assets.fetch import cache_folder
 from workbench.core.errors import WorkbenchError
 from workbench.core.serial import write_text
-from workbench.plots.style import CONFIG, dark_css, only_our_tags
+from workbench.plots.style import BREAK, CONFIG, dark_css, only_our_tags
 from workbench.profiler.timing import tiny
 from workbench.tasks import load_task
 
@@ -192,10 +192,10 @@ class FigureBox(Panel):
     def show(self, figure: go.Figure) -> None:
         """Show another figure."""
         title = figure.layout.title
-        subtitle = title.subtitle.text or ""
+        subtitle = title.subtitle.text
         self.heading.value = Markup(
             "<div style='line-height:1.5'><span style='font-size:larger'>{}</span><br>{}</div>"
-        ).format(Markup(only_our_tags(title.text or "")), Markup(only_our_tags(subtitle)))
+        ).format(*(Markup(only_our_tags(one or "").replace(BREAK, " ")) for one in (title.text, subtitle)))
         above = figure.layout.margin.t or TITLE_PIXELS
         bare = go.Figure(figure)
         bare.update_layout(
