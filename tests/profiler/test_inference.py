@@ -103,7 +103,7 @@ def test_measured_pieces_are_fitted_scaled_and_kept(tmp_path, monkeypatch):
     made = PieceCost(fixed_s=1e-4, token_s=1e-6, unit_s=1e-6, token_unit_s=1e-7)
     timed = []
 
-    def time_them(cells, *, budget_s):
+    def time_them(cells, *, budget_s, clock):
         timed.append(budget_s)
         return {cell: made.seconds(cell[2] ** 2 if cell[1] in ("ATT", "CATT") else cell[2], cell[3]) for cell in cells}
 

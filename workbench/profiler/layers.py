@@ -1,25 +1,24 @@
 """Profile every layer of a model: seconds by kind of operation, and bytes (PAC+, section V-A, 'Profiling').
 
-The cost of each layer follows from a stack of equal layers, its first and its last layer.
-Each stack (encoder and decoder separately) is measured as a whole, then its first and its last layer.  The layers
-between share the remaining time, so that the sum over all layers is the time of the whole stack.  Embeddings and head
-count to the first and last layers.
+Each stack (encoder and decoder separately) consists of equal layers, of which the first also has the embedding and the
+last the head.  So three layers of a stack are timed, the first, the second and the last, and the second stands for all
+between.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from workbench.core.profile import Grid, LayerProfile, Layers
-from workbench.profiler.timing import Maker, time_grids
+from workbench.core.profile import LayerProfile, Layers
+from workbench.profiler.grids import time_grids
+from workbench.profiler.timing import Maker
 
-UPDATE_BUDGET_S = 5.0
+BUDGET_S, UPDATE_BUDGET_S = 4.0, 0.5
 
 
 class Span(NamedTuple):
@@ -34,7 +33,7 @@ class Stacks:
 
     num_encoder_layers: None for a single stack.
 
-    stacks: spans of the whole stacks.  spans: all spans that are measured.
+    stacks: spans of the whole stacks.  spans: all spans that are measured, each of one layer.
     """
 
     def __init__(self, num_layers: int, num_encoder_layers: int | None) -> None:
@@ -42,39 +41,19 @@ class Stacks:
         self.num_layers = num_layers
         self.whole = Span(0, num_layers)
         self.stacks = tuple(Span(start, stop) for start, stop in itertools.pairwise(cuts))
-        parts = [(stack, Span(stack.start, stack.start + 1), Span(stack.stop - 1, stack.stop)) for stack in self.stacks]
-        self.spans = tuple(dict.fromkeys(span for three in parts for span in three))
+        self.spans = tuple(dict.fromkeys(map(self.span_of, range(num_layers))))
 
-    def context_bytes(self, measured: Mapping[Span, tuple[int, int]], layer: int) -> dict[str, int]:
-        """Return a layer's part of the bytes that spans keep for the backward pass (see kept_bytes), as LayerProfile's
-        fields.
-        """
-        end, parts, between = self._parts(measured, layer)
-        per_token, per_sample = end or (max(0, w - f - b) // between for w, f, b in zip(*parts, strict=True))
-        return {"context_bytes_per_token": per_token, "context_bytes_per_sample": per_sample}
-
-    def grid(self, grids: Mapping[Span, Grid], layer: int) -> Grid:
-        """Return a layer's part of the seconds of spans."""
-        end, parts, between = self._parts(grids, layer)
-        if end is not None:
-            return end
-        rows = zip(*(part.seconds for part in parts), strict=True)
-        seconds = tuple(
-            tuple(max(0.0, (w - f - b) / between) for w, f, b in zip(*cells, strict=True)) for cells in rows
-        )
-        return replace(parts[0], seconds=seconds)
-
-    def _parts(self, measured: Mapping[Span, Any], layer: int) -> tuple[Any, tuple[Any, Any, Any], int]:
-        """Return a layer's own times (None between first and last), those of stack, first and last layer, and the
-        number between.
-        """
+    def span_of(self, layer: int) -> Span:
+        """Return the measured layer that stands for a layer."""
         start, stop = next(stack for stack in self.stacks if layer < stack.stop)
-        own_times = measured[Span(layer, layer + 1)] if layer in (start, stop - 1) else None
-        return (
-            own_times,
-            (measured[Span(start, stop)], measured[Span(start, start + 1)], measured[Span(stop - 1, stop)]),
-            stop - start - 2,
-        )
+        measured = layer if layer in (start, stop - 1) else start + 1
+        return Span(measured, measured + 1)
+
+    def inner(self, span: Span) -> Span:
+        """Return the measured layer between the ends of a span's stack: the second, or the first of two."""
+        start, stop = next(stack for stack in self.stacks if span.start < stack.stop)
+        inner = start + 1 if stop - start > 2 else start
+        return Span(inner, inner + 1)
 
 
 def kept_bytes(
@@ -128,7 +107,7 @@ def profile_layers(
     batch_sizes: Sequence[int],
     lengths: Sequence[int],
     *,
-    budget_s: float,
+    budget_s: float = BUDGET_S,
     layer_bytes: Callable[[int], Mapping[str, int]],
     shared: Mapping[str, Maker] | None = None,
     update: Mapping[str, Maker] | None = None,
@@ -142,22 +121,26 @@ def profile_layers(
     update: calls that update the weights of all layers together, for `update_counts`; each layer gets a part by its
     trained bytes.
     """
-    calls = {f"{span} {kind}": maker for span in stacks.spans for kind, maker in benches[span].calls.items()} | dict(
-        shared or {}
-    )
-    grids = time_grids(calls, batch_sizes, lengths, budget_s=budget_s)
+    kinds = tuple(benches[stacks.spans[0]].calls)
+    calls = {f"{span} {kind}": maker for span in stacks.spans for kind, maker in benches[span].calls.items()}
+    like = {
+        f"{span} {kind}": f"{inner} {kind}"
+        for span in stacks.spans
+        if (inner := stacks.inner(span)) != span
+        for kind in kinds
+    }
+    grids = time_grids(calls | dict(shared or {}), batch_sizes, lengths, like=like, budget_s=budget_s)
     updates = time_grids(update, update_counts, (1,), budget_s=UPDATE_BUDGET_S) if update else {}
     contexts = {span: benches[span].context_bytes() for span in stacks.spans}
     sizes = [dict(layer_bytes(layer)) for layer in range(stacks.num_layers)]
     trainable_bytes = sum(fields["trainable_bytes"] for fields in sizes)
     profiles = []
     for layer, fields in enumerate(sizes):
-        times = {
-            kind: stacks.grid({span: grids[f"{span} {kind}"] for span in stacks.spans}, layer)
-            for kind in benches[stacks.spans[0]].calls
-        }
+        span = stacks.span_of(layer)
+        times = {kind: grids[f"{span} {kind}"] for kind in kinds}
         times |= {kind: grids[kind].scaled(1 / stacks.num_layers) for kind in shared or ()}
         times |= {kind: grid.scaled(fields["trainable_bytes"] / trainable_bytes) for kind, grid in updates.items()}
-        fields |= stacks.context_bytes(contexts, layer)
+        per_token, per_sample = contexts[span]
+        fields |= {"context_bytes_per_token": per_token, "context_bytes_per_sample": per_sample}
         profiles.append(LayerProfile(name=f"layer {layer}", times=times, **fields))
     return tuple(profiles)

@@ -7,21 +7,17 @@ Each result is a low quantile of its rounds, because disturbances only add time.
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from statistics import fmean
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from workbench.core.errors import ConfigError
-from workbench.core.profile import Grid
 from workbench.core.spread import Spread
 from workbench.profiler.cache import measuring_threads
 
@@ -34,9 +30,11 @@ Maker = Callable[[int, int], Call]
 TINY_VARIABLE = "WORKBENCH_TINY"
 SHORTEST_S = 2e-4
 MOST_LOOPS = 64
-LONG_S = 2.0
-FEWEST_ROUNDS, STABLE = 4, 0.005
-"""Rounds end early when one of them, at least the fourth, changes the calls' seconds by less than this share."""
+LONG_S = 0.01
+"""A call that takes so long is warm after one run."""
+SETTLED, SETTLED_SHORT = 2, 4
+"""Rounds after which a call, a long or a short one, is settled if the two shortest differ by less than SPREAD."""
+SPREAD = 0.05
 
 
 def tiny() -> bool:
@@ -93,9 +91,9 @@ def time_calls(
 ) -> dict[K, float]:
     """Return the seconds of each call, all timed in turn: the lower quartile of the rounds.
 
-    repeats: number of rounds.  None for up to 9, or 3 with the smallest settings (see tiny); they end early when a
-    round no longer changes the results (STABLE), as on a quiet machine.  budget_s: no round begins after it, but one
-    is always done.  A call shorter than 0.2 ms runs several times per round.
+    repeats: number of rounds.  None for up to 9, or 3 with the smallest settings (see tiny), in which a settled call
+    takes no further part.  budget_s: no round begins after it, but one is always done.  A call shorter than
+    0.2 ms runs several times per round.
     """
     may_end_early = repeats is None
     repeats = _num_rounds(repeats)
@@ -105,79 +103,34 @@ def time_calls(
         )
     _expect(len(calls) * (1 + repeats))
     began = clock()
-    seconds: dict[K, float] = {}
     with torch_threads(measuring_threads()):
         loops = {key: _warm_up(call, clock) for key, call in calls.items()}
         samples: dict[K, list[float]] = {key: [] for key in calls}
         for round_number in range(repeats):
             if round_number and clock() - began > budget_s:
                 break
+            keys = [key for key in calls if not (may_end_early and _is_settled(samples[key]))]
+            _expect(len(keys) * (repeats - round_number))
             # Every other round runs backwards, because the cache warmed for a call depends on the call before it.
-            keys = list(calls) if round_number % 2 == 0 else list(calls)[::-1]
-            for key in keys:
+            for key in keys if round_number % 2 == 0 else keys[::-1]:
                 samples[key].append(_counted(calls[key], loops[key], clock))
-            before, seconds = seconds, {key: Spread.of(values).low for key, values in samples.items()}
-            if may_end_early and round_number + 1 >= FEWEST_ROUNDS and _change(before, seconds) < STABLE:
-                break
     _expect(0)
-    return seconds
+    return {key: Spread.of(values).low for key, values in samples.items()}
 
 
-def _change(before: Mapping[K, float], after: Mapping[K, float]) -> float:
-    """Return by which share the calls' seconds changed, in the mean over the calls."""
-    return fmean(abs(after[key] - before[key]) / max(before[key], 1e-9) for key in after)
+def _is_settled(seconds: Sequence[float]) -> bool:
+    shortest = sorted(seconds)[:2]
+    if len(seconds) < (SETTLED_SHORT if shortest and shortest[0] < LONG_S else SETTLED):
+        return False
+    return shortest[1] <= shortest[0] * (1 + SPREAD)
 
 
-def time_grids(
-    make_calls: Mapping[str, Maker],
-    batch_sizes: Sequence[int],
-    sequence_lengths: Sequence[int],
-    **settings: Any,
-) -> dict[str, Grid]:
-    """Return a Grid of each kind; make_calls[kind](batch, sequence_length) returns the call to time, with time_calls'
-    settings.
-
-    All kinds and sizes are timed in turn.  Small dents are smoothed: more samples or tokens never cost less.  After a
-    size that takes longer than LONG_S, larger batches are not timed: their time grows with their samples.
+def core_clock() -> Callable[[], float]:
+    """Return a clock of this thread's seconds on its core, which others' load does not move; of all seconds where
+    several threads compute.
     """
-    calls: dict[tuple[str, int, int], Call] = {}
-    largest: dict[tuple[str, int], int] = {}  # batch that is timed
-    _expect(len(make_calls) * len(sequence_lengths) * len(batch_sizes) * (2 + _num_rounds(settings.get("repeats"))))
-    with torch_threads(measuring_threads()):
-        for kind, length in itertools.product(make_calls, sequence_lengths):
-            for batch in sorted(batch_sizes):
-                largest[kind, length] = batch
-                call = calls[kind, batch, length] = make_calls[kind](batch, length)
-                if _counted(call, 1, settings.get("clock", time.perf_counter)) > LONG_S:
-                    break
-    measured = time_calls(calls, **settings)
-
-    def seconds(kind: str, batch: int, length: int) -> float:
-        timed = min(batch, largest[kind, length])
-        return measured[kind, timed, length] * batch / timed
-
-    return {
-        kind: Grid(
-            batch_sizes=tuple(batch_sizes),
-            sequence_lengths=tuple(sequence_lengths),
-            seconds=monotone([[seconds(kind, batch, length) for length in sequence_lengths] for batch in batch_sizes]),
-        )
-        for kind in make_calls
-    }
-
-
-def monotone(cells: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
-    """Return cells that fall neither along rows nor along columns: each falling run becomes its mean.
-
-    The pass over columns does not undo the pass over rows, because it keeps the order of columns that are in order.
-    """
-    from scipy.optimize import isotonic_regression  # slow to import, and only measurements need it
-
-    rows = np.array([isotonic_regression(row).x for row in cells])
-    both = np.array([isotonic_regression(column).x for column in rows.T])
-    # Rounding may leave a difference of a few units in the last place.
-    exact = np.maximum.accumulate(np.maximum.accumulate(both, axis=0), axis=1)
-    return tuple(map(tuple, exact.T.tolist()))
+    is_fine = time.get_clock_info("thread_time").resolution < SHORTEST_S / 100
+    return time.thread_time if is_fine and measuring_threads() == 1 else time.perf_counter
 
 
 @contextmanager
@@ -189,6 +142,11 @@ def torch_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def timed_once(call: Call, clock: Callable[[], float]) -> float:
+    """Return the seconds of a call's first run, which is counted."""
+    return _counted(call, 1, clock)
 
 
 def _counted(call: Call, loops: int, clock: Callable[[], float]) -> float:
@@ -216,7 +174,8 @@ def _measure(call: Call, loops: int, clock: Callable[[], float]) -> float:
 
 
 def _warm_up(call: Call, clock: Callable[[], float]) -> int:
-    """Run a call twice and return how often a round should run it."""
-    _measure(call, 1, clock)
+    """Run a call once, a short one twice, and return how often a round should run it."""
     once = _counted(call, 1, clock)
+    if once < LONG_S:
+        once = _measure(call, 1, clock)
     return max(1, min(MOST_LOOPS, math.ceil(SHORTEST_S / max(once, 1e-9))))

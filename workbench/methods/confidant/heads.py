@@ -54,8 +54,7 @@ class HeadProfile:
                         request,
                         f"On processor {processor} {heads} heads take {more:.6g} s, less than the {fewer:.6g} s "
                         f"of {heads - 1}.",
-                        "Measure again with more repetitions, or smooth the times with "
-                        "workbench.profiler.timing.monotone.",
+                        "Measure again with more repetitions.",
                     )
 
     @property

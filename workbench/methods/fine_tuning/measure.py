@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable
 
 import torch
@@ -23,8 +24,9 @@ from workbench.models.quantization import StoredWeight
 from workbench.models.sharding.trained import TrainedLayer
 from workbench.models.stack import LayerStack, layer_context
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
-from workbench.profiler.layers import Span, Stacks, kept_bytes, profile_layers, saved_by_autograd
-from workbench.profiler.timing import Call, Maker, time_grids
+from workbench.profiler.grids import time_grids
+from workbench.profiler.layers import BUDGET_S, Span, Stacks, kept_bytes, profile_layers, saved_by_autograd
+from workbench.profiler.timing import Call, Maker, core_clock
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
 
 
@@ -35,15 +37,15 @@ def measure_layers(
     max_length: int,
     batch_sizes: tuple[int, ...] = BATCH_SIZES,
     lengths: tuple[int, ...] = SEQUENCE_LENGTHS,
-    budget_s: float = 40.0,
+    budget_s: float = BUDGET_S,
 ) -> Layers:
     """Return the profile of every layer on one core of this host at full speed (see profiler.layers)."""
     lengths = lengths_up_to(max_length, lengths, reads_images=stack.family.reads_images)
     stacks = Stacks(stack.num_layers, stack.num_encoder_layers)
     context_at = max_length if stack.family.reads_images else 32
-    benches = {span: _Bench(stack, config, span, context_at) for span in (*stacks.spans, stacks.whole)}
+    benches = {span: _Bench(stack, config, span, context_at) for span in stacks.spans}
     # One optimizer for all layers, as in a run: many small ones would each add overhead.
-    optimizer = benches[stacks.whole].optimizer
+    optimizer = _Bench(stack, config, stacks.whole, context_at).optimizer
     return profile_layers(
         stacks,
         benches,
@@ -64,7 +66,7 @@ def measure_parts(
     max_length: int,
     batch_sizes: tuple[int, ...] = BATCH_SIZES,
     lengths: tuple[int, ...] = SEQUENCE_LENGTHS,
-    budget_s: float = 20.0,
+    budget_s: float = BUDGET_S,
     device: str | torch.device = "cpu",
 ) -> dict[str, Grid]:
     """Return the seconds of a layer's heads and columns, all together and for one group (see core.division).
@@ -95,7 +97,8 @@ def measure_parts(
         makers[f"{kind}F"], makers[f"{kind}B"] = calls(compute, groups)
         makers[f"{kind}F1"], makers[f"{kind}B1"] = calls(compute, 1)
     lengths = lengths_up_to(max_length, lengths, reads_images=stack.family.reads_images)
-    return time_grids(makers, batch_sizes, lengths, budget_s=budget_s)
+    clock = core_clock() if device == "cpu" else time.perf_counter
+    return time_grids(makers, batch_sizes, lengths, budget_s=budget_s, clock=clock)
 
 
 def _parameter_bytes(stack: LayerStack, config: TechniqueConfig, index: int) -> dict[str, int]:

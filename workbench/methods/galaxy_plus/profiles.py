@@ -35,7 +35,7 @@ from workbench.models.sharding import (
 )
 from workbench.profiler.timing import Call
 
-BUDGET_S = 25.0
+BUDGET_S = 4.0
 
 
 def measure_host(

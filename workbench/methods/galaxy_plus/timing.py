@@ -17,7 +17,7 @@ from scipy.optimize import nnls
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferenceProfile, PieceCost, StackCosts, StackShape
 from workbench.methods.galaxy_plus.costs import working_bytes
-from workbench.profiler.timing import Call, time_calls
+from workbench.profiler.timing import Call, core_clock, time_calls
 
 Makers = Mapping[str, Callable[[int, int], Call]]
 """The functions to time for one stack: kind -> function of (tokens, units).  ATT and CATT get the query tokens and have
@@ -58,7 +58,7 @@ def measure_inference(
                 for count in tokens:
                     cells[index, kind, count, units] = make(count, units)
     with torch.inference_mode():
-        timings = time_calls(cells, budget_s=budget_s)
+        timings = time_calls(cells, budget_s=budget_s, clock=core_clock())
     samples: list[dict[str, list[tuple[int, int, float]]]] = [defaultdict(list) for _ in stacks]
     for (index, kind, count, units), seconds in timings.items():
         samples[index][kind].append((count * count if kind in PAIRED else count, units, seconds))

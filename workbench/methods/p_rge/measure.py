@@ -22,7 +22,7 @@ from workbench.methods.p_rge.zeroth_order import CausalModel, StepLog
 from workbench.models.loading import ModelFacts
 from workbench.models.parallel_adapter import made_up_mask
 from workbench.profiler.analytic import analytic_profile
-from workbench.profiler.layers import Span, Stacks, profile_layers
+from workbench.profiler.layers import BUDGET_S, Span, Stacks, profile_layers
 from workbench.profiler.timing import Call, Maker
 from workbench.tasks.prompts import PromptBatch
 
@@ -54,14 +54,15 @@ def made_up_batch(ids: Tensor, *, has_decoder: bool = False) -> PromptBatch:
     )
 
 
-def measure_layers(prepared: PreparedJob, *, max_length: int, budget_s: float = 40.0) -> Layers:
+def measure_layers(prepared: PreparedJob, *, max_length: int, budget_s: float = BUDGET_S) -> Layers:
     """Return the profile of every layer on one core of this host at full speed (see profiler.layers).
 
     F is measured over rows (parts x E) and tokens, STEP over the queries whose noise is drawn.
     """
     facts = prepared.facts
     stacks = Stacks(facts.num_layers, facts.num_encoder_layers)
-    models = {span: load_model(prepared, None if span == stacks.whole else span) for span in stacks.spans}
+    spans = dict.fromkeys((*stacks.spans, *stacks.stacks))
+    models = {span: load_model(prepared, None if span == stacks.whole else span) for span in spans}
     full_models = [models[stack] for stack in stacks.stacks]
     trained = layer_sizes(full_models, facts.num_layers)
     compute = activation_type(prepared.options.precision, prepared.options.compute_dtype)
@@ -75,7 +76,7 @@ def measure_layers(prepared: PreparedJob, *, max_length: int, budget_s: float = 
     with torch.inference_mode():
         return profile_layers(
             stacks,
-            {span: _Bench(model, facts) for span, model in models.items()},
+            {span: _Bench(models[span], facts) for span in stacks.spans},
             ROWS,
             (SHORT_LENGTH, max_length) if max_length > SHORT_LENGTH else (max_length,),
             budget_s=budget_s,

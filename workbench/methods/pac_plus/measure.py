@@ -24,7 +24,7 @@ from workbench.models.parallel_adapter import ParallelAdapterStage, made_up_mask
 from workbench.models.quantization import held_bytes
 from workbench.models.side_layers import WORD_KINDS
 from workbench.models.stack import LayerStack
-from workbench.profiler.layers import Stacks, kept_bytes, profile_layers, saved_by_autograd
+from workbench.profiler.layers import BUDGET_S, Stacks, kept_bytes, profile_layers, saved_by_autograd
 from workbench.profiler.timing import Call, Maker
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
@@ -38,7 +38,7 @@ def measure_layers(
     max_length: int,
     batch_sizes: tuple[int, ...] = BATCH_SIZES,
     lengths: tuple[int, ...] = SEQUENCE_LENGTHS,
-    budget_s: float = 40.0,
+    budget_s: float = BUDGET_S,
     is_fast: bool = True,
 ) -> Layers:
     """Return the profile of every layer on one core of this host at full speed (see profiler.layers).  is_fast: see

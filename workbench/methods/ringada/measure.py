@@ -22,8 +22,9 @@ from workbench.methods.training.handlers import StageContext, Targets
 from workbench.models.parallel_adapter import made_up_mask
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig
-from workbench.profiler.layers import Span, Stacks, kept_bytes, profile_layers, saved_by_autograd
-from workbench.profiler.timing import Call, Maker, time_grids
+from workbench.profiler.grids import time_grids
+from workbench.profiler.layers import BUDGET_S, Span, Stacks, kept_bytes, profile_layers, saved_by_autograd
+from workbench.profiler.timing import Call, Maker
 from workbench.runtime.flat_optimizer import LinearSchedule
 from workbench.schedules.costs import Crossing
 
@@ -36,7 +37,7 @@ def measure_layers(
     caches: bool = False,
     batch_sizes: tuple[int, ...] = BATCH_SIZES,
     lengths: tuple[int, ...] = SEQUENCE_LENGTHS,
-    budget_s: float = 40.0,
+    budget_s: float = BUDGET_S,
 ) -> Layers:
     """Return the profile of every layer on one core of this host at full speed (see profiler.layers and
     methods.ringada.schedule).
@@ -46,15 +47,13 @@ def measure_layers(
     lengths = lengths_up_to(max_length, lengths, reads_images=stack.family.reads_images)
     stacks = Stacks(stack.num_layers, stack.num_encoder_layers)
     benches = {span: _Bench(stack, config, span) for span in stacks.spans}
-    trained = {
-        layer: 4 * sum(one.numel() for one in bench.parameters(layer))
-        for bench in benches.values()
-        for layer in bench.layers
-    }
+    trained = {span: 4 * sum(one.numel() for one in bench.parameters(span.start)) for span, bench in benches.items()}
 
     def nbytes(layer: int) -> dict[str, int]:
         frozen = sum(one.numel() * one.element_size() for one in stack.layers[layer].parameters())
-        return {"frozen_bytes": frozen, "trainable_bytes": trained[layer]} | crossing_bytes(stack, layer)
+        return {"frozen_bytes": frozen, "trainable_bytes": trained[stacks.span_of(layer)]} | crossing_bytes(
+            stack, layer
+        )
 
     profiles = profile_layers(stacks, benches, batch_sizes, lengths, budget_s=0.8 * budget_s, layer_bytes=nbytes)
     first, last = benches[Span(0, 1)], benches[Span(stack.num_layers - 1, stack.num_layers)]
