@@ -43,7 +43,7 @@ from workbench.runtime.frames import (
     Message,
     Messages,
 )
-from workbench.runtime.health import reply
+from workbench.runtime.health import Health
 from workbench.runtime.memory import lift_all_budgets, read_memory
 from workbench.runtime.messages import (
     AnswerMessage,
@@ -200,7 +200,9 @@ class PipeChannel(Channel):
     def command(self, data: bytes) -> None:
         """Handle a command.  Pings are answered here, even while the job is busy."""
         if is_ping(data):
-            self._engine.send("event", encode_message(reply(self._context, self._footprint_bytes)), self._number)
+            self._engine.send(
+                "event", encode_message(self._engine.health.reply(self._context, self._footprint_bytes)), self._number
+            )
             return
         command = decode_message(data, self._call, f"A command for {self._call.name}", self._moved)
         with self._arriving:
@@ -233,7 +235,7 @@ class Engine:
         self._channel: PipeChannel | None = None
         self._next: tuple[int, RankContext] | None = None  # the number and context of the last call that came
         self._laptop_folder: Path | None = None
-        self.stopped = -1
+        self.stopped, self.health = -1, Health()
         self.store = ChannelStore(self.ask)  # torch keeps only its C++ half, which does not work without this object
 
     def send(self, kind: Kind, data: bytes, number: int = 0) -> None:
@@ -298,7 +300,7 @@ class Engine:
             case "command" if self._next is not None and is_ping(message.data):
                 # The libraries of a call are still being imported, which takes a slow or a busy device half a minute.
                 number, context = self._next
-                self.send("event", encode_message(reply(context, read_memory().anonymous_bytes)), number)
+                self.send("event", encode_message(self.health.reply(context, read_memory().anonymous_bytes)), number)
             case "stop":
                 self.stopped = message.number
             case "reply" if message.number in self._replies:
