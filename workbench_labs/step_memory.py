@@ -1,7 +1,9 @@
 """Peak memory and time of one training step: by forward passes, by backpropagation, and with checkpointing.
 
 Each is measured in a process of its own, above the memory of the loaded model: `python -m workbench_labs.step_memory
-MODEL SIDE QUERIES SAMPLES`.  Checkpointing: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016.
+MODEL QUERIES SAMPLES` forks one for each.
+
+Checkpointing: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ import json
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -76,34 +80,40 @@ def _reset_peak() -> bool:
 
 def step_memory(model: str, queries: int, samples: int) -> dict[Side, tuple[float, float]]:
     """Return each side's peak MB above the loaded model, and its seconds, each measured in a process of its own."""
-    found = {}
     # Freed memory goes back at once, so that the peak is what is needed at one time.
     environment = child_environment() | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    command = [sys.executable, "-m", "workbench_labs.step_memory", model, str(queries), str(samples)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, env=environment)
+    if done.returncode:
+        words = " ".join(done.stderr.strip().splitlines()[-1:])
+        raise RuntimeSetupError("The memory of a step was to be measured.", f"It stops: {words}", "Try again.")
+    measured = json.loads(done.stdout.splitlines()[-1])
+    return {side: (peak_bytes / 1e6, seconds) for side, (peak_bytes, seconds) in measured.items()}
+
+
+def measure_each(model: str, queries: int, samples: int) -> dict[Side, tuple[int, float]]:
+    """Return what `measure` gives for each side, in a process forked for it: the libraries are loaded once."""
+    measured = {}
     for side in get_args(Side):
-        command = [sys.executable, "-m", "workbench_labs.step_memory", model, side, str(queries), str(samples)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, env=environment)
-        if done.returncode:
-            words = " ".join(done.stderr.strip().splitlines()[-1:])
-            raise RuntimeSetupError(f"The memory of '{side}' was to be measured.", f"It stops: {words}", "Try again.")
-        peak_bytes, seconds = json.loads(done.stdout.splitlines()[-1])
-        found[side] = peak_bytes / 1e6, seconds
-    return found
+        with ProcessPoolExecutor(1, get_context("fork")) as process:
+            measured[side] = process.submit(measure, model, side, queries, samples).result()
+    return measured
 
 
-def memory_table(found: dict[Side, tuple[float, float]], *, title: str) -> Table:
+def memory_table(peaks: dict[Side, tuple[float, float]], *, title: str) -> Table:
     """Return the peaks and the times."""
     rows = [
-        (side, f"{peak:.0f}" if peak else "unknown here", f"{seconds:.2f}") for side, (peak, seconds) in found.items()
+        (side, f"{peak:.0f}" if peak else "unknown here", f"{seconds:.2f}") for side, (peak, seconds) in peaks.items()
     ]
     return Table(("a step by", "peak above the model (MB)", "seconds"), rows, title=title)
 
 
-def ratio(found: dict[Side, tuple[float, float]]) -> float | str:
+def ratio(measured: dict[Side, tuple[float, float]]) -> float | str:
     """Return the peak of backpropagation over that of forward passes."""
-    forward, backward = found["forward passes"][0], found["backpropagation"][0]
+    forward, backward = measured["forward passes"][0], measured["backpropagation"][0]
     return backward / forward if forward and backward else "unknown here: this system does not reset a peak"
 
 
 if __name__ == "__main__":
-    model_name, chosen, q, count = sys.argv[1:]
-    sys.stdout.write(json.dumps(measure(model_name, chosen, int(q), int(count))) + "\n")  # type: ignore[arg-type]
+    model_name, q, count = sys.argv[1:]
+    sys.stdout.write(json.dumps(measure_each(model_name, int(q), int(count))) + "\n")

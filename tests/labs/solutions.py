@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import linecache
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
 
 from workbench_labs.course.lab import EXERCISES
 
@@ -44,3 +49,22 @@ def written(text: str, name: str) -> Callable[..., Any]:
     scope: dict[str, Any] = {"shared": lambda function: function}
     exec(compile(text, file, "exec"), scope)
     return scope[name]  # type: ignore[no-any-return]
+
+
+def run_cells(notebook: Path, parameters: dict[str, Any]) -> None:
+    """Run a notebook's cells in this process, where torch is loaded already, and fail with the first cell that does.
+
+    Their functions are those of the main module, as in a kernel: devices get them by value.
+    """
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    quiet = Config(HistoryManager={"enabled": False})
+    main = sys.modules["__main__"]
+    shell = InteractiveShell.instance(config=quiet, user_module=ModuleType("__main__"))
+    try:
+        for cell in (cell for cell in cells if cell["cell_type"] == "code"):
+            shell.run_cell("".join(cell["source"])).raise_error()
+            if "parameters" in cell["metadata"].get("tags", []):
+                shell.push(parameters)
+    finally:
+        InteractiveShell.clear_instance()
+        sys.modules["__main__"] = main

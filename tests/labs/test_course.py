@@ -18,9 +18,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.labs.solutions import ALL, ROOT, SOLUTIONS, Functions, defined, source_path, written
+from tests.labs.solutions import ALL, ROOT, SOLUTIONS, Functions, defined, run_cells, source_path, written
 from workbench.core.errors import ConfigError
-from workbench.runs.notebooks import run_notebook
 from workbench_labs.course import interruption, release
 from workbench_labs.course.lab import EXERCISES, HandIn, Lab, exercises_of
 from workbench_labs.course.verdict import is_right
@@ -141,9 +140,8 @@ def test_the_source_with_its_solutions_runs_as_a_whole(
     lab: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORKBENCH_TINY", "1")
-    run_notebook(
-        source_path(lab), tmp_path / "done.ipynb", {"student": "anna", "output": str(tmp_path), "fidelity": "paced"}
-    )
+    monkeypatch.chdir(source_path(lab).parent)
+    run_cells(source_path(lab), {"student": "anna", "output": str(tmp_path), "fidelity": "paced"})
     work = HandIn.read(tmp_path / f"{lab}-anna.json")
     assert {name: answer.passed for name, answer in work.answers.items()} == dict.fromkeys(ALL[lab], True)
 
