@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 
 from generate.command_line import commands
+from generate.families import families
 from generate.files import cluster_keys, clusters, device_models, report_schema, report_tables
 from generate.options import method_options
 from generate.python_api import module
@@ -18,6 +19,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "cluster-keys": cluster_keys,
     "commands": commands,
     "device-models": device_models,
+    "families": families,
     "method-options": method_options,
     "python": module,
     "report": report_tables,

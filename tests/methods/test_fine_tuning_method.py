@@ -110,7 +110,7 @@ def test_wrong_options_are_named(data: Path, options: dict, words: tuple[str, ..
 @pytest.mark.parametrize(
     ("method", "model", "options", "words"),
     [
-        ("fine_tuning", "tiny-gpt2", {}, "the family gpt2.*built for bert and distilbert"),
+        ("fine_tuning", "tiny-gpt2", {}, "the family gpt2.*built for bert, roberta, distilbert"),
         ("confidant", "tiny-bert", {"technique": "serial"}, "technique = 'serial'.*built for full and lora"),
         ("fine_tuning", "tiny-bert", {"lora_dropout": 0.1}, "lora_dropout = 0.1.*lora_dropout = 0"),
         ("fine_tuning", "tiny-bert", {"backbone_dtype": "int8"}, "backbone_dtype = 'int8'.*float32"),

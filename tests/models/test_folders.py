@@ -152,6 +152,7 @@ def batch_for(family: str) -> tuple[Tensor, Tensor, Tensor | None]:
     return ids * mask, mask, targets if FAMILIES[family].decoder else None
 
 
+WINDOWS = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
 ODD: dict[str, tuple[str, dict[str, Any], Spoil | None]] = {
     **{f"{family} as it is": (family, {}, None) for family in FAMILIES},
     "bert: gelu_new, wide": ("bert", {"hidden_act": "gelu_new", "intermediate_size": 200}, None),
@@ -185,6 +186,89 @@ ODD: dict[str, tuple[str, dict[str, Any], Spoil | None]] = {
     "llama: one group, biases, wide heads": (
         "llama",
         {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True, "head_dim": 12},
+        None,
+    ),
+    "roberta: other sizes": ("roberta", {"vocab_size": 1499, "hidden_act": "relu"}, None),
+    "modernbert: biases, narrow windows": (
+        "modernbert",
+        {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "local_attention": 4},
+        None,
+    ),
+    "mistral: window shorter than the text, wide heads": ("mistral", {"sliding_window": 4, "head_dim": 12}, None),
+    "mistral: no window": ("mistral", {"sliding_window": None}, None),
+    "qwen2: tied, one group, windows in two layers": (
+        "qwen2",
+        {
+            "tie_word_embeddings": True,
+            "num_key_value_heads": 1,
+            "use_sliding_window": True,
+            "sliding_window": 3,
+            "layer_types": WINDOWS,
+        },
+        None,
+    ),
+    "qwen3: biases, odd vocabulary, long positions": (
+        "qwen3",
+        {
+            "attention_bias": True,
+            "vocab_size": 1493,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 8,
+            },
+        },
+        None,
+    ),
+    "smollm3: biases, other layers without positions, windows": (
+        "smollm3",
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "no_rope_layers": [0, 1, 0, 1],
+            "sliding_window": 5,
+            "use_sliding_window": True,
+            "layer_types": WINDOWS,
+        },
+        None,
+    ),
+    "granite: tied, biases": ("granite", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}, None),
+    "phi3: one group, window, half of a head turns": (
+        "phi3",
+        {
+            "num_key_value_heads": 1,
+            "sliding_window": 4,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        },
+        None,
+    ),
+    "gpt_neox: one block after the other, tied": (
+        "gpt_neox",
+        {"use_parallel_residual": False, "tie_word_embeddings": True},
+        None,
+    ),
+    "gpt_neox: without biases, whole heads turn": (
+        "gpt_neox",
+        {
+            "attention_bias": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+        },
+        None,
+    ),
+    "olmo2: one group, biases": ("olmo2", {"num_key_value_heads": 1, "attention_bias": True}, None),
+    "gemma3: untied, one group, narrow windows, long positions": (
+        "gemma3_text",
+        {
+            "tie_word_embeddings": False,
+            "num_key_value_heads": 1,
+            "sliding_window": 3,
+            "query_pre_attn_scalar": 9,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
         None,
     ),
     "opt: untied": ("opt", {"tie_word_embeddings": False}, None),
@@ -248,56 +332,45 @@ def test_pairs_with_one_token_type(tmp_path: Path) -> None:
     )
 
 
-def missing(part: str) -> Spoil:
-    """Return what drops the first tensor whose name holds a part."""
+def missing(end: str) -> Spoil:
+    """Return what drops the first tensor whose name ends with a path."""
 
     def drop(found: dict[str, Tensor]) -> dict[str, Tensor]:
-        name = min(key for key in found if part in key)
+        name = min(key for key in found if f".{key}".endswith(f".{end}"))
         return {key: tensor for key, tensor in found.items() if key != name}
 
     return tensors(drop)
 
 
-QUERY = {
-    "bert": "query",
-    "distilbert": "q_lin",
-    "gpt2": "c_attn",
-    "llama": "q_proj",
-    "opt": "q_proj",
-    "bart": "q_proj",
-    "t5": ".q.",
-}
-FINAL = {
-    "gpt2": "ln_f",
-    "llama": "model.norm",
-    "opt": "decoder.final_layer_norm",
-    "vit": "layernorm.w",
-    "t5": "decoder.final_layer_norm",
-}
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_missing_weights_are_named_on_every_path(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", FAMILIES)
+def test_missing_weights_are_named_on_every_path(name: str, tmp_path: Path) -> None:
     """A tensor, a final norm, a layer, a head; all of them under a foreign prefix: never random numbers."""
-    first_layer = {"t5": "block.0.", "gpt2": "h.0."}.get(
-        family, "layers.0." if family in ("llama", "opt", "bart") else "layer.0."
-    )
+    family = FAMILIES[name]
+    last = family.decoder or family
+
+    def stored(path: str) -> str:
+        for ours, theirs in family.stored_names.items():
+            path = path.replace(ours, theirs)
+        return path
+
+    query = next(path for role, path in last.weights.items() if role.startswith("query"))
+    first_layer = stored(f"{family.layers.rpartition('.')[2]}.0.")
     ways = {
-        "one tensor": missing(QUERY.get(family, "query")),
+        "one tensor": missing(stored(f".{query}.weight").removeprefix(".")),
         "prefix": tensors(lambda found: {f"foreign.{key}": one for key, one in found.items()}),
+        "a layer": tensors(lambda found: {key: one for key, one in found.items() if first_layer not in key}),
     }
-    ways["a layer"] = tensors(lambda found: {key: one for key, one in found.items() if first_layer not in key})
-    if family in FINAL:
-        ways["final norm"] = missing(FINAL[family])
-    if FAMILIES[family].is_causal:
-        ways["head"] = missing("lm_head")
+    if last.final:
+        ways["final norm"] = missing(f"{last.final}.weight")
+    if family.is_causal:
+        ways["head"] = missing(stored("lm_head.weight"))
     for number, (way, spoil) in enumerate(ways.items()):
-        folder = write(tmp_path / str(number), family, **({"tie_word_embeddings": False} if way == "head" else {}))
+        folder = write(tmp_path / str(number), name, **({"tie_word_embeddings": False} if way == "head" else {}))
         spoil(folder)
         paths = {"forward-only": forward_only} if way == "head" else PATHS
         for path in paths.values():
             with pytest.raises(WorkbenchError, match=r"do not hold|hold 3 layers|hold 1 layers") as caught:
-                path(str(folder), *batch_for(family))
+                path(str(folder), *batch_for(name))
             assert "\n" not in str(caught.value), way
 
 
@@ -407,6 +480,13 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
     "activation": (settings(hidden_act="nope"), "nope"),
     "used as a decoder": (settings(is_decoder=True), "is_decoder"),
     "unknown type": (settings(model_type="nope"), "nope"),
+    "a mixture of experts": (settings(model_type="qwen3_moe"), "mixture of experts is not carried. Known families"),
+    "a hybrid": (settings(model_type="granitemoehybrid"), "is not carried"),
+    "relative positions": (settings(model_type="deberta-v2"), "Attention to relative positions is not carried"),
+    "a setting that is not carried": (
+        settings(model_type="gemma3_text", use_bidirectional_attention=True),
+        "use_bidirectional_attention = True was asked for.*attend to later ones",
+    ),
     "configuration cut": (content("config.json", b'{"model_'), "config.json"),
     "configuration that is a list": (content("config.json", b"[]"), "model_type"),
     "configuration of bytes": (content("config.json", b"\xff\xfe\x00"), "config.json"),

@@ -22,9 +22,10 @@ def test_facts_agree_with_the_weights(family):
     facts, stack = model_facts(name), load_stack(name)
     assert (facts.num_layers, facts.hidden_size, facts.num_heads, facts.feed_forward_size) == (4, 32, 4, 64)
     check_embeddings(facts, stack)
-    assert facts.is_causal == stack.is_causal == (family in ("gpt2", "llama", "opt"))
-    assert facts.is_gated == (family == "llama")
-    assert facts.num_encoder_layers == stack.num_encoder_layers == (2 if family in ("t5", "bart") else None)
+    own = FAMILIES[family]
+    assert facts.is_causal == stack.is_causal == own.is_causal
+    assert facts.is_gated == bool({"gate", "gate_up"}.intersection(own.weights))
+    assert facts.num_encoder_layers == stack.num_encoder_layers == (2 if own.decoder else None)
     if family == "vit":
         assert facts.max_length == 17 and facts.vocabulary_size == 0
     else:

@@ -18,6 +18,7 @@ from transformers import AutoModelForTokenClassification
 
 from workbench.core.errors import WorkbenchError
 from workbench.models.evaluation import answer_scores
+from workbench.models.families import FAMILIES
 from workbench.models.loading import load_model, load_stack, model_config
 from workbench.models.lora import require_peft
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss
@@ -26,7 +27,6 @@ from workbench.models.side_layers import TOKEN_KINDS
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage, _TrainedEmbedding
 
-FAMILIES = ("bert", "distilbert", "gpt2", "llama", "opt", "vit", "t5", "bart")
 TECHNIQUES = ("full", "lora", "adapters")
 
 

@@ -139,6 +139,7 @@ def _prompted(
 
 
 def _require_generating(model: str) -> None:
+    from workbench.models.families import generating_families
     from workbench.models.loading import model_facts, require_known
 
     require_known(model)
@@ -147,5 +148,5 @@ def _require_generating(model: str) -> None:
         raise ConfigError(
             f"A zero-shot score of '{model}' was asked for.",
             "It predicts no words: its head has yet to be trained.",
-            "Give a run's folder, or choose a model that generates (GPT-2, OPT, Llama, T5, BART).",
+            f"Give a run's folder, or choose a model that generates ({generating_families()}).",
         )

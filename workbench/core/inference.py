@@ -28,7 +28,7 @@ class StackShape:
     hidden_bytes: bytes of one token's hidden state in a message.  kv_unit_bytes: bytes of one token's keys and values
     of one unit in a message, 0 if they are as wide as the hidden state (twice hidden_bytes for all units).
     head_size: width of one head's queries, keys or values; 0: not known, so that FLOPs cannot be computed.
-    heads_per_unit: 1, or the number of heads in a group.
+    heads_per_unit: 1, or the number of heads in a group.  keys_per_unit: the number of its heads of keys and values.
     """
 
     num_layers: int
@@ -45,6 +45,7 @@ class StackShape:
     is_causal: bool = False
     head_size: int = 0
     heads_per_unit: int = 1
+    keys_per_unit: int = 1
     is_gated: bool = False
 
     @property
@@ -71,7 +72,7 @@ class StackShape:
         """Return the width of the part of a product's weights in one unit or column; the other dimension is the hidden
         size.
         """
-        query, both = self.query_width, 2 * self.head_size
+        query, both = self.query_width, 2 * self.keys_per_unit * self.head_size
         return {
             "QKV": query + both,
             "OUT": query,

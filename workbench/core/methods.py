@@ -80,13 +80,6 @@ JOB_FIELDS = {
                 "distilbert-base-uncased",
                 "gpt2",
                 "t5-small",
-                "tiny-bert",
-                "tiny-gpt2",
-                "tiny-llama",
-                "tiny-opt",
-                "tiny-t5",
-                "tiny-bart",
-                "tiny-vit",
             )
         },
     ),
@@ -97,7 +90,8 @@ JOB_FIELDS = {
     "micro_batches": FormField(label="Micro-batches", tooltip="Into how many a mini-batch is cut for the pipeline"),
     "seed": FormField(label="Seed", tooltip="Of order, initial weights and dropout"),
 }
-"""The form of a method that declares no other, before its own options.  Method and task list what there is."""
+"""The form of a method that declares no other, before its own options.  Method and task list what there is,
+and the models of the list are followed by a tiny one of each family."""
 SETTINGS_FIELD = FormField(
     label="Settings",
     tooltip="Where the paper's settings differ: those of the workbench, or the paper's; what you change yourself stays",

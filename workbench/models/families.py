@@ -1,83 +1,14 @@
-"""Table of the supported model families, one entry each: where embeddings and layers are, and how to call them."""
+"""Table of the supported model families: one entry each.
+
+A family is added by its entry.  If it needs more than family.py can declare, family.py is where that is added.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-import torch.nn.functional as functional
-from torch import Tensor, nn
-
 from workbench.core.errors import ConfigError
-
-POSITION_OFFSET = 2
-"""The first rows of BART's and OPT's position tables do not belong to any position."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerContext:
-    """The inputs of a layer that are the same for all layers of a batch.
-
-    mask: (n, 1, t, t) bool, True where a query may attend; None if it may attend everywhere that its family allows.
-    rotary: cosines and sines, (1, t, head size) each; None for families without rotary positions.
-    position_bias: (1, heads, t, t), added to the attention scores; None for families without it.
-    memory: (n, t, d), the encoder's output for decoder layers.  memory_mask: (n, 1, s, t) bool, None without padding.
-    """
-
-    mask: Tensor | None
-    rotary: tuple[Tensor, Tensor] | None = None
-    position_bias: Tensor | None = None
-    memory: Tensor | None = None
-    memory_mask: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One stack of layers.
-
-    layers, final, position_bias: paths in the base model ('' if the family has none; a checkpoint may lack the final
-    norm).
-    embedding: modules by role, as paths; modules missing from a checkpoint are left out.
-    weights: a layer's projections by role (query, key, value or all three in one, output, up, down, gate), as paths.
-    gated_weights: the same for checkpoints whose layers have a module at the path `gate`.
-    norms: paths of a layer's norms, in the order of its blocks (attention, cross-attention, feed-forward).
-    """
-
-    layers: str
-    embedding: Mapping[str, str]
-    norms: tuple[str, ...]
-    final: str = ""
-    position_bias: str = ""
-    weights: Mapping[str, str]
-    gated_weights: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family(Part):
-    """The structure of one Hugging Face architecture: its only stack or its encoder, and properties of the whole model.
-
-    rotary: path of the module that makes the tables of rotary positions, '' if there is none.
-    is_pre_norm: whether a block's norm comes before it or after the residual addition; the name of a setting if this
-    varies.
-    activation: the setting that names the feed-forward network's activation function.
-    has_head_bias: whether the language model head has a bias ('final_logits_bias').
-    scales_attention: whether scores are divided by the square root of the head size.
-    reads_images: whether input_ids are an image's patches.
-    stored_names: substrings of parameter names that checkpoint files spell differently, replaced in this order.
-    """
-
-    rotary: str = ""
-    is_causal: bool = False
-    is_pre_norm: bool | str = False
-    activation: str = "activation_function"
-    has_head_bias: bool = False
-    has_token_types: bool = False
-    scales_attention: bool = True
-    reads_images: bool = False
-    stored_names: Mapping[str, str] = field(default_factory=dict)
-    decoder: Part | None = None
-    tiny: Mapping[str, Any] = field(default_factory=dict)
+from workbench.models.family import Family, Part
 
 
 def _attention(path: str, *names: str, prefix: str = "") -> dict[str, str]:
@@ -112,20 +43,75 @@ def _bart_embedding(stack: str) -> dict[str, str]:
     }
 
 
+def _gpt2_score_scale(config: Any, head_size: int, layer: int) -> float:
+    """Return the factor of the scores: GPT-2 can omit the scaling, or also divide by the layer's number."""
+    scale = head_size**-0.5 if config.scale_attn_weights else 1.0
+    return scale / (layer + 1) if config.scale_attn_by_inverse_layer_idx else scale
+
+
 _BART_SELF = _attention("self_attn.", "q_proj", "k_proj", "v_proj", "out_proj") | {"up": "fc1", "down": "fc2"}
+
+_BERT: dict[str, Any] = {
+    "layers": "encoder.layer",
+    "embedding": {"embeddings": "embeddings"},
+    "norms": ("attention.output.LayerNorm", "output.LayerNorm"),
+    "activation": "hidden_act",
+    "has_pooler": True,
+    "weights": _attention("attention.", "self.query", "self.key", "self.value", "output.dense")
+    | {"up": "intermediate.dense", "down": "output.dense"},
+    "tiny": {"num_attention_heads": 4, "intermediate_size": 64},
+}
+_LLAMA: dict[str, Any] = {
+    "layers": "layers",
+    "embedding": {"embed_tokens": "embed_tokens"},
+    "norms": ("input_layernorm", "post_attention_layernorm"),
+    "final": "norm",
+    "rotary": "rotary_emb",
+    "is_causal": True,
+    "is_pre_norm": True,
+    "activation": "hidden_act",
+    "weights": _attention("self_attn.", "q_proj", "k_proj", "v_proj", "o_proj")
+    | {"gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"},
+    "tiny": {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": 512,
+    },
+}
+"""Of the decoders that differ from it in a few places."""
+_HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 
 FAMILIES: dict[str, Family] = {
     "bert": Family(
-        layers="encoder.layer",
-        embedding={"embeddings": "embeddings"},
-        norms=("attention.output.LayerNorm", "output.LayerNorm"),
-        activation="hidden_act",
+        title="BERT",
+        examples="bert-base-uncased, multilingual BERT, all-MiniLM-L6-v2",
         has_token_types=True,
-        weights=_attention("attention.", "self.query", "self.key", "self.value", "output.dense")
-        | {"up": "intermediate.dense", "down": "output.dense"},
-        tiny={"num_attention_heads": 4, "intermediate_size": 64},
+        prunes_by_trace=True,
+        **_BERT,
+    ),
+    "roberta": Family(
+        title="RoBERTa",
+        examples="FacebookAI/roberta-base, roberta-large",
+        positions_behind_padding=True,
+        **_BERT,
+    ),
+    "modernbert": Family(
+        title="ModernBERT",
+        examples="answerdotai/ModernBERT-base",
+        layers="layers",
+        embedding={"embeddings": "embeddings"},
+        norms=("attn_norm", "mlp_norm"),
+        final="final_norm",
+        rotary="rotary_emb",
+        is_pre_norm=True,
+        activation="hidden_activation",
+        weights={"query_key_value": "attn.Wqkv", "output": "attn.Wo", "gate_up": "mlp.Wi", "down": "mlp.Wo"},
+        tiny={"num_attention_heads": 4, "intermediate_size": 64, "local_attention": 8},
     ),
     "distilbert": Family(
+        title="DistilBERT",
+        examples="distilbert-base-uncased",
         layers="transformer.layer",
         embedding={"embeddings": "embeddings"},
         norms=("sa_layer_norm", "output_layer_norm"),
@@ -134,34 +120,115 @@ FAMILIES: dict[str, Family] = {
         tiny={"num_attention_heads": 4, "hidden_dim": 64},
     ),
     "gpt2": Family(
+        title="GPT-2",
+        examples="gpt2, gpt2-medium, distilgpt2",
         layers="h",
         embedding={"wte": "wte", "wpe": "wpe"},
         norms=("ln_1", "ln_2"),
         final="ln_f",
         is_causal=True,
         is_pre_norm=True,
+        score_scale=_gpt2_score_scale,
         weights={"query_key_value": "attn.c_attn", "output": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"},
         tiny={"num_attention_heads": 4, "n_inner": 64},
     ),
-    "llama": Family(
+    "llama": Family(title="Llama", examples="Llama 2 and 3, TinyLlama, SmolLM2-135M", **_LLAMA),
+    "mistral": Family(title="Mistral", examples="mistralai/Mistral-7B-v0.3", **_LLAMA),
+    "qwen2": Family(title="Qwen2", examples="Qwen/Qwen2-0.5B, Qwen2.5-0.5B", **_LLAMA),
+    "qwen3": Family(
+        title="Qwen3",
+        examples="Qwen/Qwen3-0.6B",
+        **_LLAMA | {"head_norms": _HEAD_NORMS, "tiny": _LLAMA["tiny"] | {"head_dim": 16}},
+    ),
+    "smollm3": Family(
+        title="SmolLM3",
+        examples="HuggingFaceTB/SmolLM3-3B",
+        rotary_layers="no_rope_layers",
+        **_LLAMA,
+    ),
+    "granite": Family(
+        title="Granite",
+        examples="ibm-granite/granite-3.3-2b-instruct",
+        score_scale=lambda config, head_size, layer: config.attention_multiplier,
+        residual_scale=lambda config: config.residual_multiplier,
+        embedding_scale=lambda config: config.embedding_multiplier,
+        head_scale=lambda config: 1 / config.logits_scaling,
+        **_LLAMA
+        | {
+            "tiny": _LLAMA["tiny"]
+            | {
+                "attention_multiplier": 0.2,
+                "residual_multiplier": 0.3,
+                "embedding_multiplier": 3.0,
+                "logits_scaling": 2.0,
+            }
+        },
+    ),
+    "phi3": Family(
+        title="Phi-3",
+        examples="microsoft/Phi-3-mini-4k-instruct, Phi-4-mini",
+        **_LLAMA
+        | {
+            "weights": {
+                "query_key_value": "self_attn.qkv_proj",
+                "output": "self_attn.o_proj",
+                "gate_up": "mlp.gate_up_proj",
+                "down": "mlp.down_proj",
+            }
+        },
+    ),
+    "gpt_neox": Family(
+        title="GPT-NeoX",
+        examples="EleutherAI/pythia-14m to pythia-410m",
         layers="layers",
-        embedding={"embed_tokens": "embed_tokens"},
+        embedding={"embed_tokens": "embed_in"},
         norms=("input_layernorm", "post_attention_layernorm"),
-        final="norm",
+        final="final_layer_norm",
         rotary="rotary_emb",
         is_causal=True,
         is_pre_norm=True,
+        parallel="use_parallel_residual",
+        interleaves_heads=True,
         activation="hidden_act",
-        weights=_attention("self_attn.", "q_proj", "k_proj", "v_proj", "o_proj")
-        | {"gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"},
-        tiny={
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "intermediate_size": 64,
-            "max_position_embeddings": 512,
+        stored_names={"lm_head.": "embed_out."},
+        weights={
+            "query_key_value": "attention.query_key_value",
+            "output": "attention.dense",
+            "up": "mlp.dense_h_to_4h",
+            "down": "mlp.dense_4h_to_h",
+        },
+        tiny={"num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 512},
+    ),
+    "olmo2": Family(
+        title="OLMo 2",
+        examples="allenai/OLMo-2-0425-1B",
+        output_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+        head_norms=_HEAD_NORMS,
+        **_LLAMA | {"norms": ("", "")},
+    ),
+    "gemma3_text": Family(
+        title="Gemma 3 (text)",
+        examples="google/gemma-3-270m, gemma-3-1b-it",
+        output_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+        head_norms=_HEAD_NORMS,
+        norm_adds_one=True,
+        score_scale=lambda config, head_size, layer: config.query_pre_attn_scalar**-0.5,
+        refused={
+            "use_bidirectional_attention": "its tokens attend to later ones",
+            "attn_logit_softcapping": "its attention scores are capped",
+            "final_logit_softcapping": "its logits are capped",
+        },
+        **_LLAMA
+        | {
+            "norms": ("input_layernorm", "pre_feedforward_layernorm"),
+            "activation": "hidden_activation",
+            "tiny": _LLAMA["tiny"]
+            | {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8, "sliding_window_pattern": 3},
         },
     ),
     "opt": Family(
+        title="OPT",
+        examples="facebook/opt-125m to opt-1.3b",
         layers="decoder.layers",
         embedding={
             "words": "decoder.embed_tokens",
@@ -172,10 +239,13 @@ FAMILIES: dict[str, Family] = {
         final="decoder.final_layer_norm",
         is_causal=True,
         is_pre_norm="do_layer_norm_before",
+        head_projection="decoder.project_out",
         weights=_BART_SELF,
         tiny={"num_attention_heads": 4, "ffn_dim": 64, "word_embed_proj_dim": 32},
     ),
     "vit": Family(
+        title="ViT",
+        examples="google/vit-base-patch16-224",
         layers="layers",
         embedding={"embeddings": "embeddings"},
         norms=("layernorm_before", "layernorm_after"),
@@ -183,6 +253,7 @@ FAMILIES: dict[str, Family] = {
         is_pre_norm=True,
         activation="hidden_act",
         reads_images=True,
+        has_pooler=True,
         stored_names={
             "layers.": "encoder.layer.",
             ".attention.q_proj.": ".attention.attention.query.",
@@ -196,21 +267,29 @@ FAMILIES: dict[str, Family] = {
         tiny={"num_attention_heads": 4, "intermediate_size": 64, "image_size": 8, "patch_size": 2, "num_channels": 1},
     ),
     "t5": Family(
+        title="T5",
+        examples="t5-small to t5-11b, Flan-T5",
         **_t5("encoder", 1),
         is_pre_norm=True,
         activation="dense_act_fn",
-        scales_attention=False,
-        decoder=Part(**_t5("decoder", 2)),
+        num_layers="num_layers",
+        score_scale=lambda config, head_size, layer: 1.0,
+        head_scale=lambda config: config.d_model**-0.5 if getattr(config, "scale_decoder_outputs", False) else 1.0,
+        decoder=Part(**_t5("decoder", 2), num_layers="num_decoder_layers"),
         tiny={"num_heads": 4, "d_kv": 8, "d_ff": 64, "decoder_start_token_id": 0},
     ),
     "bart": Family(
+        title="BART",
+        examples="facebook/bart-base, bart-large",
         layers="encoder.layers",
+        num_layers="encoder_layers",
         embedding=_bart_embedding("encoder"),
         norms=("self_attn_layer_norm", "final_layer_norm"),
         has_head_bias=True,
         weights=_BART_SELF,
         decoder=Part(
             layers="decoder.layers",
+            num_layers="decoder_layers",
             embedding=_bart_embedding("decoder"),
             norms=("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
             weights=_BART_SELF | _attention("encoder_attn.", "q_proj", "k_proj", "v_proj", "out_proj", prefix="cross_"),
@@ -228,78 +307,43 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+_NOT_CARRIED = {
+    "deberta": "Attention to relative positions",
+    "moe": "A mixture of experts",
+    "mixtral": "A mixture of experts",
+    "mamba": "A state-space model",
+    "rwkv": "A state-space model",
+    "hybrid": "A hybrid of attention and other layers",
+    "lfm2": "A hybrid of attention and other layers",
+}
+"""What is not carried, by parts of model types."""
+
+
 def family_of(model_type: str) -> Family:
     """Return the table entry of a Hugging Face model type.  Raises ConfigError for an unsupported type."""
     if model_type not in FAMILIES:
+        what = next((what for part, what in _NOT_CARRIED.items() if part in str(model_type)), None)
+        reason = "" if what is None else f"{what} is not carried. "
         raise ConfigError(
             f"A model of the family '{model_type}' was asked for.",
-            f"Known families are {', '.join(FAMILIES)}.",
+            f"{reason}Known families are {', '.join(FAMILIES)}.",
             "Choose another model, or add an entry to workbench/models/families.py: where its embedding, layers "
-            "and final norm are, "
-            "how one layer is called, and which of a layer's modules project.",
+            "and final norm are, and which of a layer's modules project.",
         )
     return FAMILIES[model_type]
 
 
-def layer_paths(part: Part, layer: nn.Module) -> Mapping[str, str]:
-    """Return the paths of a layer's projections by role, for this checkpoint's variant (gated or not)."""
-    names = {name for name, _ in layer.named_modules()}
-    return part.gated_weights if part.gated_weights and part.gated_weights["gate"] in names else part.weights
+def require_carried(config: Any) -> None:
+    """Raise ConfigError for a configuration of a known family with a setting that is not carried."""
+    for setting, reason in family_of(config.model_type).refused.items():
+        if value := getattr(config, setting, None):
+            raise ConfigError(
+                f"A model of the family '{config.model_type}' with {setting} = {value} was asked for.",
+                f"That is not carried: {reason}.",
+                "Choose another model of the family.",
+            )
 
 
-def words_of(modules: Any) -> Any:
-    """Return the word embedding from a mapping of embedding modules or paths by role."""
-    return next(module for role, module in modules.items() if role in ("words", "embed_tokens", "wte"))
-
-
-def embed_words(modules: Any, ids: Tensor) -> Tensor:
-    """Return b_0 (n, t, d) of token ids (n, t), using the embedding modules of the family.
-
-    OPT-350m's word embedding is narrower than d and is projected up.  GPT-2, OPT and BART add learned positions, and
-    BART normalises.
-    Llama and T5 apply positions in the attention.
-    """
-    hidden = words_of(modules)(ids)
-    if "project_in" in modules:
-        hidden = modules["project_in"](hidden)
-    for role, offset in (("positions", POSITION_OFFSET), ("wpe", 0)):
-        if role in modules:
-            table: Any = modules[role].weight
-            hidden = hidden + table[offset : offset + ids.shape[1]]
-    return modules["norm"](hidden) if "norm" in modules else hidden
-
-
-def embed_image(embeddings: Any, patches: Tensor) -> Tensor:
-    """Reassemble an image from its patches and call ViT's embedding.
-
-    patches: (n, t, channels x patch x patch) uint8: the class token's (ignored), the image's, and any padding at the
-    end.
-    """
-    projection: nn.Conv2d = embeddings.patch_embeddings.projection
-    channels, height, width = projection.in_channels, projection.kernel_size[0], projection.kernel_size[1]
-    rows, columns = (side // patch for side, patch in zip(embeddings.image_size, (height, width), strict=True))
-    if patches.ndim != 3 or patches.shape[1] <= rows * columns or patches.shape[2] != channels * height * width:
-        raise ConfigError(
-            f"A picture of {rows * columns} patches of {channels * height * width} values was asked for.",
-            f"The input is {tuple(patches.shape)}.",
-            "Give a task of pictures, such as 'digits', to a model of pictures, and a text to a model of text.",
-        )
-    grid = patches[:, 1 : 1 + rows * columns].reshape(len(patches), rows, columns, channels, height, width)
-    pixels = grid.permute(0, 3, 1, 4, 2, 5).reshape(len(patches), channels, rows * height, columns * width)
-    # Mean and standard deviation 0.5 of values in [0, 1], as in the training of the published ViT checkpoints.
-    hidden = embeddings(pixels.to(projection.weight.dtype) / 127.5 - 1)
-    return functional.pad(hidden, (0, 0, 0, patches.shape[1] - hidden.shape[1]))
-
-
-def call_layer(layer: nn.Module, hidden: Tensor, context: LayerContext) -> Tensor:
-    """Return a layer's output (n, t, d).  The layer is called with those context fields that are not None."""
-    named = {
-        "position_embeddings": context.rotary,
-        "position_bias": context.position_bias,
-        "encoder_hidden_states": context.memory,
-        "encoder_attention_mask": context.memory_mask,
-    }
-    output = layer(
-        hidden, attention_mask=context.mask, **{name: value for name, value in named.items() if value is not None}
-    )
-    return output[0] if isinstance(output, tuple) else output
+def generating_families() -> str:
+    """Return the names of the families that predict words, for messages."""
+    return ", ".join(family.title for family in FAMILIES.values() if family.generates)

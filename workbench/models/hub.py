@@ -14,7 +14,7 @@ from workbench.assets.fetch import ASSETS, asset_path, cache_folder
 from workbench.assets.hub import hub_endpoint, hub_is_reachable
 from workbench.core.errors import ConfigError, MissingDataError, did_you_mean
 from workbench.core.serial import shown, user_path
-from workbench.models.families import FAMILIES, Part, family_of
+from workbench.models.families import FAMILIES, family_of
 
 EMBEDDED_MODELS = ("all-MiniLM-L6-v2", "SmolLM2-135M")
 # Names of new hub repositories include the owner before a slash; these older ones of our families do not.
@@ -142,14 +142,10 @@ def require_layers(name: str, config: Any, tensors: Mapping[str, object]) -> Non
     tensors: the tensors of the safetensors files by name, empty if there are no such files.  Raises MissingDataError.
     """
     family = family_of(config.model_type)
-    parts: list[tuple[Part, str]] = [(family, "num_hidden_layers")]
-    if family.decoder is not None:
-        encoder, decoder = (
-            ("num_layers", "num_decoder_layers") if config.model_type == "t5" else ("encoder_layers", "decoder_layers")
-        )
-        parts = [(family, encoder), (family.decoder, decoder)]
-    for part, field in parts:
-        path = part.layers
+    for part in (family, family.decoder):
+        if part is None:
+            continue
+        field, path = part.num_layers, part.layers
         for ours, theirs in family.stored_names.items():
             path = path.replace(ours.rstrip("."), theirs.rstrip(".")) if ours.rstrip(".") == path else path
         stored = {

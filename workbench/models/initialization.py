@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError, check_choice
+from workbench.models.families import FAMILIES, family_of
 from workbench.models.quantization import dense_weight
 from workbench.models.side_layers import LAMBDA, WORD_KINDS
 from workbench.models.stack import LayerStack, part_of
@@ -41,7 +42,10 @@ def copy_pruned(adapter: Any, stack: LayerStack) -> None:
     hidden = top(sum(hidden_importance(part) for part in parts), config.width)
 
     def copy_layer(side: Any, index: int) -> None:
-        _copy_layer(side, parts[index], hidden, num_heads(stack, index), scales_attention=stack.family.scales_attention)
+        heads = num_heads(stack, index)
+        head_size = len(parts[index]["query"]) // heads
+        score_scale = stack.family.score_scale(stack.config, head_size, index)
+        _copy_layer(side, parts[index], hidden, heads, score_scale=score_scale)
 
     copy_kept(adapter, hidden, copy_layer)
 
@@ -90,15 +94,29 @@ def layer_weights(stack: LayerStack, index: int) -> dict[str, Tensor]:
     layer = stack.layers[index]
     paths = stack.layer_paths(index)
     weights = {role: dense_weight(layer.get_submodule(path)).detach().float() for role, path in paths.items()}
+    heads = num_heads(stack, index)
     if "query_key_value" in weights:
-        weights |= dict(zip(("query", "key", "value"), weights.pop("query_key_value").chunk(3), strict=True))
-    rows, head_size = len(weights["query"]), len(weights["query"]) // num_heads(stack, index)
+        weights |= _split(weights.pop("query_key_value"), heads, stack)
+    if "gate_up" in weights:
+        weights |= dict(zip(("gate", "up"), weights.pop("gate_up").chunk(2), strict=True))
+    rows, head_size = len(weights["query"]), len(weights["query"]) // heads
     for role in ("key", "value"):
         weight = weights[role]
         if len(weight) < rows:
             grouped = weight.view(-1, head_size, weight.shape[1])
             weights[role] = grouped.repeat_interleave(rows // len(weight), dim=0).reshape(rows, -1)
     return weights
+
+
+def _split(fused: Tensor, heads: int, stack: LayerStack) -> dict[str, Tensor]:
+    """Return the queries, keys and values of one matrix."""
+    roles = ("query", "key", "value")
+    key_heads = getattr(stack.config, "num_key_value_heads", None) or heads
+    size = len(fused) // (heads + 2 * key_heads)
+    if stack.family.interleaves_heads:
+        by_head = fused.view(heads, 3, size, -1).transpose(0, 1).reshape(3, heads * size, -1)
+        return dict(zip(roles, by_head, strict=True))
+    return dict(zip(roles, fused.split([size * heads, size * key_heads, size * key_heads]), strict=True))
 
 
 def hidden_importance(weights: dict[str, Tensor]) -> Tensor:
@@ -115,18 +133,14 @@ def top(importance: Any, count: int) -> Tensor:
 
 
 def _copy_layer(
-    side: Any, weights: dict[str, Tensor], hidden: Tensor, backbone_heads: int, *, scales_attention: bool
+    side: Any, weights: dict[str, Tensor], hidden: Tensor, backbone_heads: int, *, score_scale: float
 ) -> None:
-    query, key, value, output = _attention(
-        weights, hidden, backbone_heads, side.heads, scales_attention=scales_attention
-    )
+    query, key, value, output = _attention(weights, hidden, backbone_heads, side.heads, score_scale=score_scale)
     side.query_key_value.weight.copy_(torch.cat([query, key, value]))
     side.attention_output.weight.copy_(output)
     if side.cross is not None:
         cross = {role.removeprefix("cross_"): weight for role, weight in weights.items() if role.startswith("cross_")}
-        query, key, value, output = _attention(
-            cross, hidden, backbone_heads, side.heads, scales_attention=scales_attention
-        )
+        query, key, value, output = _attention(cross, hidden, backbone_heads, side.heads, score_scale=score_scale)
         side.cross.query.weight.copy_(query)
         side.cross.key_value.weight.copy_(torch.cat([key, value]))
         side.cross.output.weight.copy_(output)
@@ -138,15 +152,19 @@ def _copy_layer(
 
 
 def _attention(
-    weights: dict[str, Tensor], hidden: Tensor, backbone_heads: int, heads: int, *, scales_attention: bool
+    weights: dict[str, Tensor], hidden: Tensor, backbone_heads: int, heads: int, *, score_scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the slices of query, key, value and output."""
+    """Return the slices of query, key, value and output.
+
+    score_scale: the backbone's factor of the scores.  The side network's is 1 / sqrt(head size): scores without a
+    factor stay so, others are as much larger or smaller than usual as the backbone's.
+    """
     width = len(hidden)
     size = scale(weights["query"].shape[1], width)
     channels = attention_channels(weights, backbone_heads, heads, width)
     query, key, value = (weights[role][channels][:, hidden] * size for role in ("query", "key", "value"))
-    if not scales_attention:
-        query = query * (width // heads) ** 0.5  # cancels the scaling in the side network's attention
+    usual = width // heads if score_scale == 1.0 else len(weights["query"]) // backbone_heads
+    query = query * (score_scale * usual**0.5)
     return query, key, value, weights["output"][hidden][:, channels] * scale(weights["output"].shape[1], width)
 
 
@@ -226,9 +244,6 @@ def seeded_generator(seed: int, name: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
-PRUNED_FAMILY = "bert"
-"""Of the others, the trace finds no dependencies through rotary positions, RMSNorm, or heads that share keys and
-values."""
 _TRACE_TOKENS = 4
 
 
@@ -238,8 +253,10 @@ def require_torch_pruning(family: str, *, config: Any, num_heads: int) -> None:
     num_heads: the backbone's number of attention heads.
     """
     purpose = "An initialization by Torch-Pruning"
-    if family != PRUNED_FAMILY:
-        problem = f"Its trace does not take '{family}' apart; it does {PRUNED_FAMILY}."
+    if not family_of(family).prunes_by_trace:
+        pruned = " and ".join(name for name, known in FAMILIES.items() if known.prunes_by_trace)
+        # It finds no dependencies through rotary positions, RMSNorm, or heads that share keys and values.
+        problem = f"Its trace does not take '{family}' apart; it does {pruned}."
         raise ConfigError(
             f"{purpose} for a backbone of the family '{family}' was asked for.",
             problem,

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from workbench.core.errors import ConfigError, MissingDataError
-from workbench.models.families import FAMILIES, family_of
+from workbench.models.families import FAMILIES, family_of, require_carried
 from workbench.models.hub import (
     in_one_line,
     known_models,
@@ -52,7 +52,7 @@ from workbench.models.tokenizer import (
 
 TOKENIZER_FILES = ("vocab.txt", "vocab.json", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
 """Files from which transformers can make a fast tokenizer if there is no tokenizer.json."""
-_TINY = re.compile(r"tiny-([a-z0-9]+?)(?:-(\d+))?")
+_TINY = re.compile(r"tiny-([a-z0-9_]+?)(?:-(\d+))?")
 _TINY_LAYERS = 6
 
 
@@ -233,6 +233,7 @@ def model_config(name: str) -> Any:
         config = config_class.from_dict(settings)
     except Exception as error:  # libraries raise many kinds of errors for a user's files
         raise refused(name, f"Its config.json does not load: {in_one_line(error)}.", "Fix its config.json.") from error
+    require_carried(config)
     require_layers(name, config, stored_weights(name) or {})
     return config
 
@@ -344,7 +345,7 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, *, with_head: bool =
         maker = transformers.AutoModelForCausalLM
     # We do not need the pooler, so the report of unused weights would only confuse.
     options: dict[str, Any] = {"trust_remote_code": False}
-    if config.model_type in ("bert", "vit"):
+    if family.has_pooler:
         options["add_pooling_layer"] = False
 
     place = locate(name)
@@ -408,9 +409,10 @@ class ModelFacts:
     embedding_parameters: number of parameters before the layers.  decoder_embedding_parameters: number of parameters
     between an encoder-decoder's two stacks.
     Shared word embeddings are counted once, with the first stack; T5's position tables count as embedding.
-    num_key_value_heads: fewer than num_heads with grouped-query attention.  is_gated: two up projections (Llama's
-    SwiGLU).
+    num_key_value_heads: fewer than num_heads with grouped-query attention.  is_gated: two up projections (SwiGLU
+    and its like).
     shares_words: whether an encoder-decoder's two stacks share one word embedding.
+    is_parallel: whether both blocks of a layer read the same residual stream.
     """
 
     name: str
@@ -428,18 +430,17 @@ class ModelFacts:
     num_encoder_layers: int | None = None
     decoder_embedding_parameters: int = 0
     shares_words: bool = False
+    is_parallel: bool = False
 
 
 def facts_of(name: str, model: Any) -> ModelFacts:
     """Return the facts of a Hugging Face base model, which may be on the meta device."""
     config, stack = model.config, LayerStack(model)
     paths = stack.layer_paths(0)
-    # GPT-2's Conv1D stores (in, out), Linear stores (out, in): the side that differs from d is the feed-forward size.
-    up: Any = stack.layers[0].get_submodule(paths["up"])
+    # Some store (in, out), others (out, in): the side that differs from d is the feed-forward size.
+    down: Any = stack.layers[0].get_submodule(paths["down"])
     images: Any = model.get_submodule("embeddings") if stack.family.reads_images else None
-    longest = (
-        getattr(config, "max_position_embeddings", None) if images is None else images.position_embeddings.shape[1]
-    )
+    longest = stack.family.max_positions(config) if images is None else images.position_embeddings.shape[1]
     return ModelFacts(
         name=name,
         family=config.model_type,
@@ -447,11 +448,12 @@ def facts_of(name: str, model: Any) -> ModelFacts:
         hidden_size=config.hidden_size,
         num_heads=config.num_attention_heads,
         num_key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        feed_forward_size=up.weight.numel() // config.hidden_size,
+        feed_forward_size=down.weight.numel() // config.hidden_size,
         vocabulary_size=getattr(config, "vocab_size", 0),
         max_length=longest or UNLIMITED_LENGTH,
         is_causal=stack.is_causal,
-        is_gated="gate" in paths,
+        is_gated="gate" in paths or "gate_up" in paths,
+        is_parallel=stack.family.is_parallel(config),
         embedding_parameters=_count((stack.embedding, stack.position_bias)),
         num_encoder_layers=stack.num_encoder_layers,
         decoder_embedding_parameters=_count(

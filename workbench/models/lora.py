@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.core.serial import write_text
-from workbench.models.families import layer_paths
+from workbench.models.family import layer_paths
 from workbench.models.partial_loading import save_tensors
 from workbench.models.quantization.stored import QuantizedLinear
 from workbench.models.stack import BackboneStage, part_of
@@ -181,14 +181,20 @@ def lora_targets(stage: BackboneStage) -> dict[str, str]:
     return {f"layers.{index}.{path}": path for index, paths in layers.items() for path in paths.values()}
 
 
+def _stores_inputs_first(stage: BackboneStage, targets: Iterable[str]) -> bool:
+    """Return whether projections store their weights as (in, out), as transformers' Conv1D does."""
+    modules = (stage.get_submodule(path) for path in targets)
+    plain = (getattr(module, "base_layer", module) for module in modules)
+    return any(not isinstance(module, (nn.Linear, QuantizedLinear)) for module in plain)
+
+
 def inject_lora(stage: BackboneStage, *, rank: int, alpha: float, dropout: float) -> None:
     """Insert LoRA into the stage's projections, with peft's initial values.  Only its matrices are trainable
     afterwards.
     """
     peft = require_peft()
     targets = lora_targets(stage)
-    # GPT-2's Conv1D stores its weight as (in, out).
-    transposed = any(not isinstance(stage.get_submodule(path), (nn.Linear, QuantizedLinear)) for path in targets)
+    transposed = _stores_inputs_first(stage, targets)
     config = peft.LoraConfig(
         r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=list(targets), fan_in_fan_out=transposed
     )
@@ -258,7 +264,7 @@ def save_lora(
         **settings,
         "target_modules": sorted(set(lora_targets(stage).values())),
         "modules_to_save": [shape.head] if head else None,
-        "fan_in_fan_out": "query_key_value" in stage.family.weights,
+        "fan_in_fan_out": _stores_inputs_first(stage, lora_targets(stage)),
         "bias": "none",
         "inference_mode": True,
     }

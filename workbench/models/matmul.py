@@ -18,6 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
+from workbench.models.families import family_of
+from workbench.models.family import module_at
+
 MANTISSA_BITS = 4
 """Significant binary digits in the number of rows passed to oneDNN, which compiles a kernel of about a megabyte for
 each number.
@@ -164,18 +167,14 @@ class ProjectedHead(nn.Module):
 Head = LanguageModelHead | ProjectedHead
 
 
-def head_scale(config: Any) -> float:
-    """Return the factor by which a model multiplies its last hidden state before the head."""
-    return config.d_model**-0.5 if getattr(config, "scale_decoder_outputs", False) else 1.0
-
-
 def head_of(model: Any) -> Head:
     """Return the head of a Hugging Face model that predicts words.  For a base model without one, return the word
     embedding.
     """
     lm_head = getattr(model, "lm_head", None)
     weight = model.get_input_embeddings().weight if lm_head is None else lm_head.weight
-    bias = getattr(model, "final_logits_bias", None)
-    head = LanguageModelHead(weight, bias=None if bias is None else bias[0], scale=head_scale(model.config))
-    projection = getattr(model.base_model.decoder, "project_out", None) if model.config.model_type == "opt" else None
+    bias, family = getattr(model, "final_logits_bias", None), family_of(model.config.model_type)
+    scale = family.head_scale(model.config)
+    head = LanguageModelHead(weight, bias=None if bias is None else bias[0], scale=scale)
+    projection = module_at(model.base_model, family.head_projection)
     return head if projection is None else ProjectedHead(projection, head)

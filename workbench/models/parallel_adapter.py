@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from workbench.core.errors import ConfigError
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.initialization import initialize
+from workbench.models.layer_inputs import padding_mask
 from workbench.models.matmul import Head
 from workbench.models.side_layers import TOKEN_KINDS, WORD_KINDS, SequenceHead, SideHead, SideLayer, TapProjection
-from workbench.models.stack import padding_mask
 
 IGNORED = -100
 """The label of padding in a target, which losses ignore."""

@@ -31,8 +31,9 @@ from torch.overrides import TorchFunctionMode
 from workbench.core.errors import MissingDataError, WriteError
 from workbench.core.files import advice, whole_file
 from workbench.core.serial import shown
-from workbench.models.families import Family, family_of, words_of
-from workbench.models.matmul import LanguageModelHead, head_scale
+from workbench.models.families import family_of
+from workbench.models.family import Family, words_of
+from workbench.models.matmul import LanguageModelHead
 from workbench.models.stack import BackboneStage, LayerStack
 
 T = TypeVar("T")
@@ -86,6 +87,8 @@ def made_up_weights() -> Iterator[None]:
         MISSING_WEIGHTS.makes_up = before
 
 
+HEAD = "lm_head.weight"
+"""Name of a language model head that is not tied."""
 _LARGE = 1 << 16
 """Minimum number of values for a tensor to count as a weight."""
 _BUFFER_BYTES = 1 << 20
@@ -372,9 +375,7 @@ def stored_under(model: Any, family: Family) -> dict[str, tuple[str, ...]]:
     for name, parameter in named:
         ordered: dict[str, None] = {}
         for stored_name in (name, *groups[id(parameter)]):
-            other = stored_name
-            for ours, theirs in family.stored_names.items():
-                other = other.replace(ours, theirs)
+            other = _spelled(family, stored_name)
             ordered |= dict.fromkeys(
                 f"{prefix}{candidate}"
                 for candidate in (stored_name, other)
@@ -382,6 +383,18 @@ def stored_under(model: Any, family: Family) -> dict[str, tuple[str, ...]]:
             )
         names_of[name] = tuple(ordered)
     return names_of
+
+
+def _spelled(family: Family, name: str) -> str:
+    """Return a parameter's name as checkpoint files of a family may spell it."""
+    for ours, theirs in family.stored_names.items():
+        name = name.replace(ours, theirs)
+    return name
+
+
+def head_names(family: Family) -> tuple[str, ...]:
+    """Return the names under which checkpoint files may store a head that is not tied, most likely first."""
+    return tuple(dict.fromkeys((HEAD, _spelled(family, HEAD))))
 
 
 def read_head(config: Any, tensors: dict[str, StoredTensor], dtype: torch.dtype) -> LanguageModelHead | None:
@@ -392,14 +405,14 @@ def read_head(config: Any, tensors: dict[str, StoredTensor], dtype: torch.dtype)
     family = family_of(config.model_type)
     parts = (family,) if family.decoder is None else (family.decoder, family)
     tied = [*(["shared.weight"] if family.decoder else []), *(f"{words_of(part.embedding)}.weight" for part in parts)]
-    names = ["lm_head.weight"]
+    names = [*head_names(family)]
     if family.decoder is not None or config.tie_word_embeddings:
-        names += [f"{prefix}{name}" for prefix in ("", "model.", "transformer.") for name in tied]
+        names += [name for end in tied for name in tensors if f".{name}".endswith(f".{end}")]
     stored = next((tensors[name] for name in names if name in tensors), None)
     if stored is None or stored.shape != (config.vocab_size, config.hidden_size):
         return None
     bias = tensors["final_logits_bias"].read(dtype).flatten() if "final_logits_bias" in tensors else None
-    return LanguageModelHead(stored.read(dtype), bias=bias, scale=head_scale(config))
+    return LanguageModelHead(stored.read(dtype), bias=bias, scale=family.head_scale(config))
 
 
 def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:

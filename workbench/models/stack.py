@@ -16,15 +16,16 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
-from workbench.models.families import (
-    Family,
-    LayerContext,
-    Part,
+from workbench.models.families import family_of, generating_families, require_carried
+from workbench.models.family import Part, layer_paths, module_at, modules_at, patterns_of
+from workbench.models.layer_inputs import (
+    Contexts,
+    PositionBias,
     call_layer,
-    embed_image,
+    decoder_contexts,
+    embed,
     embed_words,
-    family_of,
-    layer_paths,
+    layer_contexts,
 )
 from workbench.models.matmul import Head
 
@@ -46,11 +47,12 @@ class LayerStack(nn.Module):
         self.config = model.config
         self.family_name: str = model.config.model_type
         self.family = family_of(self.family_name)
+        require_carried(self.config)
         if getattr(self.config, "is_decoder", False) and self.family.decoder is None and not self.family.is_causal:
             raise ConfigError(
                 f"A decoder made of a '{self.family_name}' model was asked for.",
                 "Only its use as an encoder is known.",
-                "Set is_decoder to false, or choose a GPT-2, OPT or Llama model.",
+                f"Set is_decoder to false, or choose one of {generating_families()}.",
             )
         self.embedding = modules_at(model, self.family.embedding)
         self.layers = nn.ModuleList(model.get_submodule(self.family.layers))
@@ -69,6 +71,7 @@ class LayerStack(nn.Module):
             self.decoder_embedding = modules_at(model, decoder.embedding)
             self.decoder_position_bias = _position_bias(model, decoder.position_bias, is_causal=True)
             self.layers.extend(model.get_submodule(decoder.layers))
+        self.patterns = patterns_of(self.config, len(self.layers))
         self.requires_grad_(False)
         self.eval()
 
@@ -136,6 +139,7 @@ class BackboneStage(nn.Module):
         super().__init__()
         self.start, self.stop, self.num_layers = start, stop, stack.num_layers
         self.config, self.family, self.hidden_size = stack.config, stack.family, stack.hidden_size
+        self.patterns = stack.patterns
         self.num_encoder_layers, self.decoder_start_id = stack.num_encoder_layers, stack.decoder_start_id
         self.shares_words = stack.shares_words
         # In a tuple, so that it is no parameter of this module.
@@ -174,9 +178,9 @@ class BackboneStage(nn.Module):
             hidden = self.embed(hidden_or_ids, attention_mask)
             taps.append(hidden)
         if self.start < self._border:
-            context = layer_context(self.family, self.rotary, attention_mask, hidden, self.position_bias)
+            contexts = self.contexts(attention_mask, hidden)
             norm = self.final if self.num_encoder_layers is None else self.encoder_final
-            hidden = self._run(self.start, min(self.stop, self._border), hidden, context, norm, taps)
+            hidden = self._run(self.start, min(self.stop, self._border), hidden, contexts, norm, taps)
         if self.stop <= self._border:
             return hidden, taps
         length = attention_mask.shape[1]
@@ -188,9 +192,15 @@ class BackboneStage(nn.Module):
                 )
             states = embed_words(self.decoder_embedding, decoder_ids)
             taps.append(states)
-        context = decoder_context(attention_mask, states, memory, self.decoder_position_bias)
-        states = self._run(max(self.start, self._border), self.stop, states, context, self.final, taps)
+        contexts = decoder_contexts(attention_mask, states, memory, self.decoder_position_bias)
+        states = self._run(max(self.start, self._border), self.stop, states, contexts, self.final, taps)
         return torch.cat([memory, states], dim=1), taps
+
+    def contexts(self, attention_mask: Tensor, hidden: Tensor) -> Contexts:
+        """Return the masks and position tables of a batch for this stage's single or encoder layers, by pattern of
+        attention (see layer_contexts).
+        """
+        return layer_contexts(self.family, self.config, self.rotary, attention_mask, hidden, self.position_bias)
 
     @property
     def language_model_head(self) -> Head | None:
@@ -216,13 +226,15 @@ class BackboneStage(nn.Module):
         """
         assert self.embedding is not None, f"stage [{self.start}, {self.stop}) has no embedding"
         length, most = input_ids.shape[1], self.max_positions
+        kept = input_ids if most is None else input_ids[:, :most]
+        hidden = embed(self.family, self.config, self.embedding, kept)
         if most is None or length <= most:
-            return embed(self.family, self.embedding, input_ids)
+            return hidden
         # Batches are padded to a multiple of 8 tokens, which may be more than a learned table has positions.
         if bool(attention_mask[:, most:].any()):
             request = f"A text of {int(attention_mask.sum(dim=1).max())} tokens was given to the model."
             raise ConfigError(request, f"It has {most} positions.", "Lower max_length.")
-        return functional.pad(embed(self.family, self.embedding, input_ids[:, :most]), (0, 0, 0, length - most))
+        return functional.pad(hidden, (0, 0, 0, length - most))
 
     @property
     def max_positions(self) -> int | None:
@@ -231,7 +243,7 @@ class BackboneStage(nn.Module):
         """
         family = self.family
         has_table = not (family.rotary or family.position_bias or family.reads_images)
-        return self.config.max_position_embeddings if has_table else None
+        return family.max_positions(self.config) if has_table else None
 
     def shared_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters that other stages may also have, by a name that is the same in all of them.
@@ -271,134 +283,20 @@ class BackboneStage(nn.Module):
         return torch.randint(self.vocabulary_size, (count, length)), mask, targets
 
     def _run(
-        self, start: int, stop: int, hidden: Tensor, context: LayerContext, norm: nn.Module | None, taps: list[Tensor]
+        self, start: int, stop: int, hidden: Tensor, contexts: Contexts, norm: nn.Module | None, taps: list[Tensor]
     ) -> Tensor:
         for index in range(start, stop):
-            hidden = call_layer(self.layers[str(index)], hidden, context)
+            hidden = call_layer(self.layers[str(index)], hidden, contexts[self.patterns[index]])
             taps.append(hidden)
         if norm is not None:
             hidden = taps[-1] = norm(hidden)
         return hidden
 
 
-class PositionBias(nn.Module):
-    """T5's relative position bias on each head's attention scores (Raffel et al., JMLR 2020, section 2.1).
-
-    Hugging Face keeps the table in a stack's first layer, which only the first pipeline stage has.
-    """
-
-    def __init__(self, table: nn.Embedding, *, is_causal: bool, max_distance: int) -> None:
-        super().__init__()
-        self.table, self.is_causal, self.max_distance = table, is_causal, max_distance
-
-    def forward(self, length: int) -> Tensor:
-        """Return the bias, (1, heads, length, length)."""
-        positions = torch.arange(length, device=self.table.weight.device)
-        buckets = buckets_of(
-            self.table.num_embeddings, positions, length, is_causal=self.is_causal, max_distance=self.max_distance
-        )
-        return self.table(buckets).permute(2, 0, 1)[None]
-
-
-def buckets_of(num_buckets: int, queries: Tensor, num_keys: int, *, is_causal: bool, max_distance: int) -> Tensor:
-    """Return the bucket of the distance between each query and key, (queries, keys) int64.  queries: (q,) int64, their
-    positions.
-    """
-    from transformers.models.t5.modeling_t5 import T5Attention
-
-    distance = torch.arange(num_keys, device=queries.device) - queries[:, None]
-    return T5Attention._relative_position_bucket(distance, not is_causal, num_buckets, max_distance)
-
-
 def part_of(stack: LayerStack | BackboneStage, index: int) -> Part:
     """Return the description of the stack that layer `index` belongs to."""
     decoder = stack.family.decoder
     return stack.family if decoder is None or index < (stack.num_encoder_layers or 0) else decoder
-
-
-def embed(family: Family, modules: Any, input_ids: Tensor) -> Tensor:
-    """Return b_0 (n, t, d).  input_ids: (n, t); in families with token types ~id is a token of the second text of a
-    pair.
-    """
-    if "embeddings" not in modules:
-        return embed_words(modules, input_ids)
-    embeddings = modules["embeddings"]
-    if family.reads_images:
-        return embed_image(embeddings, input_ids)
-    if not family.has_token_types:
-        return embeddings(input_ids)
-    is_second = input_ids < 0
-    # A table with one token type does not distinguish the texts of a pair.
-    types = is_second.long().clamp(max=embeddings.token_type_embeddings.num_embeddings - 1)
-    return embeddings(torch.where(is_second, ~input_ids, input_ids), token_type_ids=types)
-
-
-def padding_mask(attention_mask: Tensor, *, is_causal: bool) -> Tensor | None:
-    """Return (n, 1, 1 or t, t) bool, True where a query may attend.  None without padding."""
-    if bool(attention_mask.all()):
-        return None
-    mask = attention_mask.bool()[:, None, None, :]
-    if is_causal:
-        length = attention_mask.shape[1]
-        mask = mask & torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
-    return mask
-
-
-def layer_context(
-    family: Family,
-    rotary: nn.Module | None,
-    attention_mask: Tensor,
-    hidden: Tensor,
-    position_bias: nn.Module | None = None,
-) -> LayerContext:
-    """Return the mask and position tables for a batch.
-
-    attention_mask: (n, t), 1 for real tokens, padding on the right.  hidden: (n, t, d), which decides dtype and device.
-    Without padding the mask is None, so that the attention kernels can use their faster path.
-    """
-    length = attention_mask.shape[1]
-    mask = padding_mask(attention_mask, is_causal=family.is_causal)
-    return LayerContext(
-        mask=None if mask is None else mask.expand(-1, 1, length, length),
-        rotary=None
-        if rotary is None
-        else rotary(hidden, position_ids=torch.arange(length, device=hidden.device)[None]),
-        position_bias=None if position_bias is None else position_bias(length),
-    )
-
-
-def decoder_context(
-    attention_mask: Tensor, states: Tensor, memory: Tensor, position_bias: nn.Module | None
-) -> LayerContext:
-    """Return the context of a decoder's layers: the encoder's output `memory` (n, t, d), its mask, positions of the
-    states (n, s, d).
-
-    Targets are padded on the right, where causal attention hides the padding from all real tokens.  The mask therefore
-    stays None.
-    """
-    length, mask = states.shape[1], padding_mask(attention_mask, is_causal=False)
-    bias = None if position_bias is None else position_bias(length)
-    return LayerContext(
-        mask=None,
-        position_bias=bias,
-        memory=memory,
-        memory_mask=None if mask is None else mask.expand(-1, 1, length, -1),
-    )
-
-
-def module_at(model: Any, path: str) -> nn.Module | None:
-    """Return the module at a path.  None if the path is empty or the checkpoint has no such module."""
-    if not path:
-        return None
-    parent, _, name = path.rpartition(".")
-    module = getattr(model.get_submodule(parent), name, None)
-    return module if isinstance(module, nn.Module) else None
-
-
-def modules_at(model: Any, paths: Mapping[str, str]) -> nn.ModuleDict:
-    """Return the modules by role.  Modules missing from the checkpoint are left out."""
-    modules = {role: module_at(model, path) for role, path in paths.items()}
-    return nn.ModuleDict({role: module for role, module in modules.items() if module is not None})
 
 
 def _position_bias(model: Any, path: str, *, is_causal: bool) -> PositionBias | None:

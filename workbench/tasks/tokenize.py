@@ -285,7 +285,7 @@ def _tokenize_spans(split: Split, encoder: Encoder, max_length: int) -> Tokenize
         raise ConfigError(
             "Answers or classes of single tokens were asked for.",
             "The model reads pictures, or has a decoder.",
-            "Choose a BERT, DistilBERT, GPT-2, OPT or Llama model.",
+            "Choose a model of text with an encoder or a decoder, not both.",
         )
     ids, windows, left_out = cut_windows(split, encoder, max_length)
     return TokenizedSplit(

@@ -18,6 +18,7 @@ from workbench.core.job import Job
 from workbench.core.methods import SETTINGS_FIELD, FormField, declaration_of, registered
 from workbench.core.ranges import Count, range_of, require_range
 from workbench.methods.base import as_published, published_settings, read_options, require_width
+from workbench.models.families import FAMILIES
 from workbench.models.loading import ModelFacts, is_tiny, local_folder, model_facts, require_name
 from workbench.tasks import TASKS
 from workbench.widgets.controls import Html
@@ -39,7 +40,9 @@ def form_of(method: str) -> dict[str, FormField]:
             values = registered() if name == "method" else TASKS
         elif name in kinds and get_origin(kinds[name]) is Literal:
             values = [defaults[name], *get_args(kinds[name])]
-        if not entry.values:
+        if name == "model":
+            values = [*entry.values, *(f"tiny-{family}" for family in FAMILIES)]
+        if name == "model" or not entry.values:
             form[name] = replace(entry, values={value: value for value in values})
     return form
 

@@ -5,11 +5,12 @@ import torch
 
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan
+from workbench.models import families
 from workbench.models.loading import model_config
 
 from .builders import assert_equal_to, case_of, generate, hybrid, run_plan, run_step, shards_of, tiny_case
 
-FAMILIES = ("gpt2", "opt", "llama", "t5", "bart")
+FAMILIES = tuple(name for name, family in families.FAMILIES.items() if family.generates)
 
 
 def expected_of(case, ids, count):

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from workbench.core.errors import ConfigError
-from workbench.models.families import call_layer
+from workbench.models.layer_inputs import call_layer
 from workbench.models.loading import load_stack
 from workbench.models.sharding.block import rotary_of, turned
 from workbench.models.sharding.trained import TrainedLayer, column_groups, require_divisible
-from workbench.models.stack import layer_context
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 
 
@@ -29,6 +28,10 @@ from workbench.models.techniques import TechniqueConfig, TechniqueStage
         ("tiny-distilbert", "lora", (0, 2, 4), (0, 9, 32)),
         ("tiny-vit", "full", (0, 1, 4), (0, 30, 32)),
         ("tiny-opt", "serial", (0, 2, 4), (0, 9, 32)),
+        ("tiny-phi3", "lora", (0, 1, 2), (0, 9, 32)),  # queries, keys and values in one matrix, gate and up in one
+        ("tiny-granite", "adapters", (0, 1, 2), (0, 9, 32)),
+        ("tiny-olmo2", "lora", (0, 1), (0, 9, 32)),  # norms over all heads
+        ("tiny-gemma3_text", "lora", (0, 1, 2), (0, 9, 32)),
     ],
 )
 @pytest.mark.parametrize("padded", [True, False])
@@ -57,12 +60,12 @@ def test_a_layer_in_parts(
     mask = torch.ones(3, 6, dtype=torch.int64)
     if padded:
         mask[1, 4:] = 0
-    context = layer_context(backbone.family, backbone.rotary, mask, hidden)
-    expected = call_layer(backbone.layers["1"], hidden, context)
+    contexts = backbone.contexts(mask, hidden)
+    expected = call_layer(backbone.layers["1"], hidden, contexts[backbone.patterns[1]])
     expected.backward(gradient)
 
     source = hidden.detach().requires_grad_()
-    attended = [layer.heads(source.to(kind if part[0] else "cpu"), context, *part).cpu() for part in pairwise(heads)]
+    attended = [layer.heads(source.to(kind if part[0] else "cpu"), contexts, *part).cpu() for part in pairwise(heads)]
     middle = layer.join_heads(source, torch.stack(attended).sum(dim=0))
     fed = [layer.columns(middle.to(kind if part[0] else "cpu"), *part).cpu() for part in pairwise(columns)]
     output = layer.join_columns(middle, torch.stack(fed).sum(dim=0))
@@ -97,6 +100,8 @@ def test_columns_move_in_equal_groups() -> None:
 def test_what_cannot_be_divided_is_refused() -> None:
     with pytest.raises(ConfigError, match="It is an encoder-decoder"):
         require_divisible("tiny-t5", is_single_stack=False, storage="float32", technique="lora")
+    with pytest.raises(ConfigError, match="read the same input"):
+        require_divisible("tiny-gpt_neox", is_single_stack=True, is_parallel=True, storage="float32", technique="lora")
     with pytest.raises(ConfigError, match="stored as int8"):
         require_divisible("tiny-bert", is_single_stack=True, storage="int8", technique="lora")
     with pytest.raises(ConfigError, match="next to the layers"):

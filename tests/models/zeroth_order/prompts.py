@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from workbench.models.families import FAMILIES
 from workbench.models.loading import load_stack
 
 
@@ -29,8 +30,8 @@ def prompts(family="llama", *, seed=0, lengths=(11, 7, 9)) -> Prompts:
     count, width = len(lengths), max(lengths)
     mask = (torch.arange(width)[None] < torch.tensor(lengths)[:, None]).long()
     ids = torch.randint(4, 1400, (count, width), generator=generator) * mask
-    if family in ("bert", "distilbert", "vit"):
-        if family == "vit":
+    if not FAMILIES[family].generates:
+        if FAMILIES[family].reads_images:
             mask = torch.ones(count, 17, dtype=torch.int64)
             ids = torch.randint(256, (count, 17, 4), generator=generator, dtype=torch.uint8)
         classes, real = torch.randint(0, 3, (count, 1), generator=generator), torch.ones(count, 1, dtype=torch.bool)

@@ -17,11 +17,11 @@ from workbench.methods.p_rge.zeroth_order import (
     load_causal_model,
     make_log,
 )
+from workbench.models.families import FAMILIES
 from workbench.models.quantization import QuantizationConfig
 
 from .prompts import Naive, prompts
 
-FAMILIES = ("llama", "gpt2", "opt", "t5", "bart", "bert", "distilbert", "vit")
 EXECUTIONS = tuple(itertools.product(("sequential", "outer", "inner", "both"), ("per_layer", "kept")))
 CONFIG = TrainableConfig(rank=4, alpha=8, num_outputs=3)
 ESTIMATE = ZerothOrderConfig(queries=2, epsilon=0.1, learning_rate=0.05, seed=5)

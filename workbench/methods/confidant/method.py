@@ -177,9 +177,12 @@ class Confidant(FineTuning):
         """
         divides = _divides(prepared, *cluster.devices)
         if divides:
-            unmeasured = {"storage": prepared.quantization.storage, "technique": prepared.options.technique}
             require_divisible(
-                prepared.job.model, is_single_stack=prepared.facts.num_encoder_layers is None, **unmeasured
+                prepared.job.model,
+                is_single_stack=prepared.facts.num_encoder_layers is None,
+                is_parallel=prepared.facts.is_parallel,
+                storage=prepared.quantization.storage,
+                technique=prepared.options.technique,
             )
         profile = super().profile(prepared, cluster, notify, **settings)
         if not divides or profile.source == "measured":

@@ -15,10 +15,9 @@ from workbench.core.division import Division
 from workbench.core.schedule import Op
 from workbench.methods.fine_tuning.handlers import BackpropagationHandlers
 from workbench.methods.training.handlers import StageContext, joined, named
-from workbench.models.families import LayerContext
+from workbench.models.layer_inputs import Contexts
 from workbench.models.optimization import backpropagate
 from workbench.models.sharding.trained import TrainedLayer
-from workbench.models.stack import layer_context
 from workbench.runtime.executor import Contents, Handler
 
 
@@ -40,7 +39,7 @@ class DividedHandlers(BackpropagationHandlers):
 
     division: Division
     parts: Mapping[int, TrainedLayer]
-    contexts: dict[int, LayerContext] = field(default_factory=dict)
+    contexts: dict[int, Contexts] = field(default_factory=dict)
 
     def table(self) -> dict[str, Handler]:
         """Return the handlers by operation kind."""
@@ -68,9 +67,7 @@ class DividedHandlers(BackpropagationHandlers):
         hidden = joined(op, reads, "act")
         if hidden is None:
             hidden = backbone.embed(batch.input_ids, batch.attention_mask)
-        self.contexts[op.microbatch] = layer_context(
-            backbone.family, backbone.rotary, batch.attention_mask, hidden.detach()
-        )
+        self.contexts[op.microbatch] = backbone.contexts(batch.attention_mask, hidden.detach())
         return hidden.detach(), StageContext(None, hidden)
 
     def _part(self, op: Op, reads: Contents) -> Contents:

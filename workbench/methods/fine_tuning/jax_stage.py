@@ -14,12 +14,12 @@ from workbench.methods.fine_tuning.handlers import StageCompute
 from workbench.methods.fine_tuning.options import FineTuningOptions
 from workbench.methods.training.handlers import StageContext, Targets
 from workbench.models.cross_framework import require_jax
-from workbench.models.families import family_of
+from workbench.models.families import FAMILIES, family_of
 from workbench.models.loading import model_config
 from workbench.models.optimization import backpropagate
 from workbench.models.techniques import TechniqueStage
 
-FAMILIES, TECHNIQUES, ACTIVATIONS = ("bert", "distilbert"), ("full", "lora"), ("gelu", "gelu_new", "relu")
+TECHNIQUES, ACTIVATIONS = ("full", "lora"), ("gelu", "gelu_new", "relu")
 
 
 def require_jax_suits(cluster: Cluster, model: str, options: FineTuningOptions) -> None:
@@ -28,8 +28,10 @@ def require_jax_suits(cluster: Cluster, model: str, options: FineTuningOptions) 
     if device is None:
         return
     config = model_config(model)
+    is_plain = family_of(config.model_type).is_plain_encoder
+    encoders = ", ".join(name for name, family in FAMILIES.items() if family.is_plain_encoder)
     wrong = [
-        (config.model_type not in FAMILIES, f"a model of the family {config.model_type}", " and ".join(FAMILIES)),
+        (not is_plain, f"a model of the family {config.model_type}", encoders),
         (options.technique not in TECHNIQUES, f"technique = '{options.technique}'", " and ".join(TECHNIQUES)),
         (options.lora_dropout > 0, f"lora_dropout = {options.lora_dropout:g}", "lora_dropout = 0"),
         (options.backbone_dtype != "float32", f"backbone_dtype = '{options.backbone_dtype}'", "float32"),

@@ -17,12 +17,12 @@ from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, TARGET_LENGTH, crossing_bytes, lengths_up_to
 from workbench.methods.fine_tuning.handlers import StageCompute
 from workbench.methods.training.handlers import StageContext, Targets
-from workbench.models.families import LayerContext
+from workbench.models.layer_inputs import Contexts
 from workbench.models.optimization import backpropagate
 from workbench.models.parallel_adapter import made_up_mask
 from workbench.models.quantization import StoredWeight
 from workbench.models.sharding.trained import TrainedLayer
-from workbench.models.stack import LayerStack, layer_context
+from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.profiler.grids import time_grids
 from workbench.profiler.layers import BUDGET_S, Span, Stacks, kept_bytes, profile_layers, saved_by_autograd
@@ -76,17 +76,17 @@ def measure_parts(
     model = _build(stack, config, Span(0, 1))
     layer, backbone, makers = TrainedLayer(model, 0), model.backbone, dict[str, Maker]()
 
-    def heads(hidden: Tensor, context: LayerContext, groups: int) -> Tensor:
-        return layer.heads(hidden, context, 0, groups)
+    def heads(hidden: Tensor, contexts: Contexts, groups: int) -> Tensor:
+        return layer.heads(hidden, contexts, 0, groups)
 
-    def columns(hidden: Tensor, context: LayerContext, groups: int) -> Tensor:
+    def columns(hidden: Tensor, contexts: Contexts, groups: int) -> Tensor:
         return layer.columns(hidden, 0, groups)
 
-    def calls(compute: Callable[[Tensor, LayerContext, int], Tensor], groups: int) -> tuple[Maker, Maker]:
+    def calls(compute: Callable[[Tensor, Contexts, int], Tensor], groups: int) -> tuple[Maker, Maker]:
         def forward(batch: int, length: int) -> Callable[[], Tensor]:
             hidden, mask = torch.randn(batch, length, stack.hidden_size), made_up_mask(batch, length)
-            context = layer_context(backbone.family, backbone.rotary, mask, hidden)
-            return lambda: compute(hidden.detach().requires_grad_().to(device), context, groups).cpu()
+            contexts = backbone.contexts(mask, hidden)
+            return lambda: compute(hidden.detach().requires_grad_().to(device), contexts, groups).cpu()
 
         def back(batch: int, length: int) -> Call:
             return forward(batch, length), lambda output: backpropagate(output, torch.ones_like(output))

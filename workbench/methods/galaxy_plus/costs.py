@@ -107,7 +107,7 @@ def working_bytes(sizes: StackShape) -> int:
     """Return the bytes of one token's activations on a device with the whole layer: hidden states, queries, keys,
     values, columns.
     """
-    units = sizes.num_units * 2 * (sizes.query_width + sizes.head_size)
+    units = sizes.num_units * 2 * (sizes.query_width + sizes.keys_per_unit * sizes.head_size)
     return FP32_BYTES * (3 * sizes.hidden_size + units + (1 + sizes.is_gated) * sizes.columns)
 
 

@@ -16,6 +16,7 @@ from workbench.core.timeline import MemorySample, Span
 from workbench.methods.base import read_options
 from workbench.methods.galaxy_plus.options import METHOD, InferenceOptions
 from workbench.methods.training.prepare import require_task_and_model
+from workbench.models.families import generating_families
 from workbench.models.generation import GenerationRules
 from workbench.models.loading import ModelFacts, load_model, load_stack, load_tokenizer, model_facts
 from workbench.models.sharding import ModelLayout, What, model_layout
@@ -266,11 +267,11 @@ def _check_options(job: Job, options: InferenceOptions, layout: ModelLayout) -> 
         return ConfigError(f"The option {option} of {METHOD} was asked for.", problem, todo)
 
     if options.generate:
-        if not (layout.family.is_causal or layout.has_decoder):
+        if not layout.family.generates:
             raise refuse(
                 f"generate = {options.generate}",
                 f"'{job.model}' has no language model head.",
-                "Choose GPT-2, OPT, Llama or T5.",
+                f"Choose one of {generating_families()}.",
             )
         if options.system == "sequence_parallel":
             raise refuse(

@@ -128,7 +128,7 @@ def load_samples(job: Job, facts: ModelFacts, change: Callable[[Task], Task] | N
         raise ConfigError(
             f"The task '{job.task}' was asked for with the model '{job.model}'.",
             "That does not predict the next word of a text.",
-            "Choose a GPT-2, OPT or Llama model, such as SmolLM2-135M.",
+            "Choose a decoder-only model, such as SmolLM2-135M.",
         )
     tokenizer = load_tokenizer(job.model)
     splits = {

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workbench.models.families import Family, Part, layer_paths
+from workbench.models.family import Family, Part, epsilon_of, layer_paths, patterns_of, window_of
 
 Kind = Literal["attention", "cross_attention", "feed_forward"]
 Rotary = tuple[Tensor, Tensor]
@@ -34,7 +34,14 @@ _ROLES: dict[Kind, tuple[tuple[tuple[str, ...], ...], str]] = {
     "feed_forward": ((("gate", "up"),), "down"),
 }
 """The projections of a block by role: groups of inputs, each computed as one matmul, and the output."""
-_FUSED = ("query", "key", "value")
+_FUSED = {
+    "query": "query_key_value",
+    "key": "query_key_value",
+    "value": "query_key_value",
+    "gate": "gate_up",
+    "up": "gate_up",
+}
+"""Where a role is stored if not by itself."""
 _TANH = "gelu_pytorch_tanh"
 _SAME = {"gelu_new": _TANH, "gelu_fast": _TANH}
 """transformers' equivalent GELU functions, of which one runs as one kernel."""
@@ -42,15 +49,18 @@ _SAME = {"gelu_new": _TANH, "gelu_fast": _TANH}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """One projection divided by units (or columns): unit i is rows (of an output: columns) offset + width * [i, i + 1).
+    """One projection divided by units (or columns): unit i is `width` rows (of an output: columns) from offset +
+    stride * i on.
 
-    module: its path.  is_transposed: stored as (in, out), like GPT-2's Conv1D.  An output's bias is not divided.
+    module: its path.  stride: 0 is the width: units follow each other.  is_transposed: stored as (in, out), like
+    GPT-2's Conv1D.  An output's bias is not divided.
     """
 
     module: str
     has_bias: bool
     width: int
     offset: int = 0
+    stride: int = 0
     is_transposed: bool = False
 
     @property
@@ -63,19 +73,32 @@ class Cut:
         """Return the name of its bias, None if it has none."""
         return f"{self.module}.bias" if self.has_bias else None
 
-    def span(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the rows of units (or columns) [start, stop)."""
-        return self.offset + start * self.width, self.offset + stop * self.width
+    def spans(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Return the ranges of rows of units (or columns) [start, stop), in order."""
+        if not self.stride:
+            return [(self.offset + start * self.width, self.offset + stop * self.width)]
+        tops = (self.offset + unit * self.stride for unit in range(start, stop))
+        return [(top, top + self.width) for top in tops]
+
+    def rows(self, start: int, stop: int) -> slice | list[int]:
+        """Return the index of the rows of units (or columns) [start, stop)."""
+        spans = self.spans(start, stop)
+        return slice(*spans[0]) if len(spans) == 1 else [row for span in spans for row in range(*span)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormLayout:
-    """The names of a norm's parameters; '' for missing ones.  is_rms: no mean is subtracted (Llama, T5)."""
+    """The names of a norm's parameters; '' for missing ones.
+
+    width: number of channels.  is_rms: no mean is subtracted.  adds_one: it multiplies by 1 + weight.
+    """
 
     weight: str
     bias: str
+    width: int
     eps: float
     is_rms: bool
+    adds_one: bool
 
     @property
     def names(self) -> set[str]:
@@ -87,15 +110,20 @@ class NormLayout:
 class LayerFacts:
     """What all layers of a stack have in common.
 
+    keys_per_unit: heads of keys and values in a unit: 1, or all where a norm over all heads keeps them together.
     activation: name of the feed-forward network's activation function.  is_pre_norm: the norm comes before a block, not
-    after it.
+    after it.  is_parallel: both blocks of a layer read the same residual stream.  residual_scale: factor of what a
+    block adds.
     """
 
     num_units: int
     heads_per_unit: int
+    keys_per_unit: int
     head_size: int
     is_causal: bool
     is_pre_norm: bool
+    is_parallel: bool
+    residual_scale: float
     activation: str
 
 
@@ -107,7 +135,11 @@ class Block:
     whether it is the last block of its stack.
 
     inputs: groups of cuts, each one matmul (attention: query, key and value; cross-attention: query, and key with
-    value; feed-forward: gate and up).  scale: of the attention scores.
+    value; feed-forward: gate and up).
+    norm: before the block, or after the residual addition; None for none.  output_norm: of what the block adds, None
+    for none.  head_norms: of queries and keys, empty for none.
+    pattern, window, has_rotary: the layer's pattern of attention, its window (0: none), and whether queries and keys
+    are turned.  scale: of the attention scores.
     """
 
     number: int
@@ -117,14 +149,32 @@ class Block:
     is_last: bool
     inputs: tuple[tuple[Cut, ...], ...]
     output: Cut
-    norm: NormLayout
+    norm: NormLayout | None
+    output_norm: NormLayout | None
+    head_norms: tuple[NormLayout, ...]
     facts: LayerFacts
-    scale: float = 1.0
+    pattern: str
+    window: int
+    has_rotary: bool
+    scale: float
 
     @property
     def cuts(self) -> tuple[Cut, ...]:
         """Return all projections that read the block's input."""
         return tuple(cut for group in self.inputs for cut in group)
+
+    @property
+    def norms(self) -> tuple[NormLayout, ...]:
+        """Return all norms of the block."""
+        places = (self.norm, self.output_norm, *self.head_norms)
+        return tuple(norm for norm in places if norm is not None)
+
+    @property
+    def undivided(self) -> set[str]:
+        """Return the names of the parameters that every device with a part of the block has: norms, and the output's
+        bias.
+        """
+        return {self.output.bias or ""}.union(*(norm.names for norm in self.norms)) - {""}
 
     def unit_size(self, hidden_size: int) -> int:
         """Return the number of values in one unit or column: its rows of the inputs, their biases, and its columns of
@@ -141,7 +191,7 @@ class Block:
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, *, is_causal: bool) -> Tensor:
         """Return the attention's context, (n, queries, heads x head size).
 
-        queries: (n, heads, q, head size).  keys, values: (n, units, k, head size).
+        queries: (n, heads, q, head size).  keys, values: (n, heads of keys, k, head size).
         """
         count, heads, length, head_size = queries.shape
         if length == 1:  # all queries of a group attend to the same keys, so they are treated like tokens
@@ -173,32 +223,74 @@ def _activation(name: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
-    """The parameters between two blocks: the output bias of the block before, and a norm, both undivided.
+class Norm:
+    """A norm with its parameters, None for missing ones.  weight, shift: (width,)."""
 
-    bias, weight, shift: (d,).
-    """
-
-    norm: NormLayout
-    bias: Tensor | None
+    layout: NormLayout
     weight: Tensor | None
     shift: Tensor | None
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of bias and norm."""
-        return sum(tensor.nbytes for tensor in (self.bias, self.weight, self.shift) if tensor is not None)
+        """Return the bytes of the parameters."""
+        return sum(tensor.nbytes for tensor in (self.weight, self.shift) if tensor is not None)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Return the normalised last dimension of hidden states (..., width)."""
+        weight, layout = self.weight, self.layout
+        if weight is not None and layout.adds_one:
+            weight = weight + 1
+        if layout.is_rms:
+            return F.rms_norm(hidden, hidden.shape[-1:], weight, layout.eps)
+        return F.layer_norm(hidden, hidden.shape[-1:], weight, self.shift, layout.eps)
+
+    def of_heads(self, heads: Tensor) -> Tensor:
+        """Return normalised heads (n, heads, t, head size): each by itself, or all heads of a token together."""
+        if self.layout.width == heads.shape[-1]:
+            return self(heads)
+        count, number, length, size = heads.shape
+        tokens = self(heads.transpose(1, 2).reshape(count, length, number * size))
+        return tokens.view(count, length, number, size).transpose(1, 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """The undivided parameters of a block: its output bias, (d,), and its norms (see Block).
+
+    scale: factor of what the block adds to the residual stream.
+    """
+
+    bias: Tensor | None
+    norm: Norm | None
+    output_norm: Norm | None
+    head_norms: tuple[Norm, ...]
+    scale: float
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of bias and norms."""
+        norms = (self.norm, self.output_norm, *self.head_norms)
+        bias = 0 if self.bias is None else self.bias.nbytes
+        return bias + sum(norm.nbytes for norm in norms if norm is not None)
 
     def add(self, total: Tensor, residual: Tensor) -> Tensor:
         """Return the residual stream (n, t, d) after a block.  total: the sum of all partial products."""
-        added = total + residual
-        return added if self.bias is None else added.add_(self.bias)
+        if self.output_norm is None and self.scale == 1.0:
+            added = total + residual
+            return added if self.bias is None else added.add_(self.bias)
+        total = total if self.bias is None else total + self.bias
+        total = total if self.output_norm is None else self.output_norm(total)
+        return torch.add(residual, total, alpha=self.scale)
 
     def normalize(self, hidden: Tensor) -> Tensor:
-        """Return the norm of hidden states (n, t, d)."""
-        if self.norm.is_rms:
-            return F.rms_norm(hidden, hidden.shape[-1:], self.weight, self.norm.eps)
-        return F.layer_norm(hidden, hidden.shape[-1:], self.weight, self.shift, self.norm.eps)
+        """Return the norm of hidden states (n, t, d); unchanged if the block has none there."""
+        return hidden if self.norm is None else self.norm(hidden)
+
+    def turned(self, queries: Tensor, keys: Tensor, rotary: Rotary | None, keys_rotary: Rotary | None) -> list[Tensor]:
+        """Return queries and keys (n, heads, t, head size), normalised and turned to their positions."""
+        if self.head_norms:
+            queries, keys = (norm.of_heads(part) for norm, part in zip(self.head_norms, (queries, keys), strict=True))
+        return [turned(queries, rotary), turned(keys, keys_rotary)]
 
 
 def rotary_of(cosines: Tensor, sines: Tensor) -> Rotary:
@@ -245,46 +337,60 @@ def layer_blocks(
     paths = layer_paths(part, layer)
     modules = {role: original(layer.get_submodule(module_path)) for role, module_path in paths.items()}
     heads = (getattr(config, "decoder_attention_heads", None) if is_decoder else None) or config.num_attention_heads
-    num_units = (None if is_decoder else getattr(config, "num_key_value_heads", None)) or heads
+    key_heads = (None if is_decoder else getattr(config, "num_key_value_heads", None)) or heads
     head_size = modules["output"].weight.numel() // config.hidden_size // heads
-    is_pre_norm = family.is_pre_norm
+    columns = modules["down"].weight.numel() // config.hidden_size
+
+    def norm_at(norm_path: str) -> NormLayout | None:
+        return _norm_layout(layer, norm_path, f"{path}{norm_path}", adds_one=family.norm_adds_one)
+
+    head_norms = tuple(norm for norm in map(norm_at, part.head_norms) if norm is not None)
+    # A norm over all heads of a token needs all of them on one device.
+    num_units = 1 if any(norm.width != head_size for norm in head_norms) else key_heads
     facts = LayerFacts(
         num_units=num_units,
         heads_per_unit=heads // num_units,
+        keys_per_unit=key_heads // num_units,
         head_size=head_size,
         is_causal=is_decoder or family.is_causal,
-        is_pre_norm=bool(getattr(config, is_pre_norm)) if isinstance(is_pre_norm, str) else is_pre_norm,
+        is_pre_norm=family.norms_before(config),
+        is_parallel=family.is_parallel(config),
+        residual_scale=family.residual_scale(config),
         activation=getattr(config, family.activation),
     )
+    widths = {"query": heads // num_units, "key": facts.keys_per_unit, "value": facts.keys_per_unit}
+    starts = {"key": heads, "value": heads + key_heads, "up": columns}
 
     def cut(role: str) -> Cut | None:
-        offset, stored = 0, role
-        if role not in paths and role in _FUSED:
-            offset, stored = _FUSED.index(role) * heads * head_size, "query_key_value"
+        stored = role if role in paths else _FUSED.get(role, "")
         if stored not in paths:
             return None
-        width = (
-            1
-            if role in ("gate", "up", "down")
-            else head_size * (1 if role.endswith(("key", "value")) else facts.heads_per_unit)
-        )
-        module = modules[stored]
+        kind = role.removeprefix("cross_")
+        width = 1 if role in ("gate", "up", "down") else head_size * widths.get(kind, heads // num_units)
+        offset = stride = 0
+        if stored != role:
+            offset = starts.get(role, 0) * (1 if stored == "gate_up" else head_size)
+        if stored == "query_key_value" and family.interleaves_heads:
+            offset, stride = list(widths).index(role) * head_size, 3 * head_size
         return Cut(
             module=f"{path}{paths[stored]}",
-            has_bias=module.bias is not None,
+            has_bias=modules[stored].bias is not None,
             width=width,
             offset=offset,
-            is_transposed=not isinstance(module, nn.Linear),
+            stride=stride,
+            is_transposed=not isinstance(modules[stored], nn.Linear),
         )
 
-    kinds: tuple[Kind, ...] = (
-        ("attention", "feed_forward") if len(part.norms) == 2 else ("attention", "cross_attention", "feed_forward")
-    )
+    kinds: tuple[Kind, ...] = ("attention", "cross_attention", "feed_forward")
+    if "cross_query" not in paths:
+        kinds = ("attention", "feed_forward")
+    pattern = patterns_of(config, index + 1)[index]
     blocks: list[Block] = []
-    for kind, norm_path in zip(kinds, part.norms, strict=True):
+    for place, kind in enumerate(kinds):
         groups, role = _ROLES[kind]
         output = cut(role)
         assert output is not None
+        norm_path, output_norm_path = (names[place] if names else "" for names in (part.norms, part.output_norms))
         blocks.append(
             Block(
                 number=block_number + len(blocks),
@@ -294,28 +400,38 @@ def layer_blocks(
                 is_last=is_last and kind == "feed_forward",
                 inputs=tuple(tuple(piece for entry in group if (piece := cut(entry)) is not None) for group in groups),
                 output=output,
-                norm=norm_layout(layer.get_submodule(norm_path), f"{path}{norm_path}"),
+                norm=norm_at(norm_path),
+                output_norm=norm_at(output_norm_path),
+                head_norms=head_norms if kind == "attention" else (),
                 facts=facts,
-                scale=_attention_scale(config, family, head_size, index),
+                pattern=pattern,
+                window=window_of(config, pattern),
+                has_rotary=family.uses_rotary(config, index),
+                scale=family.score_scale(config, head_size, index),
             )
         )
     return blocks
 
 
-def _attention_scale(config: Any, family: Family, head_size: int, layer: int) -> float:
-    """Return the factor of the attention scores.  GPT-2 can omit the scaling, or also divide by the layer's number."""
-    scale = head_size**-0.5 if family.scales_attention and getattr(config, "scale_attn_weights", True) else 1.0
-    return scale / (layer + 1) if getattr(config, "scale_attn_by_inverse_layer_idx", False) else scale
+def _norm_layout(parent: nn.Module, module_path: str, path: str, *, adds_one: bool) -> NormLayout | None:
+    """Return the layout of a norm.  module_path: its path in the parent.  None if there is none."""
+    module: Any = parent.get_submodule(module_path) if module_path else None
+    if module is None or isinstance(module, nn.Identity):
+        return None
+    return norm_layout(module, path, adds_one=adds_one)
 
 
-def norm_layout(module: Any, path: str) -> NormLayout:
+def norm_layout(module: Any, path: str, *, adds_one: bool) -> NormLayout:
     """Return the layout of a norm at a path."""
     is_rms = not isinstance(module, nn.LayerNorm)
+    weight = module.weight
     return NormLayout(
-        weight=f"{path}.weight" if module.weight is not None else "",
+        weight=f"{path}.weight" if weight is not None else "",
         bias=f"{path}.bias" if getattr(module, "bias", None) is not None else "",
-        eps=module.variance_epsilon if is_rms else module.eps,
+        width=module.normalized_shape[0] if weight is None else len(weight),
+        eps=epsilon_of(module),
         is_rms=is_rms,
+        adds_one=adds_one,
     )
 
 

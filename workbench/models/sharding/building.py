@@ -13,11 +13,20 @@ from torch import Tensor
 from workbench.core.errors import ConfigError
 from workbench.core.inference import StackShape
 from workbench.models import loading
-from workbench.models.families import POSITION_OFFSET, Family, Part, family_of
-from workbench.models.partial_loading import Span, StoredTensor, parameters_on_meta, require_finite, stored_under
+from workbench.models.families import family_of
+from workbench.models.family import POSITION_OFFSET, Family, Part, module_at
+from workbench.models.partial_loading import (
+    HEAD,
+    Span,
+    StoredTensor,
+    head_names,
+    parameters_on_meta,
+    require_finite,
+    stored_under,
+)
 from workbench.models.sharding.block import Block, layer_blocks, norm_layout
 from workbench.models.sharding.layout import ITEM_BYTES, ModelLayout, StackLayout
-from workbench.models.stack import LayerStack, module_at
+from workbench.models.stack import LayerStack
 
 
 def model_layout(model: Any) -> ModelLayout:
@@ -70,12 +79,10 @@ def _add_stack(
             is_decoder=is_decoder,
             is_last=index == len(layers) - 1,
         )
-    one_layer = {block.kind: block for block in blocks[first_block : first_block + len(part.norms)]}
+    one_layer = {block.kind: block for block in blocks if block.layer == blocks[-1].layer}
     facts, feed_forward = one_layer["attention"].facts, one_layer["feed_forward"]
     unit_bytes = {kind: ITEM_BYTES * block.unit_size(hidden_size) for kind, block in one_layer.items()}
-    connections = [
-        [*block.norm.names, *([block.output.bias] if block.output.bias else [])] for block in one_layer.values()
-    ]
+    undivided = [name for block in one_layer.values() for name in block.undivided]
     shape = StackShape(
         num_layers=len(layers),
         num_units=facts.num_units,
@@ -84,11 +91,12 @@ def _add_stack(
         unit_bytes=unit_bytes["attention"],
         cross_unit_bytes=unit_bytes.get("cross_attention", 0),
         column_bytes=unit_bytes["feed_forward"],
-        layer_bytes=ITEM_BYTES * sum(math.prod(sizes[name]) for names in connections for name in names),
+        layer_bytes=ITEM_BYTES * sum(math.prod(sizes[name]) for name in undivided),
         hidden_bytes=ITEM_BYTES * hidden_size,
-        kv_unit_bytes=2 * ITEM_BYTES * facts.head_size,
+        kv_unit_bytes=2 * ITEM_BYTES * facts.keys_per_unit * facts.head_size,
         head_size=facts.head_size,
         heads_per_unit=facts.heads_per_unit,
+        keys_per_unit=facts.keys_per_unit,
         is_gated=len(feed_forward.cuts) == 2,
         has_cross_attention="cross_attention" in one_layer,
         is_causal=facts.is_causal,
@@ -97,7 +105,7 @@ def _add_stack(
     return StackLayout(
         shape=shape,
         position_bias=f"{part.position_bias}.weight" if part.position_bias else "",
-        final=None if final is None else norm_layout(final, part.final),
+        final=None if final is None else norm_layout(final, part.final, adds_one=stack.family.norm_adds_one),
         first_block=first_block,
     )
 
@@ -105,10 +113,10 @@ def _add_stack(
 def _max_length(config: Any, positions: Any, family: Family) -> int:
     if positions is not None:
         return positions.weight.shape[0] - POSITION_OFFSET
-    return 0 if family.rotary or family.position_bias else getattr(config, "max_position_embeddings", 0) or 0
+    return 0 if family.rotary or family.position_bias else family.max_positions(config) or 0
 
 
-_HEAD = ("lm_head.weight", "final_logits_bias")
+_HEAD = (HEAD, "final_logits_bias")
 
 
 class WeightSource:
@@ -171,7 +179,7 @@ def open_weights(name: str, *, layout: ModelLayout | None = None) -> WeightSourc
     layout = layout or model_layout(name)
     tensors = loading.stored_weights(name)
     if tensors is not None:
-        names = {**layout.stored_names, **{head: (head,) for head in _HEAD}}
+        names = {**layout.stored_names, **{name: (name,) for name in _HEAD}, HEAD: head_names(layout.family)}
         weights = {
             parameter_name: tensors[stored_name]
             for parameter_name, others in names.items()

@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
-from workbench.models.families import embed_words, words_of
-from workbench.models.matmul import head_scale
-from workbench.models.sharding.block import Block, Connection, Cut, NormLayout
+from workbench.models.families import generating_families
+from workbench.models.family import words_of
+from workbench.models.layer_inputs import embed, embed_words
+from workbench.models.sharding.block import Block, Connection, Cut, Norm, NormLayout
 from workbench.models.sharding.building import WeightSource
 from workbench.models.sharding.layout import ModelLayout, Ranges, size, units_of
-from workbench.models.stack import embed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,17 +81,31 @@ def hold_block(
     return HeldBlock(ranges=ranges, count=count, inputs=tuple(inputs), biases=tuple(biases), output=output)
 
 
-def hold_connection(norm: NormLayout, bias: str | None, hidden_size: int, source: WeightSource) -> Connection:
-    """Return a norm, and the output bias of the block before it, both undivided."""
+def hold_connection(block: Block, hidden_size: int, source: WeightSource) -> Connection:
+    """Return the undivided parameters of a block."""
+    norms = (None if norm is None else hold_norm(norm, source) for norm in (block.norm, block.output_norm))
+    norm, output_norm = norms
+    return Connection(
+        bias=_vector(block.output.bias, hidden_size, source),
+        norm=norm,
+        output_norm=output_norm,
+        head_norms=tuple(hold_norm(norm, source) for norm in block.head_norms),
+        scale=block.facts.residual_scale,
+    )
 
-    def read(name: str | None) -> Tensor | None:
-        if not name:
-            return None
-        vector = torch.empty(hidden_size)
-        source.fill(vector, name, (0, hidden_size))
-        return vector
 
-    return Connection(bias=read(bias), weight=read(norm.weight), shift=read(norm.bias), norm=norm)
+def hold_norm(layout: NormLayout, source: WeightSource) -> Norm:
+    """Return a norm with its parameters."""
+    weight, shift = (_vector(name, layout.width, source) for name in (layout.weight, layout.bias))
+    return Norm(layout=layout, weight=weight, shift=shift)
+
+
+def _vector(name: str | None, width: int, source: WeightSource) -> Tensor | None:
+    if not name:
+        return None
+    vector = torch.empty(width)
+    source.fill(vector, name, (0, width))
+    return vector
 
 
 def _fill(
@@ -120,13 +134,16 @@ def _fill(
                 if bias is not None and old_bias is not None:
                     bias[to] = old_bias[old_rows]
                 continue
-            span = cut.span(piece.start, piece.start + piece.length)
-            if cut.is_transposed == is_output:
-                source.fill(matrix[to], cut.weight, span)
-            else:
-                source.fill(matrix[to].t(), cut.weight, (0, hidden_size), span)
-            if bias is not None and cut.bias is not None:
-                source.fill(bias[to], cut.bias, span)
+            first = to.start
+            for span in cut.spans(piece.start, piece.start + piece.length):
+                rows = slice(first, first + span[1] - span[0])
+                first = rows.stop
+                if cut.is_transposed == is_output:
+                    source.fill(matrix[rows], cut.weight, span)
+                else:
+                    source.fill(matrix[rows].t(), cut.weight, (0, hidden_size), span)
+                if bias is not None and cut.bias is not None:
+                    source.fill(bias[rows], cut.bias, span)
         top, old_top = top + cut.width * count, old_top + cut.width * old_count
 
 
@@ -162,7 +179,7 @@ class Ends:
             self._filled(modules, places, source) for modules, places in zip(layout.embeddings, paths, strict=True)
         ]
         self.output_projection = self._read(layout.output_projection, source) if layout.output_projection else None
-        self.scale = head_scale(layout.config)
+        self.scale = layout.family.head_scale(layout.config)
         self.weight = self._head(source)
         bias = source.shape("final_logits_bias")
         self.bias = None if bias is None or self.weight is None else self._read("final_logits_bias", source).flatten()
@@ -185,7 +202,7 @@ class Ends:
                 for role, module in modules.items()
             }
         if stack == 0:
-            return embed(family, modules, ids)
+            return embed(family, self.layout.config, modules, ids)
         return embed_words(modules, ids)
 
     def head(self, hidden: Tensor, output: What = "hidden") -> Tensor:
@@ -203,7 +220,7 @@ class Ends:
             raise ConfigError(
                 f"The next word of '{self.layout.name}' was asked for.",
                 "It has no language model head.",
-                "Ask for hidden states, or choose a model that generates (GPT-2, OPT, Llama, T5).",
+                f"Ask for hidden states, or choose a model that generates ({generating_families()}).",
             )
         return F.linear(hidden if self.scale == 1.0 else hidden * self.scale, self.weight, self.bias)
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from workbench.core.inference import InferencePlan, StackShape
-from workbench.models.families import Family
+from workbench.models.family import Family
 from workbench.models.sharding.block import Block, NormLayout
 
 ITEM_BYTES = 4
@@ -87,12 +87,13 @@ class ModelLayout:
     @property
     def generates(self) -> bool:
         """Return whether the family has a language model head."""
-        return self.has_decoder or self.family.is_causal
+        return self.family.generates
 
     @property
     def output_projection(self) -> str:
-        """Return the name of OPT-350m's matrix after the last layer, '' for other models."""
-        return "decoder.project_out.weight" if "decoder.project_out.weight" in self.sizes else ""
+        """Return the name of a matrix between the last layer and the head, '' for models without it."""
+        name = f"{self.family.head_projection}.weight"
+        return name if name in self.sizes else ""
 
     @property
     def embedding_names(self) -> set[str]:
@@ -110,7 +111,7 @@ class ModelLayout:
         for block in self.blocks:
             used |= {
                 name for cut in (*block.cuts, block.output) for name in (cut.weight, cut.bias or "")
-            } | block.norm.names
+            } | block.undivided
         return used.union(*(part.final.names for part in self.parts if part.final)) - {""}
 
     @property

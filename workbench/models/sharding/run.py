@@ -7,6 +7,7 @@ length.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -15,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from workbench.models.family import patterns_of
+from workbench.models.layer_inputs import buckets_of, rotary_tables
 from workbench.models.sharding.block import Block, Rotary, rotary_of
 from workbench.models.sharding.layout import ModelLayout, Ranges, units_of
-from workbench.models.stack import buckets_of
 
 _KEPT = 8
 """Number of lengths whose tables are cached."""
@@ -73,18 +75,23 @@ class Run:
 
     lengths: number of tokens in each stack.
 
-    rotary: rotary table of its positions.  cache: cache in which keys and values are stored.
+    rotary: rotary table of its positions for each pattern of attention.  cache: cache in which keys and values are
+    stored.
     projected: the current block's number with its queries, keys and values, cached while parts of it are requested.
     past: tokens in the cache before this one, if the run is a further token of each sample.  biases: T5's position
     biases for that token, by units.
     """
 
     lengths: tuple[int, ...]
-    rotary: Rotary | None
+    rotary: Mapping[str, Rotary | None]
     cache: KeyValueCache | None = None
     projected: tuple[int, tuple[Tensor, ...]] | None = None
     past: int = 0
     biases: dict[Ranges, Tensor] = field(default_factory=dict)
+
+    def rotary_of(self, block: Block) -> Rotary | None:
+        """Return the rotary table of an attention, None if its layer does not turn queries and keys."""
+        return self.rotary[block.pattern] if block.has_rotary else None
 
 
 class Positions:
@@ -97,7 +104,7 @@ class Positions:
         self._whole_bias = lru_cache(_KEPT)(
             lambda stack, ranges, length: _bias(layout, tables, stack, ranges, torch.arange(length), length)
         )
-        self._tail = lru_cache(8 * _KEPT)(_causal_tail)
+        self._near = lru_cache(8 * _KEPT)(_near)
 
     def mask(self, block: Block, ranges: Ranges, run: Run, start: int, stop: int) -> Tensor | None:
         """Return the mask or bias of a block's attention for queries [start, stop).  None if there is at most
@@ -107,7 +114,10 @@ class Positions:
         """
         is_causal = block.facts.is_causal
         if self.tables[block.stack] is None:
-            return self._tail(start, stop) if is_causal and start and not run.past else None
+            num_keys = stop if is_causal else run.lengths[block.stack]
+            is_near = not block.window or num_keys <= block.window + (not is_causal)
+            is_tail = is_causal and start and not run.past
+            return None if is_near and not is_tail else self._near(start, stop, num_keys, block.window, is_causal)
         if run.past:
             if ranges not in run.biases:
                 run.biases[ranges] = _bias(
@@ -139,13 +149,22 @@ def _bias(
     return bias.contiguous()
 
 
-def _rotary(layout: ModelLayout, positions: Tensor) -> Rotary | None:
-    """Return the cosines and sines of positions (n, t).  None for a family without rotary positions."""
-    tables: Any = layout.rotary
-    return None if tables is None else rotary_of(*tables(torch.empty(0), position_ids=positions))
+def _rotary(layout: ModelLayout, positions: Tensor) -> dict[str, Rotary | None]:
+    """Return the cosines and sines of positions (n, t) for each pattern of attention."""
+    tables = {
+        pattern: rotary_tables(layout.rotary, torch.empty(0), positions, pattern)
+        for pattern in set(patterns_of(layout.config, 1))
+    }
+    return {pattern: None if table is None else rotary_of(*table) for pattern, table in tables.items()}
 
 
-def _causal_tail(start: int, stop: int) -> Tensor:
-    """Return the last rows (stop - start, stop) of a causal mask."""
-    is_behind = torch.arange(stop)[None, :] > torch.arange(start, stop)[:, None]
-    return torch.zeros(stop - start, stop).masked_fill_(is_behind, -math.inf)
+def _near(start: int, stop: int, num_keys: int, window: int, is_causal: bool) -> Tensor:
+    """Return what is added to the scores (stop - start, num_keys) of queries [start, stop): -inf for later keys, if it
+    is causal, and for those outside a window (0: none).
+    """
+    behind = torch.arange(start, stop)[:, None] - torch.arange(num_keys)[None, :]  # how far a key lies before a query
+    if is_causal:
+        is_hidden = behind < 0 if not window else (behind < 0) | (behind >= window)
+    else:
+        is_hidden = behind.abs() > window
+    return torch.zeros(stop - start, num_keys).masked_fill_(is_hidden, -math.inf)

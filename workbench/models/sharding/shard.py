@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from workbench.core.errors import ConfigError
-from workbench.models.sharding.block import Block, Connection, turned
+from workbench.models.sharding.block import Block, Connection, Norm
 from workbench.models.sharding.building import WeightSource
-from workbench.models.sharding.held import Ends, HeldBlock, What, hold_block, hold_connection
+from workbench.models.sharding.held import Ends, HeldBlock, What, hold_block, hold_connection, hold_norm
 from workbench.models.sharding.layout import ITEM_BYTES, ModelLayout, Ranges, ShardSpec, size
 from workbench.models.sharding.run import KeyValueCache, Positions, Run
 
@@ -50,19 +50,17 @@ class ModelShard:
             self.held[number] = hold_block(block, _ranges(block, spec), layout.hidden_size, source, old_block)
             if _connects(spec, block.layer):
                 connection = None if old is None else old.connections.get(number)
-                self.connections[number] = connection or hold_connection(
-                    block.norm, block.output.bias, layout.hidden_size, source
-                )
+                self.connections[number] = connection or hold_connection(block, layout.hidden_size, source)
             if release and old is not None:
                 old.held.pop(number, None)
-        self.finals: list[Connection | None] = []
+        self.finals: list[Norm | None] = []
         self.tables: list[Tensor | None] = []
         for index, part in enumerate(layout.parts):
             final, table = (None, None) if old is None else (old.finals[index], old.tables[index])
             if part.final is None or not _connects(spec, layout.last_layer(index)):
                 self.finals.append(None)
             else:
-                self.finals.append(final or hold_connection(part.final, None, layout.hidden_size, source))
+                self.finals.append(final or hold_norm(part.final, source))
             if table is None and part.position_bias:  # whole, because it has only a few KB
                 table = torch.empty(layout.sizes[part.position_bias])
                 source.fill(table, part.position_bias, (0, len(table)))
@@ -75,9 +73,7 @@ class ModelShard:
     def held_bytes(self) -> int:
         """Return the bytes of the device's weights."""
         blocks = sum(block.nbytes for block in self.held.values())
-        connections = sum(
-            connection.nbytes for connection in (*self.connections.values(), *self.finals) if connection is not None
-        )
+        connections = sum(part.nbytes for part in (*self.connections.values(), *self.finals) if part is not None)
         tables = sum(table.nbytes for table in self.tables if table is not None)
         return blocks + connections + tables + (0 if self.ends is None else self.ends.nbytes)
 
@@ -128,9 +124,10 @@ class ModelShard:
         """
         block = self._blocks[number]
         if run.projected is None or run.projected[0] != number:
-            units, heads = self._counts(number)
-            turning, values = block.heads(_joined(tiles)).split((heads + units, units), dim=1)
-            queries, keys = turned(turning, run.rotary).split((heads, units), dim=1)
+            heads, key_heads = self._counts(number)
+            queries, keys, values = block.heads(_joined(tiles)).split((heads, key_heads, key_heads), dim=1)
+            rotary = run.rotary_of(block)
+            queries, keys = self.connections[number].turned(queries, keys, rotary, rotary)
             if run.cache is not None and run.past:
                 keys, values = run.cache.extend(number, keys, values)
             elif run.cache is not None and block.facts.is_causal:
@@ -142,7 +139,7 @@ class ModelShard:
 
     def keys_values(self, number: int, projected: Tensor) -> Tensor:
         """Return contiguous keys and values of a qkv tile, which devices exchange under sequence parallelism."""
-        _, heads = self._counts(number)
+        heads, _ = self._counts(number)
         return projected[..., heads * self._blocks[number].facts.head_size :].contiguous()
 
     def attend_own(self, number: int, own_hidden: Tensor, tiles: Sequence[Tensor], run: Run, start: int) -> Tensor:
@@ -151,11 +148,13 @@ class ModelShard:
         own_hidden: qkv of the own tokens.  tiles: keys and values of all tokens, in order, from `keys_values`.
         """
         block, stop = self._blocks[number], start + own_hidden.shape[1]
-        units, heads = self._counts(number)
-        positions = None if run.rotary is None else (run.rotary[0][:, :, start:stop], run.rotary[1][:, :, start:stop])
-        queries = turned(block.heads(own_hidden)[:, :heads], positions)
-        keys, values = block.heads(_joined(tiles)).split((units, units), dim=1)
-        return self._attended(number, queries, turned(keys, run.rotary), values, run, start, stop)
+        heads, key_heads = self._counts(number)
+        rotary = run.rotary_of(block)
+        own = None if rotary is None else (rotary[0][:, :, start:stop], rotary[1][:, :, start:stop])
+        queries = block.heads(own_hidden)[:, :heads]
+        keys, values = block.heads(_joined(tiles)).split((key_heads, key_heads), dim=1)
+        queries, keys = self.connections[number].turned(queries, keys, own, rotary)
+        return self._attended(number, queries, keys, values, run, start, stop)
 
     def _attended(
         self, number: int, queries: Tensor, keys: Tensor, values: Tensor, run: Run, start: int, stop: int
@@ -235,7 +234,8 @@ class ModelShard:
         if block.is_last:
             return added, self._finish(block.stack, added)
         following = self.connections.get(number + 1)
-        return added, added if following is None else following.normalize(added)
+        source = residual if block.facts.is_parallel and block.kind == "attention" else added
+        return added, source if following is None else following.normalize(source)
 
     # Token by token.
 
@@ -254,13 +254,13 @@ class ModelShard:
         return self.positions.step(cache)
 
     def _counts(self, number: int) -> tuple[int, int]:
-        """Return the numbers of units and of heads in the device's slice of an attention."""
-        units = self.held[number].count
-        return units, units * self._blocks[number].facts.heads_per_unit
+        """Return the numbers of heads, and of heads of keys and values, in the device's slice of an attention."""
+        units, facts = self.held[number].count, self._blocks[number].facts
+        return units * facts.heads_per_unit, units * facts.keys_per_unit
 
     def _finish(self, stack: int, hidden: Tensor) -> Tensor:
         final = self.finals[stack]
-        return hidden if final is None else final.normalize(hidden)
+        return hidden if final is None else final(hidden)
 
 
 def _joined(tiles: Sequence[Tensor]) -> Tensor:
@@ -282,8 +282,7 @@ def _parts(layout: ModelLayout, spec: ShardSpec) -> dict[object, int]:
         ranges = _ranges(block, spec)
         parts["block", block.number, ranges] = size(ranges) * block.unit_size(layout.hidden_size)
         if _connects(spec, block.layer):
-            bias = layout.hidden_size * (block.output.bias is not None)
-            parts["connection", block.number] = bias + layout.count(block.norm.names)
+            parts["connection", block.number] = layout.count(block.undivided)
     for index, part in enumerate(layout.parts):
         if part.final is not None and _connects(spec, layout.last_layer(index)):
             parts["final", index] = layout.count(part.final.names)

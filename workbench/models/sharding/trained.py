@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
-from workbench.models.families import LayerContext
-from workbench.models.sharding.block import Block, Connection, Cut, layer_blocks, original, rotary_of, turned
+from workbench.models.layer_inputs import Contexts
+from workbench.models.sharding.block import Block, Connection, Cut, Norm, NormLayout, layer_blocks, original, rotary_of
 from workbench.models.techniques import TechniqueStage
 
 MOST_GROUPS = 48
@@ -27,15 +27,25 @@ def column_groups(columns: int) -> int:
     return max(groups for groups in range(1, MOST_GROUPS + 1) if columns % groups == 0)
 
 
-def require_divisible(name: str, *, is_single_stack: bool, storage: str, technique: str) -> None:
-    """Raise ConfigError for a model whose layers cannot be divided."""
-    if not is_single_stack or storage != "float32" or technique == "parallel":
-        problem = "It is an encoder-decoder." if not is_single_stack else f"Its frozen weights are stored as {storage}."
-        if technique == "parallel":
-            problem = "Parallel Adapters compute next to the layers."
+def require_divisible(
+    name: str, *, is_single_stack: bool, is_parallel: bool = False, storage: str, technique: str
+) -> None:
+    """Raise ConfigError for a model whose layers cannot be divided.
+
+    is_parallel: whether both blocks of a layer read the same residual stream.
+    """
+    problems = {
+        "Parallel Adapters compute next to the layers.": technique == "parallel",
+        "It is an encoder-decoder.": not is_single_stack,
+        "Its attention and feed-forward network read the same input.": is_parallel,
+        f"Its frozen weights are stored as {storage}.": storage != "float32",
+    }
+    problem = next((problem for problem, is_there in problems.items() if is_there), None)
+    if problem is not None:
         raise ConfigError(
             f"The layers of '{name}' divided over a device's processors were asked for.",
-            f"{problem} Only layers of a single stack with weights in float32 can be divided.",
+            f"{problem} Only layers of a single stack can be divided, whose blocks follow each other and whose weights "
+            "are in float32.",
             "Choose --option split=none, or another model, technique or backbone_dtype.",
         )
 
@@ -60,15 +70,19 @@ class TrainedLayer:
         self._adapters: Any = dict(model.adapters.items()).get(str(index))
         self._frozen: dict[Any, Tensor] = {}
 
-    def heads(self, hidden: Tensor, context: LayerContext, start: int, stop: int) -> Tensor:
+    def heads(self, hidden: Tensor, contexts: Contexts, start: int, stop: int) -> Tensor:
         """Return the attention's partial product (n, t, d) of units [start, stop).  hidden: the layer's input (n, t,
         d).
         """
-        block, source = self._attention, self._enter(self._attention, hidden)
+        block, context = self._attention, contexts[self._attention.pattern]
+        connection = self._there_all(self._connections["attention"], hidden)
+        source = connection.normalize(hidden) if block.facts.is_pre_norm else hidden
         queries, keys, values = (self._project(cut, source, start, stop) for cut in block.cuts)
-        rotary = None if context.rotary is None else rotary_of(*(angles.to(hidden.device) for angles in context.rotary))
+        rotary = None
+        if context.rotary is not None and block.has_rotary:
+            rotary = rotary_of(*(angles.to(hidden.device) for angles in context.rotary))
         mask = None if context.mask is None else context.mask.to(hidden.device)
-        queries, keys = turned(block.heads(queries), rotary), turned(block.heads(keys), rotary)
+        queries, keys = connection.turned(block.heads(queries), block.heads(keys), rotary, rotary)
         attended = block.attend(
             queries, keys, block.heads(values), mask, is_causal=block.facts.is_causal and mask is None
         )
@@ -86,7 +100,7 @@ class TrainedLayer:
         """
         block, source, width = (
             self._feed_forward,
-            self._enter(self._feed_forward, middle),
+            self._enter(middle),
             self._num_columns // self.num_columns,
         )
         products = [self._project(cut, source, start * width, stop * width) for cut in block.cuts]
@@ -98,27 +112,44 @@ class TrainedLayer:
         return output if self._adapters is None or isinstance(self._adapters, nn.ModuleDict) else self._adapters(output)
 
     def _connection(self, block: Block) -> Connection:
-        """Return a block's output bias and norm, which are parameters of the layer."""
-        vectors = (self._layer.get_parameter(name) if name else None for name in (block.norm.weight, block.norm.bias))
-        weight, shift = vectors
-        bias = original(self._layer.get_submodule(block.output.module)).bias
-        return Connection(norm=block.norm, bias=bias, weight=weight, shift=shift)
-
-    def _enter(self, block: Block, hidden: Tensor) -> Tensor:
-        if not block.facts.is_pre_norm:
-            return hidden
-        connection = self._connections[block.kind]
-        weight, shift = (
-            None if parameter is None else self._there(parameter, hidden)
-            for parameter in (connection.weight, connection.shift)
+        """Return a block's undivided parameters, which are parameters of the layer."""
+        norms = (None if layout is None else self._norm(layout) for layout in (block.norm, block.output_norm))
+        norm, output_norm = norms
+        return Connection(
+            bias=original(self._layer.get_submodule(block.output.module)).bias,
+            norm=norm,
+            output_norm=output_norm,
+            head_norms=tuple(self._norm(layout) for layout in block.head_norms),
+            scale=block.facts.residual_scale,
         )
-        return replace(connection, weight=weight, shift=shift).normalize(hidden)
+
+    def _norm(self, layout: NormLayout) -> Norm:
+        weight, shift = (self._layer.get_parameter(name) if name else None for name in (layout.weight, layout.bias))
+        return Norm(layout=layout, weight=weight, shift=shift)
+
+    def _enter(self, middle: Tensor) -> Tensor:
+        """Return the feed-forward network's input."""
+        if not self._feed_forward.facts.is_pre_norm:
+            return middle
+        return self._there_all(self._connections["feed_forward"], middle).normalize(middle)
+
+    def _there_all(self, connection: Connection, source: Tensor) -> Connection:
+        """Return a connection whose norms are on the source's device."""
+
+        def there(norm: Norm | None) -> Norm | None:
+            if norm is None:
+                return None
+            weight, shift = (None if one is None else self._there(one, source) for one in (norm.weight, norm.shift))
+            return replace(norm, weight=weight, shift=shift)
+
+        head_norms = tuple(norm for norm in map(there, connection.head_norms) if norm is not None)
+        return replace(connection, norm=there(connection.norm), head_norms=head_norms)
 
     def _project(self, cut: Cut, source: Tensor, start: int, stop: int) -> Tensor:
         """Return the product of a projection's units (or columns) [start, stop), including LoRA if present."""
         module: Any = self._layer.get_submodule(cut.module)
-        base, rows = original(module), slice(*cut.span(start, stop))
-        part = (slice(None), rows) if cut.is_transposed else rows
+        base, rows = original(module), cut.rows(start, stop)
+        part: Any = (slice(None), rows) if cut.is_transposed else rows
         weight = self._there(base.weight, source, part)
         bias = self._there(base.bias, source, rows) if cut.has_bias else None
         product = F.linear(source, weight.T if cut.is_transposed else weight, bias)
@@ -131,7 +162,7 @@ class TrainedLayer:
 
     def _out(self, cut: Cut, source: Tensor, start: int, stop: int) -> Tensor:
         """Return the partial product of an output matrix with its inputs [start, stop)."""
-        weight, columns = original(self._layer.get_submodule(cut.module)).weight, slice(*cut.span(start, stop))
+        weight, columns = original(self._layer.get_submodule(cut.module)).weight, cut.rows(start, stop)
         if cut.is_transposed:
             return F.linear(source, self._there(weight, source, columns).T)
         return F.linear(source, self._there(weight, source, (slice(None), columns)))
@@ -142,7 +173,7 @@ class TrainedLayer:
             product = self._adapters["output" if block.kind == "attention" else "down"](
                 total if connection.bias is None else total + connection.bias
             )
-            added = product + residual
+            added = replace(connection, bias=None).add(product, residual)
         else:
             added = connection.add(total, residual)
         return added if block.facts.is_pre_norm else connection.normalize(added)

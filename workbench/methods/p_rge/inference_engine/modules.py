@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from workbench.core.errors import ConfigError
 from workbench.methods.p_rge.inference_engine.config import EngineConfig
 from workbench.methods.p_rge.zeroth_order.causal_model import CausalModel
-from workbench.models.families import LayerContext, call_layer
-from workbench.models.stack import embed
+from workbench.models.family import FULL, epsilon_of
+from workbench.models.layer_inputs import LayerContext, call_layer, embed, rotary_tables
 
 _ATTENTION = "workbench_inference_engine"
 MASKED = -1e9
@@ -63,9 +63,9 @@ def exportable(model: CausalModel) -> CausalModel:
     """
     stage = model.backbone
     if not (stage.family.is_causal and model.is_first and model.is_last):
-        raise _refused(
-            "a whole decoder-only model (Llama, GPT-2, OPT)", type(next(iter(stage.layers.values()))).__name__
-        )
+        raise _refused("a whole decoder-only model", type(next(iter(stage.layers.values()))).__name__)
+    if set(stage.patterns) != {FULL}:
+        raise _refused("a model whose layers attend to all earlier tokens", "one with windows")
     if model.config.technique != "lora_fa":
         raise _refused("a model with LoRA-FA", f"technique '{model.config.technique}'")
     if model.dtype != torch.float32 or any(type(module).__name__.startswith("Quantized") for module in model.modules()):
@@ -74,17 +74,18 @@ def exportable(model: CausalModel) -> CausalModel:
     copied = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
     for module in list(copied.modules()):
         for name, child in module.named_children():
-            norm = _norm_of(child)
+            norm = _norm_of(child, adds_one=stage.family.norm_adds_one)
             if norm is not None:
                 module.register_module(name, norm)
     return copied
 
 
-def _norm_of(module: Any) -> ProductNorm | None:
+def _norm_of(module: Any, *, adds_one: bool) -> ProductNorm | None:
     if type(module) is nn.LayerNorm and module.weight is not None:
         return ProductNorm(module.weight, module.bias, module.eps, centers=True)
-    if type(module).__name__ in ("LlamaRMSNorm", "RMSNorm"):
-        return ProductNorm(module.weight, None, module.variance_epsilon, centers=False)
+    if type(module).__name__.endswith("RMSNorm"):
+        weight = module.weight + 1 if adds_one else module.weight
+        return ProductNorm(weight, None, epsilon_of(module), centers=False)
     return None
 
 
@@ -164,13 +165,13 @@ class TrainStep(nn.Module):
         length = config.sequence_length
         self.register_buffer("shares", torch.full((1, 1, len(copies)), 1 / len(copies)), persistent=False)
         self.register_buffer("mask", torch.full((length, length), MASKED).triu(1), persistent=False)
-        rotary = model.backbone.rotary
         self.rotary = None
-        if rotary is not None:
-            cosines, sines = rotary(torch.zeros(1, length, 1), position_ids=torch.arange(length)[None])
-            self.register_buffer("cosines", cosines, persistent=False)
-            self.register_buffer("sines", sines, persistent=False)
-            self.rotary = (cosines, sines)
+        positions = torch.arange(length)[None]
+        tables = rotary_tables(model.backbone.rotary, torch.zeros(1, length, 1), positions, FULL)
+        if tables is not None:
+            self.register_buffer("cosines", tables[0], persistent=False)
+            self.register_buffer("sines", tables[1], persistent=False)
+            self.rotary = tables
 
     def forward(
         self,
@@ -211,7 +212,7 @@ class TrainStep(nn.Module):
         stage, parts = self.model.backbone, copies.shape[0]
         self.model.trainables.bind(copies)
         assert stage.embedding is not None
-        hidden = embed(stage.family, stage.embedding, input_ids).repeat(parts, 1, 1)
+        hidden = embed(stage.family, stage.config, stage.embedding, input_ids).repeat(parts, 1, 1)
         context = LayerContext(mask=self.mask, rotary=self.rotary)
         for layer in stage.layers.values():
             hidden = call_layer(layer, hidden, context)

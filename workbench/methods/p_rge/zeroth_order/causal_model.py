@@ -22,10 +22,11 @@ from workbench.core.errors import ConfigError
 from workbench.methods.p_rge.packing import pack_length, packs_of
 from workbench.methods.p_rge.zeroth_order.adapted import PooledHead, inject, own_parameters
 from workbench.methods.p_rge.zeroth_order.trainables import Binding, TrainableConfig
-from workbench.models.families import LayerContext, call_layer, embed_words
+from workbench.models.families import generating_families
+from workbench.models.layer_inputs import Contexts, call_layer, contexts_of, decoder_contexts, embed_words, near_mask
 from workbench.models.matmul import ForwardLinear, filled_length, use_fastest
 from workbench.models.quantization import QuantizedLinear
-from workbench.models.stack import BackboneStage, decoder_context, layer_context
+from workbench.models.stack import BackboneStage
 
 Enter = Callable[[int], None]
 """(layer or HEAD) -> None: binds the copies with which a pass computes the layer."""
@@ -48,7 +49,7 @@ class CausalModel(nn.Module):
     def __init__(self, backbone: BackboneStage, head: nn.Module | None, config: TrainableConfig) -> None:
         super().__init__()
         self.config, self.binding, self.packs = config, Binding(), True
-        self.predicts_words = backbone.family.is_causal or backbone.num_encoder_layers is not None
+        self.predicts_words = backbone.family.generates
         self.is_first, self.is_last = backbone.start == 0, backbone.stop == backbone.num_layers
         backbone.requires_grad_(False)
         self.backbone = backbone
@@ -60,7 +61,7 @@ class CausalModel(nn.Module):
                     "Training by forward passes was asked for.",
                     f"{type(next(iter(backbone.layers.values()))).__name__} predicts no words, and no number of "
                     "outputs was given.",
-                    "Give num_outputs, or choose a model that generates (GPT-2, OPT, Llama, T5, BART).",
+                    f"Give num_outputs, or choose a model that generates ({generating_families()}).",
                 )
             self.pooled = PooledHead(backbone.hidden_size, config.num_outputs, config.seed, self.binding)
         elif self.is_last and head is None:
@@ -131,8 +132,8 @@ class CausalModel(nn.Module):
         border = stage.num_layers if stage.num_encoder_layers is None else stage.num_encoder_layers
         if stage.start < border:
             length, packing = self._fill(states, self.packing(batch))
-            context = self._context(mask, states[0], packing, num_parts)
-            self._layers(range(stage.start, min(stage.stop, border)), states, [context] * len(states), enters)
+            contexts = self._contexts(mask, states[0], packing, num_parts)
+            self._layers(range(stage.start, min(stage.stop, border)), states, [contexts] * len(states), enters)
             if states[0].shape[1] > length:
                 states = [hidden[:, :length].contiguous() for hidden in states]
             if stage.encoder_final is not None:
@@ -147,11 +148,11 @@ class CausalModel(nn.Module):
             states = [_replicated(first, num_parts) for _ in states]
         else:
             states = [hidden[:, length:] for hidden in states]
-        contexts = [
-            decoder_context(mask, hidden, memory, stage.decoder_position_bias)
+        decoders = [
+            decoder_contexts(mask, hidden, memory, stage.decoder_position_bias)
             for hidden, memory in zip(states, memories, strict=True)
         ]
-        self._layers(range(max(stage.start, border), stage.stop), states, contexts, enters)
+        self._layers(range(max(stage.start, border), stage.stop), states, decoders, enters)
         if self.is_last:
             return states
         return [torch.cat([memory, hidden], dim=1) for memory, hidden in zip(memories, states, strict=True)]
@@ -198,31 +199,36 @@ class CausalModel(nn.Module):
         self,
         indices: range,
         states: list[Tensor],
-        contexts: Sequence[LayerContext],
+        contexts: Sequence[Contexts],
         enters: Sequence[Enter],
     ) -> None:
         for index in indices:
-            layer = self.backbone.layers[str(index)]
+            layer, pattern = self.backbone.layers[str(index)], self.backbone.patterns[index]
             with dequantized(layer) if len(states) > 1 else nullcontext():
                 for number, enter in enumerate(enters):
                     enter(index)
-                    states[number] = call_layer(layer, states[number], contexts[number])
+                    states[number] = call_layer(layer, states[number], contexts[number][pattern])
 
-    def _context(self, mask: Tensor, hidden: Tensor, packing: Packing | None, num_parts: int) -> LayerContext:
-        stage = self.backbone
+    def _contexts(self, mask: Tensor, hidden: Tensor, packing: Packing | None, num_parts: int) -> Contexts:
+        stage, length, device = self.backbone, hidden.shape[1], hidden.device
         if not stage.family.is_causal:
-            return layer_context(stage.family, stage.rotary, mask, hidden, stage.position_bias)
-        # Padding is on the right, where causal attention hides it from all real tokens; without a mask the kernels use
-        # a faster path.
-        positions, within = torch.arange(hidden.shape[1], device=hidden.device)[None], None
+            return stage.contexts(mask, hidden)
+        positions = torch.arange(length, device=device)[None]
         if packing is not None:
-            positions, within = packing.positions, packing.mask()
+            positions = packing.positions
             if len(positions) > 1:  # otherwise the same for all rows
                 positions = _replicated(positions, num_parts)
-                within = None if within is None else _replicated(within, num_parts)
-        return LayerContext(
-            mask=within, rotary=None if stage.rotary is None else stage.rotary(hidden, position_ids=positions)
-        )
+
+        def mask_of(window: int) -> Tensor | None:
+            # Padding is on the right, where causal attention hides it from all real tokens; without a mask the kernels
+            # use a faster path.
+            if packing is None:
+                near = near_mask(length, window, is_causal=True, device=device)
+                return None if near is None else near[None, None].expand(len(hidden), 1, -1, -1)
+            within = packing.mask(window)
+            return within if within is None or len(within) == 1 else _replicated(within, num_parts)
+
+        return contexts_of(stage.config, stage.rotary, hidden, positions, mask_of)
 
     def _norm(self, hidden: Tensor) -> Tensor:
         return hidden if self.backbone.final is None else self.backbone.final(hidden)
@@ -363,12 +369,14 @@ class Packing:
             positions=F.pad(self.positions, more),
         )
 
-    def mask(self) -> Tensor | None:
-        """Return the attention mask, (R, 1, N, N) bool: a token attends to its own row up to itself.  None if each row
-        has its own pack.
+    def mask(self, window: int = 0) -> Tensor | None:
+        """Return the attention mask, (R, 1, N, N) bool: a token attends to its own row up to itself, within a window
+        (see near_mask).  None if each row has its own pack and no window hides a token.
         """
-        if len(self.row) == len(self.firsts):
+        length, device = self.row.shape[1], self.row.device
+        near = near_mask(length, window, is_causal=True, device=device)
+        if len(self.row) == len(self.firsts) and near is None:
             return None
-        length = self.row.shape[1]
-        causal = torch.ones(length, length, dtype=torch.bool, device=self.row.device).tril()
-        return ((self.row[:, :, None] == self.row[:, None]) & causal)[:, None]
+        if near is None:
+            near = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+        return ((self.row[:, :, None] == self.row[:, None]) & near)[:, None]

@@ -62,8 +62,9 @@ def load_causal_model(
             dtype,
             after_layer=None if quantization is None else lambda layer: quantize(layer, quantization),
         )
-        predicts_words = stage.family.is_causal or stage.family.decoder is not None
-        head = load_language_model_head(name, dtype) if predicts_words and stage.stop == stage.num_layers else None
+        head = (
+            load_language_model_head(name, dtype) if stage.family.generates and stage.stop == stage.num_layers else None
+        )
     # Together, so that a head tied to the word embedding stays tied.
     frozen = nn.ModuleList([stage] if head is None else [stage, head]).requires_grad_(False)
     if quantization is not None:
