@@ -341,7 +341,7 @@ def test_the_studies_wheel_has_its_commands_and_its_papers_and_nothing_of_the_wo
     assert "[workbench.commands]" in commands and "reproduce = workbench_studies.papers.command:reproduce" in commands
     papers = {name.split("/")[2] for name in names if name.endswith("/items.toml")}
     assert (
-        papers == {"pac_plus", "galaxy_plus", "p_rge", "ringada", "confidant"}
+        papers == {"pac_plus", "galaxy_plus", "p_rge", "ringada", "confidant", "compare"}
         and "workbench_studies/bench/bench.toml" in names
     )
     assert all(name.startswith(("workbench_studies/", "edge_llm_workbench_studies")) for name in names)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 
 from generate.command_line import commands
+from generate.comparisons import comparison
 from generate.families import families
 from generate.files import cluster_keys, clusters, device_models, report_schema, report_tables
 from generate.options import method_options
@@ -18,6 +19,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "clusters": clusters,
     "cluster-keys": cluster_keys,
     "commands": commands,
+    "comparison": comparison,
     "device-models": device_models,
     "families": families,
     "method-options": method_options,

@@ -32,7 +32,7 @@ def page_of(lab: Path, size: str) -> str:
 def _output(output: dict[str, Any], name: str) -> dict[str, Any]:
     data = output.get("data", {})
     if FIGURE in data:
-        return _shown(output, _figure(data[FIGURE], name))
+        return _shown(output, figure_html(data[FIGURE], name))
     if CONTROL in data:
         kind = "".join(data.get("text/plain", "")).partition("(")[0]
         return _shown(output, f'<p class="control">{escape(kind)}: a control, which works in the notebook.</p>')
@@ -43,7 +43,8 @@ def _shown(output: dict[str, Any], html: str) -> dict[str, Any]:
     return {"output_type": "display_data", "metadata": {}, "data": {"text/html": html}}
 
 
-def _figure(figure: dict[str, Any], name: str) -> str:
+def figure_html(figure: dict[str, Any], name: str) -> str:
+    """Return the place of a figure on a page, and its data."""
     height = figure.get("layout", {}).get("height", 450)
     content = json.dumps({"data": figure["data"], "layout": figure["layout"]}).replace("</", "<\\/")
     return (

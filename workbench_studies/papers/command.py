@@ -20,7 +20,7 @@ from workbench.core.errors import ConfigError, WorkbenchError
 from workbench.core.files import make_folder, require_writable
 from workbench.core.methods import title_of
 from workbench.core.serial import to_builtins, to_json, write_text
-from workbench_studies.papers import PAPERS, Item, Result, Settings, Table, find_item, items_of
+from workbench_studies.papers import COMPARE, PAPERS, Item, Result, Settings, Table, find_item, items_of
 from workbench_studies.papers.result import Number
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _section(result: Result, drawn: Sequence[Captioned]) -> Markup:
     )
     tables = _joined(
         Markup("<details><summary>{}</summary>{}<p>{}</p></details>").format(table.title, _table(table), table.note)
-        for table in (comparison_table(result), *result.tables)
+        for table in (*([comparison_table(result)] if result.comparisons else []), *result.tables)
     )
     section = Markup(
         "<h2 id='{0.item}'>{0.title} ({0.source})</h2>\n<p>Section {0.paper_section} of the paper. <a "
@@ -150,7 +150,7 @@ MOST_SEEDS = 100
 
 
 def reproduce(
-    paper: Annotated[str, typer.Argument(help=f"Which: {', '.join(PAPERS)}.")],
+    paper: Annotated[str, typer.Argument(help=f"Which: {', '.join(PAPERS)}; or {COMPARE}, all together.")],
     items: Annotated[
         list[str] | None,
         typer.Argument(
@@ -224,7 +224,7 @@ def reproduce(
     files = write(
         done,
         folder,
-        title=f"{title_of(paper)}: the paper's numbers and ours",
+        title="All methods together" if paper == COMPARE else f"{title_of(paper)}: the paper's numbers and ours",
         png=png if png == "auto" else png == "yes",
     )
     if as_json:
@@ -250,8 +250,8 @@ def _environment(settings: Settings) -> dict[str, str]:
 
 def show(result: Result) -> None:
     """Print a result: comparison, checks, explanation, and the tables behind it."""
-    table = comparison_table(result, join_labels=True)
-    _show_table(table)
+    if result.comparisons:
+        _show_table(comparison_table(result, join_labels=True))
     for note in dict.fromkeys(comparison.note for comparison in result.comparisons if comparison.note):
         noted = [", ".join(comparison.labels) for comparison in result.comparisons if comparison.note == note]
         print_text(f"{'; '.join(noted)}: {note}")

@@ -33,6 +33,8 @@ if TYPE_CHECKING:  # plotly is slow to import, and a list of items does not need
 # To add a paper: add a package of its name here, with functions named like its items, and items.toml and the values
 # beside them.
 PAPERS = ("pac_plus", "galaxy_plus", "p_rge", "ringada", "confidant")
+COMPARE = "compare"
+"""All methods next to each other: a folder like a paper's, without a paper's values."""
 CHANGE = 0.05
 _ROMAN = {
     "i": "1",
@@ -250,10 +252,11 @@ def swapped(cells: Iterable[tuple[str, Number, Number]], tie: float) -> list[str
 
 def items_of(paper: str) -> tuple[Item, ...]:
     """Return a paper's items.  Raises ConfigError for an unknown paper."""
-    if paper not in PAPERS:
-        todo = did_you_mean(paper, PAPERS)
+    known = (*PAPERS, COMPARE)
+    if paper not in known:
+        todo = did_you_mean(paper, known)
         raise ConfigError(
-            f"A reproduction of the paper '{paper}' was asked for.", f"There are: {', '.join(PAPERS)}.", todo
+            f"A reproduction of the paper '{paper}' was asked for.", f"There are: {', '.join(known)}.", todo
         )
     path = paper_folder(paper) / "items.toml"
     written = read_toml(path, "the paper's items")

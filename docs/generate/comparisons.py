@@ -1,0 +1,43 @@
+"""The comparisons of all methods, from the results that ship with the studies."""
+
+from __future__ import annotations
+
+import json
+
+from generate.outputs import figure_html
+from generate.words import cell, table
+from workbench.core.serial import from_json, read_text
+from workbench_studies.papers import COMPARE, Result, Table, find_item
+from workbench_studies.papers.command import number_text
+from workbench_studies.papers.result import paper_folder
+
+LARGEST = 40
+"""Rows of a table that a page shows; a longer one is in the result's file."""
+
+
+def shipped(name: str) -> Result:
+    """Return a shipped result of the comparisons."""
+    path = paper_folder(COMPARE) / "results" / f"{name}.json"
+    return from_json(read_text(path, "the result"), Result, source=f"'{path}'")
+
+
+def comparison(name: str) -> str:
+    """Return a comparison's figures, claims, tables and explanation."""
+    result = shipped(name)
+    figures = [
+        figure_html(json.loads(figure.to_json()), f"figure-{slug}")
+        for slug, _, figure in find_item(COMPARE, name).draw(result)
+    ]
+    claims = [
+        f"- {'holds' if one.holds else '**does not hold**'}: {cell(one.claim)} ({cell(one.found)})"
+        for one in result.checks
+    ]
+    tables = [_shown(one) for one in result.tables if len(one.rows) <= LARGEST]
+    machine = ", ".join(f"{key} {value}" for key, value in result.environment.items())
+    words = [*map(cell, result.explanation), *([f"Executed with {cell(machine)}."] if machine else [])]
+    return "\n\n".join([*figures, "\n".join(claims), *tables, *words])
+
+
+def _shown(one: Table) -> str:
+    rows = table(one.columns, [[cell(number_text(value)) for value in row] for row in one.rows])
+    return f"**{cell(one.title)}**\n\n{rows}\n{cell(one.note)}"

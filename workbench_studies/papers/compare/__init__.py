@@ -1,0 +1,1 @@
+"""All methods next to each other: same devices, model, data and budget."""

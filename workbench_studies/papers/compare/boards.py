@@ -1,0 +1,247 @@
+"""When do two (four) boards beat one?  The best plan of all methods over one board, by model size and link, simulated.
+
+Every board is the catalogue's; costs are computed from sizes and its figures, with all weights in 8 bits.  Training is
+one mini-batch; prefill is one sequence of the same length, decode one more token after it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Literal, NamedTuple
+
+from workbench.core.catalogue import load_device
+from workbench.core.cluster import Cluster, Link
+from workbench.core.errors import PlanError
+from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.plan import Plan
+from workbench.core.profile import Profile
+from workbench.core.step_parts import Term
+from workbench.core.timeline import Timeline
+from workbench.methods.galaxy_plus.costs import analytic_inference
+from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS
+from workbench.methods.galaxy_plus.prices import Programs
+from workbench.methods.step_parts import FREE_BYTES_PER_S
+from workbench.planners import Problem, candidates, standalone
+from workbench.planners.fixed import data_parallel
+from workbench.profiler.analytic import NumberFormat, Technique, TechniqueSizes, analytic_profile
+from workbench.profiler.descriptions import FP32_BYTES, describe
+from workbench.simulator import simulate
+from workbench.simulator.steps import mini_batches, simulated_step
+
+Task = Literal["train", "prefill", "decode"]
+TASKS: tuple[Task, ...] = ("train", "prefill", "decode")
+MODELS = (
+    "all-MiniLM-L6-v2",
+    "DistilBERT",
+    "SmolLM2-135M",
+    "GPT2-Medium",
+    "GPT2-Large",
+    "TinyLlama-1.1B",
+    "OPT-2.7B",
+    "Llama2-7B",
+)
+MBIT_PER_S = (20, 50, 100, 200, 500, 1000, 2500)
+COUNTS = (2, 4)
+WIRELESS_UP_TO = 200
+"""Mbit/s: slower links are Wi-Fi's, with its latency, faster ones a cable's."""
+WIRELESS_S, CABLE_S = 2e-3, 1e-4
+TOKENS, BATCH = 128, 16
+BOARD = "rpi-5"
+WEIGHT_BYTES_PER_S = 8e9
+"""[assumed] rate at which the board reads weights, which bounds a single token: half of the 17 GB/s of its memory."""
+INT8 = NumberFormat(matrix_bytes=1.0, table_bytes=1.0)
+TECHNIQUES: tuple[Technique, ...] = ("lora", "parallel_adapters")
+IN_FLIGHT = 8
+"""Mini-batches of a pipeline that never drains, of which the later half is timed."""
+LESS = FP32_BYTES / INT8.matrix_bytes
+
+
+class Way(NamedTuple):
+    """A way to do a task: its name, and its seconds and timeline on any links.  seconds: on the given ones."""
+
+    name: str
+    replay: Callable[[Cluster], tuple[float, Timeline]]
+    seconds: float = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A point of the picture.  seconds: of the best way on `count` boards; None: nothing fits.  alone_s: of the best
+    on one board; None: one board has too little memory.  term: what decides the best way's seconds.
+    """
+
+    task: Task
+    model: str
+    parameters: int
+    count: int
+    mbit_per_s: int
+    way: str = ""
+    seconds: float | None = None
+    alone_s: float | None = None
+    term: Term | None = None
+
+    @property
+    def speedup(self) -> float | None:
+        """Return the seconds on one board over those on several."""
+        return self.alone_s / self.seconds if self.alone_s and self.seconds else None
+
+
+def boards(count: int, mbit_per_s: float) -> Cluster:
+    """Return equal boards on one kind of link."""
+    latency_s = WIRELESS_S if mbit_per_s <= WIRELESS_UP_TO else CABLE_S
+    link = Link(bytes_per_s=mbit_per_s * 125_000, latency_s=latency_s)
+    devices = tuple(replace(load_device(BOARD, name=f"board {rank + 1}"), link=link) for rank in range(count))
+    return Cluster(name=f"{count} boards", devices=devices)
+
+
+def point(task: Task, model: str, count: int, mbit_per_s: int) -> Point:
+    """Return the best way on some boards over the best on one."""
+    described = describe(model)
+    made = Point(
+        task=task,
+        model=model,
+        parameters=described.params,
+        count=count,
+        mbit_per_s=mbit_per_s,
+        alone_s=_alone_s(task, model),
+    )
+    found = list(_ways(task, model, boards(count, mbit_per_s)))
+    if not found:
+        return made
+    best = min(found, key=lambda way: way.seconds)
+    return replace(made, way=best.name, seconds=best.seconds, term=_term(best, boards(count, mbit_per_s)))
+
+
+@lru_cache
+def _alone_s(task: Task, model: str) -> float | None:
+    found = list(_ways(task, model, boards(1, MBIT_PER_S[-1])))
+    return min(way.seconds for way in found) if found else None
+
+
+def _ways(task: Task, model: str, cluster: Cluster) -> Iterator[Way]:
+    if task == "train":
+        yield from _used(_trainings(model, cluster), cluster)
+    elif task == "prefill" or describe(model).kind == "decoder":
+        yield from _used(_answers(model, cluster, is_token=task == "decode"), cluster)
+
+
+@lru_cache
+def _training_profile(model: str, technique: Technique, count: int) -> Profile:
+    sizes = TechniqueSizes(predicts_words=describe(model).kind == "decoder")
+    return analytic_profile(
+        model, boards(count, MBIT_PER_S[0]), technique=technique, sequence_lengths=(TOKENS,), numbers=INT8, sizes=sizes
+    )
+
+
+def _trainings(model: str, cluster: Cluster) -> Iterator[Way]:
+    count = cluster.world_size
+    for technique in TECHNIQUES:
+        costs = _training_profile(model, technique, count)
+        for micro_batches in (1,) if count == 1 else (1, 4, 16):
+            problem = Problem(costs, cluster, sequence_length=TOKENS, batch_size=BATCH, micro_batches=micro_batches)
+            for name, plan in _training_plans(problem):
+                yield Way(f"{technique}, {name}", partial(_step, problem, plan))
+                if technique == "lora" and len(plan.stages) > 1 and all(len(one.shares) == 1 for one in plan.stages):
+                    whole = replace(plan, micro_batch_size=BATCH, num_micro_batches=1)
+                    yield Way("lora, never drained", partial(_pace, costs, whole))
+
+
+def _training_plans(problem: Problem[Profile]) -> Iterator[tuple[str, Plan]]:
+    """Yield the plans that fit: one board, data parallel, and the best of stages and groups."""
+    makers: dict[str, Callable[[Problem[Profile]], Plan]] = {"one board": standalone}
+    if problem.cluster.world_size > 1:
+        makers = {"stages": lambda asked: candidates(asked, objective="bottleneck")[0]}
+        if problem.micro_batches == 1:
+            makers["data parallel"] = data_parallel
+    for name, make in makers.items():
+        try:
+            yield name, make(problem)
+        except PlanError:
+            continue
+
+
+def _step(problem: Problem[Profile], plan: Plan, cluster: Cluster) -> tuple[float, Timeline]:
+    timeline = simulated_step(replace(problem, cluster=cluster), plan)
+    return timeline.makespan_s, timeline
+
+
+def _pace(costs: Profile, plan: Plan, cluster: Cluster) -> tuple[float, Timeline]:
+    """Return the seconds of a mini-batch in an asynchronous pipeline that is full."""
+    short, timeline = (
+        mini_batches(costs, cluster, plan, tokens=TOKENS, count=count) for count in (IN_FLIGHT // 2, IN_FLIGHT)
+    )
+    return (timeline.makespan_s - short.makespan_s) / (IN_FLIGHT - IN_FLIGHT // 2), timeline
+
+
+def _answers(model: str, cluster: Cluster, *, is_token: bool) -> Iterator[Way]:
+    profile = _inference_profile(model, cluster.world_size)
+    problem = Problem(profile, cluster, sequence_length=TOKENS, memory_length=TOKENS + 1)
+    for name, make in INFERENCE_SYSTEMS.items():
+        if (name == "local") == (cluster.world_size == 1) and not (is_token and name == "sequence_parallel"):
+            try:
+                plan = replace(make(problem), length=TOKENS)
+            except PlanError:
+                continue
+            yield Way(name, partial(_answer, profile, plan, is_token))
+
+
+@lru_cache
+def _inference_profile(model: str, count: int) -> InferenceProfile:
+    described = describe(model)
+    # A weight in 8 bits takes a quarter of the bytes, and of the time to read it.
+    rates = {"weight_bytes_per_s": LESS * WEIGHT_BYTES_PER_S, "vocabulary": described.vocab}
+    made = analytic_inference(model, boards(count, MBIT_PER_S[0]), **rates if described.kind == "decoder" else {})
+    stacks = tuple(
+        replace(
+            stack,
+            **{name: round(getattr(stack, name) / LESS) for name in ("unit_bytes", "column_bytes", "layer_bytes")},
+        )
+        for stack in made.stacks
+    )
+    ends = {name: round(getattr(made, name) / LESS) for name in ("first_bytes", "last_bytes")}
+    return replace(made, stacks=stacks, **ends)
+
+
+def _answer(profile: InferenceProfile, plan: InferencePlan, is_token: bool, cluster: Cluster) -> tuple[float, Timeline]:
+    programs = Programs(cluster, profile.stacks, profile)
+    prepared = programs.token(plan, past=TOKENS, memory_length=0) if is_token else programs.sequence(plan, (TOKENS,))
+    timeline = simulate(prepared.program, memory=False)
+    return timeline.makespan_s, timeline
+
+
+def _used(ways: Iterator[Way], cluster: Cluster) -> Iterator[Way]:
+    """Leave out ways that use one board where there are several."""
+    for way in ways:
+        seconds, timeline = way.replay(cluster)
+        busy = sum(timeline.busy_s(rank) > 0 for rank in range(timeline.world_size))
+        if busy > 1 or cluster.world_size == 1:
+            yield way._replace(seconds=seconds)
+
+
+def _term(way: Way, cluster: Cluster) -> Term:
+    """Return what decides a way's seconds, as methods.step_parts does."""
+    step_s, timeline = way.replay(cluster)
+    prompt = cluster.with_links(lambda link: replace(link, latency_s=0.0))
+    prompt_s = min(step_s, way.replay(prompt)[0])
+    free_s = min(prompt_s, way.replay(prompt.with_links(lambda link: replace(link, bytes_per_s=FREE_BYTES_PER_S)))[0])
+    busy_s = max(timeline.busy_s(rank) for rank in range(timeline.world_size))
+    compute_s = min(free_s, step_s * busy_s / timeline.makespan_s)
+    parts: dict[Term, float] = {
+        "compute": compute_s,
+        "bubble": free_s - compute_s,
+        "bandwidth": prompt_s - free_s,
+        "latency": step_s - prompt_s,
+    }
+    return max(parts, key=lambda term: parts[term])
+
+
+def points(told: Callable[[str], None], models: Sequence[str] = MODELS) -> list[Point]:
+    """Return every point of the picture."""
+    made = []
+    for model in models:
+        told(model)
+        made += [point(task, model, count, rate) for task in TASKS for count in COUNTS for rate in MBIT_PER_S]
+    return made

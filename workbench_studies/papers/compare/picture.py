@@ -1,0 +1,200 @@
+"""The item and the picture of boards.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from math import log2
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.plots.export import Captioned
+from workbench.plots.style import DARK_GREY, finish
+from workbench_studies.papers.compare.boards import (
+    COUNTS,
+    MBIT_PER_S,
+    MODELS,
+    TASKS,
+    TOKENS,
+    WIRELESS_UP_TO,
+    Point,
+    points,
+)
+from workbench_studies.papers.items import Item
+from workbench_studies.papers.result import Number, Result, Settings, Table
+
+LETTERS = {"compute": "C", "bubble": "W", "bandwidth": "B", "latency": "L"}
+TITLES = {
+    "train": "train",
+    "prefill": "a sequence",
+    "decode": "a token",
+}
+TOGETHER = "only together"
+COLUMNS = ("task", "model", "parameters", "boards", "Mbit/s", "best way", "s", "s on one board", "speedup", "decides")
+SCALE = [[0, "#E58A57"], [0.5, "#F2F2F2"], [1, "#5BA3D0"]]
+MARGIN = 1.2
+INK = "#111111"
+"""Of what stands on the filled panels, which keep their colours on a dark page."""
+WORLD = {2: "two boards", 4: "four boards"}
+
+
+def boards(item: Item, settings: Settings) -> Result:
+    """Simulate every point."""
+    models = MODELS[:1] if settings.quick else MODELS
+    found = [one for one in points(settings.progress, models) if one.seconds or one.alone_s]
+    rates = {one: _break_even(found, *one) for one in product(TASKS, COUNTS)}
+    small = [one for one in found if one.task == "train" and one.count == 2 and one.model == MODELS[0]]
+    rows: list[tuple[Number, ...]] = [_row(one) for one in found]
+    together = sorted({one.model for one in found if one.alone_s is None and one.seconds is not None})
+    return item.result(
+        [],
+        tables={
+            "points": rows,
+            "even": [
+                (task, model, *(rates[task, count].get(model) for count in COUNTS))
+                for task in TASKS
+                for model in models
+                if model in rates[task, COUNTS[0]]
+            ],
+        },
+        holds={
+            "wifi": not all((one.speedup or 0) > 1 for one in small),
+            "decode": all(_least(rates["decode", count]) >= _least(rates["train", count]) for count in COUNTS),
+        },
+        slow=min((one.speedup or 0) for one in small),
+        rate=small[0].mbit_per_s,
+        together=", ".join(together) or "none",
+        decode=_least(rates["decode", 2]),
+        train=_least(rates["train", 2]),
+    )
+
+
+def _least(rates: dict[str, Number]) -> float:
+    """Return the slowest link on which any model gains."""
+    return min((float(rate) for rate in rates.values() if isinstance(rate, int | float)), default=float("inf"))
+
+
+def _break_even(found: Sequence[Point], task: str, count: int) -> dict[str, Number]:
+    """Return the slowest link on which the boards beat one, by model; 'only together', or 'never'."""
+    rates: dict[str, Number] = {}
+    for model in dict.fromkeys(one.model for one in found):
+        own = [one for one in found if (one.task, one.count, one.model) == (task, count, model)]
+        faster = [one.mbit_per_s for one in own if (one.speedup or 0) > 1]
+        if own and own[0].alone_s is None:
+            rates[model] = TOGETHER
+        elif own:
+            rates[model] = float(min(faster)) if faster else "never"
+    return rates
+
+
+def _row(one: Point) -> tuple[Number, ...]:
+    return (
+        one.task,
+        one.model,
+        float(one.parameters),
+        float(one.count),
+        float(one.mbit_per_s),
+        one.way,
+        one.seconds,
+        one.alone_s,
+        one.speedup,
+        one.term,
+    )
+
+
+def draw_boards(item: Item, result: Result) -> list[Captioned]:
+    """Return the picture."""
+    return [Captioned("boards", item.title, figure(result.tables[0]))]
+
+
+def figure(table: Table) -> go.Figure:
+    """Return a panel for each task and number of boards.  table: the result's points."""
+    rows: list[dict[str, Any]] = [dict(zip(COLUMNS, row, strict=True)) for row in table.rows]
+    panels = list(product(COUNTS, TASKS))
+    drawn = make_subplots(
+        rows=len(COUNTS),
+        cols=len(TASKS),
+        shared_xaxes=True,
+        shared_yaxes=True,
+        horizontal_spacing=0.02,
+        vertical_spacing=0.09,
+        subplot_titles=[f"{WORLD[count]}: {TITLES[task]}" for count, task in panels],
+    )
+    models = list(dict.fromkeys((row["model"], row["parameters"]) for row in rows))
+    for number, (count, task) in enumerate(panels):
+        own = [row for row in rows if (row["boards"], row["task"]) == (count, task)]
+        place: Any = {"row": number // len(TASKS) + 1, "col": number % len(TASKS) + 1}
+        drawn.add_traces(_panel(own, models, is_first=number == 0), rows=place["row"], cols=place["col"])
+        drawn.add_vline(x=(WIRELESS_UP_TO * 500) ** 0.5, line={"color": DARK_GREY, "dash": "dot", "width": 1}, **place)
+    drawn.update_xaxes(
+        type="log",
+        tickvals=MBIT_PER_S,
+        ticktext=["20", "50", "100", "200", "500", "1k", "2.5k"],
+        tickfont={"size": 10},
+        tickangle=0,
+    )
+    drawn.update_xaxes(range=[1.18, 3.5], title_text="Mbit/s", row=len(COUNTS))
+    drawn.update_xaxes(range=[1.18, 3.5])
+    ticks = {"tickvals": [size for _, size in models], "ticktext": [name for name, _ in models]}
+    drawn.update_yaxes(type="log", range=[7.2, 10.0], **ticks)
+    drawn.update_annotations(font_size=12.5)
+    return finish(
+        drawn,
+        title="When do two or four boards beat one?",
+        label="simulated",
+        subtitle=f"Seconds on one Raspberry Pi 5 over the best of all methods on several, {TOKENS} tokens. Black: "
+        "break-even.<br>What decides: C computing, B bytes on the links, L their latency, W waiting for others.<br>"
+        "Green: one board has too little memory. Left of the dots: Wi-Fi.",
+        height=700,
+        margin={"l": 20, "r": 20, "t": 150, "b": 50},
+    )
+
+
+def _panel(own: Sequence[dict[str, Any]], models: Sequence[tuple[str, float]], *, is_first: bool) -> list[Any]:
+    speedups = {(row["model"], row["Mbit/s"]): row["speedup"] for row in own}
+    z = [[_log(speedups.get((name, rate))) for rate in MBIT_PER_S] for name, _ in models]
+    z = [[row[0], *row, row[-1]] for row in (z[0], *z, z[-1])]  # a margin, on which the letters of the edge stand
+    sizes = [size for _, size in models]
+    x = [MBIT_PER_S[0] / MARGIN, *MBIT_PER_S, MBIT_PER_S[-1] * MARGIN]
+    y = [sizes[0] / MARGIN, *sizes, sizes[-1] * MARGIN]
+    shared: dict[str, Any] = {"x": x, "y": y, "z": z, "hoverinfo": "skip"}
+    bar = {"title": {"text": "times"}, "tickvals": [-2, -1, 0, 1, 2], "ticktext": ["¼", "½", "1", "2", "4"], "len": 0.9}
+    fill = go.Contour(
+        **shared,
+        zmin=-2,
+        zmax=2,
+        colorscale=SCALE,
+        showscale=is_first,
+        colorbar=bar,
+        contours={"start": -2, "end": 2, "size": 0.25, "coloring": "heatmap", "showlines": False},
+    )
+    line = go.Contour(
+        **shared,
+        showscale=False,
+        line={"color": INK, "width": 2.5},
+        contours={"type": "constraint", "operation": "=", "value": 0},
+        showlegend=False,
+    )
+    said = [row for row in own if row["s"] is not None]
+    letters = go.Scatter(
+        x=[row["Mbit/s"] for row in said],
+        y=[row["parameters"] for row in said],
+        text=[LETTERS[row["decides"]] for row in said],
+        mode="text",
+        cliponaxis=False,
+        textfont={"size": 11, "color": ["#009E73" if row["s on one board"] is None else INK for row in said]},
+        hovertext=[_words(row) for row in said],
+        showlegend=False,
+    )
+    return [fill, line, letters]
+
+
+def _log(value: float | None) -> float | None:
+    return None if value is None else log2(value)
+
+
+def _words(row: dict[str, Any]) -> str:
+    gain = "one board has too little memory" if row["speedup"] is None else f"{row['speedup']:.2f} times as fast as one"
+    return f"{row['model']}, {row['Mbit/s']:.0f} Mbit/s: {row['best way']}, {row['s']:.3g} s, {gain}; {row['decides']}"
