@@ -43,7 +43,7 @@ from workbench.cli.output import (
     show_plan,
     summary,
 )
-from workbench.cli.predict import evaluate, predict
+from workbench.cli.predict import evaluate, predict, push
 from workbench.cli.runs import runs
 from workbench.cli.schedule import schedule
 from workbench.cli.serve import serve
@@ -214,7 +214,7 @@ def _run(
 GROUPS = {
     "Start here": (doctor, fetch, devices, kit),
     "Run": (advise, plan, simulate, run, sweep),
-    "Use what was trained": (predict, evaluate, chat, generate),
+    "Use what was trained": (predict, evaluate, chat, generate, push),
     "Look": (runs, draw, compare, schedule),
     "Methods' own": (serve, export, train),
 }

@@ -61,6 +61,22 @@ def predict(
     print_table(f"{model.about.job.task} by {result}", ("answer", "probability", "text"), table, right=(1,))
 
 
+def push(
+    result: ResultFolder,
+    repository: Annotated[str, typer.Argument(help="OWNER/NAME on the hub; it is made if it does not exist.")],
+    public: Annotated[bool, typer.Option("--public", help="Make it public; without, only you see it.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Push what a run has trained to the Hugging Face hub: weights, tokenizer and model card."""
+    from workbench.methods.common.sharing import push_to_hub
+
+    address = push_to_hub(result, repository, public=public)
+    if as_json:
+        print_json(address)
+    else:
+        print_text(address)
+
+
 def evaluate(
     model: Annotated[
         str, typer.Argument(help="A run's folder, a file of trained values, or a model's name (prompts, zero-shot).")

@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, TrainerCallback
 
 from methods.p_rge import worlds
 from workbench.core.errors import ConfigError
+from workbench.methods.p_rge.trainer import IGNORED, ZeroOrderArguments, ZeroOrderTrainer, prompts_of
 from workbench.methods.p_rge.zeroth_order import load_trained
 from workbench.models.loading import load_model
 from workbench.models.lora import require_peft
 from workbench.models.saving import save_tokenizer
-from workbench.trainings.zero_order import IGNORED, ZeroOrderArguments, ZeroOrderTrainer, prompts_of
 
 Q, E = worlds.Q, worlds.E
 SETTINGS: dict[str, Any] = {

@@ -61,7 +61,7 @@ _TOKENS = {
     "token_classification": "ModelForTokenClassification",
     "text_generation": "ModelForCausalLM",
 }
-_HUB_NAMES = {
+HUB_NAMES = {
     "all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2",
     "SmolLM2-135M": "HuggingFaceTB/SmolLM2-135M",
 }
@@ -117,7 +117,7 @@ def model_card(folder: Path, about: Result) -> str:
     title = f"{Path(job.model).name} for {job.task}, trained by {about.technique.replace('_', ' ')}"
     data = ModelCardData(
         library_name=library,
-        base_model=None if is_tiny(job.model) or Path(job.model).is_dir() else _HUB_NAMES.get(job.model, job.model),
+        base_model=None if is_tiny(job.model) or Path(job.model).is_dir() else HUB_NAMES.get(job.model, job.model),
         pipeline_tag=kind,
         tags=[about.technique],
         metrics=list(about.metrics),
@@ -226,7 +226,7 @@ def _loading(folder: Path, about: Result) -> tuple[str, str, str]:
         return "transformers", "By transformers; the folder holds the whole model.", _THEIRS.format(**filled)
     if (folder / PEFT_CONFIG).is_file() and not is_tiny(name):
         filled |= {"library": "peft", "settings": ", dtype=torch.float32"}
-        elsewhere = _HUB_NAMES.get(name, "the base model's name on the hub, or its folder")
+        elsewhere = HUB_NAMES.get(name, "the base model's name on the hub, or its folder")
         description = (
             f"By peft. On another machine write {elsewhere} into `adapter_config.json`, as `base_model_name_or_path`."
         )

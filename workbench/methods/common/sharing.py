@@ -1,0 +1,111 @@
+"""Push what a run has trained to the Hugging Face hub, and load it from there.
+
+Uploaded are the files of the run's adapter/: the weights, the tokenizer, result.json, and the model card that was made
+from the report.  Paths of this computer are taken out before.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from workbench.assets.hub import hub_endpoint, hub_is_reachable
+from workbench.core.errors import ConfigError, MissingDataError
+from workbench.core.serial import from_json, read_text, shown, to_json, write_text
+from workbench.methods.common.model_card import CARD, HUB_NAMES, Result, model_card
+from workbench.methods.common.result import LoadedResult, load_result
+from workbench.methods.common.result_file import RESULT, find_result
+from workbench.models.lora import PEFT_CONFIG
+from workbench.models.saving import WHOLE_MODEL
+
+
+def push_to_hub(place: Path | str, repository: str, *, public: bool = False, token: str | None = None) -> str:
+    """Upload a run's result to a model repository of the hub and return its address.
+
+    place: the run's folder, or adapter/ in it.  repository: OWNER/NAME; it is made, private unless `public`, if it does
+    not exist.  token: None takes that of `hf auth login`, or $HF_TOKEN.
+    Raises ConfigError if there is no result, its base model is on this computer only, or nobody is logged in;
+    MissingDataError if the hub cannot be reached or refuses.
+    """
+    asked = f"Pushing '{shown(str(place), 200)}' to '{shown(repository)}' was asked for."
+    folder = find_result(place)
+    if folder is None:
+        raise ConfigError(asked, f"There is no {RESULT}.", "Give the folder that `workbench run` names as its result.")
+    about = from_json(read_text(folder / RESULT, "the result"), Result, source=f"'{folder / RESULT}'")
+    if Path(about.job.model).is_absolute() and not (folder / WHOLE_MODEL).is_file():
+        found = "Its base model is a folder of this computer, which nobody else has."
+        raise ConfigError(asked, found, "Train over a model of the hub, or merge it: `workbench export --merge`.")
+    _require_online(asked)
+    from huggingface_hub import HfApi, get_token
+
+    if token is None and get_token() is None:
+        raise ConfigError(asked, "Nobody is logged in to the hub.", "Run `hf auth login`, or set HF_TOKEN.")
+    api = HfApi(endpoint=hub_endpoint(), token=token)
+    with tempfile.TemporaryDirectory() as place_to_share, _refusals(asked):
+        shared = Path(place_to_share)
+        shutil.copytree(folder, shared, dirs_exist_ok=True)
+        _take_paths_out(shared, about)
+        api.create_repo(repository, private=not public, exist_ok=True)
+        message = f"{about.technique} of {Path(about.job.model).name} for {about.job.task}"
+        api.upload_folder(repo_id=repository, folder_path=shared, commit_message=message)
+    return f"{hub_endpoint()}/{repository}"
+
+
+def from_pretrained(place: Path | str, *, token: str | None = None) -> LoadedResult:
+    """Return a trained model that can predict: of a folder, or of a repository OWNER/NAME that push_to_hub has made.
+
+    Raises as load_result does, and MissingDataError if the hub cannot be reached or refuses.
+    """
+    if find_result(place) is not None:
+        return load_result(place)
+    asked = f"The result '{shown(str(place), 200)}' was asked for."
+    if Path(place).exists() or str(place).count("/") != 1:
+        return load_result(place)  # its error says what is missing
+    _require_online(asked)
+    from huggingface_hub import snapshot_download
+
+    with _refusals(asked):
+        folder = snapshot_download(str(place), endpoint=hub_endpoint(), token=token)
+    return load_result(folder)
+
+
+def _take_paths_out(folder: Path, about: Result) -> None:
+    """Write result.json, the card and peft's description again, without paths of this computer."""
+    base = HUB_NAMES.get(about.job.model, about.job.model)
+    if (described := folder / PEFT_CONFIG).is_file():
+        settings = json.loads(described.read_text(encoding="utf-8")) | {"base_model_name_or_path": base}
+        write_text(described, json.dumps(settings, indent=1) + "\n")
+    data, model = about.job.data, about.job.model
+    job = replace(about.job, data=None if data is None else Path(data).name, model=_named(model))
+    about = replace(about, job=job)
+    write_text(folder / CARD, model_card(folder, about))
+    write_text(folder / RESULT, to_json(about) + "\n")
+
+
+def _named(model: str) -> str:
+    return Path(model).name if Path(model).is_absolute() else model
+
+
+def _require_online(asked: str) -> None:
+    if not hub_is_reachable():
+        found = f"The hub ({hub_endpoint()}) does not answer, or HF_HUB_OFFLINE is set."
+        raise MissingDataError(asked, found, "Connect this computer to the network and repeat.")
+
+
+@contextmanager
+def _refusals(asked: str) -> Iterator[None]:
+    """Turn what the hub's client raises into one error of ours."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        yield
+    except HFValidationError as error:
+        raise ConfigError(asked, shown(str(error), 200), "Name a repository as OWNER/NAME.") from error
+    except HfHubHTTPError as error:
+        found = f"The hub refused: {shown(str(error).splitlines()[0], 200)}."
+        raise MissingDataError(asked, found, "Check the name, and what your token may do.") from error
