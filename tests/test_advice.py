@@ -98,7 +98,7 @@ def test_a_score_is_reached_when_a_measured_curve_says_so(monkeypatch: pytest.Mo
         seeds=(0,),
         command="a test",
     )
-    assert curve.epochs_to(0.7) == pytest.approx(1.5) and curve.epochs_to(0.9) is None and curve.epochs_to(0.4) == 0
+    assert curve.steps_to(0.7) == pytest.approx(3) and curve.steps_to(0.9) is None and curve.steps_to(0.4) == 0
     monkeypatch.setattr(curves, "_all", lambda: (curve,))
     advice = on(load_cluster("pair"), score=0.7)
     [*known] = [choice for choice in advice.choices if choice.seconds is not None]

@@ -6,10 +6,12 @@ command that made it; there is none for what nobody has run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from workbench.core.catalogue import data_folder
@@ -36,23 +38,27 @@ class Curve:
     seeds: tuple[int, ...]
     command: str
 
-    def epochs_to(self, score: float) -> float | None:
-        """Return after how many epochs the metric first reaches a score, between two of them linearly; None: never."""
+    def steps_to(self, score: float) -> float | None:
+        """Return after how many steps the metric first reaches a score, between two epochs linearly; None: never."""
         best = [max(self.scores[: index + 1]) for index in range(len(self.scores))]
         if best[0] >= score:
             return 0.0
         for index, (before, after) in enumerate(pairwise(best)):
             if after >= score:
-                return index + (score - before) / (after - before)
+                return (index + (score - before) / (after - before)) * math.ceil(self.train_samples / self.batch_size)
         return None
+
+
+def curves_in(path: Path) -> tuple[Curve, ...]:
+    """Return the curves of a file; none if there is no such file."""
+    if not path.exists():
+        return ()
+    return from_json(read_text(path, "the learning curves"), tuple[Curve, ...], source=f"'{path}'")
 
 
 @cache
 def _all() -> tuple[Curve, ...]:
-    path = data_folder() / "curves.json"
-    if not path.exists():
-        return ()
-    return from_json(read_text(path, "the learning curves"), tuple[Curve, ...], source=f"'{path}'")
+    return curves_in(data_folder() / "curves.json")
 
 
 DIVIDING = ("paradigm", "partition", "schedule")
@@ -60,9 +66,15 @@ DIVIDING = ("paradigm", "partition", "schedule")
 
 
 def curves_of(job: Job) -> Iterator[Curve]:
-    """Yield the curves that hold for a job: the same model, task, batch and method, and as much data."""
+    """Yield the curves that hold for a job: the same model, task, batch and method, and at least as many samples, so
+    that none is seen more often than in the run that was measured.
+    """
     options = {name: value for name, value in job.options.items() if name not in DIVIDING}
     for curve in _all():
         same = (curve.model, curve.task, curve.method, curve.options) == (job.model, job.task, job.method, options)
-        if same and curve.batch_size == job.batch_size and job.train_samples in (None, curve.train_samples):
+        if (
+            same
+            and curve.batch_size == job.batch_size
+            and (job.train_samples or curve.train_samples) >= curve.train_samples
+        ):
             yield curve

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from workbench.core.errors import ConfigError, MissingDataError
+from workbench.core.once import once
 from workbench.models.families import FAMILIES, family_of, require_carried
 from workbench.models.hub import (
     in_one_line,
@@ -135,6 +136,7 @@ def require_known(name: str) -> None:
         locate(name)
 
 
+@once
 def load_tokenizer(name: str) -> TextTokenizer | ImageTokenizer:
     """Return a model's tokenizer.  Raises as load_stack does.  Embedded and tiny text models do not need transformers
     for it.
@@ -198,6 +200,7 @@ def require_name(name: str) -> None:
         locate(name)
 
 
+@once
 def model_facts(name: str) -> ModelFacts:
     """Return a model's shape without loading its weights.  Raises as load_stack does."""
     config = model_config(name)

@@ -7,7 +7,7 @@ once and scaled to the devices, or computed from sizes and the catalogue's figur
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal
@@ -18,9 +18,11 @@ from workbench.core.curves import Curve, curves_of
 from workbench.core.errors import ConfigError, MissingDataError, WorkbenchError
 from workbench.core.job import Job
 from workbench.core.methods import declaration_of, registered
+from workbench.core.once import shared_results
 from workbench.core.report import Report
 from workbench.core.summary import energy_j
 from workbench.methods.base import Event, ignore
+from workbench.methods.training.estimates import estimated_steps
 from workbench.models.loading import require_known
 
 Goal = Literal["time", "energy", "memory"]
@@ -132,20 +134,9 @@ def advise(
     # A device of another model than this host is never measured here.
     devices = tuple(replace(device, model=COMPUTED) for device in cluster.devices) if computed else cluster.devices
     priced = replace(cluster, devices=devices)
-    choices: list[Choice] = []
-    refused: dict[str, str] = {}
-    for name, candidate in combinations(job, keeps_data=keeps_data, serves=serves):
-        if cluster.world_size == 1 and "paradigm" in candidate.options:
-            continue  # nothing can be divided
-        progress(Event("phase", message=f"Simulating {name}"))
-        try:
-            report = experiment.run(_in_short(candidate), priced, "simulate", progress=_phases_of(progress))
-        except MissingDataError:
-            raise  # the others need the same
-        except WorkbenchError as error:
-            refused[name] = error.found
-            continue
-        choices.append(_choice(name, candidate, replace(report, cluster=cluster), score))
+    with shared_results(), estimated_steps():
+        candidates = combinations(job, keeps_data=keeps_data, serves=serves)
+        choices, refused = _simulated(cluster, priced, candidates, score, progress)
     if not choices:
         reasons = " ".join(f"{', '.join(names)}: {why}" for why, names in by_reason(refused).items())
         raise ConfigError(
@@ -165,6 +156,31 @@ def advise(
         score=score,
         spent_s=time.monotonic() - began_s,
     )
+
+
+def _simulated(
+    cluster: Cluster,
+    priced: Cluster,
+    candidates: Iterable[tuple[str, Job]],
+    score: float | None,
+    progress: Callable[[Event], None],
+) -> tuple[list[Choice], dict[str, str]]:
+    """Return the simulated combinations, and what cannot run.  priced: the cluster whose costs are asked for."""
+    choices: list[Choice] = []
+    refused: dict[str, str] = {}
+    for name, candidate in candidates:
+        if cluster.world_size == 1 and "paradigm" in candidate.options:
+            continue  # nothing can be divided
+        progress(Event("phase", message=f"Simulating {name}"))
+        try:
+            report = experiment.run(_in_short(candidate), priced, "simulate", progress=_phases_of(progress))
+        except MissingDataError:
+            raise  # the others need the same
+        except WorkbenchError as error:
+            refused[name] = error.found
+            continue
+        choices.append(_choice(name, candidate, replace(report, cluster=cluster), score))
+    return choices, refused
 
 
 def by_reason(refused: Mapping[str, str]) -> dict[str, list[str]]:
@@ -200,7 +216,8 @@ def _phases_of(progress: Callable[[Event], None]) -> Callable[[Event], None]:
 
 def _choice(name: str, job: Job, report: Report, score: float | None) -> Choice:
     curve = next(iter(curves_of(job)), None)
-    epochs = curve.epochs_to(score) if curve is not None and score is not None else None
+    steps = curve.steps_to(score) if curve is not None and score is not None else None
+    epochs = None if steps is None else steps / sum(step.epoch == report.steps[0].epoch for step in report.steps)
     whole_s = sum(epoch.seconds for epoch in report.epochs) or sum(step.predicted_s or 0.0 for step in report.steps)
     seconds = whole_s if score is None else None if epochs is None else seconds_of(report, epochs)
     joules = sum(energy_j(report).values()) or None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from workbench.core.errors import ConfigError, did_you_mean
 from workbench.core.methods import declaration_of, registered
+from workbench.core.once import once
 from workbench.core.serial import user_path
 from workbench.tasks.benchmarks import SOURCES, SUPERGLUE, has_superglue, load_benchmark
 from workbench.tasks.embedded import load_digits, load_sentiment, load_sentiment_rating
@@ -29,6 +30,7 @@ PROMPT_TASKS = (*PROMPTS, OWN_PROMPT)
 """Tasks that load_task returns as next-word prediction."""
 
 
+@once
 def load_task(
     name: str,
     *,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from workbench.core.errors import ConfigError
+from workbench.core.once import once
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.task import IGNORED, Span, Split
 
@@ -246,6 +247,7 @@ class Batch:
         )
 
 
+@once
 def tokenize(split: Split, encoder: Encoder, *, max_length: int, words: Sequence[str] = ()) -> TokenizedSplit:
     """Tokenize a split.  Samples are truncated to max_length tokens; images are never truncated, contexts of questions
     become windows.

@@ -9,6 +9,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.names import FloatType
+from workbench.core.once import once
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.methods.base import read_options, require_plan, require_width
@@ -24,7 +25,8 @@ from workbench.planners.problem import Problem
 from workbench.schedules.costs import Crossing
 from workbench.tasks import PROMPT_TASKS, load_task, unknown_prompt_task
 from workbench.tasks.prompts import EncodedPrompts, require_room
-from workbench.tasks.task import Task, with_label_words
+from workbench.tasks.prompts.encoding import PromptEncoder
+from workbench.tasks.task import Prompt, PromptSample, Task, with_label_words
 from workbench.tasks.tokenize import padded_length
 
 
@@ -171,8 +173,7 @@ def prepare(job: Job) -> PreparedJob:
     task = load_task(job.task, data=job.data, columns=job.columns, prompted=True, **counts)
     if options.words:
         task = with_label_words(task, options.words.split("/"))
-    encoder = model_encoder(task.template, job.model, job.max_length)
-    train = encoder.split(task.train.prompts)
+    encoder, train = _encoded(task.template, job.model, job.max_length, task.train.prompts)
     if options.loss == "label_words":
         train = train.among_label_words()
     require_room(task, encoder)
@@ -185,6 +186,14 @@ def prepare(job: Job) -> PreparedJob:
         seed=job.seed,
     )
     return PreparedJob(job=job, options=options, task=task, train=train, facts=facts, trainable=trainable)
+
+
+@once
+def _encoded(
+    prompt: Prompt, model: str, max_length: int, samples: tuple[PromptSample, ...]
+) -> tuple[PromptEncoder, EncodedPrompts]:
+    encoder = model_encoder(prompt, model, max_length)
+    return encoder, encoder.split(samples)
 
 
 def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan, setting: Setting) -> None:

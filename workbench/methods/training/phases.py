@@ -27,6 +27,7 @@ from workbench.core.report import StepRecord
 from workbench.core.schedule import STEP
 from workbench.core.timeline import Timeline
 from workbench.methods.common.session import RankResult, RankSession, SessionJob, loss_of
+from workbench.methods.training.estimates import estimated
 from workbench.methods.training.handlers import PlannedStep, StepShape, planned_epoch, share_of
 from workbench.models.loading import load_stage
 from workbench.models.quantization import QuantizationConfig, quantize
@@ -105,13 +106,14 @@ class Predictor:
 
     def records(self, epoch: int, steps: Sequence[PlannedStep]) -> tuple[StepRecord, ...]:
         """Return an epoch's steps with their seconds."""
+        seconds = estimated([step.shape for step in steps], self._seconds)
         return tuple(
             StepRecord(
                 epoch=epoch,
                 step=number,
                 samples=step.shape.samples,
                 cached=self._phase.cached,
-                predicted_s=self.seconds(step),
+                predicted_s=seconds(step.shape),
                 lowest_trained=step.shape.lowest_trained,
             )
             for number, step in enumerate(steps)

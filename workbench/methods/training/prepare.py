@@ -133,7 +133,7 @@ def load_samples(job: Job, facts: ModelFacts, change: Callable[[Task], Task] | N
     tokenizer = load_tokenizer(job.model)
     splits = {
         name: tokenize(
-            getattr(task, name), tokenizer, max_length=min(job.max_length, facts.max_length), words=task.words
+            getattr(task, name), tokenizer, max_length=min(job.max_length, facts.max_length), words=tuple(task.words)
         )
         for name in ("train", "validation", "test")
     }
