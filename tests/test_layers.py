@@ -22,7 +22,7 @@ FLOORS = (
     ("runtime",),
     ("methods",),
     ("trainings", "experiment"),
-    ("runs",),
+    ("runs", "server"),
     ("widgets", "cli"),
     ("__main__",),
 )
@@ -190,7 +190,7 @@ def test_the_page_on_architecture_lists_the_floors_and_names_files_that_are_ther
 METHODS = sorted(path.parent.name for path in PACKAGE.glob("methods/*/options.py") if path.parent.name != "training")
 USERS = {
     "fine_tuning": {"methods/confidant/method.py", "methods/confidant/options.py", "methods/confidant/prepare.py"},
-    "galaxy_plus": {"cli/serve.py"},
+    "galaxy_plus": {"cli/serve.py", "server/offers.py", "server/panel.py"},
     "p_rge": {"cli/engine.py", "cli/predict.py", "cli/published.py", "trainings/queries.py"},
     "ringada": {"cli/published.py"},
 }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from workbench.cli.job import DEFAULTS, Columns, Data, MaxLength, Model, Samples, Seed, TaskName
+from workbench.cli.job import DEFAULTS, Columns, Data, MaxLength, Model, Samples, Seed, TaskName, is_given
 from workbench.cli.output import Json, print_json, print_text, say
 from workbench.core.errors import ConfigError
 from workbench.core.files import require_writable, whole_file
@@ -119,12 +119,12 @@ _OF_MERGED = {"out", "model", "merge", "dtype", "as_json"}
 
 def _export_merged(context: typer.Context, model: str, out: Path, dtype: Any, *, as_json: bool) -> None:
     given = (name for name in context.params if name not in _OF_MERGED)
-    if idle := next((name for name in given if _is_given(context, name)), None):
+    if idle := next((name for name in given if is_given(context, name)), None):
         request = f"--{idle.replace('_', '-')} was given with --merge."
         raise ConfigError(request, "It is a setting of a program that trains itself.", "Leave it out.")
     from workbench.methods.common.merged import GGUF, export_merged
 
-    if out.suffix != GGUF and _is_given(context, "dtype"):
+    if out.suffix != GGUF and is_given(context, "dtype"):
         raise ConfigError("--dtype was given.", "A folder has its base model's dtype.", "Leave it out.")
     say(f"Merging {model}")
     written = export_merged(model, out, dtype)
@@ -134,11 +134,6 @@ def _export_merged(context: typer.Context, model: str, out: Path, dtype: Any, *,
     print_text(f"Model       {written.path}, {written.parameters:,} parameters, {written.file_bytes / 1e6:.1f} MB")
     if written.note:
         print_text(written.note)
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def train(

@@ -25,6 +25,13 @@ from workbench.methods.base import published_settings
 
 DEFAULTS = Job()
 
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Return whether an option was given on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 ClusterName = Annotated[
     str, typer.Option("--cluster", help="Cluster by name or .toml file (`workbench devices --list`).")
 ]

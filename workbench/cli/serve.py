@@ -1,14 +1,15 @@
-"""`workbench serve`: a stream of requests on a cluster while devices slow down, die and come back."""
+"""`workbench serve`: texts over HTTP, or a stream of requests on devices that slow down, die and come back."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from workbench.cli.job import CLUSTER, ClusterName, parse_options
+from workbench.cli.http import LOOPBACK, OF_BOTH, OF_HTTP, serve_http
+from workbench.cli.job import CLUSTER, ClusterName, is_given, parse_options
 from workbench.cli.output import INTERRUPTED, Json, print_json, print_table, print_text, say
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
@@ -33,9 +34,31 @@ _SETTINGS = ", ".join(
 
 
 def serve(
+    context: typer.Context,
     model: Annotated[
-        str, typer.Option(help="Model: an embedded name, a folder, a hub name; to simulate also such as GPT2-Large.")
+        str,
+        typer.Option(
+            help="Model: an embedded name, a folder, a hub name; to simulate also such as GPT2-Large; with --http also "
+            "a run's folder."
+        ),
     ] = "all-MiniLM-L6-v2",
+    http: Annotated[
+        bool,
+        typer.Option(
+            "--http",
+            help="Answer OpenAI's API and show a chat page, until Ctrl-C, by one process or on --cluster's devices.",
+        ),
+    ] = False,
+    host: Annotated[str, typer.Option(help="Of --http: the address to listen on.")] = LOOPBACK,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of --http; 0: any free one.")] = 8000,
+    token: Annotated[
+        str,
+        typer.Option(envvar="WORKBENCH_TOKEN", help="Of --http: what clients must know; drawn if others can connect."),
+    ] = "",
+    system: Annotated[
+        Literal["galaxy_plus", "galaxy", "megatron_lm", "edgeshard", "local"],
+        typer.Option(help="Of --http on a --cluster: whose planner divides the model. Galaxy+ may choose one device."),
+    ] = "galaxy_plus",
     cluster: ClusterName = CLUSTER,
     requests: Annotated[int, typer.Option(help="How many.")] = 200,
     rate: Annotated[float, typer.Option(help="Of arrival per second (Poisson); 0: back to back.")] = 0.0,
@@ -60,7 +83,26 @@ def serve(
     out: Annotated[Path | None, typer.Option(help="Folder for the figure.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Serve a stream of requests with Galaxy+, re-scheduling around stragglers and dead devices."""
+    """Serve a stream of requests with Galaxy+, re-scheduling around stragglers and dead devices; or, with --http, texts
+    for other programs and a chat page.
+    """
+    if http:
+        idle = (name for name in context.params if name not in OF_HTTP and is_given(context, name))
+        if wrong := next(idle, None):
+            request = f"--{wrong.replace('_', '-')} was given with --http."
+            raise ConfigError(request, "It is a setting of a stream of requests made here.", "Leave it out.")
+        serve_http(
+            model if is_given(context, "model") else "SmolLM2-135M",
+            cluster if is_given(context, "cluster") else None,
+            fidelity,
+            system=system,
+            host=host,
+            port=port,
+            token=token,
+        )
+        return
+    if wrong := next((name for name in OF_HTTP - OF_BOTH if is_given(context, name)), None):
+        raise ConfigError(f"--{wrong} was given.", "It is a setting of --http.", "Give that, too, or leave it out.")
     require_writable(report, out and out / "serving.html")
     try:
         described = load_cluster(cluster)

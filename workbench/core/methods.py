@@ -31,13 +31,14 @@ class Parts(NamedTuple):
 
     job: type in Train and Prepare.  ended: type in Ended.  done: type in StepDone.  probe: type in Probe.  '': the
     message carries none.
-    events: further named tuples that the device publishes.
+    order: type in Order.  events: further named tuples that the device publishes.
     """
 
     job: str
     ended: str = ""
     done: str = ""
     probe: str = ""
+    order: str = ""
     events: tuple[str, ...] = ()
 
     def kind(self, name: str) -> Any:

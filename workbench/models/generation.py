@@ -36,7 +36,7 @@ class Sampling:
 
     temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    seed: Annotated[int, Meta(ge=-(2**63), lt=2**64)] = 0
+    seed: Annotated[int, Meta(ge=-(2**62), le=2**62)] = 0
 
     def __post_init__(self) -> None:
         for name, is_right, allowed in (

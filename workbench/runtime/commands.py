@@ -69,6 +69,13 @@ class Probe(NamedTuple):
     detail: Any = None
 
 
+class Order(NamedTuple):
+    """Work that arrives while a generation's job is under way.  content: data that the method needs for it."""
+
+    generation: int
+    content: Any = None
+
+
 class Ping(NamedTuple):
     """Reply with a Pong at once, even during a job."""
 

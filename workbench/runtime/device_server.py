@@ -20,7 +20,7 @@ from workbench.runtime.process_group import group
 
 
 class Controls:
-    """Lets the coordinator control a running job."""
+    """Lets the coordinator control a running job.  orders: work that arrived for it."""
 
     def __init__(self) -> None:
         self.factor, self._slow_links = 1.0, dict[str, float]()
@@ -30,6 +30,7 @@ class Controls:
         self._given_up: BaseException | None = None
         self._executor: Executor | None = None
         self._pacer: Pacer | None = None
+        self.orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def wants_pause(self) -> bool:
         """Return whether to stop after the current step, together with all other devices."""
@@ -91,6 +92,7 @@ class Controls:
         with self._lock:
             self._given_up = self._executor = self._pacer = None
             self._pause_before, self._step = None, -1
+            self.orders = queue.SimpleQueue()
 
 
 class Worker(Protocol):
@@ -193,7 +195,9 @@ class _Server:
                 self.controls.pause(command.before)
             case c.Abort() if command.generation == self._generation:
                 self.controls.give_up()
-            case c.Pause() | c.Abort():
+            case c.Order() if command.generation == self._generation:
+                self.controls.orders.put(command.content)
+            case c.Pause() | c.Abort() | c.Order():
                 pass  # it belongs to a job that has ended
             case c.Slow():
                 self.controls.slow_down(command.factor, command.to)

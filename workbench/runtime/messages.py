@@ -55,8 +55,8 @@ def decode(data: bytes, kind: Any, expected: str, moved: Moved | None = None) ->
     return decode_packed(data, kind, expected, partial(_decode_other, moved))
 
 
-_OWN = {"Train": "job", "Prepare": "job", "Ended": "ended", "StepDone": "done", "Probe": "probe"}
-_FIELDS = {"job": "job", "ended": "part", "done": "content", "probe": "detail"}
+_OWN = {"Train": "job", "Prepare": "job", "Ended": "ended", "StepDone": "done", "Probe": "probe", "Order": "order"}
+_FIELDS = {"job": "job", "ended": "part", "done": "content", "probe": "detail", "order": "content"}
 """Method-specific parts by message name: the field of Parts, and the message field that carries it."""
 _MESSAGE_TYPES = {
     name: kind

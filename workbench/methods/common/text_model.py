@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -42,7 +42,7 @@ class TextModel:
         """Yield the pieces of text that follow a prompt.  Raises ConfigError as the writer."""
         return self.continued(self.tokenizer.prompt(prompt), settings)
 
-    def continued(self, ids: Sequence[int], settings: TextSettings) -> Iterator[Piece]:
+    def continued(self, ids: Sequence[int], settings: TextSettings) -> Generator[Piece]:
         """Yield the pieces of text that follow token ids."""
         with closing(self.writer.write(ids, settings.max_tokens, settings.sampling)) as tokens:
             yield from pieces(tokens, self.tokenizer.decode, self.ends, settings)

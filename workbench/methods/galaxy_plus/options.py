@@ -77,6 +77,7 @@ class InferenceOptions:
 
 
 _SERVING = "workbench.methods.galaxy_plus.serving.worker"
+_TEXTS = "workbench.methods.galaxy_plus.serving.texts"
 DECLARATION = Declaration(
     options=InferenceOptions,
     title="Galaxy+",
@@ -88,8 +89,10 @@ DECLARATION = Declaration(
             ended="workbench.methods.common.session:RankResult",
             done=f"{_SERVING}:Served",
             probe="builtins:int",
-            events=tuple(
-                f"{_SERVING}:{name}" for name in ("Loaded", "ServiceBegun", "UnderWay", "BlockReport", "Failed")
+            order=f"{_TEXTS}:TextOrder",
+            events=(
+                *(f"{_SERVING}:{name}" for name in ("Loaded", "ServiceBegun", "UnderWay", "BlockReport", "Failed")),
+                f"{_TEXTS}:TextToken",
             ),
         ),
     },

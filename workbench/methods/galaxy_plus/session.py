@@ -190,11 +190,14 @@ class InferenceSession(DeviceSession):
                 tokens.append(int(rules(ids, require_numbers(logits, "Tokens")).argmax(-1)))
             if len(answers) == num_tokens:
                 return self.text_rules.until_end(tokens), answers
-            answers.append(self._token(holding, shard, cache, request, tokens[-1:]))
+            answers.append(self.token(holding, shard, cache, request, tokens[-1:]))
 
-    def _token(
+    def token(
         self, holding: Holding, shard: ModelShard, cache: KeyValueCache, request: Request, last: list[int]
     ) -> Answer:
+        """Return the answer for one more token, with the keys and values in the cache.  last: the token, on the plan's
+        first device.
+        """
         memory_length = request.length if request.decoder_length else 0
         prepared = self.programs.token(holding.plan, past=cache.length, memory_length=memory_length)
         with torch.inference_mode():

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -21,6 +21,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import DeviceLostError, WorkbenchError
 from workbench.core.inference import InferencePlan
 from workbench.core.schedule import Op, Ranks
+from workbench.core.timeline import Span
 from workbench.methods.common.session import (
     DONE,
     IDLE,
@@ -33,6 +34,7 @@ from workbench.methods.common.session import (
 )
 from workbench.methods.galaxy_plus.prepare import Answer, Request
 from workbench.methods.galaxy_plus.prices import Programs
+from workbench.methods.galaxy_plus.serving.texts import GIVES_UP, PAUSES, WAITS, WORD_EVERY_S, TextOrder, write_texts
 from workbench.methods.galaxy_plus.session import Holding, InferenceSession, SessionSetup, Slices
 from workbench.methods.training.worker import DeviceWorker, note_pace_and_memory
 from workbench.models.loading import import_family
@@ -49,8 +51,6 @@ WARM_UP = -1
 SERVING = "answering"
 _WARM_UPS = 2
 _PROBE_ROUNDS = 8  # one round of a small model is too short for a sleep to match
-_WAITS, _PAUSES, _GIVES_UP = -1, -2, -3  # codes that the plan's first device sends instead of a request's number
-_WORD_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +66,8 @@ class ServiceJob:
     0 for hidden states.
     shown: number of the request whose spans are stored, together with those of its second new token if there is one.
     kept: number of answers, from the first request on, that the plan's first device returns; None: all.
+    writes_texts: whether the requests only warm the devices up, and texts are ordered while the job is under way.
+    text: the one that was ordered before.
     """
 
     index: int
@@ -82,6 +84,8 @@ class ServiceJob:
     generate: int = 0
     shown: int = -1
     kept: int | None = None
+    writes_texts: bool = False
+    text: TextOrder | None = None
 
 
 class Loaded(NamedTuple):
@@ -338,11 +342,17 @@ class ServingWorker(DeviceWorker[Any]):
             self._context.publish(ServiceBegun(job.index, begin_s))
         self._reporter.phase(IDLE if holding.shard is None else SERVING)
         end: End = "finished"
-        for number in range(job.first_step, job.last_step) if holding.shard is not None else ():
+        numbers = range(job.first_step, job.last_step) if holding.shard is not None else ()
+        if job.writes_texts and holding.shard is not None:
+            end = self._write_texts(session, holding, job, controls)
+            numbers = ()
+            if end == "lost":
+                return end
+        for number in numbers:
             word = self._lead(session, job, controls, number, begin_s) if is_first else self._follow(session, job)
-            if word == _GIVES_UP:
+            if word == GIVES_UP:
                 return "lost"
-            if word == _PAUSES:
+            if word == PAUSES:
                 end = "paused"
                 break
             since_s = self._now_s()
@@ -353,6 +363,17 @@ class ServingWorker(DeviceWorker[Any]):
         session.barrier()
         self._reporter.phase(DONE)
         return end
+
+    def _write_texts(self, session: InferenceSession, holding: Holding, job: ServiceJob, controls: Controls) -> End:
+        def done(number: int, since_s: float, answers: list[Answer]) -> None:
+            offset_s, sent = self._context.clock_offset_s, (span for answer in answers for span in answer.spans)
+            times = (since_s, self._now_s(), answers[0].start_s + offset_s, answers[-1].end_s + offset_s)
+            busy_s, nbytes = sum(answer.busy_s for answer in answers), _sent(sent)
+            self._context.publish(StepDone(number, 0.0, Served(None, *times, busy_s, 0.0, 0.0, nbytes)))
+
+        timeout_s = job.timeout_s * self._context.dilation
+        tell = self._context.publish
+        return write_texts(session, holding, controls, job.text, tell=tell, done=done, timeout_s=timeout_s)
 
     def _respond(
         self, session: InferenceSession, holding: Holding, job: ServiceJob, request: Request
@@ -374,21 +395,21 @@ class ServingWorker(DeviceWorker[Any]):
         told_s = self._now_s()
         while True:
             now_s = self._now_s()
-            word = number if arrival_s <= now_s else _WAITS
+            word = number if arrival_s <= now_s else WAITS
             if not controls.is_wanted():
-                word = _GIVES_UP
+                word = GIVES_UP
             elif controls.wants_pause():
-                word = _PAUSES
-            if word != _WAITS or now_s - told_s > _WORD_EVERY_S:
+                word = PAUSES
+            if word != WAITS or now_s - told_s > WORD_EVERY_S:
                 session.control.tell(job.plan.ranks, word)
                 told_s = now_s
-            if word != _WAITS:
+            if word != WAITS:
                 return word
             time.sleep(min(0.01, arrival_s - now_s) * self._context.dilation)
 
     def _follow(self, session: InferenceSession, job: ServiceJob) -> int:
         """Receive the first device's message: the number of the next request, or a code for another action."""
-        while (word := session.control.listen(job.plan.ranks[0], job.timeout_s * self._context.dilation)) == _WAITS:
+        while (word := session.control.listen(job.plan.ranks[0], job.timeout_s * self._context.dilation)) == WAITS:
             pass
         return word
 
@@ -421,7 +442,7 @@ class ServingWorker(DeviceWorker[Any]):
             sum(answer.busy_s for answer in answers),
             self._pacer.late_s - late_s,
             self._pacer.paced_s - paced_s,
-            sum(span.nbytes for answer in answers for span in answer.spans if span.op.kind != "RECV"),
+            _sent(span for answer in answers for span in answer.spans),
             tuple(later.end_s - earlier.end_s for earlier, later in pairwise(answers)),
             self._reporter.used_bytes,
             self._reporter.shown_spans(since_s, answers[0].spans) if self._setup.is_run else (),
@@ -451,3 +472,8 @@ class ServingWorker(DeviceWorker[Any]):
             return (seconds - pacer.late_s) / self._context.dilation / (_PROBE_ROUNDS * expected_s)
         self._fastest_probe_s = min(seconds, self._fastest_probe_s or seconds)
         return seconds / self._fastest_probe_s
+
+
+def _sent(spans: Iterable[Span]) -> int:
+    """Return the bytes sent to other devices."""
+    return sum(span.nbytes for span in spans if span.op.kind != "RECV")

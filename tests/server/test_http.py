@@ -1,0 +1,184 @@
+"""Texts over HTTP: official clients read them, they equal one process's, and what is too much is refused in words."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import psutil
+import pytest
+import torch
+import uvicorn
+
+from tests.waiting import LIMIT_S
+from workbench.methods.common.text_model import TextModel, load_text_model
+from workbench.models.generation import Sampling
+from workbench.models.loading import load_stack, load_tokenizer
+from workbench.models.text import TextSettings
+from workbench.server.app import application
+from workbench.server.desk import Desk, Limits, Metrics
+from workbench.server.offers import Offer, offered
+from workbench.server.panel import OneProcess
+from workbench.server.run import listening
+
+MODEL = "tiny-llama-2"
+TALK: Any = [{"role": "user", "content": "hello"}]
+SEEDED: dict[str, Any] = {"temperature": 0.9, "top_p": 0.9, "seed": 3, "max_tokens": 6}
+
+
+@contextmanager
+def serving(offer: Offer) -> Iterator[str]:
+    """Serve in a thread, and yield the address."""
+    config = uvicorn.Config(application(offer), log_level="error", lifespan="off", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    with listening("127.0.0.1", 0) as opened:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{opened.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(LIMIT_S)
+            assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with offered(MODEL, None, "auto", token="", say=lambda text: None) as offer, serving(offer) as url:
+        yield url
+
+
+def expected(prompt: Any) -> str:
+    settings = TextSettings(max_tokens=6, sampling=Sampling(temperature=0.9, top_p=0.9, seed=3))
+    model = load_text_model(MODEL)
+    pieces = model.complete(prompt, settings) if isinstance(prompt, str) else model.chat(prompt, settings)
+    return "".join(piece.text for piece in pieces)
+
+
+def test_the_official_client_reads_texts_whole_and_in_pieces(address: str) -> None:
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == [MODEL]
+        whole = client.chat.completions.create(model=MODEL, messages=TALK, **SEEDED)
+        assert whole.choices[0].message.content == expected(TALK) and whole.choices[0].finish_reason == "length"
+        assert whole.usage is not None and whole.usage.completion_tokens == 6
+        stream = client.chat.completions.create(
+            model=MODEL, messages=TALK, stream=True, stream_options={"include_usage": True}, **SEEDED
+        )
+        *chunks, last = stream
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected(TALK)
+        assert chunks[-1].choices[0].finish_reason == "length" and last.usage == whole.usage
+        assert client.completions.create(model=MODEL, prompt="hello", **SEEDED).choices[0].text == expected("hello")
+        with pytest.raises(openai.NotFoundError, match="This server has 'tiny-llama-2'"):
+            client.chat.completions.create(model="another", messages=TALK)
+
+
+def test_the_plain_grammar_is_that_of_server_sent_events(address: str) -> None:
+    with httpx.stream(
+        "POST", f"{address}/v1/chat/completions", json={"messages": TALK, "stream": True, **SEEDED}
+    ) as reply:
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        events = reply.read().decode().removesuffix("\n\n").split("\n\n")
+    assert all(event.startswith("data: ") for event in events) and events[-1] == "data: [DONE]"
+    parts = [json.loads(event.removeprefix("data: "))["choices"][0]["delta"] for event in events[:-1]]
+    assert parts[0]["role"] == "assistant" and "".join(part.get("content", "") for part in parts) == expected(TALK)
+    metrics = httpx.get(f"{address}/metrics").text
+    assert re.search(r'workbench_requests_total\{outcome="answered"\} [1-9]', metrics)
+    assert httpx.get(f"{address}/health").json() == {"status": "ok"}
+    page = httpx.get(f"{address}/")
+    assert page.status_code == 200 and not re.search(r"(src|href)=.https?:", page.text)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ({}, 400, "missing required field `messages`"),
+        ({"messages": []}, 400, "length >= 1"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, 400, "the roles system, user, assistant"),
+        ({"messages": TALK, "temperature": -1}, 400, "temperature"),
+        ({"messages": TALK, "max_tokens": 5000}, 400, "This server writes up to 1024"),
+        ({"messages": [{"role": "user", "content": "a " * 600}]}, 400, "The model reads 512 tokens"),
+        ({"messages": TALK, "n": 2}, 400, "n"),
+        ({"messages": [{"role": "user", "content": "a" * (1 << 20)}]}, 413, "larger than 1048576 bytes"),
+    ],
+)
+def test_what_is_wrong_or_too_much_is_refused_in_a_sentence(body: Any, status: int, said: str, address: str) -> None:
+    reply = httpx.post(f"{address}/v1/chat/completions", json=body)
+    assert reply.status_code == status and said in reply.json()["error"]["message"]
+    assert reply.json()["error"]["message"].endswith(".")
+
+
+class Stuck:
+    """A Writer that waits until it may write."""
+
+    def __init__(self) -> None:
+        self.may = threading.Event()
+
+    def write(self, ids: Any, num_tokens: int, sampling: Any) -> Iterator[int]:
+        assert self.may.wait(LIMIT_S)
+        yield 7
+
+
+def test_a_full_queue_and_a_late_text_are_refused_and_a_token_is_needed() -> None:
+    stuck = Stuck()
+    model: Any = TextModel(MODEL, stuck, frozenset({7}))  # type: ignore[arg-type]
+    with Desk(model, Limits(waiting=0, request_s=0.2), Metrics()) as desk:
+        offer = Offer(
+            name=MODEL, desk=desk, tokenizer=model.tokenizer, panel=OneProcess(), token="s", hosts=["127.0.0.1"]
+        )
+        with serving(offer) as url, httpx.Client(base_url=url, headers={"authorization": "Bearer s"}) as client:
+            late = client.post("/v1/chat/completions", json={"messages": TALK})
+            assert late.status_code == 503 and "not written within 0.2 s" in late.text
+            full = client.post("/v1/chat/completions", json={"messages": TALK})  # the writer still has the first
+            assert full.status_code == 429 and full.headers["retry-after"] and "Ask again later" in full.text
+            assert httpx.get(f"{url}/v1/models").status_code == httpx.get(f"{url}/metrics").status_code == 401
+            assert client.get("/v1/models", headers={"host": "elsewhere.example"}).status_code == 400
+            assert client.post("/devices/alpha/kill").status_code == 403
+            stuck.may.set()
+        assert desk.metrics.outcomes == {"late": 1, "refused": 1}
+
+
+def test_an_encoder_gives_embeddings_and_no_texts() -> None:
+    texts = ["a film", "another good film"]
+    with (
+        offered("tiny-bert-2", None, "auto", token="", say=lambda text: None) as offer,
+        serving(offer) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        found = client.embeddings.create(model="tiny-bert-2", input=texts)
+        with pytest.raises(openai.BadRequestError, match="writes no text"):
+            client.chat.completions.create(model="tiny-bert-2", messages=TALK)
+    stack, tokenizer = load_stack("tiny-bert-2"), load_tokenizer("tiny-bert-2")
+    for text, one in zip(texts, found.data, strict=True):
+        ids = torch.tensor(tokenizer.encode([text], max_length=64))
+        mean = stack(ids, torch.ones_like(ids))[0].mean(1)[0]
+        assert np.allclose(one.embedding, mean / mean.norm(), atol=1e-6)
+
+
+def test_a_signal_ends_the_server_with_nothing_left(tmp_path: Any) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(tmp_path)}
+    words = [sys.executable, "-m", "workbench", "serve", "--http", "--model", MODEL, "--port", "0"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stderr is not None
+            line = next(line for line in process.stderr if "/v1 and a chat page" in line)
+            address = line.split()[3].removesuffix("/v1")
+            assert httpx.get(f"{address}/health").status_code == 200
+            children = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(signal.SIGTERM)
+            process.wait(LIMIT_S)
+        finally:
+            process.kill()
+    assert not [child for child in children if child.is_running()] and not list(tmp_path.iterdir())
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{address}/health")

@@ -1,0 +1,167 @@
+"""Start the devices of a service that writes texts, emulated or real, and run its coordinator in a thread."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from workbench.core.cluster import Cluster
+from workbench.core.device_faults import FaultSchedule
+from workbench.core.errors import ConfigError, RuntimeSetupError
+from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.job import Fidelity
+from workbench.core.timeline import Timeline
+from workbench.methods.devices import over_ssh, require_emulated
+from workbench.methods.galaxy_plus.costs import scaled_to
+from workbench.methods.galaxy_plus.method import measure_rank
+from workbench.methods.galaxy_plus.options import System
+from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS
+from workbench.methods.galaxy_plus.prepare import Request
+from workbench.methods.galaxy_plus.prices import Programs
+from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile, of_devices
+from workbench.methods.galaxy_plus.serving.log import Samples, ServingLog
+from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingEvent
+from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler
+from workbench.methods.galaxy_plus.serving.serve import fleet_for, planner_of, run_service, simulated_times
+from workbench.methods.galaxy_plus.serving.text_policy import MOST_TEXTS, DeviceWriter, Text, TextPolicy
+from workbench.methods.galaxy_plus.serving.worker import serve_worker
+from workbench.methods.galaxy_plus.session import SessionSetup
+from workbench.models.sharding import ModelLayout, model_layout
+from workbench.planners.problem import Problem
+from workbench.runtime.engines import default_pool
+from workbench.simulator import simulate
+
+PLANNED_TOKENS = 64
+"""Tokens of the text for which devices are planned, and after which the shown token comes."""
+END_S = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextService:
+    """A running service.  fidelity: how the devices' links are."""
+
+    writer: DeviceWriter
+    policy: TextPolicy
+    cluster: Cluster
+    fidelity: str
+    programs: Programs
+
+    def token_timeline(self, plan: InferencePlan) -> Timeline:
+        """Return the simulation of one more token under a plan."""
+        memory = PLANNED_TOKENS if len(self.programs.stacks) > 1 else 0
+        program = self.programs.token(plan, past=PLANNED_TOKENS, memory_length=memory).program
+        return simulate(program, memory=False)
+
+
+@contextmanager
+def text_service(
+    model: str,
+    cluster: Cluster,
+    fidelity: Fidelity,
+    *,
+    ends: Sequence[int],
+    say: Callable[[str], None],
+    system: System = "galaxy_plus",
+    first_plan: InferencePlan | None = None,
+) -> Iterator[TextService]:
+    """Start a cluster's devices with a model, and end them afterwards.
+
+    ends: tokens that end a text, besides the model's own.  say: receives what happens.  system: whose planner divides
+    the model.  first_plan: of all devices, instead of that planner's.
+    Raises ConfigError for a model that cannot be divided, PlanError if it fits on no devices, RuntimeSetupError.
+    """
+    layout = model_layout(model)
+    if not (layout.family.is_causal or layout.has_decoder):
+        request = f"Texts of '{model}' were asked for."
+        raise ConfigError(request, "It predicts no words.", "Choose GPT-2, OPT, Llama or T5.")
+    longest = min(PLANNED_TOKENS, layout.max_length or PLANNED_TOKENS)
+    question = HostQuestion(model=model, longest=longest, what="last")
+    settings = ReschedulingSettings(reaction="none", request_timeout_s=60.0)
+    with ExitStack() as stack:
+        engines: Any
+        host: InferenceProfile | None = None
+        if cluster.is_real:
+            engines = stack.enter_context(over_ssh(cluster))
+            engines.bring_model(model)
+            say(f"Profiling {cluster.size_words}")
+            profile = of_devices(engines.run(measure_rank, [(question, False)] * cluster.world_size))
+        else:
+            require_emulated(cluster)
+            host = host_profile(question, lambda event: say(event.message) if event.kind == "phase" else None)
+            profile = scaled_to(host, cluster)
+            say(f"Starting {cluster.size_words}")
+            engines = default_pool().acquire(cluster, fidelity)
+            stack.callback(default_pool().stop)
+        lengths = (longest, longest)[: len(layout.stacks)]
+        if first_plan is None and system != "galaxy_plus":
+            decoder_length = lengths[1] if len(lengths) > 1 else None
+            problem = Problem(profile, cluster, sequence_length=lengths[0], decoder_length=decoder_length)
+            first_plan = INFERENCE_SYSTEMS[system](problem)
+        log = ServingLog(watch=lambda event: _tell(event, cluster, say))
+        rescheduler = Rescheduler(
+            settings,
+            cluster.world_size,
+            planner_of(profile, cluster, lengths, first=first_plan),
+            simulated_times(profile, cluster, lengths),
+            log,
+        )
+        setup = SessionSetup(model=model, cluster=cluster, host=host, timeout_s=settings.request_timeout_s)
+        service = stack.enter_context(engines.service(serve_worker, [setup] * cluster.world_size))
+        inbox: queue.Queue[Text] = queue.Queue()
+        is_over = threading.Event()
+        policy = TextPolicy(
+            fleet=fleet_for(service, cluster, FaultSchedule(()), settings),
+            cluster=cluster,
+            stacks=layout.stacks,
+            rescheduler=rescheduler,
+            settings=settings,
+            log=log,
+            samples=Samples(cluster.world_size),
+            num_steps=MOST_TEXTS,
+            requests=(_warm_up(layout),),
+            is_over=lambda now_s: is_over.is_set(),
+            inbox=inbox,
+        )
+        thread = threading.Thread(target=_work, args=(policy, is_over), name="coordinator", daemon=True)
+        thread.start()
+        try:
+            yield TextService(
+                writer=DeviceWriter(layout, ends, inbox),
+                policy=policy,
+                cluster=cluster,
+                fidelity=engines.fidelity,
+                programs=Programs(cluster, layout.stacks, profile),
+            )
+        finally:
+            is_over.set()
+            thread.join(END_S)
+
+
+def _work(policy: TextPolicy, is_over: threading.Event) -> None:
+    error: Exception = RuntimeSetupError("A text was to be written.", "The service has ended.", "Start it again.")
+    try:
+        run_service(policy)
+    except Exception as found:  # of any kind: the texts that wait must hear of it
+        error = found
+    policy.has_ended = True
+    policy.fail(error)
+
+
+def _warm_up(layout: ModelLayout) -> Request:
+    ids = torch.ones(1, 8, dtype=torch.int64)
+    return Request(8, ids, 1, ids[:, :1]) if layout.has_decoder else Request(8, ids)
+
+
+_SAID = {"lost": "is lost", "revived": "is back", "readmitted": "takes part again", "waiting": "No plan fits now"}
+
+
+def _tell(event: ServingEvent, cluster: Cluster, say: Callable[[str], None]) -> None:
+    if event.kind in _SAID:
+        name = cluster.devices[event.rank].name if event.rank >= 0 else ""
+        say(f"{name} {_SAID[event.kind]}".strip())

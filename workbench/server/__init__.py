@@ -1,0 +1,1 @@
+"""Texts over HTTP in the convention of OpenAI's API, from one process or from Galaxy+'s devices; and a chat page."""

@@ -1,0 +1,174 @@
+"""The desk: requests wait in a short queue for one writer, and get their text piece by piece."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import psutil
+
+from workbench.core.errors import WorkbenchError
+from workbench.methods.common.text_model import TextModel
+from workbench.models.text import Piece, TextSettings
+
+KEPT_TIMES = 512
+"""Of the newest requests, for the percentiles."""
+RATE_WINDOW_S = 5.0
+
+
+class Refusal(Exception):
+    """A request that is not answered.  status: the HTTP status that says so."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a server takes on.  waiting: requests in the queue.  request_s: seconds of a request, waiting included."""
+
+    body_bytes: int = 1 << 20
+    tokens: int = 1024
+    waiting: int = 16
+    request_s: float = 300.0
+
+
+@dataclass(slots=True)
+class Metrics:
+    """What a server has done: requests by outcome, tokens, and the seconds of the newest requests."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    tokens: int = 0
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_TIMES))
+    first_token_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_TIMES))
+    _recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=4 * KEPT_TIMES))
+
+    def wrote(self, tokens: int) -> None:
+        """Count new tokens."""
+        self.tokens += tokens
+        self._recent.append((time.monotonic(), tokens))
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Return the tokens a second of the last seconds."""
+        since = time.monotonic() - RATE_WINDOW_S
+        return sum(tokens for at, tokens in self._recent if at > since) / RATE_WINDOW_S
+
+    def text(self, waiting: int) -> str:
+        """Return the metrics as Prometheus reads them."""
+        lines = ["# TYPE workbench_requests_total counter"]
+        lines += [f'workbench_requests_total{{outcome="{name}"}} {count}' for name, count in self.outcomes.items()]
+        lines += ["# TYPE workbench_tokens_total counter", f"workbench_tokens_total {self.tokens}"]
+        for name, values in (("request", self.seconds), ("first_token", self.first_token_s)):
+            lines.append(f"# TYPE workbench_{name}_seconds summary")
+            ordered = sorted(values)
+            for share in (0.5, 0.95, 0.99) if ordered else ():
+                value = ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+                lines.append(f'workbench_{name}_seconds{{quantile="{share}"}} {value:.6f}')
+        for name, gauge in (
+            ("workbench_requests_waiting", waiting),
+            ("workbench_tokens_per_second", round(self.tokens_per_s, 3)),
+            ("process_resident_memory_bytes", psutil.Process().memory_info().rss),
+        ):
+            lines += [f"# TYPE {name} gauge", f"{name} {gauge}"]
+        return "\n".join(lines) + "\n"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Ticket:
+    ids: Sequence[int]
+    settings: TextSettings
+    loop: asyncio.AbstractEventLoop
+    pieces: asyncio.Queue[Piece | WorkbenchError] = field(default_factory=asyncio.Queue)
+    is_wanted: threading.Event = field(default_factory=threading.Event)  # set while the client waits
+
+    def put(self, content: Piece | WorkbenchError) -> None:
+        self.loop.call_soon_threadsafe(self.pieces.put_nowait, content)
+
+
+class Desk:
+    """Passes requests to a model in the order in which they came.  A context manager: it owns a thread."""
+
+    def __init__(self, model: TextModel, limits: Limits, metrics: Metrics) -> None:
+        self._model, self.limits, self.metrics = model, limits, metrics
+        self._tickets: queue.Queue[_Ticket | None] = queue.Queue()
+        self._waiting, self._lock = 0, threading.Lock()
+        self._thread = threading.Thread(target=self._work, name="desk", daemon=True)
+
+    def __enter__(self) -> Desk:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._tickets.put(None)
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of requests that wait or are being answered."""
+        return self._waiting
+
+    def ask(self, ids: Sequence[int], settings: TextSettings) -> AsyncIterator[Piece]:
+        """Return the pieces of the text after some ids.  Closing the iterator ends the text.
+
+        Raises Refusal (429) if the queue is full; the iterator raises Refusal (400, 503) if the text cannot be written.
+        """
+        if self._waiting > self.limits.waiting:
+            self.metrics.outcomes["refused"] += 1
+            raise Refusal(429, f"{self._waiting - 1} requests are waiting, and no more may. Ask again later.")
+        ticket = _Ticket(ids=ids, settings=settings, loop=asyncio.get_running_loop())
+        ticket.is_wanted.set()
+        with self._lock:
+            self._waiting += 1
+        self._tickets.put(ticket)
+        return self._pieces(ticket)
+
+    async def _pieces(self, ticket: _Ticket) -> AsyncIterator[Piece]:
+        begin_s, outcome, number = time.monotonic(), "dropped", 0
+        try:
+            while True:
+                left_s = begin_s + self.limits.request_s - time.monotonic()
+                try:
+                    piece = await asyncio.wait_for(ticket.pieces.get(), max(0.0, left_s))
+                except TimeoutError:
+                    outcome = "late"
+                    raise Refusal(503, f"The text was not written within {self.limits.request_s:g} s.") from None
+                if isinstance(piece, WorkbenchError):
+                    outcome = "failed"
+                    raise Refusal(400, str(piece))
+                if not number:
+                    self.metrics.first_token_s.append(time.monotonic() - begin_s)
+                number += 1
+                self.metrics.wrote(piece.tokens)
+                if piece.finish:
+                    outcome = "answered"
+                    self.metrics.seconds.append(time.monotonic() - begin_s)
+                yield piece
+                if piece.finish:
+                    return
+        finally:
+            ticket.is_wanted.clear()
+            self.metrics.outcomes[outcome] += 1
+
+    def _work(self) -> None:
+        while (ticket := self._tickets.get()) is not None:
+            if ticket.is_wanted.is_set():
+                self._write(ticket)
+            with self._lock:
+                self._waiting -= 1
+
+    def _write(self, ticket: _Ticket) -> None:
+        try:
+            with closing(self._model.continued(ticket.ids, ticket.settings)) as pieces:
+                for piece in pieces:
+                    ticket.put(piece)
+                    if not ticket.is_wanted.is_set():
+                        break
+        except WorkbenchError as error:
+            ticket.put(error)

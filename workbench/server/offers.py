@@ -1,0 +1,109 @@
+"""What a server offers: a model in this process, or on Galaxy+'s devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError
+from workbench.core.job import Fidelity
+from workbench.methods.common.merged import export_merged
+from workbench.methods.common.result_file import find_result
+from workbench.methods.common.text_model import TextModel, load_text_model
+from workbench.methods.galaxy_plus.options import System
+from workbench.models.loading import load_stack, load_tokenizer, model_facts, require_known
+from workbench.models.tokenizer import TextTokenizer
+from workbench.server.app import Offer, Panel
+from workbench.server.desk import Desk, Limits, Metrics
+from workbench.server.panel import DevicePanel, OneProcess
+
+
+@contextmanager
+def offered(
+    place: str,
+    cluster: Cluster | None,
+    fidelity: Fidelity,
+    *,
+    token: str,
+    say: Callable[[str], None],
+    system: System = "galaxy_plus",
+) -> Iterator[Offer]:
+    """Load a model, or start the devices of a cluster with it, and end them afterwards.
+
+    place: a model's name or a run's folder.  system: whose planner divides the model over devices.
+    Raises ConfigError for a model that can neither write nor embed texts, and as the loaders and the planner do.
+    """
+    limits = Limits()
+    panel: Panel = OneProcess()
+    is_result = find_result(place) is not None
+    if not is_result:
+        require_known(place)
+        facts = model_facts(place)
+        if not facts.is_causal and facts.num_encoder_layers is None:
+            yield _embedding(place, token, limits)
+            return
+    model: TextModel
+    with ExitStack() as stack:
+        if cluster is None:
+            say(f"Loading {place}")
+            model = load_text_model(place)
+        else:
+            model, panel = stack.enter_context(
+                _on_devices(place, cluster, fidelity, is_result=is_result, say=say, system=system)
+            )
+        desk = stack.enter_context(Desk(model, limits, Metrics()))
+        yield Offer(
+            name=Path(place).name if is_result else place,
+            desk=desk,
+            tokenizer=model.tokenizer,
+            panel=panel,
+            token=token,
+            body_bytes=limits.body_bytes,
+        )
+
+
+@contextmanager
+def _on_devices(
+    place: str, cluster: Cluster, fidelity: Fidelity, *, is_result: bool, say: Callable[[str], None], system: System
+) -> Iterator[tuple[TextModel, Panel]]:
+    from workbench.methods.galaxy_plus.serving.text_service import text_service
+
+    with ExitStack() as stack:
+        name = place
+        if is_result:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="workbench-"))) / "merged"
+            say(f"Merging {place}: devices read weights, not adapters")
+            name = export_merged(place, folder, "float16").path
+        end_id = load_tokenizer(name).end_id  # type: ignore[union-attr]  # a model of words
+        ends = [] if end_id is None else [end_id]
+        service = stack.enter_context(text_service(name, cluster, fidelity, ends=ends, say=say, system=system))
+        yield TextModel(name, service.writer, service.writer.ends), DevicePanel(service)
+
+
+def _embedding(name: str, token: str, limits: Limits) -> Offer:
+    tokenizer = load_tokenizer(name)
+    if not isinstance(tokenizer, TextTokenizer):
+        raise ConfigError(f"'{name}' over HTTP was asked for.", "It reads pictures.", "Choose a model of texts.")
+    stack, longest = load_stack(name), model_facts(name).max_length
+
+    def embed(texts: Sequence[str]) -> tuple[np.ndarray, int]:
+        rows = [torch.tensor([ids]) for ids in tokenizer.encode(texts, max_length=longest)]
+        with torch.inference_mode():
+            means = torch.cat([stack(ids, torch.ones_like(ids))[0].float().mean(1) for ids in rows])
+        return torch.nn.functional.normalize(means).numpy(), sum(ids.shape[1] for ids in rows)
+
+    return Offer(
+        name=name,
+        desk=None,
+        tokenizer=tokenizer,
+        panel=OneProcess(),
+        embed=embed,
+        token=token,
+        body_bytes=limits.body_bytes,
+    )

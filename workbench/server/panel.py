@@ -1,0 +1,76 @@
+"""What the chat page shows of the devices that compute: the map, the bytes on links, and which one is lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from workbench.core.errors import ConfigError
+from workbench.plots.topology import Node, Traffic, holds_of, speed_of, topology, traffic_of
+
+if TYPE_CHECKING:
+    from workbench.methods.galaxy_plus.serving.text_service import TextService
+
+
+class OneProcess:
+    """An app.Panel without devices."""
+
+    def state(self) -> dict[str, Any]:
+        """Return that this process computes."""
+        return {"where": "one process on this computer", "svg": "", "devices": []}
+
+    def act(self, device: str, action: str) -> None:
+        """Raise ConfigError."""
+        raise ConfigError(f"'{action}' of '{device}' was asked for.", "There are no devices.", "Serve with --cluster.")
+
+
+class DevicePanel:
+    """An app.Panel of the devices of a service."""
+
+    def __init__(self, service: TextService) -> None:
+        self._service = service
+        self._traffic: dict[int, list[Traffic]] = {}
+
+    def state(self) -> dict[str, Any]:
+        """Return the devices of the plan that serves, and those that are lost."""
+        service, policy = self._service, self._service.policy
+        cluster, state, index = service.cluster, policy.state, policy.rescheduler.current
+        plan = policy.log.plans[index] if index >= 0 else None
+        stages = None if plan is None else policy.stages(plan)
+        nodes = [
+            Node(
+                name=device.name,
+                speed=speed_of(device),
+                holds="" if stages is None else holds_of(stages, rank),
+                away="lost" if device.name in state.lost else "",
+            )
+            for rank, device in enumerate(cluster.devices)
+        ]
+        traffic = [] if plan is None else self._traffic_of(index)
+        texts = "1 text" if policy.num_again == 1 else f"{policy.num_again} texts"
+        again = f", {texts} continued after a loss" if policy.num_again else ""
+        caption = f"{len(state.serving)} of {len(nodes)} devices compute each token{again}"
+        waits = "" if plan is not None else ": a new plan is being loaded" if state.wanted else ": none fits"
+        kind = "real devices" if cluster.is_real else f"emulated devices ({service.fidelity} links)"
+        devices = [
+            {"name": node.name, "up": not node.away, "can": not cluster.is_real or not node.away} for node in nodes
+        ]
+        return {
+            "where": f"{len(nodes)} {kind} of {cluster.name}{waits}",
+            "svg": topology(nodes, traffic, caption=caption, unit="token"),
+            "devices": devices,
+        }
+
+    def _traffic_of(self, index: int) -> list[Traffic]:
+        if index not in self._traffic:
+            timeline = self._service.token_timeline(self._service.policy.log.plans[index])
+            self._traffic[index] = traffic_of(timeline, range(self._service.cluster.world_size))
+        return self._traffic[index]
+
+    def act(self, device: str, action: str) -> None:
+        """Kill a device, or bring it back (see app.Panel)."""
+        if action not in ("kill", "return"):
+            raise ConfigError(
+                f"'{action[:40]}' of a device was asked for.", "There are kill and return.", "Choose one."
+            )
+        policy = self._service.policy
+        policy.actions.put((policy.rank_of(device), action == "kill"))
