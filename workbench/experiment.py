@@ -45,6 +45,7 @@ from workbench.methods.checked import prepared_job
 from workbench.methods.common.folder import require_resumable
 from workbench.methods.devices import connected, require_emulated
 from workbench.methods.step_parts import step_parts
+from workbench.models.hub import require_weights
 from workbench.profiler.cache import host_fingerprint
 from workbench.runtime.engine_service import Engines
 from workbench.runtime.network import require_loopback
@@ -133,6 +134,8 @@ def run(
     if mode not in ("simulate", "execute"):
         raise ConfigError(f"The mode '{mode}' was asked for.", "There are simulate and execute.", "Choose one.")
     job = _settled(job)
+    if mode == "execute":
+        require_weights(job.model)
     if mode == "execute" and engines is None and cluster.is_real:
         run_folder = (workdir or cache_folder() / "runs" / run_name(job, cluster)).absolute()
         with connected(job, cluster, run_folder, progress or ignore) as real:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from generate.command_line import commands
 from generate.comparisons import comparison
-from generate.families import families
+from generate.families import families, shapes
 from generate.files import cluster_keys, clusters, device_models, report_schema, report_tables
 from generate.options import method_options
 from generate.python_api import module
@@ -25,6 +25,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "method-options": method_options,
     "python": module,
     "report": report_tables,
+    "shapes": shapes,
     **TEXTS,
 }
 MARKER = re.compile(r"^<!-- generated: ([\w-]+)((?: \S+)*) -->$", re.MULTILINE)

@@ -4,6 +4,18 @@ from __future__ import annotations
 
 from generate.words import table
 from workbench.models.families import FAMILIES
+from workbench.models.hub import SHAPE, known_shapes
+from workbench.models.loading import model_facts
+
+
+def shapes() -> str:
+    """Return a table of the named configurations without weights."""
+    rows = []
+    for name in known_shapes():
+        facts = model_facts(f"{SHAPE}{name}")
+        sizes = (facts.num_layers, facts.hidden_size, facts.num_heads, facts.feed_forward_size)
+        rows.append([f"`{SHAPE}{name}`", f"`{facts.family}`", *(f"{size:,}" for size in sizes)])
+    return table(("`--model`", "family", "layers", "width", "heads", "feed-forward width"), rows)
 
 
 def families() -> str:

@@ -243,6 +243,7 @@ ODD: dict[str, tuple[str, dict[str, Any], Spoil | None]] = {
         },
         None,
     ),
+    "phi: norms of heads, one group": ("phi", {"qk_layernorm": True, "num_key_value_heads": 1}, None),
     "gpt_neox: one block after the other, tied": (
         "gpt_neox",
         {"use_parallel_residual": False, "tie_word_embeddings": True},

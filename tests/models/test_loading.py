@@ -2,16 +2,22 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from tests.waiting import LIMIT_S
+from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError, MissingDataError
+from workbench.core.job import Job
+from workbench.experiment import run
+from workbench.methods.common.scaling import describe_facts
 from workbench.models.families import FAMILIES
-from workbench.models.loading import load_model, load_stack, load_stage, load_tokenizer, model_facts
+from workbench.models.loading import load_model, load_stack, load_stage, load_tokenizer, model_config, model_facts
 from workbench.models.partial_loading import MISSING_WEIGHTS, header_bytes, made_up_weights, parameters_on_meta
+from workbench.profiler.descriptions import MODELS
 
 from .helpers import batch_for, check_embeddings
 
@@ -134,6 +140,50 @@ def test_embedded_models_that_were_not_fetched(tmp_path, monkeypatch):
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
     with pytest.raises(MissingDataError, match="python -m workbench fetch"):
         load_stack("all-MiniLM-L6-v2")
+
+
+@pytest.mark.parametrize(
+    ("shape", "described"),
+    [
+        ("llama-7b", "Llama2-7B"),
+        ("tinyllama-1.1b", "TinyLlama-1.1B"),
+        ("phi-2", "Phi-2"),
+        ("gpt2-medium", "GPT2-Medium"),
+        ("opt-1.3b", "OPT-1.3B"),
+        ("mbert", "BERT-Base"),
+        ("t5-large", "T5-Large"),
+        ("bart-large", "BART-Large"),
+        ("vit-huge", "ViT-Huge"),
+    ],
+)
+def test_shapes_are_those_of_the_papers_models(shape, described):
+    """As the studies describe them; multilingual BERT is BERT-Base with more words."""
+    found, wanted = describe_facts(model_facts(f"shape:{shape}")), MODELS[described]
+    same = ("kind", "num_layers", "hidden", "heads", "query_width", "kv_width", "feed_forward", "gated")
+    assert [getattr(found, name) for name in same] == [getattr(wanted, name) for name in same]
+    assert found.vocab == (119_547 if shape == "mbert" else wanted.vocab)
+
+
+def test_a_configuration_is_planned_without_weights(tmp_path):
+    """On the host's devices, too, costs are computed; whatever needs weights is refused in one line."""
+    model_config("tiny-qwen3-4").save_pretrained(tmp_path)
+    save_tokenizer("qwen3", tmp_path)
+    shape = str(tmp_path / "config.json")
+    job = Job(method="fine_tuning", model=shape, train_samples=64, validation_samples=8, test_samples=8)
+    report = run(job, load_cluster("laptop"), "simulate")
+    assert report.plan.stages[-1].stop == 4
+    assert any("a shape without weights" in note for note in report.notes)
+    assert model_facts(shape) == replace(model_facts("tiny-qwen3-4"), name=shape)
+    for refused in (
+        lambda: run(job, load_cluster("laptop")),
+        lambda: load_stack(shape),
+        lambda: load_stage(shape, 0, 1),
+    ):
+        with pytest.raises(ConfigError, match="a configuration without weights") as caught:
+            refused()
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"Known are shape:llama-7b.*Did you mean 'shape:phi-2'"):
+        model_facts("shape:phi2")
 
 
 def test_a_real_device_has_the_tensors_sent_that_it_reads(tmp_path, monkeypatch):

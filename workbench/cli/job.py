@@ -39,7 +39,7 @@ Model = Annotated[
     str,
     typer.Option(
         help="A name that comes with the workbench (all-MiniLM-L6-v2, SmolLM2-135M), a Hugging Face folder, or a name "
-        "on its hub."
+        "on its hub. Plans and simulations also take shape:llama-7b or a config.json."
     ),
 ]
 TaskName = Annotated[str, typer.Option("--task", help="Task, such as sentiment or mrpc.")]

@@ -177,6 +177,23 @@ FAMILIES: dict[str, Family] = {
             }
         },
     ),
+    "phi": Family(
+        title="Phi",
+        examples="microsoft/phi-1_5, phi-2",
+        layers="layers",
+        embedding={"embed_tokens": "embed_tokens"},
+        norms=("input_layernorm", "input_layernorm"),
+        head_norms=("self_attn.q_layernorm", "self_attn.k_layernorm"),
+        final="final_layernorm",
+        rotary="rotary_emb",
+        is_causal=True,
+        is_pre_norm=True,
+        parallel=True,
+        activation="hidden_act",
+        head_bias="lm_head.bias",
+        weights=_attention("self_attn.", "q_proj", "k_proj", "v_proj", "dense") | {"up": "mlp.fc1", "down": "mlp.fc2"},
+        tiny=_LLAMA["tiny"],
+    ),
     "gpt_neox": Family(
         title="GPT-NeoX",
         examples="EleutherAI/pythia-14m to pythia-410m",
@@ -285,7 +302,7 @@ FAMILIES: dict[str, Family] = {
         num_layers="encoder_layers",
         embedding=_bart_embedding("encoder"),
         norms=("self_attn_layer_norm", "final_layer_norm"),
-        has_head_bias=True,
+        head_bias="final_logits_bias",
         weights=_BART_SELF,
         decoder=Part(
             layers="decoder.layers",

@@ -62,7 +62,8 @@ class Family(Part):
     setting that says for each layer whether it uses them, '' if all do.
     is_pre_norm: whether a block's norm comes before it or after the residual addition; the name of a setting if this
     varies.
-    parallel: the setting that lets attention and feed-forward network read the same residual stream, '' if none does.
+    parallel: whether attention and feed-forward network read the same residual stream; the name of a setting if this
+    varies.
     norm_adds_one: whether a norm multiplies by 1 + weight.
     interleaves_heads: whether query_key_value stores each head's queries, keys and values together, not all queries
     first.
@@ -71,7 +72,7 @@ class Family(Part):
     residual_scale, embedding_scale, head_scale: configuration -> factor of what a block adds, of the embedding, and of
     the hidden state before the language model head.
     head_projection: path of a matrix between the last hidden state and the head.
-    has_head_bias: whether the language model head has a bias ('final_logits_bias').
+    head_bias: path of the language model head's bias, '' without one.
     has_pooler: whether transformers' base model has a pooler unless it is asked to leave it out.
     prunes_by_trace: whether Torch-Pruning's trace finds which channels depend on each other.
     positions_behind_padding: whether the learned positions start behind the row of the padding token.
@@ -87,7 +88,7 @@ class Family(Part):
     rotary_layers: str = ""
     is_causal: bool = False
     is_pre_norm: bool | str = False
-    parallel: str = ""
+    parallel: bool | str = False
     norm_adds_one: bool = False
     interleaves_heads: bool = False
     activation: str = "activation_function"
@@ -96,7 +97,7 @@ class Family(Part):
     embedding_scale: Callable[[Any], float] = _is_one
     head_scale: Callable[[Any], float] = _is_one
     head_projection: str = ""
-    has_head_bias: bool = False
+    head_bias: str = ""
     has_token_types: bool = False
     has_pooler: bool = False
     prunes_by_trace: bool = False
@@ -119,7 +120,8 @@ class Family(Part):
 
     def is_parallel(self, config: Any) -> bool:
         """Return whether attention and feed-forward network of a layer read the same residual stream."""
-        return bool(self.parallel and getattr(config, self.parallel))
+        parallel = self.parallel
+        return bool(getattr(config, parallel)) if isinstance(parallel, str) else parallel
 
     def norms_before(self, config: Any) -> bool:
         """Return whether a block's norm comes before it."""

@@ -7,14 +7,17 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from workbench.assets.fetch import ASSETS, asset_path, cache_folder
 from workbench.assets.hub import hub_endpoint, hub_is_reachable
+from workbench.core.catalogue import data_folder
 from workbench.core.errors import ConfigError, MissingDataError, did_you_mean
-from workbench.core.serial import shown, user_path
+from workbench.core.serial import read_toml, shown, user_path
 from workbench.models.families import FAMILIES, family_of
+from workbench.models.tokenizer import read_settings
 
 EMBEDDED_MODELS = ("all-MiniLM-L6-v2", "SmolLM2-135M")
 # Names of new hub repositories include the owner before a slash; these older ones of our families do not.
@@ -44,12 +47,51 @@ def brought_folder(name: str, cache: Path) -> Path:
     return cache / "brought" / hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
+SHAPE = "shape:"
+"""Before the name of a published model of which only the configuration is known."""
+
+
+@cache
+def known_shapes() -> dict[str, dict[str, Any]]:
+    """Return the named configurations without weights, by name."""
+    return read_toml(data_folder() / "shapes.toml")
+
+
+def has_weights(name: str) -> bool:
+    """Return whether a name is that of a model, not only of its shape: 'shape:NAME', or the path of a config.json."""
+    return not (name.startswith(SHAPE) or (name.endswith(".json") and user_path(name, "The model").is_file()))
+
+
+def shape_settings(name: str) -> dict[str, Any]:
+    """Return the configuration of a model without weights.  Raises ConfigError for an unknown name.
+
+    name: 'shape:NAME', a named configuration of data/shapes.toml, or the path of a config.json.
+    """
+    if not name.startswith(SHAPE):
+        return read_settings(user_path(name, "The model"))
+    shapes, wanted = known_shapes(), name.removeprefix(SHAPE).lower()
+    if wanted not in shapes:
+        names = [f"{SHAPE}{known}" for known in shapes]
+        todo = did_you_mean(name, names, "Choose one of them, or give the path of a config.json.")
+        raise ConfigError(f"The shape '{name}' was asked for.", f"Known are {', '.join(names)}.", todo)
+    return dict(shapes[wanted])
+
+
+def require_weights(name: str) -> None:
+    """Raise ConfigError for a shape without weights."""
+    if not has_weights(name):
+        problem = "It is a shape, a configuration without weights: it is planned and simulated, and computes nothing."
+        todo = "Choose a model with weights, or plan, simulate or advise."
+        raise ConfigError(f"The weights of '{name}' were asked for.", problem, todo)
+
+
 def locate(name: str) -> Path | str:
     """Return the folder of an embedded or local model, or the hub name itself.  On a real device: the folder of the
     files sent to it.
 
     Raises ConfigError for a name that can be neither, MissingDataError for an embedded model that was not fetched.
     """
+    require_weights(name)
     if (brought := brought_folder(name, cache_folder())).is_dir():
         return brought
     if name in EMBEDDED_MODELS:

@@ -16,10 +16,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from workbench.assets.fetch import asset_path
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.core.once import once
 from workbench.models.families import FAMILIES, family_of, require_carried
 from workbench.models.hub import (
+    SHAPE,
+    has_weights,
     in_one_line,
     known_models,
     loaded,
@@ -28,6 +31,7 @@ from workbench.models.hub import (
     require_layers,
     require_settings,
     require_whole,
+    shape_settings,
     suggestion,
 )
 from workbench.models.matmul import Head, head_of
@@ -53,6 +57,8 @@ from workbench.models.tokenizer import (
 
 TOKENIZER_FILES = ("vocab.txt", "vocab.json", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
 """Files from which transformers can make a fast tokenizer if there is no tokenizer.json."""
+STAND_IN = "all-MiniLM-L6-v2"
+"""The embedded model whose tokenizer counts the tokens of shapes."""
 _TINY = re.compile(r"tiny-([a-z0-9_]+?)(?:-(\d+))?")
 _TINY_LAYERS = 6
 
@@ -132,6 +138,8 @@ def require_known(name: str) -> None:
     """
     if is_tiny(name):
         _tiny_parts(name)
+    elif not has_weights(name):
+        shape_settings(name)
     else:
         locate(name)
 
@@ -140,6 +148,8 @@ def require_known(name: str) -> None:
 def load_tokenizer(name: str) -> TextTokenizer | ImageTokenizer:
     """Return a model's tokenizer.  Raises as load_stack does.  Embedded and tiny text models do not need transformers
     for it.
+
+    A shape without a tokenizer next to its config.json counts tokens as STAND_IN does.
     """
     if is_tiny(name):
         family = FAMILIES[_tiny_parts(name)[0]]
@@ -147,8 +157,15 @@ def load_tokenizer(name: str) -> TextTokenizer | ImageTokenizer:
             return image_tokenizer(family.tiny)
         start_id = family.tiny.get("decoder_start_token_id")
         return tiny_tokenizer(is_causal=family.is_causal, has_token_types=family.has_token_types, start_id=start_id)
-    place = locate(name)
-    config = read_settings(place / "config.json") if isinstance(place, Path) else model_config(name).to_dict()
+    place: Path | str
+    if has_weights(name):
+        place = locate(name)
+        config = read_settings(place / "config.json") if isinstance(place, Path) else model_config(name).to_dict()
+    else:
+        config = shape_settings(name)
+        beside = Path(name).expanduser().parent
+        has_own = not name.startswith(SHAPE) and (beside / "tokenizer.json").is_file()
+        place = beside if has_own else asset_path(STAND_IN)
     model_type = config.get("model_type")
     family = (
         FAMILIES[model_type] if model_type in FAMILIES else family_of(model_config(name).model_type)
@@ -190,16 +207,6 @@ def load_tokenizer(name: str) -> TextTokenizer | ImageTokenizer:
     return TextTokenizer(tokenizer.backend_tokenizer, pad_id=pad_id, end_id=tokenizer.eos_token_id, **kind)
 
 
-def require_name(name: str) -> None:
-    """Check that a model can have this name.  A hub is not asked.  Raises ConfigError, or MissingDataError for an
-    embedded model that was not fetched.
-    """
-    if is_tiny(name):
-        _tiny_parts(name)
-    else:
-        locate(name)
-
-
 @once
 def model_facts(name: str) -> ModelFacts:
     """Return a model's shape without loading its weights.  Raises as load_stack does."""
@@ -214,8 +221,11 @@ def model_config(name: str) -> Any:
 
     if is_tiny(name):
         return AutoConfig.for_model(_tiny_parts(name)[0], **_tiny_settings(*_tiny_parts(name)))
-    place = locate(name)
-    if isinstance(place, Path):
+    is_shape = not has_weights(name)
+    place = "" if is_shape else locate(name)
+    if is_shape:
+        settings = shape_settings(name)
+    elif isinstance(place, Path):
         settings = read_settings(place / "config.json")
     else:
         settings = loaded(
@@ -290,7 +300,7 @@ def local_folder(name: str) -> Path | None:
     """Return the folder on this machine with a model's files, for a hub model in the hub's cache; None if there is none
     (a tiny model).
     """
-    place = None if is_tiny(name) else locate(name)
+    place = None if is_tiny(name) or not has_weights(name) else locate(name)
     if not isinstance(place, str):
         return place
     from transformers.utils.hub import try_to_load_from_cache

@@ -167,14 +167,22 @@ class ProjectedHead(nn.Module):
 Head = LanguageModelHead | ProjectedHead
 
 
+def head_bias_of(model: Any) -> Tensor | None:
+    """Return the bias (V,) of a Hugging Face model's head, None without one."""
+    path = family_of(model.config.model_type).head_bias
+    parent, _, name = path.rpartition(".")
+    bias = getattr(getattr(model, parent, None) if parent else model, name, None) if path else None
+    return None if bias is None else bias.detach().flatten()
+
+
 def head_of(model: Any) -> Head:
     """Return the head of a Hugging Face model that predicts words.  For a base model without one, return the word
     embedding.
     """
     lm_head = getattr(model, "lm_head", None)
     weight = model.get_input_embeddings().weight if lm_head is None else lm_head.weight
-    bias, family = getattr(model, "final_logits_bias", None), family_of(model.config.model_type)
-    scale = family.head_scale(model.config)
-    head = LanguageModelHead(weight, bias=None if bias is None else bias[0], scale=scale)
+    family = family_of(model.config.model_type)
+    bias = head_bias_of(model)
+    head = LanguageModelHead(weight, bias=bias, scale=family.head_scale(model.config))
     projection = module_at(model.base_model, family.head_projection)
     return head if projection is None else ProjectedHead(projection, head)

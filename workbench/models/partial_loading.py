@@ -411,7 +411,7 @@ def read_head(config: Any, tensors: dict[str, StoredTensor], dtype: torch.dtype)
     stored = next((tensors[name] for name in names if name in tensors), None)
     if stored is None or stored.shape != (config.vocab_size, config.hidden_size):
         return None
-    bias = tensors["final_logits_bias"].read(dtype).flatten() if "final_logits_bias" in tensors else None
+    bias = tensors[family.head_bias].read(dtype).flatten() if family.head_bias in tensors else None
     return LanguageModelHead(stored.read(dtype), bias=bias, scale=family.head_scale(config))
 
 

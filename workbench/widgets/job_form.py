@@ -19,7 +19,7 @@ from workbench.core.methods import SETTINGS_FIELD, FormField, declaration_of, re
 from workbench.core.ranges import Count, range_of, require_range
 from workbench.methods.base import as_published, published_settings, read_options, require_width
 from workbench.models.families import FAMILIES
-from workbench.models.loading import ModelFacts, is_tiny, local_folder, model_facts, require_name
+from workbench.models.loading import ModelFacts, is_tiny, local_folder, model_facts, require_known
 from workbench.tasks import TASKS
 from workbench.widgets.controls import Html
 from workbench.widgets.fields import Field, Form, choice, number, require_valid, text
@@ -111,7 +111,7 @@ class JobForm(Form):
             if not value:
                 raise ConfigError("A job without a model was asked for.", "The field is empty.", "Choose a model.")
             with suppress(MissingDataError):  # the name is right; a run says what to fetch
-                require_name(value)
+                require_known(value)
         elif not self._is_option(name):
             if not entry.values and (value or not name.endswith("_samples")):
                 require_range(value, range_of(Job, name), "A job", name)

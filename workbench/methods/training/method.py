@@ -36,7 +36,8 @@ from workbench.methods.training.step_policy import OncePolicy
 from workbench.methods.training.timetable import Timetable
 from workbench.methods.training.worker import PhasesOn, TrainingWorker
 from workbench.models.evaluation import Predictions
-from workbench.models.loading import load_stack
+from workbench.models.hub import has_weights
+from workbench.models.loading import STAND_IN, load_stack
 from workbench.models.sealed_tensors import damage_of
 from workbench.models.stack import LayerStack
 from workbench.profiler.analytic import (
@@ -83,6 +84,10 @@ class Layered(Prepared, Protocol):
         """Return the largest sequence length to measure."""
 
 
+SHAPE_NOTE = (
+    f"The model is a shape without weights: costs are computed from its sizes, and texts are counted in {STAND_IN}'s "
+    "tokens where no tokenizer is next to its configuration."
+)
 Measurement = tuple[dict[str, Any], Callable[[int], Layers]]
 """The settings that affect what is measured, and a function that measures up to a length."""
 A = TypeVar("A", bound=Prepared)
@@ -141,7 +146,8 @@ class ProfiledMethod(ABC, Generic[A]):
         situation = Situation(
             job=prepared.job, cluster=cluster, options=self.known(prepared.job), prepared=prepared, plan=plan
         )
-        return (*(idle.note for idle in idle_settings(situation)), *profile.notes, *prepared.all_notes)
+        shape = () if has_weights(prepared.job.model) else (SHAPE_NOTE,)
+        return (*(idle.note for idle in idle_settings(situation)), *profile.notes, *prepared.all_notes, *shape)
 
     def prepare(self, job: Job, notify: Notify) -> A:
         """Find model and data (see Method)."""
@@ -162,6 +168,7 @@ class ProfiledMethod(ABC, Generic[A]):
         """Scale the host's measured costs to each device's share, or use the catalogue's figures for devices of other
         types.
 
+        The costs of a shape without weights are always computed.
         emulated: the cluster will run here, so each device has its host_share of the host's speed, whatever its type.
         engines: real devices measure themselves, all at once.
         """
@@ -170,7 +177,8 @@ class ProfiledMethod(ABC, Generic[A]):
             asked = [(self.asked(prepared), refresh)] * cluster.world_size
             rows = engines.run(self.measure_rank, asked, on_event=of_slowest(notify, engines.device_names))
             return self.joined(prepared, cluster, rows)
-        if emulated or all(device.model in HOST_MODELS and device.host_share for device in cluster.devices):
+        is_host = all(device.model in HOST_MODELS and device.host_share for device in cluster.devices)
+        if has_weights(prepared.job.model) and (emulated or is_host):
             return self.scaled(prepared, cluster, notify, refresh=refresh)
         return self.catalogue(prepared, cluster)
 

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workbench.models.family import Family, Part, epsilon_of, layer_paths, patterns_of, window_of
+from workbench.models.family import Family, Part, epsilon_of, layer_paths, module_at, patterns_of, window_of
 
 Kind = Literal["attention", "cross_attention", "feed_forward"]
 Rotary = tuple[Tensor, Tensor]
@@ -231,9 +231,9 @@ class Norm:
     shift: Tensor | None
 
     @property
-    def nbytes(self) -> int:
-        """Return the bytes of the parameters."""
-        return sum(tensor.nbytes for tensor in (self.weight, self.shift) if tensor is not None)
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the parameters that are there."""
+        return tuple(tensor for tensor in (self.weight, self.shift) if tensor is not None)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return the normalised last dimension of hidden states (..., width)."""
@@ -267,11 +267,11 @@ class Connection:
     scale: float
 
     @property
-    def nbytes(self) -> int:
-        """Return the bytes of bias and norms."""
-        norms = (self.norm, self.output_norm, *self.head_norms)
-        bias = 0 if self.bias is None else self.bias.nbytes
-        return bias + sum(norm.nbytes for norm in norms if norm is not None)
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return bias and parameters of norms."""
+        norms = (norm for norm in (self.norm, self.output_norm, *self.head_norms) if norm is not None)
+        own = () if self.bias is None else (self.bias,)
+        return (*own, *(tensor for norm in norms for tensor in norm.tensors))
 
     def add(self, total: Tensor, residual: Tensor) -> Tensor:
         """Return the residual stream (n, t, d) after a block.  total: the sum of all partial products."""
@@ -415,7 +415,7 @@ def layer_blocks(
 
 def _norm_layout(parent: nn.Module, module_path: str, path: str, *, adds_one: bool) -> NormLayout | None:
     """Return the layout of a norm.  module_path: its path in the parent.  None if there is none."""
-    module: Any = parent.get_submodule(module_path) if module_path else None
+    module: Any = module_at(parent, module_path)
     if module is None or isinstance(module, nn.Identity):
         return None
     return norm_layout(module, path, adds_one=adds_one)

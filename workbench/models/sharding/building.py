@@ -15,6 +15,7 @@ from workbench.core.inference import StackShape
 from workbench.models import loading
 from workbench.models.families import family_of
 from workbench.models.family import POSITION_OFFSET, Family, Part, module_at
+from workbench.models.matmul import head_bias_of
 from workbench.models.partial_loading import (
     HEAD,
     Span,
@@ -82,7 +83,7 @@ def _add_stack(
     one_layer = {block.kind: block for block in blocks if block.layer == blocks[-1].layer}
     facts, feed_forward = one_layer["attention"].facts, one_layer["feed_forward"]
     unit_bytes = {kind: ITEM_BYTES * block.unit_size(hidden_size) for kind, block in one_layer.items()}
-    undivided = [name for block in one_layer.values() for name in block.undivided]
+    undivided = set().union(*(block.undivided for block in one_layer.values()))
     shape = StackShape(
         num_layers=len(layers),
         num_units=facts.num_units,
@@ -116,12 +117,9 @@ def _max_length(config: Any, positions: Any, family: Family) -> int:
     return 0 if family.rotary or family.position_bias else family.max_positions(config) or 0
 
 
-_HEAD = (HEAD, "final_logits_bias")
-
-
 class WeightSource:
     """Reads rectangles of a model's matrices, by the parameter's name in the base model, or 'lm_head.weight',
-    'final_logits_bias'.
+    and its bias.
 
     tensors: in memory or in files.  From memory they are copied, so that the model can be released.  From files only
     the requested rectangles are read, and nothing is mapped.  bytes_read: bytes of weights read (or copied) so far.
@@ -134,7 +132,7 @@ class WeightSource:
     @property
     def words_stand_in(self) -> bool:
         """Return whether the word embedding serves as the head of a model without one (a base model in memory)."""
-        return not self.is_on_disk and _HEAD[0] not in self._tensors
+        return not self.is_on_disk and HEAD not in self._tensors
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Return a stored tensor's shape.  None if no tensor has that name."""
@@ -179,7 +177,8 @@ def open_weights(name: str, *, layout: ModelLayout | None = None) -> WeightSourc
     layout = layout or model_layout(name)
     tensors = loading.stored_weights(name)
     if tensors is not None:
-        names = {**layout.stored_names, **{name: (name,) for name in _HEAD}, HEAD: head_names(layout.family)}
+        bias = layout.family.head_bias
+        names = {**layout.stored_names, HEAD: head_names(layout.family), bias: (bias,)}
         weights = {
             parameter_name: tensors[stored_name]
             for parameter_name, others in names.items()
@@ -202,9 +201,9 @@ def weights_of(model: Any) -> WeightSource:
     head = getattr(model, "lm_head", None)
     if head is not None and head.weight is not model.get_input_embeddings().weight:
         tensors["lm_head.weight"] = head.weight.detach()
-    bias = getattr(model, "final_logits_bias", None)
+    bias = head_bias_of(model)
     if bias is not None:
-        tensors["final_logits_bias"] = bias.detach()
+        tensors[family_of(model.config.model_type).head_bias] = bias
     if any(tensor.is_meta for tensor in tensors.values()):
         raise ConfigError("The weights of a model were asked for.", "It is on the meta device.", "Load it first.")
     return WeightSource(tensors)

@@ -81,14 +81,17 @@ def hold_block(
     return HeldBlock(ranges=ranges, count=count, inputs=tuple(inputs), biases=tuple(biases), output=output)
 
 
-def hold_connection(block: Block, hidden_size: int, source: WeightSource) -> Connection:
-    """Return the undivided parameters of a block."""
-    norms = (None if norm is None else hold_norm(norm, source) for norm in (block.norm, block.output_norm))
-    norm, output_norm = norms
+def hold_connection(
+    block: Block, hidden_size: int, source: WeightSource, previous: Connection | None = None
+) -> Connection:
+    """Return the undivided parameters of a block.  previous: of the block before, whose norm may be the same one."""
+    norm = None if previous is None else previous.norm
+    if norm is None or norm.layout != block.norm:
+        norm = None if block.norm is None else hold_norm(block.norm, source)
     return Connection(
         bias=_vector(block.output.bias, hidden_size, source),
         norm=norm,
-        output_norm=output_norm,
+        output_norm=None if block.output_norm is None else hold_norm(block.output_norm, source),
         head_norms=tuple(hold_norm(norm, source) for norm in block.head_norms),
         scale=block.facts.residual_scale,
     )
@@ -181,8 +184,9 @@ class Ends:
         self.output_projection = self._read(layout.output_projection, source) if layout.output_projection else None
         self.scale = layout.family.head_scale(layout.config)
         self.weight = self._head(source)
-        bias = source.shape("final_logits_bias")
-        self.bias = None if bias is None or self.weight is None else self._read("final_logits_bias", source).flatten()
+        bias = layout.family.head_bias
+        has_bias = self.weight is not None and bias and source.shape(bias) is not None
+        self.bias = self._read(bias, source).flatten() if has_bias else None
 
     @property
     def nbytes(self) -> int:

@@ -119,7 +119,7 @@ class ModelLayout:
         """Return the number of values in the head: OPT-350m's projection, a matrix that is not the word embedding, and
         a bias.
         """
-        width = self.hidden_size * (not self.is_tied) + self.family.has_head_bias
+        width = self.hidden_size * (not self.is_tied) + bool(self.family.head_bias)
         return (self.config.vocab_size * width if self.generates else 0) + self.count({self.output_projection} - {""})
 
     @property

@@ -50,7 +50,9 @@ class ModelShard:
             self.held[number] = hold_block(block, _ranges(block, spec), layout.hidden_size, source, old_block)
             if _connects(spec, block.layer):
                 connection = None if old is None else old.connections.get(number)
-                self.connections[number] = connection or hold_connection(block, layout.hidden_size, source)
+                self.connections[number] = connection or hold_connection(
+                    block, layout.hidden_size, source, self.connections.get(number - 1)
+                )
             if release and old is not None:
                 old.held.pop(number, None)
         self.finals: list[Norm | None] = []
@@ -73,7 +75,8 @@ class ModelShard:
     def held_bytes(self) -> int:
         """Return the bytes of the device's weights."""
         blocks = sum(block.nbytes for block in self.held.values())
-        connections = sum(part.nbytes for part in (*self.connections.values(), *self.finals) if part is not None)
+        parts = (part for part in (*self.connections.values(), *self.finals) if part is not None)
+        connections = sum({id(tensor): tensor.nbytes for part in parts for tensor in part.tensors}.values())
         tables = sum(table.nbytes for table in self.tables if table is not None)
         return blocks + connections + tables + (0 if self.ends is None else self.ends.nbytes)
 
@@ -278,11 +281,13 @@ def _parts(layout: ModelLayout, spec: ShardSpec) -> dict[object, int]:
     tables and ends.
     """
     parts: dict[object, int] = {}
+    undivided: set[str] = set()
     for block in layout.blocks:
         ranges = _ranges(block, spec)
         parts["block", block.number, ranges] = size(ranges) * block.unit_size(layout.hidden_size)
         if _connects(spec, block.layer):
-            parts["connection", block.number] = layout.count(block.undivided)
+            parts["connection", block.number] = layout.count(block.undivided - undivided)
+            undivided |= block.undivided
     for index, part in enumerate(layout.parts):
         if part.final is not None and _connects(spec, layout.last_layer(index)):
             parts["final", index] = layout.count(part.final.names)
