@@ -28,9 +28,9 @@ from workbench.models.merging import merged_lora
 TALK: Any = [{"role": "user", "content": "Say 1."}]
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama with a head of its own, and SmolLM2's tokenizer and chat template with the bytes as its words."""
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model with a head of its own, and SmolLM2's tokenizer and chat template with the bytes as its words."""
     folder = tmp_path_factory.mktemp("base") / "small"
     words = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġs", "Ġsa"]
     backend = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, [("Ġ", "s"), ("Ġs", "a")]))
@@ -39,8 +39,10 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in words[:3]])
-    config = model_config("tiny-llama-2")
+    config = model_config(f"tiny-{request.param}-2")
     config.vocab_size, config.tie_word_embeddings, config.dtype = len(words), False, "float32"
+    if request.param == "qwen3":
+        config.head_dim = 128  # transformers' reader of GGUF files knows no other size of Qwen3's heads
     config.bos_token_id, config.eos_token_id, config.pad_token_id = 1, 2, 2
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)

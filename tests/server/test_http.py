@@ -165,9 +165,12 @@ def test_an_encoder_gives_embeddings_and_no_texts() -> None:
         assert np.allclose(one.embedding, mean / mean.norm(), atol=1e-6)
 
 
-def test_a_signal_ends_the_server_with_nothing_left(tmp_path: Any) -> None:
+@pytest.mark.parametrize(
+    ("end", "more"), [(signal.SIGTERM, ()), (signal.SIGINT, ("--cluster", "pair", "--system", "galaxy"))]
+)
+def test_a_signal_ends_the_server_with_nothing_left(end: signal.Signals, more: tuple[str, ...], tmp_path: Any) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(tmp_path)}
-    words = [sys.executable, "-m", "workbench", "serve", "--http", "--model", MODEL, "--port", "0"]
+    words = [sys.executable, "-m", "workbench", "serve", "--http", "--model", MODEL, "--port", "0", *more]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:
             assert process.stderr is not None
@@ -175,7 +178,11 @@ def test_a_signal_ends_the_server_with_nothing_left(tmp_path: Any) -> None:
             address = line.split()[3].removesuffix("/v1")
             assert httpx.get(f"{address}/health").status_code == 200
             children = psutil.Process(process.pid).children(recursive=True)
-            process.send_signal(signal.SIGTERM)
+            assert bool(children) == bool(more)
+            if more:
+                text = httpx.post(f"{address}/v1/chat/completions", json={"messages": TALK, **SEEDED}, timeout=LIMIT_S)
+                assert text.json()["choices"][0]["message"]["content"] == expected(TALK)
+            process.send_signal(end)
             process.wait(LIMIT_S)
         finally:
             process.kill()

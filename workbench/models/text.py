@@ -104,7 +104,7 @@ def cached_logits(model: Any) -> Callable[[Tensor], NextLogits]:
     """
     from transformers import DynamicCache, EncoderDecoderCache
 
-    head = None if hasattr(model, "lm_head") else head_of(model)
+    head = head_of(model) if model.get_output_embeddings() is None else None
     has_decoder = family_of(model.config.model_type).decoder is not None
     more = {"logits_to_keep": 1} if head is None and not has_decoder else {}
 

@@ -23,6 +23,7 @@ NAMES = [
     "confidant",
     "recovery",
     "serving",
+    "serve",
     "live",
     "kit",
 ]
@@ -39,7 +40,7 @@ CHOOSING = {
     "kit": "reach, files, start, epochs, faults",
 }
 """Benchmarks that can measure a part of what they have, and the words that choose it: their modules' WORDS."""
-SOAKS = ("recovery", "serving")
+SOAKS = ("recovery", "serving", "serve")
 """Benchmarks with random faults."""
 
 
@@ -55,7 +56,8 @@ def bench(
     soak: Annotated[
         int,
         typer.Option(
-            help="Of recovery: instead, so many short runs with random faults.  Of serving: so many requests.",
+            help="Of recovery: instead, so many short runs with random faults.  Of serving: so many requests.  Of "
+            "serve: so many texts at each rate of faults.",
             min=0,
             max=10_000_000,
         ),

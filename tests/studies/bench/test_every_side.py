@@ -30,6 +30,7 @@ from workbench_studies.bench import (
     recovery,
     ringada,
     runtime,
+    serve,
     serving,
 )
 from workbench_studies.bench.command import BENCHES, CHOOSING
@@ -203,3 +204,11 @@ def test_recovery(method: str, monkeypatch: Patch) -> None:
     [point] = recovery.bench(lambda line: None, only=["kill"], rounds=1)["points"]
     assert (point["method"], point["fault"], point["recovered"]) == (method, "kill", "1 of 1")
     assert point["whole_s"] > 0
+
+
+def test_serve(monkeypatch: Patch) -> None:
+    """The third text is one in which a device is killed."""
+    monkeypatch.setattr(serve, "RATES", (3,))
+    [point] = serve.bench(lambda line: None, soak=3)["rates of faults"]
+    assert point["texts"] == 3 and point["killed"] == point["continued"] == 1
+    assert point["right tokens per s"] > 0 and point["p95 s"] >= point["p50 s"]
