@@ -194,7 +194,7 @@ def run(
         if trained:
             nbytes = prediction.bytes | {TRAINED_WEIGHTS: trained, ALL_WEIGHTS: trained + frozen}
             prediction = replace(prediction, bytes=nbytes)
-        parts = step_parts(method, planned)
+        parts = step_parts(method, planned, is_planners=chosen_plan is None)
         notify(Event("predicted", predicted=prediction.steps))
         timelines = {name.removesuffix(", predicted"): one for name, one in prediction.timelines.items()}
         notify(Event("plan", step=0, plan=decided, timelines=timelines))

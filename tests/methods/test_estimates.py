@@ -7,7 +7,7 @@ import random
 import pytest
 
 from workbench.core.once import once, shared_results
-from workbench.methods.training.estimates import SIMULATED_SHAPES, estimated, estimated_steps
+from workbench.methods.training.estimates import SIMULATED_SHAPES, Points, estimated, estimated_steps
 from workbench.methods.training.handlers import StepShape
 
 
@@ -26,11 +26,13 @@ def test_an_epochs_seconds_follow_from_a_few_simulated_steps() -> None:
         simulated.append(shape)
         return seconds(shape)
 
+    points: Points = {}
     with estimated_steps():
-        found = estimated(shapes, simulate)
+        estimated(shapes, simulate, points)
+        found = estimated(shapes[::-1], simulate, points)  # the next epoch
     assert sum(map(found, shapes)) == pytest.approx(sum(map(seconds, shapes)), rel=0.02)
     assert len(simulated) <= SIMULATED_SHAPES + 1 and shapes[-1] in simulated
-    assert estimated(shapes, seconds) is seconds
+    assert estimated(shapes, seconds, {}) is seconds
 
 
 def test_what_compared_jobs_share_is_computed_once_while_they_are_compared() -> None:

@@ -16,7 +16,7 @@ from workbench.core.step_parts import StepParts
 def two(bytes_per_s: float, latency_s: float) -> Cluster:
     """Two equal devices whose costs come from their FLOP/s, so that nothing is measured."""
     link = Link(bytes_per_s=bytes_per_s, latency_s=latency_s)
-    devices = tuple(replace(device, link=link, model="") for device in load_cluster("laptop-equal").devices[:2])
+    devices = tuple(replace(device, link=link, model="computed") for device in load_cluster("laptop-equal").devices[:2])
     return Cluster(name="two", devices=devices)
 
 
@@ -62,4 +62,20 @@ def test_every_method_that_trains_has_parts(method: str) -> None:
 
 def test_a_plan_says_what_decides() -> None:
     job = Job(model="tiny-bert", train_samples=32, validation_samples=8, test_samples=8)
-    assert any("of a step (simulated)" in note for note in experiment.plan(job, two(1e9, 1e-3)).notes)
+    assert any("of a step" in note and "(simulated)" in note for note in experiment.plan(job, two(1e9, 1e-3)).notes)
+
+
+def test_memory_decides_where_a_faster_plan_does_not_fit() -> None:
+    """One fast device would do all, but has no room; where it has, nothing is said of memory."""
+    fast, slow = two(1e12, 0.0).devices
+    fast = replace(fast, flops_per_s=100 * slow.flops_per_s)
+
+    def of(memory_bytes: int) -> StepParts:
+        cluster = Cluster(name="two", devices=(replace(fast, memory_bytes=memory_bytes), slow))
+        return parts(cluster, method="fine_tuning", options={"technique": "full"})
+
+    tight, roomy = of(700_000), of(1 << 30)
+    assert tight.deciding == "memory" and "Too little memory decides" in tight.sentence
+    assert tight.roomy_s is not None and tight.roomy_s < 0.95 * tight.step_s
+    assert tight.roomy_s == pytest.approx(roomy.step_s, rel=0.05)
+    assert roomy.roomy_s is None and roomy.deciding == "compute" and "memory" not in roomy.sentence

@@ -1,4 +1,6 @@
-"""What a step's seconds go to: computing, waiting for others, the bytes on the links, or their latency."""
+"""What a step's seconds go to: computing, waiting for others, the bytes on the links, or their latency; or whether
+too little memory makes it slow.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 Term = Literal["compute", "bubble", "bandwidth", "latency"]
+Deciding = Literal[Term, "memory"]
 Share = Annotated[float, Meta(ge=0, le=1.000001)]
 _WORDS: dict[Term, str] = {
     "compute": "computing on {busiest} takes {share:.0%} of a step",
@@ -23,25 +26,36 @@ TOLD_FROM = 0.2
 class StepParts:
     """The parts of a simulated step.  shares: of its seconds, which add up to 1.  busiest: the device that computes
     most.
+
+    roomy_s: seconds of a step of the plan that the planner makes where memory has no limit, if that is clearly faster.
+    roomy_plan: its layers on its devices, in words.
     """
 
     step_s: Annotated[float, Meta(gt=0)]
     shares: dict[Term, Share]
     busiest: str
+    roomy_s: Annotated[float, Meta(gt=0)] | None = None
+    roomy_plan: str = ""
 
     @property
-    def deciding(self) -> Term:
-        """Return the largest part."""
+    def deciding(self) -> Deciding:
+        """Return the largest part; memory, if more of it would make a step clearly faster."""
+        if self.roomy_s is not None:
+            return "memory"
         return max(self.shares, key=lambda term: self.shares[term])
 
     @property
     def sentence(self) -> str:
-        """Return the largest part in words, with the next one if that is large, too."""
+        """Return in words whether memory decides, the largest part, and the next one if that is large, too."""
         first, second, *_ = sorted(self.shares, key=lambda term: -self.shares[term])
         words = self._words(first)
         if self.shares[second] >= TOLD_FROM:
             words += f", {self._words(second).removesuffix(' of a step')}"
-        return f"{words[:1].upper()}{words[1:]} (simulated)."
+        words = f"{words[:1].upper()}{words[1:]} (simulated)."
+        if self.roomy_s is None:
+            return words
+        faster = f"{self.roomy_plan} would take {self.roomy_s / self.step_s:.0%} of a step's time, but does not fit"
+        return f"Too little memory decides: {faster} (simulated). {words}"
 
     def _words(self, term: Term) -> str:
         return _WORDS[term].format(busiest=self.busiest, share=self.shares[term])

@@ -2,31 +2,39 @@
 
 What a step takes less without the links' latency is the latency's part, and what it then takes less without the links
 is the bytes' part.  Of the rest, the busiest device computes for a part, and in the other part it waits for others.
+Memory decides where the planner makes a clearly faster plan if memory has no limit.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from workbench.core.cluster import Cluster
+from workbench.core.errors import WorkbenchError
 from workbench.core.step_parts import StepParts
 from workbench.methods.base import Method, Planned
 
+ROOMY = 1000
+"""Times its memory a device has where memory has no limit."""
+CLEARLY = 0.05
+"""The share of a step's time that a plan with more memory must save."""
 FREE_BYTES_PER_S = 1e15
 """Of a link on which bytes take no time."""
 
 
-def step_parts(method: Method, planned: Planned[Any]) -> StepParts:
-    """Return the parts of a plan's typical first step."""
+def step_parts(method: Method, planned: Planned[Any], *, is_planners: bool = True) -> StepParts:
+    """Return the parts of a plan's typical first step.  is_planners: the planner made the plan."""
     timeline = method.typical_step(planned)
 
     def seconds(cluster: Cluster) -> float:
-        # Nothing is written to the folder of a sweep's point that is only simulated.
-        return method.sweep_point(planned._replace(cluster=cluster), "", None, num_steps=1, folder=Path()).predicted_s
+        return _seconds(method, planned._replace(cluster=cluster))
 
     step_s = seconds(planned.cluster)
+    roomy_s, roomy_plan = _roomy(method, planned) if is_planners else (math.inf, "")
+    is_faster = roomy_s < step_s * (1 - CLEARLY)
     without_latency = planned.cluster.with_links(lambda link: replace(link, latency_s=0.0))
     without_links = without_latency.with_links(lambda link: replace(link, bytes_per_s=FREE_BYTES_PER_S))
     # A schedule may take longer where something is faster (Graham's anomalies); no part is below 0.
@@ -44,4 +52,43 @@ def step_parts(method: Method, planned: Planned[Any]) -> StepParts:
             "latency": (step_s - prompt_s) / step_s,
         },
         busiest=timeline.device_names[busiest],
+        roomy_s=roomy_s if is_faster else None,
+        roomy_plan=roomy_plan if is_faster else "",
     )
+
+
+def _seconds(method: Method, planned: Planned[Any]) -> float:
+    # Nothing is written to the folder of a sweep's point that is only simulated.
+    return method.sweep_point(planned, "", None, num_steps=1, folder=Path()).predicted_s
+
+
+def _roomy(method: Method, planned: Planned[Any]) -> tuple[float, str]:
+    """Return the seconds of a step of the plan where memory has no limit, and that plan in words; infinity if memory
+    cannot matter.
+    """
+    if _holds_all(planned):
+        return math.inf, ""
+    devices = tuple(replace(device, memory_bytes=ROOMY * device.memory_bytes) for device in planned.cluster.devices)
+    cluster = replace(planned.cluster, devices=devices)
+    try:
+        plan = method.plan(planned.prepared, planned.profile, cluster)
+        words = f"{plan.partition()} on {plan.grouping()}"
+        return _seconds(method, planned._replace(cluster=cluster, plan=plan)), words
+    except WorkbenchError:  # a limit besides memory
+        return math.inf, ""
+
+
+def _holds_all(planned: Planned[Any]) -> bool:
+    """Return whether each device has memory for all layers and the activations of all samples of a step."""
+    prepared, profile = planned.prepared, planned.profile
+    batch, length = prepared.job.batch_size, prepared.longest
+    states = 2 + profile.optimizer_bytes_per_trainable_byte  # weights, gradients and the optimizer's
+    needs = sum(
+        layer.frozen_bytes
+        + states * layer.trainable_bytes
+        + layer.context_bytes(batch, length)
+        + layer.tap_bytes(batch, length)
+        + layer.output_bytes(batch, length)
+        for layer in profile.layers[0]
+    ) + max(layer.workspace_bytes(batch, length) for layer in profile.layers[0])
+    return needs <= min(device.memory_bytes for device in planned.cluster.devices)

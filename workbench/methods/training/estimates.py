@@ -25,17 +25,26 @@ def estimated_steps() -> Iterator[None]:
         _ESTIMATES.reset(token)
 
 
-def estimated(shapes: Iterable[StepShape], seconds: Callable[[StepShape], float]) -> Callable[[StepShape], float]:
+Points = dict[tuple[int, int | None, bool], list[tuple[int, float]]]
+"""By kind of shape (samples, lowest trained layer, whether it begins with an empty pipeline): tokens and seconds."""
+
+
+def estimated(
+    shapes: Iterable[StepShape], seconds: Callable[[StepShape], float], points: Points
+) -> Callable[[StepShape], float]:
     """Return the seconds of an epoch's shapes: as simulated, and inside `estimated_steps` of most linearly in their
     padded tokens between simulated ones.
+
+    points: those of earlier epochs of the phase, to which this one's are added.
     """
     if not _ESTIMATES.get():
         return seconds
     alike: dict[tuple[int, int | None, bool], set[StepShape]] = {}
     for shape in shapes:
-        alike.setdefault(_kind(shape), set()).add(shape)
-    simulated = {kind: _simulated(sorted(group, key=_tokens), seconds) for kind, group in alike.items()}
-    return lambda shape: _interpolated(_tokens(shape), simulated[_kind(shape)])
+        if _kind(shape) not in points:
+            alike.setdefault(_kind(shape), set()).add(shape)
+    points |= {kind: _simulated(sorted(group, key=_tokens), seconds) for kind, group in alike.items()}
+    return lambda shape: _interpolated(_tokens(shape), points[_kind(shape)])
 
 
 def _kind(shape: StepShape) -> tuple[int, int | None, bool]:

@@ -27,7 +27,7 @@ from workbench.core.report import StepRecord
 from workbench.core.schedule import STEP
 from workbench.core.timeline import Timeline
 from workbench.methods.common.session import RankResult, RankSession, SessionJob, loss_of
-from workbench.methods.training.estimates import estimated
+from workbench.methods.training.estimates import Points, estimated
 from workbench.methods.training.handlers import PlannedStep, StepShape, planned_epoch, share_of
 from workbench.models.loading import load_stage
 from workbench.models.quantization import QuantizationConfig, quantize
@@ -82,6 +82,7 @@ class Predictor:
     def __init__(self, phase: Phase) -> None:
         self._phase = phase
         self._seconds = cache(self._find_seconds)
+        self._points: Points = {}
 
     def timeline(self, planned: PlannedStep, *, title: str = "") -> Timeline:
         """Return the timeline of a step."""
@@ -106,7 +107,7 @@ class Predictor:
 
     def records(self, epoch: int, steps: Sequence[PlannedStep]) -> tuple[StepRecord, ...]:
         """Return an epoch's steps with their seconds."""
-        seconds = estimated([step.shape for step in steps], self._seconds)
+        seconds = estimated([step.shape for step in steps], self._seconds, self._points)
         return tuple(
             StepRecord(
                 epoch=epoch,
