@@ -14,14 +14,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
 from tests.methods.test_result import saved
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, MissingDataError
 from workbench.core.job import Job
 from workbench.methods.common.merged import export_merged
 from workbench.methods.common.result import load_result
 from workbench.methods.common.text_model import load_text_model
 from workbench.models.generation import Sampling
 from workbench.models.hub import locate
-from workbench.models.loading import model_config
+from workbench.models.loading import load_stack, load_stage, model_config
 from workbench.models.lora import PEFT_WEIGHTS
 from workbench.models.merging import merged_lora
 
@@ -87,7 +87,9 @@ def test_a_merged_folder_writes_the_same_text_in_transformers(result: Path, base
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_gguf_file_loads_with_the_same_logits_and_tokens(result: Path, tmp_path: Path) -> None:
+def test_a_gguf_file_loads_with_the_same_logits_and_tokens(
+    result: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     export_merged(str(result), tmp_path / "merged.gguf", "float32")
     whole = merged_lora(load_result(result).about.job.model, result)
     read = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="merged.gguf", dtype=torch.float32)
@@ -98,6 +100,21 @@ def test_a_gguf_file_loads_with_the_same_logits_and_tokens(result: Path, tmp_pat
     with torch.inference_mode():
         expected, found = whole(ids).logits, read(ids).logits
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+    # The file is a model here, too: whole, in stages, and in a chat.  It is converted once.
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
+    name, mask = str(tmp_path / "merged.gguf"), torch.ones_like(ids)
+    head = load_stack(name, with_head=True).language_model_head
+    assert head is not None
+    with torch.inference_mode():
+        hidden = load_stage(name, 1, 2)(load_stage(name, 0, 1)(ids, mask)[0], mask)[0]
+        found = head(hidden)
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert load_text_model(name).tokenizer.chat(TALK) == ours.chat(TALK)
+    assert len(list((tmp_path / "cache" / "gguf").iterdir())) == 1
+    (tmp_path / "cut.gguf").write_bytes((tmp_path / "merged.gguf").read_bytes()[:2000])
+    with pytest.raises(MissingDataError, match="Transformers does not read it") as caught:
+        load_stack(str(tmp_path / "cut.gguf"))
+    assert "\n" not in str(caught.value)
 
 
 def test_classes_are_merged_with_their_head(tmp_path: Path) -> None:

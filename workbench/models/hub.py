@@ -17,6 +17,7 @@ from workbench.core.catalogue import data_folder
 from workbench.core.errors import ConfigError, MissingDataError, did_you_mean
 from workbench.core.serial import read_toml, shown, user_path
 from workbench.models.families import FAMILIES, family_of
+from workbench.models.gguf_model import converted
 from workbench.models.tokenizer import read_settings
 
 EMBEDDED_MODELS = ("all-MiniLM-L6-v2", "SmolLM2-135M")
@@ -87,7 +88,7 @@ def require_weights(name: str) -> None:
 
 def locate(name: str) -> Path | str:
     """Return the folder of an embedded or local model, or the hub name itself.  On a real device: the folder of the
-    files sent to it.
+    files sent to it.  Of a GGUF file: the folder to which it was converted.
 
     Raises ConfigError for a name that can be neither, MissingDataError for an embedded model that was not fetched.
     """
@@ -98,6 +99,8 @@ def locate(name: str) -> Path | str:
         assert name in ASSETS
         return asset_path(name)
     folder = user_path(name, "The model")
+    if folder.suffix == ".gguf" and folder.is_file():
+        return converted(folder)
     if name and folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ConfigError(

@@ -307,7 +307,7 @@ def kept_name(name: str) -> str:
     names unchanged.
     """
     path = user_path(name, "The model")
-    return str(path.resolve()) if name not in EMBEDDED_MODELS and path.is_dir() else name
+    return str(path.resolve()) if name not in EMBEDDED_MODELS and path.exists() else name
 
 
 def base_of(name: str) -> str:

@@ -1,0 +1,56 @@
+"""Read a GGUF file as a model: transformers converts it once, to a folder under the cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from pathlib import Path
+
+from workbench.assets.fetch import cache_folder
+from workbench.core.errors import ConfigError, MissingDataError
+from workbench.models.families import family_of
+from workbench.models.partial_loading import HEAD, save_tensors
+
+
+def converted(path: Path) -> Path:
+    """Return the folder with a GGUF file's configuration, weights (float32) and tokenizer, made on the first use.
+
+    Raises ConfigError for a family that is not known, MissingDataError for a file that does not load.
+    """
+    stat = path.stat()
+    key = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+    folder = cache_folder() / "gguf" / hashlib.sha256(key.encode()).hexdigest()[:16]
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+        try:
+            _convert(path, Path(made))
+        except ConfigError:
+            raise
+        except Exception as error:  # libraries raise many kinds of errors for a user's file
+            line = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            problem = f"Transformers does not read it: {line}."
+            todo = "Check the file, or give a Hugging Face folder."
+            raise MissingDataError(f"The model '{path}' was asked for.", problem, todo) from error
+        if not folder.is_dir():  # another process may have made it meanwhile
+            shutil.move(made, folder)
+            Path(made).mkdir()  # its context removes it
+    return folder
+
+
+def _convert(path: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+
+    place = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    config = AutoConfig.from_pretrained(**place)
+    maker = AutoModelForCausalLM if family_of(config.model_type).is_causal else AutoModel
+    # Not by save_pretrained, which refuses a model that was read from a GGUF file.
+    state = maker.from_pretrained(**place, dtype=torch.float32).state_dict()
+    if config.tie_word_embeddings:
+        state.pop(HEAD, None)
+    save_tensors(folder / "model.safetensors", state, {"format": "pt"})
+    config.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(**place).save_pretrained(folder)
