@@ -38,8 +38,8 @@ ClusterName = Annotated[
 Model = Annotated[
     str,
     typer.Option(
-        help="A name that comes with the workbench (all-MiniLM-L6-v2, SmolLM2-135M), a Hugging Face folder, a GGUF file, or "
-        "a name on its hub. Plans and simulations also take shape:llama-7b or a config.json."
+        help="A name that comes with the workbench (all-MiniLM-L6-v2, SmolLM2-135M), a Hugging Face folder, a GGUF "
+        "file, or a name on its hub. Plans and simulations also take shape:llama-7b or a config.json."
     ),
 ]
 TaskName = Annotated[str, typer.Option("--task", help="Task, such as sentiment or mrpc.")]
