@@ -23,7 +23,7 @@ def main(course: Path, labs: list[str]) -> int:
     """Grade the labs of a course that `course.release --nbgrader` wrote; return how many are graded wrongly."""
     config = Config()
     config.CourseDirectory.root = str(course)
-    config.ExecutePreprocessor.timeout = 300
+    config.ExecutePreprocessor.timeout = 900
     api = NbGraderAPI(config=config)
     failed = 0
     for lab in labs:

@@ -375,7 +375,8 @@ def recovery_table(reports: Mapping[str, Report]) -> Table:
                 (name, one.what, *(f"{seconds:.2f}" for seconds in parts), f"{one.repeated}", *whole, report.mark)
             )
         if not report.recoveries:
-            rows.append((name, "nothing changed", *["–"] * 7, ""))
+            what = "no step followed the change" if report.job.faults else "nothing changed"
+            rows.append((name, what, *["–"] * 7, ""))
     columns = (
         "run",
         "what",

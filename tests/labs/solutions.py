@@ -51,20 +51,26 @@ def written(text: str, name: str) -> Callable[..., Any]:
     return scope[name]  # type: ignore[no-any-return]
 
 
-def run_cells(notebook: Path, parameters: dict[str, Any]) -> None:
+def run_cells(notebook: Path, parameters: dict[str, Any]) -> dict[str, Any]:
     """Run a notebook's cells in this process, where torch is loaded already, and fail with the first cell that does.
+
+    Return the values that the cells tagged `deterministic` show, by the cell's id.
 
     Their functions are those of the main module, as in a kernel: devices get them by value.
     """
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     quiet = Config(HistoryManager={"enabled": False})
-    main = sys.modules["__main__"]
+    main, shown = sys.modules["__main__"], dict[str, Any]()
     shell = InteractiveShell.instance(config=quiet, user_module=ModuleType("__main__"))
     try:
         for cell in (cell for cell in cells if cell["cell_type"] == "code"):
-            shell.run_cell("".join(cell["source"])).raise_error()
-            if "parameters" in cell["metadata"].get("tags", []):
+            done, tags = shell.run_cell("".join(cell["source"])), cell["metadata"].get("tags", [])
+            done.raise_error()
+            if "parameters" in tags:
                 shell.push(parameters)
+            if "deterministic" in tags:
+                shown[cell["id"]] = done.result
     finally:
         InteractiveShell.clear_instance()
         sys.modules["__main__"] = main
+    return shown

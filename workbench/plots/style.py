@@ -249,7 +249,8 @@ def finish(
     lines = [f"<b>{BREAK.join(wrap(one, NOTE_CHARACTERS))}</b>" for one in notes if one]
     if subtitle:
         lines.append(BREAK.join(wrap(subtitle, SUBTITLE_CHARACTERS)))
-    head = f"<b>{BREAK.join(wrap(title, TITLE_CHARACTERS))}</b>"
+    parts = [title] if len(title) <= TITLE_CHARACTERS else title.replace(": ", ":\n", 1).splitlines()
+    head = f"<b>{BREAK.join(line for part in parts for line in wrap(part, TITLE_CHARACTERS))}</b>"
     if label:
         head += f"{' ' if len(title) + len(label) < TITLE_CHARACTERS else BREAK}({label})"
     # Further lines move the axes down; their height stays.

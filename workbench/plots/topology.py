@@ -211,7 +211,7 @@ def _link(one: Traffic, places: Sequence[Place], size: tuple[int, int], *, both:
     middle = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
     upright = turn if -90 < turn <= 90 else turn + 180
     below = upright == turn
-    room = math.dist(start, end)
+    room = 0.85 * math.dist(start, end)  # some systems' letters are wider than those that were measured
     words = svg.shortened(f"{svg.size_of(one.nbytes)} {' and '.join(one.what)}", room, 10.5)
     name = svg.text(
         0,

@@ -48,6 +48,7 @@ from workbench.runtime.engine_service import Engines
 
 SILENT_AFTER_REQUESTS = 10
 SHORTEST_TIMEOUT_S = 20.0
+SWEPT_TOKENS = 4
 
 
 def measure_rank(context: RankContext, payload: tuple[HostQuestion, bool]) -> InferenceProfile:
@@ -164,9 +165,15 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
         folder: Path,
         notify: Notify = ignore,
     ) -> SweepPoint:
-        """Simulate the request of typical length under a plan, and measure it if engines are given (see Method)."""
+        """Simulate the request of typical length under a plan, and measure it if engines are given (see Method).
+
+        Of a text only the first SWEPT_TOKENS are written, because the others take as long.
+        """
         check_plan(*planned)
         plan, planned = planned.plan, _of_requests(planned, num_steps)
+        options = planned.prepared.options
+        options = replace(options, generate=min(options.generate, SWEPT_TOKENS))
+        planned = planned._replace(prepared=replace(planned.prepared, options=options))
         prediction = self.predict(planned)
         point = SweepPoint(
             name=name, plan=plan, predicted_s=prediction.steps[0].predicted_s or 0.0, num_steps=num_steps
