@@ -106,7 +106,7 @@ class SchedulePlayer(Panel):
             {timelines.title or "timeline": timelines} if isinstance(timelines, Timeline) else dict(timelines)
         )
         names = list(self._timelines)
-        self.choice = described(widgets.Dropdown, "Timeline", "Which timeline", width="26em", options=names)
+        self.choice = described(widgets.Dropdown, "Timeline", "Which timeline", width="34em", options=names)
         self.slider = slider("Time", "The moment that is shown", 0, 0, TICKS, readout=False)
         narrow = {"layout": widgets.Layout(width="3em")}
         self.back = button("", "To where the operation before begins", "step-backward", lambda: self.step(-1), **narrow)
