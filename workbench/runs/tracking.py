@@ -16,7 +16,6 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job, Mode, Tracker
 from workbench.core.report import Report, busy_note
 from workbench.core.serial import to_builtins
-from workbench.experiment import run_name
 from workbench.methods.base import Event
 
 PROJECT = "edge-llm-workbench"
@@ -124,7 +123,8 @@ class Tracking:
         if tracker != "none":
             settings = to_builtins(job) | {"cluster": cluster.name, "mode": mode}
             started = time.strftime("%Y%m%d-%H%M%S")
-            self._sink = SINKS[tracker](f"{run_name(job, cluster)}-{mode}-{started}", settings)
+            name = f"{job.method}-{job.task}-{mode}-{started}".replace("/", "_")
+            self._sink = SINKS[tracker](name, settings)
 
     @property
     def shown(self) -> str:
