@@ -25,6 +25,7 @@ NAMES = [
     "serving",
     "serve",
     "live",
+    "advise",
     "kit",
 ]
 BENCHES = {name: f"workbench_studies.bench.{name}" for name in NAMES}
@@ -37,6 +38,7 @@ CHOOSING = {
     "confidant": "processors, schedule, partition, phones, frameworks",
     "recovery": "pac_plus, cached, fine_tuning, lora, confidant, idle, ringada, p_rge, kill, freeze, leave, slow, "
     "return",
+    "advise": "the numbers of settings, 0 to 19",
     "kit": "reach, files, start, epochs, faults",
 }
 """Benchmarks that can measure a part of what they have, and the words that choose it: their modules' WORDS."""
