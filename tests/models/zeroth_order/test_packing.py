@@ -11,7 +11,7 @@ from .prompts import prompts
 CONFIG = TrainableConfig(rank=4, alpha=8, num_outputs=3)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "gemma3_text", "gpt_neox"])
 @pytest.mark.parametrize(
     ("lengths", "packs"),
     [
