@@ -6,24 +6,18 @@ import json
 
 from generate.outputs import figure_html
 from generate.words import cell, table
-from workbench.core.serial import from_json, read_text
-from workbench_studies.papers import COMPARE, Result, Table, find_item
+from workbench_studies.papers import COMPARE, Table, find_item
 from workbench_studies.papers.command import number_text
-from workbench_studies.papers.result import paper_folder
+from workbench_studies.papers.result import shipped_result
 
 LARGEST = 40
 """Rows of a table that a page shows; a longer one is in the result's file."""
 
 
-def shipped(name: str) -> Result:
-    """Return a shipped result of the comparisons."""
-    path = paper_folder(COMPARE) / "results" / f"{name}.json"
-    return from_json(read_text(path, "the result"), Result, source=f"'{path}'")
-
-
 def comparison(name: str) -> str:
     """Return a comparison's figures, claims, tables and explanation."""
-    result = shipped(name)
+    result = shipped_result(COMPARE, name)
+    assert result is not None
     figures = [
         figure_html(json.loads(figure.to_json()), f"figure-{slug}")
         for slug, _, figure in find_item(COMPARE, name).draw(result)

@@ -20,8 +20,8 @@ SETTINGS = {"tiny": {"WORKBENCH_TINY": "1", "WORKBENCH_DILATION": "1", "OMP_NUM_
 
 
 def labs() -> list[Path]:
-    """Return the notebooks of the labs."""
-    return sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+    """Return the notebooks of the labs, and the comparison's."""
+    return sorted(set((ROOT / "notebooks").glob("*.ipynb")) - {ROOT / "notebooks/index.ipynb"})
 
 
 def kept_file(lab: Path, size: str) -> Path:

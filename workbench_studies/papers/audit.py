@@ -18,10 +18,10 @@ from workbench import __version__
 from workbench.cli.output import say
 from workbench.core.errors import MissingDataError
 from workbench.core.methods import title_of
-from workbench.core.serial import from_json, read_text, write_text
+from workbench.core.serial import read_text, write_text
 from workbench_studies.papers import PAPERS, Comparison, Item, Result, Settings, items_of
 from workbench_studies.papers.command import number_text
-from workbench_studies.papers.result import paper_folder, paper_values
+from workbench_studies.papers.result import paper_values, shipped_result
 
 EVIDENCE = Path(__file__).parents[2] / "docs/evidence"
 HOW = {"simulated": "simulated", "counted": "computed from sizes", "executed": "executed"}
@@ -44,10 +44,7 @@ that is a percentage itself.
 def outcome(item: Item, told: Callable[[str], None]) -> Result | None:
     """Return an item's result: shipped if it is executed, computed now otherwise; None where neither is there."""
     told(f"{item.paper} {item.name}")
-    if item.source != "executed":
-        return item.run(Settings())
-    path = paper_folder(item.paper) / "results" / f"{item.name}.json"
-    return from_json(read_text(path, "the result"), Result, source=f"'{path}'") if path.is_file() else None
+    return item.run(Settings()) if item.source != "executed" else shipped_result(item.paper, item.name)
 
 
 def page(results: dict[str, list[tuple[Item, Result | None]]], errata: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from workbench.core.catalogue import data_folder
 from workbench.core.published import PaperValue, constants_of, values_of
+from workbench.core.serial import from_json, read_text
 
 Source = Literal["simulated", "executed", "counted"]
 Kind = Literal["fitted", "bounded", "predicted", "computed", "measured", "quick trial"]
@@ -184,3 +185,11 @@ def paper_values(paper: str, table: str) -> tuple[PaperValue, ...]:
 def printed(paper: str, table: str) -> dict[tuple[str, ...], Any]:
     """Return a table's values by their labels, in the order of the file's columns."""
     return {tuple(value.labels.values()): value.value for value in paper_values(paper, table)}
+
+
+def shipped_result(paper: str, item: str) -> Result | None:
+    """Return an item's result that comes with the project; None if there is none."""
+    for path in (paper_folder(paper) / "results" / f"{item}.json", data_folder() / "papers" / paper / f"{item}.json"):
+        if path.is_file():
+            return from_json(read_text(path, "the result"), Result, source=f"'{path}'")
+    return None

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.core.serial import from_json
-from workbench_studies.papers import COMPARE, Result, find_item
+from workbench.core.job import Job
+from workbench_studies.papers import COMPARE, find_item
 from workbench_studies.papers.compare.boards import point
+from workbench_studies.papers.compare.methods import compared
 from workbench_studies.papers.compare.picture import COLUMNS
-from workbench_studies.papers.result import paper_folder
-
-
-def shipped(name):
-    return from_json((paper_folder(COMPARE) / "results" / f"{name}.json").read_text("utf-8"), Result, source=name)
+from workbench_studies.papers.compare.runs import SAME_LEARNING, SERVING, TRAININGS, Run, simulated, training
+from workbench_studies.papers.result import shipped_result
 
 
 def test_a_fast_link_helps_and_slow_wifi_does_not():
@@ -29,7 +27,7 @@ def test_a_model_too_large_for_one_board_has_no_speedup_and_an_encoder_generates
 
 @pytest.mark.parametrize("labels", [("train", "DistilBERT", 2, 100), ("decode", "SmolLM2-135M", 4, 500)])
 def test_the_shipped_points_are_those_of_the_code(labels):
-    result = shipped("boards")
+    result = shipped_result(COMPARE, "boards")
     [row] = [
         row
         for row in map(dict, (zip(COLUMNS, row, strict=True) for row in result.tables[0].rows))
@@ -42,8 +40,59 @@ def test_the_shipped_points_are_those_of_the_code(labels):
 
 
 def test_the_picture_has_a_panel_for_each_task_and_number_of_boards():
-    [drawn] = find_item(COMPARE, "boards").draw(shipped("boards"))
+    [drawn] = find_item(COMPARE, "boards").draw(shipped_result(COMPARE, "boards"))
     lines = [trace for trace in drawn.figure.data if trace.type == "contour" and trace.contours.type == "constraint"]
     assert len(lines) == 6 and all(line.contours.value == 0 for line in lines)
     letters = {letter for trace in drawn.figure.data if trace.type == "scatter" for letter in trace.text}
     assert {"C", "B", "L"} <= letters <= {"C", "B", "L", "W"}
+
+
+def made_run(name, seconds, scores=(), *, measured=(), in_pace=True, seed=0):
+    sizes = {"memory_bytes": 10**6, "sent_bytes": 0, "joules": 1.0, "dilation": 1.0}
+    return Run(
+        name=name,
+        seed=seed,
+        devices=("a",),
+        scores=scores,
+        epochs_s=measured,
+        predicted_s=seconds,
+        in_pace=in_pace,
+        **sizes,
+    )
+
+
+def test_a_quality_is_reached_at_the_end_of_an_epoch_and_measured_seconds_count_in_pace_only():
+    priced = {name: made_run(name, (2.0, 1.0)) for name in (*TRAININGS, *SAME_LEARNING, *SERVING)}
+    priced["PAC+"] = made_run("PAC+", (1.0, 0.5))
+    runs = {name: [made_run(name, (2.0, 1.0), (60.0, 65.0), measured=(9.0, 9.0), in_pace=False)] for name in TRAININGS}
+    runs["PAC+ (one device)"] = [
+        made_run("PAC+ (one device)", (2.0, 1.0), (65.0, 72.0), measured=(2.0, 1.5)),
+        made_run("PAC+ (one device)", (2.0, 1.0), (67.0, 70.0), measured=(8.0, 8.0), in_pace=False, seed=1),
+    ]
+    result = compared(find_item(COMPARE, "methods"), priced, runs)
+    ways = {row[0]: dict(zip(result.tables[0].columns, row, strict=True)) for row in result.tables[0].rows}
+    one, four, ring = ways["PAC+ (one device)"], ways["PAC+"], ways["RingAda"]
+    assert (one["s to 70 %"], four["s to 70 %"], ring["s to 70 %"]) == (3.0, 1.5, None)
+    assert (one["s, measured"], one["s, simulated"], ring["s, measured"]) == (3.5, 3.0, None)
+    assert (four["accuracy, %"], four["seeds"]) == (71.0, 2.0)
+    holds = {check.claim: check.holds for check in result.checks}
+    assert holds["PAC+ on four devices takes less time than on one"]
+    assert len(result.tables[2].rows) == len(TRAININGS) + 1
+
+
+def test_every_way_has_simulated_figures_and_a_training_is_kept(tmp_path):
+    shape = Job(model="tiny-bert", train_samples=32, validation_samples=16, test_samples=8, epochs=1)
+    priced = simulated(shape)
+    assert set(priced) == {*TRAININGS, *SAME_LEARNING, *SERVING}
+    assert all(run.ends_s[-1] > 0 and run.memory_bytes > 0 and run.joules > 0 for run in priced.values())
+    assert priced["LoRA (data parallel)"].sent_bytes > 0 == priced["LoRA (one device)"].sent_bytes
+    run = training("LoRA (one device)", 3, shape, tmp_path)
+    assert len(run.scores) == len(run.epochs_s) == 1 and run.predicted_s == priced["LoRA (one device)"].predicted_s
+    assert training("LoRA (one device)", 3, shape, tmp_path) == run
+
+
+def test_the_shipped_comparison_draws_a_line_for_every_training():
+    result = shipped_result(COMPARE, "methods")
+    [drawn] = find_item(COMPARE, "methods").draw(result)
+    assert {trace.name for trace in drawn.figure.data} == {*TRAININGS, *SAME_LEARNING}
+    assert result.environment and {row[0] for row in result.tables[2].rows} == set(TRAININGS)

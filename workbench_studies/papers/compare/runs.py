@@ -1,0 +1,158 @@
+"""The executed runs of the comparison: which they are, and what is kept of each."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from workbench import experiment
+from workbench.core.catalogue import load_cluster
+from workbench.core.job import Job, Mode
+from workbench.core.report import Report
+from workbench.core.serial import to_json
+from workbench.core.summary import device_j, energy_j
+from workbench.runs.advice import COMPUTED
+from workbench.trainings.kept import kept_or_made
+
+LORA = {"technique": "lora"}
+TRAININGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "LoRA (one device)": ("fine_tuning", {**LORA, "paradigm": "standalone"}),
+    "PAC+ (one device)": ("pac_plus", {"paradigm": "standalone"}),
+    "RingAda": ("ringada", {}),
+    "FedAvg": ("ringada", {"federated": True}),
+    "Confidant (LoRA)": ("confidant", {**LORA, "partition": "any_order"}),
+    "Confidant (all weights)": ("confidant", {"partition": "any_order"}),
+    "P-RGE": ("p_rge", {}),
+}
+"""What is executed: method and options by name."""
+SAME_LEARNING: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "LoRA (data parallel)": ("LoRA (one device)", {**LORA, "paradigm": "data_parallel"}),
+    "LoRA (pipeline)": ("LoRA (one device)", {**LORA, "paradigm": "pipeline_parallel"}),
+    "PAC+": ("PAC+ (one device)", {}),
+}
+"""Plans by which devices share an executed training: they learn the same, so they are simulated."""
+SERVING: Mapping[str, str] = {
+    "one device": "local",
+    "pipeline (EdgeShard)": "edgeshard",
+    "tensor parallel (Megatron-LM)": "megatron_lm",
+    "sequence parallel": "sequence_parallel",
+    "Galaxy+": "galaxy_plus",
+}
+"""Systems of Galaxy+'s part, which answers requests: simulated."""
+TRAINING_JOB = Job(train_samples=320, validation_samples=200, test_samples=16, epochs=4)
+SERVING_JOB = Job(method="galaxy_plus", test_samples=16)
+CLUSTER = "laptop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What is kept of one run.
+
+    scores: validation accuracy after each epoch, per cent; empty if it is simulated.  epochs_s, predicted_s: measured
+    and simulated seconds of each epoch; of serving, of each request.  other_s: measured seconds between epochs
+    (redistribution, snapshots).  memory_bytes: the largest values of a device in a step, counted.  sent_bytes: by all
+    devices, in all steps.  joules: modelled.  in_pace: whether the host kept pace with the emulated devices; measured
+    seconds mean little where not.
+    """
+
+    name: str
+    seed: int
+    devices: tuple[str, ...]
+    scores: tuple[float, ...] = ()
+    epochs_s: tuple[float, ...] = ()
+    predicted_s: tuple[float, ...]
+    other_s: float = 0.0
+    memory_bytes: int
+    sent_bytes: int
+    joules: float
+    dilation: float
+    in_pace: bool
+
+    @property
+    def ends_s(self) -> tuple[float, ...]:
+        """Return the seconds at the end of each epoch: measured if the host kept pace, simulated otherwise."""
+        return tuple(accumulate(self.epochs_s if self.is_measured else self.predicted_s))
+
+    @property
+    def is_measured(self) -> bool:
+        """Return whether its seconds are measured."""
+        return self.in_pace and bool(self.epochs_s)
+
+
+def training(name: str, seed: int, shape: Job, workdir: Path | None) -> Run:
+    """Return a training, kept in a folder or executed now."""
+    method, options = TRAININGS[name]
+    job = replace(shape, method=method, options=options, seed=seed)
+    digest = hashlib.sha256((to_json(job.identity) + to_json(load_cluster(CLUSTER))).encode()).hexdigest()[:12]
+    path = None if workdir is None else workdir / "methods" / f"{method}-{seed}-{digest}.json"
+    return kept_or_made(path, Run, lambda: _run(name, job, "execute"))
+
+
+def simulated(shape: Job) -> dict[str, Run]:
+    """Return every training, every other plan of one, and every system that answers requests, simulated."""
+    learners = {name: (TRAININGS[learner][0], options) for name, (learner, options) in SAME_LEARNING.items()}
+    jobs = {
+        name: replace(shape, method=method, options=options)
+        for name, (method, options) in (TRAININGS | learners).items()
+    }
+    serving = {name: replace(SERVING_JOB, model=shape.model, options={"system": one}) for name, one in SERVING.items()}
+    return {name: _run(name, job, "simulate") for name, job in (jobs | serving).items()}
+
+
+def _run(name: str, job: Job, mode: Mode) -> Run:
+    cluster = load_cluster(CLUSTER)
+    # Costs from sizes are the same for all methods, however busy this machine is.
+    computed = replace(cluster, devices=tuple(replace(device, model=COMPUTED) for device in cluster.devices))
+    costs = experiment.profile(job, computed)
+    with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
+        report = experiment.run(job, cluster, mode, costs=costs, workdir=Path(folder) / "run")
+    parts: dict[str, Any] = _serving(report) if report.plan.inference is not None else _training(report)
+    timelines = report.timelines.values()
+    return Run(
+        name=name,
+        seed=job.seed,
+        devices=tuple(cluster.devices[rank].name for rank in report.plan.busy_ranks),
+        memory_bytes=max(one.peak_bytes(rank) for one in timelines for rank in range(one.world_size)),
+        dilation=report.dilation,
+        in_pace=report.valid,
+        **parts,
+    )
+
+
+def _training(report: Report) -> dict[str, Any]:
+    def predicted(epoch: int) -> float:
+        return sum(step.predicted_s or 0.0 for step in report.steps if step.epoch == epoch)
+
+    parts: dict[str, Any] = {
+        "predicted_s": tuple(predicted(epoch.epoch) for epoch in report.epochs),
+        "sent_bytes": sum(_sent_bytes(report, step.cached) for step in report.steps),
+        "joules": sum(energy_j(report).values()),
+    }
+    if report.mode == "execute":
+        parts["scores"] = tuple(100 * epoch.metrics["accuracy"] for epoch in report.epochs)
+        parts["epochs_s"] = tuple(epoch.seconds for epoch in report.epochs)
+        parts["other_s"] = sum(spent_s for name, spent_s in report.phases_s.items() if not name.endswith("predicted"))
+    return parts
+
+
+def _serving(report: Report) -> dict[str, Any]:
+    timeline, devices = next(iter(report.timelines.values())), report.cluster.devices
+    by_name = {device.name: device for device in devices}
+    each_j = sum(device_j(timeline, rank, by_name[name]) for rank, name in enumerate(timeline.device_names))
+    return {
+        "predicted_s": tuple(step.predicted_s or 0.0 for step in report.steps),
+        "sent_bytes": sum(timeline.bytes_sent(rank) for rank in range(timeline.world_size)) * len(report.steps),
+        "joules": each_j * len(report.steps),
+    }
+
+
+def _sent_bytes(report: Report, cached: bool) -> int:
+    """Return the bytes that all devices send in a typical step."""
+    kind = "cached epoch" if cached else "first epoch"
+    timeline = report.timelines.get(f"{kind}, measured") or report.timelines.get(f"{kind}, predicted")
+    return 0 if timeline is None else sum(timeline.bytes_sent(rank) for rank in range(timeline.world_size))
