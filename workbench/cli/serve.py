@@ -62,7 +62,9 @@ def serve(
     cluster: ClusterName = CLUSTER,
     requests: Annotated[int, typer.Option(help="How many.")] = 200,
     rate: Annotated[float, typer.Option(help="Of arrival per second (Poisson); 0: back to back.")] = 0.0,
-    length: Annotated[int, typer.Option(help="Tokens of a request.")] = 64,
+    length: Annotated[
+        int | None, typer.Option(help="Tokens of a request.", show_default="64, or those of a picture")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of arrivals and tokens.")] = 0,
     fault: Annotated[
         list[str] | None,
@@ -111,7 +113,7 @@ def serve(
             described,
             mode,
             fidelity,
-            stream=StreamSettings(num_requests=requests, rate_per_s=rate, seed=seed, length=length),
+            stream=StreamSettings(num_requests=requests, rate_per_s=rate, seed=seed, length=length or 0),
             rescheduling=read_options("serve", ReschedulingSettings, {"reaction": reaction, **parse_options(option)}),
             faults=parse_faults(";".join(fault or ()), described, "s"),
         )
@@ -130,7 +132,7 @@ def _serve(
     from workbench.experiment import environment
     from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
 
-    _require_length(model, stream.length)
+    stream = replace(stream, length=_length(model, stream.length))
     if mode == "simulate":
         from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
 
@@ -160,15 +162,20 @@ def _serve(
     return replace(report, environment=environment())
 
 
-def _require_length(model: str, length: int) -> None:
+def _length(model: str, length: int) -> int:
+    """Return the tokens of a request, 0 for the usual ones.  Raises ConfigError if the model reads fewer."""
+    from workbench.methods.galaxy_plus.serving.serve import DEFAULT_LENGTH, usual_length
     from workbench.models.sharding import model_layout
     from workbench.profiler.descriptions import MODELS
 
+    if not length:
+        return DEFAULT_LENGTH if model in MODELS else usual_length(model_layout(model))
     most = MODELS[model].positions if model in MODELS else model_layout(model).max_length
     if most and length > most:
         raise ConfigError(
             f"Requests of {length} tokens were asked for.", f"'{model}' knows {most} positions.", "Lower --length."
         )
+    return length
 
 
 def _profile(model: str, cluster: Cluster, length: int) -> tuple[Any, tuple[int, ...]]:

@@ -149,17 +149,24 @@ def shape_of_picture(layout: ModelLayout) -> tuple[int, int]:
 
 
 def random_requests(layout: ModelLayout, length: int, count: int = 16, *, seed: int = 0) -> tuple[Request, ...]:
-    """Return sequences of random tokens, all of one length (for an encoder-decoder, half as many go to the decoder).
+    """Return sequences of random tokens, all of one length (for an encoder-decoder, half as many go to the decoder), or
+    random pictures.
 
-    Raises ConfigError for a length that the model cannot read, and for a model that reads pictures, whose length is
-    fixed.
+    Raises ConfigError for a length that the model cannot read; a picture's is fixed.
     """
     request = f"Requests of {length} tokens to '{layout.config.model_type}' were asked for."
-    if layout.family.reads_images:
-        raise ConfigError(request, "It reads pictures.", "Serve a text model.")
-    if not 1 <= length <= layout.max_length:
-        raise ConfigError(request, f"It reads 1 to {layout.max_length}.", "Choose such a length.")
     draws = torch.Generator().manual_seed(seed)
+    if layout.family.reads_images:
+        tokens_of_picture, values = shape_of_picture(layout)
+        if length != tokens_of_picture:
+            raise ConfigError(request, f"Its pictures have {tokens_of_picture}.", "Choose this length.")
+        shape = (1, length, values)
+        return tuple(
+            Request(length, torch.randint(256, shape, generator=draws, dtype=torch.uint8)) for _ in range(count)
+        )
+    if length < 1 or (layout.max_length and length > layout.max_length):
+        most = f"1 to {layout.max_length}" if layout.max_length else "one at least"
+        raise ConfigError(request, f"It reads {most}.", "Choose such a length.")
     decoder_length = max(1, length // 2) if layout.has_decoder else 0
 
     def tokens(number: int) -> Tensor:

@@ -20,7 +20,7 @@ from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.methods.base import Event, Notify, ignore
 from workbench.methods.galaxy_plus.costs import scaled_to
 from workbench.methods.galaxy_plus.planners import plan, plans
-from workbench.methods.galaxy_plus.prepare import local_hidden, random_requests
+from workbench.methods.galaxy_plus.prepare import local_hidden, random_requests, shape_of_picture
 from workbench.methods.galaxy_plus.prices import Programs, SequencePrice, replan, tune
 from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile
 from workbench.methods.galaxy_plus.serving.log import Samples, ServingLog
@@ -36,7 +36,7 @@ from workbench.methods.galaxy_plus.serving.records import (
 from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes, Planner, Rescheduler, Times
 from workbench.methods.galaxy_plus.serving.worker import serve_worker
 from workbench.methods.galaxy_plus.session import SessionSetup
-from workbench.models.sharding import ShardSpec, added_bytes, model_layout
+from workbench.models.sharding import ModelLayout, ShardSpec, added_bytes, model_layout
 from workbench.planners.problem import Problem
 from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import Devices, Fleet
@@ -146,6 +146,13 @@ RESTARTS = 3
 """Maximum number of restarts of a device that ends by itself."""
 
 
+def usual_length(layout: ModelLayout) -> int:
+    """Return the tokens of a request for which no length was given: a picture's, or DEFAULT_LENGTH at most."""
+    if layout.family.reads_images:
+        return shape_of_picture(layout)[0]
+    return min(DEFAULT_LENGTH, layout.max_length or DEFAULT_LENGTH)
+
+
 def serve(
     model: str,
     cluster: Cluster,
@@ -195,7 +202,7 @@ def serve(
                 "Name one of them.",
             )
     layout = model_layout(model)
-    requests = random_requests(layout, stream.length or min(DEFAULT_LENGTH, layout.max_length), seed=stream.seed)
+    requests = random_requests(layout, stream.length or usual_length(layout), seed=stream.seed)
     lengths = requests[0].lengths
     profile = host if is_real else scaled_to(host, cluster)
     log = ServingLog(watch=on_event, arrivals_s=stream.arrival_times())
