@@ -38,7 +38,7 @@ CHOOSING = {
     "confidant": "processors, schedule, partition, phones, frameworks",
     "recovery": "pac_plus, cached, fine_tuning, lora, confidant, idle, ringada, p_rge, kill, freeze, leave, slow, "
     "return",
-    "advise": "the numbers of settings, 0 to 19",
+    "advise": ", ".join(map(str, range(20))),
     "kit": "reach, files, start, epochs, faults",
 }
 """Benchmarks that can measure a part of what they have, and the words that choose it: their modules' WORDS."""
