@@ -143,13 +143,9 @@ serve --http --requests 5 -> --requests
 serve --http --host 256.0.0.1
 serve --port 9000 -> --port
 serve --http --port 99999
-chat tiny-bert hello -> tiny-bert
 chat tiny-gpt2 hello --top-p 2
 generate tiny-gpt2 hello --max-tokens 0
-generate tiny-gpt2 hello --max-tokens 100000 -> 100000
-export out.gguf --merge --model tiny-gpt2
 export out --merge --rank 4 -> --rank
-export out --merge --model tiny-bert
 serve --length x
 serve --model tiny-bert --mode simulate --length 100000
 serve --mode simulate --length 513
