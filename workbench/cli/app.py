@@ -137,8 +137,11 @@ def plan(job: Job, cluster: ClusterName = CLUSTER, as_json: Json = False) -> Non
     if as_json:
         print_json(made)
     else:
+        from workbench.models.hub import has_weights
+
         show_plan(made, described)
-        print_text("Next        workbench simulate (what it would take), workbench run (do it), with the same options")
+        run = ", workbench run (do it)" if has_weights(job.model) else ""
+        print_text(f"Next        workbench simulate (what it would take){run}, with the same options")
 
 
 @takes_job(*SIMULATED_FIELDS)

@@ -26,8 +26,12 @@ WITHOUT_OPTION = ("weight_decay", "warmup_fraction")
 
 
 def as_command(job: Job, cluster: Cluster) -> str:
-    """Return the `workbench run` that does this job on a cluster of the catalogue."""
-    words = ["workbench", "run"]
+    """Return the `workbench run` that does this job on a cluster of the catalogue, or the `workbench simulate` if the
+    model has no weights.
+    """
+    from workbench.models.hub import has_weights
+
+    words = ["workbench", "run" if has_weights(job.model) else "simulate"]
     without: list[str] = []
     # The command line's default task depends on --data.
     for name, value in (_changed(job) | ({} if job.data is None else {"task": job.task})).items():
