@@ -29,8 +29,19 @@ from workbench.models.adapter_config import Kind
 from workbench.models.loading import load_stack
 from workbench.models.side_layers import TOKEN_KINDS
 from workbench.runtime.engines import EngineCluster
+from workbench.runtime.messages import decode, encode
 
 EVEN, BACK = ((0, 2), (1, 2), (2, 1), (3, 1)), ((1, 2), (0, 1), (3, 2), (2, 1))
+
+
+def test_devices_get_the_rounds_of_a_sweep_whole(tmp_path: Path) -> None:
+    """A calibration sends them to devices that decode them."""
+    job = ring_job("tiny-bert", ring_plan(*EVEN), four_devices(), tmp_path)
+    message = replace(job, sweep=job.planned_epoch(0))
+    received = decode(encode(message), RingRankJob, "a job")
+    assert received.sweep == message.sweep
+    shapes = received.sweep[0].shape, message.sweep[0].shape
+    assert received.program(shapes[0]).schedule == message.program(shapes[1]).schedule
 
 
 def check_equals_one_process(job: RingRankJob, plainly: Callable[..., Any] = train_plainly) -> None:

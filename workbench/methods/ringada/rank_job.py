@@ -58,6 +58,7 @@ class RoundShape(StepShape):
 class Round(PlannedStep):
     """number: of the run's rounds, from 0."""
 
+    shape: RoundShape
     number: int
 
 
@@ -69,6 +70,7 @@ class RingRankJob(RankJob):
     of operations.
     cache_homes[l]: the rank whose disk has layer l's cache when this job begins; none if the caches are empty.
     cache_since: the round from which they were filled.
+    sweep: see RankJob; a device decodes them as the rounds that are declared here.
     """
 
     config: TechniqueConfig
@@ -79,6 +81,7 @@ class RingRankJob(RankJob):
     typical_length: int
     cache_homes: tuple[int, ...] = ()
     cache_since: int = 0
+    sweep: tuple[Round, ...] = ()
 
     def on_rank(self, rank: int) -> Self:
         """Return the job without other devices' tokens and labels (see RankJob)."""
