@@ -128,6 +128,7 @@ FAMILIES: dict[str, Family] = {
         final="ln_f",
         is_causal=True,
         is_pre_norm=True,
+        stores_inputs_first=True,
         score_scale=_gpt2_score_scale,
         weights={"query_key_value": "attn.c_attn", "output": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"},
         tiny={"num_attention_heads": 4, "n_inner": 64},

@@ -67,6 +67,7 @@ class Family(Part):
     norm_adds_one: whether a norm multiplies by 1 + weight.
     interleaves_heads: whether query_key_value stores each head's queries, keys and values together, not all queries
     first.
+    stores_inputs_first: whether projections store their weights as (in, out), as transformers' Conv1D does.
     activation: the setting that names the feed-forward network's activation function.
     score_scale: (configuration, head size, layer) -> factor of the attention scores.
     residual_scale, embedding_scale, head_scale: configuration -> factor of what a block adds, of the embedding, and of
@@ -91,6 +92,7 @@ class Family(Part):
     parallel: bool | str = False
     norm_adds_one: bool = False
     interleaves_heads: bool = False
+    stores_inputs_first: bool = False
     activation: str = "activation_function"
     score_scale: Callable[[Any, int, int], float] = _by_head_size
     residual_scale: Callable[[Any], float] = _is_one

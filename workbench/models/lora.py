@@ -181,20 +181,15 @@ def lora_targets(stage: BackboneStage) -> dict[str, str]:
     return {f"layers.{index}.{path}": path for index, paths in layers.items() for path in paths.values()}
 
 
-def _stores_inputs_first(stage: BackboneStage, targets: Iterable[str]) -> bool:
-    """Return whether projections store their weights as (in, out), as transformers' Conv1D does."""
-    modules = (stage.get_submodule(path) for path in targets)
-    plain = (getattr(module, "base_layer", module) for module in modules)
-    return any(not isinstance(module, (nn.Linear, QuantizedLinear)) for module in plain)
-
-
 def inject_lora(stage: BackboneStage, *, rank: int, alpha: float, dropout: float) -> None:
     """Insert LoRA into the stage's projections, with peft's initial values.  Only its matrices are trainable
     afterwards.
     """
     peft = require_peft()
     targets = lora_targets(stage)
-    transposed = _stores_inputs_first(stage, targets)
+    # A quantized projection stores its outputs first in every family.
+    is_quantized = any(isinstance(stage.get_submodule(path), QuantizedLinear) for path in targets)
+    transposed = stage.family.stores_inputs_first and not is_quantized
     config = peft.LoraConfig(
         r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=list(targets), fan_in_fan_out=transposed
     )
@@ -264,7 +259,7 @@ def save_lora(
         **settings,
         "target_modules": sorted(set(lora_targets(stage).values())),
         "modules_to_save": [shape.head] if head else None,
-        "fan_in_fan_out": _stores_inputs_first(stage, lora_targets(stage)),
+        "fan_in_fan_out": stage.family.stores_inputs_first,
         "bias": "none",
         "inference_mode": True,
     }

@@ -201,9 +201,9 @@ def weights_of(model: Any) -> WeightSource:
     head = getattr(model, "lm_head", None)
     if head is not None and head.weight is not model.get_input_embeddings().weight:
         tensors["lm_head.weight"] = head.weight.detach()
+    if any(tensor.is_meta for tensor in tensors.values()):
+        raise ConfigError("The weights of a model were asked for.", "It is on the meta device.", "Load it first.")
     bias = head_bias_of(model)
     if bias is not None:
         tensors[family_of(model.config.model_type).head_bias] = bias
-    if any(tensor.is_meta for tensor in tensors.values()):
-        raise ConfigError("The weights of a model were asked for.", "It is on the meta device.", "Load it first.")
     return WeightSource(tensors)
