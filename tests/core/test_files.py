@@ -40,13 +40,12 @@ def test_a_file_is_replaced_whole_and_is_on_the_disk_before(tmp_path: Path, monk
 def test_only_whole_file_puts_a_file_in_the_place_of_another() -> None:
     """So that nothing takes a place before it is on the disk.
 
-    Caches and fetched assets are folders that are checked when used; a device's agent is a program without other
-    modules.
+    An activation cache is a folder that is checked when used; a device's agent is a program without other modules.
     """
     package = Path(workbench.__file__).parent
     moves = re.compile(r"\bos\.(replace|rename)\(|\bshutil\.move\(|\.rename\(")
     found = {str(path.relative_to(package)) for path in package.rglob("*.py") if moves.search(path.read_text())}
-    assert found == {"core/files.py", "runtime/activation_cache.py", "assets/fetch.py", "runtime/ssh_agent.py"}
+    assert found == {"core/files.py", "runtime/activation_cache.py", "runtime/ssh_agent.py"}
 
 
 def test_links_stay_links(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from workbench.core.catalogue import data_folder
 from workbench.core.errors import MissingDataError, check_choice
-from workbench.core.files import FULL_DISK
+from workbench.core.files import FULL_DISK, place_folder
 from workbench.core.serial import from_builtins, read_toml
 
 MAX_UNPACKED_BYTES = 4 << 30
@@ -132,11 +132,7 @@ def _fetch_one(name: str, asset: Asset, path: Path) -> None:
             source.chmod(0o755)
             for part in source.rglob("*"):
                 part.chmod(0o755 if part.is_dir() else 0o644)
-            try:
-                os.rename(source, path)
-            except OSError:
-                if not path.is_dir():  # otherwise another process was faster, and its copy is the same
-                    raise
+            place_folder(source, path)
     except OSError as error:
         if error.errno in FULL_DISK:
             raise _full_disk(request, path.parent) from error

@@ -108,6 +108,18 @@ def make_folder(folder: Path | str) -> Path:
     return folder
 
 
+def place_folder(made: Path, path: Path) -> None:
+    """Give a folder of a cache its name.  If another process was faster, its folder, which is the same, stays.
+
+    Raises OSError.
+    """
+    try:
+        os.rename(made, path)
+    except OSError:
+        if not path.is_dir():
+            raise
+
+
 def sync_folder(folder: Path) -> None:
     """Wait until the names in a folder are on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)

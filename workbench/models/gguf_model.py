@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 import tempfile
 from pathlib import Path
 
 from workbench.assets.fetch import cache_folder
 from workbench.core.errors import ConfigError, MissingDataError
+from workbench.core.files import place_folder
 from workbench.models.families import family_of
 from workbench.models.partial_loading import HEAD, save_tensors
 
@@ -24,9 +24,11 @@ def converted(path: Path) -> Path:
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        made = Path(scratch) / "model"
+        made.mkdir()
         try:
-            _convert(path, Path(made))
+            _convert(path, made)
         except ConfigError:
             raise
         except Exception as error:  # libraries raise many kinds of errors for a user's file
@@ -34,9 +36,7 @@ def converted(path: Path) -> Path:
             problem = f"Transformers does not read it: {line}."
             todo = "Check the file, or give a Hugging Face folder."
             raise MissingDataError(f"The model '{path}' was asked for.", problem, todo) from error
-        if not folder.is_dir():  # another process may have made it meanwhile
-            shutil.move(made, folder)
-            Path(made).mkdir()  # its context removes it
+        place_folder(made, folder)
     return folder
 
 
