@@ -118,6 +118,17 @@ def test_what_is_wrong_or_too_much_is_refused_in_a_sentence(body: Any, status: i
     assert reply.json()["error"]["message"].endswith(".")
 
 
+def test_a_page_of_another_site_is_refused_and_the_own_one_is_not(address: str) -> None:
+    def sent_from(origin: str) -> httpx.Response:
+        return httpx.post(
+            f"{address}/v1/chat/completions", headers={"origin": origin}, json={"messages": TALK} | SEEDED
+        )
+
+    assert sent_from(address).status_code == 200
+    for origin in ("https://another.example", "null", address.replace("127.0.0.1", "localhost")):
+        assert sent_from(origin).status_code == 403 and "sent this" in sent_from(origin).json()["error"]["message"]
+
+
 class Stuck:
     """A Writer that waits until it may write."""
 

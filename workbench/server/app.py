@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import numpy as np
 from starlette.applications import Starlette
@@ -74,7 +75,7 @@ def application(offer: Offer) -> Starlette:
         async def endpoint(request: Request) -> Response:
             try:
                 if not is_open:
-                    server.require_token(request)
+                    server.require_client(request)
                 result: Response = await answer(request)
                 return result
             except Refusal as refusal:
@@ -105,10 +106,14 @@ class _Server:
     def __init__(self, offer: Offer) -> None:
         self._offer, self._since_s = offer, int(time.time())
 
-    def require_token(self, request: Request) -> None:
+    def require_client(self, request: Request) -> None:
+        """Refuse who does not know the token; without one, what a page of another site sends from a browser here."""
+        token, origin = self._offer.token, request.headers.get("origin", "")
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self._offer.token and not hmac.compare_digest(given.encode(), self._offer.token.encode()):
+        if token and not hmac.compare_digest(given.encode(), token.encode()):
             raise Refusal(401, "A token is needed: the header 'Authorization: Bearer TOKEN'.")
+        if not token and origin and urlsplit(origin).netloc != request.headers.get("host"):
+            raise Refusal(403, f"A page of '{origin[:200]}' sent this. Programs and this server's own page may.")
 
     async def _body(self, request: Request) -> bytes:
         most, body = self._offer.body_bytes, b""
