@@ -8,8 +8,9 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -160,12 +161,13 @@ def _put_back(theta: Tensor) -> Iterator[Tensor]:
 @contextmanager
 def _native_messages_dropped() -> Iterator[None]:
     """Keep messages of the runtime's C++ code about the processor out of the notebook at start-up; its errors come as
-    exceptions.
+    exceptions.  Some go to the process's stream, some to Python's, which in a notebook is another one.
     """
     kept, nowhere = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, STDERR)
-        yield
+        with redirect_stderr(StringIO()):
+            yield
     finally:
         os.dup2(kept, STDERR)
         os.close(kept)

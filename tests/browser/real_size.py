@@ -60,7 +60,8 @@ def run(lab: str, pictures: Path) -> Measured:
                 load = fmean(found)
                 notebook.shoot_all()
                 (pictures / source.name).write_text(json.dumps({"cells": notebook.cells()}))
-            sys.stdout.write(f"Lab {lab}: {taken_s:.0f} s, {notebook.faults() or 'no faults'}\n")
+            faults = [*notebook.faults(), *_messages(notebook)]
+            sys.stdout.write(f"Lab {lab}: {taken_s:.0f} s, {faults or 'no faults'}\n")
             sys.stdout.flush()
             notebook.close()
     return Measured(
@@ -70,6 +71,16 @@ def run(lab: str, pictures: Path) -> Measured:
         date=time.strftime("%Y-%m-%d"),
         commit=commit.stdout.strip(),
     )
+
+
+def _messages(notebook: Notebook) -> list[str]:
+    """Return what libraries wrote beside the outputs, which a page shows in red."""
+    return [
+        f"cell {number} wrote: {''.join(output['text'])[:200]}"
+        for number, cell in enumerate(notebook.cells())
+        for output in cell.get("outputs", ())
+        if output.get("name") == "stderr"
+    ]
 
 
 def main(pictures: Path, labs: list[str]) -> None:
