@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import plotly.graph_objects as go
 import pytest
 from made_up_report import cluster, report, timeline
 
@@ -28,6 +29,13 @@ from workbench.plots.style import BREAK
 
 def named(figure, name):
     return [trace for trace in figure.data if trace.name == name]
+
+
+def test_a_subtitle_of_several_lines_keeps_them() -> None:
+    lines = ["yours: " + "short " * 15, "another"]
+    figure = style.finish(go.Figure(), title="Three", label="", subtitle="<br>".join(lines))
+    first, second, third = figure.layout.title.subtitle.text.split(BREAK)
+    assert f"{first} {second}" == lines[0].strip() and third == "another"
 
 
 def test_memory_has_a_panel_per_device_against_its_budget() -> None:

@@ -231,6 +231,11 @@ def _not_numbers(figure: go.Figure) -> dict[str, int]:
     return lost
 
 
+def _in_lines(text: str, characters: int) -> str:
+    """Return a text whose lines are at most so long, and that keeps its own lines."""
+    return BREAK.join(part for line in text.split("<br>") for part in wrap(line, characters))
+
+
 def finish(
     figure: go.Figure, *, title: str, label: str, subtitle: str = "", note: str = "", height: int = 420, **layout: Any
 ) -> go.Figure:
@@ -246,9 +251,9 @@ def finish(
     legend_pixels = (82 if one_line else 100) if has_legend else 0
     lost = ", ".join(f"{count} of '{name}'" for name, count in _not_numbers(figure).items())
     notes = [note, f"{INVALID_MARK} Not drawn, because they are no numbers: {lost}" if lost else ""]
-    lines = [f"<b>{BREAK.join(wrap(one, NOTE_CHARACTERS))}</b>" for one in notes if one]
+    lines = [f"<b>{_in_lines(one, NOTE_CHARACTERS)}</b>" for one in notes if one]
     if subtitle:
-        lines.append(BREAK.join(wrap(subtitle, SUBTITLE_CHARACTERS)))
+        lines.append(_in_lines(subtitle, SUBTITLE_CHARACTERS))
     parts = [title] if len(title) <= TITLE_CHARACTERS else title.replace(": ", ":\n", 1).splitlines()
     head = f"<b>{BREAK.join(line for part in parts for line in wrap(part, TITLE_CHARACTERS))}</b>"
     if label:
