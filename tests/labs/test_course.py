@@ -141,6 +141,7 @@ def test_the_source_with_its_solutions_runs_as_a_whole(
     lab: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORKBENCH_TINY", "1")
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)  # IPython warns of one that is not this Python's
     shown = outputs.run(lab, tmp_path)
     assert shown == outputs.kept().get(lab, {}), f"If the change is meant: python -m tests.labs.outputs {lab}"
     work = HandIn.read(tmp_path / f"{lab}-anna.json")
