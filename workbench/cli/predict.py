@@ -132,12 +132,13 @@ def _prompted(
     """Return the score of a model as it is, or of a file of trained values, on a task's prompts."""
     from workbench.methods.common.result import Evaluation, model_encoder
     from workbench.methods.p_rge.zeroth_order import TrainableConfig, find_trained, load_causal_model, load_trained
+    from workbench.models.loading import require_generating
     from workbench.tasks import load_task
     from workbench.tasks.prompts import evaluate as score
 
     name, trained = model, find_trained(model)
     if trained is None:
-        _require_generating(model)
+        require_generating(model, f"A zero-shot score of '{model}' was asked for.")
     else:
         loaded, description = load_trained(trained)
         name = description.model
@@ -152,17 +153,3 @@ def _prompted(
     encoder = model_encoder(found.template, name, max_length)
     made = score(loaded.logits_at, chosen, encoder, calibration=calibration, unlabelled=unlabelled)
     return Evaluation({made.metric: made.value}, len(chosen), f"the {split} split of {task}")
-
-
-def _require_generating(model: str) -> None:
-    from workbench.models.families import generating_families
-    from workbench.models.loading import model_facts, require_known
-
-    require_known(model)
-    facts = model_facts(model)
-    if not facts.is_causal and facts.num_encoder_layers is None:
-        raise ConfigError(
-            f"A zero-shot score of '{model}' was asked for.",
-            "It predicts no words: its head has yet to be trained.",
-            f"Give a run's folder, or choose a model that generates ({generating_families()}).",
-        )

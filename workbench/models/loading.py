@@ -19,7 +19,7 @@ from torch import nn
 from workbench.assets.fetch import asset_path
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.core.once import once
-from workbench.models.families import FAMILIES, family_of, require_carried
+from workbench.models.families import FAMILIES, family_of, generating_families, require_carried
 from workbench.models.hub import (
     SHAPE,
     has_weights,
@@ -213,6 +213,19 @@ def model_facts(name: str) -> ModelFacts:
     config = model_config(name)
     with torch.device("meta"), parameters_on_meta():
         return facts_of(name, model_from_config(config, name))
+
+
+def require_generating(name: str, request: str) -> None:
+    """Raise ConfigError for a model that predicts no words, before its weights are read.  request: the request in a
+    sentence.
+    """
+    require_known(name)
+    if not family_of(model_config(name).model_type).generates:
+        raise ConfigError(
+            request,
+            "It predicts no words: it reads whole texts or pictures.",
+            f"Give a run's folder, or choose a model that generates ({generating_families()}).",
+        )
 
 
 def model_config(name: str) -> Any:

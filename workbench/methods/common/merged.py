@@ -9,10 +9,9 @@ from workbench.core.errors import ConfigError
 from workbench.core.serial import shown
 from workbench.methods.common.result import load_result
 from workbench.methods.common.result_file import find_result
-from workbench.methods.common.text_model import require_writing
 from workbench.models.generation import GenerationRules
 from workbench.models.gguf_file import GgufType, require_gguf, write_gguf
-from workbench.models.loading import load_tokenizer, model_config, model_facts, require_known
+from workbench.models.loading import load_tokenizer, model_config, model_facts, require_generating
 from workbench.models.lora import PEFT_CONFIG
 from workbench.models.merging import merged_lora, save_whole, whole_model
 from workbench.models.saving import WHOLE_MODEL, PeftTask
@@ -38,9 +37,8 @@ def export_merged(place: str, out: Path, dtype: GgufType) -> Merged:
     """
     folder, note = find_result(place), ""
     if folder is None:
-        require_known(place)
         name, model = place, None
-        require_writing(name)
+        require_generating(name, f"The whole model of '{name}' was asked for.")
     else:
         about = load_result(folder).about
         name = about.job.model
@@ -51,7 +49,7 @@ def export_merged(place: str, out: Path, dtype: GgufType) -> Merged:
     tokenizer = load_tokenizer(name)
     assert isinstance(tokenizer, TextTokenizer), "LoRA and texts are of words"
     if out.suffix == GGUF:
-        require_writing(name)
+        require_generating(name, f"'{name}' as a GGUF file was asked for.")
         require_gguf(name, model_config(name), tokenizer)
     if folder is None:
         task: PeftTask = "CAUSAL_LM" if model_facts(name).num_encoder_layers is None else "SEQ_2_SEQ_LM"

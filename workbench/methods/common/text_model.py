@@ -6,12 +6,11 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
-from workbench.core.errors import ConfigError
 from workbench.core.serial import shown
 from workbench.methods.common.result import load_result
 from workbench.methods.common.result_file import find_result
 from workbench.models.chat_template import Message
-from workbench.models.loading import load_model, load_tokenizer, model_facts, require_known
+from workbench.models.loading import load_model, load_tokenizer, require_generating
 from workbench.models.text import (
     LocalWriter,
     Piece,
@@ -57,22 +56,10 @@ def load_text_model(place: str) -> TextModel:
     if find_result(place) is not None:
         result = load_result(place)
         return _written_by(result.about.job.model, result.writer())
-    require_writing(place)
+    require_generating(place, f"A text of '{shown(place, 200)}' was asked for.")
     end_id: Any = load_tokenizer(place).end_id  # type: ignore[union-attr]  # a model of words
     return _written_by(place, LocalWriter(place, cached_logits(load_model(place)), {end_id}.difference((None,))))
 
 
 def _written_by(name: str, writer: LocalWriter) -> TextModel:
     return TextModel(name, writer, writer.ends)
-
-
-def require_writing(name: str) -> None:
-    """Raise ConfigError for a model that predicts no words, before its weights are read."""
-    require_known(name)
-    facts = model_facts(name)
-    if not facts.is_causal and facts.num_encoder_layers is None:
-        raise ConfigError(
-            f"A text of '{shown(name, 200)}' was asked for.",
-            "It predicts no words: it reads whole texts or pictures.",
-            "Choose a model that generates (GPT-2, OPT, Llama, T5, BART), or a run that trained one.",
-        )

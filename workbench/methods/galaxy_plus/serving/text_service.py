@@ -13,7 +13,7 @@ import torch
 
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import FaultSchedule
-from workbench.core.errors import ConfigError, RuntimeSetupError
+from workbench.core.errors import RuntimeSetupError
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.job import Fidelity
 from workbench.core.timeline import Timeline
@@ -32,6 +32,7 @@ from workbench.methods.galaxy_plus.serving.serve import fleet_for, planner_of, r
 from workbench.methods.galaxy_plus.serving.text_policy import MOST_TEXTS, DeviceWriter, Text, TextPolicy
 from workbench.methods.galaxy_plus.serving.worker import serve_worker
 from workbench.methods.galaxy_plus.session import SessionSetup
+from workbench.models.loading import require_generating
 from workbench.models.sharding import ModelLayout, model_layout
 from workbench.planners.problem import Problem
 from workbench.runtime.engines import default_pool
@@ -76,10 +77,8 @@ def text_service(
     the model.  first_plan: of all devices, instead of that planner's.
     Raises ConfigError for a model that cannot be divided, PlanError if it fits on no devices, RuntimeSetupError.
     """
+    require_generating(model, f"Texts of '{model}' were asked for.")
     layout = model_layout(model)
-    if not (layout.family.is_causal or layout.has_decoder):
-        request = f"Texts of '{model}' were asked for."
-        raise ConfigError(request, "It predicts no words.", "Choose GPT-2, OPT, Llama or T5.")
     longest = min(PLANNED_TOKENS, layout.max_length or PLANNED_TOKENS)
     question = HostQuestion(model=model, longest=longest, what="last")
     settings = ReschedulingSettings(reaction="none", request_timeout_s=60.0)
