@@ -14,19 +14,12 @@ from workbench.core.device_faults import Fault, FaultSchedule, random_faults
 from workbench.core.inference import InferencePlan
 from workbench.core.schedule import Op
 from workbench.methods.galaxy_plus.serving.log import Busy, Samples, ServingLog
+from workbench.methods.galaxy_plus.serving.messages import Loaded, Served, ServiceBegun, ServiceJob, UnderWay
 from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings
 from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler, compare, means
 from workbench.methods.galaxy_plus.serving.simulation import bytes_to_read
-from workbench.methods.galaxy_plus.serving.worker import (
-    Loaded,
-    ReportingPacer,
-    Served,
-    ServiceBegun,
-    ServiceJob,
-    ServingWorker,
-    UnderWay,
-)
+from workbench.methods.galaxy_plus.serving.worker import ReportingPacer, ServingWorker
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.sharding import model_layout, shard_spec
 from workbench.runtime.commands import StepDone

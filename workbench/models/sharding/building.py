@@ -25,7 +25,8 @@ from workbench.models.partial_loading import (
     require_finite,
     stored_under,
 )
-from workbench.models.sharding.block import Block, layer_blocks, norm_layout
+from workbench.models.sharding.block import Block
+from workbench.models.sharding.layer_blocks import layer_blocks, norm_layout
 from workbench.models.sharding.layout import ITEM_BYTES, ModelLayout, StackLayout
 from workbench.models.stack import LayerStack
 

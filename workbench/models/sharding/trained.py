@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.models.layer_inputs import Contexts
-from workbench.models.sharding.block import Block, Connection, Cut, Norm, NormLayout, layer_blocks, original, rotary_of
+from workbench.models.sharding.block import Block, Connection, Cut, Norm, NormLayout, rotary_of
+from workbench.models.sharding.layer_blocks import layer_blocks, original
 from workbench.models.techniques import TechniqueStage
 
 MOST_GROUPS = 48

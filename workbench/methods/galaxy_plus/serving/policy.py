@@ -26,10 +26,7 @@ from workbench.methods.common.records import device_event, from_beginning
 from workbench.methods.galaxy_plus.planning import as_plan
 from workbench.methods.galaxy_plus.prepare import Request, is_right
 from workbench.methods.galaxy_plus.serving.log import Busy, Samples, ServingLog
-from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServedRequest
-from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler, means
-from workbench.methods.galaxy_plus.serving.worker import (
-    SERVING,
+from workbench.methods.galaxy_plus.serving.messages import (
     BlockReport,
     Failed,
     Loaded,
@@ -38,6 +35,9 @@ from workbench.methods.galaxy_plus.serving.worker import (
     ServiceJob,
     UnderWay,
 )
+from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServedRequest
+from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler, means
+from workbench.methods.galaxy_plus.serving.worker import SERVING
 from workbench.methods.training.step_policy import OncePolicy
 from workbench.models.sharding import ShardSpec, shard_spec
 from workbench.runtime.commands import Generation, Parts, Probe, Probed, StepDone

@@ -19,11 +19,18 @@ from workbench.core.device_faults import Fault, FaultSchedule, never_begun
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.methods.galaxy_plus.prepare import Request
 from workbench.methods.galaxy_plus.serving.log import Samples, ServingLog
+from workbench.methods.galaxy_plus.serving.messages import (
+    BlockReport,
+    Loaded,
+    Served,
+    ServiceBegun,
+    ServiceJob,
+    UnderWay,
+)
 from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes, Planner, Rescheduler, Times
 from workbench.methods.galaxy_plus.serving.serve import fleet_for, run_service
-from workbench.methods.galaxy_plus.serving.worker import BlockReport, Loaded, Served, ServiceBegun, ServiceJob, UnderWay
 from workbench.runtime.commands import End, StepDone
 from workbench.runtime.virtual_devices import VirtualDevices, VirtualWork, VirtualWorld
 

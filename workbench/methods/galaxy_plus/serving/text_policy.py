@@ -16,9 +16,9 @@ from workbench.core.inference import InferencePlan
 from workbench.core.plan import Plan
 from workbench.core.schedule import Ranks
 from workbench.methods.galaxy_plus.planning import as_plan
+from workbench.methods.galaxy_plus.serving.messages import Served
 from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
 from workbench.methods.galaxy_plus.serving.texts import TextOrder, TextToken
-from workbench.methods.galaxy_plus.serving.worker import Served
 from workbench.models.generation import GenerationRules, Sampling
 from workbench.models.sharding import ModelLayout
 from workbench.models.text import require_room
