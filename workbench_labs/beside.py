@@ -15,7 +15,8 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.job import Fidelity, Job
 from workbench.core.report import Report, busy_note
 from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.loading import load_stack, load_tokenizer, model_facts
+from workbench.models.configuration import model_facts
+from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.quantization import dense_weight, is_linear
 from workbench.models.stack import LayerStack
 from workbench.tasks import load_task

@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from workbench.methods.ringada.options import Unfreezing
 from workbench.methods.ringada.prepare import Policy
 from workbench.methods.ringada.published import FEDERATED, RING, layer_times, load_constants
-from workbench.models.loading import model_facts
+from workbench.models.configuration import model_facts
 from workbench.plots import lines
 from workbench.trainings.rings import Curve, Training, train_in_turn
 from workbench.widgets.controls import BIG_FIRST, Explorer, Html

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from generate.words import table
+from workbench.models.configuration import model_facts
 from workbench.models.families import FAMILIES
 from workbench.models.hub import SHAPE, known_shapes
-from workbench.models.loading import model_facts
 
 
 def shapes() -> str:

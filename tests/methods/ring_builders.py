@@ -23,7 +23,8 @@ from workbench.methods.ringada.prepare import Policy
 from workbench.methods.ringada.rank_job import RingRankJob, Round, RoundShape
 from workbench.methods.ringada.schedule import Iteration
 from workbench.models.adapter_config import Kind
-from workbench.models.loading import load_stack, load_tokenizer, model_facts
+from workbench.models.configuration import model_facts
+from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.optimization import learning_rate_at
 from workbench.models.parallel_adapter import ParallelAdapterStage, task_loss
 from workbench.models.techniques import TechniqueConfig, TechniqueStage

@@ -43,7 +43,8 @@ from workbench.methods.pac_plus.rank_job import PacPlusRankJob, Programs
 from workbench.methods.training.handlers import StepHandlers, share_of
 from workbench.methods.training.phases import make_optimizer
 from workbench.models.adapter_config import Kind
-from workbench.models.loading import load_stack, model_facts
+from workbench.models.configuration import model_facts
+from workbench.models.loading import load_stack
 from workbench.models.optimization import learning_rate_at, set_learning_rate
 from workbench.models.optimization import make_optimizer as plain_optimizer
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss

@@ -14,7 +14,8 @@ from tests.methods.conftest import four_devices, needs_jax
 from workbench.core import Job, Plan, Stage
 from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.methods.training.interrupted import begin, take_up
-from workbench.models.loading import load_stack, model_facts
+from workbench.models.configuration import model_facts
+from workbench.models.loading import load_stack
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import task_loss
 from workbench.models.stack import LayerStack

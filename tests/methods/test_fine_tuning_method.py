@@ -22,7 +22,8 @@ from workbench.methods.fine_tuning.handlers import Programs, SharedParameter, sh
 from workbench.methods.fine_tuning.measure import measure_layers
 from workbench.methods.ringada.measure import measure_layers as measure_ring_layers
 from workbench.methods.training.handlers import planned_epoch
-from workbench.models.loading import load_stack, model_facts
+from workbench.models.configuration import model_facts
+from workbench.models.loading import load_stack
 from workbench.models.saving import load_trained
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage

@@ -15,7 +15,8 @@ from workbench.core.profile import LayerProfile
 from workbench.methods import load_method
 from workbench.methods.base import ignore
 from workbench.methods.common.scaling import describe_facts, number_format
-from workbench.models.loading import load_stack, model_facts
+from workbench.models.configuration import model_facts
+from workbench.models.loading import load_stack
 from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.quantization.stored import held_bytes, store
 from workbench.profiler.analytic import layer_costs

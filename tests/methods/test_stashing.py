@@ -34,7 +34,8 @@ from workbench.methods.fine_tuning.phases import (
 from workbench.methods.training.handlers import share_of
 from workbench.methods.training.interrupted import begin, take_up
 from workbench.methods.training.phases import make_optimizer
-from workbench.models.loading import load_stack, model_facts
+from workbench.models.configuration import model_facts
+from workbench.models.loading import load_stack
 from workbench.models.optimization import learning_rate_at, set_learning_rate
 from workbench.models.optimization import make_optimizer as plain_optimizer
 from workbench.models.parallel_adapter import task_loss

@@ -10,7 +10,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 
 from workbench.core.errors import ConfigError
 from workbench.models.adapter_model import ParallelAdapterModel, adapter_config, get_parallel_adapter_model
-from workbench.models.loading import load_stack, model_config
+from workbench.models.configuration import model_config
+from workbench.models.loading import load_stack
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.quantization import QuantizationConfig

@@ -6,7 +6,8 @@ import torch
 
 from workbench.core.errors import ConfigError
 from workbench.models import loading
-from workbench.models.loading import load_language_model_head, load_stack, load_stage, model_facts
+from workbench.models.configuration import model_config, model_facts
+from workbench.models.loading import load_language_model_head, load_stack, load_stage
 
 from .helpers import TARGET_LENGTH, batch_for, check_embeddings
 from .test_stack import reference
@@ -81,7 +82,7 @@ def saved(folder, name, maker="AutoModel", **changes):
     """Save a random model of a changed configuration and return the Hugging Face model."""
     import transformers
 
-    config = loading.model_config(name)
+    config = model_config(name)
     for key, value in changes.items():
         setattr(config, key, value)
     config = type(config).from_dict(config.to_dict())

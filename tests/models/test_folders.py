@@ -18,8 +18,9 @@ from torch import Tensor
 from tests.models.sharding.builders import Case, hybrid, model_of, run_plan
 from workbench.core.errors import WorkbenchError
 from workbench.methods.p_rge.zeroth_order import TrainableConfig, load_causal_model
+from workbench.models.configuration import model_config, model_facts
 from workbench.models.families import FAMILIES
-from workbench.models.loading import load_stack, load_stage, load_tokenizer, model_config, model_facts
+from workbench.models.loading import load_stack, load_stage, load_tokenizer
 from workbench.models.sharding import ModelShard, model_layout, open_weights, shard_spec
 from workbench.models.tokenizer import tiny_tokenizer
 

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from workbench.core.errors import ConfigError
 from workbench.methods.galaxy_plus.prepare import Request, local_texts
+from workbench.models.configuration import model_config
 from workbench.models.generation import GenerationRules
-from workbench.models.loading import model_config
 
 COUNT = 10
 

@@ -14,8 +14,9 @@ from workbench.core.errors import ConfigError, MissingDataError
 from workbench.core.job import Job
 from workbench.experiment import run
 from workbench.methods.common.scaling import describe_facts
+from workbench.models.configuration import model_config, model_facts, model_from_config
 from workbench.models.families import FAMILIES
-from workbench.models.loading import load_model, load_stack, load_stage, load_tokenizer, model_config, model_facts
+from workbench.models.loading import load_model, load_stack, load_stage, load_tokenizer
 from workbench.models.partial_loading import MISSING_WEIGHTS, header_bytes, made_up_weights, parameters_on_meta
 from workbench.profiler.descriptions import MODELS
 
@@ -49,11 +50,10 @@ def test_tiny_models_are_seeded_and_leave_the_random_state_alone():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_saved_folder_loads_as_itself(family, tmp_path):
-    from workbench.models import loading
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = loading._from_config(loading.model_config(f"tiny-{family}-2"))
+        model = model_from_config(model_config(f"tiny-{family}-2"))
     model.save_pretrained(tmp_path)
     tokenizer = save_tokenizer(family, tmp_path)
     stack, tiny = load_stack(str(tmp_path)), load_stack(f"tiny-{family}-2")
@@ -90,7 +90,7 @@ def test_a_stage_is_loaded_without_the_other_layers(family, tmp_path, monkeypatc
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        loading._from_config(loading.model_config(f"tiny-{family}")).save_pretrained(tmp_path)
+        model_from_config(model_config(f"tiny-{family}")).save_pretrained(tmp_path)
     save_tokenizer(family, tmp_path)
     monkeypatch.setattr(loading, "load_stack", lambda *args: pytest.fail("the whole model was loaded"))
     stack = load_stack(f"tiny-{family}")

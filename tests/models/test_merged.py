@@ -19,9 +19,10 @@ from workbench.core.job import Job
 from workbench.methods.common.merged import export_merged
 from workbench.methods.common.result import load_result
 from workbench.methods.common.text_model import load_text_model
+from workbench.models.configuration import model_config
 from workbench.models.generation import Sampling
 from workbench.models.hub import locate
-from workbench.models.loading import load_stack, load_stage, model_config
+from workbench.models.loading import load_stack, load_stage
 from workbench.models.lora import PEFT_WEIGHTS
 from workbench.models.merging import merged_lora
 

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as functional
 
 from workbench.core.errors import ConfigError
+from workbench.models.configuration import model_config, model_from_config
 from workbench.models.families import FAMILIES
 from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.stack import LayerStack
@@ -14,11 +15,10 @@ SPLITS = ([6], [3, 3], [2, 2, 1, 1], [1, 5], [1] * 6)
 
 def reference(name):
     """Return the Hugging Face model itself, with the same random weights as load_stack."""
-    from workbench.models import loading
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return loading._from_config(loading.model_config(name)).eval()
+        return model_from_config(model_config(name)).eval()
 
 
 def padded_batch():
@@ -117,13 +117,12 @@ def test_a_stage_that_is_not_there(start, stop):
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "gpt2", "opt", "bart"])
 def test_padding_may_go_beyond_the_last_position(family):
-    from workbench.models import loading
 
-    config = loading.model_config(f"tiny-{family}-2")
+    config = model_config(f"tiny-{family}-2")
     config.max_position_embeddings = 10
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        stack = LayerStack(loading._from_config(config).eval())
+        stack = LayerStack(model_from_config(config).eval())
     ids, mask = padded_batch()
     targets = torch.randint(4, 1000, (3, 3), generator=torch.Generator().manual_seed(2)) if family == "bart" else None
     mask[0, 10:] = 0

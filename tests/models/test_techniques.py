@@ -17,9 +17,10 @@ from torch import nn
 from transformers import AutoModelForTokenClassification
 
 from workbench.core.errors import WorkbenchError
+from workbench.models.configuration import model_config
 from workbench.models.evaluation import answer_scores
 from workbench.models.families import FAMILIES
-from workbench.models.loading import load_model, load_stack, model_config
+from workbench.models.loading import load_model, load_stack
 from workbench.models.lora import require_peft
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.saving import TrainedDescription, load_trained, save_tokenizer, save_trained, set_trained

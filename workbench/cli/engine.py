@@ -79,7 +79,7 @@ def export(
         noise=noise,  # type: ignore[arg-type]
     )
     from workbench.methods.p_rge.zeroth_order import TrainableConfig, load_causal_model
-    from workbench.models.loading import model_facts, require_known
+    from workbench.models.configuration import model_facts, require_known
 
     require_known(model)
     if max_length > (longest := model_facts(model).max_length):

@@ -132,7 +132,7 @@ def _prompted(
     """Return the score of a model as it is, or of a file of trained values, on a task's prompts."""
     from workbench.methods.common.result import Evaluation, model_encoder
     from workbench.methods.p_rge.zeroth_order import TrainableConfig, find_trained, load_causal_model, load_trained
-    from workbench.models.loading import require_generating
+    from workbench.models.configuration import require_generating
     from workbench.tasks import load_task
     from workbench.tasks.prompts import evaluate as score
 

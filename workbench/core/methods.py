@@ -54,8 +54,8 @@ class FormField:
     values: the option's values by the words that are shown; by default those of the option's type.  Without values the
     control is a number.
     is_typed: whether the values are only examples, and others can be typed.
-    at_most, divides: a size of the model (see models.loading.ModelFacts), which the number must not exceed, or of which
-    it must be a divisor.
+    at_most, divides: a size of the model (see models.configuration.ModelFacts), which the number must not exceed, or of
+    which it must be a divisor.
     """
 
     label: str

@@ -9,9 +9,9 @@ from msgspec import Meta
 from torch import Tensor
 
 from workbench.core.errors import ConfigError, require_numbers
+from workbench.models.configuration import is_tiny, local_folder, model_config
 from workbench.models.hub import loaded, locate
 from workbench.models.initialization import seeded_generator
-from workbench.models.loading import is_tiny, local_folder, model_config
 
 _OTHER = {
     "encoder_repetition_penalty": (None, 1.0),

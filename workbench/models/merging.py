@@ -18,7 +18,8 @@ from workbench.core.errors import ConfigError
 from workbench.core.files import make_folder
 from workbench.core.serial import write_text
 from workbench.models.chat_template import ALPACA, TEMPLATE_FILE
-from workbench.models.loading import is_tiny, load_model, model_config
+from workbench.models.configuration import is_tiny, model_config
+from workbench.models.loading import load_model
 from workbench.models.lora import PEFT_CONFIG, PEFT_WEIGHTS, PeftTask
 from workbench.models.partial_loading import parameters_on_meta
 from workbench.models.saving import published, published_model, require_floats, save_tokenizer

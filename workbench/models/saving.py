@@ -27,17 +27,10 @@ from workbench.core.files import make_folder, whole_file
 from workbench.core.names import FloatType
 from workbench.core.serial import from_json, shown, to_json, user_path, write_text
 from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.models.configuration import is_tiny, local_folder, model_config, stored_weights
 from workbench.models.families import family_of
 from workbench.models.hub import EMBEDDED_MODELS, locate
-from workbench.models.loading import (
-    TOKENIZER_FILES,
-    is_tiny,
-    load_stack,
-    load_tokenizer,
-    local_folder,
-    model_config,
-    stored_weights,
-)
+from workbench.models.loading import TOKENIZER_FILES, load_stack, load_tokenizer
 from workbench.models.lora import PEFT_CONFIG, PEFT_WEIGHTS, PeftTask, Published, peft_names, save_lora
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.partial_loading import parameters_on_meta, save_tensors

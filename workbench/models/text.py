@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from workbench.core.errors import ConfigError
+from workbench.models.configuration import model_facts
 from workbench.models.generation import GenerationRules, Sampling
-from workbench.models.loading import family_of, model_facts
+from workbench.models.loading import family_of
 from workbench.models.matmul import head_of
 
 Finish = Literal["", "stop", "length"]

@@ -23,7 +23,7 @@ from workbench.core.report import Report
 from workbench.core.summary import energy_j
 from workbench.methods.base import Event, ignore
 from workbench.methods.training.estimates import estimated_steps
-from workbench.models.loading import require_known
+from workbench.models.configuration import require_known
 
 Goal = Literal["time", "energy", "memory"]
 COMPUTED = "computed"

@@ -14,7 +14,7 @@ from workbench.experiment import profile
 from workbench.methods import load_method
 from workbench.methods.base import Event, Notify, ignore
 from workbench.methods.devices import over_ssh
-from workbench.models.loading import model_facts
+from workbench.models.configuration import model_facts
 from workbench.profiler.host import SIZES, HostProfile, LinkSample, ProcessorRate, fit_link, measure_host
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.measuring import measure_rank_host, measure_rank_links

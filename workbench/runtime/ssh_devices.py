@@ -21,8 +21,8 @@ from typing import Any, Literal
 from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import ConfigError, DeviceLostError, RuntimeSetupError, WorkbenchError, WriteError
 from workbench.core.serial import shown
+from workbench.models.configuration import is_tiny, local_folder
 from workbench.models.hub import brought_folder
-from workbench.models.loading import is_tiny, local_folder
 from workbench.models.partial_loading import HEADER, TENSORS, header_bytes
 from workbench.runtime.context import RankContext
 from workbench.runtime.engine_service import Engines

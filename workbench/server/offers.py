@@ -17,7 +17,8 @@ from workbench.methods.common.merged import export_merged
 from workbench.methods.common.result_file import find_result
 from workbench.methods.common.text_model import TextModel, load_text_model
 from workbench.methods.galaxy_plus.options import System
-from workbench.models.loading import load_stack, load_tokenizer, model_facts, require_known
+from workbench.models.configuration import model_facts, require_known
+from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.tokenizer import TextTokenizer
 from workbench.server.app import Offer, Panel
 from workbench.server.desk import Desk, Limits, Metrics

@@ -18,8 +18,8 @@ from workbench.core.job import Job
 from workbench.core.methods import SETTINGS_FIELD, FormField, declaration_of, registered
 from workbench.core.ranges import Count, range_of, require_range
 from workbench.methods.base import as_published, published_settings, read_options, require_width
+from workbench.models.configuration import ModelFacts, is_tiny, local_folder, model_facts, require_known
 from workbench.models.families import FAMILIES
-from workbench.models.loading import ModelFacts, is_tiny, local_folder, model_facts, require_known
 from workbench.tasks import TASKS
 from workbench.widgets.controls import Html
 from workbench.widgets.fields import Field, Form, choice, number, require_valid, text

@@ -22,7 +22,7 @@ from workbench.methods.galaxy_plus.prepare import Request
 from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.methods.galaxy_plus.schedules import InferenceLayout
 from workbench.methods.galaxy_plus.session import Holding, InferenceHandlers, InferenceSession, SessionSetup
-from workbench.models.loading import import_family
+from workbench.models.configuration import import_family
 from workbench.runtime.context import RankContext
 from workbench.runtime.process_group import group
 from workbench.runtime.transport import empty

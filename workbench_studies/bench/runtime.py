@@ -34,7 +34,8 @@ from workbench.methods.pac_plus.measure import measure_layers
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob, Programs
 from workbench.methods.training.handlers import PlannedStep, cut_mini_batch, share_of
 from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.loading import import_family, load_stack
+from workbench.models.configuration import import_family
+from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.runtime.context import RankContext
 from workbench.runtime.engines import EngineCluster

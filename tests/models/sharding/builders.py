@@ -13,8 +13,8 @@ from tests.methods.one_process import run_schedule
 from workbench.core.inference import InferencePlan
 from workbench.methods.galaxy_plus.schedules import InferenceLayout, decode_schedule, inference_schedule
 from workbench.methods.galaxy_plus.session import InferenceHandlers
+from workbench.models.configuration import model_config
 from workbench.models.families import FAMILIES
-from workbench.models.loading import model_config
 from workbench.models.sharding import ModelLayout, ModelShard, model_layout, shard_spec, weights_of
 
 CUT_FAMILIES = tuple(FAMILIES)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from workbench.core.errors import ConfigError
-from workbench.models.loading import model_config, model_from_config
+from workbench.models.configuration import model_config, model_from_config
 from workbench.models.sharding import model_layout, weights_of
 
 from .builders import hybrid, run_plan, shards_of, tiny_case

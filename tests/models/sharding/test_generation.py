@@ -6,7 +6,7 @@ import torch
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan
 from workbench.models import families
-from workbench.models.loading import model_config
+from workbench.models.configuration import model_config
 
 from .builders import assert_equal_to, case_of, generate, hybrid, run_plan, run_step, shards_of, tiny_case
 

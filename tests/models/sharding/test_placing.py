@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from workbench.core.inference import InferencePlan
 from workbench.models import partial_loading
-from workbench.models.loading import load_tokenizer, local_folder, stored_weights
+from workbench.models.configuration import local_folder, stored_weights
+from workbench.models.loading import load_tokenizer
 from workbench.models.sharding import (
     ModelShard,
     WeightSource,

@@ -7,7 +7,8 @@ import torch
 
 from tests.tasks.prompts.characters import CHOICES, FILM, FILMS, QUESTIONS, Characters, codes, encode_prompts
 from workbench.core.errors import ConfigError, MissingDataError
-from workbench.models.loading import load_tokenizer, model_facts
+from workbench.models.configuration import model_facts
+from workbench.models.loading import load_tokenizer
 from workbench.tasks.prompts import PROMPTS, PromptSample, collate_prompts, step_indices, training_batch
 from workbench.tasks.tokenize import by_length
 

@@ -9,9 +9,10 @@ from workbench.core.errors import ConfigError
 from workbench.core.serial import shown
 from workbench.methods.common.result import load_result
 from workbench.methods.common.result_file import find_result
+from workbench.models.configuration import model_config, model_facts, require_generating
 from workbench.models.generation import GenerationRules
 from workbench.models.gguf_file import GgufType, require_gguf, write_gguf
-from workbench.models.loading import load_tokenizer, model_config, model_facts, require_generating
+from workbench.models.loading import load_tokenizer
 from workbench.models.lora import PEFT_CONFIG
 from workbench.models.merging import merged_lora, save_whole, whole_model
 from workbench.models.saving import WHOLE_MODEL, PeftTask

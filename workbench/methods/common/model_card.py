@@ -14,7 +14,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.ranges import Tokens, require_ranges
 from workbench.core.serial import shown
-from workbench.models.loading import is_tiny
+from workbench.models.configuration import is_tiny
 from workbench.models.lora import PEFT_CONFIG
 from workbench.models.saving import WHOLE_MODEL
 from workbench.tasks.task import Kind

@@ -19,7 +19,8 @@ from workbench.core.serial import from_json, read_text, shown, text_lines, user_
 from workbench.methods.common.model_card import Result
 from workbench.methods.common.result_file import RESULT, base_digest, find_result
 from workbench.models import evaluation, saving, techniques
-from workbench.models.loading import load_model, load_stack, load_tokenizer, model_facts
+from workbench.models.configuration import model_facts
+from workbench.models.loading import load_model, load_stack, load_tokenizer
 from workbench.models.lora import PEFT_CONFIG
 from workbench.models.matmul import head_of
 from workbench.models.merging import merged_lora

@@ -12,7 +12,7 @@ from workbench.core.report import Report
 from workbench.core.run_files import ADAPTER
 from workbench.core.serial import to_json, user_path, write_text
 from workbench.methods.common.model_card import CARD, Result, model_card
-from workbench.models.loading import local_folder
+from workbench.models.configuration import local_folder
 from workbench.models.saving import kept_name
 from workbench.tasks.tables import SPLITS
 from workbench.tasks.task import samples_digest

@@ -9,7 +9,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.names import FLOAT_TYPES, FloatType
 from workbench.core.profile import Layers, Profile
 from workbench.methods.base import TIMED, Event, Notify, counting
-from workbench.models.loading import ModelFacts
+from workbench.models.configuration import ModelFacts
 from workbench.models.partial_loading import made_up_weights
 from workbench.models.quantization.config import QuantizationConfig
 from workbench.models.quantization.stored import embedding_block_size

@@ -22,7 +22,7 @@ from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.schedule import RECV, SEND, Ranks, Value
 from workbench.core.timeline import MemorySample, Span
-from workbench.models.loading import import_family
+from workbench.models.configuration import import_family
 from workbench.profiler.processors import place_of
 from workbench.runtime.commands import MOST_SPANS, Transfer
 from workbench.runtime.context import RankContext

@@ -10,7 +10,8 @@ from workbench.core.serial import shown
 from workbench.methods.common.result import load_result
 from workbench.methods.common.result_file import find_result
 from workbench.models.chat_template import Message
-from workbench.models.loading import load_model, load_tokenizer, require_generating
+from workbench.models.configuration import require_generating
+from workbench.models.loading import load_model, load_tokenizer
 from workbench.models.text import (
     LocalWriter,
     Piece,

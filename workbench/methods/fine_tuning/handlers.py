@@ -21,8 +21,8 @@ from workbench.core.schedule import Op, Schedule, Value
 from workbench.core.virtual_workers import VersionRule
 from workbench.methods.common.scaling import TARGET_LENGTH
 from workbench.methods.training.handlers import StageContext, StepHandlers, StepShape, Targets, joined, named
+from workbench.models.configuration import ModelFacts
 from workbench.models.families import FAMILIES
-from workbench.models.loading import ModelFacts
 from workbench.models.parallel_adapter import answered
 from workbench.models.techniques import TechniqueStage
 from workbench.runtime.executor import Contents, Handler

@@ -13,9 +13,9 @@ from workbench.core.errors import ConfigError
 from workbench.methods.fine_tuning.handlers import StageCompute
 from workbench.methods.fine_tuning.options import FineTuningOptions
 from workbench.methods.training.handlers import StageContext, Targets
+from workbench.models.configuration import model_config
 from workbench.models.cross_framework import require_jax
 from workbench.models.families import FAMILIES, family_of
-from workbench.models.loading import model_config
 from workbench.models.optimization import backpropagate
 from workbench.models.techniques import TechniqueStage
 

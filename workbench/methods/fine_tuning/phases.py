@@ -38,8 +38,8 @@ from workbench.methods.fine_tuning.handlers import (
 from workbench.methods.fine_tuning.jax_stage import JaxStageCompute, activation_of
 from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch, named
 from workbench.methods.training.phases import Loaded, Phase, RankJob, StagePhase, make_optimizer
+from workbench.models.configuration import ModelFacts, import_family
 from workbench.models.cross_framework import require_jax
-from workbench.models.loading import ModelFacts, import_family
 from workbench.models.lora import require_peft
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.runtime.executor import Contents, Handler

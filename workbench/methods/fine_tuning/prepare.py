@@ -18,7 +18,7 @@ from workbench.methods.training.prepare import (
     load_samples,
     require_task_and_model,
 )
-from workbench.models.loading import model_facts
+from workbench.models.configuration import model_facts
 from workbench.models.lora import require_peft
 from workbench.models.quantization.config import QuantizationConfig
 from workbench.models.techniques import TechniqueConfig

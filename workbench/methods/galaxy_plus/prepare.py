@@ -16,9 +16,10 @@ from workbench.core.timeline import MemorySample, Span
 from workbench.methods.base import read_options
 from workbench.methods.galaxy_plus.options import METHOD, InferenceOptions
 from workbench.methods.training.prepare import require_task_and_model
+from workbench.models.configuration import ModelFacts, model_facts
 from workbench.models.families import generating_families
 from workbench.models.generation import GenerationRules
-from workbench.models.loading import ModelFacts, load_model, load_stack, load_tokenizer, model_facts
+from workbench.models.loading import load_model, load_stack, load_tokenizer
 from workbench.models.sharding import ModelLayout, What, model_layout
 from workbench.models.text import LocalWriter, cached_logits
 from workbench.models.tokenizer import LEAST_TOKENS

@@ -22,7 +22,7 @@ from workbench.methods.galaxy_plus.planners import stack_lengths
 from workbench.methods.galaxy_plus.planners.pricing import layer_s
 from workbench.methods.galaxy_plus.prepare import PreparedJob, shape_of_picture
 from workbench.methods.galaxy_plus.timing import SHARES, TOKENS, Makers, measure_inference
-from workbench.models.loading import model_facts
+from workbench.models.configuration import model_facts
 from workbench.models.sharding import (
     LayerSlices,
     ModelLayout,

@@ -19,7 +19,7 @@ from workbench.methods.p_rge.options import METHOD
 from workbench.methods.p_rge.prepare import PreparedJob, activation_type
 from workbench.methods.p_rge.worker import load_model, stored_as
 from workbench.methods.p_rge.zeroth_order import CausalModel, StepLog
-from workbench.models.loading import ModelFacts
+from workbench.models.configuration import ModelFacts
 from workbench.models.parallel_adapter import made_up_mask
 from workbench.profiler.analytic import analytic_profile
 from workbench.profiler.layers import BUDGET_S, Span, Stacks, profile_layers

@@ -19,8 +19,8 @@ from workbench.methods.p_rge.adaptive import Setting
 from workbench.methods.p_rge.options import METHOD, Precision, PRGEOptions
 from workbench.methods.p_rge.packing import computed_length
 from workbench.methods.p_rge.zeroth_order import TrainableConfig, ZerothOrderConfig
-from workbench.models.loading import ModelFacts, model_facts
-from workbench.models.loading import require_known as require_known_model
+from workbench.models.configuration import ModelFacts, model_facts
+from workbench.models.configuration import require_known as require_known_model
 from workbench.planners.problem import Problem
 from workbench.schedules.costs import Crossing
 from workbench.tasks import PROMPT_TASKS, load_task, unknown_prompt_task

@@ -18,8 +18,8 @@ from workbench.methods.training.prepare import (
     require_task_and_model,
 )
 from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.models.configuration import model_facts
 from workbench.models.initialization import require_torch_pruning
-from workbench.models.loading import model_facts
 from workbench.models.quantization.config import QuantizationConfig
 from workbench.runtime.activation_cache import cache_dtype
 from workbench.runtime.activation_records import RecordLayout

@@ -15,7 +15,7 @@ from workbench.methods.base import read_options, require_plan, require_width
 from workbench.methods.ringada.options import RingAdaOptions, Unfreezing
 from workbench.methods.training.policy import plateaus
 from workbench.methods.training.prepare import PreparedTechnique, label_scale, load_samples, require_task_and_model
-from workbench.models.loading import model_facts
+from workbench.models.configuration import model_facts
 from workbench.models.techniques import TechniqueConfig
 
 

@@ -26,7 +26,7 @@ from workbench.methods.ringada.prepare import Policy, PreparedJob, rounds_per_ep
 from workbench.methods.ringada.schedule import Iteration, RingLayout, federated_round, ring_costs, ring_round
 from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch
 from workbench.methods.training.phases import Phase, RankJob
-from workbench.models.loading import ModelFacts
+from workbench.models.configuration import ModelFacts
 from workbench.models.techniques import TechniqueConfig
 from workbench.schedules.costs import Crossing
 from workbench.tasks.batching import epoch_batches

@@ -13,8 +13,9 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.methods.common.scaling import profiled_length
 from workbench.methods.training.handlers import PlannedStep, planned_epoch, typical_steps
-from workbench.models.loading import ModelFacts, load_tokenizer
-from workbench.models.loading import require_known as require_known_model
+from workbench.models.configuration import ModelFacts
+from workbench.models.configuration import require_known as require_known_model
+from workbench.models.loading import load_tokenizer
 from workbench.models.techniques import TechniqueConfig
 from workbench.tasks import TASKS, load_task, unknown_task
 from workbench.tasks.task import Task

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from workbench.core.errors import ConfigError
 from workbench.core.inference import StackShape
-from workbench.models import loading
+from workbench.models.configuration import model_config, model_from_config, stored_weights
 from workbench.models.families import family_of
 from workbench.models.family import POSITION_OFFSET, Family, Part, module_at
+from workbench.models.loading import load_model
 from workbench.models.matmul import head_bias_of
 from workbench.models.partial_loading import (
     HEAD,
@@ -36,10 +37,10 @@ def model_layout(model: Any) -> ModelLayout:
 
     model: a name as in `load_stack`, or a Hugging Face model in memory.  Raises as `load_stack` does.
     """
-    config = loading.model_config(model) if isinstance(model, str) else model.config
+    config = model_config(model) if isinstance(model, str) else model.config
     family = family_of(config.model_type)
     with parameters_on_meta():
-        base = loading.model_from_config(config)
+        base = model_from_config(config)
     stack = LayerStack(base)
     named = list(base.named_parameters(remove_duplicate=False))
     sizes = {name: tuple(parameter.shape) for name, parameter in named}
@@ -176,7 +177,7 @@ def open_weights(name: str, *, layout: ModelLayout | None = None) -> WeightSourc
     the whole model is loaded; close the source to release it.  Raises as `load_stack` does.
     """
     layout = layout or model_layout(name)
-    tensors = loading.stored_weights(name)
+    tensors = stored_weights(name)
     if tensors is not None:
         bias = layout.family.head_bias
         names = {**layout.stored_names, HEAD: head_names(layout.family), bias: (bias,)}
@@ -191,7 +192,7 @@ def open_weights(name: str, *, layout: ModelLayout | None = None) -> WeightSourc
             for parameter_name in layout.names
         ):
             return WeightSource(weights)
-    return weights_of(loading.load_model(name))
+    return weights_of(load_model(name))
 
 
 def weights_of(model: Any) -> WeightSource:

@@ -32,7 +32,7 @@ from workbench.methods.galaxy_plus.serving.serve import fleet_for, planner_of, r
 from workbench.methods.galaxy_plus.serving.text_policy import MOST_TEXTS, DeviceWriter, Text, TextPolicy
 from workbench.methods.galaxy_plus.serving.worker import serve_worker
 from workbench.methods.galaxy_plus.session import SessionSetup
-from workbench.models.loading import require_generating
+from workbench.models.configuration import require_generating
 from workbench.models.sharding import ModelLayout, model_layout
 from workbench.planners.problem import Problem
 from workbench.runtime.engines import default_pool

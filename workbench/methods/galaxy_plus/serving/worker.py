@@ -42,7 +42,7 @@ from workbench.methods.galaxy_plus.serving.messages import (
 from workbench.methods.galaxy_plus.serving.texts import GIVES_UP, PAUSES, WAITS, WORD_EVERY_S, write_texts
 from workbench.methods.galaxy_plus.session import Holding, InferenceSession, SessionSetup, Slices
 from workbench.methods.training.worker import DeviceWorker, note_pace_and_memory
-from workbench.models.loading import import_family
+from workbench.models.configuration import import_family
 from workbench.models.sharding import ModelShard, model_layout
 from workbench.runtime.commands import End, StepDone
 from workbench.runtime.context import RankContext

@@ -25,7 +25,8 @@ from workbench.core.serial import to_json
 from workbench.methods.p_rge.zeroth_order.adapted import LoraFaLinear, LoraLinear, sizes_of
 from workbench.methods.p_rge.zeroth_order.causal_model import CausalModel
 from workbench.methods.p_rge.zeroth_order.trainables import TrainableConfig
-from workbench.models.loading import load_language_model_head, load_stack, load_stage, model_config, model_from_config
+from workbench.models.configuration import model_config, model_from_config
+from workbench.models.loading import load_language_model_head, load_stack, load_stage
 from workbench.models.lora import save_lora
 from workbench.models.partial_loading import parameters_on_meta, save_tensors
 from workbench.models.quantization import quantize
