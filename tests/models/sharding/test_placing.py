@@ -46,7 +46,7 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("family", CUT_FAMILIES)
 def test_bytes_read_are_bytes_held(family, folder, monkeypatch):
     """No byte is read twice or for nothing, and what is held is what the shapes say, to the byte."""
-    monkeypatch.setattr("workbench.models.loading.load_model", None)  # the whole model is never loaded
+    monkeypatch.setattr("workbench.models.sharding.building.load_model", None)  # the whole model is never loaded
     case, path = tiny_case(family), folder(family)
     layout = model_layout(str(path))
     shapes = layout.stacks
