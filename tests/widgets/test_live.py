@@ -112,15 +112,16 @@ def test_inference_requests_have_their_seconds_rates_and_a_measured_request() ->
         for number in range(3)
     ]
     predicted = tuple(replace(record, epoch=0, step=number) for number, record in enumerate(PREDICTED[:5]))
+    predicted = (*predicted[:2], replace(predicted[2], predicted_s=1.1), *predicted[3:])  # the third is longer
     begun = (Event("predicted", predicted=predicted), replace_timelines(BEGUN[1], "request"), *BEGUN[2:5])
     for event in (*begun, *answered, Event("spans", 0, 0, 2, 5, spans=TIMELINE.spans)):
         state.update(event)
     now = state.snapshot()
     assert "1 requests/s, 8 tokens/s" in now.headline and now.epochs[0].words.startswith("3 of 5 answered")
     parts = parts_of(now, state.course, CLUSTER)
-    assert label_of(parts["loss"]) == "Seconds of requests: 1200 ms measured in request 3, 1000 ms predicted."
+    assert label_of(parts["loss"]) == "Seconds of requests: 1200 ms measured in request 3, 1100 ms predicted."
     assert label_of(parts["step"]).endswith(
-        "in a request: measured 1000 ms (request 3), predicted 1000 ms (of typical length)."
+        "measured 1000 ms (request 3, 1100 ms predicted for its length), predicted 1000 ms (of typical length)."
     )
     assert label_of(parts["map"]).endswith("In a request: alpha to beta 1000 B of activations.")
     assert "share of a request" in parts["devices"] and "bytes in a request" in parts["more"]

@@ -17,6 +17,8 @@ ROW, LANE, THIN = 44, 18, 8
 """Heights: of a device's row, and of a measured and a predicted lane."""
 MOST_SPANS = 600
 MOST_LANES = 12
+SAME_LENGTH = 0.02
+"""Share by which the predictions of two steps may differ that count as equally long."""
 LABEL = 15
 
 
@@ -191,13 +193,14 @@ def step_chart(
     predicted: Timeline | None,
     *,
     measured_step: str = "",
-    predicted_step: str = "",
+    expected_s: float | None = None,
     unit: str = "step",
 ) -> str:
     """Return the measured step of every device over the predicted one, on one axis of time.  unit: what it is called.
 
     Devices that do something have a lane each: the upper, thick half is measured, the lower, thin one predicted.
-    measured_step, predicted_step: which one, in words.
+    measured_step: which one, in words, expected_s: its own predicted seconds.  Steps differ in length; the predicted
+    one has a typical length.
     """
     known = [one for one in (measured, predicted) if one is not None and one.spans]
     if not known:
@@ -225,14 +228,16 @@ def step_chart(
             parts.append(
                 svg.text(at, bottom + 12, f"{tick:.3g} {scale.name}", size=11, colour=svg.MUTED, text_anchor=anchor)
             )
-    lines = [
-        f"{what} {scale.text(one.makespan_s)}{where}"
-        for what, one, where in (
-            ("measured", measured, f" ({measured_step})" if measured_step else ""),
-            ("predicted", predicted, f" ({predicted_step})" if predicted_step else ""),
-        )
-        if one is not None and one.spans
-    ]
+    lines = []
+    typical_s = predicted.makespan_s if predicted is not None and predicted.spans else 0.0
+    is_other = expected_s is not None and typical_s > 0 and abs(expected_s / typical_s - 1) > SAME_LENGTH
+    if measured is not None and measured.spans:
+        which = [measured_step] if measured_step else []
+        if expected_s is not None and is_other:
+            which.append(f"{scale.text(expected_s)} predicted for its length")
+        lines.append(f"measured {scale.text(measured.makespan_s)}" + (f" ({', '.join(which)})" if which else ""))
+    if typical_s:
+        lines.append(f"predicted {scale.text(typical_s)}" + (" (of typical length)" if is_other else ""))
     label = f"What each device does in a {unit}: {', '.join(lines)}."
     drawn = svg.drawing("".join(parts), label=label, height=bottom + 18)
     heading = svg.tag("div", f"<b>A {unit}</b>: {svg.escape(', '.join(lines))}", class_="workbench-caption")

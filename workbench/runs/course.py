@@ -38,8 +38,8 @@ class Course:
     plan: of the present steps, None if not known yet.  is_replanned: whether it is not the run's first.
     cached: whether the last step ran from the cache.
     requests, predicted_requests: (number from 1, seconds) of the answered inference requests, and of all as predicted.
-    predicted: a step under this plan, simulated.  measured: the newest step whose spans are known, measured_step: which
-    one, in words.
+    predicted: a step of typical length under this plan, simulated.  measured: the newest step whose spans are known,
+    measured_step: which one, in words, expected_s: its own predicted seconds, None if not known under this plan.
     unit: what a step is called: 'step' or 'request'.
     """
 
@@ -56,6 +56,7 @@ class Course:
     predicted: Timeline | None = None
     measured: Timeline | None = None
     measured_step: str = ""
+    expected_s: float | None = None
     requests: tuple[tuple[int, float], ...] = ()
     predicted_requests: tuple[tuple[int, float], ...] = ()
     unit: str = "step"
@@ -71,7 +72,7 @@ class CourseLog:
     cluster: Cluster
     answers: bool = False
     _requests: dict[int, float] = field(default_factory=dict)
-    _predicted_s: list[float] = field(default_factory=list)
+    _predicted_s: dict[tuple[int, int], float] = field(default_factory=dict)
     _losses: dict[int, float] = field(default_factory=dict)
     _steps: dict[int, int] = field(default_factory=dict)
     _scores: dict[int, Mapping[str, float]] = field(default_factory=dict)
@@ -101,7 +102,7 @@ class CourseLog:
                     counts[record.epoch] = counts.get(record.epoch, 0) + 1
                 self._steps |= counts
                 self._cached = frozenset(record.epoch for record in event.predicted if record.cached)
-                self._predicted_s = [record.predicted_s or 0.0 for record in event.predicted]
+                self._predicted_s = {(one.epoch, one.step): one.predicted_s or 0.0 for one in event.predicted}
             case "plan" if event.plan is not None:
                 self._take_plan(event.plan, event)
             case "step":
@@ -166,7 +167,8 @@ class CourseLog:
             measured=self._timeline() if self._spans and is_cached_step == cached else None,
             measured_step=f"request {step + 1}" if self.answers else f"step {step + 1} of epoch {epoch + 1}",
             requests=tuple(sorted(self._requests.items())),
-            predicted_requests=tuple(enumerate(self._predicted_s, 1)) if self.answers else (),
+            expected_s=None if self._is_replanned else self._predicted_s.get(self._measured),
+            predicted_requests=tuple(enumerate(self._predicted_s.values(), 1)) if self.answers else (),
             unit="request" if self.answers else "step",
         )
 

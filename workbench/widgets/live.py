@@ -91,9 +91,13 @@ def parts_of(now: Snapshot, course: Course, cluster: Cluster) -> dict[str, str]:
     elif course.requests:
         parts["loss"] = live_charts.request_chart(course.requests, course.predicted_requests)
     if shown is not None:
-        where = {"measured_step": course.measured_step, "unit": course.unit}
-        where |= {"predicted_step": "of typical length"} if course.unit == "request" else {}
-        parts["step"] = live_charts.step_chart(course.measured, course.predicted, **where)
+        parts["step"] = live_charts.step_chart(
+            course.measured,
+            course.predicted,
+            measured_step=course.measured_step,
+            expected_s=course.expected_s,
+            unit=course.unit,
+        )
     return parts | {"more": _tables(now, nodes, traffic, course.unit)}
 
 
