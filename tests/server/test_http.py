@@ -143,7 +143,7 @@ class Stuck:
 def test_a_full_queue_and_a_late_text_are_refused_and_a_token_is_needed() -> None:
     stuck = Stuck()
     model: Any = TextModel(MODEL, stuck, frozenset({7}))  # type: ignore[arg-type]
-    with Desk(model, Limits(waiting=0, request_s=0.2), Metrics()) as desk:
+    with Desk(model, Limits(together=1, waiting=0, request_s=0.2), Metrics()) as desk:
         offer = Offer(
             name=MODEL, desk=desk, tokenizer=model.tokenizer, panel=OneProcess(), token="s", hosts=["127.0.0.1"]
         )

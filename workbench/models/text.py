@@ -14,11 +14,10 @@ from workbench.models.configuration import model_facts
 from workbench.models.generation import GenerationRules, Sampling
 from workbench.models.loading import family_of
 from workbench.models.matmul import head_of
+from workbench.models.text_batch import BatchModel, GrowingText, TextBatch
 
 Finish = Literal["", "stop", "length"]
 """Why a text ended: at an end token or a stop word, or at its most tokens; '' while it goes on."""
-NextLogits = Callable[[Tensor], Tensor]
-"""(ids (1, t) int64 that follow those of the calls before) -> logits (1, vocabulary) of the token after them."""
 MAX_TOKENS = 256
 MAX_STOP_WORDS = 16
 
@@ -50,16 +49,15 @@ class Writer(Protocol):
 
 
 class LocalWriter:
-    """A Writer in this process, for one text at a time.
+    """A Writer in this process.  Texts that are written at the same time share each step of the model.
 
-    start: called with the text's ids (1, t), which an encoder-decoder's encoder reads; returns the text's NextLogits.
     ends: tokens that end a text, with those of the model's generation settings.
     """
 
-    def __init__(self, name: str, start: Callable[[Tensor], NextLogits], ends: Iterable[int] = ()) -> None:
+    def __init__(self, name: str, model: BatchModel, ends: Iterable[int] = ()) -> None:
         self.rules = GenerationRules(name)
         self.ends = frozenset((*self.rules.ends, *ends))
-        self._start, self._facts = start, model_facts(name)
+        self._batch, self._facts = TextBatch(model), model_facts(name)
 
     def write(
         self, ids: Sequence[int], num_tokens: int, sampling: Sampling | None = None, start_ids: Sequence[int] = ()
@@ -71,22 +69,23 @@ class LocalWriter:
         no numbers.
         """
         has_decoder, most = self._facts.num_encoder_layers is not None, self._facts.max_length
-        sampling = sampling or Sampling()
-        text = list(start_ids or [self.rules.start_id or 0]) if has_decoder else list(ids)
+        decoder_ids = list(start_ids or [self.rules.start_id or 0]) if has_decoder else []
         require_room(len(ids), 0 if has_decoder else num_tokens, most)
-        rules = self.rules.rules(len(text), num_tokens)
-        with torch.inference_mode():
-            next_logits = self._start(torch.tensor([list(ids)]))
-        new = text
-        for number in range(num_tokens):
-            with torch.inference_mode():
-                logits = rules(torch.tensor([text]), next_logits(torch.tensor([new])))
-                token = sampling.choose(logits, number)
-            yield token
-            if token in self.ends:
-                return
-            new = [token]
-            text.append(token)
+        given = decoder_ids or ids
+        text = GrowingText(
+            tokens=list(given),
+            prompt=len(given),
+            num_tokens=num_tokens,
+            ends=self.ends,
+            sampling=sampling or Sampling(),
+            rules=self.rules.rules(len(given), num_tokens),
+        )
+        member = self._batch.join(text, ids, decoder_ids)
+        try:
+            while (token := self._batch.next(member)) is not None:
+                yield token
+        finally:
+            self._batch.leave(member)
 
 
 def require_room(length: int, num_tokens: int, most: int) -> None:
@@ -98,51 +97,58 @@ def require_room(length: int, num_tokens: int, most: int) -> None:
         raise ConfigError(request, f"The model reads {most} tokens in all.", "Shorten the text, or ask for fewer.")
 
 
-def cached_logits(model: Any) -> Callable[[Tensor], NextLogits]:
-    """Return LocalWriter's `start` for a Hugging Face model, which keeps the keys and values of a text.
+class CachedModel:
+    """A BatchModel over a Hugging Face model, whose own layers may be changed.  Its texts take turns within a step.
 
     A base model without a head (tiny ones) uses its word embedding.
     """
-    from transformers import DynamicCache, EncoderDecoderCache
 
-    head = head_of(model) if model.get_output_embeddings() is None else None
-    has_decoder = family_of(model.config.model_type).decoder is not None
-    more = {"logits_to_keep": 1} if head is None and not has_decoder else {}
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._has_decoder = family_of(model.config.model_type).decoder is not None
+        self._head = head_of(model) if model.get_output_embeddings() is None else None
 
-    def start(ids: Tensor) -> NextLogits:
-        cache: Any = DynamicCache(config=model.config)
-        inputs: dict[str, Any] = more
-        if has_decoder:
-            cache = EncoderDecoderCache(cache, DynamicCache(config=model.config))
-            inputs = {"encoder_outputs": model.get_encoder()(input_ids=ids)}
+    def start(self, ids: Sequence[int], decoder_ids: Sequence[int], num_tokens: int) -> tuple[dict[str, Any], Tensor]:
+        """See BatchModel."""
+        from transformers import DynamicCache, EncoderDecoderCache
 
-        def next_logits(new: Tensor) -> Tensor:
-            role = "decoder_input_ids" if has_decoder else "input_ids"
-            outcome = model(**{role: new}, past_key_values=cache, use_cache=True, **inputs)
-            logits: Tensor = outcome.logits[:, -1] if head is None else head(outcome.last_hidden_state[:, -1])
-            return logits
+        cache: Any = DynamicCache(config=self._model.config)
+        state: dict[str, Any] = {"past_key_values": cache}
+        if self._has_decoder:
+            state["past_key_values"] = EncoderDecoderCache(cache, DynamicCache(config=self._model.config))
+            state["encoder_outputs"] = self._model.get_encoder()(input_ids=torch.tensor([list(ids)]))
+        return state, self._logits(state, decoder_ids or ids)
 
-        return next_logits
+    def step(self, states: Sequence[dict[str, Any]], tokens: Sequence[int]) -> Tensor:
+        """See BatchModel."""
+        return torch.cat([self._logits(state, [token]) for state, token in zip(states, tokens, strict=True)])
 
-    return start
+    def _logits(self, state: dict[str, Any], new: Sequence[int]) -> Tensor:
+        role = "decoder_input_ids" if self._has_decoder else "input_ids"
+        more = {"logits_to_keep": 1} if self._head is None and not self._has_decoder else {}
+        outcome = self._model(**{role: torch.tensor([list(new)])}, use_cache=True, **state, **more)
+        logits: Tensor = outcome.logits[:, -1] if self._head is None else self._head(outcome.last_hidden_state[:, -1])
+        return logits
 
 
-def recomputed_logits(logits_of: Callable[[list[int]], Tensor]) -> Callable[[Tensor], NextLogits]:
-    """Return LocalWriter's `start` for a model without a cache: every token computes the whole text again.
+class RecomputedModel:
+    """A BatchModel without a cache: every token computes the whole text again.
 
     logits_of: returns the logits (1, vocabulary) after a text's ids.
     """
 
-    def start(ids: Tensor) -> NextLogits:
-        text = list[int]()
+    def __init__(self, logits_of: Callable[[list[int]], Tensor]) -> None:
+        self._logits_of = logits_of
 
-        def next_logits(new: Tensor) -> Tensor:
-            text.extend(new[0].tolist())
-            return logits_of(text)
+    def start(self, ids: Sequence[int], decoder_ids: Sequence[int], num_tokens: int) -> tuple[list[int], Tensor]:
+        """See BatchModel."""
+        return list(ids), self._logits_of(list(ids))
 
-        return next_logits
-
-    return start
+    def step(self, states: Sequence[list[int]], tokens: Sequence[int]) -> Tensor:
+        """See BatchModel."""
+        for state, token in zip(states, tokens, strict=True):
+            state.append(token)
+        return torch.cat([self._logits_of(state) for state in states])
 
 
 class Piece(NamedTuple):

@@ -1,4 +1,4 @@
-"""The desk: requests wait in a short queue for one writer, and get their text piece by piece."""
+"""The desk: some requests are answered at a time, others wait in a short queue; each gets its text piece by piece."""
 
 from __future__ import annotations
 
@@ -32,10 +32,15 @@ class Refusal(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a server takes on.  waiting: requests in the queue.  request_s: seconds of a request, waiting included."""
+    """What a server takes on.
+
+    together: requests that are answered at a time.  waiting: those in the queue behind them.  request_s: seconds of a
+    request, waiting included.
+    """
 
     body_bytes: int = 1 << 20
     tokens: int = 1024
+    together: int = 16
     waiting: int = 16
     request_s: float = 300.0
 
@@ -94,20 +99,21 @@ class _Ticket:
 
 
 class Desk:
-    """Passes requests to a model in the order in which they came.  A context manager: it owns a thread."""
+    """Passes requests to a model, whose writer joins those of several threads.  A context manager: it owns threads."""
 
     def __init__(self, model: TextModel, limits: Limits, metrics: Metrics) -> None:
         self._model, self.limits, self.metrics = model, limits, metrics
         self._tickets: queue.Queue[_Ticket | None] = queue.Queue()
         self._waiting, self._lock = 0, threading.Lock()
-        self._thread = threading.Thread(target=self._work, name="desk", daemon=True)
 
     def __enter__(self) -> Desk:
-        self._thread.start()
+        for _ in range(self.limits.together):
+            threading.Thread(target=self._work, name="desk", daemon=True).start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._tickets.put(None)
+        for _ in range(self.limits.together):
+            self._tickets.put(None)
 
     @property
     def waiting(self) -> int:
@@ -119,9 +125,10 @@ class Desk:
 
         Raises Refusal (429) if the queue is full; the iterator raises Refusal (400, 503) if the text cannot be written.
         """
-        if self._waiting > self.limits.waiting:
+        if self._waiting >= self.limits.together + self.limits.waiting:
             self.metrics.outcomes["refused"] += 1
-            raise Refusal(429, f"{self._waiting - 1} requests are waiting, and no more may. Ask again later.")
+            waiting = f"{self.limits.waiting} wait" if self.limits.waiting else "none may wait"
+            raise Refusal(429, f"{self.limits.together} requests are being answered, {waiting}. Ask again later.")
         ticket = _Ticket(ids=ids, settings=settings, loop=asyncio.get_running_loop())
         ticket.is_wanted.set()
         with self._lock:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from tests.methods.conftest import four_devices
@@ -14,39 +17,53 @@ from workbench.methods.galaxy_plus.profiles import made_up_host
 from workbench.methods.galaxy_plus.serving.records import StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import serve, usual_length
 from workbench.methods.galaxy_plus.serving.text_service import text_service
+from workbench.methods.galaxy_plus.serving.texts import MOST_ROWS
 from workbench.models.generation import Sampling
+from workbench.models.loading import load_model
 from workbench.models.sharding import model_layout
+from workbench.models.text import CachedModel, LocalWriter, Writer
 from workbench.runtime.engines import EngineCluster
 from workbench.server.panel import DevicePanel
 
 SAMPLINGS = (Sampling(), Sampling(temperature=0.9, top_p=0.9, seed=5))
+PROMPTS = ("hello", "a longer text about the sea", "x", "four")
+
+
+def written_together(writer: Writer, wanted: Sequence[tuple[list[int], int, Sampling]]) -> list[list[int]]:
+    """Return texts that are asked for at the same time."""
+    with ThreadPoolExecutor(len(wanted)) as threads:
+        return list(threads.map(lambda one: list(writer.write(*one)), wanted))
 
 
 @pytest.mark.parametrize("model", ["tiny-llama-2", "tiny-t5-4"])
-def test_texts_of_mixed_lengths_equal_one_process_and_go_on_after_a_loss(model: str) -> None:
-    local, layout = load_text_model(model), model_layout(model)
-    prompts = [local.tokenizer.prompt(text) for text in ("hello", "a longer text about the sea", "x")]
-    wanted = [(ids, sampling, number) for ids in prompts for number, sampling in zip((3, 24), SAMPLINGS, strict=True)]
-    expected = [list(local.writer.write(ids, number, sampling)) for ids, sampling, number in wanted]
+def test_texts_of_mixed_lengths_equal_each_alone_and_go_on_after_a_loss(model: str) -> None:
+    """Together in one process and on devices, they equal those that transformers' model writes one by one."""
+    local, layout, alone = (
+        load_text_model(model),
+        model_layout(model),
+        LocalWriter(model, CachedModel(load_model(model))),
+    )
+    prompts = [local.tokenizer.prompt(text) for text in PROMPTS]
+    wanted = [(ids, number, way) for ids in prompts for number, way in zip((3, 24), SAMPLINGS, strict=True)] * 3
+    expected = [list(alone.write(*one)) for one in wanted]
+    assert written_together(local.writer, wanted) == expected
     first_plan = plans_for(layout)["overlapped tiles"]
     with text_service(model, four_devices(), "paced", ends=[], say=lambda text: None, first_plan=first_plan) as service:
         panel, policy = DevicePanel(service), service.policy
-        assert [list(service.writer.write(ids, number, way)) for ids, way, number in wanted] == expected
+        assert len(wanted) > MOST_ROWS and written_together(service.writer, wanted) == expected
         state = panel.state()
         assert "4 of 4 devices compute each token" in state["svg"] and all(one["up"] for one in state["devices"])
-        found = []
-        ids, sampling, number = wanted[3]
-        for token in service.writer.write(ids, number, sampling):
-            found.append(token)
-            if len(found) == 2:
-                panel.act(state["devices"][1]["name"], "kill")
-        assert found == expected[3] and policy.num_again == 1
+        found, text = list[int](), service.writer.write(*wanted[3])
+        found += [next(text), next(text)]
+        panel.act(state["devices"][1]["name"], "kill")
+        assert written_together(service.writer, wanted) == expected  # they come before, while and after it is lost
+        assert found + list(text) == expected[3] and policy.num_again
         wait_for(lambda: not panel.state()["devices"][1]["up"], "the loss is shown")
-        assert list(service.writer.write(*wanted[0][:1], 3, SAMPLINGS[0])) == expected[0]
-        stopped = service.writer.write(ids, 24, SAMPLINGS[1])
-        assert next(stopped) == expected[3][0]
+        stopped = service.writer.write(*wanted[1])
+        assert next(stopped) == expected[1][0]
         stopped.close()  # the client is gone: the devices stop, and write the next text
-        assert list(service.writer.write(*wanted[0][:1], 3, SAMPLINGS[0])) == expected[0]
+        assert list(service.writer.write(*wanted[0])) == expected[0]
+        wait_for(lambda: policy.step == 2 * len(wanted) + 3, "every text is counted")
 
 
 @pytest.mark.parametrize("model", ["tiny-llama-2", "tiny-vit-2", "tiny-t5-4"])

@@ -15,7 +15,7 @@ from workbench.methods.galaxy_plus.schedules import InferenceLayout, decode_sche
 from workbench.methods.galaxy_plus.session import InferenceHandlers
 from workbench.models.configuration import model_config
 from workbench.models.families import FAMILIES
-from workbench.models.sharding import ModelLayout, ModelShard, model_layout, shard_spec, weights_of
+from workbench.models.sharding import ModelLayout, ModelShard, Row, model_layout, shard_spec, weights_of
 
 CUT_FAMILIES = tuple(FAMILIES)
 
@@ -156,10 +156,13 @@ def run_step(plan, shards, tokens, caches, memory_length=0):
             plan, stacks, past=caches[0].length, memory_length=memory_length if len(stacks) > 1 else 0
         )
         pairs = zip(shards, caches, strict=True)
-        handlers = [InferenceHandlers(shard, made, shard.step(cache), output="last") for shard, cache in pairs]
+        handlers = [
+            InferenceHandlers(shard, made, shard.step([Row(cache, cache.length)]), output="last")
+            for shard, cache in pairs
+        ]
         logits = _output(decode_schedule(made), handlers, (tokens[:, None],) * len(stacks))
     for cache in caches:
-        cache.advance()
+        cache.length += 1
     return logits
 
 

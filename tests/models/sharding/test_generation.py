@@ -7,6 +7,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan
 from workbench.models import families
 from workbench.models.configuration import model_config
+from workbench.models.sharding.whole import WholeModel
 
 from .builders import assert_equal_to, case_of, generate, hybrid, run_plan, run_step, shards_of, tiny_case
 
@@ -49,6 +50,27 @@ def test_generation_equals_transformers(family):
     )
     for plan in plans:
         assert torch.equal(generate(plan, shards_of(case, plan), ids, 12), expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_text_that_joins_others_equals_transformers(family):
+    """The second text is shorter and joins after two tokens of the first, which leaves first."""
+    case = tiny_case(family)
+    prompts = [case.ids[:1, :7], case.ids[1:2, :4]]
+    expected = [expected_of(case, ids, 8)[0].tolist() for ids in prompts]
+    start = [case.layout.config.decoder_start_token_id] if case.layout.has_decoder else []
+    model, states, found = WholeModel(case.model), [], [[], []]
+    with torch.inference_mode():
+        for step in range(9):
+            if step in (0, 2):
+                state, logits = model.start(prompts[len(states)][0].tolist(), start, 8)
+                found[len(states)].append(int(logits.argmax(-1)))
+                states.append(state)
+            going = [at for at in range(len(states)) if len(found[at]) < 8]
+            rows = model.step([states[at] for at in going], [found[at][-1] for at in going])
+            for at, token in zip(going, rows.argmax(-1).tolist(), strict=True):
+                found[at].append(token)
+    assert found == expected
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -26,8 +26,10 @@ from workbench.models.matmul import head_of
 from workbench.models.merging import merged_lora
 from workbench.models.quantization import quantize
 from workbench.models.saving import TrainedDescription, kept_name
+from workbench.models.sharding.whole import WholeModel
 from workbench.models.stack import LayerStack
-from workbench.models.text import LocalWriter, NextLogits, cached_logits, recomputed_logits
+from workbench.models.text import CachedModel, LocalWriter, RecomputedModel
+from workbench.models.text_batch import BatchModel
 from workbench.tasks import load_task
 from workbench.tasks.metrics import answers, score, tags
 from workbench.tasks.own import (
@@ -135,10 +137,10 @@ class LoadedResult:
                 )
             model, described = attribute(load)(folder)
             self._logits_of: Any = model.logits_at
-            self._start: Callable[[], Start] = partial(_prompted_start, folder, about, described, model)
+            self._writing: Callable[[], WritingModel] = partial(_prompted_start, folder, about, described, model)
         else:
-            described, self._logits_of, head_start = _head_model(folder)
-            self._start = lambda: head_start
+            described, self._logits_of, head_model = _head_model(folder)
+            self._writing = lambda: head_model
         _require_agreement(folder, about, described)
 
     def predict(self, samples: Sequence[str | Sequence[str]]) -> list[Answer]:
@@ -205,14 +207,14 @@ class LoadedResult:
     def writer(self) -> LocalWriter:
         """Return the writer of texts.  Raises ConfigError if the model answers with classes, numbers or spans."""
         about = self.about
-        start = self._start()
-        if start is None:
+        model = self._writing()
+        if model is None:
             request, problem = (
                 f"A text of a run on '{about.job.task}' was asked for.",
                 "Its head gives classes or numbers.",
             )
             raise ConfigError(request, problem, "Use `workbench predict`, or train for texts (--task instructions).")
-        return LocalWriter(about.job.model, start, {self._tokenizer.end_id}.difference((None,)))
+        return LocalWriter(about.job.model, model, {self._tokenizer.end_id}.difference((None,)))
 
     def read(self, path: str, columns: str | None = None) -> Rows:
         """Return the samples of a file: a table's rows by column (see load_own), a text's lines, or SQuAD's questions
@@ -391,13 +393,13 @@ def _require_agreement(folder: Path, about: Result, described: TrainedDescriptio
             )
 
 
-Start = Callable[[Tensor], NextLogits] | None
-"""LocalWriter's `start`, None for a model that writes no text."""
+WritingModel = BatchModel | None
+"""None for a model that writes no text."""
 
 
 def _head_model(
     folder: Path,
-) -> tuple[TrainedDescription[Any], Callable[[Iterable[Batch]], evaluation.Predictions], Start]:
+) -> tuple[TrainedDescription[Any], Callable[[Iterable[Batch]], evaluation.Predictions], WritingModel]:
     """Return a saved adapter or fine-tuned model: its description, its predictor, and what a writer of texts needs."""
     if not (folder / saving.DESCRIPTION).is_file():
         loaded = list[Any]()
@@ -410,8 +412,7 @@ def _head_model(
 
         model, described = saving.load_trained(folder, load)
         # The trained parts are inside the model's own layers.
-        start = cached_logits(loaded[0]) if loaded else None
-        return described, partial(techniques.predict, model), start
+        return described, partial(techniques.predict, model), CachedModel(loaded[0]) if loaded else None
     adapter, about = saving.load_adapter(folder)
     generates = about.config.kind == "text_generation"
     stack = load_stack(about.model, with_head=generates)
@@ -424,8 +425,8 @@ def _head_model(
         taps = stack(input_ids, mask)[1]
         return adapter.head(adapter(None, taps, mask)[:, -1:], taps[-1][:, -1:], mask, torch.zeros(1), 0)[:, -1]
 
-    start = recomputed_logits(logits_of) if generates else None
-    return about, lambda batches: evaluation.predict(stack, [adapter], batches)[0], start
+    writing = RecomputedModel(logits_of) if generates else None
+    return about, lambda batches: evaluation.predict(stack, [adapter], batches)[0], writing
 
 
 def _one(ids: list[int]) -> tuple[Tensor, Tensor]:
@@ -433,12 +434,12 @@ def _one(ids: list[int]) -> tuple[Tensor, Tensor]:
     return torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.int64)
 
 
-def _prompted_start(folder: Path, about: Result, described: TrainedDescription[Any], model: Any) -> Start:
+def _prompted_start(folder: Path, about: Result, described: TrainedDescription[Any], model: Any) -> WritingModel:
     """Return what a writer of texts needs for weights that were trained by prompts."""
     if not model.predicts_words:
         return None
     if (folder / PEFT_CONFIG).is_file() and described.quantization is None:
-        return cached_logits(merged_lora(about.job.model, folder))
+        return WholeModel(merged_lora(about.job.model, folder))
     if model_facts(about.job.model).num_encoder_layers is not None:
         return None
 
@@ -446,7 +447,7 @@ def _prompted_start(folder: Path, about: Result, described: TrainedDescription[A
         row = EncodedRow(ids=tuple(ids), targets=(0,), first_position=len(ids) - 1)
         return model.logits_at(batch_of([row], [0], 0, [0]))[:, 0]
 
-    return recomputed_logits(logits_of)
+    return RecomputedModel(logits_of)
 
 
 def _answers(scores: Tensor, about: Result) -> list[Answer]:

@@ -11,13 +11,13 @@ from workbench.methods.common.result import load_result
 from workbench.methods.common.result_file import find_result
 from workbench.models.chat_template import Message
 from workbench.models.configuration import require_generating
-from workbench.models.loading import load_model, load_tokenizer
+from workbench.models.loading import load_tokenizer
+from workbench.models.sharding.whole import WholeModel
 from workbench.models.text import (
     LocalWriter,
     Piece,
     TextSettings,
     Writer,
-    cached_logits,
     pieces,
 )
 from workbench.models.tokenizer import TextTokenizer
@@ -59,7 +59,7 @@ def load_text_model(place: str) -> TextModel:
         return _written_by(result.about.job.model, result.writer())
     require_generating(place, f"A text of '{shown(place, 200)}' was asked for.")
     end_id: Any = load_tokenizer(place).end_id  # type: ignore[union-attr]  # a model of words
-    return _written_by(place, LocalWriter(place, cached_logits(load_model(place)), {end_id}.difference((None,))))
+    return _written_by(place, LocalWriter(place, WholeModel(place), {end_id}.difference((None,))))
 
 
 def _written_by(name: str, writer: LocalWriter) -> TextModel:

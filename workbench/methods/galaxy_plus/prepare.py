@@ -21,7 +21,7 @@ from workbench.models.families import generating_families
 from workbench.models.generation import GenerationRules
 from workbench.models.loading import load_model, load_stack, load_tokenizer
 from workbench.models.sharding import ModelLayout, What, model_layout
-from workbench.models.text import LocalWriter, cached_logits
+from workbench.models.text import CachedModel, LocalWriter
 from workbench.models.tokenizer import LEAST_TOKENS
 from workbench.tasks import load_task
 from workbench.tasks.task import Task
@@ -54,7 +54,7 @@ def is_right(output: Any, expected: Tensor) -> bool:
 
 def local_texts(name: str, requests: list[Request], num_tokens: int) -> list[Tensor]:
     """Return the most likely next tokens of each request, up to an end of the text."""
-    writer = LocalWriter(name, cached_logits(load_model(name)))
+    writer = LocalWriter(name, CachedModel(load_model(name)))
     texts = []
     for request in requests:
         assert request.ids is not None

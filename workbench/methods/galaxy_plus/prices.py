@@ -69,15 +69,20 @@ class Programs:
         """Return the program of one sequence (one length for each stack)."""
         return self._kept(plan, lengths)
 
-    def token(self, plan: InferencePlan, *, past: int, memory_length: int) -> Prepared:
-        """Return the program of one more token after `past` tokens."""
-        return self._kept(plan, None, past, memory_length)
+    def token(self, plan: InferencePlan, *, past: int, memory_length: int, rows: int = 1) -> Prepared:
+        """Return the program of one more token in each of `rows` texts, after `past` tokens in the mean."""
+        return self._kept(plan, None, past, memory_length, rows)
 
     def _made(
-        self, plan: InferencePlan, lengths: tuple[int, ...] | None, past: int = 0, memory_length: int = 0
+        self,
+        plan: InferencePlan,
+        lengths: tuple[int, ...] | None,
+        past: int = 0,
+        memory_length: int = 0,
+        rows: int = 1,
     ) -> Prepared:
         if lengths is None:
-            layout = InferenceLayout.decode(plan, self.stacks, past=past, memory_length=memory_length)
+            layout = InferenceLayout.decode(plan, self.stacks, past=past, memory_length=memory_length, rows=rows)
             schedule = decode_schedule(layout, self.cluster.world_size)
         else:
             layout = InferenceLayout.build(plan, self.stacks, lengths)

@@ -30,6 +30,7 @@ from workbench.models.sharding import (
     KeyValueCache,
     ModelLayout,
     ModelShard,
+    Row,
     Run,
     ShardSpec,
     WeightSource,
@@ -187,24 +188,23 @@ class InferenceSession(DeviceSession):
                 text, logits = request.decoder_ids if request.decoder_length else request.ids, answers[-1].output
                 assert text is not None and logits is not None
                 ids = torch.cat([text, torch.tensor([tokens], dtype=text.dtype)], dim=1)
-                tokens.append(int(rules(ids, require_numbers(logits, "Tokens")).argmax(-1)))
+                logits = require_numbers(logits, "Tokens").flatten(0, -2)
+                tokens.append(int(rules(ids, logits).argmax(-1)))
             if len(answers) == num_tokens:
                 return self.text_rules.until_end(tokens), answers
-            answers.append(self.token(holding, shard, cache, request, tokens[-1:]))
+            memory_length = request.length if request.decoder_length else 0
+            prepared = self.programs.token(holding.plan, past=cache.length, memory_length=memory_length)
+            answers.append(self.rows(prepared, shard, [Row(cache, cache.length)], tokens[-1:]))
+            cache.length += 1
 
-    def token(
-        self, holding: Holding, shard: ModelShard, cache: KeyValueCache, request: Request, last: list[int]
-    ) -> Answer:
-        """Return the answer for one more token, with the keys and values in the cache.  last: the token, on the plan's
-        first device.
+    def rows(self, prepared: Prepared, shard: ModelShard, rows: Sequence[Row], tokens: Sequence[int]) -> Answer:
+        """Return the answer for one more token in each row's text: logits (1, rows, vocabulary).
+
+        prepared: see Programs.token.  tokens: one for each row, on the plan's first device.
         """
-        memory_length = request.length if request.decoder_length else 0
-        prepared = self.programs.token(holding.plan, past=cache.length, memory_length=memory_length)
         with torch.inference_mode():
-            handlers = InferenceHandlers(shard, prepared.layout, shard.step(cache), output="last")
-            answer = self._run(prepared, handlers, [torch.tensor([last])] * len(self.stacks))
-        cache.advance()
-        return answer
+            handlers = InferenceHandlers(shard, prepared.layout, shard.step(rows), output="all")
+            return self._run(prepared, handlers, [torch.tensor([tokens])] * len(self.stacks))
 
     def _run(self, prepared: Prepared, handlers: InferenceHandlers, ids: Sequence[torch.Tensor | None]) -> Answer:
         begin = self.context.now_s()
@@ -225,12 +225,14 @@ class InferenceSession(DeviceSession):
         )
 
 
+MESSAGE_NUMBERS = 18
+"""Of a message between two devices."""
 _TAG = 1 << 30
 """Above the numbers of a Transport's messages."""
 
 
 class ControlChannel:
-    """One rank's end of the channel.  Numbers between two ranks arrive in the order in which they were sent.
+    """One rank's end of the channel.  Messages between two ranks arrive in the order in which they were sent.
 
     peers: the group's number of each device.  Both methods raise DeviceLostError if the other device is gone.
     """
@@ -238,23 +240,26 @@ class ControlChannel:
     def __init__(self, group: dist.ProcessGroup, rank: int, peers: dict[int, int]) -> None:
         self._group, self._rank, self._peers = group, rank, peers
 
-    def tell(self, ranks: Sequence[int], number: int) -> None:
-        """Send a number to some devices, and return when it has been sent."""
-        message = torch.tensor([number], dtype=torch.int64)
+    def tell(self, ranks: Sequence[int], numbers: Sequence[int]) -> None:
+        """Send MESSAGE_NUMBERS numbers or fewer to some devices, and return when they have been sent."""
+        message = torch.zeros(MESSAGE_NUMBERS, dtype=torch.int64)
+        message[: len(numbers)] = torch.tensor(numbers)
         try:
             for work in [self._group.send([message], self._peers[rank], _TAG) for rank in ranks if rank != self._rank]:
                 work.wait()
         except RuntimeError as error:
             raise _lost(error) from error
 
-    def listen(self, rank: int, timeout_s: float) -> int:
-        """Return the next number from a device; a device that is silent for timeout_s counts as lost."""
-        message = torch.empty(1, dtype=torch.int64)
+    def listen(self, rank: int, timeout_s: float) -> list[int]:
+        """Return the next message of a device, filled up with zeros; a device that is silent for timeout_s counts as
+        lost.
+        """
+        message = torch.empty(MESSAGE_NUMBERS, dtype=torch.int64)
         try:
             self._group.recv([message], self._peers[rank], _TAG).wait(timedelta(seconds=timeout_s))
         except RuntimeError as error:
             raise _lost(error) from error
-        return int(message)
+        return message.tolist()
 
 
 def _lost(error: RuntimeError) -> DeviceLostError:
@@ -265,7 +270,7 @@ def _lost(error: RuntimeError) -> DeviceLostError:
 
 
 class InferenceHandlers:
-    """The operations on one rank of one request, or of one further token of it (a Run of ModelShard.step).
+    """The operations on one rank of one request, or of further tokens (a Run of ModelShard.step).
 
     output: the result that HEAD returns.  A value that covers several tiles is one tensor, with the tiles in token
     order.  If one operation writes several values for the next one on this rank (`ctx`), the first contains all.
@@ -299,7 +304,7 @@ class InferenceHandlers:
 
     def _embed(self, op: Op, reads: Contents) -> Contents:
         stack = self._layout.blocks[op.stage].stack
-        return self._split(op, self._shard.embed(stack, reads[0], self._run.past))
+        return self._split(op, self._shard.embed(stack, reads[0], self._run.positions))
 
     def _enter(self, op: Op, reads: Contents) -> Contents:
         return (self._shard.enter(op.stage, reads[0]), reads[0])[: len(op.writes)]

@@ -3,5 +3,5 @@
 from workbench.models.sharding.building import WeightSource, model_layout, open_weights, weights_of
 from workbench.models.sharding.held import What
 from workbench.models.sharding.layout import LayerSlices, ModelLayout, ShardSpec, shard_spec
-from workbench.models.sharding.run import KeyValueCache, Run
+from workbench.models.sharding.run import KeyValueCache, Row, Run
 from workbench.models.sharding.shard import ModelShard, added_bytes

@@ -8,7 +8,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -193,16 +193,16 @@ class Ends:
         """Return the bytes of the weights.  A head tied to the word embedding counts once."""
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
-    def embed(self, stack: int, ids: Tensor, offset: int = 0) -> Tensor:
+    def embed(self, stack: int, ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return the first hidden states (n, t, d) of token ids (n, t), or of an image's patches (n, t, values).
 
-        offset: position of the first token.
+        positions: (t,) of the tokens; None: they begin at 0.
         """
         family = self.layout.family
         modules: Any = self.embeddings[stack]
-        if offset:
+        if positions is not None:
             modules = {
-                role: _Rows(module, offset) if role in ("positions", "wpe") else module
+                role: _Rows(module, positions) if role in ("positions", "wpe") else module
                 for role, module in modules.items()
             }
         if stack == 0:
@@ -261,7 +261,15 @@ class Ends:
 
 
 class _Rows:
-    """A position table that starts at a later row."""
+    """A position table for tokens at given positions, instead of those from a row on."""
 
-    def __init__(self, table: Any, offset: int) -> None:
-        self.weight = table.weight[offset:]
+    def __init__(self, table: Any, positions: Tensor) -> None:
+        self._table, self._positions = table, positions
+
+    @property
+    def weight(self) -> Self:
+        """Return what is indexed as the table."""
+        return self
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        return self._table.weight[self._positions + rows.start]

@@ -7,10 +7,10 @@ length.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -53,10 +53,9 @@ class KeyValueCache:
         room = self.capacity - keys.shape[2] if grows else 0
         self._blocks[number] = F.pad(keys, (0, 0, 0, room)).contiguous(), F.pad(values, (0, 0, 0, room)).contiguous()
 
-    def extend(self, number: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append a token's keys and values (n, units, 1, head size), and return all up to it."""
+    def extend(self, number: int, keys: Tensor, values: Tensor, index: int) -> tuple[Tensor, Tensor]:
+        """Store the keys and values (n, units, 1, head size) of the token at `index`, and return all up to it."""
         all_keys, all_values = self._blocks[number]
-        index = self.length
         all_keys[:, :, index : index + 1], all_values[:, :, index : index + 1] = keys, values
         return all_keys[:, :, : index + 1], all_values[:, :, : index + 1]
 
@@ -64,9 +63,12 @@ class KeyValueCache:
         """Return the keys and values of a cross-attention."""
         return self._blocks[number]
 
-    def advance(self) -> None:
-        """Increase the length by the token that every block has added."""
-        self.length += 1
+
+class Row(NamedTuple):
+    """A token that is computed together with those of other texts.  past: tokens of its text before it."""
+
+    cache: KeyValueCache
+    past: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,16 +80,22 @@ class Run:
     rotary: rotary table of its positions for each pattern of attention.  cache: cache in which keys and values are
     stored.
     projected: the current block's number with its queries, keys and values, cached while parts of it are requested.
-    past: tokens in the cache before this one, if the run is a further token of each sample.  biases: T5's position
-    biases for that token, by units.
+    rows: further tokens of some texts, each a run of its own, instead of one sequence.
+    past: tokens in the cache before this one, if the run is a row.  biases: T5's position biases for it, by units.
     """
 
     lengths: tuple[int, ...]
     rotary: Mapping[str, Rotary | None]
     cache: KeyValueCache | None = None
     projected: tuple[int, tuple[Tensor, ...]] | None = None
+    rows: tuple[Run, ...] = ()
     past: int = 0
     biases: dict[Ranges, Tensor] = field(default_factory=dict)
+
+    @property
+    def positions(self) -> Tensor | None:
+        """Return the positions of the rows, None for a sequence, which begins at 0."""
+        return torch.tensor([row.past for row in self.rows]) if self.rows else None
 
     def rotary_of(self, block: Block) -> Rotary | None:
         """Return the rotary table of an attention, None if its layer does not turn queries and keys."""
@@ -127,10 +135,14 @@ class Positions:
         bias = self._whole_bias(block.stack, ranges, run.lengths[block.stack])
         return bias[:, :, start:stop, : stop if is_causal else None]
 
-    def step(self, cache: KeyValueCache) -> Run:
-        """Return the state for the attention of the next token of each sample."""
-        rotary = _rotary(self.layout, torch.tensor([[cache.length]]))
-        return Run(lengths=(1,) * len(self.layout.parts), rotary=rotary, cache=cache, past=cache.length)
+    def step(self, rows: Sequence[Row]) -> Run:
+        """Return the state for the attention of further tokens, in the order of the rows."""
+        stacks = len(self.layout.parts)
+        return Run(
+            lengths=(len(rows),) * stacks,
+            rotary=_rotary(self.layout, torch.tensor([[row.past for row in rows]])),
+            rows=tuple(Run(lengths=(1,) * stacks, rotary={}, cache=row.cache, past=row.past) for row in rows),
+        )
 
 
 def _bias(

@@ -18,7 +18,7 @@ from workbench.models.sharding.block import Block, Connection, Norm
 from workbench.models.sharding.building import WeightSource
 from workbench.models.sharding.held import Ends, HeldBlock, What, hold_block, hold_connection, hold_norm
 from workbench.models.sharding.layout import ITEM_BYTES, ModelLayout, Ranges, ShardSpec, size
-from workbench.models.sharding.run import KeyValueCache, Positions, Run
+from workbench.models.sharding.run import KeyValueCache, Positions, Row, Run
 
 
 class ModelShard:
@@ -93,10 +93,10 @@ class ModelShard:
             cache.begin(lengths[-1])
         return Run(lengths=lengths, rotary=self.positions.rotary(length), cache=cache)
 
-    def embed(self, stack: int, ids: Tensor, offset: int = 0) -> Tensor:
+    def embed(self, stack: int, ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """Return the first residual stream (n, t, d) of a stack (see `Ends.embed`)."""
         assert self.ends is not None, "only the first device of a plan embeds"
-        return self.ends.embed(stack, ids, offset)
+        return self.ends.embed(stack, ids, positions)
 
     def enter(self, number: int, residual: Tensor) -> Tensor:
         """Return the input of a block: the residual stream, normalised in pre-norm stacks."""
@@ -124,6 +124,7 @@ class ModelShard:
         default all.
 
         tiles: qkv of all tokens, in order.  Shared work is done only once, however many calls for parts follow.
+        Rows are not divided.
         """
         block = self._blocks[number]
         if run.projected is None or run.projected[0] != number:
@@ -131,14 +132,24 @@ class ModelShard:
             queries, keys, values = block.heads(_joined(tiles)).split((heads, key_heads, key_heads), dim=1)
             rotary = run.rotary_of(block)
             queries, keys = self.connections[number].turned(queries, keys, rotary, rotary)
-            if run.cache is not None and run.past:
-                keys, values = run.cache.extend(number, keys, values)
-            elif run.cache is not None and block.facts.is_causal:
+            if run.rows:
+                return self._attend_rows(number, queries, keys, values, run.rows)
+            if run.cache is not None and block.facts.is_causal:
                 run.cache.keep(number, keys, values, grows=True)
             run.projected = number, (queries, keys, values)
         queries, keys, values = run.projected[1]
-        first, last = run.past if start is None else start, run.past + queries.shape[2] if stop is None else stop
-        return self._attended(number, queries[:, :, first - run.past : last - run.past], keys, values, run, first, last)
+        first, last = start or 0, queries.shape[2] if stop is None else stop
+        return self._attended(number, queries[:, :, first:last], keys, values, run, first, last)
+
+    def _attend_rows(self, number: int, queries: Tensor, keys: Tensor, values: Tensor, rows: Sequence[Run]) -> Tensor:
+        """Return the context of each row, which attends to the tokens of its own text."""
+        contexts = []
+        for at, row in enumerate(rows):
+            assert row.cache is not None
+            one, stop = slice(at, at + 1), row.past + 1
+            own = row.cache.extend(number, keys[:, :, one], values[:, :, one], row.past)
+            contexts.append(self._attended(number, queries[:, :, one], *own, row, row.past, stop))
+        return _joined(contexts)
 
     def keys_values(self, number: int, projected: Tensor) -> Tensor:
         """Return contiguous keys and values of a qkv tile, which devices exchange under sequence parallelism."""
@@ -178,12 +189,15 @@ class ModelShard:
     def cross_attend(self, number: int, queries: Sequence[Tensor], keys_values: Sequence[Tensor], run: Run) -> Tensor:
         """Return the own units' context (n, s, units x head size) for these queries.
 
-        keys_values: keys and values of all encoder tokens, or the cached ones.
+        keys_values: keys and values of all encoder tokens; of rows they are cached.
         """
         block = self._blocks[number]
-        if run.past and run.cache is not None:
-            run.projected = number, run.cache.cross_keys_values(number)
-        elif run.projected is None or run.projected[0] != number:
+        if run.rows:
+            heads = block.heads(_joined(queries)).split(1, dim=2)
+            own = [row.cache.cross_keys_values(number) for row in run.rows if row.cache is not None]
+            parts = [block.attend(head, *pair, None, is_causal=False) for head, pair in zip(heads, own, strict=True)]
+            return _joined(parts)
+        if run.projected is None or run.projected[0] != number:
             run.projected = number, block.heads(_joined(keys_values)).chunk(2, dim=1)
             if run.cache is not None:
                 run.cache.keep(number, *run.projected[1], grows=False)
@@ -252,9 +266,9 @@ class ModelShard:
             )
         return KeyValueCache(capacity)
 
-    def step(self, cache: KeyValueCache) -> Run:
-        """Return the state for the attention of the next token of each sample, the same on every device."""
-        return self.positions.step(cache)
+    def step(self, rows: Sequence[Row]) -> Run:
+        """Return the state for the attention of further tokens, the same on every device."""
+        return self.positions.step(rows)
 
     def _counts(self, number: int) -> tuple[int, int]:
         """Return the numbers of heads, and of heads of keys and values, in the device's slice of an attention."""

@@ -42,7 +42,7 @@ def inference_costs(
         position = plan.position_of(rank)
         assert position is not None, f"rank {rank} is not in this plan"
         if op.kind == "ATT":
-            tokens *= layout.past + layout.lengths[block.stack]
+            tokens *= layout.past + (1 if layout.is_decoding else layout.lengths[block.stack])
         elif op.kind == "CATT":
             tokens *= layout.memory_length
         return profile.costs[rank][block.stack].seconds(op.kind, tokens, layout.width(block, position))

@@ -62,8 +62,8 @@ class InferenceLayout:
     """A plan applied to a sequence (two sequences for an encoder-decoder).
 
     lengths[stack]: number of tokens.  past: number of tokens in the key-value cache before this step (decoding).
-    is_decoding: whether it is one token, by scheme 1 in every layer.  memory_length: number of tokens of the encoder's
-    output that it attends to.
+    is_decoding: whether it is one more token in each of some texts, by scheme 1 in every layer; past is their mean.
+    memory_length: number of tokens of the encoder's output that they attend to.
     """
 
     plan: InferencePlan
@@ -92,17 +92,17 @@ class InferenceLayout:
 
     @classmethod
     def decode(
-        cls, plan: InferencePlan, stacks: Sequence[StackShape], *, past: int, memory_length: int = 0
+        cls, plan: InferencePlan, stacks: Sequence[StackShape], *, past: int, memory_length: int = 0, rows: int = 1
     ) -> InferenceLayout:
-        """Return the layout of one more token after `past` tokens; in an encoder-decoder only the decoder
-        takes part.
+        """Return the layout of one more token after `past` tokens, in each of `rows` texts; in an encoder-decoder only
+        the decoder takes part.
         """
         request = f"The token behind {past} others by '{plan.method}' was asked for."
         if plan.paradigm == "sequence" or past < 0:
             problem = "A single token cannot be divided among devices." if past >= 0 else "No sequence has so few."
             raise ScheduleError(request, problem, "Decode by a plan of another paradigm.")
         _require_complete(request, plan, stacks)
-        lengths = (0,) * (len(stacks) - 1) + (1,)
+        lengths = (0,) * (len(stacks) - 1) + (rows,)
         return cls(
             plan=plan, stacks=tuple(stacks), lengths=lengths, past=past, memory_length=memory_length, is_decoding=True
         )

@@ -31,7 +31,7 @@ class ServiceJob:
     shown: number of the request whose spans are stored, together with those of its second new token if there is one.
     kept: number of answers, from the first request on, that the plan's first device returns; None: all.
     writes_texts: whether the requests only warm the devices up, and texts are ordered while the job is under way.
-    text: the one that was ordered before.
+    texts: those that were ordered before.
     """
 
     index: int
@@ -49,7 +49,7 @@ class ServiceJob:
     shown: int = -1
     kept: int | None = None
     writes_texts: bool = False
-    text: TextOrder | None = None
+    texts: tuple[TextOrder, ...] = ()
 
 
 class Loaded(NamedTuple):

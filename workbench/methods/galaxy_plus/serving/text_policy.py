@@ -1,5 +1,5 @@
-"""The portal of a service that writes texts: one text at a time on the plan's devices; after a loss the others go on
-with its next token.
+"""The portal of a service that writes texts on the plan's devices; after a loss or another plan each text goes on with
+its next token.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from workbench.core.inference import InferencePlan
 from workbench.core.plan import Plan
 from workbench.core.schedule import Ranks
 from workbench.methods.galaxy_plus.planning import as_plan
-from workbench.methods.galaxy_plus.serving.messages import Served
 from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
 from workbench.methods.galaxy_plus.serving.texts import TextOrder, TextToken
 from workbench.models.generation import GenerationRules, Sampling
@@ -101,30 +100,28 @@ class TextPolicy(ServingPolicy):
     """A ServingPolicy whose steps are texts that arrive while it runs.
 
     inbox: texts that wait.  actions: (rank, whether it is killed or comes back), from the page.  has_ended: whether the
-    service is over.  num_again: texts that were continued after a loss.  sent_bytes: of the newest text, by rank, for
-    each of its tokens.
+    service is over.  num_again: texts that were continued after a loss.
     """
 
     inbox: queue.Queue[Text]
     actions: queue.Queue[tuple[int, bool]] = field(default_factory=queue.Queue)
     num_again: int = 0
     has_ended: bool = False
-    sent_bytes: dict[int, float] = field(default_factory=dict)
 
-    _text: Text | None = None
-    _done: int = 0
+    _texts: dict[int, Text] = field(default_factory=dict)  # by number, until they are written
+    _num_ordered: int = 0
     _running: Generation | None = None
 
     @property
     def step(self) -> int:
         """Return the number of texts that were written."""
-        return self._done
+        return self._num_ordered - len(self._texts)
 
     def generation(self, number: int, ready: Ranks, factors: Factors) -> Generation:
-        """Return the wanted plan's devices with the text that is under way (see Policy)."""
+        """Return the wanted plan's devices with the texts that are under way (see Policy)."""
         made = super().generation(number, ready, factors)
-        order = None if self._text is None else self._text.order(self._done)
-        return made._replace(job=replace(made.job, generate=2, writes_texts=True, text=order))
+        orders = tuple(text.order(number) for number, text in self._texts.items() if not text.is_whole)
+        return made._replace(job=replace(made.job, generate=2, writes_texts=True, texts=orders))
 
     def begun(self, generation: Generation) -> Generation:
         """Note that orders go to these devices."""
@@ -132,63 +129,57 @@ class TextPolicy(ServingPolicy):
         return self._running
 
     def turn(self) -> bool:
-        """Break or revive devices, order the next text, and end one that is no longer wanted."""
+        """Break or revive devices, order texts that have come, and end those that are no longer wanted."""
         while not self.actions.empty():
             rank, is_killed = self.actions.get_nowait()
             if is_killed:
                 self.fleet.faults.add(Fault(kind="kill", rank=rank, start=max(0.0, self.now_s)))
             else:
                 self.fleet.faults.end(rank, self.now_s)
-        if self._text is None and not self.inbox.empty():
-            self._text = self.inbox.get_nowait()
-            if self._text.is_whole:
-                self._finish()
-            else:
-                self._order(self._text.order(self._done))
-        elif self._text is not None and not self._text.is_wanted and not self._text.is_stopped:
-            self._text.is_stopped = True
-            self._order(self._text.order(self._done)._replace(num_tokens=0))
+        for number, text in self._texts.items():
+            if not text.is_wanted and not text.is_stopped and self._running is not None:
+                text.is_stopped = True
+                self._order(text.order(number)._replace(num_tokens=0))
+        while not self.inbox.empty():
+            text = self._texts[self._num_ordered] = self.inbox.get_nowait()
+            self._order(text.order(self._num_ordered))
+            self._num_ordered += 1
         return super().turn()
 
     def _order(self, order: TextOrder) -> None:
         running = self._running
         if running is not None:  # otherwise the next generation's job has it
-            ranks = running.job.plan.ranks
-            self.fleet.command(ranks, Order(running.number, order))
+            self.fleet.command(running.job.plan.ranks, Order(running.number, order))
 
-    def _finish(self) -> None:
-        assert self._text is not None
-        self._text.out.put(None)
-        self._text, self._done = None, self._done + 1
+    def _finish(self, number: int) -> None:
+        self._texts.pop(number).out.put(None)
 
     def heard(self, generation: Generation | None, rank: int, event: Any) -> None:
         """Take a token; each only once, and in order."""
-        text = self._text
         if not isinstance(event, TextToken):
             super().heard(generation, rank, event)
-        elif text is not None and event.number == self._done and event.place == len(text.tokens):
+            return
+        text = self._texts.get(event.number)
+        if text is not None and event.place == len(text.tokens):
             text.tokens.append(event.token)
             text.out.put(event.token)
 
     def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
-        """Record a device's work on a text; with that of the first device the text is done."""
-        served: Served = done.content
-        text = self._text
-        if text is None or done.step != self._done:
-            return
-        self.sent_bytes[rank] = served.sent_bytes / max(1, len(text.tokens))
-        if rank == generation.job.plan.ranks[0]:
-            self._finish()
+        """Take the end of a text, which the plan's first device reports."""
+        text = self._texts.get(done.step)
+        if text is not None and text.is_whole:
+            self._finish(done.step)
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
-        """Let the next devices go on with the text that was under way."""
+        """Let the next devices go on with the texts that were under way."""
         self._running = None
         super().ended(generation, parts, lost)
-        if self._text is not None:
-            if self._text.is_whole:
-                self._finish()
-            elif lost:
-                self.num_again += 1
+        for number, text in [*self._texts.items()]:
+            text.is_stopped = False
+            if text.is_whole:
+                self._finish(number)
+        if lost:
+            self.num_again += sum(bool(text.tokens) for text in self._texts.values())
 
     def stages(self, plan: InferencePlan) -> Plan:
         """Return a plan as stages, with the devices' ranks in the cluster."""
@@ -196,7 +187,7 @@ class TextPolicy(ServingPolicy):
 
     def fail(self, error: Exception) -> None:
         """End the texts that wait: the service has ended."""
-        texts = [] if self._text is None else [self._text]
+        texts = [*self._texts.values()]
         while not self.inbox.empty():
             texts.append(self.inbox.get_nowait())
         for text in texts:

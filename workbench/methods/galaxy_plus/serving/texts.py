@@ -1,28 +1,38 @@
-"""The devices' side of texts that are ordered while a service runs: token by token, each device with its own part of
-the keys and values.
+"""The devices' side of texts that are ordered while a service runs: a batch that texts join and leave between two
+tokens.
+
+The plan's first device chooses the tokens.  Before each step it announces to the others which texts take part.
 """
 
 from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 import torch
 from msgspec import Meta
 
 from workbench.core.errors import DeviceLostError, require_numbers
-from workbench.methods.galaxy_plus.prepare import Answer, Request
-from workbench.methods.galaxy_plus.session import Holding, InferenceSession
+from workbench.methods.galaxy_plus.prepare import Request
+from workbench.methods.galaxy_plus.session import MESSAGE_NUMBERS, Holding, InferenceSession
 from workbench.models.generation import Sampling
+from workbench.models.sharding import KeyValueCache, Row
+from workbench.models.text_batch import GrowingText
 from workbench.runtime.commands import End
 from workbench.runtime.device_server import Controls
 
 WAITS, PAUSES, GIVES_UP = -1, -2, -3
 """Codes that the plan's first device sends instead of a request's number."""
 WORD_EVERY_S = 1.0
-_GOES_ON, _IS_OVER = 0, 1  # what it sends after each token of a text
+MOST_ROWS = MESSAGE_NUMBERS - 2
+"""Texts in the batch; further ones wait."""
+_STEPS = -4  # announces one more token of every text in the batch; a text's number: it joins
+_PAST_ROUND = 16
+"""Steps are planned for a mean number of earlier tokens that is rounded up to this, so that programs are used again."""
+_POLL_S = 0.02
 
 TokenId = Annotated[int, Meta(ge=0, le=10**9)]
 
@@ -42,11 +52,6 @@ class TextOrder(NamedTuple):
     ends: tuple[int, ...]
     sampling: Sampling
 
-    @property
-    def written(self) -> tuple[int, ...]:
-        """Return the tokens that were written before."""
-        return (self.decoder_ids or self.ids)[self.prompt :]
-
 
 class TextToken(NamedTuple):
     """A token of a text.  place: how many came before it."""
@@ -56,129 +61,185 @@ class TextToken(NamedTuple):
     token: TokenId
 
 
+@dataclass(slots=True)
+class _Member:
+    """A text of the batch.  memory_length: tokens that an encoder read."""
+
+    growing: GrowingText
+    cache: KeyValueCache
+    memory_length: int
+
+
 def write_texts(
     session: InferenceSession,
     holding: Holding,
     controls: Controls,
-    first: TextOrder | None,
+    first: Sequence[TextOrder],
     *,
     tell: Callable[[Any], None],
-    done: Callable[[int, float, list[Answer]], None],
+    done: Callable[[int], None],
     timeout_s: float,
 ) -> End:
     """Write texts as they are ordered, until the devices pause or one is lost.
 
-    first: a text that was ordered before.  tell: publishes the tokens (on the plan's first device).  done: called with
-    each text's number, its beginning and the work on its steps.  timeout_s: of a message from another device.
+    first: texts that were ordered before.  tell: publishes the tokens, and done a text's end, on the plan's first
+    device.  timeout_s: of a message from another device.
     """
-    leads, desk = session.rank == holding.plan.ranks[0], _Orders(controls, first)
-    while True:
-        word = _lead(session, holding, controls, desk) if leads else _follow(session, holding, timeout_s)
-        if word in (PAUSES, GIVES_UP):
-            return "paused" if word == PAUSES else "lost"
-        order = desk.numbered(word, timeout_s)
-        since_s = session.context.now_s() + session.context.clock_offset_s
-        done(order.number, since_s, _write(session, holding, order, desk, tell=tell, timeout_s=timeout_s))
+    batch = _Batch(session, holding, _Orders(controls, first), tell, done, timeout_s)
+    word = batch.lead(controls) if session.rank == holding.plan.ranks[0] else batch.follow()
+    return "paused" if word == PAUSES else "lost"
 
 
 class _Orders:
     """The orders of a job, in the order in which they came."""
 
-    def __init__(self, controls: Controls, first: TextOrder | None) -> None:
-        self._controls, self._next = controls, first
-        self._unwanted = -1
+    def __init__(self, controls: Controls, first: Sequence[TextOrder]) -> None:
+        self._controls = controls
+        self.waiting = {order.number: order for order in first}
+        self.unwanted = set[int]()
 
-    def next(self, timeout_s: float) -> TextOrder | None:
-        """Return the next text, None if none comes in time.  It stays the next one."""
-        if self._next is None:
-            self._take(timeout_s)
-        return self._next
-
-    def numbered(self, number: int, timeout_s: float) -> TextOrder:
-        """Return the text with a number, and go on to the next.  It may still be on its way to this device."""
-        order = self.next(timeout_s)
-        if order is None or order.number != number:
-            found = "none" if order is None else f"text {order.number}"
-            raise DeviceLostError(
-                f"Text {number} was to be written.", f"The coordinator ordered {found}.", "Repeat it."
-            )
-        self._next = None
-        return order
-
-    def is_wanted(self, number: int) -> bool:
-        """Return whether a text is still wanted."""
-        self._take(0.0)
-        return self._unwanted != number
-
-    def _take(self, timeout_s: float) -> None:
+    def take(self, timeout_s: float) -> None:
+        """Take what has arrived; wait for a first one."""
         try:
-            order: TextOrder = (
-                self._controls.orders.get(timeout=timeout_s) if timeout_s else self._controls.orders.get_nowait()
-            )
+            while True:
+                order: TextOrder = self._controls.orders.get(timeout=timeout_s) if timeout_s else self._arrived()
+                timeout_s = 0.0
+                if order.num_tokens:
+                    self.waiting[order.number] = order
+                else:
+                    self.unwanted.add(order.number)
         except queue.Empty:
             return
-        if order.num_tokens:
-            self._next = order
+
+    def numbered(self, number: int, timeout_s: float) -> TextOrder:
+        """Return the text with a number, which may still be on its way to this device; none before it follows."""
+        deadline_s = time.monotonic() + timeout_s
+        while number not in self.waiting:
+            if time.monotonic() > deadline_s:
+                raise DeviceLostError(f"Text {number} was to be written.", "Its order has not come.", "Repeat it.")
+            self.take(_POLL_S)
+        order = self.waiting.pop(number)
+        self.waiting = {later: other for later, other in self.waiting.items() if later > number}
+        return order
+
+    def _arrived(self) -> TextOrder:
+        order: TextOrder = self._controls.orders.get_nowait()
+        return order
+
+
+class _Batch:
+    def __init__(
+        self,
+        session: InferenceSession,
+        holding: Holding,
+        orders: _Orders,
+        tell: Callable[[Any], None],
+        done: Callable[[int], None],
+        timeout_s: float,
+    ) -> None:
+        assert holding.shard is not None, "a device of the plan"
+        self._session, self._holding, self._shard, self._orders = session, holding, holding.shard, orders
+        self._tell, self._done, self._timeout_s = tell, done, timeout_s
+        self._members: dict[int, _Member] = {}
+        self._leads = session.rank == holding.plan.ranks[0]
+
+    # Which texts take part.
+
+    def lead(self, controls: Controls) -> int:
+        """Announce and compute steps until the job pauses or is given up; return this code."""
+        told_s, orders, members = time.monotonic(), self._orders, self._members
+        while True:
+            orders.take(0.0 if members or orders.waiting else _POLL_S)
+            for number in orders.unwanted:
+                orders.waiting.pop(number, None)
+                self._end(number)
+            orders.unwanted.clear()
+            word = WAITS
+            if not controls.is_wanted():
+                word = GIVES_UP
+            elif controls.wants_pause():
+                word = PAUSES
+            elif orders.waiting and len(members) < MOST_ROWS:
+                word = min(orders.waiting)
+            elif members:
+                word = _STEPS
+            if word != WAITS or time.monotonic() - told_s > WORD_EVERY_S:
+                self._session.control.tell(self._holding.plan.ranks, _announcement(word, members))
+                told_s = time.monotonic()
+            if word in (PAUSES, GIVES_UP):
+                return word
+            if word != WAITS:
+                self._compute(word)
+
+    def follow(self) -> int:
+        """Compute what the first device announces, until it sends a code, and return this code."""
+        control, first = self._session.control, self._holding.plan.ranks[0]
+        while True:
+            word, count, *numbers = control.listen(first, self._timeout_s)
+            for number in self._members.keys() - set(numbers[:count]):
+                del self._members[number]
+            if word in (PAUSES, GIVES_UP):
+                return word
+            if word != WAITS:
+                self._compute(word)
+
+    # What they compute.
+
+    def _compute(self, word: int) -> None:
+        if word == _STEPS:
+            self._step()
         else:
-            self._unwanted = order.number
+            self._join(self._orders.numbered(word, self._timeout_s))
+
+    def _join(self, order: TextOrder) -> None:
+        """Read a text, with what was written of it before, and choose its next token."""
+        targets = torch.tensor([order.decoder_ids]) if order.decoder_ids else None
+        request = Request(len(order.ids), torch.tensor([order.ids]), len(order.decoder_ids), targets, "last")
+        tokens = list(order.decoder_ids or order.ids)
+        growing = GrowingText(
+            tokens=tokens,
+            prompt=order.prompt,
+            num_tokens=order.num_tokens,
+            ends=order.ends,
+            sampling=order.sampling,
+            rules=self._session.text_rules.rules(order.prompt, order.num_tokens) if self._leads else None,
+        )
+        cache = self._shard.new_cache(order.prompt + order.num_tokens)
+        self._members[order.number] = _Member(growing, cache, len(order.ids) if order.decoder_ids else 0)
+        answer = self._session.answer(self._holding, request, cache=cache)
+        if self._leads:
+            assert answer.output is not None
+            self._take(order.number, answer.output)
+
+    def _step(self) -> None:
+        """Compute one more token of every text."""
+        members, count = list(self._members.items()), len(self._members)
+        past = sum(member.cache.length for _, member in members) // count
+        memory_length = sum(member.memory_length for _, member in members) // count
+        prepared = self._session.programs.token(
+            self._holding.plan, past=past + -past % _PAST_ROUND, memory_length=memory_length, rows=count
+        )
+        rows = [Row(member.cache, member.cache.length) for _, member in members]
+        answer = self._session.rows(prepared, self._shard, rows, [member.growing.tokens[-1] for _, member in members])
+        for _, member in members:
+            member.cache.length += 1
+        if self._leads:
+            assert answer.output is not None
+            for (number, _), logits in zip(members, answer.output[0].split(1), strict=True):
+                self._take(number, logits)
+
+    def _take(self, number: int, logits: torch.Tensor) -> None:
+        growing = self._members[number].growing
+        place = growing.num_new
+        self._tell(TextToken(number, place, growing.take(require_numbers(logits, "Tokens"))))
+        if growing.is_whole:
+            self._end(number)
+
+    def _end(self, number: int) -> None:
+        self._members.pop(number, None)
+        self._done(number)
 
 
-def _lead(session: InferenceSession, holding: Holding, controls: Controls, orders: _Orders) -> int:
-    """Wait for an order, announce it to the plan's other devices, and return its number; or a code."""
-    told_s = time.monotonic()
-    while True:
-        order = orders.next(0.02)
-        word = WAITS if order is None else order.number
-        if not controls.is_wanted():
-            word = GIVES_UP
-        elif controls.wants_pause():
-            word = PAUSES
-        if word != WAITS or time.monotonic() - told_s > WORD_EVERY_S:
-            session.control.tell(holding.plan.ranks, word)
-            told_s = time.monotonic()
-        if word != WAITS:
-            return word
-
-
-def _follow(session: InferenceSession, holding: Holding, timeout_s: float) -> int:
-    while (word := session.control.listen(holding.plan.ranks[0], timeout_s)) == WAITS:
-        pass
-    return word
-
-
-def _write(
-    session: InferenceSession,
-    holding: Holding,
-    order: TextOrder,
-    orders: _Orders,
-    *,
-    tell: Callable[[Any], None],
-    timeout_s: float,
-) -> list[Answer]:
-    """Write one text together with the plan's other devices; return the work on its steps."""
-    shard, ranks = holding.shard, holding.plan.ranks
-    assert shard is not None, "a device of the plan"
-    before, leads = order.written, session.rank == ranks[0]
-    targets = torch.tensor([order.decoder_ids]) if order.decoder_ids else None
-    request = Request(len(order.ids), torch.tensor([order.ids]), len(order.decoder_ids), targets, "last")
-    text = list(order.decoder_ids or order.ids)
-    left = order.num_tokens - len(before)
-    cache = shard.new_cache(len(text) + left)
-    rules = session.text_rules.rules(order.prompt, order.num_tokens) if leads else None
-    answers = [session.answer(holding, request, cache=cache)]
-    for index in range(len(before), order.num_tokens):
-        if rules is None:
-            word = session.control.listen(ranks[0], timeout_s)
-        else:
-            logits = answers[-1].output
-            assert logits is not None
-            token = order.sampling.choose(rules(torch.tensor([text]), require_numbers(logits, "Tokens")), index)
-            text.append(token)
-            tell(TextToken(order.number, index, token))
-            is_last = token in order.ends or index == order.num_tokens - 1 or not orders.is_wanted(order.number)
-            word = _IS_OVER if is_last else _GOES_ON
-            session.control.tell(ranks, word)
-        if word == _IS_OVER:
-            break
-        answers.append(session.token(holding, shard, cache, request, text[-1:]))
-    return answers
+def _announcement(word: int, members: dict[int, _Member]) -> list[int]:
+    """Return a message: a word, the number of texts that stay, and their numbers."""
+    return [word, len(members), *members]

@@ -268,15 +268,13 @@ class ServingWorker(DeviceWorker[Any]):
         return end
 
     def _write_texts(self, session: InferenceSession, holding: Holding, job: ServiceJob, controls: Controls) -> End:
-        def done(number: int, since_s: float, answers: list[Answer]) -> None:
-            offset_s, sent = self._context.clock_offset_s, (span for answer in answers for span in answer.spans)
-            times = (since_s, self._now_s(), answers[0].start_s + offset_s, answers[-1].end_s + offset_s)
-            busy_s, nbytes = sum(answer.busy_s for answer in answers), _sent(sent)
-            self._context.publish(StepDone(number, 0.0, Served(None, *times, busy_s, 0.0, 0.0, nbytes)))
+        def done(number: int) -> None:
+            now_s = self._now_s()
+            self._context.publish(StepDone(number, 0.0, Served(None, now_s, now_s, now_s, now_s, 0.0, 0.0, 0.0)))
 
         timeout_s = job.timeout_s * self._context.dilation
         tell = self._context.publish
-        return write_texts(session, holding, controls, job.text, tell=tell, done=done, timeout_s=timeout_s)
+        return write_texts(session, holding, controls, job.texts, tell=tell, done=done, timeout_s=timeout_s)
 
     def _respond(
         self, session: InferenceSession, holding: Holding, job: ServiceJob, request: Request
@@ -304,7 +302,7 @@ class ServingWorker(DeviceWorker[Any]):
             elif controls.wants_pause():
                 word = PAUSES
             if word != WAITS or now_s - told_s > WORD_EVERY_S:
-                session.control.tell(job.plan.ranks, word)
+                session.control.tell(job.plan.ranks, [word])
                 told_s = now_s
             if word != WAITS:
                 return word
@@ -312,7 +310,7 @@ class ServingWorker(DeviceWorker[Any]):
 
     def _follow(self, session: InferenceSession, job: ServiceJob) -> int:
         """Receive the first device's message: the number of the next request, or a code for another action."""
-        while (word := session.control.listen(job.plan.ranks[0], job.timeout_s * self._context.dilation)) == WAITS:
+        while (word := session.control.listen(job.plan.ranks[0], job.timeout_s * self._context.dilation)[0]) == WAITS:
             pass
         return word
 

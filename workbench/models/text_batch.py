@@ -1,0 +1,116 @@
+"""Texts that are written together: each joins and leaves between two tokens, and equals the same text alone."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from workbench.core.errors import WorkbenchError
+from workbench.models.generation import Sampling
+
+
+class BatchModel(Protocol):
+    """Computes the next tokens of several texts.  A text's state has its keys and values."""
+
+    def start(self, ids: Sequence[int], decoder_ids: Sequence[int], num_tokens: int) -> tuple[Any, Tensor]:
+        """Return the state of a text with room for more tokens, and the logits (1, vocabulary) of its next one.
+
+        decoder_ids: those that a decoder reads first; () without a decoder.
+        """
+
+    def step(self, states: Sequence[Any], tokens: Sequence[int]) -> Tensor:
+        """Return the logits (n, vocabulary) after one more token of each text."""
+
+
+@dataclass(slots=True, kw_only=True)
+class GrowingText:
+    """A text that is being written.
+
+    tokens: those that it continues, with the new ones.  prompt: how many of them were given.  num_tokens: the most new
+    ones.  ends: tokens that end it.  rules: of the model (see GenerationRules.rules).
+    """
+
+    tokens: list[int]
+    prompt: int
+    num_tokens: int
+    ends: Collection[int]
+    sampling: Sampling
+    rules: Any
+
+    @property
+    def num_new(self) -> int:
+        """Return how many tokens are new."""
+        return len(self.tokens) - self.prompt
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether nothing is left to write."""
+        return self.num_new >= self.num_tokens or (self.num_new > 0 and self.tokens[-1] in self.ends)
+
+    def take(self, logits: Tensor) -> int:
+        """Append the token that logits (1, vocabulary) choose, and return it.  Raises DivergedError."""
+        token = self.sampling.choose(self.rules(torch.tensor([self.tokens]), logits), self.num_new)
+        self.tokens.append(token)
+        return token
+
+
+@dataclass(slots=True)
+class _Member:
+    text: GrowingText
+    state: Any
+    out: deque[int] = field(default_factory=deque)
+    error: WorkbenchError | None = None
+
+
+class TextBatch:
+    """The texts that a model in this process writes.  Whoever waits for a token computes one for every text.
+
+    It may be used from several threads.
+    """
+
+    def __init__(self, model: BatchModel) -> None:
+        self._model, self._members = model, list[_Member]()
+        self._lock = Lock()
+
+    def join(self, text: GrowingText, ids: Sequence[int], decoder_ids: Sequence[int]) -> _Member:
+        """Add a text, with its first token."""
+        with self._lock, torch.inference_mode():
+            state, logits = self._model.start(ids, decoder_ids, text.num_tokens)
+            member = _Member(text, state)
+            member.out.append(text.take(logits))
+            if not text.is_whole:
+                self._members.append(member)
+        return member
+
+    def next(self, member: _Member) -> int | None:
+        """Return the next token of a text, None after the last one.  Raises DivergedError."""
+        with self._lock:
+            if not member.out and not member.text.is_whole and member.error is None:
+                self._step()
+            if member.out:
+                return member.out.popleft()
+            if member.error is not None:
+                raise member.error
+            return None
+
+    def leave(self, member: _Member) -> None:
+        """Remove a text."""
+        with self._lock:
+            self._members = [other for other in self._members if other is not member]
+
+    def _step(self) -> None:
+        members = self._members
+        with torch.inference_mode():
+            logits = self._model.step([one.state for one in members], [one.text.tokens[-1] for one in members])
+            for member, row in zip(members, logits.split(1), strict=True):
+                try:
+                    member.out.append(member.text.take(row))
+                except WorkbenchError as error:  # of this text alone
+                    member.error = error
+        self._members = [one for one in members if not one.text.is_whole and one.error is None]
