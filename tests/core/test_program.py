@@ -8,6 +8,7 @@ import pytest
 
 from workbench.core.costs import Spec, TableCosts, opaque
 from workbench.core.errors import ScheduleError
+from workbench.core.medium import Air
 from workbench.core.program import Program, require_same
 from workbench.core.schedule import Schedule, Value
 from workbench.simulator import simulate
@@ -40,6 +41,16 @@ def test_text_is_read_back_unchanged() -> None:
     assert program.seconds(0, 1) == 0.30000000000000004 and program.costs.resident_bytes(0) == 7
 
 
+def test_shared_air_is_part_of_the_text() -> None:
+    line = 'air {"bytes_per_s":[4.0,0.25],"pairs":{"0>1":2.0},"jitter_s":0.5}'
+    text = TEXT.replace("rank 0", f"{line}\nrank 0", 1)
+    program = Program.from_text(text)
+    assert program.to_text() == text and program.digest != Program.from_text(TEXT).digest
+    assert program.air is not None and (program.air.transfer_s(0, 1, 6), program.air.transfer_s(1, 0, 6)) == (3, 25.5)
+    with pytest.raises(ScheduleError, match="In the devices"):
+        require_same(text, text.replace("4.0", "5.0"))
+
+
 def test_what_is_read_back_is_simulated_alike() -> None:
     """The same spans and memory, from any costs."""
     schedule = Program.from_text(TEXT).schedule
@@ -57,6 +68,8 @@ def test_what_is_read_back_is_simulated_alike() -> None:
 def test_one_device_for_each_rank() -> None:
     with pytest.raises(ScheduleError, match="2 devices"):
         Program(schedule=Schedule(ops=((),)), costs=TableCosts(seconds_by_kind={}), devices=("a", "b"))
+    with pytest.raises(ScheduleError, match="1 have a rate"):
+        replace(Program.from_text(TEXT), air=Air(bytes_per_s=(1.0,)))
     with pytest.raises(ScheduleError, match="1 have a memory budget"):
         Program.from_text(TEXT.replace(', "budget_bytes": 50', ""))
 
@@ -78,6 +91,8 @@ def test_comments_and_indents_are_passed_over() -> None:
         ("device []", 3),
         ("device {", 3),
         ('device {"name": "c"}', 3),
+        ('air {"bytes_per_s": [-1, 2]}', 3),
+        ('air {"rates": [1, 2]}', 3),
         ("value act:0.0 = float33[2]", 3),
         ("value act:0.0.0.0.0 = float32[2]", 3),
         ("0F0 (x) -> (y) = soon", 5),

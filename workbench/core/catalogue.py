@@ -36,6 +36,8 @@ _NUMBERS: dict[str, tuple[type, str, float]] = {
     "leave_below": (Device, "leave_below", 1),
 }
 """For each key: the field that it sets (which has the range), and the key's unit, in units of the field."""
+_CLUSTER_NUMBERS: dict[str, tuple[type, str, float]] = {"jitter_ms": (Cluster, "jitter_s", 1e-3)}
+"""The same for the keys of the file."""
 
 _MODEL_KEYS = (*_NUMBERS, "title", "processor", "leave_if_throttled")
 _DEVICE_KEYS = (
@@ -51,7 +53,7 @@ _DEVICE_KEYS = (
     "leave_if_throttled",
 )
 _LINK_KEYS = ("from", "to", "bandwidth_mbit_per_s", "latency_ms", "both_ways")
-_CLUSTER_KEYS = ("name", "description", "data", "defaults", "device", "link")
+_CLUSTER_KEYS = (*_CLUSTER_NUMBERS, "name", "description", "data", "medium", "defaults", "device", "link")
 
 
 def data_folder() -> Path:
@@ -137,6 +139,8 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
             pairs=_pairs(source.tables(tables.get("link", []), "[[link]]"), devices, source),
             description=" ".join(str(tables.get("description", "")).split()),
             data=tables.get("data", "tls"),
+            medium=tables.get("medium", "switch"),
+            jitter_s=source.number(tables, "jitter_ms", "The cluster", 0.0),
         )
     except ConfigError as error:
         raise source.wrap(error) from error
@@ -175,7 +179,7 @@ class _Source:
         value = table.get(key, default)
         if value is None:
             raise self.error(f"{owner} was described.", f"It has no {key}.", f"Set {key}, or name a model that has it.")
-        kind, name, unit = _NUMBERS[key]
+        kind, name, unit = (_NUMBERS | _CLUSTER_NUMBERS)[key]
         try:
             require_range(value, range_of(kind, name), owner, key, unit=unit)
         except ConfigError as error:

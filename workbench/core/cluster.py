@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from workbench.core.errors import ConfigError
+from workbench.core.medium import Air, Medium, relayed
 from workbench.core.ranges import (
     Fraction,
     JoulesPerByte,
@@ -68,7 +69,10 @@ class Processor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A device's access link to the switch.  bytes_per_s: payload rate in each direction.  latency_s: one way."""
+    """A device's access link.  bytes_per_s: payload rate in each direction.  latency_s: one way.
+
+    It leads to the switch; on Wi-Fi it is the station's way to the access point, and the rate that it has alone.
+    """
 
     bytes_per_s: Rate
     latency_s: Latency = 0.0
@@ -154,9 +158,12 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Devices joined by a switch; rank r is devices[r].  pairs: links that differ from the access links, keyed
+    """Devices joined by a medium; rank r is devices[r].  pairs: links that differ from the access links, keyed
     'name>name'.
 
+    medium: whether each device has a wire of its own to a switch, or all share the air of a Wi-Fi network.  There a
+    pair's link leads from station to station, past the access point.  jitter_s: mean of the additional delay of each
+    message on Wi-Fi.
     data: how tensors travel between real devices: by our TLS relays, as plain TCP, or as plain TCP in a WireGuard
     network.
     """
@@ -166,9 +173,14 @@ class Cluster:
     pairs: dict[str, Link] = field(default_factory=dict)
     description: Text = ""
     data: DataPlane = "tls"
+    medium: Medium = "switch"
+    jitter_s: Latency = 0.0
 
     def __post_init__(self) -> None:
         require_ranges(self, "A cluster")
+        if self.jitter_s and self.medium == "switch":
+            request = f"Cluster '{self.name}' asks for a jitter of {1e3 * self.jitter_s:g} ms."
+            raise ConfigError(request, "Its medium is a switch.", 'Leave jitter_ms out, or set medium = "wifi".')
         if not self.devices:
             raise ConfigError(
                 f"Cluster '{self.name}' was asked for.", "It has no devices.", "Describe at least one [[device]]."
@@ -212,12 +224,31 @@ class Cluster:
         """Return '1 device', '4 devices'."""
         return f"{self.world_size} device{'s' * (self.world_size != 1)}"
 
+    @property
+    def air(self) -> Air | None:
+        """Return the air that the devices share; None if each has a wire of its own."""
+        if self.medium == "switch":
+            return None
+        ranks = {device.name: str(rank) for rank, device in enumerate(self.devices)}
+        pairs = {">".join(ranks[end] for end in pair.split(">")): link for pair, link in self.pairs.items()}
+        return Air(
+            bytes_per_s=tuple(device.link.bytes_per_s for device in self.devices),
+            pairs={pair: link.bytes_per_s for pair, link in pairs.items()},
+            jitter_s=self.jitter_s,
+        )
+
     def link(self, source: int, destination: int) -> Link:
-        """Return the path between two ranks: the rate of the slower access link, and the sum of both latencies."""
+        """Return the path between two ranks as it is without other traffic.
+
+        Through a switch it has the rate of the slower access link.  Through an access point each byte is sent twice, at
+        the rates of both.  Its latency is the sum of both latencies, and of the mean jitter.
+        """
         sender, receiver = self.devices[source], self.devices[destination]
         described = self.pairs.get(f"{sender.name}>{receiver.name}")
         if described is not None:
-            return described
+            return _delayed(described, self.jitter_s) if self.jitter_s else described
+        if self.medium == "wifi":
+            return _relayed_path(sender.link, receiver.link, self.jitter_s)
         return _path(sender.link, receiver.link)
 
     def part(self, ranks: Sequence[int], factors: Factors | None = None) -> Cluster:
@@ -245,8 +276,8 @@ class Cluster:
         )
 
     def with_slower_links(self, factor: float) -> Cluster:
-        """Return the cluster with all links `factor` times slower, latency included."""
-        return self.with_links(
+        """Return the cluster with all links `factor` times slower, latency and jitter included."""
+        return replace(self, jitter_s=self.jitter_s * factor).with_links(
             lambda link: Link(bytes_per_s=link.bytes_per_s / factor, latency_s=link.latency_s * factor)
         )
 
@@ -258,7 +289,7 @@ class Cluster:
         for pair, factor in factors.items():
             ends = [ranks.get(name) for name in str(pair).split(">")]
             if len(ends) == 2 and None not in ends:
-                link = self.link(*ends)  # type: ignore[arg-type]  # neither is None
+                link = replace(self, jitter_s=0.0).link(*ends)  # type: ignore[arg-type]  # neither is None
                 pairs[pair] = Link(bytes_per_s=link.bytes_per_s / factor, latency_s=link.latency_s * factor)
         return replace(self, pairs=pairs) if pairs != self.pairs else self
 
@@ -308,3 +339,16 @@ def _path(sender: Link, receiver: Link) -> Link:
     return Link(
         bytes_per_s=min(sender.bytes_per_s, receiver.bytes_per_s), latency_s=sender.latency_s + receiver.latency_s
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def _relayed_path(sender: Link, receiver: Link, jitter_s: float) -> Link:
+    return Link(
+        bytes_per_s=relayed(sender.bytes_per_s, receiver.bytes_per_s),
+        latency_s=sender.latency_s + receiver.latency_s + jitter_s,
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _delayed(link: Link, jitter_s: float) -> Link:
+    return replace(link, latency_s=link.latency_s + jitter_s)

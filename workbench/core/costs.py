@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from workbench.core.cluster import Cluster
+from workbench.core.medium import Air
 from workbench.core.schedule import ALLGATHER, ALLREDUCE, BROADCAST, COLLECTIVES, REDUCESCATTER, SEND, Op, Value
 
 ITEM_BYTES = {
@@ -159,10 +160,17 @@ def sent_bytes(kind: str, size: int, nbytes: int, *, is_root: bool = False) -> i
 def collective_s(cluster: Cluster, kind: str, ranks: Sequence[int], nbytes: int) -> float:
     """Return the seconds of a collective on a tensor of `nbytes`; 0 for one rank, and for a ring without bytes.
 
-    Each step of a ring sends nbytes/n over its slowest link.  A broadcast goes from ranks[0] along a binomial tree.
+    Each step of a ring sends nbytes/n over its slowest link.  A broadcast goes from ranks[0] along a binomial tree.  On
+    shared air the times of all its messages add up.
     """
     if len(ranks) < 2:
         return 0.0
+    if (air := cluster.air) is not None:
+        return (
+            collective_latency_s(cluster, kind, ranks) + collective_air_s(air, kind, ranks, nbytes)
+            if (nbytes or kind == BROADCAST)
+            else 0.0
+        )
     if kind == BROADCAST:
         return num_rounds(kind, len(ranks)) * max(cluster.link(ranks[0], rank).transfer_s(nbytes) for rank in ranks[1:])
     if not nbytes:
@@ -180,17 +188,35 @@ def collective_latency_s(cluster: Cluster, kind: str, ranks: Sequence[int]) -> f
     return num_rounds(kind, len(ranks)) * max(cluster.link(*pair).latency_s for pair in pairs)
 
 
+def collective_air_s(air: Air, kind: str, ranks: Sequence[int], nbytes: int) -> float:
+    """Return the seconds on air of all messages of a collective on a tensor of `nbytes`, those of its members together.
+
+    Those of a broadcast count as messages from its root.
+    """
+    if kind == BROADCAST:
+        return sum(air.transfer_s(ranks[0], rank, nbytes) for rank in ranks[1:])
+    chunk = -(-nbytes // len(ranks))
+    pairs = zip(ranks, (*ranks[1:], ranks[0]), strict=True)
+    return ring_steps(kind, len(ranks)) * sum(air.transfer_s(*pair, chunk) for pair in pairs)
+
+
+def num_senders(kind: str, size: int) -> float:
+    """Return how many members of a collective send at once: all in a ring, the mean of the rounds in a broadcast."""
+    return (size - 1) / num_rounds(kind, size) if kind == BROADCAST else size
+
+
 def busiest_s(cluster: Cluster, transfers: Iterable[tuple[int, int, float]]) -> float:
     """Return the seconds of simultaneous transfers (source, destination, bytes): those of the busiest end of a link,
     plus the longest latency.
 
-    Devices send and receive in parallel; a device's own messages share its link.
+    Devices send and receive in parallel; a device's own messages share its link.  On shared air all add up.
     """
     busy: dict[tuple[str, int], float] = {}
     latency = 0.0
     for source, destination, nbytes in transfers:
         link = cluster.link(source, destination)
         latency = max(latency, link.latency_s)
-        for end in (("out", source), ("in", destination)):
+        ends = (("out", source), ("in", destination)) if cluster.medium == "switch" else (("air", 0),)
+        for end in ends:
             busy[end] = busy.get(end, 0.0) + nbytes / link.bytes_per_s
     return latency + max(busy.values(), default=0.0)

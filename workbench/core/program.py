@@ -12,15 +12,18 @@ from dataclasses import dataclass, field, replace
 
 from workbench.core.cluster import Cluster
 from workbench.core.costs import ITEM_BYTES, TOKEN, Costs, Spec, WrittenCosts
-from workbench.core.errors import ScheduleError
+from workbench.core.errors import ConfigError, ScheduleError
+from workbench.core.medium import Air
 from workbench.core.schedule import COLLECTIVES, RECV, Op, Schedule, Value, value_from_text
+from workbench.core.serial import from_json, to_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """devices: the devices' names, one for each rank.
 
-    budget_bytes: the memory limit of each device; empty for no limit.
+    budget_bytes: the memory limit of each device; empty for no limit.  air: the air that transfers and collectives
+    share; None if each device has a wire of its own.
 
     Raises ScheduleError if the number of devices or budgets differs from the schedule's number of ranks.
     """
@@ -29,6 +32,7 @@ class Program:
     costs: Costs
     devices: tuple[str, ...]
     budget_bytes: tuple[int, ...] = ()
+    air: Air | None = None
     _seconds: dict[int, list[float | None]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -44,15 +48,20 @@ class Program:
                 f"{len(self.budget_bytes)} have a memory budget.",
             )
             raise ScheduleError(request, problem, "Give every device a budget_bytes, or none.")
+        if self.air is not None and len(self.air.bytes_per_s) != len(self.devices):
+            request = f"A program on {len(self.devices)} devices that share the air was asked for."
+            problem = f"{len(self.air.bytes_per_s)} have a rate."
+            raise ScheduleError(request, problem, "Give every device a rate.")
 
     @classmethod
     def on(cls, cluster: Cluster, schedule: Schedule, costs: Costs) -> Program:
-        """Return the program on a cluster's devices, with their memory as budgets."""
+        """Return the program on a cluster's devices, with their memory as budgets and on their medium."""
         return cls(
             schedule=schedule,
             costs=costs,
             devices=tuple(device.name for device in cluster.devices),
             budget_bytes=tuple(device.memory_bytes for device in cluster.devices),
+            air=cluster.air,
         )
 
     def seconds(self, rank: int, index: int) -> float:
@@ -85,6 +94,8 @@ class Program:
             if self.budget_bytes:
                 device["budget_bytes"] = self.budget_bytes[rank]
             lines.append(f"device {json.dumps(device)}")
+        if self.air is not None:
+            lines.append(f"air {to_json(self.air, indent=-1)}")
         for rank, ops in enumerate(self.schedule.ops):
             lines += self.schedule.header(rank)
             for op in ops:
@@ -108,6 +119,7 @@ class Program:
         specs: dict[Value, Spec] = {}
         listed: list[tuple[int, float | None]] = []  # (rank, seconds) of each operation
         schedule_lines: list[str] = []
+        air: Air | None = None
         rank = -1
         for number, raw in enumerate(text.splitlines(), start=1):
             line = (
@@ -119,6 +131,8 @@ class Program:
             try:
                 if word == "device":
                     devices.append(_device(line.removeprefix("device ")))
+                elif word == "air":
+                    air = from_json(line.removeprefix("air "), Air, source="the program")
                 elif word == "value":
                     specs[value_from_text(body.removeprefix("value "))] = _spec(amount)
                 else:
@@ -126,7 +140,7 @@ class Program:
                     rank += word == "rank"
                     if line and word not in ("rank", "in", "out", "carry"):
                         listed.append((rank, float(amount) if separator else None))
-            except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
+            except (ConfigError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
                 raise ScheduleError(
                     f"Line {number} of the program was read: '{line}'.", f"It is malformed: {error}.", _SEE
                 ) from error
@@ -142,6 +156,7 @@ class Program:
             costs=WrittenCosts(seconds_of=seconds, specs=specs, resident=resident),
             devices=tuple(device["name"] for device in devices),
             budget_bytes=tuple(device["budget_bytes"] for device in devices if "budget_bytes" in device),
+            air=air,
         )
 
 
@@ -159,7 +174,7 @@ def require_same(text: str, other: str, *, ranks: Sequence[int] = (0, 1)) -> Non
     sides = [lines[line_index] if line_index < len(lines) else "nothing" for lines in (mine, theirs)]
     begins = [i for i, line in enumerate(mine[:line_index]) if line.startswith("rank ")]
     words = {side.partition(" ")[0] for side in sides}
-    if "device" in words or not begins:
+    if words & {"device", "air"} or not begins:
         place = "In the devices"
     elif words <= {"value", "nothing"}:
         place = "In the values"

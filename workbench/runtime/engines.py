@@ -67,6 +67,12 @@ class EngineCluster(Engines):
                 "Engines that start here are emulated devices.",
                 "Run a job on them with `workbench run`, or leave their address out to emulate them.",
             )
+        if cluster.medium == "wifi":
+            raise RuntimeSetupError(
+                f"Cluster '{cluster.name}' was to be emulated.",
+                "Its devices share the air; emulated links are private wires.",
+                'Use --mode simulate, or set medium = "switch".',
+            )
         if fidelity not in ("auto", "kernel", "paced"):
             raise ConfigError(f"fidelity '{fidelity}' was asked for.", "Known: auto, kernel, paced.", "Choose one.")
         warm_up(with_models=False)  # while the network is tried out and set up

@@ -1,7 +1,7 @@
 """Run a schedule in virtual time: an event-driven simulation of streams, channels, collectives and network interfaces.
 
 An interface is full duplex, with one transfer out and one in at a time.  The transfer that is ready first goes first;
-ties go by rank and list order.
+ties go by rank and list order.  On Wi-Fi the transfers and collectives in flight also share the air (see air.py).
 
 Memory over time follows from lifetimes: resident bytes, plus each value from the start of its write to the end of its
 last read.
@@ -18,14 +18,16 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 
 from workbench.core.activities import Activities, activities, require_progress
-from workbench.core.costs import Costs, sent_bytes
+from workbench.core.costs import Costs, collective_air_s, num_senders, sent_bytes
 from workbench.core.errors import ScheduleError
+from workbench.core.medium import Air
 from workbench.core.program import Program
 from workbench.core.schedule import (
     BROADCAST,
     COLLECTIVES,
     REDUCESCATTER,
     SEND,
+    TRANSFERS,
     UPDATES,
     Op,
     Schedule,
@@ -33,6 +35,7 @@ from workbench.core.schedule import (
     paused_collector,
 )
 from workbench.core.timeline import MemorySample, Span, Timeline
+from workbench.simulator.air import SharedAir
 
 
 def memory_over_time(schedule: Schedule, costs: Costs, spans: Sequence[Span]) -> tuple[tuple[MemorySample, ...], ...]:
@@ -110,11 +113,14 @@ def simulate(program: Program, *, title: str = "", memory: bool = True) -> Timel
     (rank, index in that rank's list).
     A collective takes costs.seconds(first member, its operation there) on its stream, and does not occupy the
     interfaces.
+    On shared air these are the seconds without other traffic.  The part that is time on air comes first, and takes
+    longer while others send; a collective counts as all its members that send at once.  The rest, latency and
+    overheads, follows, and differs from message to message by the jitter.
     memory: whether to compute the bytes in use over time, too.
     Raises ScheduleError, the same as schedules.check, for a schedule that cannot run.
     """
     graph = activities(program.schedule)
-    spans = _spans(program.schedule, graph, program.costs)
+    spans = _spans(program, graph)
     return Timeline(
         source="simulated",
         device_names=program.devices,
@@ -125,15 +131,50 @@ def simulate(program: Program, *, title: str = "", memory: bool = True) -> Timel
     )
 
 
-def _spans(schedule: Schedule, graph: Activities, costs: Costs) -> list[Span]:
+def _spans(program: Program, graph: Activities) -> list[Span]:
+    schedule, costs, air = program.schedule, program.costs, program.air
     ops, members, targets, firsts = schedule.ops, graph.members, graph.targets, graph.firsts
     waits = list(graph.num_waits)
     interfaces = Interfaces(schedule.world_size)
+    shared = SharedAir()
+    on_air: dict[int, tuple[float, float]] = {}  # activity: when it started, its seconds after it has left the air
+    num_sent: dict[tuple[int, ...], int] = {}  # by channel
     spans: list[Span] = []
     ending: list[tuple[float, int]] = []  # heap of (end_s, activity)
     released: list[int] = [activity for activity, count in enumerate(waits) if count == 0]
     now_s = 0.0
     num_done = 0
+
+    def put_on_air(air: Air, activity: int, duration_s: float) -> bool:
+        """Start a transfer or collective on air; return False for an activity that takes no time there."""
+        rank, index = members[activity][0]
+        op, senders = ops[rank][index], 1.0
+        if op.kind == SEND:
+            source, destination = op.ranks
+            number = num_sent[op.ranks] = num_sent.get(op.ranks, -1) + 1
+            air_s = min(duration_s, air.transfer_s(source, destination, costs.spec(op.reads[0]).nbytes))
+            rest_s = max(0.0, duration_s - air_s - air.jitter_s) + air.delay_s(source, destination, number)
+        elif op.kind in COLLECTIVES and len(op.ranks) > 1:
+            air_s = min(duration_s, collective_air_s(air, op.kind, op.ranks, _tensor_bytes(costs, rank, op)))
+            rest_s, senders = duration_s - air_s, num_senders(op.kind, len(op.ranks))
+        else:
+            return False
+        on_air[activity] = now_s, rest_s
+        shared.start(activity, air_s, now_s, senders)
+        return True
+
+    def end(activity: int, start_s: float, end_s: float) -> None:
+        """Let an activity end at a time that is now certain."""
+        for rank, index in members[activity]:
+            op = ops[rank][index]
+            kind, nbytes = op.kind, 0
+            if kind in TRANSFERS:
+                nbytes = costs.spec((op.reads or op.writes)[0]).nbytes
+            elif kind in COLLECTIVES:
+                nbytes = _collective_bytes(costs, rank, op)
+            spans.append(Span(rank, op, start_s, end_s, nbytes))
+        heappush(ending, (end_s, activity))
+
     while True:
         for activity in released:
             places = members[activity]
@@ -143,21 +184,21 @@ def _spans(schedule: Schedule, graph: Activities, costs: Costs) -> list[Span]:
                 interfaces.ask(activity, rank, op.ranks[1], ready_s=now_s, index=index)
                 continue
             duration_s = _duration_s(costs, schedule, places, op)
-            for place_rank, place_index in places:
-                member_op = ops[place_rank][place_index]
-                nbytes = _collective_bytes(costs, place_rank, member_op) if member_op.kind in COLLECTIVES else 0
-                spans.append(Span(place_rank, member_op, now_s, now_s + duration_s, nbytes))
-            heappush(ending, (now_s + duration_s, activity))
+            if air is None or not put_on_air(air, activity, duration_s):
+                end(activity, now_s, now_s + duration_s)
         released.clear()
         # Handle all events of one instant before assigning a network interface.
         for activity in () if ending and ending[0][0] == now_s else interfaces.grant():
-            (source, index), (destination, other_index) = members[activity]
+            source, index = members[activity][0]
             op = ops[source][index]
-            end_s = now_s + _checked(costs.seconds(source, op), source, op)
-            nbytes = costs.spec(op.reads[0]).nbytes
-            spans.append(Span(source, op, now_s, end_s, nbytes))
-            spans.append(Span(destination, ops[destination][other_index], now_s, end_s, nbytes))
-            heappush(ending, (end_s, activity))
+            duration_s = _checked(costs.seconds(source, op), source, op)
+            if air is None or not put_on_air(air, activity, duration_s):
+                end(activity, now_s, now_s + duration_s)
+        while on_air and (not ending or shared.next_s <= ending[0][0]):
+            left_s = shared.next_s
+            for activity in shared.leave():
+                start_s, rest_s = on_air.pop(activity)
+                end(activity, start_s, left_s + rest_s)
         if not ending:
             break
         now_s = ending[0][0]
@@ -194,14 +235,18 @@ def _checked(seconds: float, rank: int, op: Op) -> float:
     return seconds
 
 
-def _collective_bytes(costs: Costs, rank: int, op: Op) -> int:
-    """Return the bytes that a rank sends in a collective.
+def _tensor_bytes(costs: Costs, rank: int, op: Op) -> int:
+    """Return the size of a collective's whole tensor.
 
-    The tensor is the operation's output (for a REDUCESCATTER and for a BROADCAST's root: its input).
+    It is the operation's output (for a REDUCESCATTER and for a BROADCAST's root: its input).
     """
     transferred = op.reads if op.kind == REDUCESCATTER or (op.kind == BROADCAST and rank == op.ranks[0]) else op.writes
-    nbytes = sum(costs.spec(value).nbytes for value in transferred)
-    return sent_bytes(op.kind, len(op.ranks), nbytes, is_root=rank == op.ranks[0])
+    return sum(costs.spec(value).nbytes for value in transferred)
+
+
+def _collective_bytes(costs: Costs, rank: int, op: Op) -> int:
+    """Return the bytes that a rank sends in a collective."""
+    return sent_bytes(op.kind, len(op.ranks), _tensor_bytes(costs, rank, op), is_root=rank == op.ranks[0])
 
 
 _Waiting = tuple[

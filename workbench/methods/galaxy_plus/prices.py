@@ -4,7 +4,8 @@ and III-D).
 A planner's formulas ignore the order of tiles in a ring; only the simulation shows which device waits for which.
 SequencePrice simulates only a few layers.  Consecutive layers of one scheme soon take equal times, or every second one
 does.  (A schedule whose transfers never contend for an interface is a max-plus linear system, periodic from some layer
-on.)  So a long run of layers is simulated as a short one, and its last two steps are repeated.
+on.)  So a long run of layers is simulated as a short one, and its last two steps are repeated.  On shared air transfers
+do contend, and all layers are simulated.
 """
 
 from __future__ import annotations
@@ -196,7 +197,7 @@ class SequencePrice:
         return simulate(self._prepared(plan, self.profile.stacks).program, memory=False, title=title)
 
     def _price(self, plan: InferencePlan) -> float:
-        if plan.paradigm == "pipeline":
+        if plan.paradigm == "pipeline" or self.cluster.medium == "wifi":
             return self.timeline(plan).makespan_s
         schemes = plan.schemes if plan.paradigm == "hybrid" else (1,) * self.profile.num_layers
         short_schemes: list[int] = []
