@@ -13,7 +13,8 @@ import subprocess
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,16 +32,19 @@ from workbench.core import Job, Plan, Report, Share, Stage
 from workbench.core.device_faults import Fault, FaultSchedule
 from workbench.core.errors import ConfigError, DeviceLostError, MemoryBudgetError, RuntimeSetupError
 from workbench.methods.base import Event
+from workbench.methods.common.text_model import load_text_model
 from workbench.methods.devices import over_ssh
 from workbench.methods.fine_tuning import measure as fine_tuning_measure
 from workbench.methods.fine_tuning import method as fine_tuning
 from workbench.methods.galaxy_plus.profiles import analytic_profile
+from workbench.methods.galaxy_plus.serving import text_service
 from workbench.methods.galaxy_plus.serving.records import ServingEvent, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import serve
 from workbench.methods.p_rge import measure as p_rge_measure
 from workbench.methods.p_rge import method as p_rge
 from workbench.methods.ringada import measure as ringada_measure
 from workbench.methods.ringada import method as ringada
+from workbench.models.generation import Sampling
 from workbench.models.loading import load_model, load_tokenizer
 from workbench.models.partial_loading import tensors_in
 from workbench.models.saving import save_tokenizer
@@ -298,6 +302,31 @@ def test_a_stream_is_answered_without_a_killed_device(place: Place) -> None:
             stream=StreamSettings(),
             faults=[Fault(kind="slow", rank=0, start=1, factor=2)],
         )
+
+
+def test_texts_go_on_without_a_killed_device(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has the tokens that one process writes, also those that were being written when the device was lost."""
+    model, cluster = "tiny-llama-2", real_cluster(NAMES)
+    local, wanted = load_text_model(model).writer, [([5 + number] * (4 + number), 24) for number in range(6)]
+    expected = [list(local.write(*one, Sampling(temperature=0.9, seed=3))) for one in wanted]
+    said = list[str]()
+    monkeypatch.setattr(text_service, "over_ssh", lambda cluster: nullcontext(place.real))
+
+    def written(one: tuple[list[int], int]) -> list[int]:
+        return list(service.writer.write(*one, Sampling(temperature=0.9, seed=3)))
+
+    with (
+        text_service.text_service(model, cluster, "auto", ends=[], say=said.append, system="megatron_lm") as service,
+        ThreadPoolExecutor(len(wanted)) as threads,
+    ):
+        assert service.fidelity == "real" and list(threads.map(written, wanted)) == expected
+        first = service.writer.write(*wanted[0], Sampling(temperature=0.9, seed=3))
+        found = [next(first)]
+        service.policy.actions.put((1, True))
+        others = [threads.submit(written, one) for one in wanted]
+        assert found + list(first) == expected[0] and [other.result() for other in others] == expected
+        assert service.policy.num_again and service.policy.log.plans[-1].ranks == (0,)
+    assert any("beta is lost" in line for line in said)
 
 
 _OBSERVER = """
