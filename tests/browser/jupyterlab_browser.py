@@ -242,9 +242,19 @@ class Notebook:
             lambda: self.js(f"return {_PANEL}.sessionContext.session.kernel.status === 'idle'"), "the kernel to be idle"
         )
 
+    def content(self) -> dict[str, Any]:
+        """Return the notebook as it is now."""
+        return dict(self.js(f"return {_PANEL}.content.model.sharedModel.toJSON()"))
+
     def cells(self) -> list[dict[str, Any]]:
         """Return the cells as they are now."""
-        return list(self.js(f"return {_PANEL}.content.model.sharedModel.toJSON().cells"))
+        return list(self.content()["cells"])
+
+    def use_theme(self, theme: str) -> None:
+        """Change JupyterLab's theme, such as JupyterLab Dark."""
+        self.js("jupyterapp.commands.execute('apputils:change-theme', {theme: arguments[0]})", theme)
+        is_light = str("Light" in theme).lower()
+        wait_until(lambda: self.js("return document.body.dataset.jpThemeLight") == is_light, f"the theme {theme}")
 
     def faults(self) -> list[str]:
         """What is wrong: cells with an error, cells that did not run, outputs that cannot be shown."""

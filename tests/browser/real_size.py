@@ -1,7 +1,8 @@
 """Run labs at their real size in JupyterLab in Chromium: `python -m tests.browser.real_size FOLDER [LAB...]`.
 
-Each lab's source runs with its solutions.  FOLDER gets pictures of the whole notebook and the notebook with its
-outputs; what went wrong is printed.  The time of the cells goes to data/lab-minutes.json.  Nothing else should run.
+Each lab's source runs with its solutions.  FOLDER gets pictures of the whole notebook (light, dark, and narrow: a
+window of 1280 at 200 %) and the notebook with its outputs; what went wrong is printed.  The time of the cells goes to
+data/lab-minutes.json.  Nothing else should run.
 """
 
 from __future__ import annotations
@@ -59,7 +60,14 @@ def run(lab: str, pictures: Path) -> Measured:
                 taken_s = time.monotonic() - began_s
                 load = fmean(found)
                 notebook.shoot_all()
-                (pictures / source.name).write_text(json.dumps({"cells": notebook.cells()}))
+                (pictures / source.name).write_text(json.dumps(notebook.content()))
+                notebook.use_theme("JupyterLab Dark")
+                notebook.screenshots = pictures / "dark"
+                notebook.shoot_all()
+                notebook.use_theme("JupyterLab Light")
+                driver.set_window_size(640, jupyterlab_browser.HEIGHT)
+                notebook.screenshots = pictures / "narrow"
+                notebook.shoot_all()
             faults = [*notebook.faults(), *_messages(notebook)]
             sys.stdout.write(f"Lab {lab}: {taken_s:.0f} s, {faults or 'no faults'}\n")
             sys.stdout.flush()
