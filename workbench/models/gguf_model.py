@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
+import sys
 import tempfile
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from workbench.core.errors import ConfigError, MissingDataError
 from workbench.core.files import place_folder
 from workbench.models.families import family_of
 from workbench.models.partial_loading import HEAD, save_tensors
+from workbench.models.quiet import quiet_transformers
 
 
 def converted(path: Path) -> Path:
@@ -28,7 +32,10 @@ def converted(path: Path) -> Path:
         made = Path(scratch) / "model"
         made.mkdir()
         try:
-            _convert(path, made)
+            sys.stderr.write(f"{path.name}: converting to float32 weights, once\n")
+            # Its reader of GGUF files shows a bar whatever transformers is asked to show.
+            with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
+                _convert(path, made)
         except ConfigError:
             raise
         except Exception as error:  # libraries raise many kinds of errors for a user's file
@@ -48,7 +55,7 @@ def _convert(path: Path, folder: Path) -> None:
     config = AutoConfig.from_pretrained(**place)
     maker = AutoModelForCausalLM if family_of(config.model_type).is_causal else AutoModel
     # Not by save_pretrained, which refuses a model that was read from a GGUF file.
-    state = maker.from_pretrained(**place, dtype=torch.float32).state_dict()
+    state = maker.from_pretrained(**place, config=config, dtype=torch.float32).state_dict()
     if config.tie_word_embeddings:
         state.pop(HEAD, None)
     save_tensors(folder / "model.safetensors", state, {"format": "pt"})

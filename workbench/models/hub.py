@@ -20,7 +20,7 @@ from workbench.models.families import FAMILIES, family_of
 from workbench.models.gguf_model import converted
 from workbench.models.tokenizer import read_settings
 
-EMBEDDED_MODELS = ("all-MiniLM-L6-v2", "SmolLM2-135M")
+EMBEDDED_MODELS = ("all-MiniLM-L6-v2", "SmolLM2-135M", "gemma-3-270m")
 # Names of new hub repositories include the owner before a slash; these older ones of our families do not.
 _HUB_NAMES_WITHOUT_OWNER = (
     "bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased", "bert-base-multilingual-cased",
@@ -96,8 +96,8 @@ def locate(name: str) -> Path | str:
     if (brought := brought_folder(name, cache_folder())).is_dir():
         return brought
     if name in EMBEDDED_MODELS:
-        assert name in ASSETS
-        return asset_path(name)
+        fetched = asset_path(name)
+        return converted(fetched / ASSETS[name].joined) if ASSETS[name].joined else fetched
     folder = user_path(name, "The model")
     if folder.suffix == ".gguf" and folder.is_file():
         return converted(folder)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ from workbench.models.partial_loading import (
     read_stage,
     require_finite,
 )
+from workbench.models.quiet import quiet_transformers
 from workbench.models.stack import BackboneStage, LayerStack
 from workbench.models.tokenizer import (
     ImageTokenizer,
@@ -160,7 +160,7 @@ def load_tokenizer(name: str) -> TextTokenizer | ImageTokenizer:
             )
     from transformers import AutoTokenizer
 
-    with _quiet_transformers():
+    with quiet_transformers():
         tokenizer = loaded(
             name,
             lambda local_only: AutoTokenizer.from_pretrained(
@@ -234,25 +234,9 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, *, with_head: bool =
             **options,
         )
 
-    with _quiet_transformers():
+    with quiet_transformers():
         model, loading_info = loaded(name, load)
     require_whole(name, loading_info)
     for parameter in model.parameters():
         require_finite(parameter, f"The weights of '{name}'")
     return model
-
-
-@contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Hide progress bars and notes of transformers while it loads."""
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
