@@ -84,6 +84,14 @@ CASES: list[tuple[str, dict[str, Any], str, str, dict[str, Any]]] = [
     ("fine_tuning", {"bottleneck": 16, "technique": "serial"}, "bottleneck", "", {}),
     ("fine_tuning", {"reduction": 4, "technique": "serial"}, "reduction", "technique = parallel", {}),
     ("fine_tuning", {"reduction": 4, "technique": "parallel"}, "reduction", "", {}),
+    ("fine_tuning", {"activations": "recompute"}, "activations", "", {}),
+    (
+        "fine_tuning",
+        {"activations": "recompute", "technique": "parallel"},
+        "activations",
+        "refused technique = full or lora or adapters or serial",
+        {},
+    ),
     ("fine_tuning", {"dropout": 0.2}, "dropout", "a head of its own", {"prepared": WORDS}),
     (
         "fine_tuning",

@@ -33,7 +33,8 @@ from workbench.core import Job, Plan, Stage
 from workbench.core.errors import ConfigError
 from workbench.core.program import Program
 from workbench.methods import load_method
-from workbench.methods.fine_tuning.handlers import BackpropagationHandlers, StageCompute
+from workbench.methods.fine_tuning.compute import StageCompute
+from workbench.methods.fine_tuning.handlers import BackpropagationHandlers
 from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.methods.pac_plus.epochs import build_stage, make_adapter, save_initial
 from workbench.methods.pac_plus.handlers import CachedBatches, PacPlusHandlers
@@ -53,6 +54,7 @@ from workbench.models.side_layers import TOKEN_KINDS
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.runtime.activation_cache import ActivationCache, cache_dtype
+from workbench.schedules import check
 from workbench.schedules.pipeline import OrderName
 from workbench.tasks.tokenize import Batch, collate
 
@@ -215,7 +217,14 @@ def check_fine_tuning(
     model: str, technique: str, storage: str, name: str, what: str, kind: Kind = "classification"
 ) -> None:
     rank_job = fine_tuning_job(model, technique, storage, name, kind)
-    (phase,), steps = rank_job.phases(), rank_job.planned_epoch(0)
+    compare(fine_tuned_plainly(model, technique, storage, kind), *programs_and_tables(rank_job, storage), what)
+
+
+def programs_and_tables(
+    rank_job: FineTuningRankJob, storage: str = "float32"
+) -> tuple[list[Program], list[dict[int, StepHandlers]]]:
+    """Return each step's program, and its handlers by rank."""
+    (phase,), steps, model = rank_job.phases(), rank_job.planned_epoch(0), rank_job.job.model
     tables: list[dict[int, StepHandlers]] = [{} for _ in steps]
     for own in rank_job.plan.stages:
         for rank in own.ranks:
@@ -226,9 +235,7 @@ def check_fine_tuning(
                 table[rank] = BackpropagationHandlers(
                     shared=rank_job.shared, compute=compute, optimizer=optimizer, epoch=0, **share
                 )
-    compare(
-        fine_tuned_plainly(model, technique, storage, kind), [phase.program(step.shape) for step in steps], tables, what
-    )
+    return [phase.program(step.shape) for step in steps], tables
 
 
 def pac_plus_job(
@@ -302,6 +309,56 @@ def test_combinations_equal_one_process(technique: str, tmp_path: Path) -> None:
             check_parallel_adapters(model, storage, name, tmp_path, what)
         else:
             check_fine_tuning(model, technique, storage, name, what)
+
+
+@pytest.mark.parametrize(
+    ("technique", "name", "model", "storage", "lora_dropout"),
+    [
+        ("lora", "one device", "tiny-bert", "float32", 0.2),
+        ("lora", "1F1B", "tiny-llama", "int4", 0.0),
+        ("lora", "GPipe", "tiny-bart", "float32", 0.2),
+        ("adapters", "hybrid", "tiny-gpt2", "bfloat16", 0.0),
+        ("serial", "hybrid by GPipe", "tiny-bert", "int8", 0.0),
+        ("full", "1F1B", "tiny-t5", "float32", 0.0),
+        ("full", "data parallel", "tiny-llama", "float32", 0.0),
+    ],
+)
+def test_recomputed_activations_change_nothing(
+    technique: str, name: str, model: str, storage: str, lora_dropout: float
+) -> None:
+    """Both steps' losses and the first one's gradients to 1e-6, whether all stages recompute or every second one, and
+    whatever dropout draws."""
+    rank_job = fine_tuning_job(model, technique, storage, name)
+    rank_job = replace(rank_job, config=replace(rank_job.config, lora_dropout=lora_dropout))
+
+    def trained(*activations: str) -> tuple[list[float], dict[str, torch.Tensor], set[str]]:
+        stages = [
+            replace(own, activations=activations[at % len(activations)]) for at, own in enumerate(rank_job.plan.stages)
+        ]
+        programs, tables = programs_and_tables(replace(rank_job, plan=plan_of(stages)), storage)
+        torch.manual_seed(0)
+        losses, moments = list[float](), dict[str, torch.Tensor]()
+        for program, own in zip(programs, tables, strict=True):
+            check(program.schedule)
+            values = run_program(program, {rank: one.table() for rank, one in own.items()})  # type: ignore[attr-defined]
+            losses += [one.item() for held in values for value, one in held.items() if value.name == "loss"]
+            moments = moments or {
+                f"{rank} {key}": tensor.clone()
+                for rank, one in own.items()
+                for key, tensor in one.optimizer.named_tensors().items()
+                if key.startswith("exp_avg/")
+            }
+        return losses, moments, {op.kind for ops in programs[0].schedule.ops for op in ops}
+
+    losses, gradients, kinds = trained("memory")
+    scale = max(gradient.abs().max().item() for gradient in gradients.values())
+    assert "R" not in kinds
+    for activations in (("recompute",), ("recompute", "memory")):
+        again, found, kinds = trained(*activations)
+        assert "R" in kinds
+        assert again == pytest.approx(losses, rel=1e-6)
+        for key, gradient in gradients.items():
+            torch.testing.assert_close(found[key], gradient, rtol=1e-6, atol=1e-6 * scale)
 
 
 @pytest.mark.parametrize("kind", TOKEN_KINDS)

@@ -309,7 +309,7 @@ def test_a_plan_that_no_longer_fits_is_changed_at_any_price(job: Job) -> None:
     """Another program takes memory of a device, which has fewer layers then; later the layers stay, as moving is
     expensive (simulated)."""
     three = devices(3, host_share=None, model="some", storage_bytes_per_s=1e3, memory_bytes=9_000_000)
-    job = replace(job, options={"drain_every": 1}, epochs=10)
+    job = replace(job, options={"drain_every": 1, "activations": "memory"}, epochs=10)
     taken, too_much = (
         experiment.run(replace(job, faults=f"memory:beta:{one}"), three, "simulate")
         for one in ("1.5@step1-20", "9@step1")

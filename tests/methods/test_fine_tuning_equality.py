@@ -87,6 +87,7 @@ def rank_job(model: str, technique: str, plan: str, folder: Path) -> FineTuningR
     [
         ("tiny-t5", "full", "[2, 2, 1, 1] on [1-1-1-1]"),
         ("tiny-bert", "lora", "[3, 3] on [2-2]"),
+        ("tiny-bert", "lora, recomputing", "[3, 3] on [2-2]"),
         ("tiny-llama", "adapters", "[6] on [4]"),
         ("tiny-gpt2", "full", "[2, 2, 2] on [2-1-1]"),
     ],
@@ -96,9 +97,12 @@ def test_devices_train_as_one_process(
 ) -> None:
     """Two epochs on four devices: every loss and every weight.  jax: ranks that compute with JAX."""
     stack = load_stack(model)
+    technique, _, recomputing = technique.partition(", ")
     config = config_for(stack, technique)
     expected, weights = train_plainly(stack, config)
     job = rank_job(model, technique, plan, tmp_path)
+    if recomputing:
+        job = replace(job, plan=plan_of(tuple(replace(one, activations="recompute") for one in job.plan.stages)))
     devices = (
         replace(one, framework="jax" if rank in jax else "torch") for rank, one in enumerate(job.cluster.devices)
     )

@@ -114,6 +114,7 @@ def test_wrong_options_are_named(data: Path, options: dict, words: tuple[str, ..
         ("fine_tuning", "tiny-gpt2", {}, "the family gpt2.*built for bert, roberta, distilbert"),
         ("confidant", "tiny-bert", {"technique": "serial"}, "technique = 'serial'.*built for full and lora"),
         ("fine_tuning", "tiny-bert", {"lora_dropout": 0.1}, "lora_dropout = 0.1.*lora_dropout = 0"),
+        ("fine_tuning", "tiny-bert", {"activations": "recompute"}, "activations = 'recompute'.*activations = memory"),
         ("fine_tuning", "tiny-bert", {"backbone_dtype": "int8"}, "backbone_dtype = 'int8'.*float32"),
         ("pac_plus", "tiny-bert", {}, "pac_plus on 'beta'.*Only confidant and fine_tuning"),
     ],
@@ -166,7 +167,8 @@ def test_every_pair_simulates(data: Path, technique: str, paradigm: str) -> None
 def test_what_does_not_fit_is_named_with_device_and_bytes(data: Path) -> None:
     """Full fine-tuning holds weights, gradients and two moments: 16 bytes for each parameter, where LoRA's backbone
     takes 4."""
-    jobs = {name: job_for(data, technique=name, paradigm="standalone") for name in ("full", "lora")}
+    options = {"paradigm": "standalone", "activations": "memory"}
+    jobs = {name: job_for(data, technique=name, **options) for name in ("full", "lora")}
     need = {}
     for name, job in jobs.items():
         profile = experiment.profile(job, two_devices(), "execute")
@@ -184,6 +186,11 @@ def test_what_does_not_fit_is_named_with_device_and_bytes(data: Path) -> None:
     assert experiment.run(jobs["lora"], between, "simulate").steps
     just_enough = two_devices(full.total_bytes)
     assert experiment.plan(jobs["full"], just_enough).stages
+    chosen = job_for(data, technique="full", paradigm="standalone")
+    [stage] = experiment.plan(chosen, just_enough).stages
+    assert stage.activations == "memory"
+    [stage] = experiment.plan(chosen, two_devices(full.total_bytes - full.context_bytes // 2)).stages
+    assert stage.activations == "recompute"
     with pytest.raises(PlanError, match="gradients and optimizer"):  # backups are kept in memory too
         experiment.plan(replace(jobs["full"], snapshot_every=5, snapshot_to="neighbour"), just_enough)
 

@@ -9,7 +9,7 @@ import torch
 from tests.methods.builders import write_sentences
 from workbench.core import Job
 from workbench.core.errors import ConfigError
-from workbench.methods.fine_tuning.handlers import StageCompute
+from workbench.methods.fine_tuning.compute import StageCompute
 from workbench.methods.fine_tuning.prepare import prepare
 from workbench.methods.training.handlers import Targets
 from workbench.models.loading import load_stack

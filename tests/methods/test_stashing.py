@@ -21,8 +21,9 @@ from workbench.core import Job, Plan, Share, Stage
 from workbench.core.division import Division
 from workbench.core.schedule import Value
 from workbench.core.virtual_workers import VersionRule, delay_of
+from workbench.methods.fine_tuning.compute import StageCompute
 from workbench.methods.fine_tuning.divided import divided_or_whole
-from workbench.methods.fine_tuning.handlers import BackpropagationHandlers, StageCompute
+from workbench.methods.fine_tuning.handlers import BackpropagationHandlers
 from workbench.methods.fine_tuning.jax_stage import JaxStageCompute
 from workbench.methods.fine_tuning.phases import (
     FineTuningRankJob,
@@ -159,6 +160,9 @@ def with_delays(job: FineTuningRankJob, rule: str = "adamw") -> tuple[list[float
         ("tiny-t5", "parallel", EVEN, 0, "sgd", {}, 0, "stashing"),
         ("tiny-bart", "lora", ((0, 1), (1, 1), (2, 2), (3, 2)), 5, "sgd", {}, 0, "stashing"),
         ("tiny-gpt2", "full", ((1, 1), (0, 5)), 0, "sgd", {0: HEADS, 1: HEADS}, 0, "stashing"),
+        ("tiny-gpt2", "lora recomputing", THREE, 0, "sgd", {}, 3, "stashing"),
+        ("tiny-bert", "full recomputing", ((0, 3), (1, 3)), 0, "sgd", {}, 3, "two"),
+        ("tiny-bart", "lora recomputing", ((0, 1), (1, 1), (2, 2), (3, 2)), 5, "sgd", {}, 0, "stashing"),
     ],
 )
 def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
@@ -178,9 +182,13 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
 
     With a window the pipeline never drains, also not between the epochs.
     """
+    technique, _, recomputing = technique.partition(" ")
     job = replace(
         asynchronous_job(model, technique, blocks, tmp_path, drain_every, window, versions), divisions=divisions
     )
+    if recomputing:
+        stages = tuple(replace(own, activations="recompute") for own in job.plan.stages)
+        job = replace(job, plan=replace(job.plan, stages=stages))
     if jax:
         job = replace(job, split=replace(job.split, ids=tuple(sample[:3] for sample in job.split.ids)))
     if rule == "sgd":

@@ -2,11 +2,13 @@ from dataclasses import replace
 
 import pytest
 
+from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
-from workbench.planners import memory
+from workbench.planners import Problem, fixed_plan, memory
+from workbench.planners.recomputation import plan_within_memory
 
-from .builders import SEQUENCE_LENGTH, device, equal
+from .builders import SEQUENCE_LENGTH, device, equal, layer, profile_of
 
 
 def test_the_parts_of_a_middle_stage_by_hand():
@@ -25,6 +27,49 @@ def test_the_parts_of_a_middle_stage_by_hand():
 def test_the_whole_model_has_no_boundary():
     profile, _ = equal(4, 1)
     assert memory.rank_need(profile, 0, 0, 4, samples=2, sequence_length=1, in_flight=1).boundary_bytes == 0
+
+
+def test_a_stage_that_recomputes_keeps_inputs_and_one_layers_activations():
+    """Of three micro-batches in flight, the inputs of its two layers, and the activations of one."""
+    profile, _ = equal(4, 1)
+    sizes = {"samples": 2, "sequence_length": SEQUENCE_LENGTH}
+    kept, again = (
+        memory.rank_need(profile, 0, 1, 3, in_flight=3, activations=activations, **sizes)
+        for activations in ("memory", "recompute")
+    )
+    tokens = 2 * SEQUENCE_LENGTH
+    assert again.context_bytes == 3 * tokens * 2 * 8 + 3 * tokens * 2 * 5  # and the taps, which this profile has
+    assert again.workspace_bytes == tokens * (3 + 10)
+    assert again.weights_bytes == kept.weights_bytes and again.boundary_bytes == kept.boundary_bytes
+
+
+def test_the_planner_recomputes_only_where_activations_do_not_fit():
+    """Of two equal stages the first has two micro-batches in flight, and memory for the inputs of one of them."""
+    layers = [layer(frozen_bytes=0, trainable_bytes=0, tap_bytes_per_token=0, context_bytes_per_token=1000)] * 4
+    layers = [replace(one, times=one.times | {"B": one.times["SB"]}) for one in layers]
+    profile = profile_of([layers, layers])
+
+    def plan_with(profile):
+        problem = Problem(profile, cluster, batch_size=2, micro_batches=2, sequence_length=SEQUENCE_LENGTH)
+        return fixed_plan(problem, layers=(2, 2), groups=((0,), (1,)))
+
+    def needs(plan):
+        return memory.plan_needs(profile, plan, sequence_length=SEQUENCE_LENGTH)
+
+    for megabytes, expected in (
+        (1.0, ["memory", "memory"]),
+        (0.01, ["recompute", "memory"]),
+        (0.005, ["recompute"] * 2),
+    ):
+        cluster = Cluster(
+            name="two", devices=tuple(device(name, memory_bytes=int(1e6 * megabytes)) for name in ("one", "two"))
+        )
+        plan = plan_within_memory("auto", profile, cluster, plan_with, needs)
+        assert [stage.activations for stage in plan.stages] == expected
+        assert all(need.total_bytes <= 1e6 * megabytes for need in needs(plan).values())
+        assert bool(plan.notes) == ("recompute" in expected)
+    with pytest.raises(PlanError, match=r"has 5\.0 kB"):
+        plan_within_memory("memory", profile, cluster, plan_with, needs)
 
 
 def test_earlier_stages_hold_more_contexts_but_never_more_than_there_are_micro_batches():

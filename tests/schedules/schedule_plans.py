@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from workbench.core.costs import TableCosts
@@ -28,6 +29,18 @@ def plan_of(*groups: Sequence[int], layers: Sequence[int] = (), first_rank: int 
         at += num_layers
         rank += len(group)
     return Plan(method="test", stages=tuple(stages), micro_batch_size=sum(groups[0]), num_micro_batches=1)
+
+
+def recomputing(plan: Plan, *stages: int) -> Plan:
+    """Return the plan whose given stages (default: all) recompute their activations."""
+    chosen = stages or range(len(plan.stages))
+    return replace(
+        plan,
+        stages=tuple(
+            replace(stage, activations="recompute" if number in chosen else "memory")
+            for number, stage in enumerate(plan.stages)
+        ),
+    )
 
 
 def equal_plan(num_stages: int, samples: int = 1) -> Plan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from inference_algebra import shape
-from schedule_plans import GOLDEN, assert_golden, equal_plan, plan_of, workers_of
+from schedule_plans import GOLDEN, assert_golden, equal_plan, plan_of, recomputing, workers_of
 
 from workbench.cli.published import build_published
 from workbench.core.inference import InferencePlan
@@ -55,6 +55,12 @@ SCHEDULES = {
     ),
     "backpropagation_shared_tables": lambda: insert_transfers(
         backpropagation(equal_plan(3), (1, 1), shared=((0, 1), (1, 2), (0, 1, 2)))
+    ),
+    "recomputing_first_of_2_stages": lambda: insert_transfers(
+        backpropagation(recomputing(plan_of((1,), (1,), layers=(3, 2)), 0), (1, 1))
+    ),
+    "recomputing_asynchronous_1f1b": lambda: insert_transfers(
+        asynchronous_1f1b(recomputing(plan_of((1,), (1,), layers=(2, 2))), 2, num_begun=1, ahead=1)
     ),
     "pac_plus_hybrid_2_1": lambda: insert_transfers(hybrid_1f1b(plan_of((3, 1), (4,)), (4, 4, 2))),
     "pac_plus_hybrid_2_2": lambda: insert_transfers(hybrid_1f1b(plan_of((1, 3), (2, 2)), (4, 4))),

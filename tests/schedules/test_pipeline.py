@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from schedule_plans import equal_plan, labels, peaks, plan_of, timed
+from schedule_plans import equal_plan, labels, peaks, plan_of, recomputing, timed
 
 from workbench.core.schedule import Op
 from workbench.schedules import check, gpipe, insert_transfers, one_f_one_b
@@ -49,6 +49,29 @@ def test_a_group_shares_a_stage() -> None:
     assert labels(schedule, 1) == ["0F0", "0SEND0.1", "1RECV0.1", "0B0", "0ALLREDUCE", "0STEP"]
     assert labels(schedule, 2)[-1] == "1STEP"
     assert "1ALLREDUCE" not in labels(schedule, 2)
+
+
+def test_a_stage_that_recomputes_holds_one_layers_activations() -> None:
+    """Of two stages of four layers the first keeps the inputs of three micro-batches, and one layer's context."""
+    plan = plan_of((1,), (1,), layers=(4, 4))
+    schedule = check(insert_transfers(one_f_one_b(recomputing(plan), (1,) * 3)))
+    contexts, inputs = ({f"{name}{layer}": 1 for layer in range(8)} for name in ("ctx", "in"))
+    times = {"F": 4.0, "R": 1.0, "B": 2.0}
+    assert [timed(schedule, contexts, **times).peak_bytes(rank) for rank in (0, 1)] == [1, 1]
+    assert [timed(schedule, inputs, **times).peak_bytes(rank) for rank in (0, 1)] == [2 * 4, 3]
+    plain = timed(insert_transfers(one_f_one_b(plan, (1,) * 3)), F=4.0, B=8.0)
+    assert sum(span.op.kind == "R" for span in timed(schedule, **times).spans) == 3 * 4 + 3 * 3
+    assert plain.makespan_s < timed(schedule, **times).makespan_s < plain.makespan_s + 3 * 4 + 3
+
+
+def test_a_stage_recomputes_while_it_waits_for_the_gradient() -> None:
+    """The first stage's last layer is done again before the gradient arrives, so this takes no time."""
+    schedule = insert_transfers(one_f_one_b(recomputing(plan_of((1,), (1,), layers=(1, 1)), 0), (1, 1)))
+    assert "0R0.0" in labels(schedule, 0)
+    assert (
+        timed(schedule, F=1.0, R=1.0, B=2.0, SEND=5.0).makespan_s
+        == timed(insert_transfers(one_f_one_b(equal_plan(2), (1, 1))), F=1.0, B=2.0, SEND=5.0).makespan_s
+    )
 
 
 def test_a_big_pipeline_needs_each_price_once() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import Annotated, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 from msgspec import Meta
 
@@ -21,6 +21,11 @@ from workbench.core.ranges import Count, require_ranges
 T = TypeVar("T")
 Part = Annotated[int, Meta(ge=0, le=10**9)]
 """How much of something divided a rank has."""
+KEEP: Final = "memory"
+RECOMPUTE: Final = "recompute"
+Activations = Literal["memory", "recompute"]
+"""What happens to a stage's activations between its forward and its backward pass: they stay in memory, or only each
+layer's input does, and the backward pass computes the rest again (schedules.recomputation)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +47,7 @@ class Stage:
     start: int
     stop: int
     shares: tuple[Share, ...]
+    activations: Activations = "memory"
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.stop:
@@ -224,7 +230,10 @@ class Plan:
                 f"{names[share.rank]} ({count})" for share, count in zip(stage.shares, counts, strict=True)
             )
 
-        parts = [f"{stage.layers_in_words} on {shares(stage)}" for stage in self.stages]
+        again = {RECOMPUTE: ", activations recomputed"}
+        parts = [
+            f"{stage.layers_in_words} on {shares(stage)}{again.get(stage.activations, '')}" for stage in self.stages
+        ]
         return "; ".join([*parts, *([f"cached epochs on {shares(self.cached)}"] if self.cached else [])])
 
     def partition(self) -> str:

@@ -160,14 +160,19 @@ class BackboneStage(nn.Module):
         self.decoder_position_bias = stack.decoder_position_bias if stop > border else None
 
     def forward(
-        self, hidden_or_ids: Tensor, attention_mask: Tensor, decoder_ids: Tensor | None = None
+        self,
+        hidden_or_ids: Tensor,
+        attention_mask: Tensor,
+        decoder_ids: Tensor | None = None,
+        contexts: Contexts | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Run the stage.
 
         hidden_or_ids: (n, t) token ids in the first stage (for images (n, t, patch values)), otherwise the previous
         stage's output.
         attention_mask: (n, t), 1 for real tokens.  decoder_ids: (n, s) for the stage that owns the decoder's first
-        layer, ignored by the others; None is one start token for each sample.
+        layer, ignored by the others; None is one start token for each sample.  contexts: those of the batch if they
+        are known (see `contexts`).
         Returns the output, (n, t, d) for encoder layers and (n, t + s, d) after a decoder layer, and the taps: the
         layers' outputs, (n, t, d) or (n, s, d) each, preceded by b_0 in the first stage, and a decoder's taps by its
         embedding.
@@ -178,7 +183,7 @@ class BackboneStage(nn.Module):
             hidden = self.embed(hidden_or_ids, attention_mask)
             taps.append(hidden)
         if self.start < self._border:
-            contexts = self.contexts(attention_mask, hidden)
+            contexts = self.contexts(attention_mask, hidden) if contexts is None else contexts
             norm = self.final if self.num_encoder_layers is None else self.encoder_final
             hidden = self._run(self.start, min(self.stop, self._border), hidden, contexts, norm, taps)
         if self.stop <= self._border:

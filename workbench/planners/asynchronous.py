@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from workbench.core.errors import PlanError
-from workbench.core.plan import Plan, Share, Stage
+from workbench.core.plan import Activations, Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.core.virtual_workers import VersionRule, delay_of
 from workbench.planners.memory import (
@@ -97,7 +97,9 @@ class Equation3:
         """Return 2 T_c by x: seconds of an activation after layer x - 1 and of its gradient, (layers + 1,)."""
         return self._between[rank, following]
 
-    def need(self, rank: int, behind: int, start: int, stop: int, *, num_stages: int) -> Need:
+    def need(
+        self, rank: int, behind: int, start: int, stop: int, *, num_stages: int, activations: Activations = "memory"
+    ) -> Need:
         """Return the memory need of layers [start, stop) on a device with `behind` devices after it, by the measured
         model.
         """
@@ -110,6 +112,7 @@ class Equation3:
             sequence_length=self.memory_length,
             in_flight=behind + 1,
             copies=delay_of(self.versions, behind, num_stages),
+            activations=activations,
         )
 
     def seconds(self, rank: int) -> np.ndarray:

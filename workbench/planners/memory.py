@@ -11,11 +11,12 @@ import numpy as np
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
-from workbench.core.plan import Plan, Stage
-from workbench.core.profile import Profile
+from workbench.core.plan import RECOMPUTE, Activations, Plan, Stage
+from workbench.core.profile import Layers, Profile
 from workbench.core.virtual_workers import VersionRule, delay_of
 
 ASYNCHRONOUS = "asynchronous_1f1b"
+_PASSES = ("F", "B", "STEP")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +70,15 @@ def rank_need(
     sequence_length: int,
     in_flight: int,
     copies: int = 0,
+    activations: Activations = "memory",
 ) -> Need:
     """Return the memory need of layers [start, stop) on a rank that computes `samples` of each micro-batch.
 
     copies: copies of the trainable parameters in addition to themselves, such as the versions that asynchronous
-    pipelines stash.
+    pipelines stash.  activations: what happens to them between the forward and the backward pass.
     """
-    layers = profile.layers[rank][start:stop]
+    own = profile.layers[rank]
+    layers = (recomputing_layers(own) if activations == RECOMPUTE else own)[start:stop]
     trainable = sum(layer.trainable_bytes for layer in layers)
     kept = sum(
         layer.context_bytes(samples, sequence_length) + layer.tap_bytes(samples, sequence_length) for layer in layers
@@ -88,6 +91,29 @@ def rank_need(
         workspace_bytes=max(layer.workspace_bytes(samples, sequence_length) for layer in layers),
         boundary_bytes=boundary_bytes(profile, rank, start, stop, samples=samples, sequence_length=sequence_length),
     )
+
+
+def recomputing_layers(layers: Layers) -> Layers:
+    """Return the layers as a stage that recomputes has them.
+
+    For each micro-batch in flight a layer keeps only its input.  Its activations count as temporary memory, because
+    those of one layer are in memory at a time.
+    """
+    recomputed = []
+    for index, layer in enumerate(layers):
+        below = layers[index - 1] if index else None
+        times = {kind: layer.times[kind] for kind in _PASSES if kind in layer.times}
+        recomputed.append(
+            replace(
+                layer,
+                times=times | ({"B": times["B"].plus(times["F"])} if "B" in times and "F" in times else {}),
+                context_bytes_per_token=0 if below is None else below.output_bytes_per_token,
+                context_bytes_per_sample=0 if below is None else below.output_bytes_per_sample,
+                workspace_bytes_per_token=layer.workspace_bytes_per_token + layer.context_bytes_per_token,
+                workspace_bytes_per_sample=layer.workspace_bytes_per_sample + layer.context_bytes_per_sample,
+            )
+        )
+    return tuple(recomputed)
 
 
 def boundary_bytes(profile: Profile, rank: int, start: int, stop: int, *, samples: int, sequence_length: int) -> int:
@@ -181,6 +207,7 @@ def plan_needs(
                 sequence_length=sequence_length,
                 in_flight=live,
                 copies=delay_of(versions, live - 1, len(plan.stages)) if order == ASYNCHRONOUS else 0,
+                activations=stage.activations,
             )
     return needs
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec, TableCosts, opaque
 from workbench.core.division import PARTS, Direction, Division
-from workbench.core.plan import Plan
+from workbench.core.plan import RECOMPUTE, Plan
 from workbench.core.profile import LayerProfile, Profile, layers_seconds, trainable_bytes
-from workbench.core.schedule import STEP, Op, Value
+from workbench.core.schedule import NONE, STEP, Op, Value
 from workbench.schedules.pieces import StepLayout, boundary_of
+from workbench.schedules.recomputation import AGAIN, CONTEXT, GRADIENT, INPUT
 from workbench.schedules.tensor import BEGIN, END
 
 SIDE_KINDS = ("SF", "SB")
@@ -43,8 +44,8 @@ class Crossing:
         return length + self.target_length * in_decoder
 
 
-COMPUTED = ("F", "B", "SF", "SB")
-"""The passes whose seconds a profile has by layer."""
+COMPUTED = ("F", "B", "SF", "SB", AGAIN)
+"""The passes whose seconds a profile has by layer; a layer that is recomputed takes as long as its forward pass."""
 
 
 def plan_costs(
@@ -78,7 +79,9 @@ def plan_costs(
 
     def pass_s(rank: int, op: Op) -> float:
         first, end = layout.samples(rank, op.microbatch)
-        return layers_seconds(layers[rank], op.kind, end - first, layout.lengths[op.microbatch])
+        passed = layers[rank] if op.part == NONE else [profile.layers[rank][op.part]]
+        kind = "F" if op.kind == AGAIN else op.kind
+        return layers_seconds(passed, kind, end - first, layout.lengths[op.microbatch])
 
     def divided_s(rank: int, op: Op) -> float:
         division, kind = (divisions or {})[rank], op.kind.removesuffix("B")
@@ -99,6 +102,24 @@ def plan_costs(
     def kept(rank: int, value: Value, nbytes: Callable[[LayerProfile, int, int], int]) -> Spec:
         first, end = layout.samples(rank, value.microbatch)
         return opaque(sum(nbytes(layer, end - first, layout.lengths[value.microbatch]) for layer in layers[rank]))
+
+    def in_layer(layer: int) -> dict[str, Callable[[Value], Spec]]:
+        """Return the sizes of a recomputed layer's input, context, and gradient of its input."""
+
+        def sized(nbytes: Callable[[LayerProfile, int, int], int], index: int) -> Callable[[Value], Spec]:
+            def spec(value: Value) -> Spec:
+                rank = rank_of(value)
+                first, end = layout.samples(rank, value.microbatch)
+                samples, length = end - first, layout.lengths[value.microbatch]
+                return opaque(nbytes(profile.layers[rank][index], samples, length) if index >= 0 else 0)
+
+            return spec
+
+        return {
+            f"{INPUT}{layer}": sized(LayerProfile.output_bytes, layer - 1),
+            f"{CONTEXT}{layer}": sized(LayerProfile.context_bytes, layer),
+            f"{GRADIENT}{layer}": sized(LayerProfile.gradient_bytes, layer - 1),
+        }
 
     def crosses(value: Value) -> Spec:
         piece, length = layout.piece(value), layout.lengths[value.microbatch]
@@ -123,6 +144,10 @@ def plan_costs(
         dict.fromkeys((f"{kind}{back}" for kind in DIVIDED for back in ("", "B")), divided_s) if divisions else {}
     )
     stashed = trained if stashes_weights else {}
+    recomputed: dict[str, Callable[[Value], Spec]] = {}
+    for stage in plan.stages:
+        for layer in range(stage.start, stage.stop) if stage.activations == RECOMPUTE else ():
+            recomputed |= in_layer(layer)
     return TableCosts(
         seconds_by_kind=dict.fromkeys(COMPUTED, pass_s)
         | {STEP: lambda rank, op: layers_seconds(layers[rank], STEP, 1, 1)}
@@ -135,6 +160,7 @@ def plan_costs(
             "ctx": lambda value: kept(rank_of(value), value, LayerProfile.context_bytes),
             **dict.fromkeys(("act", "side", "grad", "sgrad"), crosses),
             **(dict.fromkeys(CROSSING_INSIDE, inside) if divisions else {}),
+            **recomputed,
         },
         resident_by_rank={
             rank: resident_bytes(profile, rank_layers) - stashed.get(rank, 0) for rank, rank_layers in layers.items()

@@ -37,6 +37,7 @@ from workbench.core.schedule import MERGE, NONE, PULL, STEP, Op, Schedule, Value
 from workbench.core.virtual_workers import Shard, VersionRule, VirtualWorkers, delay_of
 from workbench.schedules.pieces import enclosing_world, world_size_of
 from workbench.schedules.pipeline import FORWARD, Slot
+from workbench.schedules.recomputation import recompute
 
 PUSH = "PUSH"
 SERVER = "server"
@@ -247,7 +248,7 @@ def asynchronous_1f1b(
                 "Asynchronous 1F1B was asked for.", f"A stage has {len(stage.shares)} ranks.", "Give each stage one."
             )
     size = world_size_of(plan, world_size, (1,) * num_batches)
-    return mini_batches(
+    whole = mini_batches(
         VirtualWorkers(pipelines=(plan,), in_flight=len(plan.stages)),
         num_batches,
         world_size=size,
@@ -255,3 +256,4 @@ def asynchronous_1f1b(
         ahead=ahead,
         versions=versions,
     )
+    return recompute(whole, plan)

@@ -30,6 +30,7 @@ from workbench.core.plan import Plan, Stage
 from workbench.core.schedule import NONE, STEP, Op, Schedule, Value, paused_collector
 from workbench.schedules.lowering import insert_allreduce
 from workbench.schedules.pieces import Portion, divide, enclosing_world, world_size_of
+from workbench.schedules.recomputation import recompute
 
 FORWARD = "F"
 BACKWARD = "B"
@@ -76,7 +77,10 @@ def one_f_one_b(plan: Plan, micro_batch_sizes: Sequence[int]) -> Schedule:
 def full_pipeline(
     plan: Plan, micro_batch_sizes: Sequence[int], order: Order, *, world_size: int | None = None
 ) -> Schedule:
-    """Return a mini-batch of full fine-tuning in the given order of slots, without its transfers."""
+    """Return a mini-batch of full fine-tuning in the given order of slots, without its transfers.
+
+    Stages recompute their activations if the plan says so.
+    """
     last = len(plan.stages) - 1
 
     def forward(stage: int, m: int, portion: Portion) -> tuple[Op, ...]:
@@ -93,7 +97,8 @@ def full_pipeline(
         writes = (*(Value("grad", stage, m, p) for p in portion.pieces_in), Value("gacc", stage, m, portion.rank))
         return (Op("B", stage, m, NONE, reads, writes),)
 
-    return assemble(plan, micro_batch_sizes, order, forward, backward, trained="weight", world_size=world_size)
+    whole = assemble(plan, micro_batch_sizes, order, forward, backward, trained="weight", world_size=world_size)
+    return recompute(whole, plan)
 
 
 @paused_collector()

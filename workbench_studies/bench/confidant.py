@@ -22,7 +22,7 @@ from workbench.core.cluster import Cluster, Processor
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.experiment import run
-from workbench.methods.fine_tuning.handlers import StageCompute
+from workbench.methods.fine_tuning.compute import StageCompute
 from workbench.methods.fine_tuning.jax_stage import JaxStageCompute, activation_of
 from workbench.methods.training.handlers import StageContext
 from workbench.models.loading import load_stack

@@ -14,7 +14,7 @@ from workbench.core.cluster import Cluster, Device
 from workbench.core.division import Division
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
-from workbench.core.plan import Plan
+from workbench.core.plan import RECOMPUTE, Plan
 from workbench.core.profile import Grid, LayerProfile, Layers, Profile
 from workbench.core.virtual_workers import delay_of
 from workbench.methods.base import Notify, Planned
@@ -25,7 +25,7 @@ from workbench.methods.confidant.heads import divide, quickened
 from workbench.methods.confidant.options import ConfidantOptions
 from workbench.methods.confidant.prepare import prepare, require_known
 from workbench.methods.fine_tuning.measure import measure_parts
-from workbench.methods.fine_tuning.method import FineTuning, stage_costs
+from workbench.methods.fine_tuning.method import FineTuning, choose_activations, stage_costs
 from workbench.methods.fine_tuning.method import rank_job as whole_layers
 from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.methods.fine_tuning.prepare import PreparedJob
@@ -39,6 +39,7 @@ from workbench.planners.asynchronous import (
     plan_asynchronous,
 )
 from workbench.planners.memory import readable
+from workbench.planners.recomputation import recomputing
 from workbench.profiler.descriptions import LayerShape
 from workbench.profiler.processors import Place, pinned, place_of
 from workbench.runtime.context import RankContext
@@ -83,8 +84,11 @@ def costs_of(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Equat
 
 
 def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> FineTuningRankJob:
-    """Return the description of a run under a plan, for every rank."""
-    return replace(whole_layers(prepared, profile, cluster, plan), divisions=divisions(prepared, profile, cluster))
+    """Return the description of a run under a plan, for every rank; one processor recomputes whole layers."""
+    recomputing = {rank for stage in plan.stages if stage.activations == RECOMPUTE for rank in stage.ranks}
+    shared = divisions(prepared, profile, cluster)
+    kept = {rank: division for rank, division in shared.items() if rank not in recomputing}
+    return replace(whole_layers(prepared, profile, cluster, plan), divisions=kept)
 
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
@@ -92,20 +96,24 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     options = _options(prepared)
     train = range(min(options.devices or cluster.world_size, cluster.world_size))
     profile, cluster = profile.part(train), cluster.part(train)
-    costs, partition = costs_of(prepared, profile, cluster), options.partition
-    if partition in ("memory_aware", "any_order"):
-        plan = plan_asynchronous(costs, searches=partition == "any_order", method="confidant")
-    else:
+
+    def plan_with(profile: Profile) -> Plan:
+        costs, partition = costs_of(prepared, profile, cluster), options.partition
+        if partition in ("memory_aware", "any_order"):
+            return plan_asynchronous(costs, searches=partition == "any_order", method="confidant")
         order = tuple(range(cluster.world_size))[: profile.num_layers]
         stages = (
             even_partition(costs, order) if partition == "even" else partition_in_order(costs, order, in_memory=False)
         )
-        plan = asynchronous_plan(costs, stages, method="confidant")
-    shared = divisions(prepared, profile, cluster)
+        return asynchronous_plan(costs, stages, method="confidant")
+
+    plan = choose_activations(prepared, profile, cluster, plan_with)
+    shared = rank_job(prepared, profile, cluster, plan).divisions
     notes = (
         f"On {cluster.devices[rank].name} processors share each layer: {division.described()}."
         for rank, division in shared.items()
     )
+    costs = costs_of(prepared, profile, cluster)
     return replace(plan, notes=(*plan.notes, *memory_notes(prepared, costs, plan), *notes))
 
 
@@ -115,7 +123,7 @@ def memory_notes(prepared: PreparedJob, costs: Equation3, plan: Plan) -> Iterato
     for number, stage in enumerate(plan.stages):
         [rank] = stage.ranks
         behind = num_stages - 1 - number
-        need = costs.need(rank, behind, stage.start, stage.stop, num_stages=num_stages)
+        need = costs.need(rank, behind, stage.start, stage.stop, num_stages=num_stages, activations=stage.activations)
         printed = printed_need(
             need,
             num_layers=stage.num_layers,
@@ -149,7 +157,8 @@ def stand_in(
     """
     index = plan.stage_of(rank)
     assert index is not None
-    costs, stage, num_stages = costs_of(prepared, profile, cluster), plan.stages[index], len(plan.stages)
+    stage, num_stages = plan.stages[index], len(plan.stages)
+    costs = costs_of(prepared, recomputing(profile) if stage.activations == RECOMPUTE else profile, cluster)
     behind = num_stages - 1 - index
     fitting = [
         candidate

@@ -12,7 +12,7 @@ from workbench.core.effects import Effect, Situation
 from workbench.core.methods import JOB_FIELDS, Declaration, FormField
 from workbench.core.names import Technique
 from workbench.methods.base import Published
-from workbench.methods.fine_tuning.options import FineTuningOptions
+from workbench.methods.fine_tuning.options import ACTIVATIONS_FIELD, FineTuningOptions
 from workbench.methods.training.options import training_calls
 from workbench.schedules.pipeline import OrderName
 
@@ -92,6 +92,7 @@ DECLARATION = Declaration(
                 "by speed (FTPipeHD)": "capacity",
             },
         ),
+        "activations": ACTIVATIONS_FIELD,
         "devices": FormField(
             label="Devices", tooltip="How many train, in the cluster's order; the others stand by. 0: all"
         ),

@@ -4,32 +4,30 @@ operation kind.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from workbench.core.cluster import Cluster
 from workbench.core.division import Division
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.program import Program
-from workbench.core.schedule import Op, Schedule, Value
+from workbench.core.schedule import NONE, Op, Schedule, Value
 from workbench.core.virtual_workers import VersionRule
-from workbench.methods.common.scaling import TARGET_LENGTH
-from workbench.methods.training.handlers import StageContext, StepHandlers, StepShape, Targets, joined, named
+from workbench.methods.common.scaling import TARGET_LENGTH, context_bytes
+from workbench.methods.training.handlers import StageContext, StepHandlers, StepShape, joined, named
 from workbench.models.configuration import ModelFacts
 from workbench.models.families import FAMILIES
-from workbench.models.parallel_adapter import answered
-from workbench.models.techniques import TechniqueStage
 from workbench.runtime.executor import Contents, Handler
 from workbench.schedules.costs import Crossing, plan_costs
 from workbench.schedules.hetpipe import asynchronous_1f1b
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pipeline import ORDERS, SHARE, OrderName, backpropagation
+from workbench.schedules.recomputation import AGAIN, CONTEXT, GRADIENT, INPUT
 from workbench.schedules.tensor import divide_layers
 
 FP32_BYTES = 4
@@ -153,49 +151,6 @@ class Programs:
         return backpropagation(self._plan, sizes, shared=stages, world_size=world_size, order=self._order)
 
 
-class StageCompute:
-    """The layers of one pipeline stage."""
-
-    def __init__(self, model: TechniqueStage) -> None:
-        self.model = model
-
-    def forward(self, hidden_or_ids: Tensor, attention_mask: Tensor, targets: Targets | None) -> StageContext:
-        """Run the layers; with `targets` (last stage) also head and loss (sum over samples divided by the mini-batch's
-        samples).
-
-        hidden_or_ids: (n, t, d) float, or (n, t) int64 in the first stage.  attention_mask: (n, t).
-        """
-        is_first = self.model.backbone.start == 0
-        source = hidden_or_ids if is_first else hidden_or_ids.detach().requires_grad_()
-        output, last_hidden = self.model(source, attention_mask)
-        if targets is not None:
-            output = self.loss(last_hidden, attention_mask, targets)
-        return StageContext(None if is_first else source, output)
-
-    def loss(self, last_hidden: Tensor, attention_mask: Tensor, targets: Targets) -> Tensor:
-        """Return the loss of the last layer's output (see forward)."""
-        rows = answered(targets.labels, self.model.config.kind)
-        logits = self.model.logits(last_hidden, attention_mask, targets.sample_ids, targets.epoch, rows)
-        return targets.loss(logits, self.model.config)
-
-    def backward(self, context: StageContext, gradient: Tensor | None) -> Tensor | None:
-        """Accumulate the trained parameters' gradients; return the gradient of the stage's input, (n, t, d), None in
-        the first stage.
-
-        With Parallel Adapters both gradients are (n, t, d
-        r), those of the side network's state only.
-        """
-        config = self.model.config
-        if config.side_width and gradient is not None:
-            gradient = pad(gradient, (config.hidden_size, 0))
-        input_gradient = context.backward(gradient)
-        return (
-            input_gradient[..., config.hidden_size :].contiguous()
-            if config.side_width and input_gradient is not None
-            else input_gradient
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackpropagationHandlers(StepHandlers):
     """One step's operations on one rank (see StepHandlers).  shared: the parameters with copies on several stages."""
@@ -207,6 +162,7 @@ class BackpropagationHandlers(StepHandlers):
         return self.common() | {
             "F": self._forward,
             "B": self._backward,
+            AGAIN: self._again,
             SHARE: lambda op, reads: (
                 self._gradient(op.part).reshape(-1).clone(),
             ),  # cloned, because it is sent during STEP
@@ -216,11 +172,41 @@ class BackpropagationHandlers(StepHandlers):
     def _forward(self, op: Op, reads: Contents) -> Contents:
         batch, hidden = self.batches[op.microbatch], joined(op, reads, "act")
         source = batch.input_ids if hidden is None else hidden
+        kept = [value for value in op.writes if value.name not in (CONTEXT, "act", "loss")]
+        if kept:
+            return self._first_pass(op, kept, source)
         return self.forwarded(op, self.compute.forward(source, batch.attention_mask, self.targets(op)))
 
+    def _first_pass(self, op: Op, kept: Sequence[Value], source: Tensor) -> Contents:
+        """Run a stage that will recompute its activations.  kept: the values that it writes for its backward pass."""
+        batch = self.batches[op.microbatch]
+        keeps_last = kept[-1].name.startswith(CONTEXT)
+        output, inputs, context = self.compute.first_pass(
+            source, batch.attention_mask, self.targets(op), keeps_last=keeps_last
+        )
+        if context is not None:
+            context.nbytes = context_bytes(self.layers[-1:], *batch.attention_mask.shape)
+            inputs.append(context)
+        contents = {value.name: content for value, content in zip(kept, inputs, strict=True)}
+        return self.written(op, output, loss=output, **contents)
+
+    def _again(self, op: Op, reads: Contents) -> Contents:
+        batch, backbone = self.batches[op.microbatch], self.compute.model.backbone
+        [kept] = named(op, reads, f"{INPUT}{op.part}")
+        targets = self.targets_of(op.microbatch) if op.part == backbone.num_layers - 1 else None
+        context = self.compute.again(op.part, kept, batch.input_ids, batch.attention_mask, targets)
+        own = self.layers[op.part - backbone.start :][:1]
+        context.nbytes = context_bytes(own, *batch.attention_mask.shape)
+        return (context,)
+
     def _backward(self, op: Op, reads: Contents) -> Contents:
-        context: StageContext = named(op, reads, "ctx")[0]
-        return self.written(op, self.compute.backward(context, joined(op, reads, "grad")), gacc=None)
+        if op.part == NONE:
+            context: StageContext = named(op, reads, CONTEXT)[0]
+            return self.written(op, self.compute.backward(context, joined(op, reads, GRADIENT)), gacc=None)
+        context = named(op, reads, f"{CONTEXT}{op.part}")[0]
+        from_layer = named(op, reads, f"{GRADIENT}{op.part + 1}")
+        gradient = self.compute.backward(context, from_layer[0] if from_layer else joined(op, reads, GRADIENT))
+        return self.written(op, gradient, gacc=None, **{f"{GRADIENT}{op.part}": gradient})
 
     def _update_shared(self, op: Op, reads: Contents) -> Contents:
         arrived = {value: content for value, content in zip(op.reads, reads, strict=True) if value.name == "shared"}

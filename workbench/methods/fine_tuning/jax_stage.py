@@ -10,7 +10,7 @@ from torch import Tensor
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
-from workbench.methods.fine_tuning.handlers import StageCompute
+from workbench.methods.fine_tuning.compute import StageCompute
 from workbench.methods.fine_tuning.options import FineTuningOptions
 from workbench.methods.training.handlers import StageContext, Targets
 from workbench.models.configuration import model_config
@@ -34,6 +34,7 @@ def require_jax_suits(cluster: Cluster, model: str, options: FineTuningOptions) 
         (not is_plain, f"a model of the family {config.model_type}", encoders),
         (options.technique not in TECHNIQUES, f"technique = '{options.technique}'", " and ".join(TECHNIQUES)),
         (options.lora_dropout > 0, f"lora_dropout = {options.lora_dropout:g}", "lora_dropout = 0"),
+        (options.activations == "recompute", "activations = 'recompute'", "activations = memory"),
         (options.backbone_dtype != "float32", f"backbone_dtype = '{options.backbone_dtype}'", "float32"),
     ]
     for is_wrong, actual, supported in wrong:

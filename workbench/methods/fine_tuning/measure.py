@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from workbench.core.profile import Grid, Layers
 from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, TARGET_LENGTH, crossing_bytes, lengths_up_to
-from workbench.methods.fine_tuning.handlers import StageCompute
+from workbench.methods.fine_tuning.compute import StageCompute
 from workbench.methods.training.handlers import StageContext, Targets
 from workbench.models.layer_inputs import Contexts
 from workbench.models.optimization import backpropagate

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from workbench.core.cluster import Cluster
@@ -17,7 +18,7 @@ from workbench.methods.common.scaling import number_format
 from workbench.methods.fine_tuning.jax_stage import require_jax_suits
 from workbench.methods.fine_tuning.measure import measure_layers
 from workbench.methods.fine_tuning.phases import FineTuningRankJob, phases_on
-from workbench.methods.fine_tuning.prepare import PreparedJob, check_plan, prepare, require_known
+from workbench.methods.fine_tuning.prepare import PreparedJob, can_recompute, check_plan, prepare, require_known
 from workbench.methods.training.method import AnalyticTechnique, Measurement, TrainingMethod
 from workbench.methods.training.phases import Predictor, RankJob
 from workbench.methods.training.state_costs import planning_problem, with_room
@@ -27,7 +28,9 @@ from workbench.models.quantization import quantize
 from workbench.models.stack import LayerStack
 from workbench.planners import PARADIGMS, asteroid, refine
 from workbench.planners.asynchronous import Equation3, plan_asynchronous
+from workbench.planners.memory import Need, plan_needs
 from workbench.planners.memory import check as check_memory
+from workbench.planners.recomputation import plan_within_memory
 from workbench.profiler.analytic import TechniqueSizes
 
 
@@ -53,6 +56,25 @@ def stage_costs(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Eq
     return Equation3(planning_problem(prepared, profile, cluster), versions=prepared.options.versions)
 
 
+def choose_activations(
+    prepared: PreparedJob, profile: Profile, cluster: Cluster, plan_with: Callable[[Profile], Plan]
+) -> Plan:
+    """Return a plan whose stages keep or recompute their activations, as the job's options say (see
+    planners.recomputation).
+
+    plan_with: plans with a profile.
+    """
+    options, room = prepared.options, with_room(profile, prepared.job)
+
+    def needs(plan: Plan) -> Mapping[int, Need]:
+        return plan_needs(
+            room, plan, sequence_length=prepared.longest, order=options.schedule, versions=options.versions
+        )
+
+    choice = options.activations if can_recompute(prepared, cluster) else "memory"
+    return plan_within_memory(choice, profile, cluster, plan_with, needs)
+
+
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     """Return the plan of all epochs.  Raises PlanError, naming device and bytes, if nothing fits.
 
@@ -60,6 +82,11 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     faster.
     An asynchronous pipeline is planned by Confidant's Eq. 3.
     """
+    return choose_activations(prepared, profile, cluster, partial(plan_with, prepared, cluster))
+
+
+def plan_with(prepared: PreparedJob, cluster: Cluster, profile: Profile) -> Plan:
+    """Return the plan with a profile, which says whether activations are recomputed (see plan_job)."""
     if prepared.is_asynchronous:
         searches = prepared.options.paradigm == "hybrid"
         return plan_asynchronous(stage_costs(prepared, profile, cluster), searches=searches, method="asynchronous_1f1b")

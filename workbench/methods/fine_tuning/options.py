@@ -7,7 +7,7 @@ from typing import Annotated
 
 from workbench.core.effects import SEVERAL_STAGES, only
 from workbench.core.methods import JOB_FIELDS, Declaration, FormField
-from workbench.core.names import Technique
+from workbench.core.names import ActivationsChoice, Technique
 from workbench.core.ranges import Dropout, Tokens, Width
 from workbench.core.virtual_workers import VersionRule
 from workbench.methods.training.options import (
@@ -25,6 +25,7 @@ _LORA, _BOTTLENECK, _PARALLEL = (
     only(technique="parallel"),
 )
 _ASYNCHRONOUS = only(schedule=ASYNCHRONOUS)
+_THROUGH = only(technique=("full", "lora", "adapters", "serial"), is_refused=True)
 _NOT_DRAINED = only(drain_every=0)
 
 
@@ -37,6 +38,8 @@ class FineTuningOptions(PipelineOptions):
     paradigm: 'standalone' is one device and 'data_parallel' (EDDL) the whole model on each, both without micro-batches
     (section VI-B); 'pipeline_parallel' (Eco-FL) has one device for each stage, 'hybrid' (as Asteroid) groups of them,
     fitted to unequal devices.
+    activations: 'memory' keeps them from the forward to the backward pass; with 'recompute' each layer keeps only its
+    input, and the backward pass computes the layer again; 'auto' recomputes in the stages whose activations do not fit.
     Under schedule 'asynchronous_1f1b' every stage has one device; 'hybrid' chooses devices and order,
     'pipeline_parallel' uses all in their order.  window: number of mini-batches in a step of its report, after which
     its state is saved; 0: those of an epoch, after which it drains.
@@ -52,11 +55,17 @@ class FineTuningOptions(PipelineOptions):
     bottleneck: Annotated[Width, _BOTTLENECK] = 64
     reduction: Annotated[Width, _PARALLEL] = 8
     dropout: Annotated[Dropout, HAS_HEAD] = 0.1
+    activations: Annotated[ActivationsChoice, _THROUGH] = "auto"
     window: Annotated[Tokens, _ASYNCHRONOUS, _NOT_DRAINED] = 32
     drain_every: Annotated[Tokens, _ASYNCHRONOUS] = 0
     versions: Annotated[VersionRule, _ASYNCHRONOUS, SEVERAL_STAGES] = "stashing"
 
 
+ACTIVATIONS_FIELD = FormField(
+    label="Activations",
+    tooltip="Kept in memory for the backward pass, or computed again in it, which takes less memory and more time",
+    values={"where they fit": "auto", "in memory": "memory", "computed again": "recompute"},
+)
 DECLARATION = Declaration(
     options=FineTuningOptions,
     title="Fine-tuning",
@@ -76,6 +85,7 @@ DECLARATION = Declaration(
     }
     | PIPELINE_FIELDS
     | {
+        "activations": ACTIVATIONS_FIELD,
         "schedule": FormField(
             label="Schedule",
             tooltip="The order of a pipeline's micro-batches, or of whole mini-batches",

@@ -26,12 +26,12 @@ from workbench.core.plan import Stage
 from workbench.core.schedule import STEP, Op
 from workbench.core.virtual_workers import VersionRule, delay_of
 from workbench.methods.common.session import LOADING, RankResult, RankSession
+from workbench.methods.fine_tuning.compute import StageCompute
 from workbench.methods.fine_tuning.divided import divided_or_whole
 from workbench.methods.fine_tuning.handlers import (
     BackpropagationHandlers,
     Programs,
     SharedParameter,
-    StageCompute,
     WindowShape,
     shared_parameters,
 )
@@ -46,6 +46,7 @@ from workbench.runtime.executor import Contents, Handler
 from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.runtime.memory import read_memory
 from workbench.runtime.snapshot import SMALL_BYTES
+from workbench.schedules.recomputation import AGAIN
 from workbench.schedules.tensor import BEGIN, END, stream_of
 from workbench.tasks.batching import epoch_batches
 
@@ -371,6 +372,7 @@ class StashingHandlers:
             BEGIN: self._begin,
             END: self._score,
             "B": self._backward,
+            AGAIN: self._again,
             f"{BEGIN}B": self._backward,
         }
         return self.each.table() | handlers | {f"{END}B": self._begin_backward, STEP: self._step}
@@ -382,6 +384,10 @@ class StashingHandlers:
     def _begin(self, op: Op, reads: Contents) -> Contents:
         self._version(op, reads).in_flight += 1
         return self.each.table()[op.kind](op, reads)
+
+    def _again(self, op: Op, reads: Contents) -> Contents:
+        self._version(op, reads)
+        return self._score(op, reads)
 
     def _score(self, op: Op, reads: Contents) -> Contents:
         first = op.microbatch // self.per_update * self.per_update
@@ -398,6 +404,8 @@ class StashingHandlers:
 
     def _backward(self, op: Op, reads: Contents) -> Contents:
         version = self._version(op, reads)
+        if all(value.name != "gacc" for value in op.writes):  # a recomputed layer, but not the stage's first
+            return self.each.table()[op.kind](op, reads)
         version.in_flight -= 1
         is_read_again = version.in_flight or (op.microbatch < (self.kept + 1) * self.per_update - 1 and self.kept)
         if version is self.first and version.weights is not self.each.optimizer.parameters and not is_read_again:

@@ -8,7 +8,7 @@ from typing import TypeVar
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
-from workbench.core.plan import Plan
+from workbench.core.plan import RECOMPUTE, Plan
 from workbench.methods.base import read_options, require_plan, require_width
 from workbench.methods.fine_tuning.options import FineTuningOptions
 from workbench.methods.training.options import ASYNCHRONOUS
@@ -129,6 +129,13 @@ def prepare_by(job: Job, options: FineTuningOptions) -> PreparedJob:
     return PreparedJob(options=options, config=config, notes=tuple(notes), **samples)
 
 
+def can_recompute(prepared: PreparedJob, cluster: Cluster) -> bool:
+    """Return whether the backward pass can compute activations again: it passes through the layers, and torch computes
+    them.
+    """
+    return prepared.options.technique != "parallel" and all(device.framework == "torch" for device in cluster.devices)
+
+
 def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
     """Raise ConfigError for a plan made for another model, cluster or batch; the plan may split a mini-batch into any
     number of micro-batches.
@@ -140,6 +147,12 @@ def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
             f"Its stages have {', '.join(str(len(stage.ranks)) for stage in plan.stages)} devices, its mini-batches"
             f" {plan.num_micro_batches} micro-batches.",
             "Give each stage one device and do not split mini-batches, or plan again.",
+        )
+    if any(stage.activations == RECOMPUTE for stage in plan.stages) and not can_recompute(prepared, cluster):
+        raise ConfigError(
+            f"A plan of {plan.method} whose stages recompute their activations was asked for.",
+            "Parallel Adapters do not backpropagate through the layers, and devices with JAX do not recompute them.",
+            "Plan again with activations=memory.",
         )
     is_other = plan.mini_batch_size != job.batch_size
     other = (

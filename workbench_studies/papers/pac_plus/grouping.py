@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 from itertools import product
+from typing import Any
 
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
@@ -184,7 +185,7 @@ def _fits(problem: Problem[Profile], sizes: list[int]) -> bool:
     start, num_layers, budget = 0, problem.profile.num_layers, problem.cluster.devices[0].memory_bytes
     for index, size in enumerate(sizes):
         live = in_flight(index, len(sizes), problem.micro_batches)
-        sizes_of_step = {
+        sizes_of_step: dict[str, Any] = {
             "samples": -(-sum(sizes) // size),
             "sequence_length": problem.sequence_length,
             "in_flight": live,

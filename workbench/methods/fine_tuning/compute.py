@@ -1,0 +1,90 @@
+"""The layers of one pipeline stage, trained through the backbone: forward, backward, and layer by layer again."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from workbench.methods.training.handlers import StageContext, Targets
+from workbench.models.parallel_adapter import answered
+from workbench.models.recomputation import LayerInput, SingleLayers
+from workbench.models.techniques import TechniqueStage
+
+
+class StageCompute:
+    """The layers of one pipeline stage."""
+
+    def __init__(self, model: TechniqueStage) -> None:
+        self.model = model
+
+    def forward(self, hidden_or_ids: Tensor, attention_mask: Tensor, targets: Targets | None) -> StageContext:
+        """Run the layers; with `targets` (last stage) also head and loss (sum over samples divided by the mini-batch's
+        samples).
+
+        hidden_or_ids: (n, t, d) float, or (n, t) int64 in the first stage.  attention_mask: (n, t).
+        """
+        is_first = self.model.backbone.start == 0
+        source = hidden_or_ids if is_first else hidden_or_ids.detach().requires_grad_()
+        output, last_hidden = self.model(source, attention_mask)
+        if targets is not None:
+            output = self.loss(last_hidden, attention_mask, targets)
+        return StageContext(None if is_first else source, output)
+
+    def first_pass(
+        self, hidden_or_ids: Tensor, attention_mask: Tensor, targets: Targets | None, *, keeps_last: bool
+    ) -> tuple[Tensor, list[LayerInput], StageContext | None]:
+        """Run the layers as `forward` does, but keep only their inputs (see schedules.recomputation).
+
+        Returns the output or the loss; the inputs; and if `keeps_last` the last layer's context, instead of its input.
+        """
+        output, last_hidden, inputs = self._layers.first_pass(hidden_or_ids, attention_mask, keeps_last=keeps_last)
+        if keeps_last:
+            context = self.again(self.model.backbone.stop - 1, inputs.pop(), hidden_or_ids, attention_mask, targets)
+            return context.output.detach(), inputs, context
+        if targets is not None:
+            with torch.no_grad():
+                output = self.loss(last_hidden, attention_mask, targets)
+        return output, inputs, None
+
+    def again(
+        self, layer: int, kept: LayerInput, ids: Tensor, attention_mask: Tensor, targets: Targets | None
+    ) -> StageContext:
+        """Run one layer again, with its graph; with `targets` (the model's last layer) also head and loss.
+
+        ids: (n, t), the input of the model's first layer, which has no kept one.
+        """
+        source = None if kept.hidden is None else kept.hidden.detach().requires_grad_()
+        output, last_hidden = self._layers.again(layer, kept, ids if source is None else source, attention_mask)
+        if targets is not None:
+            output = self.loss(last_hidden, attention_mask, targets)
+        return StageContext(source, output)
+
+    @cached_property
+    def _layers(self) -> SingleLayers:
+        return SingleLayers(self.model)
+
+    def loss(self, last_hidden: Tensor, attention_mask: Tensor, targets: Targets) -> Tensor:
+        """Return the loss of the last layer's output (see forward)."""
+        rows = answered(targets.labels, self.model.config.kind)
+        logits = self.model.logits(last_hidden, attention_mask, targets.sample_ids, targets.epoch, rows)
+        return targets.loss(logits, self.model.config)
+
+    def backward(self, context: StageContext, gradient: Tensor | None) -> Tensor | None:
+        """Accumulate the trained parameters' gradients; return the gradient of the stage's input, (n, t, d), None in
+        the first stage.
+
+        With Parallel Adapters both gradients are (n, t, d
+        r), those of the side network's state only.
+        """
+        config = self.model.config
+        if config.side_width and gradient is not None:
+            gradient = pad(gradient, (config.hidden_size, 0))
+        input_gradient = context.backward(gradient)
+        return (
+            input_gradient[..., config.hidden_size :].contiguous()
+            if config.side_width and input_gradient is not None
+            else input_gradient
+        )
