@@ -49,11 +49,9 @@ quickstart: setup
 # Groups of tests, long ones first.  The first two often wait for emulated devices, so three run side by side on the two cores of a small
 # machine; with four, steps of emulated devices come so late that tests of lost devices fail.  "rest" is whatever no other names, mypy comes
 # last.  Each group imports torch again, so there are few.
-# Notebooks and browser stay together: where there is a browser, notebooks run in it alone.
-TEST_GROUPS := notebooks+tests/browser+tests/runtime tests/cli+tests/experiment \
+TEST_GROUPS := tests/browser+tests/runtime tests/cli+tests/experiment \
 	tests/models+tests/planners+tests/schedules+tests/studies/papers rest tests/methods mypy
 REST := tests $(addprefix --ignore=,$(filter tests/%,$(subst +, ,$(TEST_GROUPS))))
-NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-with tests/nbval_sanitize.cfg
 PYTEST := env WORKBENCH_TINY=1 WORKBENCH_DILATION=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 test: setup
@@ -62,8 +60,8 @@ test: setup
 	@logs=$$(mktemp -d); export logs; trap 'rm -rf "$$logs"' EXIT; trap 'exit 130' INT TERM; \
 	printf '%s\n' $(TEST_GROUPS) | xargs -P 3 -n 1 sh -c ' \
 		group=$$1; case $$group in \
-			mypy) set -- $(BIN)/mypy;; rest) set -- $(PYTEST) -p no:nbval $(REST);; \
-			notebooks*) set -- $(PYTEST) $(NBVAL) $$(echo $$group | tr + " ");; *) set -- $(PYTEST) -p no:nbval $$(echo $$group | tr + " ");; \
+			mypy) set -- $(BIN)/mypy;; rest) set -- $(PYTEST) $(REST);; \
+			*) set -- $(PYTEST) $$(echo $$group | tr + " ");; \
 		esac; \
 		echo "Running $$group"; log=$$(mktemp "$$logs/XXXXXX"); \
 		"$$@" >"$$log" 2>&1; status=$$?; echo; echo "$$group:"; cat "$$log"; exit $$status' sh

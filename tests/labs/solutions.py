@@ -54,7 +54,7 @@ def written(text: str, name: str) -> Callable[..., Any]:
 def run_cells(notebook: Path, parameters: dict[str, Any]) -> dict[str, Any]:
     """Run a notebook's cells in this process, where torch is loaded already, and fail with the first cell that does.
 
-    Return the values that the cells tagged `deterministic` show, by the cell's id.
+    Return the value that each cell shows, by the cell's id.  Parameters are set that the notebook has.
 
     Their functions are those of the main module, as in a kernel: devices get them by value.
     """
@@ -62,14 +62,14 @@ def run_cells(notebook: Path, parameters: dict[str, Any]) -> dict[str, Any]:
     quiet = Config(HistoryManager={"enabled": False})
     main, shown = sys.modules["__main__"], dict[str, Any]()
     shell = InteractiveShell.instance(config=quiet, user_module=ModuleType("__main__"))
+    shell.display_formatter.active_types = shell.display_formatter.format_types  # a figure's HTML, too
     try:
         for cell in (cell for cell in cells if cell["cell_type"] == "code"):
-            done, tags = shell.run_cell("".join(cell["source"])), cell["metadata"].get("tags", [])
+            done = shell.run_cell("".join(cell["source"]))
             done.raise_error()
-            if "parameters" in tags:
-                shell.push(parameters)
-            if "deterministic" in tags:
-                shown[cell["id"]] = done.result
+            shown[cell["id"]] = done.result
+            if "parameters" in cell["metadata"].get("tags", []):
+                shell.push({name: value for name, value in parameters.items() if name in shell.user_ns})
     finally:
         InteractiveShell.clear_instance()
         sys.modules["__main__"] = main
