@@ -9,7 +9,6 @@ one layout.
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 import sys
@@ -17,6 +16,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -123,8 +123,8 @@ class Adapted(NamedTuple):
         """Return the four fields as one message: binary, or JSON as in the paper (section 4)."""
         if form == "json":
             fields = {"data": self.data.tolist(), "shape": self.shape, "type": self.type_number, "info": self.info}
-            return bytearray(json.dumps(fields).encode())
-        sizes, info = struct.pack(f"<{len(self.shape)}Q", *self.shape), json.dumps(self.info).encode()
+            return bytearray(msgspec.json.encode(fields))
+        sizes, info = struct.pack(f"<{len(self.shape)}Q", *self.shape), msgspec.json.encode(self.info)
         info += b" " * (-(_HEAD.size + len(sizes) + len(info)) % _ALIGNED)
         content = bytearray(_HEAD.pack(self.type_number, len(self.shape), len(info)) + sizes + info)
         content += self.data.contiguous().view(torch.uint8).numpy().data
@@ -137,7 +137,7 @@ class Adapted(NamedTuple):
         """
         try:
             if form == "json":
-                fields = json.loads(message)
+                fields = msgspec.json.decode(message)
                 shape, number = tuple(fields["shape"]), fields["type"]
                 return cls(
                     torch.tensor(fields["data"], dtype=getattr(torch, TYPES[number])), shape, number, fields["info"]
@@ -150,7 +150,7 @@ class Adapted(NamedTuple):
                 if len(message) > begin
                 else torch.empty(0, dtype=dtype)
             )
-            adapted = cls(data, shape, number, json.loads(message[position:begin]))
+            adapted = cls(data, shape, number, msgspec.json.decode(message[position:begin]))
             adapted.data.reshape(shape)
         except (struct.error, ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:
             raise ConfigError(

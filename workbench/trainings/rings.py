@@ -25,6 +25,7 @@ from workbench.trainings.kept import (
     split_metrics,
     technique_stage,
 )
+from workbench.trainings.stale import StaleWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,7 @@ def train_in_turn(
     devices: int = 1,
     rule: str = "iid",
     is_federated: bool = False,
+    delay: Callable[[int], int] | None = None,
     counted: Callable[[range], Iterable[int]] = iter,
 ) -> Curve:
     """Train in this process on the data of devices that take turns.  It has the losses of a ring, or of federated
@@ -78,7 +80,9 @@ def train_in_turn(
     trained: returns the number of trained layers of a step, given the number of layers and the losses so far.
     rule: which device owns which samples.  On a ring each mini-batch is the next device's.
     is_federated: each device trains a copy, with its part of the mini-batches between two points; then all take the
-    average.  counted: passes the numbers of the mini-batches on and shows how far they are.
+    average.  delay: of a layer, the updates by which its adapter is stale, as in an asynchronous pipeline that stashes
+    weights; not with federated averaging.  counted: passes the numbers of the mini-batches on and shows how far they
+    are.
     """
     steps, points = training.steps, training.points
     task, stack = limited_task(training.task, training.data, training.limits), load_stack(training.model)
@@ -95,6 +99,11 @@ def train_in_turn(
 
     owned = split_samples(task.train, devices, rule, seed) if devices > 1 else (range(len(lengths)),)
     sources = [mini_batches(samples) for samples in owned]
+    stale = [
+        StaleWeights(adapter.parameters(), behind)
+        for layer, adapter in models[0].adapters.items()
+        if delay is not None and (behind := delay(int(layer)))
+    ]
     losses, scores, history = list[float](), list[float](), list[float]()
     for step in counted(range(steps)):
         owner = step // local % devices  # one device after the other between two averages
@@ -103,11 +112,17 @@ def train_in_turn(
         for layer, adapter in model.adapters.items():
             adapter.requires_grad_(int(layer) >= stack.num_layers - depth)
         epoch, indices = next(sources[owner])
+        for weights in stale:
+            weights.use_old()
         loss = batch_loss(model, collate(data.train, indices), epoch)
         loss.backward()
+        for weights in stale:
+            weights.use_newest()
         set_learning_rate(optimizers[place], learning_rate_at(step, steps, training.learning_rate, training.warmup))
         optimizers[place].step()
         optimizers[place].zero_grad()
+        for weights in stale:
+            weights.keep()
         history.append(loss.item())
         if step + 1 in training.ends:
             _average(models, optimizers)

@@ -1,6 +1,6 @@
 """The replication audit: every claim and cell of the papers next to ours, as a page and a table.
 
-`python -m workbench_studies.papers.audit` computes every table and figure that is simulated or counted, reads the
+`python -m workbench_studies.papers.audit` computes every table and figure that is simulated or computed, reads the
 shipped results of those that are executed, and writes docs/evidence/audit.md and audit.csv.
 """
 
@@ -21,18 +21,20 @@ from workbench.core.methods import title_of
 from workbench.core.serial import read_text, write_text
 from workbench_studies.papers import PAPERS, Comparison, Item, Result, Settings, items_of
 from workbench_studies.papers.command import number_text
+from workbench_studies.papers.items import absent_of
 from workbench_studies.papers.result import paper_values, shipped_result
 
 EVIDENCE = Path(__file__).parents[2] / "docs/evidence"
-HOW = {"simulated": "simulated", "counted": "computed from sizes", "executed": "executed"}
 WORD = r"\{[^}]*\}"
 """Of a claim's text: what the code fills in."""
 NOT_FITTED = ("predicted", "computed", "measured")
 COLUMNS = ("paper", "item", "cell", "paper's", "ours", "unit", "deviation", "how", "note")
 HEAD = """# Replication audit
 
-Every table and figure of the five papers that has numbers, as the workbench reproduces it: each claim that we check,
-whether it holds in our numbers, how far the cells are off, and why. `python -m workbench_studies.papers.audit` writes
+Every table and figure of the five papers that has numbers, as the workbench reproduces it: each claim of the paper that
+our numbers can contradict, whether it holds, how far the cells are off, and why. A *finding* is what our numbers say
+beyond these claims; nothing is judged by it. *Simulated* means that events were replayed, *computed* that a formula
+gives the numbers. `python -m workbench_studies.papers.audit` writes
 this page and [every cell as a table](audit.csv) from `workbench_studies/papers`; no number is typed. This is version
 {version}. To cite the audit, cite the workbench (`CITATION.cff`) with this page's name and that version.
 
@@ -42,9 +44,10 @@ that is a percentage itself.
 
 
 def outcome(item: Item, told: Callable[[str], None]) -> Result | None:
-    """Return an item's result: shipped if it is executed, computed now otherwise; None where neither is there."""
+    """Return an item's result: shipped if it trains, computed now otherwise; None where neither is there."""
     told(f"{item.paper} {item.name}")
-    return item.run(Settings()) if item.source != "executed" else shipped_result(item.paper, item.name)
+    shipped = shipped_result(item.paper, item.name) if item.source == "executed" or item.trains else None
+    return shipped if shipped is not None or item.source == "executed" else item.run(Settings())
 
 
 def page(results: dict[str, list[tuple[Item, Result | None]]], errata: str) -> str:
@@ -56,7 +59,11 @@ def page(results: dict[str, list[tuple[Item, Result | None]]], errata: str) -> s
         if rows:
             parts.append("Where the paper contradicts itself or leaves something open ([errata](errata.md)):\n")
             parts.append("".join(f"- {where}: {what}\n" for where, what in rows))
+        parts.append("Where ours differs from the paper: [differences](differences.md).\n")
         parts += [_section(item, result) for item, result in found]
+        if absent := absent_of(paper):
+            parts.append("### Without an item\n")
+            parts.append("".join(f"- {name}: {_plain(why)}\n" for name, why in absent.items()))
     return "\n".join(parts)
 
 
@@ -69,8 +76,14 @@ def table(results: dict[str, list[tuple[Item, Result | None]]]) -> str:
         for item, result in found:
             for cell in _cells(item, result):
                 off = "" if cell.deviation is None else f"{cell.deviation:.1f}"
-                how = "" if cell.ours is None else cell.kind
-                values = [", ".join(cell.labels), number_text(cell.paper), number_text(cell.ours), cell.unit, off, how]
+                values = [
+                    ", ".join(cell.labels),
+                    number_text(cell.paper),
+                    number_text(cell.ours),
+                    cell.unit,
+                    off,
+                    cell.how,
+                ]
                 writer.writerow([paper, item.name, *values, cell.note])
     return text.getvalue()
 
@@ -122,16 +135,20 @@ def _section(item: Item, result: Result | None) -> str:
     """Return what is said of one table or figure."""
     lines = [
         f"### {_plain(result.title if result else item.title)}\n",
-        f"`workbench reproduce {item.paper} {item.name}`: {HOW[item.source]}.\n",
+        f"`workbench reproduce {item.paper} {item.name}`: {item.source}.\n",
         *([] if result else ["No result ships; the command executes it.\n"]),
     ]
     found = list(result.checks) if result else []
     lines += [f"{words}\n" for words in _off(result)] if result else []
     claims = [f"- **{_verdict(check.holds)}** {_plain(check.claim)}: {_plain(check.found)}\n" for check in found]
+    claims += [f"- **finding:** {_plain(finding)}\n" for finding in (result.findings if result else ())]
     judged = {check.claim for check in found}
     for claim, _ in item.checks.values():
         if not any(re.fullmatch(_pattern(claim), one) for one in judged):
             claims.append(f"- **not judged here:** {_plain(re.sub(WORD, '…', claim))}\n")
+    if not (result and result.findings):
+        for finding in item.findings.values():
+            claims.append(f"- **not found here:** {_plain(re.sub(WORD, '…', finding))}\n")
     lines.append("".join(claims))
     lines += [f"{_plain(sentence)}\n" for sentence in (result.explanation if result else ())]
     if result and result.environment:

@@ -90,7 +90,6 @@ def comparison_table(result: Result, *, join_labels: bool = False) -> Table:
         else:
             words = {True: "same", False: "differs", None: ""}[comparison.agrees]
         labels = (", ".join(comparison.labels),) if join_labels else comparison.labels
-        how = "" if comparison.ours is None else comparison.kind
         rows.append(
             (
                 *labels,
@@ -98,7 +97,7 @@ def comparison_table(result: Result, *, join_labels: bool = False) -> Table:
                 comparison.ours,
                 comparison.unit,
                 words,
-                how,
+                comparison.how,
                 *((comparison.note,) if noted else ()),
             )
         )
@@ -120,6 +119,7 @@ def _section(result: Result, drawn: Sequence[Captioned]) -> Markup:
         )
         for check in result.checks
     )
+    findings = _joined(Markup("<li>{}</li>").format(finding) for finding in result.findings)
     tables = _joined(
         Markup("<details><summary>{}</summary>{}<p>{}</p></details>").format(table.title, _table(table), table.note)
         for table in (*([comparison_table(result)] if result.comparisons else []), *result.tables)
@@ -127,11 +127,13 @@ def _section(result: Result, drawn: Sequence[Captioned]) -> Markup:
     section = Markup(
         "<h2 id='{0.item}'>{0.title} ({0.source})</h2>\n<p>Section {0.paper_section} of the paper. <a "
         "href='{0.item}.json'>JSON</a></p>\n"
-        "<ul class='checks'>{checks}</ul>\n{frames}\n<details><summary>How our numbers came about, and why they "
-        "differ</summary>{explained}"
+        "<ul class='checks'>{checks}</ul>\n<ul>{findings}</ul>\n{frames}\n"
+        "<details><summary>How our numbers came about, and why they differ</summary>{explained}"
         "</details>\n{tables}"
     )
-    return section.format(result, checks=checks, frames=frames(drawn), explained=explained, tables=tables)
+    return section.format(
+        result, checks=checks, findings=findings, frames=frames(drawn), explained=explained, tables=tables
+    )
 
 
 def _table(table: Table) -> Markup:
@@ -155,7 +157,7 @@ def reproduce(
         list[str] | None,
         typer.Argument(
             metavar="[TABLE|FIGURE]...",
-            help="'table5', 'Table V', 'fig13', 'Fig. 13'; without any, all that are simulated.",
+            help="'table5', 'Table V', 'fig13', 'Fig. 13'; without any, all that are simulated or computed.",
         ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Those too that execute and take long.")] = False,
@@ -249,7 +251,7 @@ def _environment(settings: Settings) -> dict[str, str]:
 
 
 def show(result: Result) -> None:
-    """Print a result: comparison, checks, explanation, and the tables behind it."""
+    """Print a result: comparison, checks, findings, explanation, and the tables behind it."""
     if result.comparisons:
         _show_table(comparison_table(result, join_labels=True))
     for note in dict.fromkeys(comparison.note for comparison in result.comparisons if comparison.note):
@@ -257,6 +259,8 @@ def show(result: Result) -> None:
         print_text(f"{'; '.join(noted)}: {note}")
     for check in result.checks:
         print_text(f"{'holds' if check.holds else 'FAILS'}  {check.claim}: {check.found}")
+    for finding in result.findings:
+        print_text(f"finding  {finding}")
     print_text()
     for line in result.explanation:
         print_text(f"- {line}")

@@ -72,7 +72,8 @@ class Item:
 
     title: in lists.  trains: whether a simulated one also trains for some of its values if it is named.
     heading: of the result.  kinds, units, notes: of cells by their labels; kind, unit: of all others.
-    checks: claim and finding.  varied, together, scores, trivial: of the sensitivity (see there).  words: for every
+    checks: a claim of the paper and what was found.  findings: sentences on what our numbers say beyond them.
+    varied, together, scores, trivial: of the sensitivity (see there).  words: for every
     text.
     """
 
@@ -92,6 +93,7 @@ class Item:
     notes: Rules = ()
     explanation: tuple[str, ...] = ()
     checks: dict[str, tuple[str, str]] = field(default_factory=dict)
+    findings: dict[str, str] = field(default_factory=dict)
     tables: dict[str, TableText] = field(default_factory=dict)
     figures: tuple[Chart, ...] = ()
     varied: tuple[str, ...] = ()
@@ -162,6 +164,10 @@ class Item:
         claim, outcome = (text.format(**self.words, **words) for text in self.checks[name])
         return Check(claim=claim, holds=bool(holds), found=outcome)
 
+    def finding(self, name: str, **words: object) -> str:
+        """Return a finding with the file's text."""
+        return self.findings[name].format(**self.words, **words)
+
     def result(
         self,
         comparisons: Sequence[Comparison],
@@ -169,13 +175,15 @@ class Item:
         tables: Mapping[str, Rows] | None = None,
         holds: Mapping[str, bool] | None = None,
         checks: Sequence[Check] = (),
+        findings: Sequence[str] | None = None,
         series: dict[str, tuple[tuple[float, float], ...]] | None = None,
         columns: Mapping[str, Sequence[str]] | None = None,
         **words: Any,
     ) -> Result:
         """Return the result with the file's texts.
 
-        tables: rows by name.  holds: which checks hold; checks: further ones.  columns: of a table, after those that
+        tables: rows by name.  holds: which checks hold; checks: further ones.  findings: None for all of the file's.
+        columns: of a table, after those that
         the file names.
         words: for the texts.
         """
@@ -198,6 +206,7 @@ class Item:
             comparisons=tuple(comparisons),
             tables=tuple(table(name, rows) for name, rows in (tables or {}).items()),
             checks=(*(self.check(name, true, **words) for name, true in (holds or {}).items()), *checks),
+            findings=tuple(map(said, self.findings.values()) if findings is None else findings),
             explanation=tuple(map(said, self.explanation)),
             series=series or {},
         )
@@ -261,11 +270,17 @@ def items_of(paper: str) -> tuple[Item, ...]:
     path = paper_folder(paper) / "items.toml"
     written = read_toml(path, "the paper's items")
     shared = {"paper": paper} | written.pop("paper")
+    written.pop("absent", None)
     items = []
     for name, item_text in written.items():
         text = shared | written.get(item_text.pop("like", ""), {}) | item_text | {"name": name}
         items.append(from_builtins(text, Item, source=f"'{name}' of '{path}'"))
     return tuple(items)
+
+
+def absent_of(paper: str) -> dict[str, str]:
+    """Return the tables and figures of a paper without an item, each with the reason."""
+    return dict(read_toml(paper_folder(paper) / "items.toml", "the paper's items").get("absent", {}))
 
 
 def find_item(paper: str, name: str) -> Item:

@@ -12,8 +12,8 @@ from workbench.core.catalogue import data_folder
 from workbench.core.published import PaperValue, constants_of, values_of
 from workbench.core.serial import from_json, read_text
 
-Source = Literal["simulated", "executed", "counted"]
-Kind = Literal["fitted", "bounded", "predicted", "computed", "measured", "quick trial"]
+Source = Literal["simulated", "executed", "computed"]
+Kind = Literal["fitted", "upper bound", "lower bound", "predicted", "computed", "measured", "quick trial"]
 OOM = "OOM"
 Number = float | str | None  # a number, a word such as OOM or [2-1-1], or nothing
 T = TypeVar("T")
@@ -26,10 +26,10 @@ class Comparison:
     labels: identify the value, under Result.label_columns.  paper: None if the paper gives none.  ours: None if we have
     none.
     kind: 'fitted' if our constants were fitted to this value, 'predicted' if constants fitted elsewhere give it,
-    'bounded' if ours is a bound that the note names, 'computed' from sizes alone, 'measured' by an executed run; 'quick
-    trial' if a tiny model ran in place of the paper's, only to see that the code works: such a value is compared with
-    nothing.  deviation_in: 'percent' of the paper's value, or 'points' (ours - paper) for a value that is a percentage
-    itself.
+    'upper bound' or 'lower bound' if ours is one, which the note names, 'computed' from sizes alone, 'measured' by an
+    executed run; 'quick trial' if a tiny model ran in place of the paper's, only to see that the code works: such a
+    value is compared with nothing.  deviation_in: 'percent' of the paper's value, or 'points' (ours - paper) for a
+    value that is a percentage itself.
     """
 
     labels: tuple[str, ...]
@@ -50,6 +50,17 @@ class Comparison:
         if self.deviation_in == "points":
             return self.ours - self.paper
         return 100.0 * (self.ours / self.paper - 1.0) if self.paper else None
+
+    @property
+    def how(self) -> str:
+        """Return how our value was obtained, '' without one; a bound that the paper's value breaks is refuted."""
+        if self.ours is None:
+            return ""
+        off = self.deviation
+        is_broken = off is not None and (
+            (self.kind == "upper bound" and off < 0) or (self.kind == "lower bound" and off > 0)
+        )
+        return f"refuted {self.kind}" if is_broken else self.kind
 
     @property
     def agrees(self) -> bool | None:
@@ -73,7 +84,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A claim, whether it holds in our numbers, and the finding."""
+    """A claim of the paper that our numbers could contradict, whether it holds, and what was found."""
 
     claim: str
     holds: bool
@@ -84,9 +95,10 @@ class Check:
 class Result:
     """The reproduction of one table or figure.
 
-    item: its name in the registry.  source: the origin of our numbers.  explanation: sentences on why ours differ from
-    the paper's, what was fitted and what the paper leaves open.  series: our numbers that only the figure shows, by
-    name: (x, y) lists.
+    item: its name in the registry.  source: the origin of our numbers: 'simulated' if events were replayed, 'computed'
+    if a formula gives them.  findings: what our numbers say beyond the paper's claims; nothing is judged.
+    explanation: sentences on why ours differ from the paper's, what was fitted and what the paper leaves open.
+    series: our numbers that only the figure shows, by name: (x, y) lists.
     environment: the machine and the settings of an executed one.  quick: a quick trial (see as_quick_trial).
     """
 
@@ -98,6 +110,7 @@ class Result:
     comparisons: tuple[Comparison, ...] = ()
     tables: tuple[Table, ...] = ()
     checks: tuple[Check, ...] = ()
+    findings: tuple[str, ...] = ()
     explanation: tuple[str, ...] = ()
     series: dict[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
@@ -132,6 +145,7 @@ def as_quick_trial(result: Result) -> Result:
         comparisons=tuple(marked),
         tables=tables,
         checks=(),
+        findings=(),
         explanation=(QUICK_NOTE, *result.explanation),
         quick=True,
     )

@@ -30,7 +30,7 @@ def test_every_claim_of_every_item_is_in_the_audit():
     missing = []
     for item in items:
         lines = sections[f"{item.paper} {item.name}"].splitlines()
-        for claim, _ in item.checks.values():
+        for claim in (*(claim for claim, _ in item.checks.values()), *item.findings.values()):
             # What the code fills in stands between the braces.
             pattern = ".*".join(re.escape(_plain(part)) for part in re.split(r"\{[^}]*\}", claim))
             if not any(re.search(pattern, line) for line in lines if line.startswith("- **")):

@@ -28,7 +28,7 @@ from workbench_studies.papers.result import printed
 def test_table_1_its_claims_hold_and_it_is_drawn_from_json() -> None:
     item = find_item("confidant", "Table 1")
     made = item.run(Settings())
-    assert [f"{check.claim}: {check.found}" for check in made.checks if not check.holds] == []
+    assert not made.checks and len(made.findings) == 4
     cells = {one.labels: one for one in made.comparisons}
     assert len(cells) == 12 and {one.kind for one in cells.values()} == {"fitted", "predicted", "computed"}
     assert [labels for labels, one in cells.items() if one.kind == "fitted"] == [("BERT-Base", "memory")]
@@ -54,6 +54,10 @@ def test_algorithm_1_misses_the_optimum_and_is_drawn() -> None:
     cells = {one.labels[0]: one for one in made.comparisons}
     assert {one.kind for one in cells.values()} == {"computed"} and all(one.paper is None for one in cells.values())
     assert cells["misses the optimum, as returned"].ours == 421 and not made.checks[0].holds
+    smooth = {row[:2]: row[2:] for row in made.tables[1].rows}
+    for (processors, start), (missed, mean, largest) in smooth.items():  # smooth profiles are missed less
+        assert 0 < float(missed or 0) < 1000 and 0 < float(mean or 0) < float(largest or 0)
+        assert start != "costs nothing" or float(mean or 0) < 6.6, processors
     surplus = {row[0]: row[2] for row in made.tables[0].rows}
     assert surplus["0.5"] == cells["too many heads"].ours == 0 and surplus["0.125"] == 399
     for curve in made.series.values():  # gaps in order, none below the optimum
@@ -64,7 +68,7 @@ def test_algorithm_1_misses_the_optimum_and_is_drawn() -> None:
     ]
 
 
-def test_table_7_two_fitted_cells_and_four_contradictions() -> None:
+def test_table_7_two_fitted_cells() -> None:
     item = find_item("confidant", "Table 7")
     made = item.run(Settings())
     cells = {one.labels: one for one in made.comparisons}
@@ -73,7 +77,7 @@ def test_table_7_two_fitted_cells_and_four_contradictions() -> None:
     assert all(abs(cells[labels].deviation or 100) < 0.1 for labels in fitted)
     blocks = 2 * 7_087_872  # parameters of two of the lost device's four
     assert cells["passive", "Weight redistribution"].ours == pytest.approx(1e3 * blocks / 4.99e6 * 4, rel=0.05)
-    assert [check.holds for check in made.checks] == [True, False, False, True, False]
+    assert [check.holds for check in made.checks] == [True] and "repartitioning" in made.findings[2]
     full, lora = ([row for row in made.tables[0].rows if row[0] == name] for name in ("full", "lora"))
     assert all(slow[3] > fast[3] for rows in (full, lora) for slow, fast in pairwise(rows))  # type: ignore[operator]
     assert item.draw(from_json(to_json(made), Result))
@@ -92,12 +96,9 @@ def test_goodput_by_hand_and_its_findings() -> None:
     assert 0.75 < on_notice < 0.8 and lost < on_notice - 0.02
     item = find_item("confidant", "goodput")
     made = item.run(Settings())
-    assert [check.holds for check in made.checks] == [
-        True,
-        False,
-    ]  # of devices that stay for hours, backups cost more than losses
     assert len(made.comparisons) == 56 and all(0 <= float(one.ours or 0) <= 100 for one in made.comparisons)
     found = {one.labels: float(one.ours or 0) for one in made.comparisons}
+    assert found["passive", "constant", "600"] < found["none", "constant", "600"]  # backups cost more than losses
     for way in (
         "proactive: all on notice",
         "passive",
@@ -115,11 +116,8 @@ def test_what_heads_over_two_processors_can_give() -> None:
     )
     item = find_item("confidant", "Fig. 4")
     made = item.run(Settings())
-    assert {one.kind for one in made.comparisons} == {"bounded"} and len(made.comparisons) == 4
-    assert [check.holds for check in made.checks] == [
-        False,
-        False,
-    ]  # the paper's ratios need more than heads, and columns, over processors
+    assert len(made.comparisons) == 4  # the paper's ratios need more than heads over processors
+    assert {one.how for one in made.comparisons} == {"refuted upper bound"} and not made.checks
     assert {labels for labels, ratio in printed("confidant", "fig4").items() if ratio > bound(1.0, 2)} == {
         ("GPT2-Medium", "3"),
         ("GPT2-Medium", "4"),
@@ -129,7 +127,8 @@ def test_what_heads_over_two_processors_can_give() -> None:
 
 def test_table_3_is_what_we_count_with() -> None:
     made = find_item("confidant", "Table 3").run(Settings())
-    assert len(made.comparisons) == 12 and {one.deviation for one in made.comparisons} == {0.0}
+    assert len(made.comparisons) == 16 and {one.deviation for one in made.comparisons} == {0.0, None}
+    assert all(one.agrees for one in made.comparisons if one.labels[1] == "dataset")
 
 
 def test_table_8_two_fitted_cells_and_the_papers_contradictions() -> None:
@@ -139,7 +138,7 @@ def test_table_8_two_fitted_cells_and_the_papers_contradictions() -> None:
     fitted = [labels for labels, one in cells.items() if one.kind == "fitted"]
     assert len(cells) == 8 and fitted == [("LLaMA-7B", "1", "time"), ("LLaMA-7B", "1", "memory")]
     assert all(abs(cells[labels].deviation or 100) < 1 for labels in fitted)
-    assert [check.holds for check in made.checks] == [False, False, True]
+    assert not made.checks and "as printed" in made.findings[0]
     for _, _, blocks, used in made.tables[0].rows:
         assert sum(map(int, str(blocks).split(", "))) == 32  # of every device some, all together
         assert all(float(gb) <= most for gb, most in zip(str(used).split(", "), (9.8, 14, 30), strict=True))
@@ -149,12 +148,14 @@ def test_table_8_two_fitted_cells_and_the_papers_contradictions() -> None:
 def test_fig_7_is_measured_both_ways_and_json_is_larger() -> None:
     item = find_item("confidant", "Fig. 7")
     made = item.run(Settings(quick=True))
-    assert len(made.comparisons) == 8 and {one.kind for one in made.comparisons} == {"quick trial"}
-    assert all(one.paper is None and float(one.ours or 0) > 0 for one in made.comparisons)
+    own, authors = ([one for one in made.comparisons if (one.paper is None) == is_own] for is_own in (True, False))
+    assert len(own) == 8 and {one.kind for one in made.comparisons} == {"quick trial"}
+    assert all(float(one.ours or 0) > 0 for one in own)
+    assert len(authors) == 96 and all(one.ours is None for one in authors)
     sizes = {tuple(row[:4]): row[-1] for row in made.tables[0].rows}
     for (model, direction, form, batch), size in sizes.items():
         if form == "binary":
-            assert size == pytest.approx(int(batch or 0) * 128 * 768 * 4 / 1e6, rel=1e-3)
+            assert size == pytest.approx(int(batch or 0) * 256 * 768 * 4 / 1e6, rel=1e-3)
             assert float(sizes[model, direction, "json", batch] or 0) > 4 * float(size or 0)
     assert item.draw(from_json(to_json(made), Result))
 
@@ -232,15 +233,17 @@ def test_tables_2_and_4_are_the_catalogue_s() -> None:
     assert len(made.comparisons) == 7 and all(one.agrees for one in made.comparisons)
 
 
-def test_table_6_one_fitted_cell() -> None:
+def test_table_6_one_fitted_length_and_three_budgets() -> None:
     item = find_item("confidant", "Table 6")
     made = item.run(Settings())
     cells = {one.labels: one for one in made.comparisons}
     fitted = [one for one in cells.values() if one.kind == "fitted"]
-    assert len(cells) == 40 and len(fitted) == 1 and abs(fitted[0].deviation or 100) < 0.5
-    assert [check.holds for check in made.checks] == [True, False]
-    off = sorted(abs(one.deviation or 0.0) for one in cells.values())
-    assert off[len(off) // 2] < 25
+    assert len(cells) == 40 and len(fitted) == 11 and all(abs(one.deviation or 100) < 8 for one in fitted)
+    assert abs(cells["GPT2-Medium", "2", "Redmi K50", "memory"].deviation or 100) < 1
+    assert [check.holds for check in made.checks] == [True]
+    assert all(one.ours != "OOM" for one in cells.values())  # a partition fits wherever the paper has one
+    off = sorted(abs(one.deviation or 0.0) for one in cells.values() if one.labels[0] == "GPT2-Medium")
+    assert off[len(off) // 2] < 5
     assert item.draw(from_json(to_json(made), Result))
 
 
@@ -256,4 +259,16 @@ def test_speedups_over_the_fastest_device_and_charge() -> None:
     models = [device.model for device in load_cluster("confidant-3").devices]
     total = sum(charge["BERT-Base", f"{model}, Confidant"] for model in models)
     assert charge["BERT-Base", "all three, Confidant"] == pytest.approx(total)
+    ratios = {row[:3]: float(row[3] or 0) for row in made.tables[0].rows}
+    for (model, processors, idle), ratio in ratios.items():
+        assert idle == "charged" or ratio < ratios[model, processors, "charged"]
+        assert processors == 1 or ratio == pytest.approx(ratios[model, 1, idle] / 2)
     assert item.draw(from_json(to_json(made), Result))
+
+
+def test_transmission_and_acceleration_are_compared_with_the_text() -> None:
+    made = find_item("confidant", "transmission").run(Settings())
+    least, most = (float(one.ours or 0) for one in made.comparisons)
+    assert 0 < least < most < 100 and made.checks[0].holds
+    made = find_item("confidant", "acceleration").run(Settings())
+    assert [one.paper for one in made.comparisons] == [1.13, 5.56]

@@ -26,9 +26,9 @@ def test_a_table_is_printed_and_written(tmp_path):
     result = call("pac_plus", "Table I", "--out", tmp_path, "--png", "no")
     assert result.exit_code == 0, result.output
     assert "full, activations" in result.stdout and "-2.0 %" in result.stdout
-    assert "holds  every memory cell" in result.stdout
+    assert "finding  " in result.stdout
     written = json.loads((tmp_path / "table1.json").read_text())
-    assert written["source"] == "counted"
+    assert written["source"] == "computed"
     assert {path.name for path in tmp_path.iterdir()} == {"index.html", "table1.json", "table1.html", "plotly.min.js"}
 
 
@@ -51,7 +51,7 @@ def test_the_list_says_what_is_simulated_and_what_executes():
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("pac_plus", "table4"), "There are: fig3, table1, table5"),
+        (("pac_plus", "table9"), "There are: fig3, table1, table5"),
         (("pac",), "There are: pac_plus"),
         (("pac_plus", "fig3", "--all"), "--all is everything already"),
         (("pac_plus", "fig3", "--data", "/nowhere/at/all"), "no such folder"),

@@ -82,11 +82,6 @@ def table8(item: Item, settings: Settings) -> Result:
     return item.result(
         item.compare(ours),
         tables={"plans": rows},
-        holds={
-            "batch": times[phi] > 1.5,
-            "sample": per_sample[llama] > per_sample[phi],
-            "fits": all(min(run.blocks) > 0 for run in simulated.values()),
-        },
         tokens=constants.tokens,
         pace=constants.pace,
         phi=times[phi],

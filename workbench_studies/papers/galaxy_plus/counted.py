@@ -63,7 +63,7 @@ def cell(constants: Constants, model: str, quantity: str) -> float | str:
 
 def table1(item: Item, settings: Settings) -> Result:
     """Count memory footprint and latency of a single token."""
-    constants, claims = load_constants(), printed(PAPER, "claims")
+    constants = load_constants()
     comparisons = item.compare(lambda *labels: cell(constants, *labels))
     largest = max(
         (comparison for comparison in comparisons if comparison.labels[1] == MEMORY),
@@ -81,18 +81,13 @@ def table1(item: Item, settings: Settings) -> Result:
         value * (MODELS[model].params / MODELS["DistilBert"].params)
         for value, model in ((0.11, "Bert-L"), (0.3, "Bert-L"), (0.3, "ViT-Huge"), (0.3, "GPT2-L"))
     ]
-    claimed = claims["latency of Bert-L on an RPi 4B against an A100", "about"]
     return item.result(
         comparisons,
         tables={
             "one_token_or_284": _one_token_or_284(constants),
             "sensitivity": item.sensitivity(constants, score, scaled),
         },
-        holds={
-            "memory": abs(largest.deviation or 0.0) <= 5,
-            "oom": all(verdicts),
-            "ratio": abs(ratio / claimed - 1) <= 0.15,
-        },
+        holds={"oom": all(verdicts)},
         where=largest.labels[0],
         largest=largest.deviation,
         agreeing=sum(map(bool, verdicts)),
@@ -182,7 +177,7 @@ def table2(item: Item, settings: Settings) -> Result:
     saved = [1 - rings[2, count] / rings[1, count] for count in COUNTS]
     return item.result(
         comparisons,
-        holds={"volumes": largest < 1e-6, "halves": all(abs(share - 0.5) < 1e-9 for share in saved)},
+        holds={"volumes": largest < 1e-6},
         series={
             f"Scheme-{scheme}": tuple((float(count), rings[scheme, count]) for count in COUNTS) for scheme in RINGS
         },

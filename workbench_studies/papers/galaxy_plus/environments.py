@@ -111,7 +111,6 @@ def fig12(item: Item, settings: Settings) -> Result:
         holds={
             "ahead": not behind,
             "slow": len(slow) >= 1,
-            "fast": fast <= 1.5,
             "lowest": over_galaxy[125] == max(over_galaxy.values()) > over_galaxy[1000],
         },
         series={
@@ -147,7 +146,7 @@ def most(constants: Constants, environment: str) -> tuple[float, str, str]:
 
 
 def fig13(item: Item, settings: Settings) -> Result:
-    """Simulate every method on four Nanos and on four cards."""
+    """Compute every method on four Nanos and on four cards."""
     constants, paper = load_constants(), printed(PAPER, "fig13")
     factors_of = {environment: factors(constants, environment) for environment in (NANOS, CARDS)}
     largest = {environment: most(constants, environment) for environment in factors_of}

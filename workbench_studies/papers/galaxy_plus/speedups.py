@@ -1,4 +1,4 @@
-"""Table V: HMP configurations and speed-ups over the baselines in Env. A and B at 500 Mbit/s, simulated (Galaxy+,
+"""Table V: HMP configurations and speed-ups over the baselines in Env. A and B at 500 Mbit/s, computed (Galaxy+,
 section IV-B).
 
 The contradictions: where the table and the text contradict arithmetic or each other (Eq. 8-9, Tables I and V, section
@@ -90,7 +90,7 @@ def columns_in_order(ours: Cells, paper: Cells, tie: float) -> tuple[int, int, l
 
 
 def table5(item: Item, settings: Settings) -> Result:
-    """Simulate every method's plan."""
+    """Compute the time of every method's plan."""
     constants = load_constants()
     paper = {labels: value for labels, value in printed(PAPER, "table5").items() if labels[2] in QUANTITIES}
     ours = cells(constants)
@@ -115,9 +115,7 @@ def table5(item: Item, settings: Settings) -> Result:
         layers = sum(map(int, str(value).strip("[]").split(","))) if labels[2] == CONFIGURATION else 0
         copied[labels] = f"[0,{layers}]" if layers else paper["Bert-L", labels[1], labels[2]]
     others = {labels: value for labels, value in paper.items() if labels[0] != "Bert-L"}
-    median, median_a, median_b = (
-        median_deviation(ours, paper, each) for each in (ENVIRONMENTS, ENVIRONMENTS[:1], ENVIRONMENTS[1:])
-    )
+    median_a, median_b = (median_deviation(ours, paper, (environment,)) for environment in ENVIRONMENTS)
     near, in_a = configurations_near(ours, paper), configurations_near(ours, paper, ENVIRONMENTS[:1])
     agreeing, num_verdicts = verdicts(ours, paper)
     good, count, wrong = columns_in_order(ours, paper, TIE)
@@ -132,17 +130,14 @@ def table5(item: Item, settings: Settings) -> Result:
             **contradictions(constants, paper),
         },
         holds={
-            "in_a": in_a == len(TABLE_V),
-            "near": near >= 8,
             "verdicts": agreeing == num_verdicts,
-            "median": median <= 15,
             "order": good == count,
         },
         in_a=in_a,
         near=near,
         agreeing=agreeing,
         asked=num_verdicts,
-        median=median,
+        trivial_b=median_deviation(copied, others, ENVIRONMENTS[1:]),
         median_a=median_a,
         median_b=median_b,
         good=good,

@@ -1,1 +1,1 @@
-"""P-RGE: every table and figure that can be simulated from sizes or executed at small size."""
+"""P-RGE: every table and figure that can be computed from sizes or executed at small size."""

@@ -143,7 +143,6 @@ def fig12(item: Item, settings: Settings) -> Result:
         sum(flops(constants, model, "full")) / sum(flops(constants, model, "parallel_adapters")) for model in MODELS
     ]
     trivial: dict[str, float] = {"least": min(by_flops), "most": max(by_flops)}
-    own_hours = [(runs_by_system[model, OURS].hours, runs_by_system[model, HOMOGENEOUS].hours) for model in MODELS]
     return item.result(
         item.compare(lambda *labels: ours[labels]),
         tables={
@@ -159,7 +158,6 @@ def fig12(item: Item, settings: Settings) -> Result:
                 if runs_by_system[model, system].hours
             ),
             "cache": all(ours["3", system, "most"] > ours["1", system, "most"] for system in (ASTEROID, HETPIPE)),
-            "heterogeneity": all(first[1] <= other[1] * 1.001 for first, other in own_hours if other),
         },
         ranges="; ".join(
             f"{LABELS[system]}, {epochs} epoch{'s' if epochs > 1 else ''}:"
@@ -228,7 +226,6 @@ def fig18(item: Item, settings: Settings) -> Result:
             "phases": [(model, *values, 100 * (1 - values[2] / values[0])) for model, values in hours.items()],
             "sensitivity": item.sensitivity(constants, score, trivial),
         },
-        holds={"grows": all(saved(values, n) < saved(values, n + 1) for values in hours.values() for n in epochs[:-1])},
         series={
             f"{model}, {name}": tuple(
                 (n, n * values[0] if name == "without" else testbed.hours(values, n)) for n in epochs

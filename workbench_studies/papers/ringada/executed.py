@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 from workbench.methods.ringada.published import FEDERATED, PIPE, RING, SINGLE, depth_of, load_constants
+from workbench.models.configuration import model_facts
 from workbench.trainings.kept import read_kept
 from workbench.trainings.rings import Curve, Training, train_in_turn
 from workbench_studies.papers.items import Item
@@ -28,29 +29,26 @@ def curve_of(training: Training, settings: Settings, item: str, scheme: str, see
 def kept_curves(folder: Path, seeds: Sequence[int] = (0, 1, 2)) -> dict[str, list[Curve]]:
     """Return the trainings of fig3 that a folder keeps, by scheme; those of which a seed is missing are left out."""
     training, curves_of = Training(steps=round(load_constants().epochs)), dict[str, list[Curve]]()
-    for scheme in (SINGLE, RING, FEDERATED):
+    for scheme in (SINGLE, PIPE, RING, FEDERATED):
         curves = [read_kept(training.place(folder, "fig3", scheme, seed), Curve) for seed in seeds]
         curves_of |= (
             {scheme: scheme_curves} if len(scheme_curves := [curve for curve in curves if curve]) == len(seeds) else {}
         )
-    return curves_of | ({PIPE: curves_of[SINGLE]} if SINGLE in curves_of else {})
+    return curves_of
 
 
 def fig3(item: Item, settings: Settings) -> Result:
-    """Train with all adapters, with one more at a time from the top, and by federated averaging of all adapters.
-
-    PipeAdapter without stale weights has Single's losses.
+    """Train with all adapters, with all and stashed weights, with one more at a time from the top, and by federated
+    averaging of all adapters.
     """
     constants, paper = load_constants(), printed(PAPER, "fig3")
     training = Training(steps=round(constants.epochs))
     training = training.quick() if settings.quick else training
     steps, points, ends_of_points = training.steps, training.points, training.ends
-    trained = (SINGLE, RING, FEDERATED)
-    curves = {
-        scheme: [curve_of(training, settings, "fig3", scheme, seed) for seed in settings.seeds] for scheme in trained
-    }
-    curves[PIPE] = curves[SINGLE]
     clock = {scheme: seconds_after(constants, scheme) for scheme in (SINGLE, PIPE, RING, FEDERATED)}
+    curves = {
+        scheme: [curve_of(training, settings, "fig3", scheme, seed) for seed in settings.seeds] for scheme in clock
+    }
     series: dict[str, tuple[tuple[float, float], ...]] = {}
     loss, score = dict[str, list[float]](), dict[str, list[float]]()
     for scheme in clock:
@@ -71,22 +69,28 @@ def fig3(item: Item, settings: Settings) -> Result:
         rows.append(
             (scheme, loss[scheme][0], loss[scheme][-1], score[scheme][-1], fmean(tests), spread(tests), reached[scheme])
         )
-    gap = [ring - single for ring, single in zip(loss[RING], loss[SINGLE], strict=True)]
-    early, late = max(gap[: points // 2]), gap[-1]
+    gaps = [
+        [ring - single for ring, single in zip(one.losses, other.losses, strict=True)]
+        for one, other in zip(curves[RING], curves[SINGLE], strict=True)
+    ]
+    middle, ends_at = (
+        [fmean(gap[part]) for gap in gaps] for part in (slice(points // 4, points // 2), slice(-points // 4, None))
+    )
+    narrowed = [before - after for before, after in zip(middle, ends_at, strict=True)]
     ends = {scheme: fmean(curve.test["accuracy"] for curve in curves[scheme]) for scheme in clock}
     soonest = min((time, scheme) for scheme, time in reached.items() if time is not None and scheme != FEDERATED)
     return item.result(
         [item.cell(labels, value, clock[labels[0]][-1], "s") for labels, value in paper.items()],
         tables={"ends": rows},
         holds={
-            "slower": early > 0,
-            "narrows": late < early,
+            "narrows": fmean(narrowed) > (spread(narrowed) or 0.0),
             "below": ends[RING] < ends[SINGLE],
             "sooner": soonest[1] == RING,
         },
         series=series,
-        early=early,
-        late=late,
+        early=fmean(middle),
+        late=fmean(ends_at),
+        stashing=(1 + constants.backward) * constants.layers / constants.devices * constants.layer_s * constants.epochs,
         single=ends[SINGLE],
         ring=ends[RING],
         target=target,
@@ -104,8 +108,7 @@ def fig3(item: Item, settings: Settings) -> Result:
 def question_scores(settings: Settings) -> tuple[list[tuple[Number, ...]], dict[tuple[str, str], float], str]:
     """Train on questions: the embedded ones, or SQuAD's files in the settings' data folder.
 
-    Returns a row for each scheme, each scheme's means by F1 and EM, per cent, and the model in words.  PipeAdapter
-    without stale weights has Single's.
+    Returns a row for each scheme, each scheme's means by F1 and EM, per cent, and the model in words.
     """
     training = Training(task="questions", limits=(None, 100, 400), steps=120, points=1, batch_size=16)
     if settings.data is not None and any(settings.data.glob("*.json")):
@@ -114,13 +117,12 @@ def question_scores(settings: Settings) -> tuple[list[tuple[Number, ...]], dict[
         )
     training = training.quick() if settings.quick else training
     rows, means = list[tuple[Number, ...]](), dict[tuple[str, str], float]()
-    for scheme in (SINGLE, RING):
+    for scheme in (SINGLE, PIPE, RING):
         curves, row = [curve_of(training, settings, "table1", scheme, seed) for seed in settings.seeds], list[Number]()
         for name, metric in (("F1", "answer_f1"), ("EM", "exact_match")):
             values = [curve.test[metric] for curve in curves]
             row += [fmean(values), spread(values)]
-            for label in (scheme, PIPE) if scheme == SINGLE else (scheme,):
-                means[label, name] = fmean(values)
+            means[scheme, name] = fmean(values)
         rows.append(
             (scheme, training.task, training.steps, len(curves), fmean(curve.losses[-1] for curve in curves), *row)
         )
@@ -128,12 +130,25 @@ def question_scores(settings: Settings) -> tuple[list[tuple[Number, ...]], dict[
 
 
 def _train(training: Training, scheme: str, seed: int) -> Curve:
-    """Train; at every step the fraction of trained layers is that of the paper's twelve."""
+    """Train; at every step the fraction of trained layers is that of the paper's twelve.
+
+    PipeAdapter computes with stashed weights: each device's layers are as many updates behind as devices follow it.
+    """
     constants, steps, is_federated = load_constants(), training.steps, scheme == FEDERATED
 
     def trained(step: int, num_layers: int, history: Sequence[float]) -> int:
         return -(-depth_of(constants, scheme, step * round(constants.epochs) // steps) * num_layers // constants.layers)
 
+    num_layers = model_facts(training.model).num_layers
+
+    def behind(layer: int) -> int:
+        return constants.devices - 1 - layer * constants.devices // num_layers
+
     return train_in_turn(
-        training, seed, trained, devices=constants.devices if is_federated else 1, is_federated=is_federated
+        training,
+        seed,
+        trained,
+        devices=constants.devices if is_federated else 1,
+        is_federated=is_federated,
+        delay=behind if scheme == PIPE else None,
     )

@@ -81,9 +81,6 @@ def table1(item: Item, settings: Settings) -> Result:
         tables=tables | ({"scores": scores} if scores else {}),
         holds={
             "order": times[RING] < times[PIPE] < times[SINGLE],
-            "ratio": ratios[2] <= paper[SINGLE, TIME] / paper[RING, TIME] <= ratios[8],
-            "stale": stashing < rings[8],
-            "copies": weights_mb(constants, RING) > memory,
         }
         | ({"scores": means[RING, "F1"] < means[SINGLE, "F1"]} if scores else {}),
         model=model,

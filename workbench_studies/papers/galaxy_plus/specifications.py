@@ -1,0 +1,40 @@
+"""The paper's devices and environments beside the catalogue's (Galaxy+, Tables IV and VI)."""
+
+from __future__ import annotations
+
+from workbench.core.catalogue import load_cluster, load_device
+from workbench_studies.papers.device_titles import title_number
+from workbench_studies.papers.galaxy_plus.testbed import CLUSTERS, GB
+from workbench_studies.papers.items import Item
+from workbench_studies.papers.result import Number, Result, Settings
+
+MODELS = {
+    "RPi-S": "rpi-4b-s",
+    "RPi-M": "rpi-4b-m",
+    "RPi-L": "rpi-4b-l",
+    "Jetson Nano": "jetson-nano-h",
+    "GTX 1080 Ti": "gtx-1080-ti",
+}
+MBIT = 125_000
+
+
+def of_catalogue(what: str, quantity: str) -> Number:
+    """Return the catalogue's number: of a device its clock or budget, of an environment its devices or bandwidth."""
+    if quantity == "clock":
+        return title_number(MODELS[what], quantity)
+    if quantity == "memory budget":
+        return load_device(MODELS[what]).memory_bytes / GB
+    devices = load_cluster(CLUSTERS[what.removesuffix(" and B")]).devices
+    if quantity == "bandwidth":
+        return min(device.link.bytes_per_s for device in devices) / MBIT
+    return float(sum(device.model == MODELS[quantity] for device in devices))
+
+
+def table4(item: Item, settings: Settings) -> Result:
+    """Compare the Raspberry Pis and the environments A and B."""
+    return item.result(item.compare(of_catalogue))
+
+
+def table6(item: Item, settings: Settings) -> Result:
+    """Compare the environments C and D."""
+    return item.result(item.compare(of_catalogue))
