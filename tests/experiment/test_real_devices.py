@@ -322,7 +322,7 @@ def test_texts_go_on_without_a_killed_device(place: Place, monkeypatch: pytest.M
         assert service.fidelity == "real" and list(threads.map(written, wanted)) == expected
         first = service.writer.write(*wanted[0], Sampling(temperature=0.9, seed=3))
         found = [next(first)]
-        service.policy.actions.put((1, True))
+        service.policy.actions.put((1, "kill"))
         others = [threads.submit(written, one) for one in wanted]
         assert found + list(first) == expected[0] and [other.result() for other in others] == expected
         assert service.policy.num_again and service.policy.log.plans[-1].ranks == (0,)

@@ -47,7 +47,9 @@ class Panel(Protocol):
         """Return where texts are written ('where'), the map ('svg'), and the devices (name and whether it is up)."""
 
     def act(self, device: str, action: str) -> None:
-        """Kill a device or bring it back.  Raises ConfigError if there is no such device, or if it cannot be done."""
+        """Kill a device, slow it down or bring it back.  Raises ConfigError if there is no such device, or if that
+        cannot be done.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)

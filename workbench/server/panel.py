@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from workbench.core.errors import ConfigError
+from workbench.methods.galaxy_plus.serving.text_policy import Action
 from workbench.plots.topology import Node, Traffic, holds_of, speed_of, topology, traffic_of
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class DevicePanel:
                 name=device.name,
                 speed=speed_of(device),
                 holds="" if stages is None else holds_of(stages, rank),
-                away="lost" if device.name in state.lost else "",
+                away="lost" if device.name in state.lost else "left out" if device.name in state.left_out else "",
             )
             for rank, device in enumerate(cluster.devices)
         ]
@@ -52,7 +53,14 @@ class DevicePanel:
         waits = "" if plan is not None else ": a new plan is being loaded" if state.wanted else ": none fits"
         kind = "real devices" if cluster.is_real else f"emulated devices ({service.fidelity} links)"
         devices = [
-            {"name": node.name, "up": not node.away, "can": not cluster.is_real or not node.away} for node in nodes
+            {
+                "name": node.name,
+                "up": node.away != "lost",
+                "away": node.away,
+                "can": not cluster.is_real or node.away != "lost",
+                "slow": None if cluster.is_real else policy.fleet.faults.factor(rank) > 1,
+            }
+            for rank, node in enumerate(nodes)
         ]
         return {
             "where": f"{len(nodes)} {kind} of {cluster.name}{waits}",
@@ -67,10 +75,11 @@ class DevicePanel:
         return self._traffic[index]
 
     def act(self, device: str, action: str) -> None:
-        """Kill a device, or bring it back (see app.Panel)."""
-        if action not in ("kill", "return"):
-            raise ConfigError(
-                f"'{action[:40]}' of a device was asked for.", "There are kill and return.", "Choose one."
-            )
-        policy = self._service.policy
-        policy.actions.put((policy.rank_of(device), action == "kill"))
+        """Kill a device, slow it down, or bring it back (see app.Panel)."""
+        policy, is_real = self._service.policy, self._service.cluster.is_real
+        actions: tuple[Action, ...] = get_args(Action)
+        chosen = next((known for known in actions if known == action), None)
+        if chosen is None or (is_real and chosen == "slow"):
+            problem = "A real device cannot be slowed down from here." if chosen else f"There are {', '.join(actions)}."
+            raise ConfigError(f"'{action[:40]}' of a device was asked for.", problem, "Choose another.")
+        policy.actions.put((policy.rank_of(device), chosen))

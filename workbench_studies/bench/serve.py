@@ -63,14 +63,14 @@ def _point(service: TextService, asked: list[Asked], count: int, every: int, pro
     done, killed, begin_s = policy.step, -1, time.monotonic()
     for number in range(count):
         if killed >= 0:
-            policy.actions.put((killed, False))
+            policy.actions.put((killed, "return"))
             killed = -1
         text, since_s, written = asked[number % len(asked)], time.monotonic(), list[int]()
         for token in service.writer.write(text.ids, text.num_tokens, text.sampling):
             written.append(token)
             if every and number % every == every - 1 and len(written) == 2:
                 killed = draws.choice(_serving(policy))
-                policy.actions.put((killed, True))
+                policy.actions.put((killed, "kill"))
                 kills += 1
         if written != text.expected:
             raise AssertionError(f"Text {number} differs from one process's: {written}, not {text.expected}")
@@ -80,7 +80,7 @@ def _point(service: TextService, asked: list[Asked], count: int, every: int, pro
         if (number + 1) % 100 == 0:
             progress(f"{number + 1} of {count} texts, {kills} devices killed")
     if killed >= 0:
-        policy.actions.put((killed, False))
+        policy.actions.put((killed, "return"))
     if policy.step - done != count:
         raise AssertionError(f"{policy.step - done} texts were written, {count} were asked for")
     fifth = max(1, count // 5)

@@ -14,9 +14,9 @@ from workbench.core.errors import ConfigError
 from workbench.methods.common.text_model import load_text_model
 from workbench.methods.galaxy_plus.prepare import random_requests
 from workbench.methods.galaxy_plus.profiles import made_up_host
+from workbench.methods.galaxy_plus.serving import text_service
 from workbench.methods.galaxy_plus.serving.records import StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import serve, usual_length
-from workbench.methods.galaxy_plus.serving.text_service import text_service
 from workbench.methods.galaxy_plus.serving.texts import MOST_ROWS
 from workbench.models.generation import Sampling
 from workbench.models.loading import load_model
@@ -24,6 +24,7 @@ from workbench.models.sharding import model_layout
 from workbench.models.text import CachedModel, LocalWriter, Writer
 from workbench.runtime.engines import EngineCluster
 from workbench.server.panel import DevicePanel
+from workbench_studies.bench.serving import SOAK_FLOPS_PER_S
 
 SAMPLINGS = (Sampling(), Sampling(temperature=0.9, top_p=0.9, seed=5))
 PROMPTS = ("hello", "a longer text about the sea", "x", "four")
@@ -48,7 +49,9 @@ def test_texts_of_mixed_lengths_equal_each_alone_and_go_on_after_a_loss(model: s
     expected = [list(alone.write(*one)) for one in wanted]
     assert written_together(local.writer, wanted) == expected
     first_plan = plans_for(layout)["overlapped tiles"]
-    with text_service(model, four_devices(), "paced", ends=[], say=lambda text: None, first_plan=first_plan) as service:
+    with text_service.text_service(
+        model, four_devices(), "paced", ends=[], say=lambda text: None, first_plan=first_plan
+    ) as service:
         panel, policy = DevicePanel(service), service.policy
         assert len(wanted) > MOST_ROWS and written_together(service.writer, wanted) == expected
         state = panel.state()
@@ -64,6 +67,31 @@ def test_texts_of_mixed_lengths_equal_each_alone_and_go_on_after_a_loss(model: s
         stopped.close()  # the client is gone: the devices stop, and write the next text
         assert list(service.writer.write(*wanted[0])) == expected[0]
         wait_for(lambda: policy.step == 2 * len(wanted) + 3, "every text is counted")
+
+
+def test_a_slow_device_is_left_out_and_taken_back_while_texts_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it is found by its times or taken back, every text equals the one written in one process."""
+    model = "tiny-llama-2"
+    wanted = [([5 + number] * (4 + number), 60, SAMPLINGS[1]) for number in range(3)]
+    local = load_text_model(model).writer
+    expected = [list(local.write(*one)) for one in wanted]
+    monkeypatch.setattr(text_service, "host_profile", lambda *asked: made_up_host(model, SOAK_FLOPS_PER_S))
+    first_plan, ranks = plans_for(model_layout(model))["overlapped tiles"], list[tuple[int, ...]]()
+    with text_service.text_service(
+        model, four_devices(), "paced", ends=[], say=lambda text: None, first_plan=first_plan
+    ) as service:
+        panel, policy = DevicePanel(service), service.policy
+        slow = policy.cluster.devices[1].name
+        for action, is_out in (("slow", True), ("return", False)):
+            panel.act(slow, action)
+            while (slow in policy.state.left_out) != is_out:
+                assert written_together(service.writer, wanted) == expected
+            assert written_together(service.writer, wanted) == expected
+            ranks.append(policy.log.plans[policy.rescheduler.current].ranks)
+        device = panel.state()["devices"][1]
+    kinds = [event.kind for event in policy.log.events if event.rank == 1 and event.kind != "probed"]
+    assert kinds == ["slowed", "straggler", "excluded", "restored", "recovered", "readmitted"]
+    assert 1 not in ranks[0] and 1 in ranks[1] and device["up"] and not device["slow"]
 
 
 @pytest.mark.parametrize("model", ["tiny-llama-2", "tiny-vit-2", "tiny-t5-4"])

@@ -48,7 +48,8 @@ from workbench.runtime.pacing import Pacer
 class SessionSetup:
     """The setup of every rank.
 
-    host: the profile of one unslowed core, for pacing; None (always for real devices): run at full speed.
+    host: the profile of one unslowed core, for pacing; None (always for real devices): run at full speed.  costs: of
+    real devices, by which a service of texts finds slow ones.
 
     report_every_s: seconds between two reports of a device to its coordinator.  is_run: whether it is a run, in which
     memory budgets are enforced and an error of one device ends the run; a service continues without a device that
@@ -58,6 +59,7 @@ class SessionSetup:
     model: str
     cluster: Cluster
     host: InferenceProfile | None = None
+    costs: InferenceProfile | None = None
     timeout_s: float = 20.0
     report_every_s: float = math.inf
     is_run: bool = False
@@ -129,7 +131,7 @@ class InferenceSession(DeviceSession):
         self.stacks = self.layout.stacks
         self._slices = Slices(setup.model, self.layout)
         self.control = ControlChannel(group, self.rank, self._peers)
-        self.programs = programs or Programs(setup.cluster, self.stacks, setup.paced_by(context))
+        self.programs = programs or Programs(setup.cluster, self.stacks, setup.paced_by(context) or setup.costs)
 
     @cached_property
     def text_rules(self) -> GenerationRules:

@@ -68,6 +68,12 @@ class ServiceBegun(NamedTuple):
     begin_s: float
 
 
+WHOLE = 0
+"""The only block in reports on texts, of which the lengths and numbers change: its seconds are those per expected
+second.
+"""
+
+
 class BlockReport(NamedTuple):
     """A device's report of a request, or of a part of it: seconds of computation by block (Galaxy+, section III-E1)."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from workbench.core.cluster import Factors
 from workbench.core.device_faults import Fault
@@ -25,6 +25,10 @@ from workbench.runtime.commands import Generation, Order, Parts, StepDone
 
 MOST_TEXTS = 10**9 - 1
 """Texts of a service, the largest number of a step."""
+Action = Literal["kill", "slow", "return"]
+"""What the page does to a device: 'return' brings it back, and to its full speed."""
+SLOWED = 4.0
+"""How many times slower a device computes after 'slow'."""
 WAIT_S = 600.0
 """Seconds without a token after which a text is given up, such as while no plan fits."""
 
@@ -99,12 +103,12 @@ class DeviceWriter:
 class TextPolicy(ServingPolicy):
     """A ServingPolicy whose steps are texts that arrive while it runs.
 
-    inbox: texts that wait.  actions: (rank, whether it is killed or comes back), from the page.  has_ended: whether the
+    inbox: texts that wait.  actions: (rank, what happens to it), from the page.  has_ended: whether the
     service is over.  num_again: texts that were continued after a loss.
     """
 
     inbox: queue.Queue[Text]
-    actions: queue.Queue[tuple[int, bool]] = field(default_factory=queue.Queue)
+    actions: queue.Queue[tuple[int, Action]] = field(default_factory=queue.Queue)
     num_again: int = 0
     has_ended: bool = False
 
@@ -131,11 +135,12 @@ class TextPolicy(ServingPolicy):
     def turn(self) -> bool:
         """Break or revive devices, order texts that have come, and end those that are no longer wanted."""
         while not self.actions.empty():
-            rank, is_killed = self.actions.get_nowait()
-            if is_killed:
-                self.fleet.faults.add(Fault(kind="kill", rank=rank, start=max(0.0, self.now_s)))
-            else:
+            rank, action = self.actions.get_nowait()
+            if action == "return":
                 self.fleet.faults.end(rank, self.now_s)
+            else:
+                factor = SLOWED if action == "slow" else 1.0
+                self.fleet.faults.add(Fault(kind=action, rank=rank, start=max(0.0, self.now_s), factor=factor))
         for number, text in self._texts.items():
             if not text.is_wanted and not text.is_stopped and self._running is not None:
                 text.is_stopped = True

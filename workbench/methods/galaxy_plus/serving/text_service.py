@@ -26,9 +26,10 @@ from workbench.methods.galaxy_plus.prepare import Request
 from workbench.methods.galaxy_plus.prices import Programs
 from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile, of_devices
 from workbench.methods.galaxy_plus.serving.log import Samples, ServingLog
+from workbench.methods.galaxy_plus.serving.messages import WHOLE
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingEvent
-from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler
-from workbench.methods.galaxy_plus.serving.serve import fleet_for, planner_of, run_service, simulated_times
+from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes, Rescheduler
+from workbench.methods.galaxy_plus.serving.serve import fleet_for, planner_of, run_service
 from workbench.methods.galaxy_plus.serving.text_policy import MOST_TEXTS, DeviceWriter, Text, TextPolicy
 from workbench.methods.galaxy_plus.serving.worker import serve_worker
 from workbench.methods.galaxy_plus.session import SessionSetup
@@ -81,7 +82,7 @@ def text_service(
     layout = model_layout(model)
     longest = min(PLANNED_TOKENS, layout.max_length or PLANNED_TOKENS)
     question = HostQuestion(model=model, longest=longest, what="last")
-    settings = ReschedulingSettings(reaction="none", request_timeout_s=60.0)
+    settings = ReschedulingSettings(request_timeout_s=60.0)
     with ExitStack() as stack:
         engines: Any
         host: InferenceProfile | None = None
@@ -107,10 +108,17 @@ def text_service(
             settings,
             cluster.world_size,
             planner_of(profile, cluster, lengths, first=first_plan),
-            simulated_times(profile, cluster, lengths),
+            lambda plan, slow_downs: BlockTimes(plan.predicted_s, {rank: {WHOLE: 1.0} for rank in plan.ranks}),
             log,
         )
-        setup = SessionSetup(model=model, cluster=cluster, host=host, timeout_s=settings.request_timeout_s)
+        setup = SessionSetup(
+            model=model,
+            cluster=cluster,
+            host=host,
+            costs=profile if cluster.is_real else None,
+            timeout_s=settings.request_timeout_s,
+            report_every_s=settings.report_every_s,
+        )
         service = stack.enter_context(engines.service(serve_worker, [setup] * cluster.world_size))
         inbox: queue.Queue[Text] = queue.Queue()
         is_over = threading.Event()
@@ -157,7 +165,13 @@ def _warm_up(layout: ModelLayout) -> Request:
     return Request(8, ids, 1, ids[:, :1]) if layout.has_decoder else Request(8, ids)
 
 
-_SAID = {"lost": "is lost", "revived": "is back", "readmitted": "takes part again", "waiting": "No plan fits now"}
+_SAID = {
+    "lost": "is lost",
+    "revived": "is back",
+    "excluded": "is slow: the others go on without it",
+    "readmitted": "takes part again",
+    "waiting": "No plan fits now",
+}
 
 
 def _tell(event: ServingEvent, cluster: Cluster, say: Callable[[str], None]) -> None:

@@ -16,7 +16,8 @@ import torch
 from msgspec import Meta
 
 from workbench.core.errors import DeviceLostError, require_numbers
-from workbench.methods.galaxy_plus.prepare import Request
+from workbench.methods.galaxy_plus.prepare import Answer, Request
+from workbench.methods.galaxy_plus.prices import Prepared
 from workbench.methods.galaxy_plus.session import MESSAGE_NUMBERS, Holding, InferenceSession
 from workbench.models.generation import Sampling
 from workbench.models.sharding import KeyValueCache, Row
@@ -78,14 +79,16 @@ def write_texts(
     *,
     tell: Callable[[Any], None],
     done: Callable[[int], None],
+    report: Callable[[float], None],
     timeout_s: float,
 ) -> End:
     """Write texts as they are ordered, until the devices pause or one is lost.
 
     first: texts that were ordered before.  tell: publishes the tokens, and done a text's end, on the plan's first
-    device.  timeout_s: of a message from another device.
+    device.  report: publishes how long the steps of a period took, in seconds per expected second.  timeout_s: of a
+    message from another device.
     """
-    batch = _Batch(session, holding, _Orders(controls, first), tell, done, timeout_s)
+    batch = _Batch(session, holding, _Orders(controls, first), tell, done, report, timeout_s)
     word = batch.lead(controls) if session.rank == holding.plan.ranks[0] else batch.follow()
     return "paused" if word == PAUSES else "lost"
 
@@ -135,11 +138,14 @@ class _Batch:
         orders: _Orders,
         tell: Callable[[Any], None],
         done: Callable[[int], None],
+        report: Callable[[float], None],
         timeout_s: float,
     ) -> None:
         assert holding.shard is not None, "a device of the plan"
         self._session, self._holding, self._shard, self._orders = session, holding, holding.shard, orders
-        self._tell, self._done, self._timeout_s = tell, done, timeout_s
+        self._tell, self._done, self._report, self._timeout_s = tell, done, report, timeout_s
+        self._reported_s, self._measured_s, self._expected_s = time.monotonic(), 0.0, 0.0
+        self._expected: dict[tuple[int, int, int], float] = {}
         self._members: dict[int, _Member] = {}
         self._leads = session.rank == holding.plan.ranks[0]
 
@@ -221,12 +227,28 @@ class _Batch:
         )
         rows = [Row(member.cache, member.cache.length) for _, member in members]
         answer = self._session.rows(prepared, self._shard, rows, [member.growing.tokens[-1] for _, member in members])
+        self._measure(prepared, answer)
         for _, member in members:
             member.cache.length += 1
         if self._leads:
             assert answer.output is not None
             for (number, _), logits in zip(members, answer.output[0].split(1), strict=True):
                 self._take(number, logits)
+
+    def _measure(self, prepared: Prepared, answer: Answer) -> None:
+        """Report the time of the last steps if a report is due."""
+        rank, program, layout = self._session.rank, prepared.program, prepared.layout
+        key = layout.past, layout.memory_length, layout.lengths[-1]
+        if key not in self._expected:
+            ops = enumerate(program.schedule.ops[rank])
+            self._expected[key] = sum(program.seconds(rank, index) for index, op in ops if not op.is_communication)
+        spans = (span for span in answer.spans if not span.op.is_communication)
+        self._measured_s += sum(span.end_s - span.start_s - span.late_s for span in spans)
+        self._expected_s += self._expected[key]
+        every_s = self._session.setup.report_every_s * self._session.context.dilation
+        if self._expected_s > 0 and time.monotonic() - self._reported_s > every_s:
+            self._report(self._measured_s / self._expected_s)
+            self._reported_s, self._measured_s, self._expected_s = time.monotonic(), 0.0, 0.0
 
     def _take(self, number: int, logits: torch.Tensor) -> None:
         growing = self._members[number].growing

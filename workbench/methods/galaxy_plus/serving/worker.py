@@ -31,6 +31,7 @@ from workbench.methods.common.session import (
 from workbench.methods.galaxy_plus.prepare import Answer, Request
 from workbench.methods.galaxy_plus.prices import Programs
 from workbench.methods.galaxy_plus.serving.messages import (
+    WHOLE,
     BlockReport,
     Failed,
     Loaded,
@@ -56,6 +57,7 @@ WARM_UP = -1
 SERVING = "answering"
 _WARM_UPS = 2
 _PROBE_ROUNDS = 8  # one round of a small model is too short for a sleep to match
+_PROBE_S = 0.002  # least seconds of an emulated device's round: the block is computed so many times
 
 
 class ReportingPacer(Pacer):
@@ -127,7 +129,7 @@ class ServingWorker(DeviceWorker[Any]):
         self._slices = Slices(setup.model, self._layout)
         self._loading = threading.Lock()
         self._is_serving = False
-        self._programs = Programs(setup.cluster, self._layout.stacks, setup.paced_by(context))
+        self._programs = Programs(setup.cluster, self._layout.stacks, setup.paced_by(context) or setup.costs)
         self._fastest_probe_s: float | None = None
         self._reported = WARM_UP, -1  # the current request, and its plan
         self._pacer = ReportingPacer(
@@ -272,9 +274,19 @@ class ServingWorker(DeviceWorker[Any]):
             now_s = self._now_s()
             self._context.publish(StepDone(number, 0.0, Served(None, now_s, now_s, now_s, now_s, 0.0, 0.0, 0.0)))
 
-        timeout_s = job.timeout_s * self._context.dilation
-        tell = self._context.publish
-        return write_texts(session, holding, controls, job.texts, tell=tell, done=done, timeout_s=timeout_s)
+        def report(slowness: float) -> None:
+            self._context.publish(BlockReport(job.index, {WHOLE: slowness}))
+
+        return write_texts(
+            session,
+            holding,
+            controls,
+            job.texts,
+            tell=self._context.publish,
+            done=done,
+            report=report,
+            timeout_s=job.timeout_s * self._context.dilation,
+        )
 
     def _respond(
         self, session: InferenceSession, holding: Holding, job: ServiceJob, request: Request
@@ -367,7 +379,14 @@ class ServingWorker(DeviceWorker[Any]):
             costs = host.costs[0][0].scaled(1 / (self._context.device.host_share or 1.0))
             expected_s = sum(costs.seconds(kind, detail, shape.columns) for kind in ("UP", "DOWN"))
         pacer = Pacer(factor, dilation=self._context.dilation)
-        rounds = [pacer.run(lambda: (hidden @ up) @ up.T, expected_s) for _ in range(_PROBE_ROUNDS)]
+        times = max(1, math.ceil(_PROBE_S / expected_s)) if expected_s else 1
+        expected_s *= times
+
+        def blocks() -> None:
+            for _ in range(times):
+                (hidden @ up) @ up.T
+
+        rounds = [pacer.run(blocks, expected_s) for _ in range(_PROBE_ROUNDS)]
         seconds = rounds[-1].end_s - rounds[0].start_s
         if expected_s > 0:
             return (seconds - pacer.late_s) / self._context.dilation / (_PROBE_ROUNDS * expected_s)
