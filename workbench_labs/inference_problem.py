@@ -73,7 +73,7 @@ def inference_need_parts(problem: SequenceProblem, plan: InferencePlan) -> dict[
             "attention": need.attention_bytes,
             "feed-forward": need.feed_forward_bytes,
             "embedding, head, norms": need.ends_bytes + need.layer_bytes,
-            "activations": need.working_bytes,
+            "activations": need.working_bytes + need.cache_bytes,
         }
         for rank, need in galaxy_plus.needs(problem, plan).items()
     }

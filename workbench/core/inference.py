@@ -60,6 +60,14 @@ class StackShape:
         """Return the bytes of one layer's feed-forward network: M_MLP of Galaxy+ Eq. 8."""
         return self.columns * self.column_bytes
 
+    def kept_bytes(self, tokens: int, memory_tokens: int = 0) -> int:
+        """Return the bytes of the keys and values that one unit of a layer keeps.
+
+        tokens: number of those that the self-attention has read.  memory_tokens: of those of the encoder's output.
+        """
+        per_token = self.kv_unit_bytes or 2 * self.hidden_bytes // self.num_units
+        return per_token * (tokens + memory_tokens * self.has_cross_attention)
+
     @property
     def query_width(self) -> int:
         """Return the width of one token's queries in one unit.  Raises ConfigError if the heads' size is not known."""

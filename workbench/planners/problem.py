@@ -24,6 +24,7 @@ class Problem(Generic[P]):
     sequence_length: tokens of a typical sample, for timing.  memory_length: of the longest, which must fit (default:
     the same).
     decoder_length: tokens in a second stack (default: sequence_length).
+    kept_tokens: whose keys and values stay in memory while texts are written, those of all texts together; 0: none.
     batch_size, micro_batches: samples of a step, and the number of parts in which they pass through a pipeline.
     queries: of a forward-only step; each of them sees all samples.  execution: how a device must run their forward
     passes (P-RGE); 'auto': whichever way is the fastest.
@@ -36,6 +37,7 @@ class Problem(Generic[P]):
     sequence_length: int
     memory_length: int | None = None
     decoder_length: int | None = None
+    kept_tokens: int = 0
     batch_size: int = 1
     micro_batches: int = 1
     queries: int = 1

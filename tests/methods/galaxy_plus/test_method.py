@@ -181,6 +181,11 @@ def test_texts_and_pictures(data: Path, engines: EngineCluster, tmp_path: Path) 
     assert len({span.rank for span in written.timelines["request, measured"].spans if not span.op.is_communication}) > 1
     assert written.metrics["first token s"] > 0 and written.metrics["further token s"] > 0
     assert {"request, measured", "next token, measured", "next token, predicted"} <= set(written.timelines)
+    held = [
+        [written.timelines[f"next token, {kind}"].peak_bytes(rank) for rank in range(4)]
+        for kind in ("measured", "predicted")
+    ]
+    assert held[0] == pytest.approx(held[1], rel=0.03)  # weights, keys and values, and what the token needs
     assert all(" | " in written.artifacts[f"text {number}"] for number in range(4))
     seen = execute(
         Job(method="galaxy_plus", model="tiny-vit-2", task="digits", test_samples=3, options={"system": "galaxy"}),

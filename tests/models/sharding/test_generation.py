@@ -1,13 +1,20 @@
 """Texts made token by token over keys and values that stay with their units are those of the whole model."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from tests.methods.test_number_formats import two_of_a_kind
 from workbench.core.errors import ConfigError
-from workbench.core.inference import InferencePlan
+from workbench.core.inference import InferencePlan, InferenceProfile, StackCosts
+from workbench.methods.galaxy_plus.planners import needs
+from workbench.methods.galaxy_plus.prices import Programs
 from workbench.models import families
 from workbench.models.configuration import model_config
 from workbench.models.sharding.whole import WholeModel
+from workbench.planners.problem import Problem
+from workbench.simulator import simulate
 
 from .builders import assert_equal_to, case_of, generate, hybrid, run_plan, run_step, shards_of, tiny_case
 
@@ -93,15 +100,44 @@ def test_logits_of_given_tokens_one_by_one(family):
     assert_equal_to(torch.stack(found, dim=1), expected[:, start - 1 :])
 
 
-def test_the_cache_holds_own_units_alone():
-    case = tiny_case("llama")
-    plan = hybrid(case, (2, 0), (24, 40), (0.5, 0.5), (1,))
-    shards = shards_of(case, plan)
-    caches = [shard.new_cache(20) for shard in shards]
-    run_plan(plan, shards, case.ids[:1], what="last", caches=caches)
-    part = case.layout.parts[0]
-    assert [cache.nbytes for cache in caches] == [3 * 2 * 2 * 20 * part.shape.head_size * 4, 0]
-    assert [cache.length for cache in caches] == [13, 13]
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "t5"])
+def test_the_cache_holds_own_units_alone_and_is_planned_and_simulated(family):
+    """A device keeps what its plan counts: of T5 also the encoder's output, in its decoder's cross-attention."""
+    case = tiny_case(family)
+    stacks, room = case.layout.stacks, 20
+    units = stacks[0].num_units
+    profile = InferenceProfile(
+        model="tiny",
+        source="analytic",
+        stacks=stacks,
+        costs=((StackCosts(pieces={}),) * len(stacks),) * 2,
+    )
+    cluster = two_of_a_kind()
+    problem = Problem(profile, cluster, sequence_length=13, decoder_length=1 if len(stacks) > 1 else None)
+    programs = Programs(cluster, stacks, profile)
+    for plan in (
+        hybrid(case, (units, 0), (24, 40), (0.5, 0.5), (1,)),
+        InferencePlan(method="edgeshard", paradigm="pipeline", ranks=(0, 1), layers=(1, 2)),
+    ):
+        shards = shards_of(case, plan)
+        caches = [shard.new_cache(room) for shard in shards]
+        run_plan(plan, shards, case.ids[:1], what="last", caches=caches)
+        planned = needs(replace(problem, kept_tokens=room), plan)
+        assert [cache.nbytes for cache in caches] == [need.cache_bytes for need in planned.values()]
+        assert max(cache.nbytes for cache in caches) > 0
+        assert [need.cache_bytes for need in needs(problem, plan).values()] == [0, 0]
+        lengths = (13, 1)[: len(stacks)]
+        whole, without = (simulate(programs.sequence(plan, lengths, room=counted).program) for counted in (room, 0))
+        more = [whole.peak_bytes(rank) - without.peak_bytes(rank) for rank in (0, 1)]
+        assert more == [cache.nbytes for cache in caches]
+        memory_length = 13 if len(stacks) > 1 else 0
+        token, bare = (
+            programs.token(plan, past=lengths[-1], memory_length=memory_length, room=tokens).program.costs
+            for tokens in (room, 1)
+        )
+        per_token = [(token.resident_bytes(rank) - bare.resident_bytes(rank)) / (room - 1) for rank in (0, 1)]
+        crossed = [cache.nbytes - room * each for cache, each in zip(caches, per_token, strict=True)]
+        assert (max(crossed) > 0) == (len(stacks) > 1) and min(crossed) == 0
 
 
 def test_bad_prompts_are_answered_clearly():

@@ -5,6 +5,8 @@ from galaxy_plus_builders import check_inference, inference_needs, instance, sha
 
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan
+from workbench.methods.galaxy_plus.planners import edgeshard, needs, plan
+from workbench.planners.problem import Problem
 from workbench_studies.papers.galaxy_plus.testbed import as_printed
 
 STACK = shape(4, 4)
@@ -70,3 +72,17 @@ def test_the_error_names_the_device_and_what_is_missing():
     assert all(
         device.memory_bytes == need - 1 for device in as_printed(profile, exact)[1].devices
     )  # Eq. 9: below the budget
+
+
+def test_texts_that_do_not_fit_are_refused_with_their_keys_and_values():
+    """Each head's keys and values stay with its device: half of them fit on each of two, all of them on none."""
+    profile, cluster = instance([1e9, 1e9], (replace(STACK, kv_unit_bytes=100_000),))
+    room = 4 * (STACK.attention_bytes + STACK.feed_forward_bytes) + 2 * 10**7
+    cluster = replace(cluster, devices=tuple(replace(device, memory_bytes=room) for device in cluster.devices))
+    problem = Problem(profile, cluster, sequence_length=6, kept_tokens=20)
+    found = plan(problem)
+    assert sorted(found.units) == [2, 2] and plan(replace(problem, kept_tokens=0)) is not None
+    assert {need.cache_bytes for need in needs(problem, found).values()} == {4 * 2 * 20 * 100_000}
+    for planner in (plan, edgeshard):
+        with pytest.raises(PlanError, match=r"keys and values 64\.0 MB.*or shorter texts"):
+            planner(replace(problem, kept_tokens=40))

@@ -42,6 +42,9 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
 def problem_of(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Problem[InferenceProfile]:
     """Return the planning problem of a request of mean length; the longest one must fit in memory."""
     sizes: dict[str, Any] = {"sequence_length": prepared.typical_length, "memory_length": prepared.longest}
+    if prepared.options.generate:
+        written = prepared.longest if prepared.decoder_length is None else prepared.decoder_length
+        sizes["kept_tokens"] = written + prepared.options.generate * (prepared.decoder_length is not None)
     return Problem(inference_of(profile), cluster, **sizes, decoder_length=prepared.decoder_length)
 
 
@@ -179,13 +182,15 @@ def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pla
     programs = Programs(cluster, inference.stacks, inference)
 
     def token(lengths: tuple[int, ...], place: int) -> Program:
-        return programs.token(
-            chosen, past=lengths[-1] + place, memory_length=lengths[0] if len(lengths) > 1 else 0
-        ).program
+        memory_length = lengths[0] if len(lengths) > 1 else 0
+        return programs.token(chosen, past=lengths[-1] + place, memory_length=memory_length, room=kept(lengths)).program
+
+    def kept(lengths: tuple[int, ...]) -> int:
+        return lengths[-1] + prepared.options.generate if prepared.options.generate else 0
 
     @cache
     def seconds(lengths: tuple[int, ...]) -> float:
-        found_s = simulate(programs.sequence(chosen, lengths).program, memory=False).makespan_s
+        found_s = simulate(programs.sequence(chosen, lengths, room=kept(lengths)).program, memory=False).makespan_s
         if further > 0:  # each as long as the middle one: the cost grows linearly with the past length
             found_s += further * simulate(token(lengths, (further - 1) // 2), memory=False).makespan_s
         return found_s
@@ -193,7 +198,9 @@ def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pla
     shown = shown_request(prepared)
     lengths = prepared.lengths(shown)
     title = f"Request {shown + 1}, {lengths[0]} tokens"
-    timelines = {f"{REQUEST}, predicted": simulate(programs.sequence(chosen, lengths).program, title=title)}
+    timelines = {
+        f"{REQUEST}, predicted": simulate(programs.sequence(chosen, lengths, room=kept(lengths)).program, title=title)
+    }
     if further > 0:
         timelines[f"{TOKEN}, predicted"] = simulate(
             token(lengths, 0), title=f"The second new token of request {shown + 1}"

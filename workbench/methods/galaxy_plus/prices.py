@@ -66,13 +66,17 @@ class Programs:
         )
         self._kept = lru_cache(maxsize=KEPT_PROGRAMS)(self._made)
 
-    def sequence(self, plan: InferencePlan, lengths: tuple[int, ...]) -> Prepared:
-        """Return the program of one sequence (one length for each stack)."""
-        return self._kept(plan, lengths)
+    def sequence(self, plan: InferencePlan, lengths: tuple[int, ...], *, room: int = 0) -> Prepared:
+        """Return the program of one sequence (one length for each stack).  room: number of tokens for whose keys and
+        values a device reserves memory, if a text goes on.
+        """
+        return self._kept(plan, lengths, room=room)
 
-    def token(self, plan: InferencePlan, *, past: int, memory_length: int, rows: int = 1) -> Prepared:
-        """Return the program of one more token in each of `rows` texts, after `past` tokens in the mean."""
-        return self._kept(plan, None, past, memory_length, rows)
+    def token(self, plan: InferencePlan, *, past: int, memory_length: int, rows: int = 1, room: int = 0) -> Prepared:
+        """Return the program of one more token in each of `rows` texts, after `past` tokens in the mean.  room: see
+        sequence; without it, as many as there are.
+        """
+        return self._kept(plan, None, past, memory_length, rows, room)
 
     def _made(
         self,
@@ -81,12 +85,15 @@ class Programs:
         past: int = 0,
         memory_length: int = 0,
         rows: int = 1,
+        room: int = 0,
     ) -> Prepared:
         if lengths is None:
-            layout = InferenceLayout.decode(plan, self.stacks, past=past, memory_length=memory_length, rows=rows)
+            layout = InferenceLayout.decode(
+                plan, self.stacks, past=past, memory_length=memory_length, rows=rows, room=room
+            )
             schedule = decode_schedule(layout, self.cluster.world_size)
         else:
-            layout = InferenceLayout.build(plan, self.stacks, lengths)
+            layout = InferenceLayout.build(plan, self.stacks, lengths, room)
             schedule = inference_schedule(layout, self.cluster.world_size)
         costs = inference_costs(self._profile, self.cluster, layout, message_s=self._message_s)
         return Prepared(layout, Program.on(self.cluster, schedule, costs))
@@ -285,6 +292,7 @@ def replan(
     *,
     length: int | None = None,
     decoder_length: int | None = None,
+    kept_tokens: int = 0,
     excluded: Collection[int] = (),
     price: SequencePrice | None = None,
 ) -> InferencePlan:
@@ -302,9 +310,8 @@ def replan(
             f"Cluster '{cluster.name}' has no other device.",
             "Wait until a device is back.",
         )
-    problem = Problem(
-        profile, cluster, sequence_length=length or old.length or 1, decoder_length=decoder_length, ranks=remaining
-    )
+    sizes: Any = {"decoder_length": decoder_length, "kept_tokens": kept_tokens}
+    problem = Problem(profile, cluster, sequence_length=length or old.length or 1, **sizes, ranks=remaining)
     planner = INFERENCE_SYSTEMS.get(old.method)
     if old.method == "galaxy_plus" or planner is None:
         portal = old.ranks[0] if old.ranks[0] in remaining else None

@@ -148,9 +148,12 @@ class InferenceSession(DeviceSession):
         shard = None if position is None else self._slices.read(shard_spec(plan, position, self.stacks), None)[0]
         return Holding(plan=plan, shard=shard)
 
-    def prepare(self, plan: InferencePlan, request: Request) -> Prepared:
-        """Return the prepared program of a plan for the request's length, which is built once for each length."""
-        return self.programs.sequence(plan, request.lengths)
+    def prepare(self, plan: InferencePlan, request: Request, room: int = 0) -> Prepared:
+        """Return the prepared program of a plan for the request's length, which is built once for each length.
+
+        room: see Programs.sequence.
+        """
+        return self.programs.sequence(plan, request.lengths, room=room)
 
     def answer(self, holding: Holding, request: Request, *, cache: KeyValueCache | None = None) -> Answer:
         """Run a plan on one sequence, together with the plan's other devices.  A device outside the plan returns at
@@ -163,12 +166,12 @@ class InferenceSession(DeviceSession):
             now = self.context.now_s()
             return Answer(None, now, now)
         check_request(request, self.layout)
-        prepared = self.prepare(holding.plan, request)
+        prepared = self.prepare(holding.plan, request, 0 if cache is None else cache.capacity)
         with torch.inference_mode():
             run = shard.begin(request.length, target_length=max(1, request.decoder_length), cache=cache)
             handlers = InferenceHandlers(shard, prepared.layout, run, output=request.what)
             ids = [request.ids, request.decoder_ids]
-            return self._run(prepared, handlers, ids)
+            return self._run(prepared, handlers, ids, [] if cache is None else [cache])
 
     def generate(self, holding: Holding, request: Request, num_tokens: int) -> tuple[list[int], list[Answer]]:
         """Generate `num_tokens` tokens greedily after a text; every device caches the keys and values of its own units.
@@ -195,7 +198,9 @@ class InferenceSession(DeviceSession):
             if len(answers) == num_tokens:
                 return self.text_rules.until_end(tokens), answers
             memory_length = request.length if request.decoder_length else 0
-            prepared = self.programs.token(holding.plan, past=cache.length, memory_length=memory_length)
+            prepared = self.programs.token(
+                holding.plan, past=cache.length, memory_length=memory_length, room=cache.capacity
+            )
             answers.append(self.rows(prepared, shard, [Row(cache, cache.length)], tokens[-1:]))
             cache.length += 1
 
@@ -206,9 +211,17 @@ class InferenceSession(DeviceSession):
         """
         with torch.inference_mode():
             handlers = InferenceHandlers(shard, prepared.layout, shard.step(rows), output="all")
-            return self._run(prepared, handlers, [torch.tensor([tokens])] * len(self.stacks))
+            return self._run(
+                prepared, handlers, [torch.tensor([tokens])] * len(self.stacks), [row.cache for row in rows]
+            )
 
-    def _run(self, prepared: Prepared, handlers: InferenceHandlers, ids: Sequence[torch.Tensor | None]) -> Answer:
+    def _run(
+        self,
+        prepared: Prepared,
+        handlers: InferenceHandlers,
+        ids: Sequence[torch.Tensor | None],
+        caches: Sequence[KeyValueCache],
+    ) -> Answer:
         begin = self.context.now_s()
         layout, program = prepared
         inputs: dict[Value, object] = {
@@ -218,12 +231,13 @@ class InferenceSession(DeviceSession):
         done = self.run(program, handlers.table(), inputs)
         computed = [span for span in done.spans if not span.op.is_communication]
         output = next(iter(done.outputs.values()), None)
+        kept_bytes = sum(cache.nbytes for cache in caches)
         return Answer(
             output,
             min((span.start_s for span in computed), default=begin),
             max((span.end_s for span in computed), default=begin),
             tuple(done.spans),
-            tuple(done.memory),
+            tuple(sample._replace(nbytes=sample.nbytes + kept_bytes) for sample in done.memory),
         )
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
-from workbench.methods.galaxy_plus.planners.memory import activation_bytes, check, least_missing
+from workbench.methods.galaxy_plus.planners.memory import activation_bytes, check, kept_unit_bytes, least_missing
 from workbench.methods.galaxy_plus.planners.planner import algorithm_1, plan
 from workbench.methods.galaxy_plus.planners.pricing import boundary_bytes, ends_s, layer_s, lengths_of, price_plan
 from workbench.planners.problem import Problem
@@ -133,7 +133,13 @@ class _Paths:
         self.layers = profile.num_layers
         stacks = [profile.stack_of(layer) for layer in range(self.layers)]
         shapes = [profile.stacks[stack] for stack in stacks]
-        sizes = [shape.attention_bytes + shape.feed_forward_bytes + shape.layer_bytes for shape in shapes]
+        sizes = [
+            shape.attention_bytes
+            + shape.feed_forward_bytes
+            + shape.layer_bytes
+            + shape.num_units * kept_unit_bytes(problem, shape)
+            for shape in shapes
+        ]
         bytes_before = np.concatenate([[0], np.cumsum(sizes)])
         self.ends = [ends_s(profile, rank, lengths) for rank in ranks]
         crossing = [boundary_bytes(profile, layer, lengths) for layer in range(self.layers + 1)]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workbench.core.errors import PlanError
-from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.inference import InferencePlan, InferenceProfile, StackShape
 from workbench.methods.galaxy_plus.planners.pricing import stack_lengths
 from workbench.planners.memory import Demand, readable, require_room
 from workbench.planners.problem import Problem
@@ -16,13 +16,16 @@ from workbench.planners.problem import Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceNeed:
-    """The bytes of a device under a plan, by purpose.  ends_bytes: embedding and head."""
+    """The bytes of a device under a plan, by purpose.  ends_bytes: embedding and head.  cache_bytes: keys and values of
+    its own units, for a text that goes on.
+    """
 
     attention_bytes: int = 0
     feed_forward_bytes: int = 0
     layer_bytes: int = 0
     ends_bytes: int = 0
     working_bytes: int = 0
+    cache_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -38,21 +41,31 @@ class InferenceNeed:
             "norms and biases": self.layer_bytes,
             "embedding and head": self.ends_bytes,
             "activations": self.working_bytes,
+            "keys and values": self.cache_bytes,
         }
 
 
-def part_bytes(profile: InferenceProfile, second: Sequence[int]) -> tuple[float, float, float]:
-    """Return the bytes of a unit in all layers, of a column in scheme-1 layers, and of a column in scheme-2 layers.
+def part_bytes(problem: Problem[InferenceProfile], second: Sequence[int]) -> tuple[float, float, float]:
+    """Return the bytes of a unit in all layers with its keys and values, of a column in scheme-1 layers, and of a
+    column in scheme-2 layers.
 
     second: the layers of scheme 2 in each stack.  Units and columns are the first stack's; a second stack is split in
     proportion.
     """
+    profile = problem.profile
     first, pairs = profile.stacks[0], list(zip(profile.stacks, second, strict=True))
+    kept = sum(shape.num_layers * shape.num_units * kept_unit_bytes(problem, shape) for shape in profile.stacks)
     return (
-        sum(shape.num_layers * shape.attention_bytes for shape in profile.stacks) / first.num_units,
+        (sum(shape.num_layers * shape.attention_bytes for shape in profile.stacks) + kept) / first.num_units,
         sum((shape.num_layers - q) * shape.feed_forward_bytes for shape, q in pairs) / first.columns,
         sum(q * shape.feed_forward_bytes for shape, q in pairs) / first.columns,
     )
+
+
+def kept_unit_bytes(problem: Problem[InferenceProfile], shape: StackShape) -> int:
+    """Return the bytes of keys and values that one unit of a layer keeps; 0 for an encoder's layer."""
+    is_kept = problem.kept_tokens and shape is problem.profile.stacks[-1]
+    return shape.kept_bytes(problem.kept_tokens, problem.longest) if is_kept else 0
 
 
 def activation_bytes(problem: Problem[InferenceProfile]) -> int:
@@ -65,11 +78,12 @@ def needs(problem: Problem[InferenceProfile], plan: InferencePlan) -> dict[int, 
     """Return the need of every rank in a plan (Eq. 8 for 'hybrid')."""
     profile = problem.profile
     working = activation_bytes(problem)
-    attention, feed_forward, layer = ([0] * plan.num_positions for _ in range(3))
+    attention, feed_forward, layer, kept = ([0] * plan.num_positions for _ in range(4))
     for shape, count, units, columns in plan.parts(profile.stacks, full_everywhere=profile.full_everywhere):
         for i, (own_units, own_columns) in enumerate(zip(units, columns, strict=True)):
             attention[i] += count * own_units * (shape.unit_bytes + shape.cross_unit_bytes)
             feed_forward[i] += count * own_columns * shape.column_bytes
+            kept[i] += count * own_units * kept_unit_bytes(problem, shape)
             if plan.paradigm != "pipeline" or own_units or own_columns:
                 layer[i] += count * shape.layer_bytes
     return {
@@ -79,6 +93,7 @@ def needs(problem: Problem[InferenceProfile], plan: InferencePlan) -> dict[int, 
             layer_bytes=layer[i],
             ends_bytes=0 if i else profile.ends_bytes,
             working_bytes=working,
+            cache_bytes=kept[i],
         )
         for i, rank in enumerate(plan.ranks)
     }
@@ -92,7 +107,8 @@ def check(problem: Problem[InferenceProfile], plan: InferencePlan) -> None:
 
 
 def room_bytes(problem: Problem[InferenceProfile], ranks: Sequence[int], *, has_ends: bool = True) -> list[int]:
-    """Return the bytes on each rank for attention and feed-forward weights, after subtracting its fixed memory.
+    """Return the bytes on each rank for attention, feed-forward network, keys and values, after subtracting its fixed
+    memory.
 
     has_ends: whether the first of the ranks has embedding and head.
     """
@@ -113,14 +129,15 @@ def least_missing(problem: Problem[InferenceProfile], *, schemes: int | None = N
     profile, members, ends = problem.profile, problem.members, problem.profile.ends_bytes
     feed_forward = sum(shape.num_layers * shape.feed_forward_bytes for shape in profile.stacks)
     need = feed_forward + sum(shape.num_layers * shape.attention_bytes for shape in profile.stacks)
+    kept = sum(shape.num_layers * shape.num_units * kept_unit_bytes(problem, shape) for shape in profile.stacks)
     # Without embedding and head, which one device has in addition to its part.
     room = [max(0, nbytes) for nbytes in room_bytes(problem, members, has_ends=False)]
     most, biggest = sum(room), max(room)
     listed = ", ".join(
         f"'{problem.cluster.devices[rank].name}' {readable(nbytes)}" for rank, nbytes in zip(members, room, strict=True)
     )
-    if need + ends > most:
-        why = f"{readable(need + ends - most)} are missing in all"
+    if need + kept + ends > most:
+        why = f"{readable(need + kept + ends - most)} are missing in all"
     elif ends > biggest:
         why = f"embedding and head must stand on one device, where {readable(ends - biggest)} are missing"
     elif schemes == 2:
@@ -129,7 +146,7 @@ def least_missing(problem: Problem[InferenceProfile], *, schemes: int | None = N
         why = "no cut into whole heads and columns fits each device"
     return PlanError(
         f"A plan of '{profile.model}' for {problem.longest} tokens on {len(room)} devices was asked for.",
-        f"Its layers need {readable(need)}, embedding and head {readable(ends)}; the devices have room for "
-        f"{listed}: {why}.",
-        "Add a device, raise memory, or take a smaller model.",
+        f"Its layers need {readable(need)}, {f'keys and values {readable(kept)}, ' if kept else ''}embedding and head "
+        f"{readable(ends)}; the devices have room for {listed}: {why}.",
+        f"Add a device, raise memory, or take a smaller model{' or shorter texts' if kept else ''}.",
     )

@@ -59,7 +59,7 @@ def algorithm_1(
     profile, cluster, chosen = problem.profile, problem.cluster, problem.members
     v = [capacity(profile, rank, lengths_of(problem)) for rank in chosen]
     layers = profile.num_layers
-    unit_bytes, column_bytes, _ = map(int, part_bytes(profile, (0,) * len(profile.stacks)))
+    unit_bytes, column_bytes, _ = map(int, part_bytes(problem, (0,) * len(profile.stacks)))
     plan = InferencePlan(
         method=method,
         paradigm="hybrid",

@@ -58,7 +58,8 @@ class PlanLP:
                 "A cost of the profile is below 0.",
                 "Profile again, or use an analytic profile.",
             )
-        self.profile, self.cluster, self.ranks, self.room = profile, problem.cluster, tuple(ranks), room
+        self.problem, self.profile, self.cluster = problem, profile, problem.cluster
+        self.ranks, self.room = tuple(ranks), room
         first = profile.stacks[0]
         self.totals = (first.num_units, first.columns, lengths[0])
         self.width = 6 * len(ranks)  # a, b, s and their flags
@@ -161,7 +162,7 @@ class PlanLP:
     def _memory_rows(self, q: Sequence[int]) -> list[tuple[Row, float]]:
         """Return Eq. 8-9 for each device, in megabytes so that the numbers are of similar size."""
         n, rows = len(self.ranks), []
-        unit, first, second = part_bytes(self.profile, q)
+        unit, first, second = part_bytes(self.problem, q)
         for d, room in enumerate(self.room):
             a, b, holds, full = d, n + d, 5 * n + d, second * self.totals[1]
             if self.profile.full_everywhere:

@@ -55,7 +55,7 @@ class Search:
         self._passed: set[Cut] = set()
         self._pricer = Equation9(profile, problem.cluster, lengths)
         self.room = cache(partial(room_bytes, problem))
-        self.part_bytes = cache(lambda second: part_bytes(profile, second))
+        self.part_bytes = cache(lambda second: part_bytes(problem, second))
         self._columns_line, self._columns = cache(self._line_of_columns), cache(self._level)
 
     def _are_alike(self, a: int, b: int) -> bool:

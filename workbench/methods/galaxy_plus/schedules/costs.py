@@ -89,7 +89,7 @@ def inference_costs(
 
 
 def _resident_bytes(profile: InferenceProfile, layout: InferenceLayout, rank: int) -> int:
-    """Return the bytes of a device's weights and of its working memory."""
+    """Return the bytes of a device's weights, of its keys and values that are kept, and of its working memory."""
     plan = layout.plan
     position = plan.position_of(rank)
     if position is None:
@@ -102,6 +102,9 @@ def _resident_bytes(profile: InferenceProfile, layout: InferenceLayout, rank: in
             units[position] * (shape.unit_bytes + shape.cross_unit_bytes) + columns[position] * shape.column_bytes
         )
         total += count * layer_bytes
+        if layout.room and shape is layout.stacks[-1]:
+            texts = layout.lengths[-1] if layout.is_decoding else 1
+            total += count * units[position] * shape.kept_bytes(layout.room, texts * layout.memory_length)
         if layer_bytes or has_tokens:
             total, works = total + count * shape.layer_bytes, True
     return total + (profile.working_bytes_per_token * max(layout.lengths) if works else 0)

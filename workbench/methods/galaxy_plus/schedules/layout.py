@@ -64,6 +64,8 @@ class InferenceLayout:
     lengths[stack]: number of tokens.  past: number of tokens in the key-value cache before this step (decoding).
     is_decoding: whether it is one more token in each of some texts, by scheme 1 in every layer; past is their mean.
     memory_length: number of tokens of the encoder's output that they attend to.
+    room: number of tokens for whose keys and values each device reserves memory, those of all texts together; 0 if none
+    are kept.
     """
 
     plan: InferencePlan
@@ -72,9 +74,12 @@ class InferenceLayout:
     past: int = 0
     memory_length: int = 0
     is_decoding: bool = False
+    room: int = 0
 
     @classmethod
-    def build(cls, plan: InferencePlan, stacks: Sequence[StackShape], lengths: Sequence[int] | int) -> InferenceLayout:
+    def build(
+        cls, plan: InferencePlan, stacks: Sequence[StackShape], lengths: Sequence[int] | int, room: int = 0
+    ) -> InferenceLayout:
         """Return the layout of one sequence of `lengths` tokens (one number for each stack).  Raises ScheduleError if
         they disagree.
         """
@@ -88,11 +93,18 @@ class InferenceLayout:
             )
         _require_complete(request, plan, stacks)
         memory = lengths_of_stacks[0] if len(stacks) > 1 else 0
-        return cls(plan=plan, stacks=tuple(stacks), lengths=lengths_of_stacks, memory_length=memory)
+        return cls(plan=plan, stacks=tuple(stacks), lengths=lengths_of_stacks, memory_length=memory, room=room)
 
     @classmethod
     def decode(
-        cls, plan: InferencePlan, stacks: Sequence[StackShape], *, past: int, memory_length: int = 0, rows: int = 1
+        cls,
+        plan: InferencePlan,
+        stacks: Sequence[StackShape],
+        *,
+        past: int,
+        memory_length: int = 0,
+        rows: int = 1,
+        room: int = 0,
     ) -> InferenceLayout:
         """Return the layout of one more token after `past` tokens, in each of `rows` texts; in an encoder-decoder only
         the decoder takes part.
@@ -104,7 +116,13 @@ class InferenceLayout:
         _require_complete(request, plan, stacks)
         lengths = (0,) * (len(stacks) - 1) + (rows,)
         return cls(
-            plan=plan, stacks=tuple(stacks), lengths=lengths, past=past, memory_length=memory_length, is_decoding=True
+            plan=plan,
+            stacks=tuple(stacks),
+            lengths=lengths,
+            past=past,
+            memory_length=memory_length,
+            is_decoding=True,
+            room=room or rows * (past + 1),
         )
 
     @property

@@ -54,17 +54,19 @@ def planner_of(
     first: InferencePlan | None = None,
     is_priced: bool = True,
     left_out: Collection[int] = (),
+    kept_tokens: int = 0,
 ) -> Planner:
     """Return the planner for some of the cluster's devices.
 
     lengths: tokens in each stack.  first: the plan of all devices at full speed; another method's plan is remade by its
     own planner.
     is_priced: whether candidates are compared by simulation or by Eq. 9.  left_out: devices that are never used.
+    kept_tokens: see Problem.
     """
     everybody = frozenset(range(cluster.world_size))
     decoder_length = lengths[1] if len(lengths) > 1 else None
-
-    problem = Problem(profile, cluster, sequence_length=lengths[0], decoder_length=decoder_length)
+    sizes: Any = {"decoder_length": decoder_length, "kept_tokens": kept_tokens}
+    problem = Problem(profile, cluster, sequence_length=lengths[0], **sizes)
     price = SequencePrice(problem) if is_priced else None
     chosen = first
     if chosen is None:
@@ -78,9 +80,7 @@ def planner_of(
         excluded = everybody.difference(ranks).union(left_out)
         if not excluded:
             return chosen
-        return replan(
-            chosen, profile, cluster, length=lengths[0], decoder_length=decoder_length, excluded=excluded, price=price
-        )
+        return replan(chosen, profile, cluster, length=lengths[0], **sizes, excluded=excluded, price=price)
 
     return planner
 

@@ -31,16 +31,20 @@ from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, 
 from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes, Rescheduler
 from workbench.methods.galaxy_plus.serving.serve import fleet_for, planner_of, run_service
 from workbench.methods.galaxy_plus.serving.text_policy import MOST_TEXTS, DeviceWriter, Text, TextPolicy
+from workbench.methods.galaxy_plus.serving.texts import MOST_ROWS
 from workbench.methods.galaxy_plus.serving.worker import serve_worker
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.configuration import require_generating
 from workbench.models.sharding import ModelLayout, model_layout
+from workbench.models.text import MAX_TOKENS
 from workbench.planners.problem import Problem
 from workbench.runtime.engines import default_pool
 from workbench.simulator import simulate
 
 PLANNED_TOKENS = 64
 """Tokens of the text for which devices are planned, and after which the shown token comes."""
+KEPT_TOKENS = MOST_ROWS * (PLANNED_TOKENS + MAX_TOKENS)
+"""Tokens for whose keys and values there is memory: as many texts as are written together, of usual lengths."""
 END_S = 20.0
 
 
@@ -101,13 +105,14 @@ def text_service(
         lengths = (longest, longest)[: len(layout.stacks)]
         if first_plan is None and system != "galaxy_plus":
             decoder_length = lengths[1] if len(lengths) > 1 else None
-            problem = Problem(profile, cluster, sequence_length=lengths[0], decoder_length=decoder_length)
+            sizes: Any = {"decoder_length": decoder_length, "kept_tokens": KEPT_TOKENS}
+            problem = Problem(profile, cluster, sequence_length=lengths[0], **sizes)
             first_plan = INFERENCE_SYSTEMS[system](problem)
         log = ServingLog(watch=lambda event: _tell(event, cluster, say))
         rescheduler = Rescheduler(
             settings,
             cluster.world_size,
-            planner_of(profile, cluster, lengths, first=first_plan),
+            planner_of(profile, cluster, lengths, first=first_plan, kept_tokens=KEPT_TOKENS),
             lambda plan, slow_downs: BlockTimes(plan.predicted_s, {rank: {WHOLE: 1.0} for rank in plan.ranks}),
             log,
         )
