@@ -13,7 +13,7 @@ import engine_jobs
 import pytest
 
 from tests.waiting import LIMIT_S, wait_for
-from workbench.core.cluster import Cluster
+from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import (
     ConfigError,
     DeviceLostError,
@@ -276,5 +276,11 @@ def test_what_cannot_be_started(make_cluster: Callable[..., Cluster]) -> None:
     real = replace(cluster, devices=(replace(cluster.devices[0], address="pi.local"),))
     with pytest.raises(RuntimeSetupError, match="workbench run"):
         EngineCluster.start(real)
+    shared = replace(make_cluster(3), medium="wifi")
+    with pytest.raises(RuntimeSetupError, match="which only the kernel emulates"):
+        EngineCluster.start(shared, fidelity="paced")
+    slow = replace(shared.devices[2], link=Link(bytes_per_s=1e6))
+    with pytest.raises(RuntimeSetupError, match=r"device-2>device-1 7\.94 Mbit/s, device-1>device-0 500 Mbit/s"):
+        EngineCluster.start(replace(shared, devices=(*shared.devices[:2], slow)), fidelity="kernel")
     with pytest.raises(ConfigError, match="auto, kernel, paced"):
         EngineCluster.start(cluster, fidelity="exact")  # type: ignore[arg-type]

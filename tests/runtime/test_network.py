@@ -41,6 +41,33 @@ print(json.dumps([sorted(name for _, name in socket.if_nameindex()), sorted(rate
 """
 
 
+# Sends bytes from an endpoint, or receives all that come; prints when it began, or when it had all of them.
+_EXCHANGE = """
+import socket, sys, time
+from workbench.core.serial import from_json
+from workbench.runtime.network import Endpoint
+way, end, port, *more = sys.argv[1:]
+end = from_json(end, Endpoint)
+end.enter()
+if way == "receive":
+    with socket.create_server((end.address, int(port))) as server:
+        print("ready", flush=True)
+        channel, _ = server.accept()
+        while channel.recv(1 << 16):
+            pass
+        print(time.monotonic())
+else:
+    with socket.create_connection((more[0], int(port))) as channel:
+        print(time.monotonic())
+        channel.sendall(bytes(int(more[1])))
+"""
+
+
+def exchange(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", _EXCHANGE, *arguments]
+    return subprocess.Popen(command, env=child_environment(), stdout=subprocess.PIPE, text=True)
+
+
 def look(endpoint: Endpoint) -> tuple[list[str], list[int], int]:
     answer = subprocess.run(
         [sys.executable, "-c", _LOOK, to_json(endpoint)],
@@ -97,6 +124,25 @@ class TestKernelLinks:
             assert rates == [1_250_000, 6_250_000]
             assert filters_again == filters
             assert look(network.endpoints[2])[1] == [625_000]
+
+    def test_all_that_send_at_once_share_the_air(self, make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+        """Two pairs at 8 Mbit/s between stations: their bytes pass one after the other, also both ways."""
+        cluster = replace(make_cluster(4, mbit_per_s=64), medium="wifi")
+        size = 400_000
+        with closing(EmulatedNetwork.create(cluster, tmp_path)) as network:
+            network.shape(cluster.with_slower_links(4.0))
+            ends = [to_json(endpoint) for endpoint in network.endpoints]
+            assert look(network.endpoints[0])[1] == []
+            ways = [(0, 1), (1, 0), (2, 3)]
+            receivers = [exchange("receive", ends[to], str(5001 + number)) for number, (_, to) in enumerate(ways)]
+            assert [receiver.stdout.readline() for receiver in receivers if receiver.stdout] == ["ready\n"] * 3
+            senders = [
+                exchange("send", ends[source], str(5001 + number), network.endpoints[to].address, str(size))
+                for number, (source, to) in enumerate(ways)
+            ]
+            begins = [float(sender.communicate(timeout=LIMIT_S)[0]) for sender in senders]
+            over = [float(receiver.communicate(timeout=LIMIT_S)[0]) for receiver in receivers]
+        assert max(over) - min(begins) >= (len(ways) * size - 20_000) / 1e6
 
     def test_namespaces_vanish_with_the_holder(self, make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
         network = EmulatedNetwork.create(make_cluster(2), tmp_path)

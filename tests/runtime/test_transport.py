@@ -181,6 +181,29 @@ def test_a_message_over_an_emulated_link_takes_its_latency_and_its_bytes(fidelit
         assert done[rank].outputs[value("total")].tolist() == [2.0, 1.0, 0.0]
 
 
+def test_a_message_that_has_passed_shared_air_is_held_back_for_latency_jitter_and_a_frame() -> None:
+    """Each message from when it arrives.  A later one that may go earlier, by its jitter, still comes after it."""
+    cluster = replace(emulated("kernel", 2)(0).cluster, medium="wifi", jitter_s=0.01)
+
+    def links(rank: int) -> RankLinks:
+        return RankLinks(cluster=cluster, rank=rank, fidelity="kernel", dilation=2.0)
+
+    one, air = links(0), cluster.air
+    assert air is not None and one.is_shared and not replace(one, fidelity="real").is_shared
+    frame_s = 2 * 4 * SIZE / air.bytes_per_s[0]
+    for number in (0, 1, 7):
+        extra_s = 0.004 + air.delay_s(0, 1, number) + frame_s
+        assert one.delay_s(0, 1, 4 * SIZE, number) == pytest.approx(2 * extra_s + MESSAGE_S)
+    done = run(swap(3), makers(SIZE), links=links)
+    for rank in range(2):
+        sent, received = transfers(done, "SEND", rank), transfers(done, "RECV", 1 - rank)
+        assert [str(span.op.writes[0]) for span in received] == [str(span.op.reads[0]) for span in sent]
+        assert [span.end_s for span in received] == sorted(span.end_s for span in received)
+        for number, span in enumerate(received):
+            assert span.end_s - span.start_s >= one.delay_s(rank, 1 - rank, 4 * SIZE, number)
+        assert done[rank].outputs[value("total")].tolist() == [2.0, 1.0, 0.0]
+
+
 @pytest.mark.parametrize("kind", ["SEND", "RECV"])
 def test_messages_of_several_devices_take_turns_at_one_end_of_a_link(kind: str) -> None:
     """Two messages leave one device for two others, or arrive from them: as in the simulator, for the latency too."""

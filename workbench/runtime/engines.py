@@ -67,12 +67,6 @@ class EngineCluster(Engines):
                 "Engines that start here are emulated devices.",
                 "Run a job on them with `workbench run`, or leave their address out to emulate them.",
             )
-        if cluster.medium == "wifi":
-            raise RuntimeSetupError(
-                f"Cluster '{cluster.name}' was to be emulated.",
-                "Its devices share the air; emulated links are private wires.",
-                'Use --mode simulate, or set medium = "switch".',
-            )
         if fidelity not in ("auto", "kernel", "paced"):
             raise ConfigError(f"fidelity '{fidelity}' was asked for.", "Known: auto, kernel, paced.", "Choose one.")
         warm_up(with_models=False)  # while the network is tried out and set up
@@ -80,6 +74,16 @@ class EngineCluster(Engines):
         if fidelity == "auto":
             support = probe()
             fidelity, reason = support.fidelity, support.reason
+        if cluster.medium == "wifi":
+            if fidelity == "paced":
+                raise RuntimeSetupError(
+                    f"Cluster '{cluster.name}' was to be emulated with paced links.",
+                    "Its devices share the air, which only the kernel emulates here.",
+                    'Use --mode simulate, or kernel links (see `workbench doctor`), or set medium = "switch".',
+                )
+            from workbench.runtime.radio import common_rate  # needs pyroute2, which only Linux has
+
+            common_rate(cluster)
         engines = cls(cluster, fidelity, reason)
         engines.open(told)
         return engines

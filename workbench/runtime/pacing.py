@@ -7,13 +7,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from workbench.core.cluster import Cluster
 from workbench.core.costs import MESSAGE_S, collective_latency_s, collective_s, num_rounds
 from workbench.core.errors import ConfigError
+from workbench.core.medium import Air
 from workbench.core.serial import shown
+
+FRAME_BYTES = 4096
+"""Size of a frame on emulated air."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,10 @@ class RankLinks:
     rank: int
     fidelity: Literal["kernel", "paced", "real"]
     dilation: float = 1.0
+    _air: Air | None = field(default=None, init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_air", self.cluster.air)
 
     def transfer_s(self, source: int, destination: int, nbytes: int) -> float:
         """Return the seconds of a transfer: latency plus bytes divided by the link's rate."""
@@ -39,6 +47,11 @@ class RankLinks:
         """
         return self.transfer_s(source, destination, nbytes) + self.dilation * MESSAGE_S
 
+    @property
+    def is_shared(self) -> bool:
+        """Return whether the emulated devices share the air: only the kernel then knows when a message has passed."""
+        return self.cluster.medium == "wifi" and self.fidelity != "real"
+
     def added_s(self, source: int, destination: int, nbytes: int) -> float:
         """Return the seconds of a message that the transport must add: those that neither the kernel, a real link nor
         gloo (MESSAGE_S) takes.
@@ -48,6 +61,17 @@ class RankLinks:
         link = self.cluster.link(source, destination)
         seconds = link.latency_s if self.fidelity == "kernel" else link.transfer_s(nbytes)
         return self.dilation * seconds + (self.dilation - 1) * MESSAGE_S
+
+    def delay_s(self, source: int, destination: int, nbytes: int, number: int) -> float:
+        """Return for how long a message that has passed the shared air is held back.
+
+        These are latency, jitter, the overhead that gloo does not have, and the time of its last frame: the kernel lets
+        a frame pass when its time on air begins.  number: of the message in its channel.
+        """
+        assert self._air is not None
+        jitter_s = self._air.delay_s(source, destination, number) - self.cluster.jitter_s
+        frame_s = self._air.transfer_s(source, destination, min(nbytes, FRAME_BYTES))
+        return self.added_s(source, destination, 0) + self.dilation * (jitter_s + frame_s)
 
     def slower_s(self, factors: Mapping[str, float], destination: int, nbytes: int) -> float:
         """Return the additional seconds of a slowed transfer.

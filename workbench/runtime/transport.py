@@ -9,6 +9,8 @@ Latency of emulated links: as in the simulator, a message occupies the sender's 
 latency + bytes / rate + MESSAGE_S.  It carries the time at which it begins to occupy the egress (all clocks are this
 machine's), and the receiver holds it back until the end.  So what the host needs to deliver a message is hidden in its
 latency.
+On shared air only the kernel knows how long a message takes.  It is held back for its latency and jitter from when it
+arrives.
 """
 
 from __future__ import annotations
@@ -224,9 +226,10 @@ class Transport:
         begin_s = time.monotonic()
         if self._is_emulated(self._rank, destination):
             assert self.links is not None and message.content is not None
-            begin_s = max(message.ready_s, self._egress_free_s)
-            self._egress_free_s = begin_s + self.links.occupied_s(self._rank, destination, message.nbytes)
-            message.end_s = self._egress_free_s - MESSAGE_S
+            if not self.links.is_shared:
+                begin_s = max(message.ready_s, self._egress_free_s)
+                self._egress_free_s = begin_s + self.links.occupied_s(self._rank, destination, message.nbytes)
+                message.end_s = self._egress_free_s - MESSAGE_S
             message.content = stamped(message.content, begin_s)
         message.start_s = message.start_s or begin_s
         try:
@@ -276,6 +279,10 @@ class Transport:
         posted: deque[tuple[Op, Spec, torch.Tensor, Any, StepValues, list[Span]]] = deque()
         posted_bytes = 0
         values: StepValues | None = None
+        held: queue.SimpleQueue = queue.SimpleQueue()  # messages that have passed the shared air
+        if is_shared := is_emulated and self.links is not None and self.links.is_shared:
+            threading.Thread(target=self._hold_loop, args=(held,), name=f"hold-{source}", daemon=True).start()
+        num_arrived = 0
         try:
             while True:
                 while not (coming or posted) or not batches.empty():
@@ -294,17 +301,33 @@ class Transport:
                 work.wait()
                 posted_bytes -= nbytes(buffer)
                 content, end_s = buffer, 0.0
+                if is_shared:
+                    assert self.links is not None
+                    arrived_s = time.monotonic()
+                    content, sent_s = without_stamp(buffer, spec)
+                    end_s = arrived_s + self.links.delay_s(source, self._rank, spec.nbytes, num_arrived)
+                    num_arrived += 1
+                    held.put((op, spec, content, values, spans, sent_s, end_s))
+                    continue
                 if is_emulated:
                     content, sent_s = without_stamp(buffer, spec)
                     start_s, end_s = self._occupy_ingress(source, sent_s, spec.nbytes)
-                end_s = wait_until(end_s)
-                spans.append(Span(self._rank, op, start_s, end_s, spec.nbytes))
-                values.put(op.writes[0], content, end_s)
+                _deliver(self._rank, op, spec, content, values, spans, start_s, end_s)
         except BaseException as error:  # passed to the streams, which raise it
             for _, _, _, _, waiting, _ in posted:
                 waiting.fail(error)
             if values is not None:
                 self._fail(values, error)
+        finally:
+            held.put(None)
+
+    def _hold_loop(self, held: queue.SimpleQueue) -> None:
+        """Deliver messages that have passed the shared air, in order, each when it is due."""
+        while (message := held.get()) is not None:
+            try:
+                _deliver(self._rank, *message)
+            except BaseException as error:  # passed to the streams, which raise it
+                self._fail(message[3], error)
 
     def _is_emulated(self, source: int, destination: int) -> bool:
         """Return whether messages between two ranks are held back, and carry the time for it."""
@@ -322,6 +345,22 @@ class Transport:
             begin_s = max(sent_s, self._ingress_free_s)
             self._ingress_free_s = begin_s + self.links.occupied_s(source, self._rank, size)
             return begin_s, self._ingress_free_s - MESSAGE_S
+
+
+def _deliver(
+    rank: int,
+    op: Op,
+    spec: Spec,
+    content: torch.Tensor,
+    values: StepValues,
+    spans: list[Span],
+    start_s: float,
+    end_s: float,
+) -> None:
+    """Wait until a message is due, and put its value into the step."""
+    end_s = wait_until(end_s)
+    spans.append(Span(rank, op, start_s, end_s, spec.nbytes))
+    values.put(op.writes[0], content, end_s)
 
 
 def wait_until(time_s: float) -> float:

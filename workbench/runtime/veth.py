@@ -1,6 +1,6 @@
 """Build the emulated network inside the holder process: bridge, veth pairs, HTB rates (by pyroute2).
 
-The transport emulates the latency (runtime/transport.py), because many kernels have no netem.
+The transport emulates latency and jitter (runtime/transport.py), because many kernels have no netem.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from workbench.core.cluster import Cluster, Link
 from workbench.runtime.namespaces import CLONE_NEWNET, enter, new_network_namespace, unshare
+from workbench.runtime.pacing import FRAME_BYTES
+from workbench.runtime.radio import build_air, shape_air, suit_tcp_to_air
 
 INTERFACE = "eth0"
 _BRIDGE = "bridge0"
@@ -41,8 +43,11 @@ def build_links(cluster: Cluster) -> tuple[LinkEnd, ...]:
     """Join all devices by a bridge in a new namespace of this process; return their ends.
 
     Each access link is shaped at the device's end (upload) and at the bridge's end (download).  Pairs with a different
-    rate get a separate class at the sender's end, selected by destination address.  Raises OSError if not allowed.
+    rate get a separate class at the sender's end, selected by destination address.  Wi-Fi is shaped in the bridge (see
+    radio.py).  Raises OSError if not allowed.
     """
+    is_shared = cluster.medium == "wifi"
+    mtu = {"mtu": FRAME_BYTES, "gso_max_size": FRAME_BYTES} if is_shared else {}
     unshare(CLONE_NEWNET)
     descriptors = [new_network_namespace() for _ in cluster.devices]
     ends = tuple(LinkEnd(descriptor, INTERFACE, address_of(rank)) for rank, descriptor in enumerate(descriptors))
@@ -50,11 +55,15 @@ def build_links(cluster: Cluster) -> tuple[LinkEnd, ...]:
         hub.link("add", ifname=_BRIDGE, kind="bridge")
         bridge = hub.link_lookup(ifname=_BRIDGE)[0]
         hub.link("set", index=bridge, state="up")
+        ports = []
         for rank in range(cluster.world_size):
             port_name = f"port{rank}"
-            hub.link("add", ifname=port_name, kind="veth", peer={"ifname": INTERFACE, "net_ns_fd": descriptors[rank]})
-            port = hub.link_lookup(ifname=port_name)[0]
-            hub.link("set", index=port, master=bridge, state="up")
+            peer = {"ifname": INTERFACE, "net_ns_fd": descriptors[rank], **mtu}
+            hub.link("add", ifname=port_name, kind="veth", peer=peer, **mtu)
+            ports.append(hub.link_lookup(ifname=port_name)[0])
+            hub.link("set", index=ports[-1], master=bridge, state="up")
+        if is_shared:
+            build_air(hub, ports)
     for rank in range(cluster.world_size):
         with _inside(descriptors[rank]), _netlink() as device_side:
             loopback = device_side.link_lookup(ifname="lo")[0]
@@ -62,12 +71,18 @@ def build_links(cluster: Cluster) -> tuple[LinkEnd, ...]:
             index = device_side.link_lookup(ifname=INTERFACE)[0]
             device_side.addr("add", index=index, address=address_of(rank), prefixlen=16)
             device_side.link("set", index=index, state="up")
+            if is_shared:
+                suit_tcp_to_air(device_side, index)
     shape_links(cluster, descriptors)
     return ends
 
 
 def shape_links(cluster: Cluster, descriptors: Sequence[int]) -> None:
     """Set the links of `build_links` to the cluster's rates.  Raises OSError if not allowed."""
+    if cluster.medium == "wifi":
+        with _netlink() as hub:
+            shape_air(hub, cluster, [address_of(rank) for rank in range(cluster.world_size)])
+        return
     names = [device.name for device in cluster.devices]
     for rank, device in enumerate(cluster.devices):
         pairs = {}

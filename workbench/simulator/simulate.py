@@ -1,7 +1,8 @@
 """Run a schedule in virtual time: an event-driven simulation of streams, channels, collectives and network interfaces.
 
 An interface is full duplex, with one transfer out and one in at a time.  The transfer that is ready first goes first;
-ties go by rank and list order.  On Wi-Fi the transfers and collectives in flight also share the air (see air.py).
+ties go by rank and list order.  On Wi-Fi the transfers and collectives in flight also share the air (see air.py), and
+a transfer occupies its interfaces only while it is on air.
 
 Memory over time follows from lifetimes: resident bytes, plus each value from the start of its write to the end of its
 last read.
@@ -36,6 +37,7 @@ from workbench.core.schedule import (
 )
 from workbench.core.timeline import MemorySample, Span, Timeline
 from workbench.simulator.air import SharedAir
+from workbench.simulator.interfaces import Interfaces
 
 
 def memory_over_time(schedule: Schedule, costs: Costs, spans: Sequence[Span]) -> tuple[tuple[MemorySample, ...], ...]:
@@ -115,7 +117,8 @@ def simulate(program: Program, *, title: str = "", memory: bool = True) -> Timel
     interfaces.
     On shared air these are the seconds without other traffic.  The part that is time on air comes first, and takes
     longer while others send; a collective counts as all its members that send at once.  The rest, latency and
-    overheads, follows, and differs from message to message by the jitter.
+    overheads, follows, and differs from message to message by the jitter.  Meanwhile the next transfer of the channel
+    may be on air; messages arrive in order.
     memory: whether to compute the bytes in use over time, too.
     Raises ScheduleError, the same as schedules.check, for a schedule that cannot run.
     """
@@ -139,6 +142,7 @@ def _spans(program: Program, graph: Activities) -> list[Span]:
     shared = SharedAir()
     on_air: dict[int, tuple[float, float]] = {}  # activity: when it started, its seconds after it has left the air
     num_sent: dict[tuple[int, ...], int] = {}  # by channel
+    arrived_s: dict[tuple[int, ...], float] = {}  # by channel: when its last message arrives
     spans: list[Span] = []
     ending: list[tuple[float, int]] = []  # heap of (end_s, activity)
     released: list[int] = [activity for activity, count in enumerate(waits) if count == 0]
@@ -162,6 +166,11 @@ def _spans(program: Program, graph: Activities) -> list[Span]:
         on_air[activity] = now_s, rest_s
         shared.start(activity, air_s, now_s, senders)
         return True
+
+    def is_next(activity: int, op: Op) -> bool:
+        """Return whether an activity is the transfer after `op` in its channel."""
+        rank, index = members[activity][0]
+        return ops[rank][index].kind == SEND and ops[rank][index].ranks == op.ranks
 
     def end(activity: int, start_s: float, end_s: float) -> None:
         """Let an activity end at a time that is now certain."""
@@ -188,17 +197,29 @@ def _spans(program: Program, graph: Activities) -> list[Span]:
                 end(activity, now_s, now_s + duration_s)
         released.clear()
         # Handle all events of one instant before assigning a network interface.
-        for activity in () if ending and ending[0][0] == now_s else interfaces.grant():
+        is_over = not (ending and ending[0][0] == now_s) and not (on_air and shared.next_s == now_s)
+        for activity in interfaces.grant() if is_over else ():
             source, index = members[activity][0]
             op = ops[source][index]
             duration_s = _checked(costs.seconds(source, op), source, op)
             if air is None or not put_on_air(air, activity, duration_s):
                 end(activity, now_s, now_s + duration_s)
-        while on_air and (not ending or shared.next_s <= ending[0][0]):
-            left_s = shared.next_s
+        if on_air and (not ending or shared.next_s <= ending[0][0]):
+            now_s = shared.next_s
             for activity in shared.leave():
                 start_s, rest_s = on_air.pop(activity)
-                end(activity, start_s, left_s + rest_s)
+                rank, index = members[activity][0]
+                op, end_s = ops[rank][index], now_s + rest_s
+                if op.kind == SEND:
+                    end_s = arrived_s[op.ranks] = max(end_s, arrived_s.get(op.ranks, 0.0))
+                    interfaces.release(op.ranks[0], op.ranks[1])
+                    for successor in targets[firsts[activity] : firsts[activity + 1]]:
+                        if is_next(successor, op):
+                            waits[successor] -= 1
+                            if waits[successor] == 0:
+                                released.append(successor)
+                end(activity, start_s, end_s)
+            continue
         if not ending:
             break
         now_s = ending[0][0]
@@ -207,9 +228,12 @@ def _spans(program: Program, graph: Activities) -> list[Span]:
             num_done += 1
             rank, index = members[activity][0]
             op = ops[rank][index]
-            if op.kind == SEND:
+            is_transfer = op.kind == SEND
+            if is_transfer and air is None:
                 interfaces.release(op.ranks[0], op.ranks[1])
             for successor in targets[firsts[activity] : firsts[activity + 1]]:
+                if is_transfer and air is not None and is_next(successor, op):
+                    continue  # released when this one left the air
                 waits[successor] -= 1
                 if waits[successor] == 0:
                     released.append(successor)
@@ -247,59 +271,3 @@ def _tensor_bytes(costs: Costs, rank: int, op: Op) -> int:
 def _collective_bytes(costs: Costs, rank: int, op: Op) -> int:
     """Return the bytes that a rank sends in a collective."""
     return sent_bytes(op.kind, len(op.ranks), _tensor_bytes(costs, rank, op), is_root=rank == op.ranks[0])
-
-
-_Waiting = tuple[
-    float, int, int, int, int
-]  # (when it became ready, source, index of its SEND there, destination, transfer)
-
-
-class Interfaces:
-    """Every rank's egress and ingress, and the transfers that wait for them.
-
-    A waiting transfer is queued at one busy interface.  An interface that becomes free checks only its own queue.  Each
-    check starts a transfer or moves it to the interface that blocks it.
-    """
-
-    def __init__(self, world_size: int) -> None:
-        self._busy = [False] * (2 * world_size)  # egress of rank r at 2r, ingress at 2r + 1
-        self._queues: list[list[_Waiting]] = [[] for _ in range(2 * world_size)]
-        self._candidates: list[_Waiting] = []
-        self._freed: list[int] = []
-
-    def ask(self, transfer: int, source: int, destination: int, *, ready_s: float, index: int) -> None:
-        """Queue a transfer that is ready.  index: the position of its SEND in the source's list."""
-        heappush(self._candidates, (ready_s, source, index, destination, transfer))
-
-    def release(self, source: int, destination: int) -> None:
-        """Free the two interfaces of a transfer."""
-        for interface in (2 * source, 2 * destination + 1):
-            self._busy[interface] = False
-            self._freed.append(interface)
-
-    def grant(self) -> list[int]:
-        """Return the transfers that start now, and occupy their interfaces."""
-        granted: list[int] = []
-        candidates, queues, busy = self._candidates, self._queues, self._busy
-        # Check one candidate of each freed interface at a time: if it starts, the rest of its queue stays in place.
-        for interface in self._freed:
-            if queues[interface] and not busy[interface]:
-                heappush(candidates, heappop(queues[interface]))
-        self._freed.clear()
-        while candidates:
-            waiting = heappop(candidates)
-            _, source, _, destination, transfer = waiting
-            egress, ingress = 2 * source, 2 * destination + 1
-            if busy[egress]:
-                heappush(queues[egress], waiting)
-            elif busy[ingress]:
-                heappush(queues[ingress], waiting)
-            else:
-                busy[egress] = busy[ingress] = True
-                granted.append(transfer)
-                continue
-            # It moved to the queue of the interface that blocks it; the interface it left may serve the next one.
-            for interface in (egress, ingress):
-                if queues[interface] and not busy[interface]:
-                    heappush(candidates, heappop(queues[interface]))
-        return granted

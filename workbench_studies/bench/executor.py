@@ -10,13 +10,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 import torch.distributed as dist
 
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.costs import MESSAGE_S, Spec, TableCosts
+from workbench.core.medium import Medium
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.program import Program, unrolled
 from workbench.core.schedule import NONE, Op, Schedule, Value
@@ -38,13 +39,15 @@ from workbench.schedules import (
     split_heads,
 )
 from workbench.simulator import simulate
-from workbench_studies.bench.frame import Progress, line_of, require_kernel_links
+from workbench_studies.bench.frame import Progress, line_of, require_kernel_links, require_words
 
-SIZES = (2, 3, 4)
+WORDS = ("switch", "wifi")
+SIZES = {"switch": (2, 3, 4), "wifi": (2, 3, 4, 6)}
 MICRO_BATCHES = 8
-MBIT_PER_S = 500
+MBIT_PER_S = {"switch": 500, "wifi": 200}
+"""Of a device's link; on Wi-Fi half of it remains between two stations, for all that send at once."""
 CROSSING = Spec((4, 32, 128))
-"""The value that crosses a boundary: 64 KB, 1.05 ms on the link."""
+"""The value that crosses a boundary: 64 KB, 1.05 ms on the switch, 5.2 ms on Wi-Fi while nobody else sends."""
 GRADIENT = Spec((25_000,))
 LATENCIES_MS = (1, 5)
 """Of a path, for the programs whose time is mostly latency; all others have the latency of the cluster 'laptop'."""
@@ -89,9 +92,9 @@ def costs_on(cluster: Cluster, crossing: Spec = CROSSING, seconds: Mapping[str, 
     return TableCosts(seconds_by_kind=seconds, bytes_by_name=nbytes, cluster=cluster, message_s=MESSAGE_S)
 
 
-def cases(size: int) -> dict[str, Case]:
-    """Return the programs for this many devices by name."""
-    cluster = _cluster(size)
+def cases(size: int, medium: Medium = "switch") -> dict[str, Case]:
+    """Return the programs for this many devices by name.  On Wi-Fi there are two more, in which all send at once."""
+    cluster = _cluster(size, medium)
     plan = _plan([(rank,) for rank in range(size)])
     one = (1,) * MICRO_BATCHES
     groups = _plan([*((rank,) for rank in range(size - 2)), (size - 2, size - 1)])
@@ -105,6 +108,8 @@ def cases(size: int) -> dict[str, Case]:
         "forward-only chain": backbone_part(insert_transfers(gpipe(plan, one))),
         "asynchronous 1F1B": insert_transfers(asynchronous_1f1b(plan, 2 * MICRO_BATCHES)),
     }
+    if medium == "wifi":
+        schedules |= {"incast": _incast(size), "all-reduce": _all_reduces(size)}
     costs = costs_on(cluster)
     found = {
         name: Case(program=Program.on(cluster, schedule, costs), cluster=cluster)
@@ -114,30 +119,32 @@ def cases(size: int) -> dict[str, Case]:
     rings = [ring_allgather_gemm(size, layer=tile) for tile in range(TILES)]
     by_latency = {"forward-only chain": schedules["forward-only chain"], "ring of many tiles": _side_by_side(rings)}
     for latency_ms in LATENCIES_MS:
-        slow = _cluster(size, latency_ms)
+        slow = _cluster(size, medium, latency_ms)
         costs = costs_on(slow, SMALL, {**SECONDS, "GEMM": SMALL_GEMM_S})
         for name, schedule in by_latency.items():
             found[f"{name}, {latency_ms} ms"] = Case(program=Program.on(slow, schedule, costs), cluster=slow)
     return found
 
 
-def bench(progress: Progress = print, *, sizes: Sequence[int] = SIZES, rounds: int = ROUNDS) -> dict[str, Any]:
-    """Return measured over simulated time of every program on 2, 3 and 4 devices, and the executor's overhead per
-    operation.
+def bench(
+    progress: Progress = print, only: Sequence[str] = (), *, sizes: Sequence[int] = (), rounds: int = ROUNDS
+) -> dict[str, Any]:
+    """Return measured over simulated time of every program by medium and size, and the executor's own overhead.
 
-    WORKBENCH_DILATION slows devices and links down on a busy machine.  Raises RuntimeSetupError if the kernel does not
-    shape links.
+    only: some of WORDS, the media.  WORKBENCH_DILATION slows devices and links down on a busy machine.
+    Raises RuntimeSetupError if the kernel does not shape links.
     """
     points: list[dict[str, Any]] = []
     own: list[float] = []
     dilation = asked_dilation() or 1.0
-    for size in sizes:
-        cluster = _cluster(size)
-        with EngineCluster.start(cluster) as engines:
+    require_words(only, WORDS)
+    media = [one for one in get_args(Medium) if not only or one in only]
+    for medium, size in ((one, size) for one in media for size in sizes or SIZES[one]):
+        with EngineCluster.start(_cluster(size, medium)) as engines:
             require_kernel_links(engines, "executor")
             engines.dilate(dilation)
-            results = engines.run(run_rank, [(size, rounds)] * size)
-        for name, case in cases(size).items():
+            results = engines.run(run_rank, [(size, medium, rounds)] * size)
+        for name, case in cases(size, medium).items():
             points.append(_point(name, size, case, [result["rounds"][name] for result in results]))
             progress(line_of(points[-1]))
         own += [result["own_s"] for result in results]
@@ -148,24 +155,24 @@ def bench(progress: Progress = print, *, sizes: Sequence[int] = SIZES, rounds: i
         "overrun "
         "deadlines",
         "dilation": dilation,
-        "mbit_per_s": MBIT_PER_S,
+        "mbit_per_s": {one: MBIT_PER_S[one] for one in media},
         "message_bytes": CROSSING.nbytes,
         "own_cost_us": 1e6 * median(own),
-        "median_ratio": median(point["ratio"] for point in points),
+        "median_ratio": {one: median(point["ratio"] for point in points if point["medium"] == one) for one in media},
         "points": points,
     }
 
 
-def run_rank(context: RankContext, given: tuple[int, int]) -> dict[str, Any]:
+def run_rank(context: RankContext, given: tuple[int, Medium, int]) -> dict[str, Any]:
     """Run every program in turn; return by name this rank's (begin, end, late, paced) seconds of each round, and the
     overhead.
 
-    given: the numbers of devices and of rounds.
+    given: the number of devices, their medium and the number of rounds.
     """
-    size, num_rounds = given
+    size, medium, num_rounds = given
     rounds: dict[str, list[tuple[float, float, float, float]]] = {}
     with group(context, 30.0) as process_group:
-        chosen = cases(size)
+        chosen = cases(size, medium)
         subgroups = subgroups_of([case.program for case in chosen.values()])
         pacer, executors = Pacer(1.0, dilation=context.dilation), dict[str, Executor]()
         with ExitStack() as opened:
@@ -178,7 +185,7 @@ def run_rank(context: RankContext, given: tuple[int, int]) -> dict[str, Any]:
                         process_group, context.rank, subgroup=lambda ranks: subgroups[tuple(sorted(ranks))], links=links
                     )
                     executors[case.cluster.name] = opened.enter_context(Executor(context.rank, transport, pacer))
-            own_s = _own_cost(executors[_cluster(size).name])
+            own_s = _own_cost(executors[_cluster(size, medium).name])
             for turn in range(num_rounds + 1):
                 for name, case in chosen.items():
                     pacer.reset()
@@ -235,6 +242,7 @@ def _point(
     late, paced = (sum(entry[place] for own in by_rank for entry in own) for place in (2, 3))
     return {
         "program": name,
+        "medium": case.cluster.medium,
         "devices": size,
         "simulated_ms": 1e3 * simulated_s,
         "measured_ms": 1e3 * median(measured),
@@ -245,11 +253,15 @@ def _point(
     }
 
 
-def _cluster(size: int, latency_ms: float | None = None) -> Cluster:
-    """Return the devices of the cluster 'laptop' with links of MBIT_PER_S.  latency_ms: of each path; None: the
-    cluster's.
+def _cluster(size: int, medium: Medium, latency_ms: float | None = None) -> Cluster:
+    """Return the devices of the cluster 'laptop', and copies of them, with links of MBIT_PER_S.
+
+    latency_ms: of each path; None: the cluster's.
     """
-    cluster = load_cluster("laptop").part(range(size)).with_bandwidth(MBIT_PER_S)
+    laptop = load_cluster("laptop")
+    known = laptop.devices
+    chosen = tuple(replace(known[rank % len(known)], name=f"device-{rank}") for rank in range(size))
+    cluster = replace(laptop, devices=chosen, medium=medium).with_bandwidth(MBIT_PER_S[medium])
     if latency_ms is None:
         return cluster
     devices = tuple(replace(one, link=replace(one.link, latency_s=latency_ms / 2e3)) for one in cluster.devices)
@@ -265,6 +277,34 @@ def _plan(groups: Sequence[Sequence[int]]) -> Plan:
         for number, ranks in enumerate(groups)
     )
     return Plan(method="bench", stages=stages, micro_batch_size=size, num_micro_batches=MICRO_BATCHES)
+
+
+def _incast(size: int) -> Schedule:
+    """Return a schedule in which all devices send to the first one at once, several times."""
+    text = "rank 0\n"
+    names = [f"act:{rank}.{number}" for number in range(MICRO_BATCHES) for rank in range(1, size)]
+    for number in range(MICRO_BATCHES):
+        for rank in range(1, size):
+            text += f"0RECV{number}.{rank} {rank}>0 () -> (act:{rank}.{number}) @recv\n"
+    text += f"0F ({' '.join(names)}) -> ()\n"
+    for rank in range(1, size):
+        text += f"rank {rank}\n"
+        for number in range(MICRO_BATCHES):
+            text += f"0F{number} () -> (act:{rank}.{number})\n"
+            text += f"0SEND{number}.{rank} {rank}>0 (act:{rank}.{number}) -> () @send\n"
+    return Schedule.from_text(text)
+
+
+def _all_reduces(size: int) -> Schedule:
+    """Return a schedule in which the gradients of each of some micro-batches are summed over all devices."""
+    ranks = "+".join(map(str, range(size)))
+    text = ""
+    for rank in range(size):
+        text += f"rank {rank}\n"
+        for number in range(MICRO_BATCHES):
+            text += f"0B{number} () -> (grad:0.{number}.{rank})\n"
+            text += f"0ALLREDUCE{number} {ranks} (grad:0.{number}.{rank}) -> (gsum:0.{number}.{rank}) @collective\n"
+    return Schedule.from_text(text)
 
 
 def _in_turn(schedules: Sequence[Schedule]) -> Schedule:

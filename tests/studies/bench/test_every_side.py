@@ -64,7 +64,9 @@ def test_the_words_that_help_names_are_those_that_choose(name: str) -> None:
 @needs_kernel_links
 def test_executor() -> None:
     made = executor.bench(lambda line: None, sizes=(2,), rounds=1)
-    assert {point["program"] for point in made["points"]} == set(executor.cases(2))
+    for medium in ("switch", "wifi"):
+        programs = {point["program"] for point in made["points"] if point["medium"] == medium}
+        assert programs == set(executor.cases(2, medium)) and made["median_ratio"][medium] > 0
     assert all(point["ratio"] > 0 for point in made["points"]) and made["own_cost_us"] > 0
 
 

@@ -5,21 +5,47 @@ from __future__ import annotations
 
 import pytest
 
+from workbench.core.medium import Medium
 from workbench.core.program import unrolled
 from workbench.schedules import check
 from workbench.simulator import simulate
-from workbench_studies.bench.executor import LATENCIES_MS, LAYERS, MICRO_BATCHES, SECONDS, STEPS, TILES, _point, cases
+from workbench_studies.bench.executor import (
+    CROSSING,
+    LATENCIES_MS,
+    LAYERS,
+    MICRO_BATCHES,
+    SECONDS,
+    SIZES,
+    STEPS,
+    TILES,
+    Case,
+    _point,
+    cases,
+)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_every_program_can_run(size: int) -> None:
-    found = cases(size)
-    assert len(found) == 8 + 2 * len(LATENCIES_MS)
+@pytest.mark.parametrize(("medium", "sizes"), SIZES.items())
+def test_every_program_can_run(medium: Medium, sizes: tuple[int, ...]) -> None:
+    for size in sizes:
+        can_run(cases(size, medium), 10 if medium == "wifi" else 8)
+
+
+def can_run(found: dict[str, Case], count: int) -> None:
+    assert len(found) == count + 2 * len(LATENCIES_MS)
     for case in found.values():
         check(unrolled(case.program, case.num_steps).schedule)
     streams = {op.stream for op in found["two streams"].program.schedule.ops[0]}
     assert streams == {"compute", "compute1"}
     assert any(op.kind == "ALLREDUCE" for op in found["hybrid"].program.schedule.ops[-1])
+
+
+def test_on_shared_air_all_wait_for_all() -> None:
+    """An incast of 8 messages from each of 5 devices takes the air of 40; every device's part of a ring, too."""
+    found = cases(6, "wifi")
+    message_s = CROSSING.nbytes / 12.5e6
+    incast_s = simulate(found["incast"].program, memory=False).makespan_s
+    assert incast_s == pytest.approx(2 * SECONDS["F"] + 40 * message_s, rel=0.01)
+    assert cases(2)["1F1B"].program.air is None and found["incast"].program.air is not None
 
 
 @pytest.mark.parametrize("latency_ms", LATENCIES_MS)
