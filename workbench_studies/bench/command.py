@@ -24,6 +24,7 @@ NAMES = [
     "recovery",
     "serving",
     "serve",
+    "text",
     "live",
     "advise",
     "kit",
@@ -41,6 +42,7 @@ CHOOSING = {
     "return",
     "advise": ", ".join(map(str, range(20))),
     "kit": "reach, files, start, epochs, faults",
+    "text": "devices, process",
 }
 """Benchmarks that can measure a part of what they have, and the words that choose it: their modules' WORDS."""
 SOAKS = ("recovery", "serving", "serve")
@@ -60,7 +62,7 @@ def bench(
         int,
         typer.Option(
             help="Of recovery: instead, so many short runs with random faults.  Of serving: so many requests.  Of "
-            "serve: so many texts at each rate of faults.",
+            "serve: so many texts, a third at each rate of faults.",
             min=0,
             max=10_000_000,
         ),

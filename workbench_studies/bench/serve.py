@@ -1,28 +1,34 @@
-"""`workbench bench serve`: texts that arrive while devices are killed within them, compared with one process's."""
+"""`workbench bench serve`: many clients' texts while devices are killed within them, compared with one process's."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from statistics import median
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
 
 from workbench.methods.common.text_model import load_text_model
-from workbench.methods.galaxy_plus.serving.text_policy import TextPolicy
 from workbench.methods.galaxy_plus.serving.text_service import TextService, text_service
 from workbench.models.generation import Sampling
 from workbench_studies.bench.frame import Progress
 from workbench_studies.bench.serving import soak_cluster
 
 MODEL = "tiny-llama-2"
-NUM_TEXTS = 12
-"""Texts at each rate."""
-RATES = (0, 6, 3)
+NUM_TEXTS = 600
+"""Texts, a share at each rate."""
+RATES = (0, 200, 50)
 """A device is killed within every n-th text; 0: none is."""
+CLIENTS = 24
+"""More than are written together: some wait."""
+SAMPLES = 50
+"""Readings of this process's memory."""
 LENGTHS, NEW_TOKENS = (4, 70), (3, 24)
 KINDS = 8
 """Different texts, which are written in turn: one process's are computed once."""
@@ -38,13 +44,17 @@ class Asked(NamedTuple):
 
 
 def bench(progress: Progress = print, *, soak: int = 0) -> dict[str, Any]:
-    """Return the figures at every rate of faults.  soak: texts at each rate, by default NUM_TEXTS.
+    """Return the figures at every rate of faults.  soak: so many texts in all, by default NUM_TEXTS.
 
     Raises AssertionError for a text that is lost, comes twice or differs from one process's.
     """
-    asked, count = list(_asked()), soak or NUM_TEXTS
+    asked, texts = list(_asked()), soak or NUM_TEXTS
+    ends = [texts * number // len(RATES) for number in range(len(RATES) + 1)]
     with text_service(MODEL, soak_cluster(), "auto", ends=[], say=progress, system="galaxy") as service:
-        points = [_point(service, asked, count, every, progress) for every in RATES]
+        points = [
+            _point(service, asked, end - begin, every, progress)
+            for every, (begin, end) in zip(RATES, pairwise(ends), strict=True)
+        ]
     return {"numbers_are": "emulated", "model": MODEL, "rates of faults": points}
 
 
@@ -57,45 +67,82 @@ def _asked() -> Iterator[Asked]:
         yield Asked(ids, num_tokens, sampling, list(local.writer.write(ids, num_tokens, sampling)))
 
 
+class _Load:
+    """Clients who each ask for a text, and for the next one when they have it.  every: see RATES."""
+
+    def __init__(self, service: TextService, asked: list[Asked], count: int, every: int, progress: Progress) -> None:
+        self._service, self._asked, self._count, self._every = service, asked, count, every
+        self._progress, self._draws, self._lock = progress, random.Random(every), Lock()
+        self._next, self._killed = 0, -1
+        self.seconds, self.first_s, self.memory = list[float](), list[float](), list[int]()
+        self.tokens = self.kills = 0
+
+    def run(self) -> None:
+        """Ask for all texts.  Raises AssertionError for one that differs from one process's."""
+        with ThreadPoolExecutor(CLIENTS) as clients:
+            for client in [clients.submit(self._ask) for _ in range(CLIENTS)]:
+                client.result()
+        self._bring_back()
+
+    def _ask(self) -> None:
+        while (number := self._take()) < self._count:
+            text, since_s, written = self._asked[number % len(self._asked)], time.monotonic(), list[int]()
+            first_s = 0.0
+            for token in self._service.writer.write(text.ids, text.num_tokens, text.sampling):
+                first_s = first_s or time.monotonic() - since_s
+                written.append(token)
+                if self._every and number % self._every == self._every - 1 and len(written) == 2:
+                    self._kill()
+            if written != text.expected:
+                raise AssertionError(f"Text {number} differs from one process's: {written}, not {text.expected}")
+            self._note(time.monotonic() - since_s, first_s, len(written))
+
+    def _take(self) -> int:
+        with self._lock:
+            self._next += 1
+            return self._next - 1
+
+    def _note(self, seconds: float, first_s: float, tokens: int) -> None:
+        with self._lock:
+            self.seconds.append(seconds)
+            self.first_s.append(first_s)
+            self.tokens += tokens
+            if len(self.seconds) % max(1, self._count // SAMPLES) == 0:
+                self.memory.append(psutil.Process().memory_info().rss)
+            if len(self.seconds) % 1000 == 0:
+                self._progress(f"{len(self.seconds)} of {self._count} texts, {self.kills} devices killed")
+
+    def _kill(self) -> None:
+        """Kill one of the devices that serve, and bring back the one that was killed before."""
+        self._bring_back()
+        policy = self._service.policy
+        with self._lock:
+            plan = policy.rescheduler.plan
+            self._killed = self._draws.choice(list(range(policy.cluster.world_size) if plan is None else plan.ranks))
+            policy.actions.put((self._killed, "kill"))
+            self.kills += 1
+
+    def _bring_back(self) -> None:
+        if self._killed >= 0:
+            self._service.policy.actions.put((self._killed, "return"))
+
+
 def _point(service: TextService, asked: list[Asked], count: int, every: int, progress: Progress) -> dict[str, Any]:
-    policy, draws = service.policy, random.Random(every)
-    seconds, memory, tokens, kills, again = [], [], 0, 0, policy.num_again
-    done, killed, begin_s = policy.step, -1, time.monotonic()
-    for number in range(count):
-        if killed >= 0:
-            policy.actions.put((killed, "return"))
-            killed = -1
-        text, since_s, written = asked[number % len(asked)], time.monotonic(), list[int]()
-        for token in service.writer.write(text.ids, text.num_tokens, text.sampling):
-            written.append(token)
-            if every and number % every == every - 1 and len(written) == 2:
-                killed = draws.choice(_serving(policy))
-                policy.actions.put((killed, "kill"))
-                kills += 1
-        if written != text.expected:
-            raise AssertionError(f"Text {number} differs from one process's: {written}, not {text.expected}")
-        seconds.append(time.monotonic() - since_s)
-        memory.append(psutil.Process().memory_info().rss)
-        tokens += len(written)
-        if (number + 1) % 100 == 0:
-            progress(f"{number + 1} of {count} texts, {kills} devices killed")
-    if killed >= 0:
-        policy.actions.put((killed, "return"))
+    policy, load = service.policy, _Load(service, asked, count, every, progress)
+    done, again, begin_s = policy.step, policy.num_again, time.monotonic()
+    load.run()
+    took_s = time.monotonic() - begin_s
     if policy.step - done != count:
         raise AssertionError(f"{policy.step - done} texts were written, {count} were asked for")
-    fifth = max(1, count // 5)
+    fifth = max(1, len(load.memory) // 5)
     return {
         "killed_in_every": every,
         "texts": count,
-        "killed": kills,
+        "killed": load.kills,
         "continued": policy.num_again - again,
-        **{f"p{share} s": float(np.percentile(seconds, share)) for share in (50, 95, 99)},
-        "right tokens per s": tokens / (time.monotonic() - begin_s),
-        "memory last over first": median(memory[-fifth:]) / median(memory[:fifth]),
+        **{f"p{share} s": float(np.percentile(load.seconds, share)) for share in (50, 95, 99)},
+        "first token p95 s": float(np.percentile(load.first_s, 95)),
+        "right texts per s": count / took_s,
+        "right tokens per s": load.tokens / took_s,
+        "memory last over first": median(load.memory[-fifth:]) / median(load.memory[:fifth]),
     }
-
-
-def _serving(policy: TextPolicy) -> list[int]:
-    """Return the devices of the plan that serves."""
-    plan = policy.rescheduler.plan
-    return list(range(len(policy.cluster.devices))) if plan is None else list(plan.ranks)

@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 from tiny_job import profile_briefly
+from transformers import AutoModelForCausalLM
 
 from workbench.assets.fetch import ASSETS, cache_folder
 from workbench.core.job import Job
 from workbench.methods.galaxy_plus.serving.records import ServedRequest, ServingReport, StreamSettings
+from workbench.models.configuration import model_config
+from workbench.models.saving import save_tokenizer
 from workbench.runtime.engines import default_pool
 from workbench.runtime.network import probe
 from workbench.tasks import load_task
@@ -32,6 +35,7 @@ from workbench_studies.bench import (
     runtime,
     serve,
     serving,
+    text,
 )
 from workbench_studies.bench.command import BENCHES, CHOOSING
 from workbench_studies.bench.inference_parts import BertSize, save_model
@@ -208,9 +212,20 @@ def test_recovery(method: str, monkeypatch: Patch) -> None:
     assert point["whole_s"] > 0
 
 
+def test_text(monkeypatch: Patch, tmp_path: Path) -> None:
+    AutoModelForCausalLM.from_config(model_config("tiny-llama-2")).save_pretrained(tmp_path)
+    save_tokenizer("tiny-llama-2", tmp_path)
+    for name, value in {"MODEL": str(tmp_path), "SYSTEMS": ("galaxy_plus", "galaxy"), "NEW_TOKENS": 4}.items():
+        monkeypatch.setattr(text, name, value)
+    made = text.bench(lambda line: None, rounds=1)
+    assert made["generate_over_ours"] > 0 and made["tokens per s"] > 0
+    assert [point["devices"] > 0 and point["first token s"] > 0 for point in made["on devices"]] == [True, True]
+    assert made["on devices"][0]["Galaxy+ over it"] == 1 and made["on devices"][1]["devices"] == 4
+
+
 def test_serve(monkeypatch: Patch) -> None:
-    """The third text is one in which a device is killed."""
-    monkeypatch.setattr(serve, "RATES", (3,))
-    [point] = serve.bench(lambda line: None, soak=3)["rates of faults"]
-    assert point["texts"] == 3 and point["killed"] == point["continued"] == 1
-    assert point["right tokens per s"] > 0 and point["p95 s"] >= point["p50 s"]
+    """Of forty texts; a device is killed within every tenth."""
+    monkeypatch.setattr(serve, "RATES", (10,))
+    [point] = serve.bench(lambda line: None, soak=40)["rates of faults"]
+    assert point["texts"] == 40 and point["killed"] == 4 and point["continued"] >= 1
+    assert point["right texts per s"] > 0 and point["p95 s"] >= point["p50 s"] > 0
